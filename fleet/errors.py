@@ -1,0 +1,53 @@
+"""Errors that say who must act, on which field, and why."""
+
+from __future__ import annotations
+
+
+class FleetError(Exception):
+    """Base of every error that Fleet raises on purpose."""
+
+
+class ConfigError(FleetError):
+    """A setting is unknown or impossible. Raised before any process starts.
+
+    Args:
+        field: the name of the setting, as the user wrote it.
+        value: what it was set to.
+        reason: why that cannot work.
+        way_out: what to set instead.
+    """
+
+    def __init__(self, field: str, value: object, reason: str, way_out: str = "") -> None:
+        super().__init__(field, value, reason, way_out)
+        self.field, self.value, self.reason, self.way_out = field, value, reason, way_out
+
+    def __str__(self) -> str:
+        hint = f" {self.way_out}" if self.way_out else ""
+        return f"{self.field} = {self.value!r}: {self.reason}.{hint}"
+
+
+class ProtocolError(FleetError):
+    """A message or record breaks the protocol; a bug in Fleet, not in the user's program."""
+
+
+class JournalError(FleetError):
+    """A journal cannot be read: it is of another version, or damaged before its last line."""
+
+
+class LedgerError(FleetError):
+    """The rank-seconds of a run overlap or leave a gap."""
+
+
+class RunFailed(FleetError):
+    """The run ended without reaching its last step. ``reason`` is a sentence for the user."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(reason, detail)
+        self.reason, self.detail = reason, detail
+
+    def __str__(self) -> str:
+        return f"{self.reason}\n{self.detail}" if self.detail else self.reason
+
+
+class Fenced(FleetError):
+    """This process is a stale incarnation of its slot: another has taken its place, so it must exit."""

@@ -1,0 +1,196 @@
+"""What can happen to a run: the inputs of ``FleetMachine``. Ranks and agents send these over the wire as they stand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fleet.codec import Codec
+from fleet.types import Fault, Member, Part, Process, Pulse, StateId
+
+
+@dataclass(frozen=True, slots=True)
+class NodeJoined:
+    """A node agent is up. ``index`` is the node's place among the cluster's nodes, for chaos and placement."""
+
+    node: str
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLost:
+    """A node is gone with all its ranks: its agent's connection closed, or it was silent for too long."""
+
+    node: str
+    cause: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A rank process says hello, or says it again to a coordinator that restarted.
+
+    ``token`` is drawn by the process once, so that a doubled hello is recognised. ``incarnation`` is None until it was granted one.
+    ``store`` is the address of the key-value store that this rank offers for process-group rendezvous.
+    """
+
+    slot: int
+    token: str
+    process: Process
+    store: str
+    incarnation: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The rank has built its model and can be put in a view; it holds no run state yet."""
+
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """The rank has stopped in ``generation`` and waits for a later one.
+
+    ``state`` is what it holds, None when it never had any. ``dirty`` is set when the state is half written.
+    ``generation`` is the greatest that it was seated in or told to leave.
+    """
+
+    member: Member
+    generation: int
+    state: StateId | None
+    dirty: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Formed:
+    """The rank is in the process group of ``generation``, holds ``state`` and steps."""
+
+    member: Member
+    generation: int
+    state: StateId
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """One node's ranks, aggregated by its agent."""
+
+    node: str
+    pulses: tuple[Pulse, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A rank process has ended, seen by its node's agent. ``step`` and ``shard`` are where it was (shard -1: not in a shard)."""
+
+    member: Member
+    cause: str
+    at_s: float
+    step: int = -1
+    shard: int = -1
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """User code raised in a rank. The process is about to exit; ``traceback`` is the user's own part of it."""
+
+    member: Member
+    step: int
+    shard: int
+    error: str
+    traceback: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The rank has committed the run's last step and waits at the finish barrier."""
+
+    member: Member
+    generation: int
+    state: StateId
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A figure of the model at a step (loss, validation loss). Sent by view rank 0 after the commit."""
+
+    member: Member
+    state: StateId
+    name: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class PartWritten:
+    """The rank has written its part of checkpoint ``checkpoint``; the loop was blocked for ``blocked_s``."""
+
+    member: Member
+    checkpoint: str
+    state: StateId
+    part: Part
+    blocked_s: float
+    meta: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointDurable:
+    """The manifest of a checkpoint is committed; it took ``latency_s`` from the request."""
+
+    checkpoint: str
+    state: StateId
+    bytes: int
+    blocked_s: float
+    latency_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFailed:
+    checkpoint: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class FaultReported:
+    """``phase``: planned, executed, suppressed or healed. ``members`` are the ranks that the fault was aimed at."""
+
+    fault: Fault
+    phase: str
+    at_s: float
+    members: tuple[Member, ...]
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested:
+    """The user or the driver wants the run to end in order."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed. Level-based: a missed tick does no harm."""
+
+
+Event = (
+    NodeJoined
+    | NodeLost
+    | Joined
+    | Ready
+    | Parked
+    | Formed
+    | Heartbeat
+    | Lost
+    | Raised
+    | Finished
+    | Measured
+    | PartWritten
+    | CheckpointDurable
+    | CheckpointFailed
+    | FaultReported
+    | StopRequested
+    | Tick
+)
+EVENTS = Codec(Event.__args__)

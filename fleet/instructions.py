@@ -1,0 +1,117 @@
+"""What ``FleetMachine`` wants done: its only output. A driver performs them; the simulator performs the same ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fleet.codec import Codec
+from fleet.records import Record
+from fleet.types import Member, Part, Process, StateId, View
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """Answer to ``Joined``: the incarnation under which the process may speak."""
+
+    slot: int
+    token: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Park:
+    """Leave every generation up to ``generation`` now, and report ``Parked``."""
+
+    members: tuple[Member, ...]
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """A new view to its members, all of which are parked or fresh."""
+
+    view: View
+
+
+@dataclass(frozen=True, slots=True)
+class Propose:
+    """A view that its members form beside the running steps and enter together at a step boundary."""
+
+    view: View
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Forget the proposal of ``generation``, unless it was entered already."""
+
+    members: tuple[Member, ...]
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class SaveCheckpoint:
+    """Write checkpoint ``checkpoint`` at the next step boundary on which all members agree."""
+
+    members: tuple[Member, ...]
+    generation: int
+    checkpoint: str
+
+
+@dataclass(frozen=True, slots=True)
+class CommitCheckpoint:
+    """All parts are written: put the manifest in place, then report ``CheckpointDurable``."""
+
+    checkpoint: str
+    state: StateId
+    parts: tuple[Part, ...]
+    meta: str
+    blocked_s: float
+    requested_at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The run is over for these members: return from the train function."""
+
+    members: tuple[Member, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """A stale process: it must exit and touch nothing."""
+
+    slot: int
+    token: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Evict:
+    """SIGKILL this process, and report ``Lost`` when it is confirmed dead."""
+
+    member: Member
+    process: Process
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Append to the journal. Written before any instruction that follows it in the same list is performed."""
+
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class EndRun:
+    """The run has ended. ``status``: completed, stopped or failed."""
+
+    status: str
+    reason: str
+    detail: str = ""
+
+
+Instruction = (
+    Welcome | Park | Publish | Propose | Cancel | SaveCheckpoint | CommitCheckpoint | Release | Fence | Evict | Write | EndRun
+)
+INSTRUCTIONS = Codec(Instruction.__args__)

@@ -1,0 +1,85 @@
+"""What the core asks of the world. Real adapters live in ``actors``, ``storage`` and ``fleet.launch``; the simulator has its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from fleet.decisions import Decision
+from fleet.instructions import CommitCheckpoint, Instruction
+from fleet.records import Record
+from fleet.types import Member, Process
+
+
+class JournalPort(Protocol):
+    def append(self, record: Record) -> None: ...
+
+    def flush(self) -> None:
+        """Hand everything appended so far to the operating system: it survives the death of this process."""
+        ...
+
+
+class MembersPort(Protocol):
+    """Carries instructions to ranks, by way of their nodes' agents. Delivery may fail silently; the machine repeats what matters."""
+
+    def send(self, instruction: Instruction) -> None: ...
+
+
+class CheckpointPort(Protocol):
+    """Durable checkpoints as the coordinator sees them."""
+
+    def commit(self, order: CommitCheckpoint) -> int:
+        """Put the manifest in place atomically; returns total bytes. Raises OSError when the store fails."""
+        ...
+
+    def newest(self) -> str | None:
+        """Id of the newest committed checkpoint."""
+        ...
+
+
+class ProcessPort(Protocol):
+    """Signals to one node's processes. Each call refuses a process whose start time differs from the one named, and says so."""
+
+    def kill(self, process: Process) -> str | None:
+        """SIGKILL. Returns why it was refused, or None when the signal was sent."""
+        ...
+
+    def stop(self, process: Process) -> str | None: ...
+
+    def resume(self, process: Process) -> str | None: ...
+
+    def slow(self, process: Process, severity: float, duration_s: float) -> str | None:
+        """Let the process run 1/severity of the time, by a duty cycle of stops, for ``duration_s``."""
+        ...
+
+
+class NodePort(Protocol):
+    """Whole nodes, which only the launcher can lose and replace."""
+
+    def lose(self, index: int) -> str | None: ...
+
+    def add(self) -> int: ...
+
+    def alive(self) -> Sequence[int]: ...
+
+
+class RecoveryPolicy(Protocol):
+    """Who is in the next view, and who is evicted. Pure; see ``policies.recovery``."""
+
+    def form(self, candidates: Sequence[Member], world: int, min_ranks: int) -> Decision: ...
+
+
+class PlacementPolicy(Protocol):
+    """Which shards each view rank computes. Pure; see ``policies.placement``."""
+
+    def ranges(self, shards: int, ranks: int) -> tuple[tuple[int, int], ...]: ...
+
+
+class IntervalPolicy(Protocol):
+    """When the next durable checkpoint is due. Pure; see ``policies.interval``."""
+
+    def due(self, now_s: float, last_s: float, blocked_s: float, latency_s: float, rate_per_s: float) -> Decision: ...
+
+
+class RecordReader(Protocol):
+    def __iter__(self) -> Iterable[Record]: ...

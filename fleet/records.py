@@ -1,0 +1,216 @@
+"""What the journal holds. ``docs/journal.md`` describes the file; ``goodput.py`` folds it; ``machine.py`` is rebuilt from it.
+
+All ``at_s`` are seconds on the run's clock: the coordinator's monotonic clock, to which agents align theirs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fleet.codec import Codec
+from fleet.types import Fault, Member, Process, StateId, View
+
+VERSION = 1
+
+COMPUTE, COMM, STRAGGLER, DATA = "c", "x", "w", "d"
+CHECKPOINT, RESTORE, REFORM, INIT, VERIFY, STANDBY, FINISH, OTHER = "k", "r", "f", "i", "v", "s", "e", "o"
+COMMIT, ABANDON = "K", "A"
+
+CATEGORIES = {
+    COMPUTE: "compute",
+    COMM: "exposed_comm",
+    STRAGGLER: "straggler_wait",
+    DATA: "data_wait",
+    "R": "rework",
+    CHECKPOINT: "checkpoint_stall",
+    RESTORE: "restore",
+    "D": "detect",
+    REFORM: "reform",
+    "P": "provision",
+    INIT: "init",
+    VERIFY: "verify",
+    STANDBY: "idle_spare",
+    FINISH: "finish",
+    OTHER: "other",
+}
+"""Span code -> ledger category. ``R``, ``D`` and ``P`` are never recorded by a rank: the ledger assigns them."""
+
+STEP_CODES = frozenset((COMPUTE, COMM, STRAGGLER, DATA))
+"""Spans that make up a step: goodput once the step is committed, rework when it is abandoned."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunStarted:
+    """First record. ``config`` is the JSON text of the run's settings; slots are ``0..world + spares``."""
+
+    version: int
+    run: str
+    at_s: float
+    unix_time_s: float
+    world: int
+    spares: int
+    shards: int
+    config: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """The run goes on under a new coordinator process (``resume``: also in a new cluster; the time between is a gap of the whole run)."""
+
+    at_s: float
+    unix_time_s: float
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessUp:
+    """A process was granted an incarnation of a slot."""
+
+    member: Member
+    process: Process
+    token: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessLost:
+    """A process is gone. ``fault`` is the id of the injected fault that explains it, if any. ``generation``: the view it was in, or -1."""
+
+    member: Member
+    cause: str
+    at_s: float
+    fault: str | None
+    generation: int
+    step: int
+    shard: int
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class ViewPublished:
+    """``graceful``: entered at a step boundary, beside running steps. ``causes``: the losses (``slot.incarnation``) that led to it."""
+
+    view: View
+    at_s: float
+    reason: str
+    graceful: bool
+    causes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """Every member of the view has reported ``state``."""
+
+    state: StateId
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LineageBegun:
+    """History ``lineage`` starts from ``from_state``: what an older lineage did after that step is rolled back."""
+
+    lineage: int
+    from_state: StateId
+    at_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """A rank's time, gapless, from ``start_us`` on: one letter of ``codes`` and one of ``durations_us`` a span.
+
+    ``COMMIT`` and ``ABANDON`` are marks of zero length that close the step attempt before them; the step number goes up by one after each
+    COMMIT, from ``step`` at the start. All of it happened in ``generation`` and ``lineage``. One incarnation's records follow each other
+    without gap or overlap.
+    """
+
+    member: Member
+    generation: int
+    lineage: int
+    step: int
+    start_us: int
+    durations_us: tuple[int, ...]
+    codes: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unobserved:
+    """A slot's time that died with its node before it could be reported."""
+
+    member: Member
+    start_us: int
+    end_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class FaultRecord:
+    """``phase``: planned, executed, suppressed, healed."""
+
+    fault: Fault
+    phase: str
+    at_s: float
+    members: tuple[Member, ...]
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionMade:
+    """A policy's decision, with its reason in words and in figures."""
+
+    policy: str
+    action: str
+    reason: str
+    fields: dict[str, float]
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRecord:
+    """``phase``: requested, durable or failed."""
+
+    checkpoint: str
+    phase: str
+    state: StateId
+    at_s: float
+    bytes: int = 0
+    blocked_s: float = 0.0
+    latency_s: float = 0.0
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    state: StateId
+    name: str
+    value: float
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnded:
+    """Last record. ``digest`` is the SHA-256 over the final training state, empty when the run did not complete."""
+
+    status: str
+    reason: str
+    at_s: float
+    digest: str
+    detail: str
+
+
+Record = (
+    RunStarted
+    | Resumed
+    | ProcessUp
+    | ProcessLost
+    | ViewPublished
+    | Committed
+    | LineageBegun
+    | Spans
+    | Unobserved
+    | FaultRecord
+    | DecisionMade
+    | CheckpointRecord
+    | Measurement
+    | RunEnded
+)
+RECORDS = Codec(Record.__args__)

@@ -1,0 +1,145 @@
+"""The nouns of the protocol. Frozen, standard library only; every other module speaks in these."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Member:
+    """One process that fills a slot: ``(slot, incarnation)``. A replacement has the next incarnation."""
+
+    slot: int
+    incarnation: int
+
+    def __str__(self) -> str:
+        return f"{self.slot}.{self.incarnation}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class StateId:
+    """Which training state a rank holds: ``step`` committed steps of history ``lineage``. Ordered by (lineage, step)."""
+
+    lineage: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process that can be signalled safely: pids are reused, the pair (pid, start time) is not.
+
+    ``start_ticks`` is field 22 of ``/proc/PID/stat``, in clock ticks since boot.
+    """
+
+    node: str
+    pid: int
+    start_ticks: int
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Who trains together, and on what.
+
+    ``members`` are in order of view rank. ``ranges[r]`` is the half-open range of batch shards that view rank ``r`` computes; together
+    they tile ``0..shards``. ``donor`` is the view rank that gives its state to the view ranks in ``receivers``. With ``checkpoint`` set
+    the donor first loads that durable checkpoint; ``state`` is what every member holds once formed.
+    ``store`` is the ``host:port`` of the key-value store on which the process group meets.
+    """
+
+    generation: int
+    members: tuple[Member, ...]
+    ranges: tuple[tuple[int, int], ...]
+    donor: int
+    receivers: tuple[int, ...]
+    state: StateId
+    store: str
+    checkpoint: str | None = None
+
+    def rank_of(self, member: Member) -> int:
+        """View rank of ``member``, or -1."""
+        return self.members.index(member) if member in self.members else -1
+
+
+@dataclass(frozen=True, slots=True)
+class ViewDelta:
+    """``View`` relative to the view of generation ``base``: what travels to nodes that have seen ``base``."""
+
+    base: int
+    generation: int
+    removed: tuple[int, ...]
+    added: tuple[tuple[int, Member], ...]
+    ranges: tuple[tuple[int, int], ...]
+    donor: int
+    receivers: tuple[int, ...]
+    state: StateId
+    store: str
+    checkpoint: str | None = None
+
+
+def view_delta(base: View, view: View) -> ViewDelta:
+    """The delta that turns ``base`` into ``view``; size is O(members changed + ranks' shard ranges)."""
+    keep = set(view.members)
+    removed = tuple(i for i, member in enumerate(base.members) if member not in keep)
+    known = set(base.members)
+    added = tuple((i, member) for i, member in enumerate(view.members) if member not in known)
+    return ViewDelta(
+        base.generation, view.generation, removed, added, view.ranges, view.donor, view.receivers, view.state, view.store, view.checkpoint
+    )
+
+
+def apply_delta(base: View, delta: ViewDelta) -> View:
+    """Inverse of :func:`view_delta`. Members that stay keep their relative order."""
+    if base.generation != delta.base:
+        raise ValueError(f"delta is relative to generation {delta.base}, this is generation {base.generation}")
+    gone = set(delta.removed)
+    members = [member for i, member in enumerate(base.members) if i not in gone]
+    for index, member in delta.added:
+        members.insert(index, member)
+    return View(
+        delta.generation, tuple(members), delta.ranges, delta.donor, delta.receivers, delta.state, delta.store, delta.checkpoint
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One rank's file of a durable checkpoint. ``tensors`` are the indices of the state's tensors that it holds."""
+
+    name: str
+    bytes: int
+    sha256: str
+    tensors: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One planned misfortune.
+
+    ``at_s`` counts from the start of the run. ``component`` is a row of the fault catalogue, ``kind`` the operation that shows it:
+    ``kill_rank``, ``lose_node``, ``hang``, ``slow``. ``slot`` or ``node`` names the target (node as an index among the cluster's worker
+    nodes); ``duration_s`` and ``severity`` belong to ``hang`` and ``slow`` (severity 2.0 = half speed).
+    """
+
+    id: str
+    at_s: float
+    component: str
+    kind: str
+    slot: int | None = None
+    node: int | None = None
+    duration_s: float = 0.0
+    severity: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """What a node agent sees of one rank: where it is, and how long ago it last moved or beat, in seconds."""
+
+    member: Member
+    generation: int
+    state: StateId
+    beat_age_s: float
+    progress_age_s: float
+    stepping: bool = True
+
+
+Metrics = Mapping[str, float]
