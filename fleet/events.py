@@ -124,9 +124,10 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class PartWritten:
-    """The rank has written its part of checkpoint ``checkpoint``; the loop was blocked for ``blocked_s``."""
+    """The rank has written its part of checkpoint ``checkpoint``, as ``request`` asked; the loop was blocked for ``blocked_s``."""
 
     member: Member
+    request: int
     checkpoint: str
     state: StateId
     part: Part

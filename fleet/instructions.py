@@ -50,11 +50,11 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class SaveCheckpoint:
-    """Write checkpoint ``checkpoint`` at the next step boundary on which all members agree."""
+    """Write a checkpoint at the next step boundary on which all members agree. ``request`` only ever grows."""
 
     members: tuple[Member, ...]
     generation: int
-    checkpoint: str
+    request: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from fleet.decisions import Decision
 from fleet.instructions import CommitCheckpoint, Instruction
 from fleet.records import Record
-from fleet.types import Member, Process
+from fleet.types import Formation, Loss, Process, Situation
 
 
 class JournalPort(Protocol):
@@ -64,9 +64,19 @@ class NodePort(Protocol):
 
 
 class RecoveryPolicy(Protocol):
-    """Who is in the next view, and who is evicted. Pure; see ``policies.recovery``."""
+    """Who is in the next view, and when a run that keeps failing ends. Pure; see ``policies.recovery``."""
 
-    def form(self, candidates: Sequence[Member], world: int, min_ranks: int) -> Decision: ...
+    def form(self, situation: Situation, now_s: float) -> Formation:
+        """After a loss, or at the start: who trains on. Action ``form`` or ``wait``."""
+        ...
+
+    def grow(self, situation: Situation, now_s: float) -> Formation:
+        """While the run is healthy: who joins the view at a step boundary. Action ``grow`` or ``wait``."""
+        ...
+
+    def judge(self, losses: Sequence[Loss], now_s: float) -> Decision:
+        """Whether the run's losses are bad luck (``go_on``) or a crash loop (``give_up``)."""
+        ...
 
 
 class PlacementPolicy(Protocol):
@@ -79,7 +89,3 @@ class IntervalPolicy(Protocol):
     """When the next durable checkpoint is due. Pure; see ``policies.interval``."""
 
     def due(self, now_s: float, last_s: float, blocked_s: float, latency_s: float, rate_per_s: float) -> Decision: ...
-
-
-class RecordReader(Protocol):
-    def __iter__(self) -> Iterable[Record]: ...

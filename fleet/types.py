@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+
+from fleet.decisions import Decision
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -142,4 +143,47 @@ class Pulse:
     stepping: bool = True
 
 
-Metrics = Mapping[str, float]
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A live rank that could be in the next view. ``state`` is None when it holds none; ``seated``: it is in the present view."""
+
+    member: Member
+    node: str
+    state: StateId | None
+    dirty: bool
+    seated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What a recovery policy looks at. ``since_s``: when the run last had a working view, or when it started."""
+
+    candidates: tuple[Candidate, ...]
+    world: int
+    min_ranks: int
+    since_s: float
+    starting: int
+    checkpoint: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A process that ended. ``injected`` ones were put in by chaos and count towards no budget. ``step`` is where it was, -1 before training;
+    ``committed`` is the run's last committed step at the time."""
+
+    slot: int
+    node: str
+    at_s: float
+    step: int
+    shard: int
+    injected: bool
+    detail: str
+    committed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Formation:
+    """A recovery policy's answer: the decision, and the members it means, in the order of view ranks."""
+
+    decision: Decision
+    members: tuple[Member, ...] = ()

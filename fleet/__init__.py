@@ -1,0 +1,23 @@
+"""Fleet: train through failure, inject failure on purpose, account for every rank-second.
+
+``import fleet`` is light; torch and ray are loaded on first use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from actors.rank.loop import Run as Run
+    from actors.rank.loop import Step as Step
+
+__version__ = "0.1.0"
+__all__ = ["Run", "Step", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("Run", "Step"):
+        from actors.rank import loop
+
+        return getattr(loop, name)
+    raise AttributeError(f"module 'fleet' has no attribute {name!r}")

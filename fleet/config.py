@@ -1,0 +1,104 @@
+"""Settings of a run: keyword-only, frozen, checked where they are made, so that nothing impossible reaches a process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from fleet.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeouts:
+    """Seconds. Sane means heartbeat < park < progress, and node >= heartbeat: a shorter one must not be hidden by a longer one."""
+
+    heartbeat_s: float = 2.0
+    node_s: float = 3.0
+    park_s: float = 5.0
+    form_s: float = 10.0
+    progress_s: float = 60.0
+    start_s: float = 60.0
+    checkpoint_s: float = 120.0
+    resend_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"timeouts.{name}", getattr(self, name), "a time-out must be greater than 0 s")
+        order = ("heartbeat_s", "park_s", "form_s", "progress_s")
+        for short, long in zip(order, order[1:], strict=False):
+            if not getattr(self, short) < getattr(self, long):
+                reason = f"must be greater than timeouts.{short} = {getattr(self, short)}, or the slower check fires first"
+                raise ConfigError(f"timeouts.{long}", getattr(self, long), reason)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budgets:
+    """How many losses that chaos did not inject end the run: by slot, node and (step, shard), and in all, within ``window_s``.
+
+    ``slot_fruitless`` counts losses of one slot with no step committed by the run in between.
+    """
+
+    slot: int = 8
+    node: int = 12
+    shard: int = 3
+    total: int = 64
+    slot_fruitless: int = 4
+    window_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"budgets.{name}", getattr(self, name), "a budget must be greater than 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSettings:
+    """``policy``: fixed, young, daly or exact. ``interval_s`` is for fixed only."""
+
+    policy: str = "exact"
+    interval_s: float | None = None
+    keep: int = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """Everything that defines a run, but for the train function and chaos."""
+
+    world: int = 4
+    spares: int = 0
+    nodes: int = 2
+    shards: int = 16
+    min_ranks: int = 1
+    seed: int = 0
+    reduction: str = "tree"
+    threads_per_rank: int = 1
+    storage: str = "runs"
+    options: Mapping[str, str] = field(default_factory=dict)
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    budgets: Budgets = field(default_factory=Budgets)
+    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
+
+    @property
+    def slots(self) -> int:
+        return self.world + self.spares
+
+    def __post_init__(self) -> None:
+        self._at_least("world", 1)
+        self._at_least("spares", 0)
+        self._at_least("nodes", 1)
+        self._at_least("threads_per_rank", 1)
+        self._at_least("min_ranks", 1)
+        if self.shards < self.world:
+            raise ConfigError(
+                "shards", self.shards, f"fewer batch shards than ranks ({self.world}): some ranks would have nothing to compute",
+                "Set shards to a multiple of the largest world size you want.",
+            )  # fmt: skip
+        if self.min_ranks > self.world:
+            raise ConfigError("min_ranks", self.min_ranks, f"more than the world of {self.world} ranks: the run could never start")
+        if self.reduction not in ("tree", "native"):
+            raise ConfigError("reduction", self.reduction, "unknown", "Choose tree (bit-identical) or native (plain all-reduce).")
+
+    def _at_least(self, name: str, least: int) -> None:
+        if getattr(self, name) < least:
+            raise ConfigError(name, getattr(self, name), f"must be at least {least}")

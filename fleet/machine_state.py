@@ -1,0 +1,84 @@
+"""What ``FleetMachine`` remembers of the ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fleet.types import Member, Process, StateId
+
+GATHER, FORM, RUN, END = "gather", "form", "run", "end"
+
+
+@dataclass(slots=True)
+class Rank:
+    """A live process in a slot. ``phase``: starting (builds its model), standby (could be in a view), seated, finished.
+
+    ``sent_generation`` is the greatest generation that it was invited to, ``parked_generation`` the greatest that it said it has left: while
+    the first is greater the rank may be stepping there. Times are on the run's clock.
+    """
+
+    member: Member
+    process: Process
+    token: str
+    store: str
+    beat_s: float
+    phase: str = "starting"
+    state: StateId | None = None
+    dirty: bool = False
+    generation: int = -1
+    sent_generation: int = -1
+    parked_generation: int = -1
+    progress_s: float = 0.0
+    heard: bool = True
+    step: int = -1
+    shard: int = -1
+    digest: str | None = None
+
+
+@dataclass(slots=True)
+class Roster:
+    """The live rank of each slot, and what is known of the dead."""
+
+    by_slot: dict[int, Rank] = field(default_factory=dict)
+    nodes: dict[str, float] = field(default_factory=dict)
+    incarnations: dict[int, int] = field(default_factory=dict)
+    dead_tokens: set[str] = field(default_factory=set)
+    condemned: dict[Member, Rank] = field(default_factory=dict)
+    outstanding: set[int] = field(default_factory=set)
+
+    def grant(self, slot: int, claimed: int | None) -> int:
+        """The incarnation for a new process of ``slot``: the next one, or the one it claims if an older coordinator granted it."""
+        last = self.incarnations.get(slot, -1)
+        self.incarnations[slot] = last + 1 if claimed is None else max(last, claimed)
+        return self.incarnations[slot]
+
+    def current(self, member: Member) -> Rank | None:
+        """The live rank that ``member`` names, or None when it is gone or another incarnation has taken its place."""
+        rank = self.by_slot.get(member.slot)
+        return rank if rank is not None and rank.member == member else None
+
+    def add(self, rank: Rank) -> None:
+        self.by_slot[rank.member.slot] = rank
+
+    def remove(self, rank: Rank) -> None:
+        """The process is dead, or as good as dead: it can never speak for its slot again."""
+        del self.by_slot[rank.member.slot]
+        self.outstanding.discard(rank.member.slot)
+        self.dead_tokens.add(rank.token)
+        self.condemned[rank.member] = rank
+
+    def sent(self, member: Member, generation: int) -> None:
+        """The rank is being invited to ``generation``; until it parks there it may be stepping in it."""
+        rank = self.current(member)
+        if rank is not None:
+            rank.sent_generation = max(rank.sent_generation, generation)
+            if rank.sent_generation > rank.parked_generation:
+                self.outstanding.add(member.slot)
+
+    def parked(self, rank: Rank, generation: int) -> None:
+        rank.parked_generation = max(rank.parked_generation, generation)
+        if rank.parked_generation >= rank.sent_generation:
+            self.outstanding.discard(rank.member.slot)
+
+    def in_order(self) -> list[Rank]:
+        return [self.by_slot[slot] for slot in sorted(self.by_slot)]

@@ -1,0 +1,231 @@
+"""The rank's half of the membership protocol: pure, so that the simulator runs the very object that a live rank runs.
+
+A rank is told things (``receive``), asks what to do next (``parking``, ``next_view``, ``agree`` ...), and reports what happened to it; what
+it must say to the coordinator collects in ``outbox``. Nothing here blocks, reads a clock or knows torch.
+"""
+
+from __future__ import annotations
+
+from fleet.events import Event, Finished, Formed, Joined, Parked, Ready
+from fleet.instructions import Cancel, Fence, Instruction, Park, Propose, Publish, Release, SaveCheckpoint, Welcome
+from fleet.types import Member, Process, StateId, View
+
+NOTHING, INTERRUPT = "", "interrupt"
+
+
+class MemberProtocol:
+    """One rank process's side of the protocol.
+
+    Args:
+        slot: the slot that this process fills.
+        token: drawn once by the process; makes a doubled hello harmless.
+        process: how its node's agent can signal it.
+        store: address of the key-value store that it offers for rendezvous.
+    """
+
+    def __init__(self, slot: int, token: str, process: Process, store: str) -> None:
+        self.slot, self.token, self.process, self.store = slot, token, process, store
+        self.incarnation: int | None = None
+        self.outbox: list[Event] = []
+        self.state: StateId | None = None
+        self.dirty = False
+        self.view: View | None = None
+        self.released: str | None = None
+        self.fenced: str | None = None
+        self.floor = -1
+        self.forming = False
+        self._status: Event | None = None
+        self._pending: View | None = None
+        self._proposal: View | None = None
+        self._proposal_formed = False
+        self._offered = False
+        self._cancelled = False
+        self._save_request = 0
+        self._saved = 0
+
+    @property
+    def member(self) -> Member:
+        if self.incarnation is None:
+            raise RuntimeError(f"slot {self.slot} was not yet welcomed by the coordinator")
+        return Member(self.slot, self.incarnation)
+
+    @property
+    def generation(self) -> int:
+        """Generation this rank is seated in, or the greatest that it left."""
+        return self.view.generation if self.view else self.floor
+
+    @property
+    def interrupted(self) -> bool:
+        """The rank must stop what it does in its process group: it was told to leave, or the run is over for it."""
+        return self.released is not None or self.fenced is not None or (self.view is not None and self.view.generation <= self.floor)
+
+    # ---- what the coordinator says ---------------------------------------------------------------------------------------------------
+
+    def hello(self) -> Joined:
+        """First words on every new connection; the last status is repeated after it."""
+        return Joined(self.slot, self.token, self.process, self.store, self.incarnation)
+
+    def status(self) -> list[Event]:
+        """What the coordinator should know of this rank; repeated while it waits, since messages may be lost."""
+        return [self.hello()] if self.incarnation is None else [self._status] if self._status else []
+
+    def receive(self, message: Instruction) -> str:
+        """Take one instruction. Returns ``INTERRUPT`` when the process group must be woken from outside, else ``NOTHING``."""
+        match message:
+            case Welcome(token=token, incarnation=incarnation) if token == self.token:
+                self.incarnation = incarnation
+            case Park(members=members, generation=generation) if self._me_in(members):
+                return self._on_park(generation)
+            case Publish(view=view):
+                self._on_publish(view)
+            case Propose(view=view) if self._fits(view) and view.generation > self.generation:
+                if self._proposal is None or view.generation > self._proposal.generation:
+                    self._drop_proposal()
+                    self._proposal = view
+            case Cancel(members=members, generation=generation) if self._me_in(members):
+                self._on_cancel(generation)
+            case SaveCheckpoint(members=members, generation=generation, request=request) if self._me_in(members):
+                if generation == self.generation:
+                    self._save_request = max(self._save_request, request)
+            case Release(members=members, reason=reason) if self._me_in(members):
+                self.released = reason
+                return INTERRUPT
+            case Fence(token=token, reason=reason) if token == self.token:
+                self.fenced = reason
+                return INTERRUPT
+        return NOTHING
+
+    def _me_in(self, members: tuple[Member, ...]) -> bool:
+        return self.incarnation is not None and self.member in members
+
+    def _fits(self, view: View) -> bool:
+        return self._me_in(view.members) and view.generation > self.floor
+
+    def _on_park(self, generation: int) -> str:
+        self.floor = max(self.floor, generation)
+        if self._pending and self._pending.generation <= self.floor:
+            self._pending = None
+        if self._proposal and self._proposal.generation <= self.floor:
+            self._drop_proposal()
+        if self.view is None:
+            self._say_parked("idle")
+            return NOTHING
+        return INTERRUPT if self.view.generation <= self.floor else NOTHING
+
+    def _on_publish(self, view: View) -> None:
+        if self.view is not None and view.generation == self.view.generation:
+            self.outbox.extend(self.status())
+        elif self._fits(view) and view.generation > self.generation:
+            self._pending = view
+
+    def _on_cancel(self, generation: int) -> None:
+        if self._proposal is None or self._proposal.generation != generation:
+            return
+        if self._offered:
+            self._cancelled = True  # the other members may have counted on this offer already: the step's outcome decides
+        else:
+            self._drop_proposal()
+
+    # ---- what happens to the rank ----------------------------------------------------------------------------------------------------
+
+    def ready(self) -> None:
+        """The model is built; the rank can be put in a view."""
+        self._say(Ready(self.member))
+
+    def next_view(self) -> View | None:
+        """The published view to form now; ``formed`` or ``broken`` must follow."""
+        view, self._pending = self._pending, None
+        if view is not None:
+            self._sit(view)
+        return view
+
+    def _sit(self, view: View) -> None:
+        self.view, self.forming, self._status = view, True, None
+        if self._proposal and self._proposal.generation <= view.generation:
+            self._drop_proposal()
+
+    def receiving(self) -> None:
+        """State is about to be overwritten."""
+        self.dirty = True
+
+    def formed(self, state: StateId) -> None:
+        """The process group works and the rank holds ``state``."""
+        assert self.view is not None
+        self.state, self.dirty, self.forming = state, False, False
+        self._say(Formed(self.member, self.view.generation, state))
+
+    def broken(self, reason: str) -> None:
+        """The rank has left its process group: a peer was lost, or it was told to park."""
+        if self.view is not None:
+            self.floor = max(self.floor, self.view.generation)
+        self.view, self.forming = None, False
+        self._drop_proposal()
+        self._say_parked(reason)
+
+    def mutating(self) -> None:
+        """The optimizer is about to touch the state."""
+        self.dirty = True
+
+    def committed(self) -> StateId:
+        """The state is one step further, and clean."""
+        assert self.state is not None
+        self.state, self.dirty = StateId(self.state.lineage, self.state.step + 1), False
+        return self.state
+
+    def finished(self, digest: str) -> None:
+        """The last step is committed; wait at the barrier."""
+        assert self.view is not None and self.state is not None
+        self._say(Finished(self.member, self.view.generation, self.state, digest))
+
+    # ---- agreement at step boundaries --------------------------------------------------------------------------------------------------
+
+    def proposal(self) -> View | None:
+        """A view to form beside the running steps, if any is wanted and not yet formed."""
+        return None if self._proposal_formed else self._proposal
+
+    def proposal_formed(self, generation: int) -> None:
+        if self._proposal is not None and self._proposal.generation == generation:
+            self._proposal_formed = True
+
+    def offer(self) -> tuple[int, int]:
+        """This rank's part of the agreement that travels with each step's reduction: (proposal it has formed or -1, checkpoint request)."""
+        self._offered = self._proposal is not None and self._proposal_formed
+        offered = self._proposal.generation if self._offered and self._proposal else -1
+        return offered, self._save_request
+
+    def agree(self, offers: list[tuple[int, int]]) -> tuple[View | None, int | None]:
+        """All members' offers -> (view to enter after this step or None, checkpoint request to serve after this step or None).
+
+        Every member sees the same offers, so all decide alike; a member that died in the reduction leads to a new view instead.
+        """
+        generations = {generation for generation, _ in offers}
+        proposal = self._proposal
+        enter = proposal if proposal is not None and generations == {proposal.generation} else None
+        request = min(request for _, request in offers)
+        self._offered = False
+        if self._cancelled and enter is None:
+            self._drop_proposal()
+        save = request if request > self._saved else None
+        self._saved = max(self._saved, request)
+        return enter, save
+
+    def withdraw(self) -> None:
+        """The step whose reduction carried the offer did not come to an end."""
+        self._offered = False
+
+    def enter(self, view: View) -> None:
+        """Take the seat in an agreed proposal; ``formed`` follows when the newcomers hold the state."""
+        self._sit(view)
+
+    # ---- helpers -------------------------------------------------------------------------------------------------------------------------
+
+    def _drop_proposal(self) -> None:
+        self._proposal, self._proposal_formed, self._offered, self._cancelled = None, False, False, False
+
+    def _say(self, event: Event) -> None:
+        self._status = event
+        self.outbox.append(event)
+
+    def _say_parked(self, reason: str) -> None:
+        if self.incarnation is not None:
+            self._say(Parked(self.member, self.floor, self.state, self.dirty, reason))

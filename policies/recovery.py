@@ -1,0 +1,85 @@
+"""Who trains on after a loss, who joins later, and when bad luck has become a crash loop."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from fleet.config import Budgets
+from fleet.decisions import Decision
+from fleet.types import Candidate, Formation, Loss, Situation
+
+
+class ReformPromoteRegrow:
+    """Re-form at once with who is left, promote spares in the same view, regrow when replacements are up.
+
+    With fewer than ``min_ranks`` it waits. Without any rank that holds a clean state it waits up to ``start_s`` for the full world, since
+    everyone starts over from a checkpoint anyway and a fuller world costs only the wait.
+    """
+
+    def __init__(self, budgets: Budgets, start_s: float) -> None:
+        self.budgets, self.start_s = budgets, start_s
+
+    def form(self, situation: Situation, now_s: float) -> Formation:
+        chosen = _preferred(situation.candidates)[: situation.world]
+        fields = {"candidates": float(len(situation.candidates)), "world": float(situation.world)}
+        if len(chosen) < situation.min_ranks:
+            reason = f"{len(chosen)} ranks are there, min_ranks is {situation.min_ranks}"
+            return Formation(Decision("wait", reason, fields))
+        if not any(_holds_state(candidate) for candidate in chosen):
+            waited_s = now_s - situation.since_s
+            if len(chosen) < situation.world and waited_s < self.start_s:
+                reason = f"no rank holds a state: waiting up to {self.start_s:g} s for the full world before starting from a checkpoint"
+                return Formation(Decision("wait", reason, fields, situation.since_s + self.start_s))
+        survivors = sum(candidate.seated for candidate in chosen)
+        reason = f"{survivors} ranks left, {len(chosen) - survivors} promoted or new"
+        members = tuple(candidate.member for candidate in sorted(chosen, key=lambda c: c.member))
+        return Formation(Decision("form", reason, fields), members)
+
+    def grow(self, situation: Situation, now_s: float) -> Formation:
+        seated = [candidate.member for candidate in situation.candidates if candidate.seated]
+        waiting = [candidate.member for candidate in situation.candidates if not candidate.seated]
+        room = situation.world - len(seated)
+        if not waiting or room <= 0:
+            return Formation(Decision("wait", "nobody to add" if not waiting else "the world is full"))
+        members = tuple(sorted([*seated, *waiting[:room]]))
+        return Formation(Decision("grow", f"{len(members) - len(seated)} of {room} missing ranks are ready"), members)
+
+    def judge(self, losses: Sequence[Loss], now_s: float) -> Decision:
+        recent = [loss for loss in losses if not loss.injected and now_s - loss.at_s <= self.budgets.window_s]
+        if not recent:
+            return Decision("go_on", "no loss that chaos did not inject")
+        for what, count, limit in self._counts(recent):
+            if count >= limit:
+                reason = f"crash loop: {what} was lost {count} times in {self.budgets.window_s:g} s (limit {limit}); last error: {recent[-1].detail}"
+                return Decision("give_up", reason, {"count": float(count), "limit": float(limit)})
+        return Decision("go_on", "within all budgets")
+
+    def _counts(self, recent: Sequence[Loss]) -> list[tuple[str, int, int]]:
+        """(what, how often, limit), the most telling first."""
+        budgets = self.budgets
+        shards = Counter((loss.step, loss.shard) for loss in recent if loss.shard >= 0)
+        slots = Counter(loss.slot for loss in recent)
+        nodes = Counter(loss.node for loss in recent)
+        last = recent[-1]
+        fruitless = sum(1 for loss in recent if loss.slot == last.slot and loss.committed == last.committed)
+        out = [(f"whoever computed shard {shard} of step {step}", n, budgets.shard) for (step, shard), n in shards.most_common(1)]
+        out.append((f"slot {last.slot}, with no step committed in between,", fruitless, budgets.slot_fruitless))
+        out += [(f"slot {slot}", n, budgets.slot) for slot, n in slots.most_common(1)]
+        out += [(f"a rank of node {node}", n, budgets.node) for node, n in nodes.most_common(1)]
+        return [*out, ("a rank", len(recent), budgets.total)]
+
+
+def _holds_state(candidate: Candidate) -> bool:
+    return candidate.state is not None and not candidate.dirty
+
+
+def _preferred(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Holders of the newest clean state first, then other survivors, then newcomers; by slot among equals."""
+
+    def rank(candidate: Candidate) -> tuple[bool, int, int, bool, int]:
+        state = candidate.state
+        held = (-state.lineage, -state.step) if state is not None and _holds_state(candidate) else (0, 0)
+        return (not _holds_state(candidate), *held, not candidate.seated, candidate.member.slot)
+
+    return sorted(candidates, key=rank)
