@@ -1,0 +1,110 @@
+"""When the next durable checkpoint is due, from what it costs and how often it is needed.
+
+The rate that counts is that of faults which need *this* checkpoint. A rank that is lost while another holds the same state needs none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fleet.decisions import Decision
+from fleet.errors import ConfigError
+from fleet.laws.checkpointing import daly_work_s, exact_work_s, young_work_s
+from fleet.laws.reliability import all_lost_rate_per_s
+
+LAWS: dict[str, Callable[[float, float], float]] = {"young": young_work_s, "daly": daly_work_s, "exact": exact_work_s}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointInterval:
+    """An ``IntervalPolicy``: ``law`` is fixed, young, daly or exact.
+
+    Args:
+        law: how the interval follows from cost and fault rate.
+        interval_s: the interval of ``fixed``.
+        first_s: when the first checkpoint is due while its cost is unknown: soon, so that the next ones can be planned.
+        max_s: the longest interval, also when no fault needs a checkpoint: an operator may still want to stop and go on elsewhere.
+    """
+
+    law: str = "exact"
+    interval_s: float | None = None
+    first_s: float = 10.0
+    max_s: float = 3600.0
+
+    def __post_init__(self) -> None:
+        if self.law != "fixed" and self.law not in LAWS:
+            raise ConfigError("checkpoint.policy", self.law, "unknown", f"Choose one of fixed, {', '.join(LAWS)}.")
+        if (self.law == "fixed") != (self.interval_s is not None):
+            reason = "fixed needs an interval" if self.law == "fixed" else f"{self.law} computes the interval itself"
+            raise ConfigError("checkpoint.interval_s", self.interval_s, reason, "Set interval_s with policy fixed, and only then.")
+        for name in ("interval_s", "first_s", "max_s"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ConfigError(f"checkpoint.{name}", value, "must be a positive number of seconds")
+
+    def due(self, now_s: float, last_s: float, blocked_s: float, latency_s: float, rate_per_s: float) -> Decision:
+        """Save now, or wait until ``valid_until_s``.
+
+        Args:
+            now_s, last_s: now, and when the last checkpoint was asked for (or the run began).
+            blocked_s: C, what one checkpoint blocks the loop for. Unknown when neither it nor ``latency_s`` is above 0.
+            latency_s: L, how long one takes until it is durable. The interval is never below it.
+            rate_per_s: rate of the faults that need this checkpoint.
+        """
+        interval_s, why = self._interval(blocked_s, latency_s, rate_per_s)
+        fields = {"interval_s": interval_s, "blocked_s": blocked_s, "latency_s": latency_s, "rate_per_s": rate_per_s}
+        since_s, due_s = now_s - last_s, last_s + interval_s
+        if now_s >= due_s:
+            return Decision("save", f"{since_s:.1f} s since the last checkpoint, due after {interval_s:.1f} s: {why}", fields)
+        return Decision("wait", f"due in {due_s - now_s:.1f} s: {why}", fields, due_s)
+
+    def _interval(self, blocked_s: float, latency_s: float, rate_per_s: float) -> tuple[float, str]:
+        if self.interval_s is not None:
+            return self._bounded(self.interval_s, max(self.interval_s, self.max_s), latency_s, "fixed by the user")
+        if not (blocked_s > 0 or latency_s > 0):
+            return min(self.first_s, self.max_s), "the first one, to learn what it costs"
+        if not rate_per_s > 0:
+            return self._bounded(self.max_s, self.max_s, latency_s, "no fault is expected to need it")
+        blocked = max(blocked_s, 0.0)
+        work_s = LAWS[self.law](blocked, 1.0 / rate_per_s)
+        why = f"{self.law} for C = {blocked:.3g} s and a fault that needs it every {1.0 / rate_per_s:.4g} s"
+        return self._bounded(work_s + blocked, self.max_s, latency_s, why)
+
+    @staticmethod
+    def _bounded(interval_s: float, max_s: float, latency_s: float, why: str) -> tuple[float, str]:
+        if interval_s > max_s:
+            interval_s, why = max_s, f"{why}; not above {max_s:g} s"
+        if interval_s < latency_s:
+            return latency_s, f"{why}; not below the {latency_s:.3g} s that one takes to be durable"
+        return interval_s, why
+
+
+def checkpoint_rate_per_s(
+    *, fault_rate_per_s: float, world: int, ranks_per_fault: int, repair_s: float, whole_run_rate_per_s: float = 0.0
+) -> float:
+    """Rate of the faults that need the durable checkpoint, for replicated (data-parallel) state.
+
+    State is lost only when no rank holds it any more. ``fault_rate_per_s`` faults, over all ranks, each take ``ranks_per_fault`` ranks
+    (one, or those of a node), which hold the state again after ``repair_s``; all ``world / ranks_per_fault`` groups must be down at once
+    (:func:`fleet.laws.reliability.all_lost_rate_per_s`). Add what takes all ranks at a time: coordinator's node, cluster, job.
+
+    An estimate, with known errors: failures are independent and exponential here, so shared causes (a rack, a switch, a bug that all ranks
+    meet) must go into ``whole_run_rate_per_s``, which in practice dominates; a repair time that varies is taken at its mean.
+    """
+    if world < 1 or not 1 <= ranks_per_fault:
+        raise ValueError(f"world = {world}, ranks_per_fault = {ranks_per_fault}: both must be at least 1")
+    groups = math.ceil(world / ranks_per_fault)
+    return whole_run_rate_per_s + all_lost_rate_per_s(fault_rate_per_s, groups, repair_s)
+
+
+def updated_rate_per_s(prior_rate_per_s: float, events: int, exposure_s: float, prior_events: float = 1.0) -> float:
+    """Posterior mean of a Poisson rate: (a + events) / (a / prior_rate + exposure), Gamma prior worth ``prior_events`` = a events.
+
+    With the prior worth one event, a run that has seen none for as long as its prior MTBF halves the rate. A prior rate of 0 counts for
+    nothing: the estimate is then events / exposure, 0 with no exposure.
+    """
+    if prior_rate_per_s <= 0:
+        return events / exposure_s if exposure_s > 0 else 0.0
+    return (prior_events + events) / (prior_events / prior_rate_per_s + exposure_s)
