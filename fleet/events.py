@@ -26,6 +26,14 @@ class NodeLost:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeSilent:
+    """The connection to a node's agent broke. Its ranks may be well; but if their peers lose them too, there is no use in waiting."""
+
+    node: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Joined:
     """A rank process says hello, or says it again to a coordinator that restarted.
 
@@ -178,6 +186,7 @@ class Tick:
 Event = (
     NodeJoined
     | NodeLost
+    | NodeSilent
     | Joined
     | Ready
     | Parked

@@ -26,6 +26,7 @@ from fleet.events import (
     Measured,
     NodeJoined,
     NodeLost,
+    NodeSilent,
     Parked,
     PartWritten,
     Raised,
@@ -136,6 +137,9 @@ class FleetMachine:
                 self._on_node_lost(node, cause, at_s, now_s)
             case NodeJoined():
                 self.roster.nodes[event.node] = now_s
+                self.roster.silent.pop(event.node, None)
+            case NodeSilent(node=node, at_s=at_s):
+                self.roster.silent[node] = at_s
             case _:
                 self._observe_rare(event, now_s)
 
@@ -292,6 +296,7 @@ class FleetMachine:
 
     def _on_heartbeat(self, event: Heartbeat, now_s: float) -> None:
         self.roster.nodes[event.node] = now_s
+        self.roster.silent.pop(event.node, None)
         generation = self.view.generation if self.view is not None else -1
         for pulse in event.pulses:
             rank = self._current(pulse.member)
@@ -374,6 +379,10 @@ class FleetMachine:
             self._say(Park(members, self.generation))
 
     def _try_form(self, now_s: float) -> None:
+        for slot in list(self.roster.outstanding):
+            node = self.roster.by_slot[slot].process.node if slot in self.roster.by_slot else ""
+            if node in self.roster.silent:
+                self._on_node_lost(node, "its agent hung up, and its ranks are missed", self.roster.silent.pop(node), now_s)
         if self.roster.outstanding and now_s >= self._deadline_s:
             for slot in list(self.roster.outstanding):
                 self._evict(self.roster.by_slot[slot], "did not leave its process group when told to", now_s)

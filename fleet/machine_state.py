@@ -41,6 +41,7 @@ class Roster:
 
     by_slot: dict[int, Rank] = field(default_factory=dict)
     nodes: dict[str, float] = field(default_factory=dict)
+    silent: dict[str, float] = field(default_factory=dict)
     incarnations: dict[int, int] = field(default_factory=dict)
     dead_tokens: set[str] = field(default_factory=set)
     condemned: dict[Member, Rank] = field(default_factory=dict)

@@ -59,6 +59,11 @@ class MemberProtocol:
         """The rank must stop what it does in its process group: it was told to leave, or the run is over for it."""
         return self.released is not None or self.fenced is not None or (self.view is not None and self.view.generation <= self.floor)
 
+    @property
+    def waits(self) -> bool:
+        """The rank can do nothing until the coordinator speaks; it repeats its status meanwhile."""
+        return self.incarnation is None or self.view is None or isinstance(self._status, Finished)
+
     # ---- what the coordinator says ---------------------------------------------------------------------------------------------------
 
     def hello(self) -> Joined:

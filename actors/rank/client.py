@@ -1,0 +1,137 @@
+"""A live rank's line to its node's agent: one thread that listens, beats, reconnects, and wakes the loop when the world changes."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from actors.rank.recorder import Recorder
+from fleet.errors import Fenced
+from fleet.events import EVENTS, Event
+from fleet.instructions import INSTRUCTIONS
+from fleet.member import INTERRUPT, MemberProtocol
+from fleet.types import Process
+from fleet.wire import FrameBuffer, connect_unix, frame
+
+BEAT_S = 0.1
+RESEND_S = 1.0
+
+
+def start_ticks(pid: int) -> int:
+    """Field 22 of /proc/PID/stat: with the pid, it names one process for good."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19])
+
+
+class Client:
+    """The protocol of one rank, made safe for two threads, and connected.
+
+    ``lock`` guards ``protocol``; ``changed`` is notified whenever a message arrived. ``on_interrupt`` is called from the listening thread.
+    """
+
+    def __init__(self, slot: int, token: str, node: str, agent_path: str, store: str, recorder: Recorder) -> None:
+        pid = os.getpid()
+        self.protocol = MemberProtocol(slot, token, Process(node, pid, start_ticks(pid)), store)
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
+        self.on_interrupt: Callable[[], None] = lambda: None
+        self._agent_path, self._recorder = agent_path, recorder
+        self._stream: socket.socket | None = None
+        self._closing = False
+        self._said_s = 0.0
+        self._thread = threading.Thread(target=self._listen, name="fleet-membership", daemon=True)
+
+    def start(self, timeout_s: float) -> None:
+        """Say hello and wait to be welcomed."""
+        self._thread.start()
+        if not self.wait(lambda: self.protocol.incarnation is not None, timeout_s):
+            raise TimeoutError(f"slot {self.protocol.slot} was not welcomed by the coordinator within {timeout_s} s")
+
+    def wait(self, condition: Callable[[], object], timeout_s: float | None = None) -> bool:
+        """Wait until ``condition()`` holds. Raises Fenced when this process was replaced."""
+        with self.lock:
+            met = self.changed.wait_for(lambda: condition() or self.protocol.fenced is not None, timeout_s)
+            if self.protocol.fenced is not None:
+                raise Fenced(self.protocol.fenced)
+            return met
+
+    def say(self, event: Event | None = None) -> None:
+        """Send ``event``, and whatever the protocol has to say."""
+        with self.lock:
+            events, self.protocol.outbox = [*self.protocol.outbox, *([event] if event else [])], []
+            self._send(events)
+
+    def close(self) -> None:
+        with self.lock:
+            self._closing = True
+            self._hang_up()
+
+    def _send(self, events: list[Event]) -> None:
+        self._said_s = time.monotonic()
+        if self._stream is None or not events:
+            return
+        try:
+            self._stream.sendall(b"".join(frame(EVENTS.encode(event)) for event in events))
+        except OSError:
+            self._hang_up()  # the listening thread reconnects and repeats the last status
+
+    def _hang_up(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+    # ---- the listening thread ------------------------------------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        while not self._closing:
+            self._recorder.beat()
+            stream = self._connected()
+            if stream is None:
+                time.sleep(BEAT_S / 2)
+                continue
+            self._serve(stream)
+
+    def _connected(self) -> socket.socket | None:
+        try:
+            stream = connect_unix(self._agent_path, timeout_s=5.0)
+        except OSError:
+            return None
+        with self.lock:
+            self._stream = stream
+            self._send([self.protocol.hello(), *(self.protocol.status() if self.protocol.incarnation is not None else [])])
+        return stream
+
+    def _serve(self, stream: socket.socket) -> None:
+        """Read frames until the agent hangs up."""
+        buffer = FrameBuffer()
+        while not self._closing and self._stream is stream:
+            self._recorder.beat()
+            try:
+                readable = select.select([stream], [], [], BEAT_S)[0]
+                data = stream.recv(1 << 20) if readable else None
+            except (OSError, ValueError):
+                data = b""
+            if data == b"":
+                with self.lock:
+                    self._hang_up()
+                return
+            self._take(buffer.feed(data) if data else [])
+
+    def _take(self, frames: list[bytes]) -> None:
+        interrupt = False
+        with self.lock:
+            for data in frames:
+                interrupt |= self.protocol.receive(INSTRUCTIONS.decode(data)) == INTERRUPT
+            if self.protocol.waits and time.monotonic() - self._said_s > RESEND_S:
+                self.protocol.outbox.extend(self.protocol.status())
+                self._said_s = time.monotonic()
+            if self.protocol.outbox:
+                self.say()
+            if frames:
+                self.changed.notify_all()
+        if interrupt:
+            self.on_interrupt()

@@ -1,0 +1,142 @@
+"""Where a rank's time goes, recorded where it happens, in memory that outlives the rank.
+
+A rank appends a row whenever what it does changes: ``(time, code, generation, lineage, step)``, a few microseconds each. The rows lie in a
+file mapped into memory (on tmpfs), so that a SIGKILL loses none of them: the node's agent drains the ring, and closes the last span at the
+moment of death. The header says where the rank is, which spares the loop from sending anything while all is well.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from fleet.records import ABANDON, COMMIT, INIT
+
+ROW = struct.Struct("<qqiic7x")
+HEADER_BYTES = 128
+CAPACITY = 1 << 15
+WRITTEN, READ, BEAT, PROGRESS, GENERATION, LINEAGE, STEP, SHARD, STEPPING, DROPPED = range(0, 80, 8)
+WORD = struct.Struct("<q")
+
+
+def now_us() -> int:
+    """Microseconds on the host's monotonic clock."""
+    return time.monotonic_ns() // 1000
+
+
+class Row(NamedTuple):
+    at_us: int
+    step: int
+    generation: int
+    lineage: int
+    code: str
+
+
+class Position(NamedTuple):
+    """Where a rank is, as its ring's header says. ``shard`` is -1 outside shards; ``stepping`` is False while a long call is expected."""
+
+    beat_us: int
+    progress_us: int
+    generation: int
+    lineage: int
+    step: int
+    shard: int
+    stepping: bool
+
+
+class Recorder:
+    """The writing end. One thread records spans; ``beat`` may be called from another."""
+
+    def __init__(self, path: Path, start_us: int, clock: Callable[[], int] = now_us) -> None:
+        self._clock = clock
+        with open(path, "w+b") as file:
+            os.ftruncate(file.fileno(), HEADER_BYTES + CAPACITY * ROW.size)
+            self._map = mmap.mmap(file.fileno(), 0)
+        self.path = path
+        self.generation = self.lineage = self.step = -1
+        self.code = INIT
+        self._written = 0
+        self._last_us = start_us
+        for word, value in ((GENERATION, -1), (LINEAGE, -1), (STEP, -1), (SHARD, -1), (STEPPING, 1), (PROGRESS, start_us)):
+            WORD.pack_into(self._map, word, value)
+        self.beat()
+        self._append(start_us, INIT)
+
+    def switch(self, code: str, at_us: int | None = None) -> int:
+        """From now (or ``at_us``, never before the last row) on the rank does ``code``. Returns the time."""
+        at_us = self._clock() if at_us is None else at_us
+        if code != self.code:
+            at_us = max(at_us, self._last_us)
+            self._append(at_us, code)
+            self.code = code
+        return at_us
+
+    def place(self, generation: int, lineage: int, step: int) -> None:
+        """The rank now stands at ``step`` of ``lineage``, in ``generation``."""
+        self.generation, self.lineage, self.step = generation, lineage, step
+        for word, value in ((GENERATION, generation), (LINEAGE, lineage), (STEP, step), (PROGRESS, self._clock())):
+            WORD.pack_into(self._map, word, value)
+        self._append(max(self._clock(), self._last_us), self.code)
+
+    def commit(self, at_us: int) -> None:
+        """The step attempt ends well; the step number goes up."""
+        self._append(max(at_us, self._last_us), COMMIT)
+        self.step += 1
+        WORD.pack_into(self._map, STEP, self.step)
+        WORD.pack_into(self._map, PROGRESS, at_us)
+
+    def abandon(self) -> None:
+        """The step attempt ends without a commit."""
+        self._append(max(self._clock(), self._last_us), ABANDON)
+
+    def shard(self, shard: int) -> None:
+        """The shard in work, or -1: names the culprit when a shard kills whoever computes it."""
+        WORD.pack_into(self._map, SHARD, shard)
+
+    def stepping(self, yes: bool) -> None:
+        """False while a call of the user's may take longer than any step."""
+        WORD.pack_into(self._map, STEPPING, int(yes))
+
+    def beat(self) -> None:
+        WORD.pack_into(self._map, BEAT, self._clock())
+
+    def _append(self, at_us: int, code: str) -> None:
+        if self._written - WORD.unpack_from(self._map, READ)[0] >= CAPACITY:
+            WORD.pack_into(self._map, DROPPED, WORD.unpack_from(self._map, DROPPED)[0] + 1)
+            return
+        offset = HEADER_BYTES + (self._written % CAPACITY) * ROW.size
+        ROW.pack_into(self._map, offset, at_us, self.step, self.generation, self.lineage, code.encode())
+        self._written += 1
+        self._last_us = at_us
+        WORD.pack_into(self._map, WRITTEN, self._written)
+
+
+class RingReader:
+    """The agent's end: drains rows, reads the header; works on after the rank has died."""
+
+    def __init__(self, path: Path) -> None:
+        with open(path, "r+b") as file:
+            self._map = mmap.mmap(file.fileno(), 0)
+        self.path = path
+
+    def drain(self) -> list[Row]:
+        written, read = (WORD.unpack_from(self._map, word)[0] for word in (WRITTEN, READ))
+        rows = [self._row(index) for index in range(read, written)]
+        WORD.pack_into(self._map, READ, written)
+        return rows
+
+    def _row(self, index: int) -> Row:
+        at_us, step, generation, lineage, code = ROW.unpack_from(self._map, HEADER_BYTES + (index % CAPACITY) * ROW.size)
+        return Row(at_us, step, generation, lineage, code.decode())
+
+    def position(self) -> Position:
+        words = [WORD.unpack_from(self._map, word)[0] for word in (BEAT, PROGRESS, GENERATION, LINEAGE, STEP, SHARD, STEPPING)]
+        return Position(*words[:6], stepping=bool(words[6]))
+
+    def dropped(self) -> int:
+        return int(WORD.unpack_from(self._map, DROPPED)[0])
