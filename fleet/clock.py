@@ -13,7 +13,15 @@ class Clock(Protocol):
 
 
 class MonotonicClock:
-    """``CLOCK_MONOTONIC``: shared by all processes of a host."""
+    """``CLOCK_MONOTONIC``, shared by all processes of a host, plus ``offset_s``: a run that is resumed after a reboot goes on from its own time."""
+
+    def __init__(self, offset_s: float = 0.0) -> None:
+        self.offset_s = offset_s
 
     def now_s(self) -> float:
-        return time.monotonic()
+        return time.monotonic() + self.offset_s
+
+
+def unix_time_s() -> float:
+    """Wall-clock seconds, for people and for the gap between two clusters; never for durations."""
+    return time.time()

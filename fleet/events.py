@@ -162,7 +162,7 @@ class CheckpointFailed:
 
 @dataclass(frozen=True, slots=True)
 class FaultReported:
-    """``phase``: planned, executed, suppressed or healed. ``members`` are the ranks that the fault was aimed at."""
+    """``phase``: planned, aimed, executed, suppressed or healed. ``members`` are the ranks that the fault was aimed at."""
 
     fault: Fault
     phase: str

@@ -284,13 +284,15 @@ class FleetMachine:
             self._drop(rank, f"the train function raised {event.error}", now_s, now_s, event.traceback)
 
     def _on_fault(self, event: FaultReported) -> None:
-        if event.phase == "executed":
+        """``aimed`` comes right before the blow, so that a death that follows at once is known to be injected; it is not journalled."""
+        if event.phase in ("aimed", "executed"):
             self._injected.update({member: event.fault.id for member in event.members if self._current(member)})
-        if event.phase == "healed":
+        else:
             for member in event.members:
                 if self._injected.get(member) == event.fault.id:
                     del self._injected[member]
-        self._write(FaultRecord(event.fault, event.phase, event.at_s, event.members, event.detail))
+        if event.phase != "aimed":
+            self._write(FaultRecord(event.fault, event.phase, event.at_s, event.members, event.detail))
 
     # ---- facts: time -------------------------------------------------------------------------------------------------------------------
 
@@ -574,6 +576,18 @@ class FleetMachine:
             self.phase = RUN if self.view is not None else GATHER
             self._grace_until_s = now_s + self.settings.timeouts.node_s
         self.checkpoints.restarted(now_s)
+
+    def resume(self, records: Iterable[Record], now_s: float) -> list[Instruction]:
+        """Go on in a new cluster, from the journal of a run whose ranks are all gone; returns what is to be written first."""
+        self._out = []
+        self.replay(records, now_s)
+        self.ended, self._grace_until_s = None, None
+        self.view = self.proposal = None
+        self.phase, self._deadline_s = GATHER, now_s
+        for rank in list(self.roster.by_slot.values()):
+            self._drop(rank, "its cluster ended", now_s, now_s)
+        self.losses.clear()
+        return self._out
 
     def _replay_one(self, record: Record) -> None:
         match record:

@@ -55,11 +55,17 @@ class RunStarted:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """The run goes on under a new coordinator process (``resume``: also in a new cluster; the time between is a gap of the whole run)."""
+    """The run goes on under a new coordinator process. ``cluster`` names the cluster that it goes on in.
+
+    With ``gap`` the whole run was down from the last record before this one: its ranks died with their cluster. Without, only the
+    coordinator was replaced, and ranks trained on meanwhile.
+    """
 
     at_s: float
     unix_time_s: float
     cause: str
+    cluster: str = ""
+    gap: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,254 @@
+"""The coordinator: agents' connections around the pure ``FleetMachine``, and the only writer of the journal.
+
+No Ray in here: ``actors.hosts`` wraps it into an actor that Ray restarts; tests run it in a plain event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from actors.messages import DOWN, UP, AgentHello, AgentWelcome, Operate, Operated, SpanAck, SpanBatch, ViewChange, ViewWanted
+from actors.node import boot_id
+from fleet.clock import Clock
+from fleet.driver import Driver
+from fleet.events import Event, FaultReported, Joined, NodeJoined, NodeSilent, StopRequested
+from fleet.instructions import EndRun, Evict, Fence, Instruction, Propose, Publish, Welcome
+from fleet.machine import FleetMachine
+from fleet.machine_state import END
+from fleet.ports import CheckpointPort, JournalPort
+from fleet.records import Spans
+from fleet.types import Member, Process, View, view_delta
+from fleet.wire import frame, read_frame
+
+log = logging.getLogger("fleet.coordinator")
+
+
+@dataclass(slots=True)
+class AgentLine:
+    """One agent's connection. ``seen`` is the last view that it was sent, the base of the next delta."""
+
+    node: str
+    index: int
+    writer: asyncio.StreamWriter
+    seen: View | None = None
+    waiting: dict[int, asyncio.Future[Operated]] = field(default_factory=dict)
+
+    def send(self, message: Any) -> None:
+        if not self.writer.is_closing():
+            self.writer.write(frame(DOWN.encode(message)))
+
+
+class AgentLines:
+    """Implements ``MembersPort``: instructions to the agents whose ranks they concern."""
+
+    def __init__(self, machine: FleetMachine) -> None:
+        self.machine = machine
+        self.by_node: dict[str, AgentLine] = {}
+        self.late: dict[int, str] = {}
+        self.tokens: dict[str, str] = {}
+
+    def send(self, instruction: Instruction) -> None:
+        match instruction:
+            case Publish(view=view) | Propose(view=view):
+                self._send_view(view, isinstance(instruction, Propose))
+            case Welcome(token=token) | Fence(token=token):
+                self._to(self.tokens.get(token), instruction)
+            case Evict(process=process):
+                self._to(process.node, instruction)
+            case _:
+                for node in {self._node_of(member) for member in getattr(instruction, "members", ())}:
+                    self._to(node, instruction)
+
+    def _node_of(self, member: Member) -> str | None:
+        rank = self.machine.roster.current(member)
+        return rank.process.node if rank is not None else self.late.get(member.slot)
+
+    def _to(self, node: str | None, message: Any) -> None:
+        line = self.by_node.get(node or "")
+        if line is not None:
+            line.send(message)
+
+    def _send_view(self, view: View, proposal: bool) -> None:
+        """To each node of the view, as a delta to the last view it was sent."""
+        for node in {self._node_of(member) for member in view.members}:
+            line = self.by_node.get(node or "")
+            if line is None:
+                continue
+            if line.seen is None or line.seen.generation >= view.generation:
+                line.send(Propose(view) if proposal else Publish(view))
+            else:
+                line.send(ViewChange(view_delta(line.seen, view), proposal))
+            line.seen = view
+
+
+class Coordinator:
+    """One run's coordinator. ``start`` listens; ``on_end`` is told how the run ended.
+
+    ``span_ends`` says, for each member, up to when its time is in the journal already (a restarted coordinator reads it from there): agents
+    send again what was not acknowledged, and no microsecond may be counted twice. ``offset_us`` is the run's clock less the monotonic one.
+    """
+
+    def __init__(
+        self,
+        machine: FleetMachine,
+        clock: Clock,
+        journal: JournalPort,
+        checkpoints: CheckpointPort,
+        on_end: Callable[[EndRun], None],
+        span_ends: dict[Member, int] | None = None,
+        offset_us: int = 0,
+    ) -> None:
+        self._offset_us = offset_us
+        self._lines = AgentLines(machine)
+        self._journal = journal
+        self._driver = Driver(machine, clock, journal, self._lines, checkpoints, on_end)
+        self._span_ends = span_ends if span_ends is not None else {}
+        self._numbers = itertools.count(1)
+        self._server: asyncio.AbstractServer | None = None
+        self._ticker: asyncio.Task[None] | None = None
+
+    @property
+    def machine(self) -> FleetMachine:
+        return self._driver.machine
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen on ``host:port`` (0: any); returns the port."""
+        self._server = await asyncio.start_server(self._serve, host, port)
+        self._ticker = asyncio.create_task(self._driver.tick_forever())
+        self._ticker.add_done_callback(_complain)
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def stop(self) -> None:
+        if self._ticker is not None:
+            self._ticker.cancel()
+        if self._server is not None:
+            self._server.close()
+        for line in self._lines.by_node.values():
+            line.writer.close()
+        self._journal.flush()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        line: AgentLine | None = None
+        try:
+            hello = UP.decode(await read_frame(reader))
+            line = self._greet(hello, writer)
+            while True:
+                self._take(line, UP.decode(await read_frame(reader)))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            self._hung_up(line)
+        except Exception:
+            log.exception("the connection of agent %s is dropped", line.node if line else "?")
+            self._hung_up(line)
+        finally:
+            writer.close()
+
+    def _greet(self, hello: AgentHello, writer: asyncio.StreamWriter) -> AgentLine:
+        line = AgentLine(hello.node, hello.index, writer)
+        self._lines.by_node[hello.node] = line
+        clock_us = int(self._driver.clock.now_s() * 1e6)
+        line.send(AgentWelcome(boot_id(), hello.sent_us, clock_us, self._offset_us))
+        self._driver.submit(NodeJoined(hello.node, hello.index))
+        return line
+
+    def _hung_up(self, line: AgentLine | None) -> None:
+        if line is not None and self._lines.by_node.get(line.node) is line:
+            del self._lines.by_node[line.node]
+            self._driver.submit(NodeSilent(line.node, self._driver.clock.now_s()))
+        for future in line.waiting.values() if line is not None else ():
+            if not future.done():
+                future.set_exception(ConnectionError("the node's agent hung up"))
+
+    def _take(self, line: AgentLine, message: Any) -> None:
+        match message:
+            case SpanBatch():
+                self._record(message)
+                self._journal.flush()  # acknowledged means: it survives this process
+                line.send(SpanAck(message.number))
+            case ViewWanted():
+                self._repeat_view(line)
+            case Operated(number=number):
+                future = line.waiting.pop(number, None)
+                if future is not None and not future.done():
+                    future.set_result(message)
+            case _:
+                self._learn(line, message)
+                self._driver.submit(message)
+
+    def _learn(self, line: AgentLine, event: Event) -> None:
+        """Note where a process lives that the machine does not hold, or not yet: it must be reached with a welcome, a fence, or its release."""
+        if isinstance(event, Joined):
+            self._lines.tokens[event.token] = line.node
+            if self.ended:
+                self._lines.late[event.slot] = line.node
+
+    def _repeat_view(self, line: AgentLine) -> None:
+        line.seen = None
+        machine = self.machine
+        for view, kind in ((machine.view, Publish), (machine.proposal, Propose)):
+            if view is not None:
+                line.send(kind(view))
+                line.seen = view
+
+    def _record(self, batch: SpanBatch) -> None:
+        for spans in batch.spans:
+            fresh = trim(spans, self._span_ends.get(spans.member, 0))
+            if fresh is not None:
+                self._span_ends[spans.member] = fresh.start_us + sum(fresh.durations_us)
+                self._journal.append(fresh)
+        for hole in batch.unobserved:
+            self._journal.append(hole)
+
+    # ---- what the driver process asks ------------------------------------------------------------------------------------------------------
+
+    def stop_run(self, reason: str) -> None:
+        self._driver.submit(StopRequested(reason))
+
+    def report_fault(self, event: FaultReported) -> None:
+        self._driver.submit(event)
+
+    @property
+    def ended(self) -> bool:
+        return self.machine.phase == END
+
+    def census(self) -> list[tuple[Member, Process, bool]]:
+        """The live ranks, their processes, and whether they are in the view."""
+        view = self.machine.view
+        seated = set(view.members) if view is not None else set()
+        return [(rank.member, rank.process, rank.member in seated) for rank in self.machine.roster.in_order()]
+
+    async def operate(self, operation: str, process: Process, severity: float, duration_s: float) -> Operated:
+        """A fault operation on a rank, by its node's agent. Raises ConnectionError when the node cannot be reached."""
+        line = self._lines.by_node.get(process.node)
+        if line is None:
+            raise ConnectionError(f"node {process.node} has no agent")
+        number = next(self._numbers)
+        line.waiting[number] = asyncio.get_running_loop().create_future()
+        line.send(Operate(number, operation, process, severity, duration_s))
+        return await asyncio.wait_for(line.waiting[number], timeout=5.0)
+
+
+def trim(spans: Spans, known_us: int) -> Spans | None:
+    """What of ``spans`` lies after ``known_us``, or None."""
+    if spans.start_us >= known_us:
+        return spans
+    at_us, step = spans.start_us, spans.step
+    for index, (duration_us, code) in enumerate(zip(spans.durations_us, spans.codes, strict=True)):
+        if at_us + duration_us > known_us:
+            durations = (at_us + duration_us - known_us, *spans.durations_us[index + 1 :])
+            return dataclasses.replace(spans, start_us=known_us, step=step, durations_us=durations, codes=spans.codes[index:])
+        at_us += duration_us
+        step += code == "K"
+    return None
+
+
+def _complain(task: asyncio.Task[None]) -> None:
+    """A coordinator that no longer ticks must not look alive: end the process, Ray restarts it and the journal rebuilds it."""
+    if not task.cancelled() and task.exception() is not None:
+        log.critical("the coordinator's loop failed", exc_info=task.exception())
+        raise SystemExit(1)

@@ -1,0 +1,157 @@
+"""Ray's side of the coordinator and the node agents: thin actors around plain asyncio classes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from actors.coordinator import Coordinator
+from actors.node import NodeAgent
+from fleet.clock import Clock, MonotonicClock, unix_time_s
+from fleet.events import FaultReported
+from fleet.instructions import EndRun, Write
+from fleet.journal import JournalWriter, read_journal
+from fleet.machine import FleetMachine
+from fleet.ports import CheckpointPort, ProcessPort
+from fleet.records import Record, Resumed, RunStarted, Spans
+from fleet.types import Member, Process
+
+log = logging.getLogger("fleet.hosts")
+
+
+@dataclass(frozen=True)
+class CoordinatorSpec:
+    """All that a coordinator needs to start, and to start again after it was killed.
+
+    ``machine`` makes the decision core for a start time; ``store`` the checkpoint port; ``started`` the journal's first record for a time.
+    ``cluster`` names this cluster: a journal that was written under another one belongs to a run that is being resumed.
+    """
+
+    journal: Path
+    host: str
+    port: int
+    cluster: str
+    machine: Callable[[float], FleetMachine]
+    store: Callable[[], CheckpointPort]
+    started: Callable[[float], RunStarted]
+
+
+def _history(path: Path) -> tuple[list[Record], dict[Member, int]]:
+    """The journal without its spans, and up to when each member's time is in it."""
+    records: list[Record] = []
+    ends: dict[Member, int] = {}
+    for record in read_journal(path) if path.exists() else ():
+        if isinstance(record, Spans):
+            ends[record.member] = record.start_us + sum(record.durations_us)
+        else:
+            records.append(record)
+    return records, ends
+
+
+def _run_clock(records: list[Record]) -> MonotonicClock:
+    """A clock that goes on where the journal's stopped, also when the host was rebooted in between."""
+    started = next((record for record in records if isinstance(record, RunStarted)), None)
+    clock = MonotonicClock()
+    if started is not None:
+        drift_s = started.at_s + (unix_time_s() - started.unix_time_s) - clock.now_s()
+        clock.offset_s = drift_s if abs(drift_s) > 60.0 else 0.0
+    return clock
+
+
+class CoordinatorHost:
+    """The actor. It is rebuilt from the journal whenever its process is new."""
+
+    async def __init__(self, spec: CoordinatorSpec) -> None:
+        records, ends = _history(spec.journal)
+        clock = _run_clock(records)
+        self.outcome: EndRun | None = None
+        self._done = asyncio.Event()
+        journal = JournalWriter(spec.journal)
+        machine = spec.machine(clock.now_s())
+        self._begin(spec, machine, records, journal, clock)
+        self._coordinator = Coordinator(machine, clock, journal, spec.store(), self._on_end, ends, round(clock.offset_s * 1e6))
+        await self._coordinator.start(spec.host, spec.port)
+
+    def _begin(self, spec: CoordinatorSpec, machine: FleetMachine, records: list[Record], journal: JournalWriter, clock: Clock) -> None:
+        now_s = clock.now_s()
+        if not records:
+            journal.append(spec.started(now_s))
+        elif _cluster_of(records) != spec.cluster:
+            journal.append(Resumed(now_s, unix_time_s(), "resumed in a new cluster", spec.cluster))
+            for instruction in machine.resume(records, now_s):
+                if isinstance(instruction, Write):
+                    journal.append(instruction.record)
+        else:
+            journal.append(Resumed(now_s, unix_time_s(), "the coordinator was restarted", spec.cluster, gap=False))
+            machine.replay(records, now_s)
+            self.outcome = EndRun(machine.ended.status, machine.ended.reason, machine.ended.detail) if machine.ended else None
+        journal.flush()
+
+    def _on_end(self, outcome: EndRun) -> None:
+        self.outcome = outcome
+        self._done.set()
+
+    async def wait(self, timeout_s: float) -> EndRun | None:
+        """How the run ended, or None when it has not ended within ``timeout_s``."""
+        if self.outcome is None:
+            try:
+                await asyncio.wait_for(self._done.wait(), timeout_s)
+            except TimeoutError:
+                return None
+        return self.outcome
+
+    async def stop_run(self, reason: str) -> None:
+        self._coordinator.stop_run(reason)
+
+    async def report_fault(self, event: FaultReported) -> None:
+        self._coordinator.report_fault(event)
+
+    async def census(self) -> tuple[str, list[tuple[Member, Process, bool]]]:
+        return self._coordinator.machine.phase, self._coordinator.census()
+
+    async def operate(self, operation: str, process: Process, severity: float, duration_s: float) -> tuple[str, float]:
+        """(why it was refused or "", when it happened on the run's clock)."""
+        answer = await self._coordinator.operate(operation, process, severity, duration_s)
+        return answer.refused, answer.at_s
+
+    async def close(self) -> None:
+        await self._coordinator.stop()
+
+
+class AgentHost:
+    """The actor of one node's agent."""
+
+    async def __init__(self, node: str, index: int, folder: Path, coordinator: str, processes: Callable[[], ProcessPort]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._agent = NodeAgent(node, index, folder, coordinator, processes())
+        await self._agent.start()
+
+    async def ready(self) -> str:
+        return self._agent.socket_path
+
+
+def start_coordinator(spec: CoordinatorSpec) -> Any:
+    """Create the coordinator actor on the head node; Ray restarts it when it dies."""
+    options = {"num_cpus": 0, "resources": {"node:__internal_head__": 0.001}, "max_restarts": -1, "max_task_retries": -1}
+    return ray.remote(CoordinatorHost).options(name=f"fleet-{spec.cluster}", **options).remote(spec)
+
+
+def start_agent(node: str, index: int, folder: Path, coordinator: str, processes: Callable[[], ProcessPort]) -> Any:
+    """Create the agent actor of ``node``."""
+    strategy = NodeAffinitySchedulingStrategy(node, soft=False)
+    options = {"num_cpus": 0, "max_restarts": -1, "scheduling_strategy": strategy}
+    return ray.remote(AgentHost).options(**options).remote(node, index, folder, coordinator, processes)
+
+
+def _cluster_of(records: list[Record]) -> str:
+    """The cluster under which the journal was last written; the first one has the run's own name."""
+    named = [record for record in records if isinstance(record, RunStarted | Resumed)]
+    last = named[-1]
+    return last.run if isinstance(last, RunStarted) else last.cluster

@@ -1,0 +1,87 @@
+"""What travels between node agents and the coordinator, beside events and instructions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fleet.codec import Codec
+from fleet.events import Event
+from fleet.instructions import Instruction
+from fleet.records import Spans, Unobserved
+from fleet.types import Process, ViewDelta
+
+
+@dataclass(frozen=True, slots=True)
+class AgentHello:
+    """First frame of a connection. ``boot`` names the host's boot: where it equals the coordinator's, the clocks are one."""
+
+    node: str
+    index: int
+    boot: str
+    sent_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class AgentWelcome:
+    """``sent_us`` comes back as it was, ``clock_us`` is the run's clock: enough to align the agent's.
+
+    On a host of the same boot, ``offset_us`` (run's clock less the monotonic clock) is exact, and is used instead.
+    """
+
+    boot: str
+    sent_us: int
+    clock_us: int
+    offset_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpanBatch:
+    """Rank time for the journal. Kept by the agent and sent again until ``SpanAck`` names its number."""
+
+    number: int
+    spans: tuple[Spans, ...]
+    unobserved: tuple[Unobserved, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SpanAck:
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class ViewChange:
+    """A view as a delta to one that this agent was sent before. ``proposal``: to be formed beside running steps."""
+
+    delta: ViewDelta
+    proposal: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ViewWanted:
+    """The agent does not have the view that a delta is relative to."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Operate:
+    """A fault operation (kill, stop, resume, slow) on a process of this node."""
+
+    number: int
+    operation: str
+    process: Process
+    severity: float = 1.0
+    duration_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Operated:
+    """``refused`` says why nothing was done; empty when it was. ``at_s`` is the moment, on the run's clock."""
+
+    number: int
+    refused: str
+    at_s: float
+
+
+UP = Codec([*Event.__args__, AgentHello, SpanBatch, ViewWanted, Operated])
+DOWN = Codec([*Instruction.__args__, AgentWelcome, SpanAck, ViewChange, Operate])

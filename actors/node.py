@@ -1,0 +1,310 @@
+"""One agent on each node: it knows its ranks' processes, passes words on, and speaks for all of them at once.
+
+No Ray in here: ``actors.hosts`` wraps it into an actor, tests run it in a plain event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from actors.messages import DOWN, UP, AgentHello, AgentWelcome, Operate, Operated, SpanAck, SpanBatch, ViewChange, ViewWanted
+from actors.rank.recorder import RingReader, now_us
+from actors.rank.spans import SpanBuilder
+from fleet.events import EVENTS, Heartbeat, Joined, Lost
+from fleet.instructions import INSTRUCTIONS, Evict, Fence, Instruction, Propose, Publish, Welcome
+from fleet.ports import ProcessPort
+from fleet.records import Spans
+from fleet.types import Member, Process, Pulse, StateId, View, apply_delta
+from fleet.wire import frame, read_frame
+
+log = logging.getLogger("fleet.agent")
+HEARTBEAT_S = 0.1
+SPANS_S = 0.25
+CUT_S = 1.0
+RECONNECT_S = 0.05
+
+
+def boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+@dataclass(slots=True)
+class LocalRank:
+    """A rank process of this node, from its first hello until its death was told."""
+
+    process: Process
+    token: str
+    ring: RingReader
+    pidfd: int
+    writer: asyncio.StreamWriter | None = None
+    member: Member | None = None
+    builder: SpanBuilder | None = None
+    slow: bool = False
+
+
+@dataclass(slots=True)
+class Uplink:
+    """The line to the coordinator, and what must not be lost when it breaks."""
+
+    writer: asyncio.StreamWriter | None = None
+    unacked: deque[SpanBatch] = field(default_factory=deque)
+    lost: dict[Member, Lost] = field(default_factory=dict)
+    number: int = 0
+
+    def send(self, message: Any) -> None:
+        if self.writer is not None and not self.writer.is_closing():
+            self.writer.write(frame(UP.encode(message)))
+
+
+class NodeAgent:
+    """Serves the ranks of one node on a unix socket and keeps one connection to the coordinator.
+
+    Args:
+        node: the node's name, unique in the run.
+        index: its place among the cluster's nodes.
+        folder: where the socket and the ranks' rings lie (tmpfs).
+        coordinator: ``host:port``.
+        processes: carries out fault operations.
+    """
+
+    def __init__(self, node: str, index: int, folder: Path, coordinator: str, processes: ProcessPort) -> None:
+        self.node, self.index, self.folder, self.coordinator = node, index, folder, coordinator
+        self._processes = processes
+        self._ranks: dict[str, LocalRank] = {}
+        self._up = Uplink()
+        self._views: dict[int, View] = {}
+        self._offset_us = 0
+        self._tasks: list[asyncio.Task[None]] = []
+        self._server: asyncio.AbstractServer | None = None
+
+    @property
+    def socket_path(self) -> str:
+        return socket_path(self.folder, self.node)
+
+    async def start(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.socket_path)
+        self._server = await asyncio.start_unix_server(self._serve_rank, self.socket_path)
+        self._tasks = [asyncio.create_task(work()) for work in (self._keep_connected, self._beat, self._report_spans)]
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._server is not None:
+            self._server.close()
+        for rank in self._ranks.values():
+            asyncio.get_running_loop().remove_reader(rank.pidfd)
+            os.close(rank.pidfd)
+        if self._up.writer is not None:
+            self._up.writer.close()
+
+    # ---- ranks ---------------------------------------------------------------------------------------------------------------------------
+
+    async def _serve_rank(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        rank: LocalRank | None = None
+        try:
+            while True:
+                event = EVENTS.decode(await read_frame(reader))
+                if isinstance(event, Joined):
+                    rank = self._adopt(event, writer)
+                self._up.send(event)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            if rank is not None and rank.writer is writer:
+                rank.writer = None
+        finally:
+            writer.close()
+
+    def _adopt(self, hello: Joined, writer: asyncio.StreamWriter) -> LocalRank | None:
+        rank = self._ranks.get(hello.token)
+        if rank is None:
+            try:
+                pidfd = os.pidfd_open(hello.process.pid)
+            except ProcessLookupError:
+                return None
+            rank = LocalRank(hello.process, hello.token, RingReader(ring_path(self.folder, hello.token)), pidfd)
+            self._ranks[hello.token] = rank
+            asyncio.get_running_loop().add_reader(pidfd, self._on_death, rank)
+            if hello.incarnation is not None:
+                self._name(rank, Member(hello.slot, hello.incarnation))
+        rank.writer = writer
+        return rank
+
+    def _name(self, rank: LocalRank, member: Member) -> None:
+        if rank.member != member:
+            rank.member, rank.builder = member, SpanBuilder(member)
+
+    def _on_death(self, rank: LocalRank) -> None:
+        at_us = now_us()
+        asyncio.get_running_loop().remove_reader(rank.pidfd)
+        os.close(rank.pidfd)
+        self._ranks.pop(rank.token, None)
+        if rank.member is None or rank.builder is None:
+            return
+        self._send_spans([*rank.builder.add(rank.ring.drain()), *rank.builder.cut(at_us)])
+        where = rank.ring.position()
+        lost = Lost(rank.member, "its process ended", self._run_s(at_us), where.step, where.shard)
+        self._up.lost[rank.member] = lost
+        self._up.send(lost)
+        rank.ring.path.unlink(missing_ok=True)
+
+    def _run_s(self, at_us: int) -> float:
+        return (at_us + self._offset_us) / 1e6
+
+    # ---- the coordinator -----------------------------------------------------------------------------------------------------------------
+
+    async def _keep_connected(self) -> None:
+        host, port = self.coordinator.rsplit(":", 1)
+        while True:
+            try:
+                reader, writer = await asyncio.open_connection(host, int(port))
+            except OSError:
+                await asyncio.sleep(RECONNECT_S)
+                continue
+            try:
+                await self._converse(reader, writer)
+            except (asyncio.IncompleteReadError, ConnectionError) as error:
+                log.info("the coordinator hung up: %s", error)
+            finally:
+                self._up.writer = None
+                self._views.clear()
+                writer.close()
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._up.writer = writer
+        self._up.send(AgentHello(self.node, self.index, boot_id(), now_us()))
+        self._align(DOWN.decode(await read_frame(reader)))
+        for message in [*self._up.unacked, *self._up.lost.values()]:
+            self._up.send(message)
+        for rank in self._ranks.values():
+            self._hang_up_on(rank)  # it says hello again at once, with its last status: the coordinator may be a new one
+        while True:
+            self._take(DOWN.decode(await read_frame(reader)))
+
+    @staticmethod
+    def _hang_up_on(rank: LocalRank) -> None:
+        if rank.writer is not None:
+            rank.writer.close()
+
+    def _align(self, welcome: AgentWelcome) -> None:
+        if welcome.boot == boot_id():
+            self._offset_us = welcome.offset_us
+        elif not self._offset_us:  # kept for this agent's life: another estimate would tear a rank's spans apart
+            self._offset_us = welcome.clock_us - (welcome.sent_us + now_us()) // 2
+
+    def _take(self, message: Any) -> None:
+        match message:
+            case SpanAck(number=number):
+                while self._up.unacked and self._up.unacked[0].number <= number:
+                    self._up.unacked.popleft()
+                self._up.lost.clear()
+            case ViewChange(delta=delta, proposal=proposal):
+                base = self._views.get(delta.base)
+                if base is None:
+                    self._up.send(ViewWanted(delta.generation))
+                else:
+                    view = apply_delta(base, delta)
+                    self._take(Propose(view) if proposal else Publish(view))
+            case Publish(view=view) | Propose(view=view):
+                self._views[view.generation] = view
+                self._views = {key: kept for key, kept in self._views.items() if key > view.generation - 8}
+                self._pass_on(message, view.members)
+            case Welcome(token=token, slot=slot, incarnation=incarnation):
+                if token in self._ranks:
+                    self._name(self._ranks[token], Member(slot, incarnation))
+                    self._tell(self._ranks[token], message)
+            case Fence(token=token):
+                if token in self._ranks:
+                    self._tell(self._ranks[token], message)
+            case Evict():
+                self._evict(message)
+            case Operate():
+                self._up.send(self._operate(message))
+            case _:
+                self._pass_on(message, message.members)
+
+    def _pass_on(self, message: Instruction, members: tuple[Member, ...]) -> None:
+        wanted = set(members)
+        for rank in self._ranks.values():
+            if rank.member in wanted:
+                self._tell(rank, message)
+
+    def _tell(self, rank: LocalRank, message: Instruction) -> None:
+        if rank.writer is not None and not rank.writer.is_closing():
+            rank.writer.write(frame(INSTRUCTIONS.encode(message)))
+
+    def _evict(self, message: Evict) -> None:
+        rank = next((rank for rank in self._ranks.values() if rank.process == message.process), None)
+        if rank is not None:
+            log.warning("evicting %s (pid %d): %s", message.member, rank.process.pid, message.reason)
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(rank.pidfd, signal.SIGKILL)
+
+    def _operate(self, order: Operate) -> Operated:
+        work = {
+            "kill": lambda: self._processes.kill(order.process),
+            "stop": lambda: self._processes.stop(order.process),
+            "resume": lambda: self._processes.resume(order.process),
+            "slow": lambda: self._processes.slow(order.process, order.severity, order.duration_s),
+        }[order.operation]
+        at_us = now_us()
+        return Operated(order.number, work() or "", self._run_s(at_us))
+
+    # ---- regular words -------------------------------------------------------------------------------------------------------------------
+
+    async def _beat(self) -> None:
+        while True:
+            pulses = tuple(self._pulse(rank, rank.member) for rank in self._ranks.values() if rank.member is not None)
+            self._up.send(Heartbeat(self.node, pulses))
+            await asyncio.sleep(HEARTBEAT_S)
+
+    @staticmethod
+    def _pulse(rank: LocalRank, member: Member) -> Pulse:
+        where, at_us = rank.ring.position(), now_us()
+        state = StateId(where.lineage, where.step)
+        ages = (at_us - where.beat_us) / 1e6, (at_us - where.progress_us) / 1e6
+        return Pulse(member, where.generation, state, *ages, where.stepping)
+
+    async def _report_spans(self) -> None:
+        while True:
+            await asyncio.sleep(SPANS_S)
+            spans: list[Spans] = []
+            for rank in self._ranks.values():
+                if rank.builder is not None:
+                    spans += rank.builder.add(rank.ring.drain())
+                    since = rank.builder.open_since_us
+                    if since is not None and now_us() - since > CUT_S * 1e6:
+                        spans += rank.builder.cut(now_us())
+            self._send_spans(spans)
+
+    def _send_spans(self, spans: list[Spans]) -> None:
+        if not spans:
+            return
+        self._up.number += 1
+        shifted = spans if not self._offset_us else [_shift(record, self._offset_us) for record in spans]
+        batch = SpanBatch(self._up.number, tuple(shifted))
+        self._up.unacked.append(batch)
+        self._up.send(batch)
+
+
+def _shift(record: Spans, offset_us: int) -> Spans:
+    return Spans(
+        record.member, record.generation, record.lineage, record.step, record.start_us + offset_us, record.durations_us, record.codes
+    )
+
+
+def socket_path(folder: Path, node: str) -> str:
+    """Where the agent of ``node`` listens. Unix socket paths hold about 100 characters."""
+    return str(folder / f"agent-{node[:16]}.sock")
+
+
+def ring_path(folder: Path, token: str) -> Path:
+    return folder / f"ring-{token}"

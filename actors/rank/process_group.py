@@ -1,0 +1,389 @@
+"""A process group that lives for one view: formed in milliseconds, broken from any thread, closed without leaks.
+
+Ranks do not use ``torch.distributed``'s default group, which cannot be left once a peer has died. A :class:`Group` always has gloo for
+tensors in host memory; on CUDA it has NCCL beside it, or stages through pinned host memory when asked for ``backend="gloo"``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import stat
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from fleet.errors import FleetError
+
+Address = tuple[str, int]
+Transfer = tuple[torch.Tensor, int]
+
+
+class GroupBroken(FleetError):
+    """The group of ``generation`` cannot be used any more, or could not be formed. The rank parks and waits for the next view."""
+
+    def __init__(self, reason: str, generation: int = -1) -> None:
+        super().__init__(reason, generation)
+        self.reason, self.generation = reason, generation
+
+    def __str__(self) -> str:
+        return f"process group of generation {self.generation}: {self.reason}"
+
+
+class StoreServer:
+    """A key-value store served by this process on a free port; groups meet on it. ``address`` is ``host:port``."""
+
+    def __init__(self, host: str) -> None:
+        with socket.socket() as listener:
+            listener.bind(("", 0))
+            listener.listen(4096)
+            # The store owns the descriptor from here on, so it gets one of its own. Close-on-exec is set on every Python socket.
+            self._store: Any = dist.TCPStore(
+                host, listener.getsockname()[1], None, True, wait_for_workers=False, master_listen_fd=os.dup(listener.fileno())
+            )
+        self.address = f"{host}:{self._store.port}"
+
+    def close(self) -> None:
+        """Stop serving. Ranks that are forming on it see ``GroupBroken``."""
+        self._store = None
+
+
+def _address(store: str) -> Address:
+    host, _, port = store.rpartition(":")
+    return host, int(port)
+
+
+def _tcp_sockets() -> Iterator[socket.socket]:
+    """A duplicate of each TCP socket that this process has open. The duplicate cannot be reused under us; the number could."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(os.stat(f"/proc/self/fd/{name}").st_mode):
+                with socket.socket(fileno=os.dup(int(name))) as duplicate:
+                    if duplicate.family in (socket.AF_INET, socket.AF_INET6) and duplicate.type == socket.SOCK_STREAM:
+                        yield duplicate
+
+
+def _listening() -> set[Address]:
+    return {s.getsockname()[:2] for s in _tcp_sockets() if s.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)}
+
+
+def _local_ends() -> set[Address]:
+    return {s.getsockname()[:2] for s in _tcp_sockets()}
+
+
+@dataclass
+class _Ends:
+    """The TCP addresses by which a group's own connections are known: ``near`` on this rank, ``far`` on its peers."""
+
+    near: set[Address] = field(default_factory=set)
+    far: set[Address] = field(default_factory=set)
+
+    def shut_down(self) -> None:
+        """End those connections. Nothing else wakes a thread that waits in gloo.
+
+        A listening socket has no peer and is left alone: gloo ends the process when one fails.
+        """
+        for connection in _tcp_sockets():
+            with contextlib.suppress(OSError):
+                if connection.getpeername()[:2] in self.far or connection.getsockname()[:2] in self.near:
+                    connection.shutdown(socket.SHUT_RDWR)
+
+
+def _gloo(store: Any, rank: int, size: int, device: Any, timeout_s: float) -> Any:
+    options = dist.ProcessGroupGloo._Options()
+    options._timeout = timedelta(seconds=timeout_s)
+    options._devices = [device]
+    return dist.ProcessGroupGloo(store, rank, size, options)
+
+
+def _nccl(store: Any, rank: int, size: int, timeout_s: float) -> Any:
+    """Not verified on several GPUs yet. The watchdog must not end the process: Fleet aborts the communicator and carries on."""
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timedelta(seconds=timeout_s)
+    return dist.ProcessGroupNCCL(store, rank, size, options)
+
+
+def warm_up(host: str = "127.0.0.1") -> None:
+    """Pay gloo's first-use cost (0.1 to 0.4 s a process) ahead of the first view."""
+    _gloo(dist.HashStore(), 0, 1, dist.ProcessGroupGloo.create_device(hostname=host), 30.0)
+
+
+class Work:
+    """Operations under way. Keep the tensors as they are until :meth:`wait` returns."""
+
+    __slots__ = ("_after", "_group", "_works")
+
+    def __init__(self, group: Group, works: Sequence[Any], after: Callable[[], None] | None = None) -> None:
+        self._group, self._works, self._after = group, works, after
+
+    def wait(self) -> None:
+        """Block until all are complete. Raises GroupBroken when a peer is lost, on time-out, and on ``Group.interrupt``."""
+        try:
+            for work in self._works:
+                if not work.wait():
+                    raise self._group.broken("an operation was aborted")
+        except RuntimeError as error:
+            raise self._group.broken(str(error).splitlines()[0]) from error
+        if self._after is not None:
+            self._after()
+
+
+class Group:
+    """Point-to-point and collective operations among the ``size`` ranks of one view; thread-safe only as far as stated.
+
+    Operations belong to one thread at a time; :meth:`interrupt` may be called from any thread. A group of size 1 uses no network.
+    """
+
+    def __init__(
+        self, generation: int, rank: int, size: int, device: torch.device, gloo: Any = None, nccl: Any = None, ends: _Ends | None = None
+    ) -> None:
+        self.generation, self.rank, self.size, self.device = generation, rank, size, device
+        self._gloo, self._nccl = gloo, nccl
+        self._ends = ends
+        self._stop = ""
+
+    @classmethod
+    def form(
+        cls,
+        *,
+        store: str,
+        generation: int,
+        rank: int,
+        size: int,
+        device: torch.device,
+        timeout_s: float,
+        host: str,
+        backend: str | None = None,
+    ) -> Group:
+        """Meet the other ranks of ``generation`` at ``store`` (``host:port``). Raises GroupBroken within ``timeout_s``.
+
+        ``host`` is the address of this rank's node, on which peers connect to it. ``backend="gloo"`` keeps CUDA tensors off NCCL.
+        ``timeout_s`` bounds each later operation, too. See :class:`Forming` for a forming that can be interrupted.
+        """
+        return Forming(
+            store=store, generation=generation, rank=rank, size=size, device=device, timeout_s=timeout_s, host=host, backend=backend
+        ).wait()
+
+    def broken(self, reason: str) -> GroupBroken:
+        """The error to raise: what interrupted the group when it was interrupted, ``reason`` otherwise."""
+        return GroupBroken(self._stop or reason, self.generation)
+
+    def _wires(self, tensor: torch.Tensor) -> Any:
+        if self._stop:
+            raise self.broken(self._stop)
+        return self._nccl if tensor.is_cuda and self._nccl is not None else self._gloo
+
+    def _staged(self, tensor: torch.Tensor) -> bool:
+        return tensor.is_cuda and self._nccl is None
+
+    def start(self, sends: Sequence[Transfer], receives: Sequence[Transfer], tag: int = 0) -> Work:
+        """Begin to send and to receive ``(tensor, peer)`` pairs; the n-th send to a peer under ``tag`` meets its n-th receive from here.
+
+        Tensors are contiguous and may be views. All of one call are on the same device.
+        """
+        if not sends and not receives:
+            return Work(self, ())
+        tensor = (sends or receives)[0][0]
+        wires = self._wires(tensor)
+        try:
+            if tensor.is_cuda and wires is self._nccl:
+                return self._start_nccl(wires, sends, receives)
+            if self._staged(tensor):
+                return self._start_staged(wires, sends, receives, tag)
+            works = [wires.recv([t], peer, tag) for t, peer in receives]
+            works += [wires.send([t], peer, tag) for t, peer in sends]
+        except RuntimeError as error:
+            raise self.broken(str(error).splitlines()[0]) from error
+        return Work(self, works)
+
+    def _start_nccl(self, wires: Any, sends: Sequence[Transfer], receives: Sequence[Transfer]) -> Work:
+        """One NCCL group call, as single sends and receives could wait for each other."""
+        wires._start_coalescing(self.device)
+        for tensor, peer in receives:
+            wires.recv([tensor], peer, 0)
+        for tensor, peer in sends:
+            wires.send([tensor], peer, 0)
+        return Work(self, [wires._end_coalescing(self.device)], self._settle)
+
+    def _settle(self) -> None:
+        """An NCCL error shows only once the stream is idle; an interrupt ends the kernels that wait for a lost peer."""
+        torch.cuda.current_stream(self.device).synchronize()
+        if self._stop:
+            raise self.broken(self._stop)
+
+    def _start_staged(self, wires: Any, sends: Sequence[Transfer], receives: Sequence[Transfer], tag: int) -> Work:
+        """By way of host memory, pinned when there is a GPU; torch's host allocator keeps pinned blocks for the next call."""
+        landed = [(_host_like(t), t, peer) for t, peer in receives]
+        outgoing = [(_host_like(t).copy_(t), peer) for t, peer in sends]
+        works = [wires.recv([host], peer, tag) for host, _, peer in landed]
+        works += [wires.send([host], peer, tag) for host, peer in outgoing]
+
+        def land() -> None:
+            outgoing.clear()
+            for host, tensor, _ in landed:
+                tensor.copy_(host)
+
+        return Work(self, works, land)
+
+    def send(self, tensor: torch.Tensor, to: int, tag: int = 0) -> None:
+        self.start([(tensor, to)], [], tag).wait()
+
+    def recv(self, tensor: torch.Tensor, source: int, tag: int = 0) -> None:
+        self.start([], [(tensor, source)], tag).wait()
+
+    def start_all_gather(self, out: torch.Tensor, inp: torch.Tensor, tag: int = 0) -> Work:
+        """``out[r]`` becomes rank r's ``inp``: ``out`` has one more dimension, of length ``size``, in front. For small tensors."""
+        out[self.rank].copy_(inp)
+        peers = [(self.rank + i) % self.size for i in range(1, self.size)]
+        return self.start([(inp, peer) for peer in peers], [(out[peer], peer) for peer in peers], tag)
+
+    def all_gather(self, out: torch.Tensor, inp: torch.Tensor, tag: int = 0) -> None:
+        self.start_all_gather(out, inp, tag).wait()
+
+    def start_all_reduce(self, tensor: torch.Tensor) -> Work:
+        """Sum over ranks, in place, in the library's own order: its bits depend on the world size."""
+        wires = self._wires(tensor)
+        if self.size == 1:
+            return Work(self, ())
+        host = _host_like(tensor).copy_(tensor) if self._staged(tensor) else tensor
+        try:
+            work = wires.allreduce([host])
+        except RuntimeError as error:
+            raise self.broken(str(error).splitlines()[0]) from error
+        if host is not tensor:
+            return Work(self, [work], lambda: _discard(tensor.copy_(host)))
+        return Work(self, [work], self._settle if wires is self._nccl else None)
+
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        self.start_all_reduce(tensor).wait()
+
+    def interrupt(self, reason: str = "interrupted") -> None:
+        """Make every operation under way here, and every later one, raise GroupBroken. From any thread, at any time, at once.
+
+        Neighbours notice too, as their connections to this rank end.
+        """
+        self._stop = self._stop or reason
+        if self._ends is not None:
+            self._ends.shut_down()
+        if self._nccl is not None:
+            self._nccl.abort()
+
+    def close(self) -> None:
+        """Leave the group and free its sockets and threads. An operation that is still under way raises GroupBroken."""
+        self.interrupt("closed")
+        self._gloo = self._nccl = self._ends = None
+
+
+def _discard(_: object) -> None:
+    return None
+
+
+def _host_like(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=torch.cuda.is_available())
+
+
+class Forming:
+    """A group being formed, in a thread of its own, so that it can be given up at any moment: also beside running steps.
+
+    A thread that was given up ends by itself, at once or within ``timeout_s``. It is no daemon: the interpreter cannot end well while a
+    thread is inside gloo, so it waits for this one.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: str,
+        generation: int,
+        rank: int,
+        size: int,
+        device: torch.device,
+        timeout_s: float,
+        host: str,
+        backend: str | None = None,
+    ) -> None:
+        self._store, self._host, self._device = store, host, device
+        self._nccl = device.type == "cuda" and backend != "gloo"
+        self._generation, self._rank, self._size, self._timeout_s = generation, rank, size, timeout_s
+        self._lock, self._settled = threading.Lock(), threading.Event()
+        self._group: Group | None = None
+        self._error = ""
+        self._ends = _Ends()
+        if size == 1:
+            self._settle(Group(generation, rank, size, device))
+        else:
+            threading.Thread(target=self._run, name=f"fleet-form-{generation}").start()
+
+    @property
+    def done(self) -> bool:
+        """True once :meth:`wait` will not block."""
+        return self._settled.is_set()
+
+    def wait(self) -> Group:
+        """The group; raises GroupBroken when it could not be formed within ``timeout_s``, or was interrupted."""
+        if not self._settled.wait(self._timeout_s):
+            self.interrupt(f"not all of {self._size} ranks met within {self._timeout_s:g} s")
+        if self._group is None:
+            raise GroupBroken(self._error, self._generation)
+        return self._group
+
+    def interrupt(self, reason: str = "interrupted") -> None:
+        """Give up, from any thread; :meth:`wait` raises. A group that was formed already is interrupted."""
+        self._settle(None, reason)
+        if self._group is None:
+            self._ends.shut_down()
+        else:
+            self._group.interrupt(reason)
+
+    def _settle(self, group: Group | None, error: str = "") -> None:
+        """The first one to settle decides; a group that comes too late is closed."""
+        with self._lock:
+            if not self._settled.is_set():
+                self._group, self._error = group, error
+                self._settled.set()
+                return
+        if group is not None:
+            group.close()
+
+    def _run(self) -> None:
+        try:
+            self._settle(self._meet())
+        except (RuntimeError, OSError, GroupBroken) as error:
+            self._settle(None, f"forming at {self._store}: {str(error).splitlines()[0]}")
+
+    def _meet(self) -> Group:
+        store = self._store_client()
+        gloo = self._gloo_wires(store)
+        nccl = _nccl(dist.PrefixStore("nccl", store), self._rank, self._size, self._timeout_s) if self._nccl else None
+        group = Group(self._generation, self._rank, self._size, self._device, gloo, nccl, self._ends)
+        # Nobody is done before everybody is: a rank that closed at once would break those that still connect.
+        group.all_gather(torch.empty(self._size, 1), torch.zeros(1))
+        return group
+
+    def _store_client(self) -> Any:
+        address = _address(self._store)
+        # TCPStore retries a refused connection past its own time-out; a plain connection says at once that nobody listens.
+        socket.create_connection(address, self._timeout_s).close()
+        before = _local_ends()
+        client = dist.TCPStore(*address, None, False, timeout=timedelta(seconds=self._timeout_s), wait_for_workers=False)
+        self._ends.near |= {end for end in _local_ends() - before if end != address}
+        return dist.PrefixStore(f"fleet/{self._generation}", client)
+
+    def _gloo_wires(self, store: Any) -> Any:
+        before = _listening()
+        device = dist.ProcessGroupGloo.create_device(hostname=self._host)
+        mine = _listening() - before
+        self._ends.near |= mine
+        store.set(f"at/{self._rank}", json.dumps(sorted(mine)))
+        found = store.multi_get([f"at/{rank}" for rank in range(self._size) if rank != self._rank])
+        self._ends.far |= {(host, port) for text in found for host, port in json.loads(text)}
+        if self.done:
+            raise GroupBroken(self._error, self._generation)
+        return _gloo(dist.PrefixStore("gloo", store), self._rank, self._size, device, self._timeout_s)

@@ -1,0 +1,83 @@
+"""The one loop that performs what the machine decides. The edge of the pure core: here are clocks, threads and ports, and no decisions."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from fleet.clock import Clock
+from fleet.events import CheckpointDurable, CheckpointFailed, Event, Tick
+from fleet.instructions import CommitCheckpoint, EndRun, Instruction, Write
+from fleet.machine import FleetMachine
+from fleet.ports import CheckpointPort, JournalPort, MembersPort
+
+log = logging.getLogger("fleet.driver")
+TICK_S = 0.05
+
+
+class Driver:
+    """Feeds events to a machine and performs its instructions, in order, in one asyncio loop.
+
+    Args:
+        machine: the decision core.
+        clock: the run's clock.
+        journal: where ``Write`` goes. It is flushed before anything else is performed, so that no rank hears of what could be forgotten.
+        members: carries instructions to ranks.
+        checkpoints: puts manifests in place; called in a worker thread.
+        on_end: told once, when the run has ended.
+    """
+
+    def __init__(
+        self,
+        machine: FleetMachine,
+        clock: Clock,
+        journal: JournalPort,
+        members: MembersPort,
+        checkpoints: CheckpointPort,
+        on_end: Callable[[EndRun], None],
+    ) -> None:
+        self.machine, self.clock = machine, clock
+        self._journal, self._members, self._checkpoints, self._on_end = journal, members, checkpoints, on_end
+        self._background: set[asyncio.Task[None]] = set()
+
+    def submit(self, event: Event) -> None:
+        """Handle one event now; must be called in the loop's own thread."""
+        written = False
+        for instruction in self.machine.handle(event, self.clock.now_s()):
+            if isinstance(instruction, Write):
+                self._journal.append(instruction.record)
+                written = True
+                continue
+            if written:
+                self._journal.flush()
+                written = False
+            self._perform(instruction)
+        if written:
+            self._journal.flush()
+
+    def _perform(self, instruction: Instruction) -> None:
+        match instruction:
+            case CommitCheckpoint():
+                task = asyncio.get_running_loop().create_task(self._commit(instruction))
+                self._background.add(task)
+                task.add_done_callback(self._background.discard)
+            case EndRun():
+                self._on_end(instruction)
+            case _:
+                self._members.send(instruction)
+
+    async def _commit(self, order: CommitCheckpoint) -> None:
+        try:
+            size = await asyncio.to_thread(self._checkpoints.commit, order)
+        except Exception as error:  # any failure of a store is the same to the run: this checkpoint does not exist
+            log.warning("checkpoint %s was not committed: %r", order.checkpoint, error)
+            self.submit(CheckpointFailed(order.checkpoint, f"{type(error).__name__}: {error}"))
+            return
+        latency_s = self.clock.now_s() - order.requested_at_s
+        self.submit(CheckpointDurable(order.checkpoint, order.state, size, order.blocked_s, latency_s))
+
+    async def tick_forever(self) -> None:
+        while True:
+            self.submit(Tick())
+            await asyncio.sleep(TICK_S)
