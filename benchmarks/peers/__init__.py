@@ -1,0 +1,1 @@
+"""The systems that `recovery` and `storm` compare, each behind the same small adapter (`common.System`)."""

@@ -1,0 +1,208 @@
+"""torchft by itself: a lighthouse, one replica group of one rank for each slot, and a supervisor that starts a dead rank again at once.
+
+It follows torchft's public `train_ddp.py`: `Manager` with `min_replica_size=1`, its `Optimizer`, `ProcessGroupGloo(timeout=5 s)`. What is
+chosen here is chosen in its favour:
+
+- Gradients go through the public `Manager.allreduce`, all in one buffer. With torchft 0.2.0's own `DistributedDataParallel` a peer's death
+  during `wait()` trips `assert fut._fut` in its hook (ddp.py:76), which ends survivors too; set ``BENCH_TORCHFT_DDP=1`` to see that.
+- The stores through which replicas meet live in the supervisor, as torchelastic's agent store does, so that they outlive a killed rank.
+- Heartbeats every 25 ms, and a rank is taken for dead after ``HEARTBEAT_TIMEOUT_MS`` (defaults: 100 ms and 5 s). The default alone would
+  make every stall 5 s.
+- The lighthouse looks every 10 ms (default 100 ms) and waits 0.25 s at most for ranks that beat but have not joined (default 60 s): a
+  replacement builds everything before it makes its Manager, so none beats for long before it joins.
+- The quorum may take 60 s, because a quorum that times out ends the process.
+- A checkpoint every ``checkpoint_steps`` from the first participant, as for stock Ray, for when no rank is left.
+- A survivor that crashes is started again like one that was killed.
+
+A replacement is a fresh process, as under torchelastic. torchft's own way to have a spare (`WorldSizeMode.FIXED_WITH_SPARES`) makes the
+spare compute every step and keeps it out of the sum; set ``BENCH_TORCHFT_SPARES=1`` to run `storm` that way.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import nullcontext
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.common import EventLog, LoggedRun, Settings, not_installed, rank_environment
+
+HEARTBEAT_INTERVAL = timedelta(milliseconds=25)
+HEARTBEAT_TIMEOUT_MS = int(os.environ.get("BENCH_TORCHFT_HEARTBEAT_TIMEOUT_MS", "300"))
+QUORUM_TICK_MS = 10
+JOIN_TIMEOUT_MS = int(os.environ.get("BENCH_TORCHFT_JOIN_TIMEOUT_MS", "250"))
+TIMEOUT = timedelta(seconds=10)
+QUORUM_TIMEOUT = timedelta(seconds=60)
+GLOO_TIMEOUT = timedelta(seconds=5)
+CALL = "import sys; from benchmarks.peers import torchft_alone; torchft_alone.{}(*sys.argv[1:])"
+
+
+class TorchftAlone:
+    name = "torchft"
+    extra_faults: tuple[str, ...] = ()
+    hang_timeout_s = 0.0
+
+    def missing(self) -> str | None:
+        return not_installed("torch", "torchft")
+
+    def start(self, workdir: Path, settings: Settings) -> LoggedRun:
+        command = [sys.executable, "-c", CALL.format("supervise"), str(workdir), settings.to_json()]
+        return LoggedRun(workdir, settings, command, rank_environment())
+
+
+SYSTEM = TorchftAlone()
+
+
+def supervise(workdir: str, settings_json: str) -> None:
+    """Process of the supervisor: lighthouse, stores, and ranks that are started again as soon as they end. Ends on SIGTERM."""
+    from torchft.coordination import LighthouseServer
+
+    settings = Settings.from_json(settings_json)
+    lighthouse = LighthouseServer(
+        bind="[::]:0",
+        min_replicas=1,
+        join_timeout_ms=JOIN_TIMEOUT_MS,
+        quorum_tick_ms=QUORUM_TICK_MS,
+        heartbeat_timeout_ms=HEARTBEAT_TIMEOUT_MS,
+    )
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    supervisor = Supervisor(Path(workdir), settings, lighthouse.address())
+    try:
+        supervisor.watch()
+    finally:
+        supervisor.end()
+
+
+class Supervisor:
+    def __init__(self, workdir: Path, settings: Settings, lighthouse: str) -> None:
+        self._workdir, self._settings, self._lighthouse = workdir, settings, lighthouse
+        self._stores: dict[int, Any] = {}
+        self._ranks: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}
+
+    def watch(self) -> None:
+        for slot in range(self._settings.world + spare_groups(self._settings)):
+            self._start(slot)
+        while True:
+            pid, status = os.waitpid(-1, 0)
+            slot, _ = self._ranks.pop(pid)
+            with (self._workdir / "exits.txt").open("a") as exits:
+                exits.write(f"{time.monotonic():.6f} {slot} {os.waitstatus_to_exitcode(status)}\n")
+            self._start(slot)
+
+    def _start(self, slot: int) -> None:
+        from torch.distributed import TCPStore
+
+        self._stores[slot] = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        environment = {
+            **os.environ,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(self._stores[slot].port),
+            "TORCHFT_LIGHTHOUSE": self._lighthouse,
+            "RUST_LOG": "error",
+        }
+        command = [sys.executable, "-c", CALL.format("train_rank"), str(self._workdir), self._settings.to_json(), str(slot)]
+        with (self._workdir / f"rank-{slot}.txt").open("ab") as output:
+            process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
+        self._ranks[process.pid] = (slot, process)
+
+    def end(self) -> None:
+        for _, process in self._ranks.values():
+            process.kill()
+        for _, process in self._ranks.values():
+            process.wait()
+
+
+def spare_groups(settings: Settings) -> int:
+    return settings.spares if os.environ.get("BENCH_TORCHFT_SPARES") == "1" else 0
+
+
+def train_rank(workdir: str, settings_json: str, slot_text: str) -> None:
+    """Process of a rank: torchft's public training loop on the common workload, with a line in the event log for each step."""
+    import torch
+    from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
+    from torchft.manager import WorldSizeMode
+
+    from benchmarks.peers.workload import backward_share, build, share_of
+
+    wrapped = os.environ.get("BENCH_TORCHFT_DDP") == "1"
+
+    class RecordingManager(Manager):  # the optimizer wrapper does not hand on whether a step was committed
+        committed = False
+
+        def should_commit(self, timeout: timedelta | None = None) -> bool:
+            self.committed = super().should_commit(timeout)
+            return self.committed
+
+    logging.basicConfig(level=logging.WARNING)
+    slot, settings, checkpoint = int(slot_text), Settings.from_json(settings_json), Path(workdir) / "checkpoint.pt"
+    model, adamw = build(settings)
+    saved = torch.load(checkpoint, weights_only=False) if checkpoint.exists() else None
+
+    def load_state_dict(state: dict[str, Any]) -> None:
+        model.load_state_dict(state["model"])
+        adamw.load_state_dict(state["optimizer"])
+
+    def state_dict() -> dict[str, Any]:
+        return {"model": model.state_dict(), "optimizer": adamw.state_dict()}
+
+    log = EventLog(Path(workdir) / "events", slot)
+    spares = spare_groups(settings)
+    manager = RecordingManager(
+        pg=ProcessGroupGloo(timeout=GLOO_TIMEOUT),
+        load_state_dict=load_state_dict,
+        state_dict=state_dict,
+        min_replica_size=settings.world if spares else 1,
+        world_size_mode=WorldSizeMode.FIXED_WITH_SPARES if spares else WorldSizeMode.DYNAMIC,
+        replica_id=f"group_{slot}",
+        rank=0,
+        world_size=1,
+        timeout=TIMEOUT,
+        quorum_timeout=QUORUM_TIMEOUT,
+        connect_timeout=TIMEOUT,
+        heartbeat_interval=HEARTBEAT_INTERVAL,
+    )
+    if saved is not None:
+        load_state_dict(saved["user"])
+        manager.load_state_dict(saved["manager"])
+    ddp = DistributedDataParallel(manager, model) if wrapped else model
+    optimizer = Optimizer(manager, adamw)
+    while True:
+        optimizer.zero_grad()
+        backward_share(
+            ddp, settings, manager.current_step(), share_of(settings, slot % settings.world), getattr(ddp, "no_sync", nullcontext)
+        )
+        if not wrapped:
+            _average_gradients(manager, model)
+        taking_part = manager.is_participating()
+        optimizer.step()
+        _record(log, manager, taking_part, settings)
+        step = manager.current_step()
+        if manager.committed and step % settings.checkpoint_steps == 0 and manager.participating_rank() == 0:
+            torch.save({"user": state_dict(), "manager": manager.state_dict()}, checkpoint.with_suffix(".new"))
+            os.replace(checkpoint.with_suffix(".new"), checkpoint)
+
+
+def _average_gradients(manager: Any, model: Any) -> None:
+    import torch
+
+    gradients = [parameter.grad for parameter in model.parameters()]
+    flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+    manager.allreduce(flat).wait()
+    for gradient, part in zip(gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True):
+        gradient.copy_(part.view_as(gradient))
+
+
+def _record(log: EventLog, manager: Any, taking_part: bool, settings: Settings) -> None:
+    quorum = manager._quorum_id  # torchft has no public name for it; read only
+    if not manager.committed:
+        log.write(manager.current_step() + 1, settings.rank_samples, "drop", quorum)
+    elif taking_part:
+        log.write(manager.current_step(), manager.num_participants() * settings.rank_samples, "commit", quorum)
+    elif not spare_groups(settings):
+        log.write(manager.current_step(), settings.rank_samples, "unused", quorum)

@@ -1,0 +1,123 @@
+"""`storm`: one seeded trace of kills, exponential with MTBF 15 s, against each system; committed samples over what no fault would give.
+
+- The trace is (time, rank of the view), drawn once and the same for all. At its time the process of the view's n-th slot is killed; when
+  the view has no such rank, or its process is dead, the fault is suppressed and counted as such. So a system that is down meets fewer
+  faults, which is in its favour.
+- Committed samples: by how much the state grew during the storm, less what was undone later: the log goes on after the storm until the
+  job has committed again, so that steps which a pending restart undoes are not counted.
+- Each run begins with a stretch without faults. The greatest samples per second of all systems' stretches is the *one* common fault-free
+  rate by which every system's committed samples are divided: a slower step costs its system here too, and no system is measured by its own
+  yardstick. All of the rates are reported.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.common import (
+    Commit,
+    Kill,
+    Run,
+    Settings,
+    System,
+    calibrated,
+    committed_between,
+    fault_free_rate,
+    installed_systems,
+    steady_steps,
+    storm_trace,
+    wait_until,
+)
+
+START_LIMIT_S = 180.0
+AFTERMATH_LIMIT_S = 60.0
+MTBF_S, DURATION_S, QUICK_DURATION_S = 15.0, 300.0, 60.0
+CALM_STEPS, QUICK_CALM_STEPS = 200, 60
+
+
+@dataclass(frozen=True)
+class Storm:
+    """One system's storm: fault-free samples per second before it, samples committed in it, and its faults."""
+
+    fault_free_samples_per_s: float
+    committed_samples: int
+    executed: int
+    suppressed: int
+
+
+def measure(quick: bool = False, only: Sequence[str] = ()) -> dict[str, Any]:
+    """Run the benchmark; the settings, figures, samples and notes of design section 10's shape."""
+    systems, notes = installed_systems(only)
+    settings = calibrated(Settings(spares=1))
+    duration_s, calm_steps = (QUICK_DURATION_S, QUICK_CALM_STEPS) if quick else (DURATION_S, CALM_STEPS)
+    trace = storm_trace(settings.seed, MTBF_S, duration_s, settings.world)
+    storms = {system.name: weather(system, settings, trace, duration_s, calm_steps) for system in systems}
+    settings_used = {**vars(settings), "mtbf_s": MTBF_S, "duration_s": duration_s, "calm_steps": calm_steps, "faults_planned": len(trace)}
+    return {
+        "settings": settings_used,
+        "figures": figures(storms, duration_s),
+        "samples": {"fault_at_s": [t for t, _ in trace]},
+        "notes": notes,
+    }
+
+
+def weather(system: System, settings: Settings, trace: Sequence[tuple[float, int]], duration_s: float, calm_steps: int) -> Storm:
+    """One run of a system: calm, storm, aftermath."""
+    with tempfile.TemporaryDirectory(prefix=f"bench-{system.name}-", ignore_cleanup_errors=True) as workdir:
+        run = system.start(Path(workdir), settings)
+        try:
+            if not wait_until(lambda: steady_steps(run, 0.0, settings.world) > calm_steps, run, START_LIMIT_S):
+                raise RuntimeError(
+                    f"{system.name}: no {calm_steps} steps at full world within {START_LIMIT_S:.0f} s; {run.failed() or 'running'}"
+                )
+            begin_s = time.monotonic()
+            kills = strike_by_trace(run, trace, begin_s)
+            time.sleep(max(0.0, begin_s + duration_s - time.monotonic()))
+            end_s = time.monotonic()
+            wait_until(lambda: _committed_since(run.commits(), max(end_s, kills[-1].t_s if kills else 0.0)), run, AFTERMATH_LIMIT_S)
+        finally:
+            run.stop()
+    commits = run.commits()
+    return Storm(
+        fault_free_samples_per_s=fault_free_rate([commit for commit in commits if commit.t_s <= begin_s][-calm_steps:], [], settings.world),
+        committed_samples=committed_between(commits, begin_s, begin_s + duration_s),
+        executed=len(kills),
+        suppressed=len(trace) - len(kills),
+    )
+
+
+def strike_by_trace(run: Run, trace: Sequence[tuple[float, int]], begin_s: float) -> list[Kill]:
+    """Kill by the clock; returns the faults that were executed."""
+    kills: list[Kill] = []
+    for at_s, rank in trace:
+        time.sleep(max(0.0, begin_s + at_s - time.monotonic()))
+        slots = sorted(run.ranks())
+        if rank < len(slots):
+            kills.append(run.inject("kill", slots[rank]))
+    return kills
+
+
+def _committed_since(commits: Sequence[Commit], t_s: float) -> bool:
+    return sum(1 for commit in commits if commit.t_s > t_s) >= 2
+
+
+def figures(storms: dict[str, Storm], duration_s: float) -> dict[str, float]:
+    """``faults_executed`` is Fleet's own count where Fleet ran, else the least of the others'."""
+    if not storms:
+        return {}
+    common_rate = max(storm.fault_free_samples_per_s for storm in storms.values())
+    result: dict[str, float] = {"common_fault_free_samples_per_s": common_rate}
+    for name, storm in storms.items():
+        result[f"{name}_committed_samples_ratio"] = storm.committed_samples / (common_rate * duration_s)
+        result[f"{name}_committed_samples"] = storm.committed_samples
+        result[f"{name}_fault_free_samples_per_s"] = storm.fault_free_samples_per_s
+        result[f"{name}_faults_executed"] = storm.executed
+        result[f"{name}_faults_suppressed"] = storm.suppressed
+    least = min(storm.executed for storm in storms.values())
+    result["faults_executed"] = storms["fleet"].executed if "fleet" in storms else least
+    return result
