@@ -1,0 +1,55 @@
+# Every target sets itself up on a machine that has only make and Python 3.11 or newer.
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+BENCH_READY := $(VENV)/.ready-bench
+PYTHON ?= $(firstword $(foreach name,python3 python3.13 python3.12 python3.11,$(shell $(name) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $(name))))
+USED := $(or $(PYTHON),python3)
+
+DEMO ?= examples/gpt.py --world 4 --spares 1 --seed 7 --chaos storm --twin
+BENCHMARKS ?= recovery storm reduction machine snapshot store detect straggler simulate scrape
+BENCH_FLAGS ?= --quick
+TRUTH_SEEDS ?= 2000
+
+.PHONY: demo test lint bench truth clean
+.DEFAULT_GOAL := test
+
+demo: $(READY)
+	$(BIN)/fleet run $(DEMO)
+
+test: lint
+	$(BIN)/python -m pytest -m "not truth"
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(BENCH_READY)
+	mkdir -p runs/bench
+	for name in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$name $(BENCH_FLAGS) --json runs/bench/$$name.json || exit 1; done
+
+truth: $(READY)
+	FLEET_SEEDS=$(TRUTH_SEEDS) $(BIN)/python -m pytest -m truth
+	FLEET_SEEDS=$(TRUTH_SEEDS) $(BIN)/python -m pytest -m "not truth" tests/simulation tests/property
+
+clean:
+	rm -rf $(VENV) runs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(READY): requirements-dev.txt pyproject.toml
+	@$(USED) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { echo "Fleet needs Python 3.11 or newer, and '$(USED)' is" \
+	  "$$($(USED) -c 'import platform; print(platform.python_version())' 2>/dev/null || echo 'not a Python that runs')." \
+	  "Install one, or name it: make PYTHON=/path/to/python3.12" >&2; exit 1; }
+	@test -x $(BIN)/python || $(USED) -m venv $(VENV) || { rm -rf $(VENV); \
+	  echo "'$(USED) -m venv' failed: install its venv module (Debian, Ubuntu: apt install python3-venv)." >&2; exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(BENCH_READY): $(READY)
+	for peer in torchft==0.2.0 nvidia-resiliency-ext mlsysim==0.3.0 simpy; do \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check "$$peer" -c requirements-dev.txt \
+	    || echo "$$peer cannot be installed here: its figures will be left out"; done
+	@touch $@
