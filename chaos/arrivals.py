@@ -1,0 +1,244 @@
+"""Seeded arrivals: catalogue x fleet x compression -> the list of faults of one run, before it starts.
+
+Time is drawn at the rate of the large fleet and divided by ``compression``. Every component draws from streams of its own, named
+``chaos:COMPONENT...``, so that adding or removing one shifts no other (with a stated compression; one that follows from ``mtbf_s`` changes
+with the total rate, and scales all times alike).
+
+What stops a job strikes it wherever in the fleet it happens: those rows arrive at the rate of the whole fleet. A share of slow nodes is
+kept as a share instead: a synchronous job with ten slow nodes is as slow as with one, so the small world gets its own nodes' arrivals.
+"""
+
+from __future__ import annotations
+
+import csv
+import heapq
+import math
+import random
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from chaos.catalogue import ASSUMPTIONS, KINDS, NODE_KINDS, Catalogue, Component, Topology
+from fleet.errors import ConfigError
+from fleet.laws.reliability import weibull_scale_s
+from fleet.rng import stream
+from fleet.types import Fault
+
+LAWS = ("exponential", "weibull")
+TRACE_COLUMNS = ("id", "at_s", "component", "kind", "slot", "node", "duration_s", "severity")
+
+
+def poisson_arrivals(draw: random.Random, rate_per_s: float, horizon_s: float) -> Iterator[float]:
+    """Arrival times in 0..horizon of a Poisson process."""
+    at_s = draw.expovariate(rate_per_s)
+    while at_s < horizon_s:
+        yield at_s
+        at_s += draw.expovariate(rate_per_s)
+
+
+def weibull_arrivals(draw: random.Random, units: int, mean_s: float, shape: float, horizon_s: float) -> Iterator[float]:
+    """Arrival times in 0..horizon of ``units`` superposed renewal processes with Weibull lifetimes of mean ``mean_s``.
+
+    Only the part that failed is renewed. The fleet is in balance at the start (parts of all ages), so that the rate is units / mean_s
+    throughout: the first failure of a part comes after a uniform share of a length-biased lifetime, (L/eta)^k ~ Gamma(1 + 1/k).
+    """
+    scale_s = weibull_scale_s(mean_s, shape)
+    ahead = [draw.random() * scale_s * draw.gammavariate(1 + 1 / shape, 1) ** (1 / shape) for _ in range(units)]
+    pending = [at_s for at_s in ahead if at_s < horizon_s]
+    heapq.heapify(pending)
+    while pending and pending[0] < horizon_s:
+        at_s = pending[0]
+        yield at_s
+        heapq.heapreplace(pending, at_s + draw.weibullvariate(scale_s, shape))
+
+
+def compression_for(components: Iterable[Component], fleet: Topology, nodes: int, mtbf_s: float) -> float:
+    """The factor by which fleet time must run faster for a planned fault every ``mtbf_s`` on a world of ``nodes`` nodes."""
+    if not 0 < mtbf_s < math.inf:
+        raise ConfigError("chaos.mtbf", mtbf_s, "the mean time between faults must be greater than 0 s", "Use off for no faults.")
+    return 1.0 / (mtbf_s * sum(_units(c, fleet, nodes) / c.mean_s(fleet) for c in components))
+
+
+def plan(
+    catalogue: Catalogue,
+    fleet: Topology,
+    seed: int,
+    *,
+    duration_s: float,
+    world: int,
+    nodes: int,
+    compression: float | None = None,
+    mtbf_s: float | None = None,
+    kinds: Iterable[str] | None = None,
+    components: Iterable[str] | None = None,
+    law: str = "exponential",
+    shape: float = 0.7,
+    quiet_start_s: float = 0.0,
+    mean_duration_s: float | None = None,
+    severity: float | None = None,
+) -> tuple[Fault, ...]:
+    """All faults of one run, by time. Pure: the same arguments give the same faults on any machine.
+
+    Args:
+        catalogue, fleet: what fails, and the large fleet whose rate is wanted.
+        seed: the run's seed.
+        duration_s: faults come in ``quiet_start_s`` .. ``duration_s`` of the run.
+        world, nodes: slots and worker nodes of the small world; targets are drawn uniformly from them.
+        compression: how many seconds of the fleet pass in one of the run; or
+        mtbf_s: mean time between planned faults of the run, from which the compression follows.
+        kinds, components: which faults; None: all but racks.
+        law, shape: ``exponential``, or ``weibull`` lifetimes with that shape.
+        mean_duration_s: mean length of hangs and slowdowns in the run; None: the catalogue's, compressed.
+        severity: of slowdowns; None: the catalogue's.
+
+    Raises:
+        ConfigError: a setting is unknown or impossible.
+    """
+    chosen = catalogue.chosen(components, kinds)
+    _check(duration_s, world, nodes, law, shape, quiet_start_s)
+    factor = _compression(chosen, fleet, nodes, compression, mtbf_s)
+    horizon_s = (duration_s - quiet_start_s) * factor
+    faults: list[Fault] = []
+    for component in chosen:
+        times = _arrivals(component, fleet, nodes, law, shape, horizon_s, stream(seed, "chaos", component.name))
+        aim = _Aim(component, seed, world, nodes, factor, mean_duration_s, severity)
+        faults += [aim.fault(number, quiet_start_s + at_s / factor) for number, at_s in enumerate(times)]
+    return in_order(faults)
+
+
+def in_order(faults: Iterable[Fault]) -> tuple[Fault, ...]:
+    """By time, then id."""
+    return tuple(sorted(faults, key=lambda fault: (fault.at_s, fault.id)))
+
+
+class _Aim:
+    """Draws what one component's faults hit, and for how long, from streams apart from their times."""
+
+    def __init__(
+        self, component: Component, seed: int, world: int, nodes: int, factor: float, mean_s: float | None, severity: float | None
+    ) -> None:
+        self._component, self._world, self._nodes = component, world, nodes
+        self._target = stream(seed, "chaos", component.name, "target")
+        self._length = stream(seed, "chaos", component.name, "duration")
+        assumed = ASSUMPTIONS.get(component.name)
+        lasts = assumed is not None and component.kind in ("hang", "slow")
+        self._mean_s = (assumed.duration_s / factor if mean_s is None else mean_s) if assumed and lasts else 0.0
+        self._severity = (assumed.severity if severity is None else severity) if assumed and component.kind == "slow" else 1.0
+
+    def fault(self, number: int, at_s: float) -> Fault:
+        on_node = self._component.kind in NODE_KINDS or self._component.per_unit_share
+        place = self._target.randrange(self._nodes if on_node else self._world)
+        duration_s = self._length.expovariate(1.0 / self._mean_s) if self._mean_s else 0.0
+        return Fault(
+            id=f"{self._component.name}-{number:04d}",
+            at_s=at_s,
+            component=self._component.name,
+            kind=self._component.kind,
+            slot=None if on_node else place,
+            node=place if on_node else None,
+            duration_s=duration_s,
+            severity=self._severity,
+        )
+
+
+def _units(component: Component, fleet: Topology, nodes: int) -> int:
+    return nodes if component.per_unit_share else fleet.units(component.per)
+
+
+def _arrivals(
+    component: Component, fleet: Topology, nodes: int, law: str, shape: float, horizon_s: float, draw: random.Random
+) -> Iterator[float]:
+    units, mean_s = _units(component, fleet, nodes), component.mean_s(fleet)
+    # An MTTF is a part's lifetime. Shares say nothing about the law between two onsets, so those stay exponential.
+    if law == "weibull" and component.prevalence is None:
+        return weibull_arrivals(draw, units, mean_s, shape, horizon_s)
+    return poisson_arrivals(draw, units / mean_s, horizon_s)
+
+
+def _compression(components: tuple[Component, ...], fleet: Topology, nodes: int, compression: float | None, mtbf_s: float | None) -> float:
+    if (compression is None) == (mtbf_s is None):
+        raise ConfigError("chaos.mtbf", mtbf_s, f"give either mtbf or compression (= {compression}), not both and not neither")
+    if mtbf_s is not None:
+        return compression_for(components, fleet, nodes, mtbf_s)
+    if compression is None or not 0 < compression < math.inf:
+        raise ConfigError("chaos.compression", compression, "must be greater than 0", "1 means the fleet's own rate.")
+    return compression
+
+
+def _check(duration_s: float, world: int, nodes: int, law: str, shape: float, quiet_start_s: float) -> None:
+    for name, count in (("world", world), ("nodes", nodes)):
+        if count < 1:
+            raise ConfigError(name, count, "faults need at least one target")
+    if not 0 < duration_s < math.inf:
+        raise ConfigError("chaos.duration", duration_s, "must be greater than 0 s")
+    if not 0 <= quiet_start_s < duration_s:
+        raise ConfigError("chaos.quiet_start", quiet_start_s, f"must lie between 0 s and the duration of {duration_s:g} s")
+    check_law(law, shape)
+
+
+def check_law(law: str, shape: float) -> None:
+    """Raises ConfigError unless ``law`` is known and ``shape`` a shape."""
+    if law not in LAWS:
+        raise ConfigError("chaos.law", law, "unknown law of arrivals", f"Known: {', '.join(LAWS)}; or give a trace.")
+    if not 0.1 <= shape <= 20:
+        raise ConfigError(
+            "chaos.shape", shape, "a Weibull shape of a part's life lies between 0.1 and 20", "0.7 falls with age, 1 is exponential."
+        )
+
+
+def save_trace(faults: Iterable[Fault], path: Path | str) -> None:
+    """Write ``faults`` as CSV, exactly: :func:`load_trace` gives back equal ones."""
+    with Path(path).open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(TRACE_COLUMNS)
+        for f in faults:
+            row = [f.id, repr(f.at_s), f.component, f.kind, f.slot, f.node, repr(f.duration_s), repr(f.severity)]
+            writer.writerow(["" if value is None else value for value in row])
+
+
+def load_trace(path: Path | str) -> tuple[Fault, ...]:
+    """Faults from CSV with columns at_s, component, kind, slot, node, and optionally id, duration_s, severity.
+
+    Raises:
+        ConfigError: the file cannot be read, or a row is not a fault; names file and line.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError("chaos.trace", str(path), f"cannot be read: {error.strerror}") from error
+    rows = enumerate(csv.DictReader(text.splitlines()), start=2)
+    faults = in_order(_traced(row, f"{path}:{line}", line) for line, row in rows)
+    if len({fault.id for fault in faults}) < len(faults):
+        raise ConfigError("chaos.trace", str(path), "two faults have the same id")
+    return faults
+
+
+def _traced(row: dict[str, str], where: str, line: int) -> Fault:
+    def number(column: str, default: float | None = None) -> float:
+        text = row.get(column) or ""
+        if not text and default is not None:
+            return default
+        try:
+            value = float(text)
+        except ValueError as error:
+            raise ConfigError(f"chaos.trace.{column}", text, f"not a number ({where})") from error
+        if not 0 <= value < math.inf:
+            raise ConfigError(f"chaos.trace.{column}", text, f"must be a finite number, at least 0 ({where})")
+        return value
+
+    kind = row.get("kind") or ""
+    if kind not in KINDS:
+        raise ConfigError("chaos.trace.kind", kind, f"unknown kind of fault ({where})", f"Known: {', '.join(KINDS)}.")
+    slot, node = (int(number(name)) if row.get(name) else None for name in ("slot", "node"))
+    if (slot is None) == (node is None) or (kind in NODE_KINDS and node is None) or (kind in ("kill_rank", "hang") and slot is None):
+        raise ConfigError("chaos.trace.slot", row.get("slot"), f"a {kind} needs {_target_of(kind)}, and only that ({where})")
+    severity = number("severity", 1.0)
+    if severity < 1:
+        raise ConfigError("chaos.trace.severity", severity, f"1 is full speed, 2 half of it ({where})")
+    name = row.get("id") or f"trace-{line:04d}"
+    return Fault(name, number("at_s"), row.get("component") or kind, kind, slot, node, number("duration_s", 0.0), severity)
+
+
+def _target_of(kind: str) -> str:
+    if kind in NODE_KINDS:
+        return "a node"
+    return "a slot or a node" if kind == "slow" else "a slot"

@@ -1,0 +1,213 @@
+"""What fails in a GPU fleet, and how often: ``catalogue.csv`` and the assumptions that turn it into arrival rates.
+
+MTTFs are 21.2 million GPU-hours (2.65 million node-hours) over the counts of one published run of 54 days on 16,384 GPUs, so that they give
+back that run's failure rate is a self-check of this file and no evidence about another fleet.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.resources import files
+
+from fleet.errors import ConfigError
+
+HOUR_S, MINUTE_S, DAY_S = 3600.0, 60.0, 86_400.0
+
+OPERATIONS = {
+    "gpu": "kill_rank",
+    "hbm": "kill_rank",
+    "gpu_sram": "kill_rank",
+    "gpu_system_processor": "kill_rank",
+    "gpu_thermal": "kill_rank",
+    "nic": "kill_rank",
+    "software": "kill_rank",
+    "switch_or_cable": "lose_node",
+    "host_parts": "lose_node",
+    "host_maintenance": "lose_node",
+    "hang": "hang",
+    "slow_compute": "slow",
+    "slow_network": "slow",
+    "silent_corruption": "silent_corruption",
+    "lemon_node": "lemon_node",
+    "rack": "rack",
+}
+"""Component -> ``Fault.kind``. ``gpu_thermal`` kills because the published table counts interruptions, not slow clocks."""
+
+EXECUTABLE = ("kill_rank", "lose_node", "hang", "slow")
+"""Kinds that have an operation. The others are planned, and suppressed with that reason when they are due."""
+
+KINDS = (*EXECUTABLE, "silent_corruption", "lemon_node", "rack")
+NODE_KINDS = ("lose_node", "lemon_node", "rack")
+OFF_BY_DEFAULT = ("rack",)
+
+
+@dataclass(frozen=True, slots=True)
+class Assumption:
+    """What the catalogue does not say and the plan needs. ``why`` says where the figure is from.
+
+    Attributes:
+        duration_s: mean length of the fault, fleet time.
+        severity: how many times slower; 1 where it does not apply.
+        observed_s: for a share of jobs that *ever* meet the fault: how long such a job is taken to run.
+    """
+
+    duration_s: float
+    severity: float
+    why: str
+    observed_s: float = 0.0
+
+
+ASSUMPTIONS = {
+    "hang": Assumption(10 * MINUTE_S, 1.0, "a hang lasts until the collective's watchdog ends it: 10 min is PyTorch's default for NCCL"),
+    "slow_compute": Assumption(10 * MINUTE_S, 1.1, "about 10% slow (MegaScale), mean 10 min (Greyhound)"),
+    "slow_network": Assumption(
+        48 * MINUTE_S, 1.34, "middle of 24-72 min, large jobs 1.34x slower (Greyhound); a week a job is assumed", 7 * DAY_S
+    ),
+    "lemon_node": Assumption(28 * DAY_S, 1.0, "a repeat offender is taken to stay for four weeks before it is found"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """One row of the catalogue. ``mttf_hours`` is for one unit of ``per`` (gpu, node, job, rack); ``prevalence`` a share of those units."""
+
+    name: str
+    mttf_hours: float | None
+    prevalence: float | None
+    per: str
+    share_of_llama3_pct: float | None
+    blast_radius: str
+    signature: str
+    usual_recovery: str
+    source: str
+
+    @property
+    def kind(self) -> str:
+        """The operation that shows this fault: ``Fault.kind``."""
+        return OPERATIONS[self.name]
+
+    @property
+    def per_unit_share(self) -> bool:
+        """The row is a share of the nodes at a time, and not a rate at which the job is struck."""
+        return self.prevalence is not None and self.per == "node"
+
+    def mean_s(self, topology: Topology) -> float:
+        """Mean time between two arrivals at one unit, seconds of fleet time.
+
+        A share p of units affected *at a time*, each for d, arrives every d/p at a unit (Little's law, small p). A share of jobs that
+        *ever* meet the fault in T arrives every -T / log(1 - p).
+        """
+        if self.mttf_hours is not None:
+            return self.mttf_hours * HOUR_S
+        if self.prevalence is None:
+            return _rack_mttf_s(topology)
+        assumed = ASSUMPTIONS[self.name]
+        if assumed.observed_s:
+            return -assumed.observed_s / math.log1p(-self.prevalence)
+        return assumed.duration_s / self.prevalence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """The fleet whose faults are wanted. ``rack_mttf_hours`` has no published value, so racks fail only when it is given."""
+
+    gpus: int = 16_384
+    gpus_per_node: int = 8
+    gpus_per_rack: int = 64
+    rack_mttf_hours: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("gpus", "gpus_per_node", "gpus_per_rack"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"fleet.{name}", getattr(self, name), "must be at least 1")
+        if self.rack_mttf_hours is not None and not 0 < self.rack_mttf_hours < math.inf:
+            raise ConfigError("fleet.rack_mttf_hours", self.rack_mttf_hours, "an MTTF must be greater than 0 h")
+
+    def units(self, per: str) -> int:
+        """How many units of ``per`` (gpu, node, job, rack) this fleet has."""
+        size = {"gpu": 1, "node": self.gpus_per_node, "rack": self.gpus_per_rack, "job": self.gpus}[per]
+        return math.ceil(self.gpus / size)
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """All components, in the order of the file."""
+
+    components: tuple[Component, ...]
+
+    def chosen(self, names: Iterable[str] | None = None, kinds: Iterable[str] | None = None) -> tuple[Component, ...]:
+        """Components by name (all but racks when None) that show as one of ``kinds`` (any when None).
+
+        Raises:
+            ConfigError: a name or kind is unknown, or nothing is left.
+        """
+        known = {component.name: component for component in self.components}
+        wanted = [name for name in known if name not in OFF_BY_DEFAULT] if names is None else list(names)
+        for name in wanted:
+            if name not in known:
+                raise ConfigError("chaos.components", name, "not in the fault catalogue", f"Known: {', '.join(known)}.")
+        allowed = KINDS if kinds is None else check_kinds(kinds)
+        found = tuple(known[name] for name in wanted if known[name].kind in allowed)
+        if not found:
+            raise ConfigError("chaos.kinds", "+".join(allowed), "no component of the catalogue shows as these kinds")
+        return found
+
+    def rates(self, topology: Topology, components: Iterable[str] | None = None) -> dict[str, float]:
+        """Arrivals per second of fleet time over the whole of ``topology``, by component. See :meth:`Component.mean_s`."""
+        return {c.name: topology.units(c.per) / c.mean_s(topology) for c in self.chosen(components)}
+
+
+def check_kinds(kinds: Iterable[str]) -> tuple[str, ...]:
+    """``kinds`` as a tuple. Raises ConfigError for one that does not exist, or for none."""
+    wanted = tuple(kinds)
+    for kind in wanted:
+        if kind not in KINDS:
+            raise ConfigError("chaos.kinds", kind, "unknown kind of fault", f"Known: {', '.join(KINDS)}.")
+    if not wanted:
+        raise ConfigError("chaos.kinds", "", "no kind of fault is left", "Name at least one, or turn chaos off.")
+    return wanted
+
+
+def load_catalogue(text: str | None = None) -> Catalogue:
+    """The catalogue that Fleet ships, or one from CSV text with the same columns.
+
+    Raises:
+        ConfigError: a row has no known component, an MTTF <= 0, or a prevalence outside 0..1.
+    """
+    source = files("chaos").joinpath("catalogue.csv").read_text(encoding="utf-8") if text is None else text
+    return Catalogue(tuple(_component(row) for row in csv.DictReader(source.splitlines())))
+
+
+def _component(row: dict[str, str]) -> Component:
+    name = row["component"]
+    if name not in OPERATIONS:
+        raise ConfigError("catalogue.component", name, "no fault operation is mapped to it", f"Known: {', '.join(OPERATIONS)}.")
+    mttf, prevalence = _number(row, "mttf_hours"), _number(row, "prevalence")
+    if mttf is not None and not 0 < mttf < math.inf:
+        raise ConfigError(f"catalogue.{name}.mttf_hours", mttf, "an MTTF must be greater than 0 h")
+    if prevalence is not None and not 0 < prevalence < 1:
+        raise ConfigError(f"catalogue.{name}.prevalence", prevalence, "a share must lie between 0 and 1")
+    if mttf is None and prevalence is None and name not in OFF_BY_DEFAULT:
+        raise ConfigError(f"catalogue.{name}", "", "has neither an MTTF nor a prevalence", "Give one, or delete the row.")
+    share = _number(row, "share_of_llama3_pct")
+    words = (row["blast_radius"], row["signature"], row["usual_recovery"], row["source"])
+    return Component(name, mttf, prevalence, row["per"], share, *words)
+
+
+def _number(row: dict[str, str], column: str) -> float | None:
+    if not row[column]:
+        return None
+    try:
+        return float(row[column])
+    except ValueError as error:
+        raise ConfigError(f"catalogue.{row['component']}.{column}", row[column], "not a number") from error
+
+
+def _rack_mttf_s(topology: Topology) -> float:
+    if topology.rack_mttf_hours is None:
+        reason = "there is no published MTTF of a rack"
+        raise ConfigError("fleet.rack_mttf_hours", None, reason, "Set rack_mttf_hours, or leave the rack out.")
+    return topology.rack_mttf_hours * HOUR_S

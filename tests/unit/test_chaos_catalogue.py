@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import pytest
+
+from chaos.catalogue import ASSUMPTIONS, EXECUTABLE, KINDS, OPERATIONS, Topology, load_catalogue
+from fleet.errors import ConfigError
+
+CATALOGUE = load_catalogue()
+HEADER = "component,mttf_hours,prevalence,per,share_of_llama3_pct,blast_radius,signature,usual_recovery,source\n"
+
+
+def test_every_row_has_an_operation_and_a_source() -> None:
+    assert [component.name for component in CATALOGUE.components] == list(dict.fromkeys(c.name for c in CATALOGUE.components))
+    assert {component.name for component in CATALOGUE.components} == set(OPERATIONS)
+    assert all(component.kind in KINDS and component.source for component in CATALOGUE.components)
+
+
+def test_interruptions_give_back_the_run_they_were_counted_in() -> None:
+    """A self-check, not evidence: one interruption per 3.1 h on 16,384 GPUs, in the published shares."""
+    interrupting = [c.name for c in CATALOGUE.components if c.mttf_hours]
+    rates = CATALOGUE.rates(Topology(gpus=16_384), interrupting)
+    assert 1 / sum(rates.values()) / 3600 == pytest.approx(3.1, abs=0.05)
+    shares = {c.name: c.share_of_llama3_pct for c in CATALOGUE.components if c.mttf_hours}
+    assert {name: 100 * rate / sum(rates.values()) for name, rate in rates.items()} == pytest.approx(shares, abs=0.15)
+
+
+def test_rates_follow_the_units_of_each_row() -> None:
+    small, large = CATALOGUE.rates(Topology(gpus=8)), CATALOGUE.rates(Topology(gpus=8000))
+    assert large["gpu"] == pytest.approx(1000 * small["gpu"])
+    assert large["host_parts"] == pytest.approx(1000 * small["host_parts"])
+    assert large["slow_network"] == small["slow_network"], "a job is one job at any size"
+    assert CATALOGUE.rates(Topology(gpus=9))["host_parts"] == pytest.approx(2 * small["host_parts"]), "nine GPUs need two nodes"
+
+
+def test_prevalence_becomes_onsets_by_littles_law() -> None:
+    rate = CATALOGUE.rates(Topology(gpus=8000))["slow_compute"]
+    assert rate * ASSUMPTIONS["slow_compute"].duration_s == pytest.approx(0.005 * 1000), "0.5% of 1,000 nodes are slow at a time"
+
+
+def test_racks_fail_only_when_asked_for_with_an_mttf() -> None:
+    assert "rack" not in CATALOGUE.rates(Topology())
+    with pytest.raises(ConfigError, match="rack_mttf_hours"):
+        CATALOGUE.rates(Topology(), ["rack"])
+    assert CATALOGUE.rates(Topology(gpus=640, rack_mttf_hours=1000.0), ["rack"]) == {"rack": pytest.approx(10 / 3.6e6)}
+
+
+def test_choice_by_kind() -> None:
+    assert [c.name for c in CATALOGUE.chosen(kinds=["hang"])] == ["hang"]
+    assert {c.kind for c in CATALOGUE.chosen(kinds=EXECUTABLE)} == set(EXECUTABLE)
+    with pytest.raises(ConfigError, match="meteor"):
+        CATALOGUE.chosen(kinds=["meteor"])
+    with pytest.raises(ConfigError, match="toaster"):
+        CATALOGUE.chosen(["toaster"])
+    with pytest.raises(ConfigError, match="no component"):
+        CATALOGUE.chosen(["gpu"], kinds=["hang"])
+
+
+@pytest.mark.parametrize(
+    ("row", "field"),
+    [
+        ("gpu,0,,gpu,,,,,x", "catalogue.gpu.mttf_hours"),
+        ("gpu,-5,,gpu,,,,,x", "catalogue.gpu.mttf_hours"),
+        ("gpu,often,,gpu,,,,,x", "catalogue.gpu.mttf_hours"),
+        ("slow_compute,,1.5,node,,,,,x", "catalogue.slow_compute.prevalence"),
+        ("gpu,,,gpu,,,,,x", "catalogue.gpu"),
+        ("gremlin,5,,gpu,,,,,x", "catalogue.component"),
+    ],
+)
+def test_refuses_a_bad_row(row: str, field: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_catalogue(HEADER + row)
+    assert error.value.field == field
