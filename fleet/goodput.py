@@ -1,0 +1,560 @@
+"""The goodput ledger: a pure fold of the journal. Every rank-second of every slot falls into exactly one category.
+
+Nothing is inferred as a remainder: a rank's time is in its own ``Spans``; the ledger adds only what no rank can record, from the times of
+losses and of replacements (``provision``, ``detect``, ``rework``). Time that nobody recorded is ``other``, and counted as a hole.
+"""
+
+from __future__ import annotations
+
+import copy
+import statistics
+from collections import Counter, deque
+from collections.abc import Iterable
+from typing import Any
+
+from fleet.errors import LedgerError
+from fleet.ledger_costs import CostBook, Floors, Loss
+from fleet.ledger_slots import (
+    CLOCK_NOISE_US,
+    DETECT,
+    MAX_COMMITS,
+    NAMES,
+    OTHER_INDEX,
+    PROVISION,
+    REWORK,
+    STEP_KINDS,
+    Abandoned,
+    Commit,
+    SlotAccount,
+    clip,
+    cut_front,
+)
+from fleet.ledger_summary import COST_NAMES, Incident, LawTerms, LedgerSummary
+from fleet.ledger_timeline import Timeline
+from fleet.records import (
+    CheckpointRecord,
+    Committed,
+    DecisionMade,
+    FaultRecord,
+    LineageBegun,
+    Measurement,
+    ProcessLost,
+    ProcessUp,
+    Record,
+    Resumed,
+    RunEnded,
+    RunStarted,
+    Spans,
+    Unobserved,
+    ViewPublished,
+)
+from fleet.types import Member
+
+KEPT_BOUNDARIES = 8
+"""Durable checkpoints that the ledger can follow a rollback to."""
+GAP_SAMPLES = 4_096
+END_NOISE_US = 100_000
+"""Spans may end this much after the run, by hosts whose clocks are not quite aligned; the run then ends with the last of them."""
+FINISH_INDEX = NAMES.index("finish")
+NOWHERE = 1 << 62
+
+
+def to_us(seconds: float) -> int:
+    return round(seconds * 1e6)
+
+
+class Ledger:
+    """Folds records, in the journal's order, into rank-seconds by category.
+
+    Live and afterwards alike: :meth:`apply` each record, ask :meth:`summary` at any time.
+
+    Args:
+        timeline: gathers what each slot did when, for pictures; None saves the time.
+    """
+
+    def __init__(self, timeline: Timeline | None = None) -> None:
+        self.timeline = timeline
+        self.started: RunStarted | None = None
+        self.ended: RunEnded | None = None
+        self.slots: list[SlotAccount] = []
+        self.book = CostBook()
+        self.lineage = 0
+        self.reclassified_us = [0] * len(NAMES)
+        self._start_us = self._last_us = 0
+        self._gaps: list[tuple[int, int]] = []
+        self._held: dict[int, list[Abandoned]] = {}
+        self._view_floors, self._lineage_floors = Floors(), Floors()
+        self._boundaries: list[int] = []
+        self._owed_us = 0
+        self._step_gaps_us: deque[int] = deque(maxlen=GAP_SAMPLES)
+        self._rank_steps = self._step = self._commits_total = self._rolled_back_total = 0
+        self._productive_us = 0.0
+        self._fault_counts: Counter[tuple[str, str]] = Counter()
+        self._views_total = self._view_size = 0
+        self._checkpoint_counts: Counter[str] = Counter()
+        self._checkpoint: CheckpointRecord | None = None
+        self._interval_s: float | None = None
+        self._measurements: dict[str, tuple[int, float]] = {}
+        self._closed: Ledger | None = None
+        self._handlers: dict[type, Any] = {
+            Spans: self._spans,
+            RunStarted: self._run_started,
+            Resumed: self._resumed,
+            ProcessLost: self._process_lost,
+            ViewPublished: self._view_published,
+            Committed: self._committed,
+            LineageBegun: self._lineage_begun,
+            Unobserved: self._unobserved,
+            FaultRecord: self._fault,
+            CheckpointRecord: self._checkpointed,
+            DecisionMade: self._decided,
+            Measurement: self._measured,
+            RunEnded: self._run_ended,
+            ProcessUp: self._seen,
+        }
+
+    def apply(self, record: Record) -> None:
+        """Add one record. Raises LedgerError when the rank-seconds overlap or leave a gap; names the member and the times."""
+        if self.started is None and not isinstance(record, RunStarted):
+            raise LedgerError(f"the first record is {type(record).__name__}, not RunStarted")
+        self._closed = None
+        self._handlers[type(record)](record)
+
+    def apply_all(self, records: Iterable[Record]) -> Ledger:
+        """Add every record; returns the ledger itself."""
+        for record in records:
+            self.apply(record)
+        return self
+
+    # ---- the run
+
+    def _run_started(self, record: RunStarted) -> None:
+        if self.started is not None:
+            raise LedgerError(f"a second RunStarted at {record.at_s} s: the run {self.started.run} started at {self.started.at_s} s")
+        self.started = record
+        self._start_us = self._last_us = to_us(record.at_s)
+        self.slots = [SlotAccount(slot, self._start_us) for slot in range(record.world + record.spares)]
+        if self.timeline is not None:
+            self.timeline.start(len(self.slots), self._start_us)
+
+    def _seen(self, record: Any) -> None:
+        self._last_us = max(self._last_us, to_us(record.at_s))
+
+    def _resumed(self, record: Resumed) -> None:
+        """No rank can have recorded the time since the last record, if its process ended; if it goes on, its spans will say so."""
+        at_us = to_us(record.at_s)
+        if self.ended is not None:
+            self._last_us = to_us(self.ended.at_s)
+            self._resolve_all()
+            self._close_slots(self._last_us)
+            self.ended = None
+        if at_us < self._last_us:
+            raise LedgerError(f"the run resumed at {record.at_s} s, before its last record at {self._last_us / 1e6} s")
+        self._gaps.append((self._last_us, at_us))
+        self.book.outage(self._last_us, record.cause)
+        self._last_us = at_us
+
+    def _run_ended(self, record: RunEnded) -> None:
+        self.ended = record
+
+    # ---- spans
+
+    def _slot(self, member: Member) -> SlotAccount:
+        if not 0 <= member.slot < len(self.slots):
+            raise LedgerError(f"{member} is in no slot of this run, whose slots are 0 to {len(self.slots) - 1}")
+        return self.slots[member.slot]
+
+    def _spans(self, record: Spans) -> None:
+        if self.ended is not None:
+            record = clip(record, to_us(self.ended.at_s))
+            if not record.codes:
+                return
+        slot = self._slot(record.member)
+        record = self._enter(slot, record)
+        if self.timeline is not None:
+            self.timeline.add(slot.slot, record)
+        floor = min(self._view_floors.of(record.generation, NOWHERE), self._lineage_floors.of(record.lineage, NOWHERE))
+        folded = slot.fold(record, floor, self._members(record.generation))
+        if folded.first_commit_us is not None and folded.last_commit_us is not None:
+            self.book.stepped(record.generation, folded.first_commit_us, folded.last_commit_us)
+            self._step_gaps_us.extend(folded.gaps_us)
+            self._rank_steps += folded.commits
+            self._productive_us += folded.productive_us
+        for charge in folded.charges:
+            self.book.charge_span(charge)
+        for abandoned in folded.abandoned:
+            self._abandon(abandoned)
+        if len(slot.commits) > MAX_COMMITS:
+            slot.compact(sorted({*self._boundaries, slot.commits[MAX_COMMITS // 2].last}))
+        self._last_us = max(self._last_us, slot.cursor_us)
+
+    def _members(self, generation: int) -> int:
+        assert self.started is not None
+        return self.book.members.get(generation, self.started.world)
+
+    def _enter(self, slot: SlotAccount, record: Spans) -> Spans:
+        """Check that the record follows on what the slot has; a new incarnation fills the time before it."""
+        member = record.member
+        if member.incarnation == slot.incarnation:
+            if record.start_us != slot.cursor_us:
+                what = "overlap" if record.start_us < slot.cursor_us else "leave a gap"
+                raise LedgerError(f"{member}: spans {what}: they ended at {slot.cursor_us} us, the next start at {record.start_us} us")
+            return record
+        if member.incarnation < slot.incarnation:
+            raise LedgerError(f"{member}: spans at {record.start_us} us of a process that {slot.member} has replaced")
+        self._replace(slot, record.start_us)
+        slot.incarnation, slot.lost_us = member.incarnation, self._loss_us(member)
+        lap = slot.cursor_us - record.start_us
+        if lap > CLOCK_NOISE_US:
+            raise LedgerError(
+                f"{member}: spans overlap: slot {slot.slot} was taken until {slot.cursor_us} us, they start at {record.start_us} us"
+            )
+        return cut_front(record, lap) if lap > 0 else record
+
+    def _loss_us(self, member: Member) -> int | None:
+        loss = self.book.losses.get(str(member))
+        return loss.at_us if loss is not None else None
+
+    def _replace(self, slot: SlotAccount, start_us: int) -> None:
+        """Fill a slot's time up to the first span of its next process."""
+        for abandoned in slot.abandon():
+            self._abandon(abandoned)
+        death_us = start_us if slot.lost_us is None else min(slot.lost_us, start_us)
+        if slot.incarnation >= 0:
+            self._hole(slot, death_us)
+        self._vacant(slot, start_us)
+
+    def _vacant(self, slot: SlotAccount, end_us: int) -> None:
+        """The slot was empty until ``end_us``."""
+        start_us, duration = slot.cursor_us, slot.fill(end_us, PROVISION)
+        if not duration:
+            return
+        if slot.incarnation >= 0:
+            self.book.charge(PROVISION, duration, self._cause_of_vacancy(slot, start_us))
+        if self.timeline is not None:
+            self.timeline.paint(slot.slot, start_us, duration, PROVISION)
+
+    def _cause_of_vacancy(self, slot: SlotAccount, start_us: int) -> tuple[str, ...]:
+        if str(slot.member) in self.book.losses:
+            return (str(slot.member),)
+        gap = next((number for number, gap in enumerate(self._gaps, start=1) if gap[1] > start_us), 0)
+        return (f"outage-{gap}",)
+
+    def _hole(self, slot: SlotAccount, end_us: int) -> None:
+        """Time between a process's last span and its death that nobody recorded; from the start of an outage on the slot was empty."""
+        gap_us = next((start for start, stop in self._gaps if start < end_us and stop > slot.cursor_us), NOWHERE)
+        start_us, duration = slot.cursor_us, slot.fill(min(end_us, gap_us), OTHER_INDEX)
+        if duration > CLOCK_NOISE_US:
+            slot.holes += 1
+            slot.hole_us += duration
+        if self.timeline is not None:
+            self.timeline.paint(slot.slot, start_us, duration, OTHER_INDEX)
+        self._vacant(slot, end_us)
+
+    def _unobserved(self, record: Unobserved) -> None:
+        """Lenient where spans are strict: the node that knew the exact times is gone."""
+        slot = self._slot(record.member)
+        if record.member.incarnation < slot.incarnation:
+            raise LedgerError(f"{record.member}: unobserved time at {record.start_us} us of a process that {slot.member} has replaced")
+        if record.member.incarnation > slot.incarnation:
+            self._replace(slot, record.start_us)
+            slot.incarnation, slot.lost_us = record.member.incarnation, self._loss_us(record.member)
+        self._hole(slot, record.start_us)
+        end_us = min(record.end_us, to_us(self.ended.at_s)) if self.ended is not None else record.end_us
+        start_us, duration = slot.cursor_us, slot.fill(end_us, OTHER_INDEX)
+        if self.timeline is not None:
+            self.timeline.paint(slot.slot, start_us, duration, OTHER_INDEX)
+
+    # ---- what came to nothing
+
+    def _abandon(self, abandoned: Abandoned) -> None:
+        """Wait with the verdict until the next view: the loss that broke this one may not be on record yet."""
+        causes = self.book.causes_after(abandoned.generation)
+        if causes is None and not abandoned.rolled_back:
+            self._held.setdefault(abandoned.generation, []).append(abandoned)
+        else:
+            self._resolve(abandoned)
+
+    def _resolve(self, abandoned: Abandoned) -> None:
+        """Rework, but for the part after the loss that broke the generation: that is the time it took to notice."""
+        broke_us = None if abandoned.rolled_back else self.book.broke_us(abandoned.generation)
+        slot = self.slots[abandoned.slot]
+        for start_us, duration, _ in abandoned.pieces:
+            end_us = start_us + duration
+            split_us = end_us if broke_us is None else min(max(broke_us, start_us), end_us)
+            for index, begin_us, stop_us in ((REWORK, start_us, split_us), (DETECT, split_us, end_us)):
+                if stop_us > begin_us:
+                    slot.us[index] += stop_us - begin_us
+                    self.book.charge_after(index, stop_us - begin_us, abandoned.generation)
+                    if self.timeline is not None:
+                        self.timeline.recolour(slot.slot, begin_us, stop_us - begin_us, index)
+
+    def _resolve_before(self, generation: int) -> None:
+        for earlier in [g for g in self._held if g < generation]:
+            for abandoned in self._held.pop(earlier):
+                self._resolve(abandoned)
+
+    def _resolve_all(self) -> None:
+        for slot in self.slots:
+            for abandoned in slot.abandon():
+                self._abandon(abandoned)
+        self._resolve_before(NOWHERE)
+        self.book.close()
+
+    def _roll_back(self, step: int) -> int:
+        """Move all that was committed after ``step`` to rework; returns the microseconds."""
+        self._boundaries = [boundary for boundary in self._boundaries if boundary <= step]
+        moved_us = 0
+        for slot in self.slots:
+            if slot.commits and slot.commits[-1].last > step:
+                for commit in slot.roll_back(step):
+                    moved_us += self._take_back(slot, commit)
+        return moved_us
+
+    def _take_back(self, slot: SlotAccount, commit: Commit) -> int:
+        for index, duration in enumerate(commit.step_us):
+            self.reclassified_us[index] += duration
+        self._rank_steps -= commit.rank_steps
+        self._productive_us -= commit.productive_us
+        if self.timeline is not None:
+            self.timeline.recolour(slot.slot, commit.start_us, commit.end_us - commit.start_us, REWORK)
+        return sum(commit.step_us)
+
+    # ---- the other records
+
+    def _process_lost(self, record: ProcessLost) -> None:
+        self._seen(record)
+        self.book.lost(record, to_us(record.at_s))
+        slot = self._slot(record.member)
+        if record.member.incarnation == slot.incarnation:
+            slot.lost_us = to_us(record.at_s)
+        if self.timeline is not None:
+            self.timeline.mark(record.at_s, "loss", f"{record.member} lost: {record.cause}", record.member.slot)
+
+    def _view_published(self, record: ViewPublished) -> None:
+        assert self.started is not None
+        self._seen(record)
+        self.book.published(record, self.started.world)
+        self._views_total += 1
+        self._view_size = len(record.view.members)
+        self.lineage = max(self.lineage, record.view.state.lineage)
+        if self.timeline is not None:
+            self.timeline.mark(record.at_s, "view", f"view {record.view.generation}: {self._view_size} members, {record.reason}", None)
+        if record.graceful:
+            return
+        self._view_floors.add(record.view.generation, record.view.state.step)
+        self._resolve_before(record.view.generation)
+        moved_us = self._roll_back(record.view.state.step) + self._owed_us
+        self._owed_us = 0
+        self.book.charge(REWORK, moved_us, self.book.causes_after(record.view.generation - 1) or ())
+
+    def _lineage_begun(self, record: LineageBegun) -> None:
+        """The view that follows names the losses that are to blame."""
+        self._seen(record)
+        self._lineage_floors.add(record.lineage, record.from_state.step)
+        self._owed_us += self._roll_back(record.from_state.step)
+        self._rolled_back_total += max(0, self._step - record.from_state.step)
+        self.lineage, self._step = record.lineage, min(self._step, record.from_state.step)
+
+    def _committed(self, record: Committed) -> None:
+        self._seen(record)
+        self.book.committed(record.state, to_us(record.at_s))
+        self._commits_total += max(0, record.state.step - self._step)
+        self._step = max(self._step, record.state.step)
+        self.lineage = max(self.lineage, record.state.lineage)
+
+    def _fault(self, record: FaultRecord) -> None:
+        self.book.fault(record)
+        self._fault_counts[record.fault.kind, record.phase] += 1
+        if self.timeline is not None and record.phase != "planned":
+            text = f"{record.fault.id} {record.phase}: {record.fault.kind} ({record.fault.component})"
+            self.timeline.mark(record.at_s, f"fault-{record.phase}", text, record.fault.slot)
+
+    def _checkpointed(self, record: CheckpointRecord) -> None:
+        self._seen(record)
+        self._checkpoint_counts[record.phase] += 1
+        if record.phase != "durable":
+            return
+        self._checkpoint = record
+        if not self._boundaries or record.state.step > self._boundaries[-1]:
+            self._boundaries = [*self._boundaries, record.state.step][-KEPT_BOUNDARIES:]
+            for slot in self.slots:
+                slot.compact(self._boundaries)
+
+    def _decided(self, record: DecisionMade) -> None:
+        self._seen(record)
+        self._interval_s = record.fields.get("interval_s", self._interval_s)
+
+    def _measured(self, record: Measurement) -> None:
+        self._seen(record)
+        self._measurements[record.name] = (record.state.step, record.value)
+
+    # ---- what it comes to
+
+    def summary(self, now_s: float | None = None) -> LedgerSummary:
+        """The ledger at ``now_s`` (default: the last record's time; an ended run's end). Rank-seconds by category, faults and their cost.
+
+        Raises LedgerError when there is no record yet, or when time was recorded after the end of the run.
+        """
+        if self.started is None:
+            raise LedgerError("no RunStarted yet: there is nothing to sum up")
+        if self.ended is None:
+            now_us = max(self._last_us, to_us(now_s) if now_s is not None else 0)
+            return _summary(self, self, now_us)
+        if self._closed is None:
+            self._closed = self._close()
+        return _summary(self, self._closed, max(slot.cursor_us for slot in self._closed.slots))
+
+    def _close(self) -> Ledger:
+        """A copy that is filled up to the run's end; late spans may still come in, so this ledger stays open."""
+        assert self.ended is not None
+        closed = copy.copy(self)
+        for name in ("slots", "book", "_held", "_owed_us"):
+            setattr(closed, name, copy.deepcopy(getattr(self, name)))
+        if self.timeline is not None:
+            closed.timeline = copy.deepcopy(self.timeline)
+        closed._resolve_all()
+        closed._close_slots(to_us(self.ended.at_s))
+        return closed
+
+    def _close_slots(self, end_us: int) -> None:
+        """Fill every slot up to the end: released processes finish, other slots are empty."""
+        latest = max(self.slots, key=lambda slot: slot.cursor_us)
+        if latest.cursor_us > end_us + END_NOISE_US:
+            raise LedgerError(f"{latest.member}: spans until {latest.cursor_us} us, after the run ended at {end_us} us")
+        end_us = max(end_us, latest.cursor_us)
+        for slot in self.slots:
+            gone_us = self._gone_us(slot)
+            if gone_us is not None:
+                self._hole(slot, min(max(gone_us, slot.cursor_us), end_us))
+                self._vacant(slot, end_us)
+            elif slot.incarnation < 0:
+                self._vacant(slot, end_us)
+            else:
+                start_us, duration = slot.cursor_us, slot.fill(end_us, FINISH_INDEX)
+                if self.timeline is not None:
+                    self.timeline.paint(slot.slot, start_us, duration, FINISH_INDEX)
+            slot.lost_us = end_us if slot.lost_us is None else slot.lost_us
+
+    def _gone_us(self, slot: SlotAccount) -> int | None:
+        """When the slot's process ended, None when it was there at the end. One that an outage silenced ended with it."""
+        if slot.incarnation < 0 or slot.lost_us is not None:
+            return slot.lost_us
+        return next((start for start, stop in self._gaps if stop > slot.cursor_us), None)
+
+
+def _summary(ledger: Ledger, closed: Ledger, now_us: int) -> LedgerSummary:
+    """``ledger`` holds the counters, ``closed`` the categories: the same ledger while the run goes on."""
+    assert ledger.started is not None
+    started, wall_us = ledger.started, now_us - to_us(ledger.started.at_s)
+    us, pending_us = _slot_times(closed, now_us)
+    totals = [sum(column) for column in zip(*us, strict=True)]
+    settled = [sum(column) for column in zip(*(slot.us for slot in ledger.slots), strict=True)]
+    step_us = sum(totals[:STEP_KINDS])
+    samples = closed._step_gaps_us
+    median_us = statistics.median(samples) if samples else 0.0
+    durable, rank_us = closed._checkpoint, max(1, len(us) * wall_us)
+    return LedgerSummary(
+        run=started.run,
+        status=ledger.ended.status if ledger.ended else "running",
+        reason=ledger.ended.reason if ledger.ended else "",
+        digest=ledger.ended.digest if ledger.ended else "",
+        started_s=started.at_s,
+        started_unix_s=started.unix_time_s,
+        now_s=now_us / 1e6,
+        world=started.world,
+        spares=started.spares,
+        shards=started.shards,
+        categories=_seconds(totals),
+        slots=tuple(map(_seconds, us)),
+        pending_s=pending_us / 1e6,
+        settled=_seconds([a + b for a, b in zip(settled, ledger.reclassified_us, strict=True)]),
+        reclassified=_seconds(ledger.reclassified_us),
+        holes=sum(slot.holes for slot in closed.slots),
+        hole_s=sum(slot.hole_us for slot in closed.slots) / 1e6,
+        closes=sum(totals) + pending_us == len(us) * wall_us,
+        goodput=step_us / max(1, started.world * wall_us),
+        scheduling_goodput=step_us / rank_us,
+        ettr=closed._productive_us / max(1, wall_us),
+        other_ratio=totals[OTHER_INDEX] / rank_us,
+        steps=closed._step,
+        lineage=closed.lineage,
+        commits_total=closed._commits_total,
+        rolled_back_total=closed._rolled_back_total,
+        median_step_s=median_us / 1e6,
+        law=LawTerms(*[total / 1e6 / max(1, closed._rank_steps) for total in totals[:STEP_KINDS]]),
+        generation=closed.book.generation,
+        view_size=closed._view_size,
+        views_total=closed._views_total,
+        losses_total=sum(not id.startswith("outage-") for id in closed.book.losses),
+        in_view_losses=sum(loss.generation >= 0 for loss in closed.book.losses.values()),
+        faults_by_kind_phase=dict(closed._fault_counts),
+        incidents=tuple(_incidents(closed.book, median_us)),
+        uncharged=_seconds(closed.book.uncharged),
+        checkpoints_by_phase=dict(closed._checkpoint_counts),
+        checkpoint_step=durable.state.step if durable else 0,
+        checkpoint_interval_s=closed._interval_s,
+        checkpoint_blocked_s=durable.blocked_s if durable else 0.0,
+        checkpoint_latency_s=durable.latency_s if durable else 0.0,
+        measurements=dict(closed._measurements),
+    )
+
+
+def _seconds(us: Iterable[int]) -> dict[str, float]:
+    return {name: value / 1e6 for name, value in zip(NAMES, us, strict=True)}
+
+
+def _slot_times(ledger: Ledger, now_us: int) -> tuple[list[list[int]], int]:
+    """Microseconds by category of each slot up to ``now_us``, and those that are not decided yet."""
+    pending_us = sum(duration for held in ledger._held.values() for item in held for _, duration, _ in item.pieces)
+    times = []
+    for slot in ledger.slots:
+        us = list(slot.us)
+        vacant_us = 0
+        if slot.empty:
+            vacant_us = max(0, now_us - max(slot.cursor_us, slot.lost_us or 0))
+            us[PROVISION] += vacant_us
+        pending_us += now_us - slot.cursor_us - vacant_us + sum(duration for _, duration, _ in slot.attempt)
+        times.append(us)
+    return times, pending_us
+
+
+def _incidents(book: CostBook, median_us: float) -> list[Incident]:
+    """Faults in the order in which they were first heard of, then losses that no fault explains, and outages that cost something."""
+    explained: dict[str, list[Loss]] = {id: [] for id in book.faults}
+    alone: list[Loss] = []
+    for loss in book.losses.values():
+        if loss.fault in explained:
+            explained[loss.fault].append(loss)
+        elif any(loss.us) or not loss.id.startswith("outage-"):
+            alone.append(loss)
+    incidents = [_of_fault(book, id, losses, median_us) for id, losses in explained.items()]
+    return incidents + [_of_loss(book, loss, median_us) for loss in alone]
+
+
+def _of_fault(book: CostBook, id: str, losses: list[Loss], median_us: float) -> Incident:
+    records = book.faults[id]
+    fault = records[-1].fault
+    phases = tuple((record.phase, record.at_s, record.detail) for record in records)
+    at_s = next((at for phase, at, _ in phases if phase == "executed"), fault.at_s)
+    names, costs = tuple(loss.id for loss in losses), _costs(book, losses, median_us)
+    return Incident(
+        id, at_s, fault.component, fault.kind, fault.slot, fault.node, phases, names, tuple(loss.cause for loss in losses), *costs
+    )
+
+
+def _of_loss(book: CostBook, loss: Loss, median_us: float) -> Incident:
+    costs = _costs(book, [loss], median_us)
+    if loss.id.startswith("outage-"):
+        return Incident(loss.id, loss.at_us / 1e6, "run", "outage", None, None, (), (), (loss.cause,), *costs)
+    slot = int(loss.id.partition(".")[0])
+    return Incident(f"loss-{loss.id}", loss.at_us / 1e6, "unknown", "loss", slot, None, (), (loss.id,), (loss.cause,), *costs)
+
+
+def _costs(book: CostBook, losses: list[Loss], median_us: float) -> tuple[dict[str, float], float, float | None, float | None]:
+    """Cost by category, the replacements' start-up, stall and excess, all in seconds."""
+    sums = _seconds([sum(column) for column in zip(*(loss.us for loss in losses), strict=True)] if losses else [0] * len(NAMES))
+    stalls = [stall for loss in losses if (stall := book.stall_us(loss, median_us)) is not None]
+    excesses = [excess for loss in losses if (excess := book.excess_us(loss, median_us)) is not None]
+    cost = {name: sums[name] for name in COST_NAMES}
+    return cost, sums["init"], max(stalls, default=0.0) / 1e6 if stalls else None, max(excesses) / 1e6 if excesses else None

@@ -1,0 +1,120 @@
+"""What the ledger says at one moment: immutable, safe to hand to another thread. Made by ``fleet.goodput``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+COST_NAMES = ("detect", "reform", "provision", "restore", "rework")
+"""Categories that make up the cost of a fault. The ``init`` of replacements is shown beside it."""
+STEP_NAMES = ("compute", "exposed_comm", "straggler_wait", "data_wait")
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """A fault, or a loss that no fault explains, and its cost in rank-seconds.
+
+    Args:
+        id: the fault's id; ``loss-SLOT.INCARNATION`` or ``outage-N`` when no injected fault explains it.
+        phases: (phase, at_s, detail) of an injected fault, in order.
+        members: the processes that were lost to it.
+        cost: rank-seconds by category, of ``COST_NAMES``.
+        init_s: rank-seconds that its replacements took to start up; not part of the cost.
+        stall_s: longest gap between two commits that it caused, less a median step; None when no commit followed.
+        excess_s: wall time it cost in all, until 20 steps after the world was full again; None when it did not come to that. Losses whose
+            times overlap each count the whole overlap.
+    """
+
+    id: str
+    at_s: float
+    component: str
+    kind: str
+    slot: int | None
+    node: int | None
+    phases: tuple[tuple[str, float, str], ...]
+    members: tuple[str, ...]
+    causes: tuple[str, ...]
+    cost: Mapping[str, float]
+    init_s: float
+    stall_s: float | None
+    excess_s: float | None
+
+    @property
+    def cost_s(self) -> float:
+        return sum(self.cost.values())
+
+
+@dataclass(frozen=True, slots=True)
+class LawTerms:
+    """Means per rank and committed step, in seconds: where a step's time goes."""
+
+    compute_s: float
+    comm_s: float
+    sync_s: float
+    data_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerSummary:
+    """The ledger at ``now_s``. Rank-seconds unless named otherwise.
+
+    ``categories`` and ``pending_s`` together are ``slots x wall``; ``pending_s`` is what is not decided yet (steps in flight, time not yet
+    reported) and is 0 once the run has ended. ``settled`` never falls, nor does ``reclassified``: what was committed and later rolled back
+    is in ``settled`` under both its first category and ``rework``, and in ``reclassified`` under its first.
+    """
+
+    run: str
+    status: str
+    reason: str
+    digest: str
+    started_s: float
+    started_unix_s: float
+    now_s: float
+    world: int
+    spares: int
+    shards: int
+    categories: Mapping[str, float]
+    slots: tuple[Mapping[str, float], ...]
+    pending_s: float
+    settled: Mapping[str, float]
+    reclassified: Mapping[str, float]
+    holes: int
+    hole_s: float
+    closes: bool
+    goodput: float
+    scheduling_goodput: float
+    ettr: float
+    other_ratio: float
+    steps: int
+    lineage: int
+    commits_total: int
+    rolled_back_total: int
+    median_step_s: float
+    law: LawTerms
+    generation: int
+    view_size: int
+    views_total: int
+    losses_total: int
+    in_view_losses: int
+    faults_by_kind_phase: Mapping[tuple[str, str], int]
+    incidents: tuple[Incident, ...]
+    uncharged: Mapping[str, float]
+    checkpoints_by_phase: Mapping[str, int]
+    checkpoint_step: int
+    checkpoint_interval_s: float | None
+    checkpoint_blocked_s: float
+    checkpoint_latency_s: float
+    measurements: Mapping[str, tuple[int, float]]
+
+    @property
+    def wall_s(self) -> float:
+        return self.now_s - self.started_s
+
+    @property
+    def rank_s(self) -> float:
+        """Allocated rank-seconds: ``(world + spares) x wall``."""
+        return (self.world + self.spares) * self.wall_s
+
+    def to_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}

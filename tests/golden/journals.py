@@ -1,0 +1,96 @@
+"""Journals written by hand, for tests of the ledger, the report and the page. Durations are in milliseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fleet import records as r
+from fleet.types import Fault, Member, StateId, View
+
+
+class Story:
+    """Writes a journal one happening at a time. Each process's spans start where its last ones ended."""
+
+    def __init__(self, world: int, spares: int = 0) -> None:
+        self.records: list[r.Record] = [r.RunStarted(r.VERSION, "story", 0.0, 1.7e9, world, spares, 16, "{}")]
+        self.ends_us: dict[Member, int] = {}
+
+    def spans(
+        self, slot: int, incarnation: int, text: str, *, generation: int = 1, lineage: int = 0, step: int = 0, at: float = 0.0
+    ) -> None:
+        """``text``: codes with their milliseconds, such as ``c60 x40 K``. ``at``: milliseconds, where a process begins."""
+        member = Member(slot, incarnation)
+        start_us = self.ends_us.get(member, round(at * 1000))
+        words = text.split()
+        durations = tuple(round(float(word[1:] or 0) * 1000) for word in words)
+        self.records.append(r.Spans(member, generation, lineage, step, start_us, durations, "".join(word[0] for word in words)))
+        self.ends_us[member] = start_us + sum(durations)
+
+    def view(
+        self,
+        generation: int,
+        members: Sequence[tuple[int, int]],
+        at: float,
+        step: int = 0,
+        *,
+        lineage: int = 0,
+        graceful: bool = False,
+        causes: tuple[str, ...] = (),
+    ) -> None:
+        seated = tuple(Member(slot, incarnation) for slot, incarnation in members)
+        ranges = tuple((16 * i // len(seated), 16 * (i + 1) // len(seated)) for i in range(len(seated)))
+        view = View(generation, seated, ranges, 0, (), StateId(lineage, step), "127.0.0.1:1")
+        self.records.append(r.ViewPublished(view, at / 1e3, "because", graceful, causes))
+
+    def lost(
+        self, slot: int, incarnation: int, at: float, *, generation: int = 1, fault: str | None = None, cause: str = "signal 9"
+    ) -> None:
+        self.records.append(r.ProcessLost(Member(slot, incarnation), cause, at / 1e3, fault, generation, -1, -1, ""))
+
+    def fault(self, id: str, kind: str, phase: str, at: float, slot: int = 0) -> None:
+        fault = Fault(id, at / 1e3, "gpu", kind, slot=slot)
+        self.records.append(r.FaultRecord(fault, phase, at / 1e3, (Member(slot, 0),), ""))
+
+    def committed(self, step: int, at: float, lineage: int = 0) -> None:
+        self.records.append(r.Committed(StateId(lineage, step), at / 1e3))
+
+    def lineage(self, lineage: int, step: int, at: float) -> None:
+        self.records.append(r.LineageBegun(lineage, StateId(lineage - 1, step), at / 1e3, "no rank holds a clean state"))
+
+    def durable(self, step: int, at: float, lineage: int = 0) -> None:
+        self.records.append(r.CheckpointRecord(f"step-{step}", "durable", StateId(lineage, step), at / 1e3, 1_000, 0.002, 0.1))
+
+    def resumed(self, at: float, cause: str = "resume") -> None:
+        self.records.append(r.Resumed(at / 1e3, 1.7e9 + at / 1e3, cause))
+
+    def ended(self, at: float, status: str = "completed") -> None:
+        self.records.append(r.RunEnded(status, "all steps are committed", at / 1e3, "ab" * 32, ""))
+
+
+def one_loss(fault: str | None = None) -> Story:
+    """Two ranks; rank 1 is lost at 2150 ms, half a step after step 10; rank 0 goes on alone; the replacement joins at step 30."""
+    story = Story(world=2)
+    story.view(1, [(0, 0), (1, 0)], 1000)
+    for slot in (0, 1):
+        story.spans(slot, 0, "i1000", generation=-1)
+        story.spans(slot, 0, "f100 " + "c60 x40 K " * 10)
+    for step in range(1, 11):
+        story.committed(step, 1100 + 100 * step)
+    if fault is not None:
+        story.fault(fault, "kill_rank", "executed", 2149, slot=1)
+    story.spans(0, 0, "c60 x60 A f80", step=10)
+    story.lost(1, 0, 2150, fault=fault)
+    story.view(2, [(0, 0)], 2250, 10, causes=("1.0",))
+    story.spans(1, 0, "c50", step=10)
+    story.spans(0, 0, "f20 " + "c60 x40 K " * 20, generation=2, step=10)
+    for step in range(11, 31):
+        story.committed(step, 2320 + 100 * (step - 10))
+    story.spans(1, 1, "i800 s100", generation=-1, at=3150)
+    story.view(3, [(0, 0), (1, 1)], 4200, 28, graceful=True)
+    story.spans(1, 1, "f70 r200", generation=3, step=30)
+    for slot, incarnation in ((0, 0), (1, 1)):
+        story.spans(slot, incarnation, "c60 x40 K " * 30 + "e10", generation=3, step=30)
+    for step in range(31, 61):
+        story.committed(step, 4320 + 100 * (step - 30))
+    story.ended(7340)
+    return story
