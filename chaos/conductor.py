@@ -1,0 +1,310 @@
+"""Turns a plan into operations, and every planned fault into a report of what became of it.
+
+The conductor does no I/O and reads no clock: it looks at a frozen ``ChaosView``, says what to do as data, and is told what came of it. All
+that it remembers is in the journal, so that a restarted coordinator goes on where the last one was (:meth:`Conductor.recall`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from chaos.catalogue import EXECUTABLE
+from fleet.events import FaultReported
+from fleet.ports import NodePort, ProcessPort
+from fleet.records import FaultRecord, Record
+from fleet.types import Fault, Member, Process
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    process: Process
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    process: Process
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    process: Process
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    process: Process
+    severity: float
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LoseNode:
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class AddNode:
+    """A lost node comes back: as a new one, whose index the launcher chooses."""
+
+
+Operation = Kill | Stop | Resume | Slow | LoseNode | AddNode
+
+
+@dataclass(frozen=True, slots=True)
+class Occupant:
+    """The process that fills a slot now. ``in_view``: it trains; otherwise it is a spare or still starting."""
+
+    member: Member
+    process: Process
+    in_view: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ChaosView:
+    """What chaos sees of the world: live slots, the slots on each live worker node (by the node's index), and whether the run trains."""
+
+    slots: Mapping[int, Occupant]
+    nodes: Mapping[int, tuple[int, ...]]
+    running: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """Perform ``operations``, then hand what came of it to :meth:`Conductor.outcome` and send the event that this returns."""
+
+    report: FaultReported
+    operations: tuple[Operation, ...] = ()
+
+
+@dataclass(slots=True)
+class _Open:
+    """An executed fault that is to be healed."""
+
+    fault: Fault
+    members: tuple[Member, ...]
+    until_s: float
+
+
+class Conductor:
+    """Executes, suppresses and heals the faults of ``plan``.
+
+    Args:
+        plan: the run's faults.
+        min_ranks: the run's least number of ranks; a fault that would leave fewer of those in view is suppressed.
+        repair_s: a lost node comes back after that long; None: never.
+        max_nodes_down: how many nodes may be lost at a time; more would have no room to be replaced in.
+    """
+
+    def __init__(self, plan: Iterable[Fault], *, min_ranks: int = 1, repair_s: float | None = None, max_nodes_down: int = 1) -> None:
+        self._ahead = sorted(plan, key=lambda fault: (fault.at_s, fault.id), reverse=True)
+        self._min_ranks, self._repair_s, self._max_nodes_down = min_ranks, repair_s, max_nodes_down
+        self._open: dict[str, _Open] = {}
+        self._gone: set[Member] = set()
+        self._down = 0
+        self._place: dict[int, int] = {}
+
+    def planned(self, now_s: float) -> list[FaultReported]:
+        """One report for each fault still ahead: send them once, before the first is due."""
+        return [FaultReported(fault, "planned", now_s, ()) for fault in reversed(self._ahead)]
+
+    def next_s(self) -> float:
+        """When there is something to do next; infinity when nothing is left."""
+        times = [opened.until_s for opened in self._open.values()]
+        if self._ahead:
+            times.append(self._ahead[-1].at_s)
+        return min(times, default=float("inf"))
+
+    def due(self, now_s: float, world: ChaosView) -> list[Action]:
+        """What is due at ``now_s``, heals first. Each action's outcome must be given back before the next call."""
+        self._settle(world)
+        actions = [self._heal(opened, now_s, world) for opened in list(self._open.values()) if opened.until_s <= now_s]
+        while self._ahead and self._ahead[-1].at_s <= now_s:
+            actions.append(self._strike(self._ahead.pop(), now_s, world))
+        return actions
+
+    def end(self, now_s: float, world: ChaosView) -> list[Action]:
+        """The run is over: let every stopped process go on, and report what was never executed."""
+        self._settle(world)
+        actions = [self._heal(opened, now_s, world, add_nodes=False) for opened in list(self._open.values())]
+        while self._ahead:
+            actions.append(_suppressed(self._ahead.pop(), now_s, "the run ended before it was due"))
+        return actions
+
+    def outcome(self, action: Action, refusals: Iterable[str | None], now_s: float) -> FaultReported:
+        """The event to send, once ``action`` was performed: an executed fault that was refused throughout becomes a suppressed one.
+
+        ``refusals`` has one answer for each operation: why it was refused, or None.
+        """
+        report, answers = replace(action.report, at_s=now_s), list(refusals)
+        refused = [why for why in answers if why is not None]
+        if not refused:
+            return report
+        detail = "; ".join(refused)
+        if report.phase == "executed" and len(refused) == len(answers):
+            self._forget(report)
+            return replace(report, phase="suppressed", detail=f"refused: {detail}")
+        return replace(report, detail=f"{report.detail}; in part refused: {detail}".lstrip("; "))
+
+    def recall(self, records: Iterable[Record]) -> None:
+        """Take up where an earlier conductor of the same plan stopped, from the run's journal."""
+        seen: set[str] = set()
+        for record in records:
+            if isinstance(record, FaultRecord) and record.phase != "planned":
+                seen.add(record.fault.id)
+                if record.phase == "executed":
+                    self._opened(record.fault, record.members, record.at_s)
+                else:
+                    self._closed(record.fault)
+        self._ahead = [fault for fault in self._ahead if fault.id not in seen]
+
+    # ---- strike ------------------------------------------------------------------------------------------------------------------------
+
+    def _strike(self, fault: Fault, now_s: float, world: ChaosView) -> Action:
+        why = self._common_refusal(fault, world)
+        if why is None and fault.kind == "lose_node":
+            return self._strike_node(fault, now_s, world)
+        targets = self._targets(fault, world)
+        why = why or self._rank_refusal(fault, targets, world)
+        if why is not None:
+            return _suppressed(fault, now_s, why)
+        members = tuple(target.member for target in targets)
+        self._opened(fault, members, now_s)
+        return Action(FaultReported(fault, "executed", now_s, members), tuple(_operation(fault, t.process) for t in targets))
+
+    def _common_refusal(self, fault: Fault, world: ChaosView) -> str | None:
+        if fault.kind not in EXECUTABLE:
+            return f"{fault.kind} has no operation yet"
+        return None if world.running else "the run does not train yet"
+
+    def _rank_refusal(self, fault: Fault, targets: list[Occupant], world: ChaosView) -> str | None:
+        where = f"slot {fault.slot}" if fault.slot is not None else f"node {fault.node}"
+        if not targets:
+            return f"{where} has no live process"
+        held = {member for opened in self._open.values() for member in opened.members if opened.fault.kind in ("hang", "slow")}
+        if fault.kind != "kill_rank" and any(target.member in held for target in targets):
+            return f"{where} is already stopped or slowed"
+        return None if fault.kind == "slow" else self._too_few(targets, world)
+
+    def _strike_node(self, fault: Fault, now_s: float, world: ChaosView) -> Action:
+        index = self._node(fault.node, world)
+        if index is None:
+            return _suppressed(fault, now_s, f"node {fault.node} is not there")
+        targets = [world.slots[slot] for slot in world.nodes[index] if slot in world.slots]
+        if self._down >= self._max_nodes_down:
+            why: str | None = f"{self._down} lost node is not back yet: there is no room for the ranks of another"
+        elif len(world.nodes) <= 1:
+            why = "it is the last node"
+        else:
+            why = self._too_few(targets, world)
+        if why is not None:
+            return _suppressed(fault, now_s, why)
+        members = tuple(target.member for target in targets)
+        self._opened(fault, members, now_s)
+        return Action(FaultReported(fault, "executed", now_s, members), (LoseNode(index),))
+
+    def _too_few(self, targets: list[Occupant], world: ChaosView) -> str | None:
+        hit = {target.member for target in targets if target.in_view} - self._gone
+        left = sum(o.in_view and o.member not in self._gone and o.member not in hit for o in world.slots.values())
+        return f"it would leave {left} ranks of at least {self._min_ranks}" if hit and left < self._min_ranks else None
+
+    def _targets(self, fault: Fault, world: ChaosView) -> list[Occupant]:
+        if fault.slot is not None:
+            slots: tuple[int, ...] = (fault.slot,)
+        else:
+            index = self._node(fault.node, world)
+            slots = () if index is None else world.nodes[index]
+        return [world.slots[slot] for slot in slots if slot in world.slots and not self._dead(world.slots[slot].member)]
+
+    def _dead(self, member: Member) -> bool:
+        """Struck dead already, though the view may not show it yet. (A hung one is gone from training, but its process is there.)"""
+        hung = {m for opened in self._open.values() if opened.fault.kind == "hang" for m in opened.members}
+        return member in self._gone and member not in hung
+
+    # ---- nodes -------------------------------------------------------------------------------------------------------------------------
+
+    def _settle(self, world: ChaosView) -> None:
+        """A plan names places 0, 1, ...; nodes keep theirs while they live, and a new node takes the first that is empty."""
+        if not world.running:
+            return  # nodes may still be joining, in any order
+        self._place = {place: index for place, index in self._place.items() if index in world.nodes}
+        place = 0
+        for index in sorted(set(world.nodes) - set(self._place.values())):
+            while place in self._place:
+                place += 1
+            self._place[place] = index
+
+    def _node(self, place: int | None, world: ChaosView) -> int | None:
+        index = self._place.get(place) if place is not None else None
+        return index if index in world.nodes else None
+
+    # ---- heal --------------------------------------------------------------------------------------------------------------------------
+
+    def _opened(self, fault: Fault, members: tuple[Member, ...], at_s: float) -> None:
+        if fault.kind != "slow":
+            self._gone.update(members)
+        if fault.kind == "lose_node":
+            self._down += 1
+        if fault.kind in ("hang", "slow"):
+            self._open[fault.id] = _Open(fault, members, at_s + fault.duration_s)
+        elif fault.kind == "lose_node" and self._repair_s is not None:
+            self._open[fault.id] = _Open(fault, members, at_s + self._repair_s)
+
+    def _closed(self, fault: Fault) -> None:
+        opened = self._open.pop(fault.id, None)
+        if opened is not None and fault.kind == "lose_node":
+            self._down -= 1
+        if opened is not None and fault.kind == "hang":
+            self._gone.difference_update(opened.members)
+
+    def _forget(self, report: FaultReported) -> None:
+        """The world refused the fault: it did not happen."""
+        self._gone.difference_update(report.members)
+        self._open.pop(report.fault.id, None)
+        if report.fault.kind == "lose_node":
+            self._down -= 1
+
+    def _heal(self, opened: _Open, now_s: float, world: ChaosView, *, add_nodes: bool = True) -> Action:
+        fault = opened.fault
+        self._closed(fault)
+        if fault.kind == "lose_node":
+            report = FaultReported(fault, "healed", now_s, opened.members, "" if add_nodes else "the run ended before the node was back")
+            return Action(report, (AddNode(),) if add_nodes else ())
+        present = {o.member: o.process for o in world.slots.values()}
+        alive = [present[member] for member in opened.members if member in present]
+        detail = "" if alive else "its process was replaced meanwhile"
+        operations = tuple(Resume(process) for process in alive) if fault.kind == "hang" or now_s < opened.until_s else ()
+        return Action(FaultReported(fault, "healed", now_s, opened.members, detail), operations)
+
+
+def _suppressed(fault: Fault, now_s: float, why: str) -> Action:
+    return Action(FaultReported(fault, "suppressed", now_s, (), why))
+
+
+def _operation(fault: Fault, process: Process) -> Operation:
+    if fault.kind == "kill_rank":
+        return Kill(process)
+    return Stop(process) if fault.kind == "hang" else Slow(process, fault.severity, fault.duration_s)
+
+
+def perform(operation: Operation, processes: ProcessPort, nodes: NodePort) -> str | None:
+    """Do it, through the ports. Returns why it was refused, or None."""
+    match operation:
+        case Kill(process):
+            return processes.kill(process)
+        case Stop(process):
+            return processes.stop(process)
+        case Resume(process):
+            return processes.resume(process)
+        case Slow(process, severity, duration_s):
+            return processes.slow(process, severity, duration_s)
+        case LoseNode(index):
+            return nodes.lose(index)
+        case AddNode():
+            nodes.add()
+            return None
+
+
+def conduct(conductor: Conductor, actions: Iterable[Action], now_s: float, processes: ProcessPort, nodes: NodePort) -> list[FaultReported]:
+    """Perform ``actions`` one after the other; the events to send. For worlds whose ports answer at once."""
+    return [conductor.outcome(a, [perform(operation, processes, nodes) for operation in a.operations], now_s) for a in actions]

@@ -1,0 +1,263 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from chaos.conductor import (
+    Action,
+    AddNode,
+    ChaosView,
+    Conductor,
+    Kill,
+    LoseNode,
+    Occupant,
+    Operation,
+    Resume,
+    Slow,
+    Stop,
+    conduct,
+)
+from fleet.events import FaultReported
+from fleet.records import FaultRecord
+from fleet.types import Fault, Member, Process
+
+
+def process(slot: int, incarnation: int = 0) -> Process:
+    return Process(f"node-{slot // 2}", 100 + slot + 10 * incarnation, 5000 + slot + 10 * incarnation)
+
+
+def occupant(slot: int, incarnation: int = 0, in_view: bool = True) -> Occupant:
+    return Occupant(Member(slot, incarnation), process(slot, incarnation), in_view)
+
+
+def world(running: bool = True) -> ChaosView:
+    """Four ranks, two on each of two nodes."""
+    return ChaosView({slot: occupant(slot) for slot in range(4)}, {0: (0, 1), 1: (2, 3)}, running)
+
+
+def fault(name: str, at_s: float, kind: str, target: int, **more: float) -> Fault:
+    node = kind in ("lose_node", "lemon_node") or more.pop("on_node", 0)
+    return Fault(name, at_s, "test", kind, None if node else target, target if node else None, **more)
+
+
+def phases(actions: list[Action]) -> list[tuple[str, str]]:
+    return [(action.report.fault.id, action.report.phase) for action in actions]
+
+
+def only(actions: list[Action]) -> Action:
+    assert len(actions) == 1
+    return actions[0]
+
+
+def test_kills_at_its_time_and_once() -> None:
+    conductor = Conductor([fault("k", 5.0, "kill_rank", 2)])
+    assert conductor.next_s() == 5.0
+    assert conductor.due(4.9, world()) == []
+    action = only(conductor.due(5.1, world()))
+    assert action == Action(FaultReported(fault("k", 5.0, "kill_rank", 2), "executed", 5.1, (Member(2, 0),)), (Kill(process(2)),))
+    assert conductor.outcome(action, [None], 5.2) == replace(action.report, at_s=5.2)
+    assert conductor.due(99.0, world()) == []
+    assert conductor.next_s() == math.inf
+
+
+def test_planned_names_every_fault_in_order() -> None:
+    conductor = Conductor([fault("b", 9.0, "hang", 1, duration_s=1.0), fault("a", 5.0, "kill_rank", 2)])
+    assert [(e.fault.id, e.phase, e.at_s) for e in conductor.planned(0.0)] == [("a", "planned", 0.0), ("b", "planned", 0.0)]
+
+
+def test_a_refused_kill_was_suppressed_and_may_be_tried_on_the_next_one() -> None:
+    conductor = Conductor([fault("k", 5.0, "kill_rank", 2), fault("l", 6.0, "kill_rank", 2)])
+    report = conductor.outcome(only(conductor.due(5.0, world())), ["pid 102 started at tick 9, not 5002"], 5.0)
+    assert report.phase == "suppressed"
+    assert "tick 9" in report.detail
+    assert only(conductor.due(6.0, world())).report.phase == "executed"
+
+
+@pytest.mark.parametrize(
+    ("planned", "view", "says"),
+    [
+        (fault("f", 1.0, "kill_rank", 7), world(), "slot 7 has no live process"),
+        (fault("f", 1.0, "kill_rank", 1), world(running=False), "does not train yet"),
+        (fault("f", 1.0, "silent_corruption", 1), world(), "no operation yet"),
+        (fault("f", 1.0, "lemon_node", 1), world(), "no operation yet"),
+        (fault("f", 1.0, "lose_node", 5), world(), "node 5 is not there"),
+        (fault("f", 1.0, "lose_node", 0), ChaosView({0: occupant(0)}, {0: (0,)}, True), "last node"),
+        (fault("f", 1.0, "slow", 4, severity=2.0, duration_s=1.0, on_node=1), world(), "node 4 has no live process"),
+    ],
+)
+def test_suppresses_with_a_reason(planned: Fault, view: ChaosView, says: str) -> None:
+    action = only(Conductor([planned]).due(1.0, view))
+    assert (action.report.phase, action.operations, action.report.members) == ("suppressed", (), ())
+    assert says in action.report.detail
+
+
+@pytest.mark.parametrize("kind", ["kill_rank", "hang", "lose_node"])
+def test_never_leaves_fewer_ranks_than_the_run_needs(kind: str) -> None:
+    blow = fault("f", 1.0, kind, 1, duration_s=1.0)
+    left = 2 if kind == "lose_node" else 3
+    assert only(Conductor([blow], min_ranks=left).due(1.0, world())).report.phase == "executed"
+    refused = only(Conductor([blow], min_ranks=left + 1).due(1.0, world())).report
+    assert (refused.phase, refused.detail) == ("suppressed", f"it would leave {left} ranks of at least {left + 1}")
+
+
+def test_counts_what_it_has_just_killed_though_the_view_is_stale() -> None:
+    plan = [fault(f"k{slot}", 1.0, "kill_rank", slot) for slot in range(4)]
+    conductor = Conductor(plan, min_ranks=2)
+    assert phases(conductor.due(1.0, world())) == [("k0", "executed"), ("k1", "executed"), ("k2", "suppressed"), ("k3", "suppressed")]
+    again = Conductor([fault("a", 1.0, "kill_rank", 0), fault("b", 1.1, "kill_rank", 0)])
+    again.due(1.0, world())
+    assert only(again.due(1.1, world())).report.detail == "slot 0 has no live process"
+
+
+def test_a_spare_may_die_even_when_every_rank_is_needed() -> None:
+    view = ChaosView({**world().slots, 4: occupant(4, in_view=False)}, {0: (0, 1), 1: (2, 3, 4)}, True)
+    assert only(Conductor([fault("k", 1.0, "kill_rank", 4)], min_ranks=4).due(1.0, view)).report.phase == "executed"
+
+
+def test_hang_ends_with_a_resume() -> None:
+    conductor = Conductor([fault("h", 1.0, "hang", 3, duration_s=2.0)])
+    assert only(conductor.due(1.0, world())).operations == (Stop(process(3)),)
+    assert conductor.next_s() == 3.0
+    assert conductor.due(2.9, world()) == []
+    heal = only(conductor.due(3.0, world()))
+    assert (heal.report.phase, heal.report.members, heal.operations) == ("healed", (Member(3, 0),), (Resume(process(3)),))
+
+
+def test_hang_that_was_evicted_heals_without_touching_the_replacement() -> None:
+    conductor = Conductor([fault("h", 1.0, "hang", 3, duration_s=2.0)])
+    conductor.due(1.0, world())
+    replaced = ChaosView({**world().slots, 3: occupant(3, 1)}, world().nodes, True)
+    heal = only(conductor.due(3.0, replaced))
+    assert (heal.report.phase, heal.operations) == ("healed", ())
+    assert "replaced" in heal.report.detail
+
+
+def test_slow_node_slows_all_its_ranks_and_stopped_ones_are_left_alone() -> None:
+    plan = [
+        fault("h", 1.0, "hang", 3, duration_s=9.0),
+        fault("s", 2.0, "slow", 0, severity=2.0, duration_s=4.0, on_node=1),
+        fault("t", 3.0, "slow", 1, severity=2.0, duration_s=4.0),
+        fault("u", 3.0, "slow", 3, severity=2.0, duration_s=4.0),
+        fault("v", 3.0, "kill_rank", 3),
+    ]
+    conductor = Conductor(plan)
+    conductor.due(1.0, world())
+    slow = only(conductor.due(2.0, world()))
+    assert slow.operations == (Slow(process(0), 2.0, 4.0), Slow(process(1), 2.0, 4.0))
+    assert phases(conductor.due(3.0, world())) == [("t", "suppressed"), ("u", "suppressed"), ("v", "executed")]
+    assert only(conductor.due(6.0, world())).operations == (), "a slowdown ends by itself"
+
+
+def test_partly_refused_is_executed_and_says_so() -> None:
+    conductor = Conductor([fault("s", 2.0, "slow", 0, severity=2.0, duration_s=4.0, on_node=1)])
+    report = conductor.outcome(only(conductor.due(2.0, world())), ["gone", None], 2.0)
+    assert (report.phase, report.detail) == ("executed", "in part refused: gone")
+
+
+def test_lost_node_comes_back_and_its_place_can_be_lost_again() -> None:
+    plan = [fault("a", 1.0, "lose_node", 1), fault("b", 2.0, "lose_node", 0), fault("c", 20.0, "lose_node", 1)]
+    conductor = Conductor(plan, repair_s=10.0)
+    assert only(conductor.due(1.0, world())).operations == (LoseNode(1),)
+    without = ChaosView({slot: occupant(slot) for slot in (0, 1)}, {0: (0, 1)}, True)
+    refused = only(conductor.due(2.0, without)).report
+    assert (refused.phase, "not back yet" in refused.detail) == ("suppressed", True)
+    assert only(conductor.due(11.0, without)).operations == (AddNode(),)
+    back = ChaosView(world().slots, {0: (0, 1), 7: (2, 3)}, True)
+    assert only(conductor.due(20.0, back)).operations == (LoseNode(7),), "the new node has taken the lost one's place"
+
+
+def test_refused_node_loss_leaves_room_for_the_next() -> None:
+    conductor = Conductor([fault("a", 1.0, "lose_node", 1), fault("b", 2.0, "lose_node", 0)], repair_s=10.0)
+    conductor.outcome(only(conductor.due(1.0, world())), ["no such node"], 1.0)
+    assert only(conductor.due(2.0, world())).report.phase == "executed"
+    assert conductor.next_s() == 12.0, "only the second one is to be repaired"
+
+
+def test_end_lets_everyone_go_on_and_reports_the_rest() -> None:
+    plan = [
+        fault("h", 1.0, "hang", 3, duration_s=50.0),
+        fault("n", 1.0, "lose_node", 0),
+        fault("s", 1.0, "slow", 2, severity=2.0, duration_s=50.0),
+        fault("z", 99.0, "kill_rank", 1),
+    ]
+    conductor = Conductor(plan, repair_s=10.0)
+    conductor.due(1.0, world())
+    actions = conductor.end(5.0, world(running=False))
+    assert phases(actions) == [("h", "healed"), ("n", "healed"), ("s", "healed"), ("z", "suppressed")]
+    operations = [operation for action in actions for operation in action.operations]
+    assert operations == [Resume(process(3)), Resume(process(2))], "no node is added for a run that is over"
+    assert conductor.next_s() == math.inf
+
+
+def test_a_new_conductor_goes_on_from_the_journal() -> None:
+    plan = [
+        fault("a", 1.0, "kill_rank", 0),
+        fault("h", 1.0, "hang", 3, duration_s=10.0),
+        fault("n", 2.0, "lose_node", 5),
+        fault("z", 8.0, "kill_rank", 1),
+    ]
+    first = Conductor(plan, repair_s=5.0)
+    events = [*first.planned(0.0), *(a.report for a in [*first.due(1.0, world()), *first.due(2.0, world())])]
+    records = [FaultRecord(event.fault, event.phase, event.at_s, event.members, event.detail) for event in events]
+    second = Conductor(plan, repair_s=5.0)
+    second.recall(records)
+    assert phases(second.due(7.0, world())) == []
+    assert [(a.report.fault.id, a.report.phase) for a in second.due(11.0, world())] == [("h", "healed"), ("z", "executed")]
+
+
+class Ports:
+    """Both ports at once: keeps what was asked, refuses the pids it was told to."""
+
+    def __init__(self, refuse: tuple[int, ...] = ()) -> None:
+        self.done: list[Operation] = []
+        self.refuse = refuse
+
+    def _take(self, operation: Operation, process: Process) -> str | None:
+        if process.pid in self.refuse:
+            return f"pid {process.pid} is another process now"
+        self.done.append(operation)
+        return None
+
+    def kill(self, process: Process) -> str | None:
+        return self._take(Kill(process), process)
+
+    def stop(self, process: Process) -> str | None:
+        return self._take(Stop(process), process)
+
+    def resume(self, process: Process) -> str | None:
+        return self._take(Resume(process), process)
+
+    def slow(self, process: Process, severity: float, duration_s: float) -> str | None:
+        return self._take(Slow(process, severity, duration_s), process)
+
+    def lose(self, index: int) -> str | None:
+        self.done.append(LoseNode(index))
+        return None
+
+    def add(self) -> int:
+        self.done.append(AddNode())
+        return 2
+
+    def alive(self) -> tuple[int, ...]:
+        return (0, 1)
+
+
+def test_conduct_performs_every_kind_of_operation_through_the_ports() -> None:
+    plan = [
+        fault("h", 1.0, "hang", 0, duration_s=2.0),
+        fault("k", 1.0, "kill_rank", 3),
+        fault("r", 1.0, "kill_rank", 2),
+        fault("s", 1.0, "slow", 1, severity=2.0, duration_s=1.0),
+        fault("t", 1.5, "lose_node", 1),
+    ]
+    conductor, ports = Conductor(plan, repair_s=1.0), Ports(refuse=(102,))
+    events = [e for now_s in (1.0, 1.5, 3.0) for e in conduct(conductor, conductor.due(now_s, world()), now_s, ports, ports)]
+    assert [(e.fault.id, e.phase) for e in events] == [
+        ("h", "executed"), ("k", "executed"), ("r", "suppressed"), ("s", "executed"), ("t", "executed"),
+        ("h", "healed"), ("s", "healed"), ("t", "healed"),
+    ]  # fmt: skip
+    assert ports.done == [
+        Stop(process(0)), Kill(process(3)), Slow(process(1), 2.0, 1.0), LoseNode(1), Resume(process(0)), AddNode(),
+    ]  # fmt: skip
