@@ -18,7 +18,7 @@ STEP_US = (25_000, 20_000, 4_000, 1_000, 0)
 
 
 def write_journal(path: Path, events: int, batch: int, world: int = 4) -> None:
-    """A fault-free run of ``world`` ranks with about ``events`` spans and marks, ``batch`` of them in each record; a commit on every step."""
+    """A fault-free run of ``world`` ranks: about ``events`` spans and marks, ``batch`` of them a record, and every commit."""
     steps_per_record = max(1, batch // len(STEP_CODES))
     records = events // (world * steps_per_record * len(STEP_CODES))
     members = tuple(Member(slot, 0) for slot in range(world))

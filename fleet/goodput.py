@@ -486,7 +486,7 @@ def _summary(ledger: Ledger, closed: Ledger, now_us: int) -> LedgerSummary:
         generation=closed.book.generation,
         view_size=closed._view_size,
         views_total=closed._views_total,
-        losses_total=sum(not id.startswith("outage-") for id in closed.book.losses),
+        losses_total=sum(not name.startswith("outage-") for name in closed.book.losses),
         in_view_losses=sum(loss.generation >= 0 for loss in closed.book.losses.values()),
         faults_by_kind_phase=dict(closed._fault_counts),
         incidents=tuple(_incidents(closed.book, median_us)),
@@ -521,25 +521,25 @@ def _slot_times(ledger: Ledger, now_us: int) -> tuple[list[list[int]], int]:
 
 def _incidents(book: CostBook, median_us: float) -> list[Incident]:
     """Faults in the order in which they were first heard of, then losses that no fault explains, and outages that cost something."""
-    explained: dict[str, list[Loss]] = {id: [] for id in book.faults}
+    explained: dict[str, list[Loss]] = {name: [] for name in book.faults}
     alone: list[Loss] = []
     for loss in book.losses.values():
         if loss.fault in explained:
             explained[loss.fault].append(loss)
         elif any(loss.us) or not loss.id.startswith("outage-"):
             alone.append(loss)
-    incidents = [_of_fault(book, id, losses, median_us) for id, losses in explained.items()]
+    incidents = [_of_fault(book, name, losses, median_us) for name, losses in explained.items()]
     return incidents + [_of_loss(book, loss, median_us) for loss in alone]
 
 
-def _of_fault(book: CostBook, id: str, losses: list[Loss], median_us: float) -> Incident:
-    records = book.faults[id]
+def _of_fault(book: CostBook, name: str, losses: list[Loss], median_us: float) -> Incident:
+    records = book.faults[name]
     fault = records[-1].fault
     phases = tuple((record.phase, record.at_s, record.detail) for record in records)
     at_s = next((at for phase, at, _ in phases if phase == "executed"), fault.at_s)
-    names, costs = tuple(loss.id for loss in losses), _costs(book, losses, median_us)
+    lost, costs = tuple(loss.id for loss in losses), _costs(book, losses, median_us)
     return Incident(
-        id, at_s, fault.component, fault.kind, fault.slot, fault.node, phases, names, tuple(loss.cause for loss in losses), *costs
+        name, at_s, fault.component, fault.kind, fault.slot, fault.node, phases, lost, tuple(loss.cause for loss in losses), *costs
     )
 
 

@@ -71,7 +71,7 @@ class CostBook:
 
     def outage(self, at_us: int, cause: str) -> None:
         """The whole run was down from ``at_us`` on; charged when the losses are not on record one by one."""
-        number = sum(id.startswith("outage-") for id in self.losses) + 1
+        number = sum(name.startswith("outage-") for name in self.losses) + 1
         loss = Loss(f"outage-{number}", at_us, cause, None, -1, before=self._committed)
         self.losses[loss.id] = loss
         self._open_outage = (loss.id,)
@@ -106,7 +106,7 @@ class CostBook:
     def _replaced(self, members: tuple[Member, ...]) -> Causes:
         """The losses whose replacements are new in a view."""
         before = (f"{member.slot}.{member.incarnation - 1}" for member in members if member not in self._seated)
-        return tuple(id for id in before if id in self.losses)
+        return tuple(name for name in before if name in self.losses)
 
     def _inherited(self) -> Causes:
         """A view without causes of its own: it follows an outage, or one that never came to a commit."""

@@ -223,7 +223,7 @@ class SlotAccount:
         return productive_us
 
     def roll_back(self, step: int) -> list[Commit]:
-        """Move the steps after ``step`` to rework; returns them. Raises LedgerError when their time was merged with that of earlier ones."""
+        """Move the steps after ``step`` to rework; returns them. Raises LedgerError when they were merged with earlier ones."""
         removed: list[Commit] = []
         while self.commits and self.commits[-1].last > step:
             commit = self.commits.pop()

@@ -47,8 +47,8 @@ class Story:
     ) -> None:
         self.records.append(r.ProcessLost(Member(slot, incarnation), cause, at / 1e3, fault, generation, -1, -1, ""))
 
-    def fault(self, id: str, kind: str, phase: str, at: float, slot: int = 0) -> None:
-        fault = Fault(id, at / 1e3, "gpu", kind, slot=slot)
+    def fault(self, name: str, kind: str, phase: str, at: float, slot: int = 0) -> None:
+        fault = Fault(name, at / 1e3, "gpu", kind, slot=slot)
         self.records.append(r.FaultRecord(fault, phase, at / 1e3, (Member(slot, 0),), ""))
 
     def committed(self, step: int, at: float, lineage: int = 0) -> None:

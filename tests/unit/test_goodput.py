@@ -30,8 +30,8 @@ def check_closes(summary: LedgerSummary) -> None:
     assert all(value >= 0 for value in summary.categories.values())
 
 
-def incident(summary: LedgerSummary, id: str) -> Incident:
-    return next(item for item in summary.incidents if item.id == id)
+def incident(summary: LedgerSummary, name: str) -> Incident:
+    return next(item for item in summary.incidents if item.id == name)
 
 
 def test_a_run_without_faults_is_all_steps_but_for_its_start_and_end() -> None:
@@ -94,7 +94,7 @@ def test_a_loss_costs_what_it_took_to_notice_reform_replace_restore_and_repeat()
     assert loss.init_s == pytest.approx(0.8)
     assert loss.stall_s == pytest.approx(2.42 - 2.10 - 0.1)
     assert loss.excess_s == pytest.approx((6.32 - 2.10) - (50 - 10) * 0.1)
-    assert loss.members == ("1.0",) and loss.causes == ("signal 9",)
+    assert (loss.members, loss.causes) == (("1.0",), ("signal 9",))
     assert spent(summary.slots[1]) == {
         "init": 1800, "reform": 170, "compute": 2400, "exposed_comm": 1600, "rework": 50, "provision": 1000, "idle_spare": 100,
         "restore": 200, "finish": 20,
@@ -133,10 +133,10 @@ def test_two_losses_behind_one_view_share_its_cost() -> None:
     story.ended(300)
     summary = fold(story)
     check_closes(summary)
-    for id in ("loss-1.0", "loss-2.0"):
-        assert incident(summary, id).cost["detect"] == pytest.approx(0.05)
-        assert incident(summary, id).cost["reform"] == pytest.approx(0.0255)
-        assert incident(summary, id).cost["provision"] == pytest.approx(0.2)
+    for name in ("loss-1.0", "loss-2.0"):
+        assert incident(summary, name).cost["detect"] == pytest.approx(0.05)
+        assert incident(summary, name).cost["reform"] == pytest.approx(0.0255)
+        assert incident(summary, name).cost["provision"] == pytest.approx(0.2)
 
 
 def test_an_attempt_that_no_loss_broke_is_rework() -> None:
@@ -433,7 +433,7 @@ def test_generations_must_rise() -> None:
     story = Story(world=1)
     story.view(5, [(0, 0)], 0)
     story.view(5, [(0, 0)], 1)
-    with pytest.raises(LedgerError, match="view generation 5 at 0.001 s follows generation 5"):
+    with pytest.raises(LedgerError, match=r"view generation 5 at 0\.001 s follows generation 5"):
         fold(story)
 
 

@@ -103,7 +103,7 @@ def test_a_torn_last_line_is_reported_and_cut_off_on_append(path: Path, torn: by
         file.write(torn)
     said: list[str] = []
     assert list(read_journal(path, on_torn=said.append)) == EVERY_KIND[:3]
-    assert len(said) == 1 and f"{path}:4" in said[0]
+    assert [f"{path}:4" in sentence for sentence in said] == [True]
     writer = JournalWriter(path)
     assert writer.torn_bytes == len(torn)
     writer.append(EVERY_KIND[3])
@@ -116,7 +116,9 @@ def test_a_long_torn_tail_is_cut_at_the_last_complete_line(path: Path) -> None:
     write(path, EVERY_KIND[:2])
     with path.open("ab") as file:
         file.write(b"x" * 200_000)
-    assert JournalWriter(path).torn_bytes == 200_000
+    writer = JournalWriter(path)
+    assert writer.torn_bytes == 200_000
+    writer.close()
     assert list(read_journal(path)) == EVERY_KIND[:2]
 
 
@@ -248,3 +250,4 @@ def test_nothing_is_lost_when_a_write_stops_half_way(path: Path, monkeypatch: py
         writer.flush()
     writer.flush()
     assert list(read_journal(path)) == EVERY_KIND[:1]
+    file.close()
