@@ -248,11 +248,11 @@ class SlotAccount:
 
 
 def clip(record: Spans, end_us: int) -> Spans:
-    """The part of a record before ``end_us``."""
+    """The part of a record up to ``end_us``; a mark at that very time still counts."""
     durations_us: list[int] = []
     time_us = record.start_us
     for duration in record.durations_us:
-        if time_us >= end_us:
+        if time_us > end_us or (duration and time_us == end_us):
             break
         durations_us.append(min(duration, end_us - time_us))
         time_us += duration
