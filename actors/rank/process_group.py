@@ -20,7 +20,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from actors.rank.store import StoreClient, StoreServer, TorchStore
 from fleet.errors import FleetError
+
+__all__ = ["Forming", "Group", "GroupBroken", "StoreServer", "Work", "warm_up"]
 
 Address = tuple[str, int]
 Transfer = tuple[torch.Tensor, int]
@@ -37,29 +40,6 @@ class GroupBroken(FleetError):
         return f"process group of generation {self.generation}: {self.reason}"
 
 
-class StoreServer:
-    """A key-value store served by this process on a free port; groups meet on it. ``address`` is ``host:port``."""
-
-    def __init__(self, host: str) -> None:
-        with socket.socket() as listener:
-            listener.bind(("", 0))
-            listener.listen(4096)
-            # The store owns the descriptor from here on, so it gets one of its own. Close-on-exec is set on every Python socket.
-            self._store: Any = dist.TCPStore(
-                host, listener.getsockname()[1], None, True, wait_for_workers=False, master_listen_fd=os.dup(listener.fileno())
-            )
-        self.address = f"{host}:{self._store.port}"
-
-    def close(self) -> None:
-        """Stop serving. Ranks that are forming on it see ``GroupBroken``."""
-        self._store = None
-
-
-def _address(store: str) -> Address:
-    host, _, port = store.rpartition(":")
-    return host, int(port)
-
-
 def _tcp_sockets() -> Iterator[socket.socket]:
     """A duplicate of each TCP socket that this process has open. The duplicate cannot be reused under us; the number could."""
     for name in os.listdir("/proc/self/fd"):
@@ -72,10 +52,6 @@ def _tcp_sockets() -> Iterator[socket.socket]:
 
 def _listening() -> set[Address]:
     return {s.getsockname()[:2] for s in _tcp_sockets() if s.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)}
-
-
-def _local_ends() -> set[Address]:
-    return {s.getsockname()[:2] for s in _tcp_sockets()}
 
 
 @dataclass
@@ -316,6 +292,7 @@ class Forming:
         self._group: Group | None = None
         self._error = ""
         self._ends = _Ends()
+        self._client: StoreClient | None = None
         if size == 1:
             self._settle(Group(generation, rank, size, device))
         else:
@@ -337,10 +314,11 @@ class Forming:
     def interrupt(self, reason: str = "interrupted") -> None:
         """Give up, from any thread; :meth:`wait` raises. A group that was formed already is interrupted."""
         self._settle(None, reason)
-        if self._group is None:
-            self._ends.shut_down()
-        else:
-            self._group.interrupt(reason)
+        if self._group is not None:
+            return self._group.interrupt(reason)
+        if self._client is not None:
+            self._client.interrupt()
+        self._ends.shut_down()
 
     def _settle(self, group: Group | None, error: str = "") -> None:
         """The first one to settle decides; a group that comes too late is closed."""
@@ -359,31 +337,24 @@ class Forming:
             self._settle(None, f"forming at {self._store}: {str(error).splitlines()[0]}")
 
     def _meet(self) -> Group:
-        store = self._store_client()
-        gloo = self._gloo_wires(store)
-        nccl = _nccl(dist.PrefixStore("nccl", store), self._rank, self._size, self._timeout_s) if self._nccl else None
+        client = self._client = StoreClient(self._store, self._generation, self._timeout_s)
+        with contextlib.closing(client):
+            gloo = self._gloo_wires(client)
+            nccl = _nccl(TorchStore(client, "nccl"), self._rank, self._size, self._timeout_s) if self._nccl else None
         group = Group(self._generation, self._rank, self._size, self._device, gloo, nccl, self._ends)
         # Nobody is done before everybody is: a rank that closed at once would break those that still connect.
         group.all_gather(torch.empty(self._size, 1), torch.zeros(1))
         return group
 
-    def _store_client(self) -> Any:
-        address = _address(self._store)
-        # TCPStore retries a refused connection past its own time-out; a plain connection says at once that nobody listens.
-        socket.create_connection(address, self._timeout_s).close()
-        before = _local_ends()
-        client = dist.TCPStore(*address, None, False, timeout=timedelta(seconds=self._timeout_s), wait_for_workers=False)
-        self._ends.near |= {end for end in _local_ends() - before if end != address}
-        return dist.PrefixStore(f"fleet/{self._generation}", client)
-
-    def _gloo_wires(self, store: Any) -> Any:
+    def _gloo_wires(self, client: StoreClient) -> Any:
         before = _listening()
         device = dist.ProcessGroupGloo.create_device(hostname=self._host)
         mine = _listening() - before
         self._ends.near |= mine
-        store.set(f"at/{self._rank}", json.dumps(sorted(mine)))
-        found = store.multi_get([f"at/{rank}" for rank in range(self._size) if rank != self._rank])
-        self._ends.far |= {(host, port) for text in found for host, port in json.loads(text)}
+        client.set(f"at/{self._rank}", json.dumps(sorted(mine)).encode())
+        for peer in range(self._size):
+            if peer != self._rank:
+                self._ends.far |= {(host, port) for host, port in json.loads(client.get(f"at/{peer}"))}
         if self.done:
             raise GroupBroken(self._error, self._generation)
-        return _gloo(dist.PrefixStore("gloo", store), self._rank, self._size, device, self._timeout_s)
+        return _gloo(TorchStore(client, "gloo"), self._rank, self._size, device, self._timeout_s)
