@@ -70,17 +70,18 @@ def strike_all(system: System, settings: Settings, plan: Sequence[Strike], kind:
             run = system.start(Path(workdir), settings)
             try:
                 kills = strike_run(run, settings, plan[len(reports) :], kind)
-                settled = wait_until(lambda: steady_steps(run, kills[-1].t_s, settings.world) > SETTLE_STEPS, run, FULL_AGAIN_LIMIT_S)
+                _settle(run, kills[-1], settings, f"{system.name}: {kind} {len(reports) + len(kills)}", notes)
             finally:
                 run.stop()
         commits = run.commits()
         reports += report(commits, run.lost_lines(), kills, settings.world)
         notes.append(f"{system.name}: median step {median_step_s(commits):.4f} s over {len(commits)} steps, {len(kills)} {kind} faults")
-        if not settled:
-            notes.append(
-                f"{system.name}: not full again {FULL_AGAIN_LIMIT_S:.0f} s after {kind} {len(reports)}; {run.failed() or 'running'}"
-            )
     return reports
+
+
+def _settle(run: Run, kill: Kill, settings: Settings, what: str, notes: list[str]) -> None:
+    if not wait_until(lambda: steady_steps(run, kill.t_s, settings.world) > SETTLE_STEPS, run, FULL_AGAIN_LIMIT_S):
+        notes.append(f"{what}: the world was not full again within {FULL_AGAIN_LIMIT_S:.0f} s; {run.failed() or 'still running'}")
 
 
 def strike_run(run: Run, settings: Settings, plan: Sequence[Strike], kind: str) -> list[Kill]:

@@ -20,6 +20,7 @@ import contextlib
 import dataclasses
 import importlib
 import importlib.util
+import itertools
 import json
 import os
 import signal
@@ -209,7 +210,7 @@ def committed_between(commits: Sequence[Commit], begin_s: float, end_s: float) -
 
 def median_step_s(commits: Sequence[Commit]) -> float:
     """Median gap between neighbouring steps of one membership."""
-    gaps = [b.t_s - a.t_s for a, b in zip(commits, commits[1:], strict=False) if a.epoch == b.epoch and b.step == a.step + 1]
+    gaps = [b.t_s - a.t_s for a, b in itertools.pairwise(commits) if a.epoch == b.epoch and b.step == a.step + 1]
     return statistics.median(gaps)
 
 
@@ -261,7 +262,7 @@ def fault_free_rate(commits: Sequence[Commit], kills: Sequence[Kill], world: int
     """Samples per second between neighbouring commits of the full world, outside every kill's window of recovery."""
     windows = [(commits[_last_before(commits, kill.t_s)].t_s, _window_end_s(commits, kill, world)) for kill in kills]
     samples, seconds = 0, 0.0
-    for a, b in zip(commits, commits[1:], strict=False):
+    for a, b in itertools.pairwise(commits):
         whole = len(a.members) >= world and len(b.members) >= world and a.epoch == b.epoch
         if whole and not any(begin <= a.t_s < end for begin, end in windows):
             samples, seconds = samples + b.samples, seconds + b.t_s - a.t_s

@@ -1,0 +1,143 @@
+"""The arithmetic on event logs that `recovery` and `storm` rest on, on histories small enough to check by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.peers.common import (
+    Commit,
+    Kill,
+    Line,
+    Settings,
+    Timeline,
+    committed_between,
+    excess_s,
+    fault_free_rate,
+    full_again,
+    installed_systems,
+    median_step_s,
+    positions,
+    report,
+    samples_lost,
+    stall_s,
+    storm_trace,
+    strikes,
+)
+
+WORLD, SAMPLES, STEP_S = 4, 100, 0.1
+FULL = {slot: 10 + slot for slot in range(WORLD)}
+
+
+def steps(first: int, count: int, begin_s: float, epoch: int = 1, members: dict[int, int] | None = None) -> list[Commit]:
+    """``count`` commits from step ``first`` on, one each STEP_S from ``begin_s``; a missing rank leaves its quarter of the batch out."""
+    members = FULL if members is None else members
+    samples = SAMPLES * len(members) // WORLD
+    return [Commit(begin_s + i * STEP_S, first + i, samples, epoch, dict(members)) for i in range(count)]
+
+
+def back_to_a_checkpoint() -> tuple[list[Commit], Kill]:
+    """Steps 1 to 30; slot 0 is killed at 3.05 s; from 10.0 s on the job goes on from step 21, with new processes."""
+    renewed = {slot: 20 + slot for slot in range(WORLD)}
+    return steps(1, 30, 0.1) + steps(21, 60, 10.0, epoch=2, members=renewed), Kill(3.05, 0, 10)
+
+
+def one_rank_less() -> tuple[list[Commit], Kill]:
+    """Steps 1 to 30; slot 0 is killed at 3.05 s; three ranks do 31 to 40 from 3.5 s on, and four the rest from 4.5 s on."""
+    three = {slot: pid for slot, pid in FULL.items() if slot}
+    return steps(1, 30, 0.1) + steps(31, 10, 3.5, 2, three) + steps(41, 60, 4.5, 3, {**FULL, 0: 99}), Kill(3.05, 0, 10)
+
+
+def test_a_repeated_step_undoes_those_from_it_on() -> None:
+    commits, _ = back_to_a_checkpoint()
+    assert positions(commits)[29:31] == [3000, 2100]
+    assert positions(commits)[-1] == 8000
+
+
+def test_the_stall_is_the_gap_less_a_step_even_when_one_commit_more_follows_the_kill() -> None:
+    commits, kill = back_to_a_checkpoint()
+    assert stall_s(commits, kill.t_s, STEP_S) == pytest.approx(7.0 - STEP_S)
+    assert stall_s(commits, kill.t_s - STEP_S, STEP_S) == pytest.approx(7.0 - STEP_S)
+    assert stall_s(commits[:30], kill.t_s, STEP_S) is None
+
+
+def test_excess_counts_steps_done_again() -> None:
+    commits, kill = back_to_a_checkpoint()
+    full = full_again(commits, kill, WORLD)
+    assert full == 30
+    # until 12.0 s: 9.0 s after step 30's commit, for 11 steps of progress
+    assert excess_s(commits, kill, WORLD, SAMPLES / STEP_S) == pytest.approx(9.0 - 11 * STEP_S)
+
+
+def test_excess_counts_a_smaller_world() -> None:
+    commits, kill = one_rank_less()
+    assert full_again(commits, kill, WORLD) == 40
+    # until 6.5 s: 3.5 s for 10 steps of three quarters and 21 whole ones
+    assert excess_s(commits, kill, WORLD, SAMPLES / STEP_S) == pytest.approx(3.5 - (10 * 0.75 + 21) * STEP_S)
+
+
+def test_the_killed_process_does_not_make_the_world_full() -> None:
+    late = steps(31, 1, 3.06)
+    commits, kill = steps(1, 30, 0.1) + late, Kill(3.05, 0, 10)
+    assert full_again(commits, kill, WORLD) is None
+    assert excess_s(commits, kill, WORLD, SAMPLES / STEP_S) is None
+
+
+def test_samples_lost_are_those_undone_dropped_and_unused() -> None:
+    commits, kill = back_to_a_checkpoint()
+    assert samples_lost(commits, [], kill.t_s, 99.0) == 1000
+    commits, kill = one_rank_less()
+    dropped = [Line(3.1, 31, 25, "drop", 1, slot, 10 + slot) for slot in (1, 2, 3)]
+    unused = Line(4.4, 40, 25, "unused", 2, 0, 99)
+    assert samples_lost(commits, [*dropped, unused], kill.t_s, 99.0) == 100
+
+
+def test_a_drop_of_a_step_that_another_rank_committed_is_not_lost() -> None:
+    commits, kill = one_rank_less()
+    commits.insert(30, Commit(3.06, 31, SAMPLES, 1, {1: 11}))
+    commits[31:] = steps(32, 10, 3.5, 2)
+    assert samples_lost(commits, [Line(3.1, 31, 25, "drop", 1, 2, 12)], kill.t_s, 99.0) == 0
+
+
+def test_the_fault_free_rate_leaves_recovery_out() -> None:
+    commits, kill = back_to_a_checkpoint()
+    assert fault_free_rate(commits, [kill], WORLD) == pytest.approx(SAMPLES / STEP_S)
+    assert median_step_s(commits) == pytest.approx(STEP_S)
+
+
+def test_a_storm_counts_no_step_that_is_undone_after_it() -> None:
+    commits, _ = back_to_a_checkpoint()
+    assert committed_between(commits, 1.0, 3.0) == 1000  # steps 11 to 20 of 11 to 30: the rest is done again, later
+    assert committed_between(commits, 1.0, 11.05) == 2100  # steps 11 to 20, and 21 to 31 again
+
+
+def test_a_job_that_ends_with_the_kill_did_not_survive_it() -> None:
+    commits, kill = steps(1, 30, 0.1), Kill(3.05, 0, 10)
+    (one,) = report(commits, [], [kill], WORLD)
+    assert (one.survived, one.stall_s, one.excess_s, one.samples_lost) == (False, None, None, 0)
+
+
+def test_the_timeline_reads_whole_lines_of_growing_logs(tmp_path: Path) -> None:
+    timeline, first, second = Timeline(tmp_path), tmp_path / "0-10.log", tmp_path / "1-11.log"
+    first.write_text("1.000000 1 100 commit 7\n2.000000 2 100 com")
+    second.write_text("0.900000 1 100 commit 7\n1.900000 2 25 drop 7\n")
+    assert timeline.commits() == [Commit(0.9, 1, 100, 7, {0: 10, 1: 11})]
+    with first.open("a") as file:
+        file.write("mit 7\n")
+    assert [commit.step for commit in timeline.commits()] == [1, 2]
+    assert [line.kind for line in timeline.lost_lines] == ["drop"]
+
+
+def test_plans_depend_on_the_seed_alone() -> None:
+    settings = Settings()
+    assert strikes(7, 10, settings.world, settings.checkpoint_steps)[:3] == strikes(7, 3, settings.world, settings.checkpoint_steps)
+    assert storm_trace(7, 15.0, 300.0, 4)[:3] == storm_trace(7, 15.0, 45.0, 4)
+    assert len(storm_trace(7, 15.0, 300.0, 4)) >= 15
+    assert storm_trace(7, 15.0, 300.0, 4) != storm_trace(8, 15.0, 300.0, 4)
+
+
+def test_a_system_not_asked_for_is_left_out_and_noted() -> None:
+    systems, notes = installed_systems(only=("nothing",))
+    assert systems == []
+    assert len(notes) == 3
