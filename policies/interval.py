@@ -55,10 +55,10 @@ class CheckpointInterval:
         """
         interval_s, why = self._interval(blocked_s, latency_s, rate_per_s)
         fields = {"interval_s": interval_s, "blocked_s": blocked_s, "latency_s": latency_s, "rate_per_s": rate_per_s}
-        since_s, due_s = now_s - last_s, last_s + interval_s
-        if now_s >= due_s:
-            return Decision("save", f"{since_s:.1f} s since the last checkpoint, due after {interval_s:.1f} s: {why}", fields)
-        return Decision("wait", f"due in {due_s - now_s:.1f} s: {why}", fields, due_s)
+        # The reason names no moment, so that it changes only when the interval does.
+        reason = f"every {interval_s:.1f} s: {why}"
+        due_s = last_s + interval_s
+        return Decision("save", reason, fields) if now_s >= due_s else Decision("wait", reason, fields, due_s)
 
     def _interval(self, blocked_s: float, latency_s: float, rate_per_s: float) -> tuple[float, str]:
         if self.interval_s is not None:
@@ -93,7 +93,7 @@ def checkpoint_rate_per_s(
     An estimate, with known errors: failures are independent and exponential here, so shared causes (a rack, a switch, a bug that all ranks
     meet) must go into ``whole_run_rate_per_s``, which in practice dominates; a repair time that varies is taken at its mean.
     """
-    if world < 1 or not 1 <= ranks_per_fault:
+    if world < 1 or ranks_per_fault < 1:
         raise ValueError(f"world = {world}, ranks_per_fault = {ranks_per_fault}: both must be at least 1")
     groups = math.ceil(world / ranks_per_fault)
     return whole_run_rate_per_s + all_lost_rate_per_s(fault_rate_per_s, groups, repair_s)

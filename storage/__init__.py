@@ -1,0 +1,1 @@
+"""Durable checkpoints. A checkpoint exists once its manifest does."""
