@@ -30,7 +30,8 @@ def start_ticks(pid: int) -> int:
 class Client:
     """The protocol of one rank, made safe for two threads, and connected.
 
-    ``lock`` guards ``protocol``; ``changed`` is notified whenever a message arrived. ``on_interrupt`` is called from the listening thread.
+    ``lock`` guards ``protocol``; ``changed`` is notified whenever a message arrived. ``on_message`` and ``on_interrupt``
+    are called from the listening thread, without the lock.
     """
 
     def __init__(self, slot: int, token: str, node: str, agent_path: str, store: str, recorder: Recorder) -> None:
@@ -39,6 +40,7 @@ class Client:
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self.on_interrupt: Callable[[], None] = lambda: None
+        self.on_message: Callable[[], None] = lambda: None
         self._agent_path, self._recorder = agent_path, recorder
         self._stream: socket.socket | None = None
         self._closing = False
@@ -133,5 +135,7 @@ class Client:
                 self.say()
             if frames:
                 self.changed.notify_all()
+        if frames:
+            self.on_message()
         if interrupt:
             self.on_interrupt()

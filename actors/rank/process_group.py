@@ -314,11 +314,12 @@ class Forming:
     def interrupt(self, reason: str = "interrupted") -> None:
         """Give up, from any thread; :meth:`wait` raises. A group that was formed already is interrupted."""
         self._settle(None, reason)
-        if self._group is not None:
-            return self._group.interrupt(reason)
         if self._client is not None:
             self._client.interrupt()
-        self._ends.shut_down()
+        if self._group is None:
+            self._ends.shut_down()
+        else:
+            self._group.interrupt(reason)
 
     def _settle(self, group: Group | None, error: str = "") -> None:
         """The first one to settle decides; a group that comes too late is closed."""

@@ -49,6 +49,11 @@ class Position(NamedTuple):
     stepping: bool
 
 
+def read_position(header: mmap.mmap) -> Position:
+    words = [WORD.unpack_from(header, word)[0] for word in (BEAT, PROGRESS, GENERATION, LINEAGE, STEP, SHARD, STEPPING)]
+    return Position(*words[:6], stepping=bool(words[6]))
+
+
 class Recorder:
     """The writing end. One thread records spans; ``beat`` may be called from another."""
 
@@ -105,6 +110,9 @@ class Recorder:
     def beat(self) -> None:
         WORD.pack_into(self._map, BEAT, self._clock())
 
+    def where(self) -> Position:
+        return read_position(self._map)
+
     def _append(self, at_us: int, code: str) -> None:
         if self._written - WORD.unpack_from(self._map, READ)[0] >= CAPACITY:
             WORD.pack_into(self._map, DROPPED, WORD.unpack_from(self._map, DROPPED)[0] + 1)
@@ -135,8 +143,7 @@ class RingReader:
         return Row(at_us, step, generation, lineage, code.decode())
 
     def position(self) -> Position:
-        words = [WORD.unpack_from(self._map, word)[0] for word in (BEAT, PROGRESS, GENERATION, LINEAGE, STEP, SHARD, STEPPING)]
-        return Position(*words[:6], stepping=bool(words[6]))
+        return read_position(self._map)
 
     def dropped(self) -> int:
         return int(WORD.unpack_from(self._map, DROPPED)[0])

@@ -1,10 +1,10 @@
 """The key-value store on which process groups meet.
 
-Fleet's own, because a view change waits for it: torch's TCPStore was seen to take 5 s for about one connection in 25, retries past its time-out,
-and cannot be interrupted. This one is a thread of the serving process, and a client that is a plain socket.
+Fleet's own, because a view change waits for it: torch's TCPStore was seen to take 5 s for about one connection in 25, retries past its
+time-out, and cannot be interrupted. This one is a thread of the serving process, and a client that is a plain socket.
 
-A request is ``op, key length, value length, key, value``; the answer to ``GET`` comes when the key is there. Keys begin with ``generation/``;
-what generations before the last three have left is dropped.
+A request is ``op, key length, value length, key, value``; the answer to ``GET`` comes when the key is there. Keys begin with
+``generation/``; what generations before the last three have left is dropped.
 """
 
 from __future__ import annotations

@@ -1,0 +1,286 @@
+"""What a train function is given: ``Run`` and ``Step``. The loop stays a loop.
+
+A loop body runs at least once for each step; what a step does to the state happens exactly once. Nothing of an attempt that was not committed
+shows in the next: gradients, random numbers, batches, scaler, scheduler and metrics are as before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from actors.rank.client import Client
+from actors.rank.engine import Engine, Outcome
+from actors.rank.process_group import GroupBroken
+from actors.rank.recorder import Recorder, now_us
+from actors.rank.sampling import sample_batch, seed_shard, seed_step
+from actors.rank.seat import PartsPort, Seat
+from actors.rank.state import TrackedState
+from fleet.config import RunSettings
+from fleet.errors import FleetError
+from fleet.events import Measured, PartWritten
+from fleet.records import CHECKPOINT, COMPUTE, DATA, FINISH
+from fleet.types import StateId
+
+MEASURE_EVERY_US = 500_000
+
+
+class NonFiniteError(FleetError):
+    """A shard's loss or the gradient is not a finite number, twice in a row: it is the model or the data, not the hardware."""
+
+
+class Run:
+    """One rank's part in a run. Made by Fleet, handed to the train function.
+
+    Attributes:
+        options: the ``--set key=value`` pairs of the command line.
+        slot, seed: where this rank sits, and the run's seed.
+    """
+
+    def __init__(self, client: Client, recorder: Recorder, parts: PartsPort, settings: RunSettings, host: str) -> None:
+        self.options: Mapping[str, str] = settings.options
+        self.slot, self.seed, self.shards = client.protocol.slot, settings.seed, settings.shards
+        self._client, self._recorder, self._parts, self._settings = client, recorder, parts, settings
+        self._seat = Seat(client, recorder, parts, host, settings.timeouts.progress_s)
+        self._engine: Engine | None = None
+        self._committed = False
+        self._evaluation: tuple[int, Callable[[], Mapping[str, float]]] | None = None
+        self._measured_us = 0
+        self._suspect: int | None = None
+
+    @property
+    def config(self) -> RunSettings:
+        """The run's settings."""
+        return self._settings
+
+    def track(self, **objects: Any) -> TrackedState:
+        """Name what makes up the training state: model, optimizer, and if there are any scheduler, scaler, and others with a state_dict."""
+        return TrackedState(**objects)
+
+    def steps(self, state: TrackedState, *, total: int, clip_norm: float | None = None) -> Iterator[Step]:
+        """Yield steps until ``total`` are committed; the same step again when a peer was lost in it.
+
+        Args:
+            state: from :meth:`track`.
+            total: number of optimizer steps of the whole run.
+            clip_norm: clip the gradient to this norm, inside the commit.
+        """
+        if total < 1:
+            raise FleetError(f"total = {total}: a run has at least one step")
+        self._engine = Engine(state, self._settings, self._recorder, clip_norm)
+        self._client.protocol.ready()
+        self._client.say()
+        while self._seat.take(state, self._engine.device):
+            assert self._seat.group is not None
+            self._engine.seat(self._seat.group, self._seat.view, self._seat.rank)
+            self._evaluate()
+            while self._here().step < total:
+                step = Step(self, self._engine, self._here().step)
+                yield step
+                if not step.closed:
+                    raise FleetError(f"step {step.number}: the loop body ended without step.commit()")
+                if self._seat.group is None:
+                    break
+            else:
+                self._finish(state)
+
+    def evaluate(self, fn: Callable[[], Mapping[str, float]], *, every: int = 1) -> None:
+        """Once every ``every`` committed steps, ``fn()`` runs on one rank while the others wait for it; its figures go to the journal.
+
+        Call it on all ranks, after ``commit``. It may take long: no rank is taken for hung meanwhile.
+        """
+        if self._committed and self._here().step % every == 0:
+            self._evaluation = (self._here().step, fn)
+            self._evaluate()
+
+    # ---- inside --------------------------------------------------------------------------------------------------------------------------
+
+    def _here(self) -> StateId:
+        state = self._client.protocol.state
+        assert state is not None
+        return state
+
+    def _evaluate(self) -> None:
+        """The first rank of the view evaluates; when it is lost meanwhile, the first rank of the next view does it again."""
+        if self._evaluation is None or self._seat.group is None or self._seat.rank != 0:
+            return
+        at, fn = self._evaluation
+        if at == self._here().step:
+            self._recorder.stepping(False)
+            figures = fn()
+            self._recorder.stepping(True)
+            for name, value in figures.items():
+                self._measure(name, float(value))
+        self._evaluation = None
+
+    def _measure(self, name: str, value: float) -> None:
+        if math.isfinite(value):
+            self._client.say(Measured(self._client.protocol.member, self._here(), name, value))
+
+    def _finish(self, state: TrackedState) -> None:
+        """Wait at the barrier until the run is over, or this rank is called into another view."""
+        protocol = self._client.protocol
+        self._recorder.switch(FINISH)
+        digest = state.digest()
+        with self._client.lock:
+            protocol.finished(digest)
+        self._client.say()
+        self._client.wait(lambda: protocol.interrupted)
+        if protocol.released is None:
+            self._seat.leave("told to leave at the finish barrier")
+
+    def _attempt(self, step: Step) -> Outcome | None:
+        """Reduce and apply one step; None when its group broke."""
+        assert self._engine is not None
+        offer = self._seat.offer()
+        try:
+            reduced = self._engine.reduce(step.losses, offer)
+        except GroupBroken as error:
+            with self._client.lock:
+                self._client.protocol.withdraw()
+            self._abandon(str(error))
+            return None
+        with self._client.lock:
+            view, request = self._client.protocol.agree(reduced.offers)
+        if reduced.culprit is not None:
+            self._repeat(step, reduced)
+            return None
+        self._apply(step, reduced)
+        if request is not None:
+            self._save(request)
+        if view is not None:
+            self._change_seat(view)
+        return reduced
+
+    def _repeat(self, step: Step, reduced: Outcome) -> None:
+        """Every rank sees the same losses, so all repeat the step together, once: a flipped bit goes away, a wrong model does not."""
+        assert self._engine is not None
+        if self._suspect == step.number:
+            shard = reduced.culprit
+            raise NonFiniteError(f"step {step.number}, shard {shard}: {reduced.why}, and again when it was computed once more")
+        self._suspect = step.number
+        self._recorder.abandon()
+        self._engine.reset()
+
+    def _apply(self, step: Step, reduced: Outcome) -> None:
+        protocol, engine = self._client.protocol, self._engine
+        assert engine is not None
+        at_us = self._recorder.switch(COMPUTE)
+        seed_step(self.seed, step.number)
+        protocol.mutating()
+        engine.apply()
+        protocol.committed()
+        self._recorder.commit(max(at_us, now_us()))
+        self._committed = True
+        for fn in step.callbacks:
+            fn()
+        if self._seat.rank == 0 and now_us() - self._measured_us > MEASURE_EVERY_US:
+            self._measured_us = now_us()
+            self._measure("loss", reduced.loss)
+
+    def _save(self, request: int) -> None:
+        """Write this rank's part of a durable checkpoint."""
+        assert self._engine is not None
+        began_us = self._recorder.switch(CHECKPOINT)
+        here, view = self._here(), self._seat.view
+        skeleton, tensors = self._engine.state.flatten()
+        share = self._engine.state.partition(len(view.members))[self._seat.rank]
+        mine = [(index, tensors[index]) for index in share]
+        name, part = self._parts.write(here, view.generation, self._seat.rank, len(view.members), mine)
+        blocked_s = (self._recorder.switch(COMPUTE) - began_us) / 1e6
+        meta = skeleton if self._seat.rank == 0 else ""
+        self._client.say(PartWritten(self._client.protocol.member, request, name, here, part, blocked_s, meta))
+
+    def _change_seat(self, view: Any) -> None:
+        assert self._engine is not None
+        try:
+            self._seat.enter(view)
+        except GroupBroken as error:
+            self._seat.leave(str(error))
+            return
+        assert self._seat.group is not None
+        self._engine.seat(self._seat.group, self._seat.view, self._seat.rank)
+
+    def _abandon(self, reason: str) -> None:
+        assert self._engine is not None
+        self._recorder.abandon()
+        self._engine.reset()
+        self._seat.leave(reason)
+
+
+class Step:
+    """One attempt at one optimizer step.
+
+    Attributes:
+        number: how many steps were committed before it.
+        loss: mean loss over all shards of all ranks, once committed.
+    """
+
+    def __init__(self, run: Run, engine: Engine, number: int) -> None:
+        self.number, self.loss = number, math.nan
+        self.closed = False
+        self.losses: dict[int, float] = {}
+        self.callbacks: list[Callable[[], None]] = []
+        self._run, self._engine = run, engine
+        self._shard = -1
+        run._committed = False
+        seed_step(run.seed, number)
+
+    def batches(self, dataset: Any, batch_size: int) -> Iterator[Any]:
+        """This rank's shards of this step: one collated batch of ``batch_size / shards`` samples each.
+
+        ``dataset`` is map-style. Which samples a shard gets follows from seed, step and shard alone, so every sample comes once an epoch
+        whatever happens to the ranks.
+        """
+        run, recorder = self._run, self._run._recorder
+        for shard in self._engine.my_shards:
+            if run._client.protocol.interrupted:
+                return
+            recorder.switch(DATA)
+            batch = sample_batch(dataset, run.seed, self.number, shard, run.shards, batch_size)
+            recorder.switch(COMPUTE)
+            yield from self._compute(shard, batch)
+
+    def _compute(self, shard: int, batch: Any) -> Iterator[Any]:
+        recorder = self._run._recorder
+        recorder.shard(shard)
+        seed_shard(self._run.seed, self.number, shard)
+        self._engine.begin_shard()
+        self._shard = shard
+        yield batch
+        self._shard = -1
+        if shard not in self.losses:
+            raise FleetError(f"step {self.number}, shard {shard}: the loop body did not call step.backward(loss) for this batch")
+        self._engine.end_shard(shard)
+        recorder.shard(-1)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Gradients of one shard's mean loss; the step's gradient is the mean over shards."""
+        if self._shard < 0:
+            raise FleetError("step.backward() belongs inside `for batch in step.batches(...)`")
+        self.losses[self._shard] = self.losses.get(self._shard, 0.0) + float(loss.detach())
+        self._engine.scaled(loss).backward()
+
+    def on_commit(self, fn: Callable[[], None]) -> None:
+        """``fn`` runs right after this step is committed, exactly once on each rank that commits it."""
+        self.callbacks.append(fn)
+
+    def commit(self) -> bool:
+        """Sum the gradients in fixed order, clip, step optimizer, scaler and scheduler. False when the step will be repeated."""
+        if self.closed:
+            raise FleetError(f"step {self.number} was committed twice")
+        self.closed = True
+        if self._run._client.protocol.interrupted:
+            self._run._abandon("told to leave")
+            return False
+        missing = set(self._engine.my_shards) - set(self.losses)
+        if missing:
+            raise FleetError(f"step {self.number}: commit() before shards {sorted(missing)} were computed; iterate step.batches() to its end")
+        outcome = self._run._attempt(self)
+        if outcome is None:
+            return False
+        self.loss = outcome.loss
+        return True

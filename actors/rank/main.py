@@ -1,0 +1,93 @@
+"""A rank process from its first line to its last. No Ray in here."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from uuid import uuid4
+
+import torch
+
+from actors.rank.client import Client
+from actors.rank.loop import Run
+from actors.rank.process_group import StoreServer, warm_up
+from actors.rank.recorder import Recorder, now_us
+from actors.rank.seat import PartsPort
+from fleet.config import RunSettings
+from fleet.errors import Fenced
+from fleet.events import Raised
+
+OURS = (str(Path(__file__).parent), os.sep + "ray" + os.sep)
+LAST_WORDS_S = 10.0
+
+
+def run_rank(
+    train: Callable[[Run], None],
+    settings: RunSettings,
+    slot: int,
+    node: str,
+    folder: Path,
+    host: str,
+    parts: PartsPort,
+    agent_path: str,
+) -> None:
+    """Run ``train`` as one rank of a run. Returns when the run is over for this rank; leaves the process when it must not go on.
+
+    Args:
+        folder: where this node's rings lie; its agent reads them.
+        host: the address at which peers reach this process.
+    """
+    token = uuid4().hex
+    recorder = Recorder(folder / f"ring-{token}", now_us())
+    torch.set_num_threads(settings.threads_per_rank)
+    torch.manual_seed(settings.seed)
+    random.seed(settings.seed)
+    store = StoreServer(host)
+    client = Client(slot, token, node, agent_path, store.address, recorder)
+    try:
+        client.start(settings.timeouts.start_s)
+        warm_up(host)
+        train(Run(client, recorder, parts, settings, host))
+    except Fenced as error:
+        _leave(f"fleet: slot {slot}: {error}")
+    except BaseException as error:
+        _report(client, recorder, error)
+    finally:
+        client.close()
+        store.close()
+
+
+def _report(client: Client, recorder: Recorder, error: BaseException) -> None:
+    """Tell the coordinator what the user's code raised, and wait for its word: the run may be over, or this process be replaced."""
+    protocol = client.protocol
+    if protocol.released is not None:
+        return
+    if protocol.incarnation is None:
+        _leave(f"fleet: slot {protocol.slot} could not join: {error!r}")
+    where = recorder.where()
+    client.say(Raised(protocol.member, where.step, where.shard, f"{type(error).__name__}: {error}", user_traceback(error)))
+    try:
+        client.wait(lambda: protocol.released, LAST_WORDS_S)
+    except Fenced:
+        _leave("fleet: replaced after an exception")
+    if protocol.released is None:
+        _leave(f"fleet: slot {protocol.slot} raised and was not heard")
+
+
+def user_traceback(error: BaseException) -> str:
+    """The traceback without Fleet's own frames and Ray's: what the user can act on."""
+    trace = traceback.TracebackException.from_exception(error)
+    theirs = [frame for frame in trace.stack if not any(part in frame.filename for part in OURS)]
+    if theirs:
+        trace.stack = traceback.StackSummary.from_list(theirs)
+    return "".join(trace.format())
+
+
+def _leave(message: str) -> None:
+    """End the process at once: it may not touch anything that its replacement now owns."""
+    print(message, file=sys.stderr, flush=True)
+    os._exit(1)

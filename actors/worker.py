@@ -1,0 +1,35 @@
+"""The train function that Ray Train runs in each worker: finds out who and where it is, and becomes a rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+import ray.train
+
+from actors.node import socket_path
+from actors.rank.main import run_rank
+from actors.rank.seat import PartsPort
+from fleet.config import RunSettings
+
+
+@dataclass(frozen=True)
+class RankSpec:
+    """What a worker needs to become a rank. ``folder`` holds the agents' sockets and the rings; ``host`` is None where nodes differ."""
+
+    settings: RunSettings
+    folder: Path
+    host: str | None
+    train: Callable[[Any], None]
+    parts: Callable[[], PartsPort]
+
+
+def rank_main(config: dict[str, Any]) -> None:
+    spec: RankSpec = config["spec"]
+    slot = ray.train.get_context().get_world_rank()
+    node = ray.get_runtime_context().get_node_id()
+    host = spec.host or ray.util.get_node_ip_address()
+    run_rank(spec.train, spec.settings, slot, node, spec.folder, host, spec.parts(), socket_path(spec.folder, node))

@@ -1,0 +1,212 @@
+"""The command line. Bad input ends with exit code 2 and one message, before any process starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from fleet.config import CheckpointSettings, RunSettings
+from fleet.errors import ConfigError, FleetError
+
+if TYPE_CHECKING:
+    from fleet.recipes import LiveRun, RunPlan, RunResult
+    from fleet.report import Report
+
+app = typer.Typer(name="fleet", help="Train through failure, inject failure on purpose, account for every rank-second.", no_args_is_help=True,
+                  add_completion=False, pretty_exceptions_enable=False)  # fmt: skip
+console = Console(stderr=True)
+
+
+@app.command()
+def run(
+    script: Annotated[str, typer.Argument(help="Python file with a function train(run).")] = "",
+    world: Annotated[int, typer.Option(help="Ranks that train.")] = 4,
+    spares: Annotated[int, typer.Option(help="Ranks that stand by.")] = 0,
+    nodes: Annotated[int, typer.Option(help="Worker nodes of the local cluster.")] = 2,
+    shards: Annotated[int, typer.Option(help="Batch shards of each step; fixed for the whole run.")] = 16,
+    min_ranks: Annotated[int, typer.Option(help="Wait instead of training with fewer.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of model, data and chaos.")] = 0,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="key=value for run.options; repeatable.")] = None,
+    chaos: Annotated[str, typer.Option(help="off, storm, or e.g. mtbf=15s,kinds=kill_rank+hang.")] = "off",
+    reduction: Annotated[str, typer.Option(help="tree (bit-identical) or native (plain all-reduce).")] = "tree",
+    checkpoint: Annotated[str, typer.Option(help="Interval policy: exact, daly, young, or seconds.")] = "exact",
+    storage: Annotated[str, typer.Option(help="Folder or fsspec URL for journals and checkpoints.")] = "runs",
+    twin: Annotated[bool, typer.Option("--twin", help="Run again without faults, and compare the final bits.")] = False,
+    twin_world: Annotated[int, typer.Option(help="World size of the twin; 0: the same.")] = 0,
+    resume: Annotated[str, typer.Option(help="Go on with this run from its newest durable checkpoint.")] = "",
+    json_: Annotated[str, typer.Option("--json", help="Write the report as JSON to this file; - for stdout.")] = "",
+    html: Annotated[str, typer.Option(help="Write the report as one HTML page.")] = "",
+    metrics_port: Annotated[int, typer.Option(help="Serve /metrics for Prometheus on this port while running.")] = 0,
+) -> None:
+    """Train SCRIPT on a local cluster, through whatever happens to its ranks."""
+    from fleet import scripts
+
+    scripts.check_not_shadowed()
+    root = Path("runs" if "://" in storage else storage)
+    settings = _settings(world, spares, nodes, shards, min_ranks, seed, set_ or [], reduction, checkpoint, storage)
+    plan = _plan(script, settings, chaos, resume, root)
+    if twin_world:
+        dataclasses.replace(settings, world=twin_world, spares=0)
+    raise typer.Exit(_execute(plan, twin, twin_world, json_, html, metrics_port))
+
+
+def _settings(world: int, spares: int, nodes: int, shards: int, min_ranks: int, seed: int, pairs: list[str], reduction: str,
+              checkpoint: str, storage: str) -> RunSettings:  # fmt: skip
+    return RunSettings(
+        world=world, spares=spares, nodes=nodes, shards=shards, min_ranks=min_ranks, seed=seed, options=_options(pairs),
+        reduction=reduction, checkpoint=_checkpoint(checkpoint), storage=storage,
+    )  # fmt: skip
+
+
+def _options(pairs: list[str]) -> dict[str, str]:
+    for pair in pairs:
+        if "=" not in pair:
+            raise ConfigError("--set", pair, "not of the form key=value")
+    return dict(pair.split("=", 1) for pair in pairs)
+
+
+def _checkpoint(text: str) -> CheckpointSettings:
+    from chaos.settings import seconds
+
+    try:
+        return CheckpointSettings(policy="fixed", interval_s=seconds(text))
+    except ValueError:
+        return CheckpointSettings(policy=text)
+
+
+def _plan(script: str, settings: RunSettings, chaos: str, resume: str, root: Path) -> RunPlan:
+    from chaos.settings import parse_chaos
+    from fleet import recipes, scripts
+
+    settings_of_chaos = parse_chaos(recipes.STORM if chaos == "storm" else chaos)
+    recipes.check(settings, settings_of_chaos)
+    if resume:
+        return recipes.resumed_plan(recipes.find_run(resume, root), script)
+    if not script:
+        raise ConfigError("SCRIPT", script, "missing", "Name a Python file with a function train(run), or use --resume RUN.")
+    train = scripts.load_train(script)
+    name = recipes.new_name(script)
+    return recipes.RunPlan(name=name, folder=root / name, settings=settings, train=train, script=script, chaos=settings_of_chaos)
+
+
+def _execute(plan: RunPlan, twin: bool, twin_world: int, json_: str, html: str, metrics_port: int) -> int:
+    from fleet import recipes
+
+    with recipes.local_cluster(plan.settings) as cluster:
+        result = _one_run(recipes.LiveRun(plan, cluster), metrics_port)
+        verdict = None
+        if twin and result.status == "completed":
+            other = recipes.twin_of(plan, twin_world or None)
+            verdict = recipes.compare(plan, other, _one_run(recipes.LiveRun(other, cluster), 0))
+    report = _load_report(plan.folder)
+    _emit(report, plan, verdict, json_, html)
+    return _exit_code(result, verdict)
+
+
+def _one_run(live: LiveRun, metrics_port: int) -> RunResult:
+    from fleet.progress import LiveView
+
+    console.print(f"[bold]{live.plan.name}[/]  journal {live.plan.journal}")
+    with LiveView(live.plan.journal, live.plan.name, console) as view, _stopped_by_signals(live):
+        if metrics_port:
+            from dashboards.metrics import serve_metrics
+
+            serve_metrics(view.summary, "127.0.0.1", metrics_port)
+        result = live.execute()
+    if result.status == "failed":
+        if result.detail:
+            console.print(result.detail, markup=False, highlight=False)
+        console.print(f"[red bold]failed:[/] {result.reason}")
+        console.print(f"Its journal is kept; if a checkpoint was written, `fleet run --resume {live.plan.name}` goes on from it.")
+    return result
+
+
+@contextmanager
+def _stopped_by_signals(live: LiveRun) -> Iterator[None]:
+    """The first Ctrl-C or SIGTERM ends the run in order; the second one at once."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, before[each])
+        console.print(f"{signal.Signals(number).name}: stopping in order; once more to stop at once")
+        threading.Thread(target=live.stop, args=(signal.Signals(number).name,), daemon=True).start()
+
+    before = {each: signal.signal(each, stop) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def _exit_code(result: RunResult, verdict: dict[str, Any] | None) -> int:
+    if result.status == "failed" or (verdict is not None and not verdict["equal"]):
+        return 1
+    return 0 if result.status == "completed" else 130
+
+
+def _load_report(folder: Path) -> Report:
+    from fleet.journal import read_journal
+    from fleet.report import build_report
+
+    return build_report(read_journal(folder / "journal.jsonl"))
+
+
+def _emit(report: Report, plan: RunPlan | None, twin: dict[str, Any] | None, json_: str, html: str) -> None:
+    from fleet.report import render_table
+
+    data = report.to_dict() | ({"twin": twin} if twin is not None else {})
+    if json_ == "-":
+        print(json.dumps(data, indent=2))
+    else:
+        Console().print(render_table(report))
+    if json_ and json_ != "-":
+        Path(json_).write_text(json.dumps(data, indent=2) + "\n")
+    if html:
+        from dashboards.page import render_html
+
+        Path(html).write_text(render_html(report))
+    if plan is not None and twin is not None:
+        _tell_twin(twin)
+
+
+def _tell_twin(twin: dict[str, Any]) -> None:
+    word = "[green bold]bit-identical[/]" if twin["equal"] else "[red bold]DIFFERENT[/]"
+    Console().print(f"twin without faults, world {twin['world']}: {word}")
+    Console().print(f"  run   {twin['run_digest']}\n  twin  {twin['twin_digest']}", highlight=False)
+
+
+@app.command()
+def report(
+    name: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name under --storage.")],
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    html: Annotated[str, typer.Option(help="Write one self-contained HTML page to this file.")] = "",
+    storage: Annotated[str, typer.Option(help="Folder that holds the runs.")] = "runs",
+) -> None:
+    """Where every rank-second of RUN went, and what each fault cost."""
+    from fleet.recipes import find_run
+
+    _emit(_load_report(find_run(name, Path(storage))), None, None, "-" if json_ else "", html)
+
+
+def main() -> None:
+    """Entry point of the ``fleet`` command."""
+    try:
+        app(standalone_mode=True)
+    except ConfigError as error:
+        console.print(f"[red bold]fleet:[/] {error}", markup=True, highlight=False, soft_wrap=True)
+        sys.exit(2)
+    except FleetError as error:
+        console.print(f"[red bold]fleet:[/] {error}", highlight=False, soft_wrap=True)
+        sys.exit(1)

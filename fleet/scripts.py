@@ -1,0 +1,79 @@
+"""Loading a user's training script: found, importable, with a train function, and not shadowing a package of ours."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from fleet.errors import ConfigError
+
+PACKAGES = ("fleet", "actors", "policies", "storage", "dashboards", "chaos")
+
+
+def check_not_shadowed() -> None:
+    """Our package names are ordinary words. Raises ConfigError when Python would import somebody else's."""
+    ours = Path(__file__).resolve().parent.parent
+    for name in PACKAGES:
+        found = importlib.util.find_spec(name)
+        where = Path(found.origin).resolve() if found is not None and found.origin else None
+        if where is None or where.parent.parent != ours:
+            raise ConfigError(
+                "package", name, f"Python finds {where or 'nothing'} for it instead of Fleet's own in {ours}",
+                "Rename your module, or remove its folder from PYTHONPATH.",
+            )  # fmt: skip
+
+
+def load_train(script: str, function: str = "train") -> Callable[[Any], None]:
+    """The train function of ``script``.
+
+    Raises:
+        ConfigError: the file is missing, raises on import, has no such function, or one that does not take the run alone.
+    """
+    path = Path(script)
+    if not path.is_file():
+        raise ConfigError("script", script, "no such file")
+    _check_siblings(path)
+    module = _imported(path)
+    train = getattr(module, function, None)
+    if not callable(train):
+        raise ConfigError("script", script, f"it has no function {function}(run)", f"Define `def {function}(run: fleet.Run) -> None`.")
+    required = [p for p in inspect.signature(train).parameters.values() if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if len(required) != 1:
+        raise ConfigError("script", script, f"{function} takes {len(required)} required arguments", "It is called with the run, and nothing else.")
+    return train
+
+
+def _check_siblings(path: Path) -> None:
+    """The script's folder comes first on the path of every rank, so a sibling named like one of our packages would hide it there."""
+    folder = path.resolve().parent
+    if folder == Path(__file__).resolve().parent.parent:
+        return
+    for name in PACKAGES:
+        for sibling in (folder / f"{name}.py", folder / name / "__init__.py"):
+            if sibling.exists():
+                raise ConfigError("script", str(path), f"{sibling} shadows Fleet's own package {name!r}", "Rename it or move the script.")
+
+
+def _imported(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"fleet_user_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    sys.path.insert(0, str(path.resolve().parent))
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        trace = traceback.TracebackException.from_exception(error)
+        own = [frame for frame in trace.stack if frame.filename != __file__ and "importlib" not in frame.filename]
+        trace.stack = traceback.StackSummary.from_list(own)
+        raise ConfigError("script", str(path), "it raises when it is imported", "\n\n" + "".join(trace.format()).rstrip()) from error
+    return module

@@ -1,0 +1,176 @@
+"""A fleet of real processes without Ray: coordinator and agents in this process's event loop, ranks as children, a supervisor that replaces
+the dead. For tests of the protocol on real signals, sockets and gloo, at a fraction of a cluster's start-up time."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from actors.coordinator import Coordinator
+from actors.node import NodeAgent, socket_path
+from actors.rank.main import run_rank
+from chaos.processes import LocalProcesses
+from fleet.clock import MonotonicClock, unix_time_s
+from fleet.config import RunSettings
+from fleet.instructions import EndRun
+from fleet.journal import JournalWriter, read_journal
+from fleet.machine import FleetMachine
+from fleet.records import VERSION, Record, RunStarted, Spans
+from fleet.types import Member, Process
+from policies import placement
+from policies.interval import CheckpointInterval
+from policies.recovery import ReformPromoteRegrow
+from storage.parts import Parts, RetainingStore
+
+SPAWN = multiprocessing.get_context("spawn")
+
+
+def _rank(train: Callable[[Any], None], settings: RunSettings, slot: int, node: str, folder: Path, url: str) -> None:
+    run_rank(train, settings, slot, node, folder, "127.0.0.1", Parts(url), socket_path(folder, node))
+
+
+class PlainFleet:
+    """``with PlainFleet(train, settings, folder) as fleet: fleet.wait()``. Nodes are agents; slot ``s`` lives on node ``s % nodes``."""
+
+    def __init__(self, train: Callable[[Any], None], settings: RunSettings, folder: Path, respawn: bool = True) -> None:
+        self.train, self.settings, self.folder, self.respawn = train, settings, folder, respawn
+        self.journal_path = folder / "journal.jsonl"
+        self.url = f"file://{folder}"
+        self.shm = Path(tempfile.mkdtemp(prefix="fleet-test-", dir="/dev/shm"))
+        self.loop = asyncio.new_event_loop()
+        self.ended: Future[EndRun] = Future()
+        self.agents: dict[str, NodeAgent] = {}
+        self.processes: dict[int, Any] = {}
+        self._closing = False
+        self._thread = threading.Thread(target=self._run_loop, name="plain-fleet", daemon=True)
+
+    def __enter__(self) -> PlainFleet:
+        self._thread.start()
+        self.call(self._start())
+        for slot in range(self.settings.slots):
+            self.spawn(slot)
+        threading.Thread(target=self._supervise, daemon=True).start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._closing = True
+        for process in list(self.processes.values()):
+            process.kill()
+            process.join(10)
+        self.call(self._stop())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(10)
+        shutil.rmtree(self.shm, ignore_errors=True)
+
+    def call(self, work: Coroutine[Any, Any, Any], timeout_s: float = 30.0) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout_s)
+
+    def _run_loop(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+
+    # ---- control plane ---------------------------------------------------------------------------------------------------------------
+
+    async def _start(self) -> None:
+        self.port = await self.start_coordinator(0)
+        for index in range(self.settings.nodes):
+            await self.start_agent(index)
+
+    async def start_coordinator(self, port: int) -> int:
+        clock = MonotonicClock()
+        records: list[Record] = []
+        ends: dict[Member, int] = {}
+        if self.journal_path.exists():
+            for record in read_journal(self.journal_path):
+                if isinstance(record, Spans):
+                    ends[record.member] = record.start_us + sum(record.durations_us)
+                else:
+                    records.append(record)
+        self.journal = JournalWriter(self.journal_path)
+        settings = self.settings
+        machine = FleetMachine(
+            settings, ReformPromoteRegrow(settings.budgets, settings.timeouts.start_s), placement,
+            CheckpointInterval(law=settings.checkpoint.policy, interval_s=settings.checkpoint.interval_s), now_s=clock.now_s(),
+        )  # fmt: skip
+        if records:
+            machine.replay(records, clock.now_s())
+        else:
+            started = RunStarted(VERSION, "test", clock.now_s(), unix_time_s(), settings.world, settings.spares, settings.shards, "{}")
+            self.journal.append(started)
+        self.coordinator = Coordinator(machine, clock, self.journal, RetainingStore(self.url, 3), self._on_end, ends)
+        return await self.coordinator.start("127.0.0.1", port)
+
+    async def start_agent(self, index: int) -> None:
+        node = f"node{index}"
+        self.agents[node] = NodeAgent(node, index, self.shm, f"127.0.0.1:{self.port}", LocalProcesses(node))
+        await self.agents[node].start()
+
+    async def kill_coordinator(self) -> None:
+        """As if its process died: nothing is said, nothing is flushed that was not."""
+        await self.coordinator.stop()
+        self.journal.close()
+
+    async def _stop(self) -> None:
+        await self.coordinator.stop()
+        for agent in self.agents.values():
+            await agent.stop()
+        self.journal.close()
+
+    def _on_end(self, outcome: EndRun) -> None:
+        if not self.ended.done():
+            self.ended.set_result(outcome)
+
+    # ---- ranks -----------------------------------------------------------------------------------------------------------------------
+
+    def spawn(self, slot: int) -> None:
+        node = f"node{slot % self.settings.nodes}"
+        process = SPAWN.Process(target=_rank, args=(self.train, self.settings, slot, node, self.shm, self.url), daemon=False)
+        process.start()
+        self.processes[slot] = process
+
+    def _supervise(self) -> None:
+        while not self._closing and not self.ended.done():
+            for slot, process in list(self.processes.items()):
+                process.join(0.01)
+                if process.exitcode is not None and self.respawn and not self._closing and not self.ended.done():
+                    self.spawn(slot)
+            time.sleep(0.02)
+
+    def kill(self, slot: int, number: int = signal.SIGKILL) -> None:
+        os.kill(self.processes[slot].pid, number)
+
+    def wait(self, timeout_s: float = 120.0) -> EndRun:
+        return self.ended.result(timeout_s)
+
+    def records(self) -> list[Record]:
+        self.call(self._flush())
+        return list(read_journal(self.journal_path))
+
+    async def _flush(self) -> None:
+        self.journal.flush()
+
+    def wait_for(self, condition: Callable[[], object], timeout_s: float = 60.0) -> None:
+        """Poll ``condition`` in the loop's thread until it holds; fails with TimeoutError."""
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"not within {timeout_s} s: {condition}")
+            time.sleep(0.005)
+
+    @property
+    def step(self) -> int:
+        """The last step that the coordinator knows to be committed."""
+        return self.coordinator.machine.committed.step
+
+    def census(self) -> list[tuple[Member, Process, bool]]:
+        return self.coordinator.census()
