@@ -1,0 +1,196 @@
+"""The house rules as pure functions: text in, complaints out. ``test_tidy.py`` applies them, ``test_rules.py`` shows that each can fail."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+SHIPPED = ("fleet", "actors", "policies", "storage", "dashboards", "chaos")
+OURS = (*SHIPPED, "benchmarks", "examples", "tests")
+ANY = ("*",)
+
+EDGE = ("fleet.cli", "fleet.recipes", "fleet.driver", "fleet.launch", "fleet.report", "fleet.progress", "fleet.__main__")
+"""Composition: what no other part of the project may import, but for those that ``ZONES`` name."""
+
+
+@dataclass(frozen=True)
+class Zone:
+    """What files under ``prefix`` may import besides the standard library. A longer match in ``ours`` or ``never`` beats a shorter one."""
+
+    prefix: str
+    ours: tuple[str, ...]
+    third: tuple[str, ...] = ()
+    never: tuple[str, ...] = ()
+
+
+ZONES = (
+    Zone("fleet/cli.py", SHIPPED, ANY, ("torch",)),
+    Zone("fleet/recipes", SHIPPED, ANY, ("torch",)),
+    Zone("fleet/__main__.py", SHIPPED, ANY, ("torch",)),
+    Zone("fleet/report", ("fleet", "fleet.report", "dashboards"), ANY, ("torch", "ray", *EDGE)),
+    Zone("fleet/progress", ("fleet", "fleet.progress"), ANY, ("torch", "ray", *EDGE)),
+    Zone("fleet/driver.py", ("fleet", "fleet.driver"), ANY, ("torch", "ray", *EDGE)),
+    Zone("fleet/__init__.py", ("fleet", "actors.rank"), (), EDGE),
+    Zone("fleet/launch/", ("fleet", "fleet.launch"), ANY, ("torch", *EDGE)),
+    Zone("fleet/laws/", ("fleet",), ("numpy", "scipy"), EDGE),
+    Zone("fleet/simulation/", ("fleet",), ("numpy", "scipy"), EDGE),
+    Zone("fleet/", ("fleet",), (), EDGE),
+    Zone("policies/", ("fleet", "policies"), ANY, ("torch", "ray", *EDGE)),
+    Zone("storage/", ("fleet", "storage"), ANY, ("ray", *EDGE)),
+    Zone("chaos/", ("fleet", "chaos"), ANY, ("torch", "ray", *EDGE)),
+    Zone("dashboards/", ("fleet", "dashboards"), ANY, ("torch", "ray", *EDGE)),
+    Zone("actors/rank/", ("fleet", "actors.rank"), ANY, ("ray", *EDGE)),
+    Zone("actors/__init__.py", ("fleet",), (), EDGE),
+    Zone("actors/", ("fleet", "fleet.driver", "actors"), ANY, EDGE),
+    Zone("examples/", ("fleet", "examples"), ANY, ("ray", *EDGE)),
+    Zone("benchmarks/", OURS, ANY),
+    Zone("tests/", OURS, ANY),
+)
+
+PURE = ("fleet/", "policies/", "chaos/")
+IMPURE = ("fleet/clock.py", "fleet/driver.py", "fleet/launch/", "fleet/recipes", "fleet/cli.py", "fleet/__main__.py")
+"""``PURE`` less ``IMPURE`` takes time and randomness as arguments."""
+
+TIMES = ["time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time", "sleep"]
+BANNED = {f"time.{name}" for name in TIMES} | {"datetime.datetime.now", "datetime.datetime.utcnow", "datetime.date.today", "os.urandom"}
+BANNED_MODULES = ("random.", "uuid.", "secrets.", "numpy.random.")
+SEEDED = {"random.Random", *(f"numpy.random.{name}" for name in ("default_rng", "Generator", "SeedSequence", "PCG64", "Philox"))}
+
+SKIPS = {"skip", "skipif", "xfail", "importorskip", "skipIf", "skipUnless", "skipTest", "expectedFailure"}
+MACHINE_PATHS = re.compile(r"(?<![\w.~:/-])/(?:{}|{})(?:/|\b)".format("work", "root"))
+
+
+def within(name: str, prefixes: Iterable[str]) -> int:
+    """Length of the longest of the dotted ``prefixes`` that ``name`` lies under, 0 when there is none."""
+    return max((len(prefix) for prefix in prefixes if name == prefix or name.startswith(prefix + ".")), default=0)
+
+
+def imports(path: str, tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of every import at any depth; ``from a import b`` is ``a.b``."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            package = Path(path).parent.parts
+            base = ".".join(package[: len(package) - node.level + 1]) + "." if node.level else ""
+            yield from ((node.lineno, f"{base}{node.module or ''}.{alias.name}".replace("..", ".")) for alias in node.names)
+
+
+def allowed(zone: Zone, name: str) -> bool:
+    top = name.split(".", maxsplit=1)[0]
+    if within(name, zone.never) > within(name, zone.ours):
+        return False
+    if top in OURS:
+        return within(name, zone.ours) > 0
+    return top in sys.stdlib_module_names or zone.third == ANY or top in zone.third
+
+
+def import_faults(path: str, source: str) -> list[str]:
+    """Imports that the zone of ``path`` does not allow."""
+    zone = next((zone for zone in ZONES if path.startswith(zone.prefix)), None)
+    if zone is None:
+        return [f"{path}: lies in no zone of tests/tidy/rules.py"]
+    return [
+        f"{path}:{line}: {zone.prefix} may not import {name}"
+        for line, name in imports(path, ast.parse(source))
+        if not allowed(zone, name)
+    ]  # fmt: skip
+
+
+def third_party(path: str, source: str) -> set[str]:
+    """Top-level names that come from neither this project nor the standard library."""
+    return {name.split(".")[0] for _, name in imports(path, ast.parse(source))} - set(OURS) - set(sys.stdlib_module_names)
+
+
+def function_lengths(source: str) -> list[tuple[int, int, str]]:
+    """(lines, first line, name) of every function, its docstring included."""
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, kinds)]
+    return [((node.end_lineno or node.lineno) - node.lineno + 1, node.lineno, node.name) for node in nodes]
+
+
+def length_faults(path: str, source: str, file_lines: int = 600, function_lines: int = 70) -> list[str]:
+    """A file or a function that is too long to be read at once."""
+    count = len(source.splitlines())
+    faults = [f"{path}: {count} lines, at most {file_lines}"] if count > file_lines else []
+    long = [
+        f"{path}:{line}: {name} has {n} lines, at most {function_lines}" for n, line, name in function_lengths(source) if n > function_lines
+    ]
+    return faults + long
+
+
+def _names(tree: ast.AST) -> dict[str, str]:
+    """Local name -> what it was imported as."""
+    known: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            whole = [(alias.asname, alias.name) if alias.asname else (alias.name.split(".")[0],) * 2 for alias in node.names]
+            known |= dict(whole)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            known |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    return known
+
+
+def _dotted(node: ast.AST, known: dict[str, str]) -> str:
+    if isinstance(node, ast.Name):
+        return known.get(node.id, "")
+    if isinstance(node, ast.Attribute):
+        base = _dotted(node.value, known)
+        return f"{base}.{node.attr}" if base else ""
+    return ""
+
+
+def is_pure(path: str) -> bool:
+    return path.startswith(PURE) and not path.startswith(IMPURE)
+
+
+def clock_and_chance_faults(path: str, source: str) -> list[str]:
+    """Reads of a clock or of unseeded randomness, called or passed on."""
+    tree = ast.parse(source)
+    known, faults = _names(tree), []
+    unseeded = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call) and not node.args and not node.keywords}
+    for node in ast.walk(tree):
+        name = _dotted(node, known)
+        bad = name in BANNED or (name.startswith(BANNED_MODULES) and (name not in SEEDED or id(node) in unseeded))
+        if bad and within(name, SEEDED) in (0, len(name)):
+            faults.append(f"{path}:{getattr(node, 'lineno', 0)}: {name}: time and randomness are arguments here")
+    return faults
+
+
+def handler_faults(path: str, source: str) -> list[str]:
+    """``except:`` without a type, and handlers that do nothing at all."""
+    faults = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ExceptHandler):
+            idle = [isinstance(s, ast.Pass) or (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant)) for s in node.body]
+            faults += [f"{path}:{node.lineno}: a handler that hides the error"] if all(idle) else []
+            faults += [f"{path}:{node.lineno}: a handler without a type"] if node.type is None else []
+    return faults
+
+
+def skip_faults(path: str, source: str, reasons: Collection[str] = ()) -> list[str]:
+    """Tests that are skipped or expected to fail, but for those whose ``path`` is in the allow-list."""
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute) and node.attr in SKIPS]
+    named = [node for node in nodes if isinstance(node.value, (ast.Name, ast.Attribute))]
+    return [] if path in reasons else [f"{path}:{node.lineno}: {node.attr} without a reason in SKIPPED" for node in named]
+
+
+def docstring_faults(path: str, source: str) -> list[str]:
+    """Public modules, classes and functions that say nothing about themselves. ``__all__`` narrows what is public."""
+    tree = ast.parse(source)
+    faults = [] if ast.get_docstring(tree) or not tree.body else [f"{path}: the module has no docstring"]
+    listed = [node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"]
+    public = set(ast.literal_eval(listed[0])) if listed else None
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    bare = [node for node in tree.body if isinstance(node, kinds) and not ast.get_docstring(node) and not node.name.startswith("_")]
+    return faults + [f"{path}:{n.lineno}: {n.name} has no docstring" for n in bare if public is None or n.name in public]
+
+
+def machine_path_faults(path: str, text: str) -> list[str]:
+    """Absolute paths of the machine that something was written on."""
+    lines = enumerate(text.splitlines(), 1)
+    return [f"{path}:{number}: names {found[0]}" for number, line in lines if (found := MACHINE_PATHS.search(line))]

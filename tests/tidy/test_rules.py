@@ -1,0 +1,150 @@
+"""Each rule finds what it forbids and passes what it allows: a rule that cannot fail is no rule."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.tidy import documents, rules
+
+
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [
+        ("fleet/machine.py", "import torch"),
+        ("fleet/machine.py", "import numpy as np"),
+        ("fleet/machine.py", "from policies import recovery"),
+        ("fleet/machine.py", "def f():\n    from fleet import recipes"),
+        ("fleet/machine.py", "from . import cli"),
+        ("fleet/laws/energy.py", "import torch"),
+        ("fleet/driver.py", "import ray"),
+        ("fleet/recipes.py", "import torch"),
+        ("policies/recovery.py", "from storage import manifest"),
+        ("policies/recovery.py", "import fleet.recipes"),
+        ("storage/tier.py", "import ray.train"),
+        ("chaos/arrivals.py", "from dashboards import metrics"),
+        ("actors/rank/loop.py", "import ray"),
+        ("actors/rank/loop.py", "from actors.coordinator import Coordinator"),
+        ("actors/rank/loop.py", "from .. import coordinator"),
+        ("actors/__init__.py", "import ray"),
+        ("examples/gpt.py", "import ray"),
+        ("stray.py", "import os"),
+    ],
+)
+def test_forbidden_imports_are_found(path: str, line: str) -> None:
+    assert rules.import_faults(path, line)
+
+
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [
+        ("fleet/machine.py", "from fleet.types import View\nimport json"),
+        ("fleet/laws/energy.py", "import numpy, scipy.stats"),
+        ("fleet/recipes.py", "import ray, actors.coordinator, storage, policies.recovery"),
+        ("fleet/launch/local.py", "import ray"),
+        ("storage/tier.py", "import torch, fsspec"),
+        ("actors/rank/loop.py", "import torch\nfrom actors.rank import shards"),
+        ("actors/coordinator.py", "import ray\nfrom fleet.driver import Driver"),
+        ("benchmarks/store.py", "import ray, torch, storage, chaos"),
+    ],
+)
+def test_allowed_imports_pass(path: str, line: str) -> None:
+    assert rules.import_faults(path, line) == []
+
+
+def test_third_party_names_only_what_others_made() -> None:
+    assert rules.third_party("chaos/a.py", "import os, fleet, scipy.stats\nfrom rich.table import Table") == {"scipy", "rich"}
+
+
+def test_lengths_are_counted_from_the_first_to_the_last_line() -> None:
+    source = "def short():\n    return 1\n\n\nasync def long():\n" + "    x = 1\n" * 70
+    assert [length for length, _, _ in rules.function_lengths(source)] == [2, 71]
+    assert rules.length_faults("a.py", source) == ["a.py:5: long has 71 lines, at most 70"]
+    assert rules.length_faults("a.py", "x = 1\n" * 601) == ["a.py: 601 lines, at most 600"]
+    assert rules.length_faults("a.py", "x = 1\n" * 600) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import time\ntime.time()",
+        "import time as clock\nread = clock.monotonic",
+        "from time import sleep\nsleep(1)",
+        "import datetime\ndatetime.datetime.now()",
+        "from datetime import datetime\ndatetime.now()",
+        "import random\nrandom.random()",
+        "from random import shuffle\nshuffle([])",
+        "import random\nrandom.Random()",
+        "import os\nos.urandom(8)",
+        "import uuid\nuuid.uuid4()",
+        "import numpy as np\nnp.random.rand(3)",
+        "import numpy as np\nnp.random.default_rng()",
+    ],
+)
+def test_clocks_and_unseeded_randomness_are_found(source: str) -> None:
+    assert len(rules.clock_and_chance_faults("fleet/a.py", source)) == 1
+
+
+def test_seeded_randomness_passes() -> None:
+    source = "import random, time\nimport numpy as np\nrandom.Random(7).random()\nnp.random.default_rng(7).normal()\nx: random.Random"
+    assert rules.clock_and_chance_faults("fleet/a.py", source) == []
+
+
+def test_only_the_core_is_pure() -> None:
+    assert [path for path in ("fleet/machine.py", "fleet/clock.py", "fleet/launch/local.py", "actors/node.py") if rules.is_pure(path)] == [
+        "fleet/machine.py"
+    ]
+
+
+@pytest.mark.parametrize(
+    "body", ["except OSError:\n    pass", "except OSError:\n    ...", "except:\n    raise", "except OSError:\n    'why'"]
+)
+def test_handlers_that_hide_errors_are_found(body: str) -> None:
+    assert len(rules.handler_faults("a.py", f"try:\n    f()\n{body}")) == 1
+
+
+def test_handlers_that_act_pass() -> None:
+    assert rules.handler_faults("a.py", "try:\n    f()\nexcept OSError as error:\n    log(error)") == []
+
+
+@pytest.mark.parametrize("source", ["@pytest.mark.skip\ndef f(): ...", "pytest.importorskip('x')", "m = pytest.mark.xfail(reason='r')"])
+def test_skips_are_found_unless_listed(source: str) -> None:
+    assert len(rules.skip_faults("tests/a.py", source)) == 1
+    assert rules.skip_faults("tests/a.py", source, {"tests/a.py": "why"}) == []
+
+
+def test_missing_docstrings_are_found() -> None:
+    source = '"""Module."""\n\n\ndef f(): ...\n\n\ndef _g(): ...\n\n\nclass C:\n    """Said."""\n\n    def m(self): ...\n'
+    assert rules.docstring_faults("fleet/a.py", source) == ["fleet/a.py:4: f has no docstring"]
+    assert rules.docstring_faults("fleet/a.py", source + "\n\n__all__ = ['C']\n") == []
+    assert rules.docstring_faults("fleet/a.py", "x = 1") == ["fleet/a.py: the module has no docstring"]
+
+
+def test_machine_paths_are_found() -> None:
+    there, home = "/" + "work", "/" + "root"
+    for text in (f"see {there}/main", f"'{home}/.cache'", f"cd {there}", f"{home}"):
+        assert rules.machine_path_faults("a.md", text), text
+    assert rules.machine_path_faults("a.md", f"s3://bucket{there}/x docs{there} net{there}load {there}loads") == []
+
+
+def test_dead_links_are_found() -> None:
+    text = "[a](gone.md) [b](here.md) [c](here.md#no) [d](#yes) [e](https://x.org/gone)\n\n```\n[f](sample.md)\n```\n"
+    found = documents.link_faults("README.md", text, lambda target: target == "here.md", lambda _, anchor: anchor == "yes")
+    assert found == ["README.md: links to gone.md, which is not there", "README.md: links to the heading here.md#no, which is not there"]
+    assert documents.anchors("# The one idea\n\n## `make` it, *now*\n") == {"the-one-idea", "make-it-now"}
+
+
+def test_paths_that_are_not_there_are_found() -> None:
+    text = "`fleet/gone.py` and `fleet/here.py`; fleet/prose.py is no code.\n\n```bash\npython examples/gone.py \\\n  docs/gone.md\n```\n"
+    found = documents.path_faults("README.md", text, lambda name: name == "fleet/here.py")
+    assert [fault.split()[2].rstrip(",") for fault in found] == ["docs/gone.md", "examples/gone.py", "fleet/gone.py"]
+
+
+def test_commands_that_do_not_exist_are_found() -> None:
+    block = "$ make PYTHON=python3.12 coffee && .venv/bin/fleet run a.py --world 4 \\\n  --wrong\nfleet fly"
+    text = f"`make test`, `make tea`; make sense.\n\n```bash\n{block}\n```\n"
+    assert documents.make_faults("R", text, "test: lint\n") == ["R: `make coffee` is no target", "R: `make tea` is no target"]
+    assert documents.command_faults("R", text, {"run": {"--world"}}) == ["R: `fleet run` has no --wrong", "R: `fleet fly` is no command"]
+
+
+def test_benchmarks_that_do_not_exist_are_found() -> None:
+    assert documents.benchmark_faults("R", "`python -m benchmarks.tea --quick`", lambda _: False) == ["R: no module benchmarks.tea"]

@@ -1,0 +1,155 @@
+"""The house rules, applied to every file of the project."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+from tests.tidy import documents, rules
+
+ROOT = Path(__file__).parents[2]
+GENERATED = {"__pycache__", "runs", "build", "dist"}
+
+SKIPPED: dict[str, str] = {}
+"""Test file -> why some of its tests may be skipped or fail."""
+
+DISTRIBUTIONS = {"prometheus_client": "prometheus-client", "grafana_api": "grafana-api", "sklearn": "scikit-learn"}
+"""Imported name -> distribution, where they differ."""
+
+
+def _files(*suffixes: str) -> dict[str, str]:
+    """Relative path -> text of the project's files, the environment and what runs leave behind aside."""
+    found = {}
+    for path in sorted(ROOT.rglob("*")):
+        parts = path.relative_to(ROOT).parts
+        hidden = any(part.startswith(".") for part in parts[:-1] if part != ".ci")
+        if path.suffix in suffixes and path.is_file() and not hidden and not GENERATED & set(parts):
+            found["/".join(parts)] = path.read_text(encoding="utf-8")
+    return found
+
+
+PYTHON = _files(".py")
+DOCUMENTS = {path: text for path, text in _files(".md").items() if path.startswith("docs/") or "/" not in path}
+
+
+def _check(rule: Callable[[str, str], list[str]], files: dict[str, str]) -> None:
+    assert files
+    faults = [fault for path, text in files.items() for fault in rule(path, text)]
+    assert not faults, "\n".join(["", *faults])
+
+
+def _shipped(path: str) -> bool:
+    return path.split("/", maxsplit=1)[0] in rules.SHIPPED
+
+
+def test_imports_stay_within_their_zone() -> None:
+    _check(rules.import_faults, PYTHON)
+
+
+def test_files_and_functions_are_short() -> None:
+    _check(rules.length_faults, PYTHON)
+    lengths = sorted(length for source in PYTHON.values() for length, _, _ in rules.function_lengths(source))
+    assert lengths[len(lengths) * 95 // 100] <= 50
+
+
+def test_time_and_randomness_are_arguments_in_the_core() -> None:
+    _check(rules.clock_and_chance_faults, {path: text for path, text in PYTHON.items() if rules.is_pure(path)})
+
+
+def test_no_handler_hides_an_error() -> None:
+    _check(rules.handler_faults, PYTHON)
+
+
+def test_no_test_is_skipped_without_a_listed_reason() -> None:
+    tests = {path: text for path, text in PYTHON.items() if path.startswith("tests/")}
+    _check(lambda path, text: rules.skip_faults(path, text, SKIPPED), tests)
+    assert set(SKIPPED) <= set(tests)
+    assert all(SKIPPED.values())
+
+
+def test_public_names_of_the_core_say_what_they_are() -> None:
+    _check(rules.docstring_faults, {path: text for path, text in PYTHON.items() if path.startswith("fleet/")})
+
+
+def test_no_file_names_the_machine_it_was_written_on() -> None:
+    texts = _files(".py", ".md", ".toml", ".txt", ".yaml", ".yml", ".csv", ".json", ".html", ".j2")
+    texts |= {name: (ROOT / name).read_text() for name in ("Makefile", ".ci/run", ".pre-commit-config.yaml", ".gitignore")}
+    _check(rules.machine_path_faults, texts)
+
+
+def _exists(start: Path) -> Callable[[str], bool]:
+    return lambda name: (start / name).exists() or ("*" in name and any(start.glob(name)))
+
+
+def _heading(document: Path) -> Callable[[str, str], bool]:
+    def there(target: str, anchor: str) -> bool:
+        path = document.parent / target if target else document
+        return path.suffix != ".md" or anchor in documents.anchors(path.read_text())
+
+    return there
+
+
+def test_links_lead_somewhere() -> None:
+    _check(lambda path, text: documents.link_faults(path, text, _exists((ROOT / path).parent), _heading(ROOT / path)), DOCUMENTS)
+
+
+def test_paths_in_documents_exist() -> None:
+    _check(lambda path, text: documents.path_faults(path, text, _exists(ROOT)), DOCUMENTS)
+
+
+def _commands() -> dict[str, set[str]]:
+    group = import_module("typer.main").get_command(import_module("fleet.cli").app)
+    return {
+        name: {"--help"}.union(*([*parameter.opts, *parameter.secondary_opts] for parameter in command.params))
+        for name, command in group.commands.items()
+    }
+
+
+def test_commands_in_documents_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    commands = _commands()
+    _check(lambda path, text: documents.make_faults(path, text, makefile), DOCUMENTS)
+    _check(lambda path, text: documents.command_faults(path, text, commands), DOCUMENTS)
+    _check(lambda path, text: documents.benchmark_faults(path, text, _exists(ROOT)), DOCUMENTS)
+
+
+def _project() -> dict[str, object]:
+    return dict(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"])
+
+
+def test_what_is_imported_is_declared() -> None:
+    declared = {re.split(r"[\[<>=~!; ]", str(text))[0] for text in list(_project()["dependencies"])}  # type: ignore[call-overload]
+    imported = {name for path, text in PYTHON.items() if _shipped(path) for name in rules.third_party(path, text)}
+    assert {DISTRIBUTIONS.get(name, name) for name in imported} <= declared
+
+
+def test_pins_are_exact_and_need_no_index() -> None:
+    lines = [line for line in (ROOT / "requirements-dev.txt").read_text().splitlines() if line and not line.startswith("#")]
+    assert [line for line in lines if not re.fullmatch(r"[a-z0-9][a-z0-9-]*(\[[a-z,]+\])?==[0-9][0-9a-z.]*", line)] == []
+
+
+def test_every_package_is_listed_by_name() -> None:
+    listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
+    assert listed == {path.rpartition("/")[0].replace("/", ".") for path in PYTHON if _shipped(path)}
+
+
+def _run(program: str) -> str:
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_importing_fleet_loads_neither_torch_nor_ray() -> None:
+    heavy = _run("import fleet, fleet.machine, sys; print({'torch', 'ray', 'numpy', 'actors'} & set(sys.modules))")
+    assert heavy.strip() == "set()"
+
+
+def test_rank_and_storage_import_without_ray() -> None:
+    names = [path[:-3].replace("/", ".") for path in PYTHON if path.startswith(("actors/rank/", "storage/")) and "__main__" not in path]
+    assert names
+    _run(f"import sys, importlib; sys.modules['ray'] = None\nfor name in {names}: importlib.import_module(name.removesuffix('.__init__'))")
