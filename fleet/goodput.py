@@ -405,6 +405,12 @@ class Ledger:
             self._closed = self._close()
         return _summary(self, self._closed, max(slot.cursor_us for slot in self._closed.slots))
 
+    def closed_timeline(self) -> Timeline | None:
+        """What each slot did when, up to the end of a run that has ended."""
+        if self.ended is not None and self._closed is None:
+            self._closed = self._close()
+        return self._closed.timeline if self._closed is not None else self.timeline
+
     def _close(self) -> Ledger:
         """A copy that is filled up to the run's end; late spans may still come in, so this ledger stays open."""
         assert self.ended is not None

@@ -71,16 +71,14 @@ class Timeline:
 
     def paint(self, slot: int, start_us: int, duration_us: int, index: int) -> None:
         """A slot spent time on one category."""
-        row = self.rows[slot]
         for bucket, part in self._spread(start_us, duration_us):
-            cell = row.setdefault(bucket, {})
+            cell = self.rows[slot].setdefault(bucket, {})
             cell[index] = cell.get(index, 0) + part
 
     def recolour(self, slot: int, start_us: int, duration_us: int, index: int) -> None:
         """What looked like steps was something else."""
-        row = self.rows[slot]
         for bucket, part in self._spread(start_us, duration_us):
-            cell = row.setdefault(bucket, {})
+            cell = self.rows[slot].setdefault(bucket, {})
             moved = min(part, cell.get(0, 0))
             cell[0] = cell.get(0, 0) - moved
             cell[index] = cell.get(index, 0) + moved
@@ -106,30 +104,36 @@ class Timeline:
 
     def _double(self) -> None:
         self.width_us *= 2
-        for number, row in enumerate(self.rows):
-            coarse: dict[int, dict[int, int]] = {}
-            for bucket, cell in row.items():
-                into = coarse.setdefault(bucket // 2, {})
-                for index, duration in cell.items():
-                    into[index] = into.get(index, 0) + duration
-            self.rows[number] = coarse
+        self.rows = [_coarsen(row, 2) for row in self.rows]
 
-    def segments(self, slot: int) -> list[Segment]:
-        """The slot's buckets, neighbours that show the same merged. At most ``buckets`` pieces."""
+    def segments(self, slot: int, together: int = 1) -> list[Segment]:
+        """The slot's buckets, ``together`` at a time, neighbours that show the same merged. At most ``buckets / together`` pieces."""
+        width_us = self.width_us * together
+        coarse = _coarsen(self.rows[slot], together) if together > 1 else self.rows[slot]
         out: list[Segment] = []
-        for bucket, cell in sorted(self.rows[slot].items()):
-            name = self._shown(cell)
-            start_s = (self.start_us + bucket * self.width_us) / 1e6
-            end_s = start_s + self.width_us / 1e6
-            if out and out[-1].name == name and abs(out[-1].end_s - start_s) < 1e-9:
+        for bucket, cell in sorted(coarse.items()):
+            name = _shown(cell, width_us)
+            start_s = (self.start_us + bucket * width_us) / 1e6
+            end_s = start_s + sum(cell.values()) / 1e6
+            if out and out[-1].name == name and abs(out[-1].end_s - start_s) < 5e-7:
                 out[-1] = Segment(out[-1].start_s, end_s, name)
             else:
                 out.append(Segment(start_s, end_s, name))
         return out
 
-    def _shown(self, cell: dict[int, int]) -> str:
-        index = max(cell, key=lambda i: (cell[i], -i))
-        losses = {i: duration for i, duration in cell.items() if i and duration >= SHOWN_SHARE * self.width_us}
-        if index == 0 and losses:
-            index = max(losses, key=lambda i: (losses[i], -i))
-        return STEP if index == 0 else NAMES[index]
+
+def _coarsen(row: dict[int, dict[int, int]], together: int) -> dict[int, dict[int, int]]:
+    coarse: dict[int, dict[int, int]] = {}
+    for bucket, cell in row.items():
+        into = coarse.setdefault(bucket // together, {})
+        for index, duration in cell.items():
+            into[index] = into.get(index, 0) + duration
+    return coarse
+
+
+def _shown(cell: dict[int, int], width_us: int) -> str:
+    index = max(cell, key=lambda i: (cell[i], -i))
+    losses = {i: duration for i, duration in cell.items() if i and duration >= SHOWN_SHARE * width_us}
+    if index == 0 and losses:
+        index = max(losses, key=lambda i: (losses[i], -i))
+    return STEP if index == 0 else NAMES[index]

@@ -232,7 +232,7 @@ class RandomRun:
 
 
 runs = st.builds(
-    lambda rng, world, spares, events: RandomRun(rng, world, spares, events),
+    RandomRun,
     st.randoms(use_true_random=False),
     st.integers(1, 4),
     st.integers(0, 2),

@@ -1,0 +1,101 @@
+"""The report: its keys, its figures, and how it reads."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from fleet import records as r
+from fleet.report import build_report, duration, rank_time, render_table
+from fleet.types import Fault, StateId
+from tests.golden.journals import Story, one_loss
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+"""Written by ``python -m tests.unit.test_report``. A change of these files is a change of what users and their tools read."""
+
+
+def golden_story() -> Story:
+    story = one_loss(fault="gpu-1")
+    end = story.records.pop()
+    story.records += [
+        r.DecisionMade("interval", "wait", "every 10.0 s: the first one, to learn what it costs", {"interval_s": 10.0}, 1.1),
+        r.CheckpointRecord("c60", "durable", StateId(0, 60), 7.3, 1_000_000, 0.002, 0.1),
+        r.Measurement(StateId(0, 1), "loss", 2.5, 1.2),
+        r.Measurement(StateId(0, 2), "loss", math.nan, 1.3),
+        r.FaultRecord(Fault("gpu-2", 9.0, "gpu", "kill_rank", slot=0), "suppressed", 7.2, (), "the run is about to end"),
+        end,
+    ]
+    return story
+
+
+def test_the_json_is_what_it_was() -> None:
+    assert build_report(golden_story().records).to_json() == (GOLDEN / "report.json").read_text()
+
+
+def test_the_table_is_what_it_was() -> None:
+    assert render_table(build_report(golden_story().records)) == (GOLDEN / "report.txt").read_text()
+
+
+def test_the_json_has_the_keys_that_tools_rely_on() -> None:
+    report = json.loads(build_report(golden_story().records).to_json())
+    assert report.keys() >= {
+        "run", "status", "reason", "wall_s", "world", "spares", "steps", "goodput", "scheduling_goodput", "ettr", "other_ratio", "closes",
+        "categories", "faults", "losses", "views", "checkpoints", "decisions", "measurements", "counts",
+    }  # fmt: skip
+    assert report["counts"].keys() >= {"faults_by_kind", "planned", "executed", "suppressed", "healed", "in_view_losses"}
+    assert report["counts"]["faults_by_kind"] == {"kill_rank": {"executed": 1, "suppressed": 1}}
+    assert sum(report["categories"].values()) == pytest.approx((report["world"] + report["spares"]) * report["wall_s"], abs=1e-6)
+    assert report["measurements"] == {"loss": [[1, 2.5], [2, None]]}
+    assert [fault["id"] for fault in report["faults"]] == ["gpu-1", "gpu-2"]
+
+
+def test_a_run_that_is_still_going_on_can_be_reported() -> None:
+    story = one_loss()
+    for length in range(1, len(story.records)):
+        report = build_report(story.records[:length])
+        assert "running" in render_table(report)
+        assert json.loads(report.to_json())["closes"] is True
+
+
+def test_colour_adds_codes_and_nothing_else() -> None:
+    report = build_report(one_loss().records)
+    coloured = render_table(report, colour=True)
+    assert "\033[" in coloured
+    for code in ("\033[32m", "\033[31m", "\033[1m", "\033[2m", "\033[0m"):
+        coloured = coloured.replace(code, "")
+    assert coloured == render_table(report)
+
+
+def test_a_table_of_many_losses_stays_short_and_narrow() -> None:
+    story = Story(world=40)
+    story.view(1, [(slot, 0) for slot in range(40)], 0)
+    for slot in range(40):
+        story.spans(slot, 0, "c60 x40 K")
+        story.lost(slot, 0, 100 + slot, cause="x" * 100)
+    story.ended(40_000_000)
+    text = render_table(build_report(story.records))
+    assert "and 15 more" in text
+    assert max(map(len, text.splitlines())) <= 120
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "-"), (0.0, "0 ms"), (0.0854, "85 ms"), (0.9996, "1.0 s"), (12.34, "12.3 s"), (245.0, "4 m 05 s"), (26_400.0, "7 h 20 m"),
+        (276_480.0, "3.2 d"), (-0.01, "-10 ms"),
+    ],
+)  # fmt: skip
+def test_durations_read_well(seconds: float | None, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_rank_time_turns_to_hours() -> None:
+    assert (rank_time(12.345), rank_time(36_000_000.0)) == ("12.35 s", "10,000.0 h")
+
+
+if __name__ == "__main__":
+    (GOLDEN / "report.json").write_text(build_report(golden_story().records).to_json())
+    (GOLDEN / "report.txt").write_text(render_table(build_report(golden_story().records)))
