@@ -156,6 +156,8 @@ class CheckpointDurable:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFailed:
+    """A checkpoint will not become durable; ``reason`` is a sentence."""
+
     checkpoint: str
     reason: str
 

@@ -12,6 +12,8 @@ from fleet.types import Formation, Loss, Process, Situation
 
 
 class JournalPort(Protocol):
+    """Where records go. Appending keeps their order."""
+
     def append(self, record: Record) -> None: ...
 
     def flush(self) -> None:

@@ -186,6 +186,8 @@ class CheckpointRecord:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
+    """A figure of the model, such as ``val_loss``, at ``state``."""
+
     state: StateId
     name: str
     value: float
