@@ -1,0 +1,218 @@
+"""Flat gradient buffers: backward accumulates straight into what is summed and sent.
+
+Buffers of the model that a forward changes (BatchNorm's statistics) start each shard from their committed value. What each shard changed is
+summed with the gradients, in the same order, and its mean is added to the committed value; so such models train bit-identically, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from actors.rank.reduction import Reducer, ShardSums
+from fleet.errors import ConfigError
+
+ALIGNMENT = 16
+"""Elements; each parameter's part of a flat buffer begins at a multiple of it."""
+
+AVERAGED_BUFFER_LIMIT = 1 << 16
+"""Elements; floating-point buffers up to this size are averaged over shards. Larger ones (masks, tables) have to stay constant."""
+
+Key = tuple[torch.dtype, torch.device]
+
+
+@dataclass(frozen=True)
+class _Place:
+    flat: int
+    start: int
+    like: torch.Tensor
+
+    def view(self, flats: Sequence[torch.Tensor]) -> torch.Tensor:
+        """This place in ``flats``, with the strides of the tensor that it stands for."""
+        flat = flats[self.flat]
+        return flat.as_strided(self.like.shape, torch.empty_like(self.like, device="meta").stride(), self.start)
+
+
+class GradientSet:
+    """One set of flat buffers, and its views in order of parameters and of averaged buffers."""
+
+    def __init__(self, lengths: Mapping[Key, int], parameters: Sequence[_Place], averaged: Sequence[_Place]) -> None:
+        self.flats = [torch.zeros(length, dtype=dtype, device=device) for (dtype, device), length in lengths.items()]
+        self.gradients = [place.view(self.flats) for place in parameters]
+        self.changes = [place.view(self.flats) for place in averaged]
+
+
+@dataclass
+class _Buffer:
+    """One buffer of a module; looked up anew each time, as a forward may replace it."""
+
+    name: str
+    module: nn.Module
+    key: str
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        found = self.module._buffers[self.key]
+        assert found is not None
+        return found
+
+
+def _named_buffers(modules: Mapping[str, nn.Module]) -> Iterator[_Buffer]:
+    seen: set[int] = set()
+    for root, module in modules.items():
+        for path, child in module.named_modules():
+            for key, tensor in child._buffers.items():
+                if tensor is not None and id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    yield _Buffer(".".join(filter(None, (root, path, key))), child, key)
+
+
+class GradientBuffers:
+    """Gradients of ``modules`` by shard, and their mean.
+
+    For each step: :meth:`begin_step`, then :meth:`begin_shard` and :meth:`end_shard` around each shard's forward and backward, in ascending
+    order, then :meth:`reduce` and :meth:`commit`, or :meth:`abandon`. Parameters that took no part have zeros for a gradient, not None.
+
+    Args:
+        modules: by name, for messages; all parameters that require a gradient are taken, in order.
+        shards: number of shards of the run.
+    """
+
+    def __init__(self, modules: Mapping[str, nn.Module], shards: int) -> None:
+        self._modules, self._shards = modules, shards
+        self._open: GradientSet | None = None
+        self._mean: GradientSet | None = None
+        self._begun = False
+        self._reshape()
+
+    def _reshape(self) -> None:
+        named = {f"{root}.{name}": p for root, module in self._modules.items() for name, p in module.named_parameters()}
+        for name, parameter in named.items():
+            if nn.parameter.is_lazy(parameter):
+                raise ConfigError("model", name, "this parameter has no shape yet", "Run the model once before it is tracked.")
+        unique = {id(parameter): parameter for parameter in named.values()}
+        self._all_parameters = list(unique.values())
+        self._flags = [parameter.requires_grad for parameter in self._all_parameters]
+        self.parameters = [parameter for parameter in self._all_parameters if parameter.requires_grad]
+        self._sort_buffers()
+        self._lengths: dict[Key, int] = {}
+        self._places = [self._place(parameter) for parameter in self.parameters]
+        self._change_places = [self._place(buffer.tensor) for buffer in self._averaged]
+        self._sums = ShardSums(self._shards, lambda: GradientSet(self._lengths, self._places, self._change_places))
+
+    def _sort_buffers(self) -> None:
+        found = list(_named_buffers(self._modules))
+        floating = [buffer for buffer in found if buffer.tensor.is_floating_point()]
+        self._averaged = [buffer for buffer in floating if buffer.tensor.numel() <= AVERAGED_BUFFER_LIMIT]
+        self._constant = [buffer for buffer in floating if buffer.tensor.numel() > AVERAGED_BUFFER_LIMIT]
+        self._counted = [buffer for buffer in found if not buffer.tensor.is_floating_point()]
+        self._first_count: list[torch.Tensor] = []
+
+    def _place(self, like: torch.Tensor) -> _Place:
+        key = (like.dtype, like.device)
+        start = self._lengths.get(key, 0)
+        self._lengths[key] = start + -(-like.numel() // ALIGNMENT) * ALIGNMENT
+        return _Place(list(self._lengths).index(key), start, like)
+
+    @property
+    def bytes(self) -> int:
+        """Size of one set of buffers: what a rank exchanges in a step."""
+        return sum(length * dtype.itemsize for (dtype, _), length in self._lengths.items())
+
+    def begin_step(self, start: int, stop: int) -> None:
+        """A step of which this rank computes the shards ``start..stop``. The modules' buffers hold their committed values."""
+        if self._flags != [parameter.requires_grad for parameter in self._all_parameters]:
+            self._reshape()
+        self._close()
+        self._sums.begin(start, stop)
+        self._committed = [buffer.tensor.clone() for buffer in self._averaged]
+        self._committed_counts = [buffer.tensor.clone() for buffer in self._counted]
+        self._versions = [(id(buffer.tensor), buffer.tensor._version) for buffer in self._constant]
+        self._first_count = []
+        self._begun = True
+
+    def begin_shard(self) -> None:
+        """Gradients are zero, and buffers as committed. Call it right before the shard's forward."""
+        self._close()
+        self._open = self._sums.take()
+        for flat in self._open.flats:
+            flat.zero_()
+        for parameter, view in zip(self.parameters, self._open.gradients, strict=True):
+            parameter.grad = view
+        self._restore()
+
+    def end_shard(self, shard: int) -> None:
+        """Take the gradients that backward has left in ``.grad``, and what the forward did to buffers."""
+        done, self._open = self._open, None
+        assert done is not None, "end_shard() without begin_shard()"
+        for parameter, view in zip(self.parameters, done.gradients, strict=True):
+            _collect(parameter, view)
+        with torch.no_grad():
+            for buffer, before, change in zip(self._averaged, self._committed, done.changes, strict=True):
+                # An equal value counts as no change also where subtracting would not give zero: infinities in a mask.
+                torch.where(buffer.tensor == before, torch.zeros_like(before), buffer.tensor - before, out=change)
+        if not self._first_count:
+            self._first_count = [buffer.tensor.clone() for buffer in self._counted]
+        self._check_constant()
+        self._sums.add(shard, done)
+
+    def reduce(self, reducer: Reducer) -> None:
+        """``.grad`` becomes the mean over all shards of all ranks; buffers are as committed. Raises GroupBroken: then abandon the step."""
+        self._mean = reducer.reduce(self._sums)
+        for parameter, view in zip(self.parameters, self._mean.gradients, strict=True):
+            parameter.grad = view
+        self._restore()
+
+    def commit(self) -> None:
+        """Give the buffers their new value: as committed, plus the mean of the shards' changes. Integer ones: as after one shard."""
+        mean, self._mean = self._mean, None
+        assert mean is not None, "commit() without reduce()"
+        with torch.no_grad():
+            for buffer, change in zip(self._averaged, mean.changes, strict=True):
+                buffer.tensor.add_(change)
+            for buffer, value in zip(self._counted, self._first_count, strict=True):
+                buffer.tensor.copy_(value)
+        self._begun = False
+
+    def abandon(self) -> None:
+        """Forget the step, if one has begun: no gradients, and buffers as committed. Allowed at any moment."""
+        self._close()
+        if self._begun:
+            self._restore()
+        self._begun, self._mean = False, None
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def _close(self) -> None:
+        if self._open is not None:
+            self._sums.put_back(self._open)
+            self._open = None
+
+    def _restore(self) -> None:
+        with torch.no_grad():
+            for buffer, value in zip(self._averaged + self._counted, self._committed + self._committed_counts, strict=True):
+                buffer.tensor.copy_(value)
+
+    def _check_constant(self) -> None:
+        for buffer, version in zip(self._constant, self._versions, strict=True):
+            if (id(buffer.tensor), buffer.tensor._version) != version:
+                raise ConfigError(
+                    "model",
+                    buffer.name,
+                    f"the forward changed this buffer; only those of up to {AVERAGED_BUFFER_LIMIT} elements are averaged over shards",
+                    "Make it a parameter, or keep it out of the forward.",
+                )
+
+
+def _collect(parameter: nn.Parameter, view: torch.Tensor) -> None:
+    """Usually backward has accumulated in place; not when the user dropped ``.grad`` or asked for a graph of gradients."""
+    gradient = parameter.grad
+    if gradient is view:
+        return
+    if gradient is None:
+        view.zero_()
+    else:
+        view.copy_(gradient.detach().to_dense() if gradient.is_sparse else gradient.detach())

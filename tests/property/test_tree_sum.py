@@ -1,0 +1,140 @@
+"""The mean over shards has the same bits at any world size and for any split of the shards."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actors.rank.process_group import Group
+from actors.rank.reduction import Reducer, ShardSums
+from fleet.shards import middle
+
+BOUND_S = 30.0
+
+
+class Buffers:
+    def __init__(self, flats: list[torch.Tensor]) -> None:
+        self.flats = flats
+
+
+class Boxes:
+    """One queue for each (sender, receiver, tag)."""
+
+    def __init__(self) -> None:
+        self._lock, self._queues = threading.Lock(), defaultdict(queue.Queue)
+
+    def __getitem__(self, key: tuple[int, int, int]) -> queue.Queue[torch.Tensor]:
+        with self._lock:
+            return self._queues[key]
+
+
+class LaterWork:
+    """Receives on wait, as a real network does; what was sent is a copy taken at once."""
+
+    def __init__(self, receives: list[tuple[torch.Tensor, queue.Queue[torch.Tensor]]]) -> None:
+        self._receives = receives
+
+    def wait(self) -> None:
+        for tensor, box in self._receives:
+            tensor.copy_(box.get(timeout=BOUND_S))
+
+
+class ThreadGroup(Group):
+    """All ranks in one process, each in a thread of its own."""
+
+    def __init__(self, rank: int, size: int, boxes: Boxes) -> None:
+        super().__init__(0, rank, size, torch.device("cpu"))
+        self._boxes = boxes
+
+    def start(self, sends: Any, receives: Any, tag: int = 0) -> Any:
+        for tensor, peer in sends:
+            self._boxes[self.rank, peer, tag].put(tensor.clone())
+        return LaterWork([(tensor, self._boxes[peer, self.rank, tag]) for tensor, peer in receives])
+
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        everyone = torch.empty(self.size, *tensor.shape, dtype=tensor.dtype)
+        self.all_gather(everyone, tensor, 99)
+        tensor.copy_(everyone.sum(0))
+
+
+def shard_flats(shard: int, lengths: list[int], dtypes: list[torch.dtype]) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(shard)
+    return [(torch.randn(n, generator=generator) * 10.0 ** (shard % 5)).to(dtype) for n, dtype in zip(lengths, dtypes, strict=True)]
+
+
+def straightforward(lo: int, hi: int, lengths: list[int], dtypes: list[torch.dtype]) -> list[torch.Tensor]:
+    if hi - lo == 1:
+        return shard_flats(lo, lengths, dtypes)
+    cut = middle(lo, hi)
+    return [a + b for a, b in zip(straightforward(lo, cut, lengths, dtypes), straightforward(cut, hi, lengths, dtypes), strict=True)]
+
+
+def reduced(
+    group: Group, ranges: list[tuple[int, int]], lengths: list[int], dtypes: list[torch.dtype], bucket_bytes: int, kind: str
+) -> Any:
+    shards = ranges[-1][1]
+    sums = ShardSums(shards, lambda: Buffers([torch.empty(n, dtype=d) for n, d in zip(lengths, dtypes, strict=True)]))
+    reducer = Reducer(shards, kind, bucket_bytes)
+    reducer.bind(group, ranges)
+    for _ in range(2):
+        sums.begin(*ranges[group.rank])
+        for shard in range(*ranges[group.rank]):
+            buffers = sums.take()
+            for into, flat in zip(buffers.flats, shard_flats(shard, lengths, dtypes), strict=True):
+                into.copy_(flat)
+            sums.add(shard, buffers)
+        result = reducer.reduce(sums)
+    return result.flats
+
+
+def in_threads(cuts: list[int], lengths: list[int], dtypes: list[torch.dtype], bucket_bytes: int, kind: str = "ordered") -> Any:
+    ranges = list(itertools.pairwise(cuts))
+    boxes = Boxes()
+    with ThreadPoolExecutor(len(ranges)) as pool:
+        groups = [ThreadGroup(rank, len(ranges), boxes) for rank in range(len(ranges))]
+        found = [pool.submit(reduced, group, ranges, lengths, dtypes, bucket_bytes, kind) for group in groups]
+        return [future.result(BOUND_S) for future in found]
+
+
+@st.composite
+def splits(draw: st.DrawFn) -> list[int]:
+    shards = draw(st.integers(1, 24))
+    inner = draw(st.sets(st.integers(1, shards - 1), max_size=6)) if shards > 1 else set()
+    return [0, *sorted(inner), shards]
+
+
+def same_bits(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(one, other, strict=True))
+
+
+@settings(max_examples=40, deadline=None)
+@given(splits(), st.lists(st.integers(1, 300), min_size=1, max_size=3), st.sampled_from([64, 500, 1 << 20]), st.data())
+def test_any_split_gives_the_bits_of_the_straightforward_tree(cuts: list[int], lengths: list[int], bucket_bytes: int, data: Any) -> None:
+    dtypes = [data.draw(st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16])) for _ in lengths]
+    expected = [total / cuts[-1] for total in straightforward(0, cuts[-1], lengths, dtypes)]
+    for flats in in_threads(cuts, lengths, dtypes, bucket_bytes):
+        assert same_bits(flats, expected)
+
+
+def test_the_control_depends_on_the_world_size() -> None:
+    """Without this, the test above could pass because its numbers do not round."""
+    one = in_threads([0, 16], [1000], [torch.float32], 1 << 20, "native")[0]
+    three = in_threads([0, 6, 12, 16], [1000], [torch.float32], 1 << 20, "native")[0]
+    assert not same_bits(one, three)
+    assert torch.allclose(one[0], three[0], rtol=1e-3, atol=1e-2)
+
+
+@pytest.mark.parametrize("cuts", [[0, 16], [0, 8, 16], [0, 4, 8, 12, 16], list(range(17))])
+def test_aligned_ranges_send_one_partial_sum(cuts: list[int]) -> None:
+    expected = [total / 16 for total in straightforward(0, 16, [77], [torch.float32])]
+    for flats in in_threads(cuts, [77], [torch.float32], 128):
+        assert same_bits(flats, expected)
