@@ -146,17 +146,17 @@ class Conductor:
             return replace(report, phase="suppressed", detail=f"refused: {detail}")
         return replace(report, detail=f"{report.detail}; in part refused: {detail}".lstrip("; "))
 
-    def recall(self, records: Iterable[Record]) -> None:
-        """Take up where an earlier conductor of the same plan stopped, from the run's journal."""
-        seen: set[str] = set()
-        for record in records:
-            if isinstance(record, FaultRecord) and record.phase != "planned":
-                seen.add(record.fault.id)
-                if record.phase == "executed":
-                    self._opened(record.fault, record.members, record.at_s)
-                else:
-                    self._closed(record.fault)
-        self._ahead = [fault for fault in self._ahead if fault.id not in seen]
+    def recall(self, records: Iterable[Record], origin_s: float = 0.0) -> None:
+        """Take up where an earlier conductor of the same plan stopped, from the run's journal.
+
+        ``origin_s`` is when the plan's time began on the journal's clock. The last word on each fault counts; one of
+        which it is not known whether it was carried out is healed in its time.
+        """
+        last = {record.fault.id: record for record in records if isinstance(record, FaultRecord) and record.phase != "planned"}
+        for record in last.values():
+            if record.phase not in ("suppressed", "healed"):
+                self._opened(record.fault, record.members, record.at_s - origin_s)
+        self._ahead = [fault for fault in self._ahead if fault.id not in last]
 
     # ---- strike ------------------------------------------------------------------------------------------------------------------------
 

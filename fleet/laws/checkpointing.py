@@ -1,8 +1,8 @@
 """How often to write a checkpoint, and what that leaves of the machine.
 
-Symbols of the literature: M = ``mtbf_s``, lambda = 1/M, C = ``blocked_s`` (what one checkpoint blocks training for), D = ``down_s`` (downtime,
-during which nothing can fail), R = ``restart_s`` (recovery, during which failures strike again), w = ``work_s`` (useful work between two
-checkpoints). All times are seconds; any other unit works if it is the same for all.
+Symbols of the literature: M = ``mtbf_s``, lambda = 1/M, C = ``blocked_s`` (what one checkpoint blocks training for), D = ``down_s`` (in
+which nothing can fail), R = ``restart_s`` (recovery, in which failures strike again), w = ``work_s`` (useful work between two checkpoints).
+All times are seconds; any other unit works if it is the same for all.
 """
 
 from __future__ import annotations

@@ -195,16 +195,28 @@ def test_a_new_conductor_goes_on_from_the_journal() -> None:
     plan = [
         fault("a", 1.0, "kill_rank", 0),
         fault("h", 1.0, "hang", 3, duration_s=10.0),
+        fault("i", 1.0, "hang", 2, duration_s=1.0),
         fault("n", 2.0, "lose_node", 5),
         fault("z", 8.0, "kill_rank", 1),
     ]
     first = Conductor(plan, repair_s=5.0)
-    events = [*first.planned(0.0), *(a.report for a in [*first.due(1.0, world()), *first.due(2.0, world())])]
+    actions = [*first.due(1.0, world()), *first.due(2.0, world())]
+    events = [*first.planned(0.0), *(replace(a.report, phase="aimed") for a in actions[:3]), *(a.report for a in actions)]
     records = [FaultRecord(event.fault, event.phase, event.at_s, event.members, event.detail) for event in events]
+    assert [(r.fault.id, r.phase) for r in records[-2:]] == [("i", "healed"), ("n", "suppressed")]
     second = Conductor(plan, repair_s=5.0)
     second.recall(records)
-    assert phases(second.due(7.0, world())) == []
-    assert [(a.report.fault.id, a.report.phase) for a in second.due(11.0, world())] == [("h", "healed"), ("z", "executed")]
+    assert second.due(7.0, world()) == []
+    assert phases(second.due(11.0, world())) == [("h", "healed"), ("z", "executed")]
+
+
+def test_a_node_that_may_have_been_lost_is_brought_back() -> None:
+    plan = [fault("n", 1.0, "lose_node", 1)]
+    report = only(Conductor(plan, repair_s=5.0).due(1.0, world())).report
+    second = Conductor(plan, repair_s=5.0)
+    second.recall([FaultRecord(report.fault, "aimed", 101.0, report.members, "")], origin_s=100.0)
+    assert second.due(5.9, world()) == []
+    assert only(second.due(6.0, world())).operations == (AddNode(),)
 
 
 class Ports:
