@@ -278,7 +278,9 @@ class Step:
             return False
         missing = set(self._engine.my_shards) - set(self.losses)
         if missing:
-            raise FleetError(f"step {self.number}: commit() before shards {sorted(missing)} were computed; iterate step.batches() to its end")
+            raise FleetError(
+                f"step {self.number}: commit() before shards {sorted(missing)} were computed; iterate step.batches() to its end"
+            )
         outcome = self._run._attempt(self)
         if outcome is None:
             return False

@@ -72,6 +72,9 @@ class Recorder:
         self.beat()
         self._append(start_us, INIT)
 
+    def now_us(self) -> int:
+        return self._clock()
+
     def switch(self, code: str, at_us: int | None = None) -> int:
         """From now (or ``at_us``, never before the last row) on the rank does ``code``. Returns the time."""
         at_us = self._clock() if at_us is None else at_us

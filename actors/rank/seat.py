@@ -18,9 +18,7 @@ from fleet.types import Part, StateId, View
 class PartsPort(Protocol):
     """Durable checkpoints as a rank sees them; ``storage`` implements it."""
 
-    def write(
-        self, state: StateId, generation: int, index: int, count: int, tensors: list[tuple[int, torch.Tensor]]
-    ) -> tuple[str, Part]:
+    def write(self, state: StateId, generation: int, index: int, count: int, tensors: list[tuple[int, torch.Tensor]]) -> tuple[str, Part]:
         """(id of the checkpoint, the part as written); durable when this returns."""
         ...
 

@@ -51,6 +51,7 @@ class PlainFleet:
         self.ended: Future[EndRun] = Future()
         self.agents: dict[str, NodeAgent] = {}
         self.processes: dict[int, Any] = {}
+        self._all: list[Any] = []
         self._closing = False
         self._thread = threading.Thread(target=self._run_loop, name="plain-fleet", daemon=True)
 
@@ -64,7 +65,7 @@ class PlainFleet:
 
     def __exit__(self, *error: object) -> None:
         self._closing = True
-        for process in list(self.processes.values()):
+        for process in self._all:
             process.kill()
             process.join(10)
         self.call(self._stop())
@@ -133,10 +134,13 @@ class PlainFleet:
     # ---- ranks -----------------------------------------------------------------------------------------------------------------------
 
     def spawn(self, slot: int) -> None:
-        node = f"node{slot % self.settings.nodes}"
+        self.spawn_on(slot, f"node{slot % self.settings.nodes}")
+
+    def spawn_on(self, slot: int, node: str) -> None:
         process = SPAWN.Process(target=_rank, args=(self.train, self.settings, slot, node, self.shm, self.url), daemon=False)
         process.start()
         self.processes[slot] = process
+        self._all.append(process)
 
     def _supervise(self) -> None:
         while not self._closing and not self.ended.done():

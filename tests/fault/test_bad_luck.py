@@ -1,0 +1,316 @@
+"""Misfortune on real processes, real signals and real sockets, without Ray. Whatever happens, the run ends with the bits of a run without it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleet.config import Budgets, CheckpointSettings, RunSettings, Timeouts
+from fleet.goodput import Ledger
+from fleet.instructions import EndRun
+from fleet.records import CheckpointRecord, LineageBegun, ProcessLost, ProcessUp, ViewPublished
+from tests.support import trains
+from tests.support.plain import PlainFleet
+
+STEPS = 40
+FAST = Timeouts(heartbeat_s=1.0, node_s=1.5, park_s=3.0, form_s=6.0, progress_s=20.0, start_s=40.0, resend_s=0.5)
+
+
+def settings(folder: Path, world: int = 3, **changes: Any) -> RunSettings:
+    flags = folder / "flags"
+    flags.mkdir(parents=True, exist_ok=True)
+    options = {"flags": str(flags), "steps": str(STEPS), "pause_s": "0.02"} | changes.pop("options", {})
+    return RunSettings(world=world, shards=8, nodes=changes.pop("nodes", 2), options=options, timeouts=FAST, **changes)
+
+
+def train_through(
+    train: Callable[[Any], None], chosen: RunSettings, folder: Path, misfortune: Callable[[PlainFleet], None] = lambda fleet: None
+) -> tuple[EndRun, list[Any], str]:
+    """(how it ended, the journal, the final digest)."""
+    with PlainFleet(train, chosen, folder) as fleet:
+        misfortune(fleet)
+        outcome = fleet.wait()
+        digest = fleet.coordinator.machine.ended.digest
+        return outcome, fleet.records(), digest
+
+
+@pytest.fixture(scope="session")
+def fault_free(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The digest of an undisturbed run, of another world size: the truth for every test here."""
+    folder = tmp_path_factory.mktemp("fault-free")
+    outcome, _, digest = train_through(trains.plain, settings(folder, world=2), folder)
+    assert outcome.status == "completed"
+    return digest
+
+
+def after(step: int) -> Callable[[PlainFleet], None]:
+    return lambda fleet: fleet.wait_for(lambda: fleet.step >= step)
+
+
+def survived(outcome: EndRun, records: list[Any], digest: str, truth: str) -> None:
+    assert outcome.status == "completed", outcome
+    assert digest == truth
+    summary = Ledger().apply_all(records).summary()
+    assert summary.closes
+    assert summary.other_ratio <= 0.01
+
+
+def of(kind: type, records: list[Any]) -> list[Any]:
+    return [record for record in records if isinstance(record, kind)]
+
+
+def test_a_killed_rank_changes_no_bit(tmp_path: Path, fault_free: str) -> None:
+    def misfortune(fleet: PlainFleet) -> None:
+        after(8)(fleet)
+        fleet.kill(1)
+
+    outcome, records, digest = train_through(trains.plain, settings(tmp_path), tmp_path, misfortune)
+    survived(outcome, records, digest, fault_free)
+    assert [len(record.view.members) for record in of(ViewPublished, records)][:2] == [3, 2]
+
+
+def test_two_ranks_in_the_same_step(tmp_path: Path, fault_free: str) -> None:
+    def misfortune(fleet: PlainFleet) -> None:
+        after(8)(fleet)
+        fleet.kill(0)
+        fleet.kill(2)
+
+    survived(*train_through(trains.plain, settings(tmp_path), tmp_path, misfortune), fault_free)
+
+
+def test_a_spare_is_promoted_in_the_same_view_change(tmp_path: Path, fault_free: str) -> None:
+    def misfortune(fleet: PlainFleet) -> None:
+        fleet.wait_for(lambda: sum(rank.phase == "standby" for rank in fleet.coordinator.machine.roster.by_slot.values()) == 1 and fleet.step >= 4)
+        fleet.kill(0)
+
+    outcome, records, digest = train_through(trains.plain, settings(tmp_path, spares=1), tmp_path, misfortune)
+    survived(outcome, records, digest, fault_free)
+    second = of(ViewPublished, records)[1]
+    assert len(second.view.members) == 3
+
+
+def test_death_inside_the_optimizer_step(tmp_path: Path, fault_free: str) -> None:
+    outcome, records, digest = train_through(trains.dies_in_optimizer, settings(tmp_path), tmp_path)
+    survived(outcome, records, digest, fault_free)
+    assert len(of(ProcessLost, records)) == 1
+
+
+def test_death_between_reduction_and_commit(tmp_path: Path, fault_free: str) -> None:
+    outcome, records, digest = train_through(trains.dies_before_commit, settings(tmp_path), tmp_path)
+    survived(outcome, records, digest, fault_free)
+    assert len(of(ProcessLost, records)) == 1
+
+
+def test_a_rank_that_dies_while_it_receives(tmp_path: Path) -> None:
+    """The state is large, so that the newcomer is caught in the transfer."""
+    wide = {"width": "200000", "steps": "30", "pause_s": "0.02"}
+    alone = tmp_path / "alone"
+    truth = train_through(trains.plain, settings(alone, world=2, options=wide), alone)[2]
+
+    def misfortune(fleet: PlainFleet) -> None:
+        after(3)(fleet)
+        fleet.kill(1)
+        fleet.wait_for(lambda: fleet.coordinator.machine.proposal is not None)
+        fleet.wait_for(lambda: fleet.coordinator.machine.phase == "form")
+        fleet.kill(1)
+
+    outcome, records, digest = train_through(trains.plain, settings(tmp_path, options=wide), tmp_path, misfortune)
+    survived(outcome, records, digest, truth)
+
+
+def test_a_rank_that_dies_during_re_forming(tmp_path: Path, fault_free: str) -> None:
+    def misfortune(fleet: PlainFleet) -> None:
+        after(8)(fleet)
+        fleet.kill(1)
+        fleet.wait_for(lambda: fleet.coordinator.machine.phase != "run")
+        fleet.kill(2)
+
+    survived(*train_through(trains.plain, settings(tmp_path), tmp_path, misfortune), fault_free)
+
+
+def test_all_ranks_die_and_the_run_goes_on_from_the_last_checkpoint(tmp_path: Path, fault_free: str) -> None:
+    def misfortune(fleet: PlainFleet) -> None:
+        fleet.wait_for(lambda: fleet.coordinator.machine.checkpoints.newest_id)
+        for slot in range(3):
+            fleet.kill(slot)
+
+    chosen = settings(tmp_path, checkpoint=CheckpointSettings(policy="fixed", interval_s=0.5))
+    outcome, records, digest = train_through(trains.plain, chosen, tmp_path, misfortune)
+    survived(outcome, records, digest, fault_free)
+    begun = of(LineageBegun, records)
+    assert len(begun) == 1
+    assert begun[0].from_state.step > 0
+    assert any(record.phase == "durable" for record in of(CheckpointRecord, records))
+
+
+def test_a_stopped_rank_is_evicted_and_replaced(tmp_path: Path, fault_free: str) -> None:
+    def misfortune(fleet: PlainFleet) -> None:
+        after(8)(fleet)
+        fleet.kill(1, signal.SIGSTOP)
+
+    outcome, records, digest = train_through(trains.plain, settings(tmp_path), tmp_path, misfortune)
+    survived(outcome, records, digest, fault_free)
+    assert "no heartbeat" in of(ProcessLost, records)[0].cause
+
+
+def test_a_survivor_is_stopped_while_another_is_replaced(tmp_path: Path, fault_free: str) -> None:
+    def misfortune(fleet: PlainFleet) -> None:
+        after(8)(fleet)
+        fleet.kill(2, signal.SIGSTOP)
+        fleet.kill(1)
+
+    survived(*train_through(trains.plain, settings(tmp_path), tmp_path, misfortune), fault_free)
+
+
+def test_a_zombie_that_wakes_after_its_replacement_is_in_is_fenced(tmp_path: Path, fault_free: str) -> None:
+    """The whole node falls silent, agent and rank, so nobody can kill the rank; when it wakes, its place is taken."""
+
+    def misfortune(fleet: PlainFleet) -> None:
+        after(8)(fleet)
+        zombie = fleet.processes[1]
+        os.kill(zombie.pid, signal.SIGSTOP)
+        fleet.call(fleet.agents["node1"].stop())
+        fleet.wait_for(lambda: 1 not in fleet.coordinator.machine.roster.by_slot)
+        fleet.spawn_on(1, "node0")
+        fleet.wait_for(lambda: any(member.slot == 1 and seated for member, _, seated in fleet.census()))
+        fleet.call(fleet.start_agent(1))
+        os.kill(zombie.pid, signal.SIGCONT)
+        zombie.join(20)
+        assert zombie.exitcode not in (None, 0)
+
+    chosen = settings(tmp_path, options={"steps": "200"})
+    alone = tmp_path / "alone"
+    truth = train_through(trains.plain, settings(alone, world=2, options={"steps": "200"}), alone)[2]
+    survived(*train_through(trains.plain, chosen, tmp_path, misfortune), truth)
+
+
+def test_a_node_with_two_ranks_is_lost(tmp_path: Path, fault_free: str) -> None:
+    def misfortune(fleet: PlainFleet) -> None:
+        after(8)(fleet)
+        fleet.call(fleet.agents["node0"].stop())
+        fleet.kill(0)
+        fleet.kill(2)
+        fleet.wait_for(lambda: not {0, 2} & set(fleet.coordinator.machine.roster.by_slot))
+        fleet.call(fleet.start_agent(0))
+
+    survived(*train_through(trains.plain, settings(tmp_path), tmp_path, misfortune), fault_free)
+
+
+async def _replace_coordinator(fleet: PlainFleet) -> None:
+    await fleet.kill_coordinator()
+    await fleet.start_coordinator(fleet.port)
+
+
+def test_the_coordinator_dies_and_training_does_not_stop(tmp_path: Path, fault_free: str) -> None:
+    def misfortune(fleet: PlainFleet) -> None:
+        after(8)(fleet)
+        fleet.call(_replace_coordinator(fleet))
+
+    outcome, records, digest = train_through(trains.plain, settings(tmp_path), tmp_path, misfortune)
+    survived(outcome, records, digest, fault_free)
+    assert len(of(ViewPublished, records)) == 1
+    assert len(of(ProcessUp, records)) == 3
+
+
+def test_the_coordinator_dies_during_a_view_change(tmp_path: Path, fault_free: str) -> None:
+    def misfortune(fleet: PlainFleet) -> None:
+        after(8)(fleet)
+        fleet.kill(1)
+        fleet.wait_for(lambda: fleet.coordinator.machine.phase != "run")
+        fleet.call(_replace_coordinator(fleet))
+
+    survived(*train_through(trains.plain, settings(tmp_path), tmp_path, misfortune), fault_free)
+
+
+def test_a_stale_journal(tmp_path: Path, fault_free: str) -> None:
+    """The coordinator's last records are gone: it learns from the ranks what it forgot."""
+
+    async def forget(fleet: PlainFleet) -> None:
+        await fleet.kill_coordinator()
+        lines = fleet.journal_path.read_bytes().splitlines(keepends=True)
+        views = [index for index, line in enumerate(lines) if line.startswith(b'["ViewPublished"')]
+        fleet.journal_path.write_bytes(b"".join(lines[: views[-1]]))
+        await fleet.start_coordinator(fleet.port)
+
+    def misfortune(fleet: PlainFleet) -> None:
+        after(8)(fleet)
+        fleet.kill(1)
+        fleet.wait_for(lambda: fleet.coordinator.machine.generation >= 2 and fleet.coordinator.machine.phase == "run")
+        fleet.call(forget(fleet))
+
+    outcome, records, digest = train_through(trains.plain, settings(tmp_path), tmp_path, misfortune)
+    assert outcome.status == "completed"
+    assert digest == fault_free
+    generations = [record.view.generation for record in of(ViewPublished, records)]
+    assert generations == sorted(set(generations))
+
+
+def test_dataloader_workers_of_a_killed_rank_hold_nothing_up(tmp_path: Path, fault_free: str) -> None:
+    def misfortune(fleet: PlainFleet) -> None:
+        after(8)(fleet)
+        fleet.kill(1)
+
+    outcome, records, digest = train_through(trains.with_loader, settings(tmp_path), tmp_path, misfortune)
+    survived(outcome, records, digest, fault_free)
+    assert of(ProcessLost, records)[0].cause == "its process ended"
+
+
+def test_a_tail_after_commit_sees_each_step_committed_once(tmp_path: Path, fault_free: str) -> None:
+    def misfortune(fleet: PlainFleet) -> None:
+        after(8)(fleet)
+        fleet.kill(1)
+
+    survived(*train_through(trains.with_tail, settings(tmp_path), tmp_path, misfortune), fault_free)
+    for path in (tmp_path / "flags").glob("tail-[02]-*"):
+        seen: dict[int, list[str]] = defaultdict(list)
+        for line in path.read_text().splitlines():
+            number, committed = line.split()
+            seen[int(number)].append(committed)
+        assert all(words.count("True") <= 1 and (words[-1] == "True" or len(words) == 1) for words in seen.values()), seen
+
+
+def test_a_shard_that_kills_whoever_computes_it_ends_the_run_by_name(tmp_path: Path) -> None:
+    outcome, _, _ = train_through(trains.poisoned_shard, settings(tmp_path, budgets=Budgets(shard=3)), tmp_path)
+    assert outcome.status == "failed"
+    assert "shard 5 of step 10" in outcome.reason
+    assert "3 times" in outcome.reason
+
+
+def test_a_nan_is_computed_again(tmp_path: Path, fault_free: str) -> None:
+    survived(*train_through(trains.nan_once, settings(tmp_path), tmp_path), fault_free)
+
+
+def test_a_nan_that_comes_again_is_named(tmp_path: Path) -> None:
+    outcome, _, _ = train_through(trains.nan_always, settings(tmp_path), tmp_path)
+    assert outcome.status == "failed"
+    assert "step 10, shard 3" in outcome.reason + outcome.detail
+
+
+def test_a_users_exception_shows_the_users_traceback_and_no_endless_retry(tmp_path: Path) -> None:
+    outcome, records, _ = train_through(trains.raises, settings(tmp_path), tmp_path)
+    assert outcome.status == "failed"
+    assert "a bug of the user's, at step 10" in outcome.reason
+    assert "in strike" in outcome.detail
+    assert "actors/rank" not in outcome.detail
+    assert len(of(ProcessUp, records)) <= 6
+
+
+@pytest.fixture(autouse=True)
+def no_process_is_left_behind() -> Iterator[None]:
+    before = _children()
+    yield
+    assert _children() <= before
+
+
+def _children() -> set[int]:
+    path = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
+    mine = {int(pid) for pid in path.read_text().split()}
+    return {pid for pid in mine if b"resource_tracker" not in Path(f"/proc/{pid}/cmdline").read_bytes()}
+
+

@@ -1,0 +1,159 @@
+"""Train functions for tests: a tiny model with dropout and BatchNorm, and misfortunes that strike at an exact place, once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+SAMPLES, FEATURES = 512, 8
+
+
+class Numbers(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
+    """Sample ``i`` is a pure function of ``i``."""
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        x = torch.sin(torch.arange(FEATURES, dtype=torch.float32) * (index + 1))
+        return x, x.sum().reshape(1)
+
+
+def build(width: int = 32) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
+    model = nn.Sequential(nn.Linear(FEATURES, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Dropout(0.1), nn.Linear(width, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    return model, optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
+
+
+def once(run: Any, name: str) -> bool:
+    """True for the first caller of this name in this run, whichever process it is."""
+    try:
+        os.close(os.open(Path(run.options["flags"]) / name, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _loop(run: Any, in_shard: Callable[..., None] | None = None, tail: Callable[..., None] | None = None, loss: Any = None) -> None:
+    model, optimizer, scheduler = build(int(run.options.get("width", "32")))
+    state = run.track(model=model, optimizer=optimizer, scheduler=scheduler)
+    pause_s = float(run.options.get("pause_s", "0.01"))
+    for step in run.steps(state, total=int(run.options.get("steps", "40")), clip_norm=1.0):
+        for x, y in step.batches(Numbers(), batch_size=64):
+            if in_shard is not None:
+                in_shard(run, step)
+            error = ((model(x) - y) ** 2).mean()
+            step.backward(error if loss is None else loss(run, step, error))
+        time.sleep(pause_s)
+        committed = step.commit()
+        if tail is not None:
+            tail(run, step, committed)
+
+
+def plain(run: Any) -> None:
+    """No misfortune."""
+    _loop(run)
+
+
+def dies_in_optimizer(run: Any) -> None:
+    """Slot 1 is killed in the middle of the optimizer's step 10, once."""
+    original = torch.optim.AdamW.step
+
+    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        out = original(self, *args, **kwargs)
+        if run.slot == 1 and self.state[self.param_groups[0]["params"][0]]["step"] == 10 and once(run, "optimizer"):
+            die()
+        return out
+
+    torch.optim.AdamW.step = step  # type: ignore[method-assign]
+    _loop(run)
+
+
+def dies_before_commit(run: Any) -> None:
+    """Slot 1 is killed after the reduction of step 10, before it applies it, once: its peers may have applied it already."""
+    from actors.rank.engine import Engine
+
+    original = Engine.apply
+
+    def apply(self: Any) -> None:
+        if run.slot == 1 and run._here().step == 10 and once(run, "apply"):
+            die()
+        original(self)
+
+    Engine.apply = apply  # type: ignore[method-assign]
+    _loop(run)
+
+
+def poisoned_shard(run: Any) -> None:
+    """Whoever computes shard 5 of step 10 dies."""
+
+    def strike(run: Any, step: Any) -> None:
+        if step.number == 10 and step._shard == 5:
+            die()
+
+    _loop(run, in_shard=strike)
+
+
+def nan_once(run: Any) -> None:
+    """Shard 3 of step 10 has a NaN loss, the first time."""
+
+    def loss(run: Any, step: Any, error: Tensor) -> Tensor:
+        return error * float("nan") if step.number == 10 and step._shard == 3 and once(run, "nan") else error
+
+    _loop(run, loss=loss)
+
+
+def nan_always(run: Any) -> None:
+    """Shard 3 of step 10 has a NaN loss, every time."""
+
+    def loss(run: Any, step: Any, error: Tensor) -> Tensor:
+        return error * float("nan") if step.number == 10 and step._shard == 3 else error
+
+    _loop(run, loss=loss)
+
+
+def raises(run: Any) -> None:
+    """A user's bug at step 10."""
+
+    def strike(run: Any, step: Any) -> None:
+        if step.number == 10:
+            raise ValueError("a bug of the user's, at step 10")
+
+    _loop(run, in_shard=strike)
+
+
+def with_tail(run: Any) -> None:
+    """Notes every commit's outcome in a file, after ``commit``."""
+
+    def tail(run: Any, step: Any, committed: bool) -> None:
+        with open(Path(run.options["flags"]) / f"tail-{run.slot}-{os.getpid()}", "a") as file:
+            file.write(f"{step.number} {committed}\n")
+
+    _loop(run, tail=tail)
+
+
+def with_loader(run: Any) -> None:
+    """The rank has DataLoader workers: forked children that hold its sockets open after it was killed."""
+    loader = torch.utils.data.DataLoader(Numbers(), batch_size=4, num_workers=2, persistent_workers=True)
+    batches = iter(loader)
+
+    def strike(run: Any, step: Any) -> None:
+        nonlocal batches
+        if step._shard % 4 == 0:
+            try:
+                next(batches)
+            except StopIteration:
+                batches = iter(loader)
+
+    _loop(run, in_shard=strike)
