@@ -26,6 +26,7 @@ from fleet.errors import FleetError
 __all__ = ["Forming", "Group", "GroupBroken", "StoreServer", "Work", "warm_up"]
 
 Address = tuple[str, int]
+_one_device_at_a_time = threading.Lock()
 Transfer = tuple[torch.Tensor, int]
 
 
@@ -348,9 +349,10 @@ class Forming:
         return group
 
     def _gloo_wires(self, client: StoreClient) -> Any:
-        before = _listening()
-        device = dist.ProcessGroupGloo.create_device(hostname=self._host)
-        mine = _listening() - before
+        with _one_device_at_a_time:
+            before = _listening()
+            device = dist.ProcessGroupGloo.create_device(hostname=self._host)
+            mine = _listening() - before
         self._ends.near |= mine
         client.set(f"at/{self._rank}", json.dumps(sorted(mine)).encode())
         for peer in range(self._size):

@@ -1,0 +1,323 @@
+"""The tracked training state: one skeleton and a list of tensors, its digest, and its transfer from rank to rank."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import pickle
+import random
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from actors.rank.process_group import Group, GroupBroken, Work
+from fleet.errors import ConfigError
+
+CHUNK_BYTES = 8 << 20
+CHUNKS_IN_FLIGHT = 2
+STATE_TAG = 1 << 25
+
+
+class TrackedState:
+    """What makes up the training state, by name: whatever has ``state_dict`` and ``load_state_dict``.
+
+    Raises ConfigError for an object that has not.
+    """
+
+    def __init__(self, **objects: Any) -> None:
+        for name, tracked in objects.items():
+            if not (hasattr(tracked, "state_dict") and hasattr(tracked, "load_state_dict")):
+                raise ConfigError(
+                    name, type(tracked).__name__, "it has no state_dict() and load_state_dict()", "Wrap it in an object that has."
+                )
+        self.objects = dict(objects)
+
+    @property
+    def modules(self) -> dict[str, nn.Module]:
+        return {name: tracked for name, tracked in self.objects.items() if isinstance(tracked, nn.Module)}
+
+    @property
+    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        return {name: tracked for name, tracked in self.objects.items() if isinstance(tracked, torch.optim.Optimizer)}
+
+    def flatten(self) -> tuple[str, list[torch.Tensor]]:
+        """(skeleton, tensors). The skeleton is text; it holds everything but the tensors, which are the live ones, not copies.
+
+        A tensor that occurs twice (tied weights) is listed once.
+        """
+        pickler = _Pickler()
+        pickler.dump({name: tracked.state_dict() for name, tracked in self.objects.items()})
+        return base64.b85encode(pickler.file.getvalue()).decode(), pickler.tensors
+
+    def load(self, skeleton: str, tensors: Sequence[torch.Tensor]) -> None:
+        """Take over the state that :meth:`flatten` has described. Tensors may be kept, so they must not change afterwards.
+
+        Raises ConfigError when it is the state of other objects.
+        """
+        parts: dict[str, Any] = _Unpickler(base64.b85decode(skeleton), tensors).load()
+        if parts.keys() != self.objects.keys():
+            raise ConfigError(
+                "track", sorted(self.objects), f"the state to load holds {sorted(parts)}", "Track the same names in every run."
+            )
+        for name, tracked in self.objects.items():
+            tracked.load_state_dict(parts[name])
+
+    def partition(self, count: int) -> list[list[int]]:
+        """Indices of the tensors of :meth:`flatten`, in ``count`` parts of about equal bytes; the same on every rank."""
+        return partition(self.flatten()[1], count)
+
+    def digest(self) -> str:
+        """SHA-256 in hex over all of the state and the state of the random generators; equal on ranks that are equal bit for bit."""
+        return hashlib.sha256(repr(sorted(self.digest_parts().items())).encode()).hexdigest()
+
+    def digest_parts(self) -> dict[str, str]:
+        """A digest for each tracked object and one for ``rng``, to tell which one differs."""
+        parts = {name: _digest(tracked.state_dict()) for name, tracked in self.objects.items()}
+        return {**parts, "rng": _digest([torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)])}
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles everything but tensors, of which it makes a list."""
+
+    def __init__(self) -> None:
+        self.file = io.BytesIO()
+        super().__init__(self.file, protocol=4)
+        self.tensors: list[torch.Tensor] = []
+        self._known: dict[Any, int] = {}
+
+    def persistent_id(self, obj: Any) -> int | None:
+        if not isinstance(obj, torch.Tensor):
+            return None
+        tensor = obj.detach()
+        key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device) if tensor.numel() else id(obj)
+        if key not in self._known:
+            self._known[key] = len(self.tensors)
+            self.tensors.append(tensor)
+        return self._known[key]
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, data: bytes, tensors: Sequence[torch.Tensor]) -> None:
+        super().__init__(io.BytesIO(data))
+        self._tensors = tensors
+
+    def persistent_load(self, pid: int) -> torch.Tensor:
+        return self._tensors[pid]
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's memory as a flat uint8 tensor: a view when it is contiguous, else a copy."""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+# ---- digest ------------------------------------------------------------------------------------------------------------------------------
+
+
+def _digest(value: Any) -> str:
+    found = hashlib.sha256()
+    _update(found, value)
+    return found.hexdigest()
+
+
+def _update(found: Any, value: Any) -> None:
+    """Feed ``value`` in canonical form: keys sorted, types and lengths said, tensors with dtype and shape."""
+    if isinstance(value, torch.Tensor):
+        found.update(f"tensor {value.dtype} {tuple(value.shape)} ".encode())
+        found.update(_bytes_of(value.cpu()).numpy())
+    elif isinstance(value, np.ndarray):
+        found.update(f"array {value.dtype} {value.shape} ".encode() + np.ascontiguousarray(value).tobytes())
+    elif isinstance(value, Mapping):
+        found.update(f"mapping {len(value)} ".encode())
+        for key in sorted(value, key=lambda k: (type(k).__name__, repr(k))):
+            _update(found, key)
+            _update(found, value[key])
+    elif isinstance(value, (list, tuple)):
+        found.update(f"sequence {len(value)} ".encode())
+        for item in value:
+            _update(found, item)
+    elif isinstance(value, (str, int, float, bool, bytes, type(None))):
+        text = value.hex() if isinstance(value, (float, bytes)) else str(value)
+        found.update(f"{type(value).__name__} {len(text)} {text} ".encode())
+    else:
+        found.update(pickle.dumps(value, protocol=4))
+
+
+# ---- parts -------------------------------------------------------------------------------------------------------------------------------
+
+
+def partition(tensors: Sequence[torch.Tensor], count: int) -> list[list[int]]:
+    """Tensor indices in ``count`` parts of about equal bytes: the largest that is left goes to the part that has least."""
+    parts: list[list[int]] = [[] for _ in range(count)]
+    loads = [0] * count
+    sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
+    for index in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
+        lightest = min(range(count), key=lambda part: (loads[part], part))
+        parts[lightest].append(index)
+        loads[lightest] += sizes[index]
+    return [sorted(part) for part in parts]
+
+
+# ---- transfer ----------------------------------------------------------------------------------------------------------------------------
+#
+# Three messages and the chunks: two lengths; the plan (skeleton and the shape of each tensor); the chunks, in order; their checksums.
+# A chunk is a stretch of one large tensor, or several small tensors one after the other.
+
+
+@dataclass(frozen=True)
+class _Piece:
+    tensor: int
+    start: int
+    stop: int
+
+
+def _chunks(sizes: Sequence[int]) -> Iterator[list[_Piece]]:
+    """Pieces of tensors of ``sizes`` bytes, in chunks of at most CHUNK_BYTES; only pieces of several tensors share a chunk with others."""
+    chunk: list[_Piece] = []
+    filled = 0
+    for index, size in enumerate(sizes):
+        start = 0
+        while start < size:
+            stop = min(size, start + CHUNK_BYTES)
+            if chunk and filled + stop - start > CHUNK_BYTES:
+                yield chunk
+                chunk, filled = [], 0
+            chunk.append(_Piece(index, start, stop))
+            filled, start = filled + stop - start, stop
+    if chunk:
+        yield chunk
+
+
+def checksum(data: torch.Tensor) -> int:
+    """64 bits over a flat uint8 tensor, at the speed of memory: sums of 4 KiB rows, each weighted by an odd number of its own."""
+    whole = data.numel() // 4096 * 4096
+    rows = _words(data[:whole]).view(-1, 512).sum(1)
+    tail = data[whole:].to(torch.int64)
+    return (_weighted(rows) + 1_000_003 * _weighted(tail) + data.numel()) % (1 << 63)
+
+
+def _words(data: torch.Tensor) -> torch.Tensor:
+    return (data if data.data_ptr() % 8 == 0 else data.clone()).view(torch.int64)
+
+
+def _weighted(values: torch.Tensor) -> int:
+    return int((values * torch.arange(1, 2 * values.numel() + 1, 2)).sum())
+
+
+class _Window:
+    """The last few chunks under way; what has arrived is handed on in order."""
+
+    def __init__(self, arrived: Callable[[int], None]) -> None:
+        self._arrived, self._under_way = arrived, deque[tuple[int, Work]]()
+
+    def push(self, number: int, work: Work) -> None:
+        self._under_way.append((number, work))
+
+    def make_room(self, room: int = 1) -> None:
+        while len(self._under_way) > CHUNKS_IN_FLIGHT - room:
+            number, work = self._under_way.popleft()
+            work.wait()
+            self._arrived(number)
+
+
+class _Staging:
+    """Memory for chunks that are no stretch of one host tensor; one for each chunk under way."""
+
+    def __init__(self) -> None:
+        self._buffers: list[torch.Tensor | None] = [None] * CHUNKS_IN_FLIGHT
+
+    def get(self, number: int, length: int) -> torch.Tensor:
+        turn = number % CHUNKS_IN_FLIGHT
+        buffer = self._buffers[turn]
+        if buffer is None:
+            buffer = self._buffers[turn] = torch.empty(CHUNK_BYTES, dtype=torch.uint8)
+        return buffer[:length]
+
+
+def _views(chunk: Sequence[_Piece], memory: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [memory[piece.tensor][piece.start : piece.stop] for piece in chunk]
+
+
+def _in_place(views: Sequence[torch.Tensor]) -> bool:
+    return len(views) == 1 and views[0].device.type == "cpu"
+
+
+def send_state(group: Group, to: int, state: TrackedState) -> None:
+    """Give ``state`` to view rank ``to``, which calls :func:`receive_state`. Raises GroupBroken."""
+    skeleton, tensors = state.flatten()
+    memory = [_bytes_of(tensor) for tensor in tensors]
+    plan = pickle.dumps((skeleton, [(tensor.dtype, tensor.shape) for tensor in tensors]), protocol=4)
+    group.send(torch.tensor([len(plan)]), to, STATE_TAG)
+    group.send(torch.frombuffer(bytearray(plan), dtype=torch.uint8), to, STATE_TAG)
+    sums: list[int] = []
+    staging, window = _Staging(), _Window(lambda _: None)
+    for number, chunk in enumerate(_chunks([data.numel() for data in memory])):
+        window.make_room()
+        views = _views(chunk, memory)
+        data = views[0] if _in_place(views) else _pack(views, staging.get(number, sum(view.numel() for view in views)))
+        window.push(number, group.start([(data, to)], [], STATE_TAG))
+        sums.append(checksum(data))
+    window.make_room(CHUNKS_IN_FLIGHT)
+    group.send(torch.tensor([0, *sums]), to, STATE_TAG)
+
+
+def _pack(views: Sequence[torch.Tensor], into: torch.Tensor) -> torch.Tensor:
+    start = 0
+    for view in views:
+        into[start : start + view.numel()].copy_(view)
+        start += view.numel()
+    return into
+
+
+def _unpack(data: torch.Tensor, views: Sequence[torch.Tensor]) -> None:
+    start = 0
+    for view in views:
+        view.copy_(data[start : start + view.numel()])
+        start += view.numel()
+
+
+def receive_state(group: Group, source: int, state: TrackedState, before_load: Callable[[], None] = lambda: None) -> None:
+    """Take over the state of view rank ``source``, which calls :func:`send_state`.
+
+    It is received beside the old state, and verified; then ``before_load`` is called, and only then does ``state`` change.
+    Raises GroupBroken when the transfer breaks or a checksum differs; the old state is as it was.
+    """
+    length = torch.zeros(1, dtype=torch.int64)
+    group.recv(length, source, STATE_TAG)
+    plan = torch.empty(int(length), dtype=torch.uint8)
+    group.recv(plan, source, STATE_TAG)
+    skeleton, shapes = pickle.loads(plan.numpy().tobytes())
+    shadow = [torch.empty(shape, dtype=dtype) for dtype, shape in shapes]
+    _receive_tensors(group, source, [_bytes_of(tensor) for tensor in shadow])
+    before_load()
+    state.load(skeleton, shadow)
+
+
+def _receive_tensors(group: Group, source: int, memory: Sequence[torch.Tensor]) -> None:
+    chunks = list(_chunks([data.numel() for data in memory]))
+    buffers: dict[int, torch.Tensor] = {}
+    sums: list[int] = []
+
+    def arrived(number: int) -> None:
+        data, views = buffers.pop(number), _views(chunks[number], memory)
+        sums.append(checksum(data))
+        if not _in_place(views):
+            _unpack(data, views)
+
+    staging, window = _Staging(), _Window(arrived)
+    for number, chunk in enumerate(chunks):
+        window.make_room()
+        views = _views(chunk, memory)
+        buffers[number] = views[0] if _in_place(views) else staging.get(number, sum(view.numel() for view in views))
+        window.push(number, group.start([], [(buffers[number], source)], STATE_TAG))
+    window.make_room(CHUNKS_IN_FLIGHT)
+    sent = torch.zeros(1 + len(chunks), dtype=torch.int64)
+    group.recv(sent, source, STATE_TAG)
+    for number, (mine, theirs) in enumerate(zip(sums, sent[1:].tolist(), strict=True)):
+        if mine != theirs:
+            raise GroupBroken(f"chunk {number} of the state arrived damaged from rank {source}", group.generation)
