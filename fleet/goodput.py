@@ -366,7 +366,7 @@ class Ledger:
     def _fault(self, record: FaultRecord) -> None:
         self.book.fault(record)
         self._fault_counts[record.fault.kind, record.phase] += 1
-        if self.timeline is not None and record.phase != "planned":
+        if self.timeline is not None and record.phase not in ("planned", "aimed"):
             text = f"{record.fault.id} {record.phase}: {record.fault.kind} ({record.fault.component})"
             self.timeline.mark(record.at_s, f"fault-{record.phase}", text, record.fault.slot)
 

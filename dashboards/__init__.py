@@ -1,0 +1,1 @@
+"""What an operator looks at: metrics for Prometheus, and the page of one run."""

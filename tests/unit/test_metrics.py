@@ -1,0 +1,120 @@
+"""Metrics: what Prometheus reads is well formed, true, and never falls."""
+
+from __future__ import annotations
+
+import math
+import urllib.request
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from dashboards.metrics import COUNTER, METRICS, FleetCollector, metrics_table, serve_metrics
+from fleet.goodput import Ledger
+from fleet.ledger_summary import LedgerSummary
+from tests.golden.journals import Story, one_loss
+
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+def scrape(summary: LedgerSummary | None) -> Samples:
+    registry = CollectorRegistry()
+    registry.register(FleetCollector(lambda: summary))
+    return parse(generate_latest(registry).decode())
+
+
+def parse(text: str) -> Samples:
+    families = text_string_to_metric_families(text)
+    return {(sample.name, tuple(sorted(sample.labels.items()))): sample.value for family in families for sample in family.samples}
+
+
+def rolled_back() -> Story:
+    story = Story(world=1)
+    story.view(1, [(0, 0)], 0)
+    for step in range(1, 6):
+        story.spans(0, 0, "c60 x40 K", step=step - 1)
+        story.committed(step, 100 * step)
+    story.durable(2, 500)
+    story.lost(0, 0, 500)
+    story.lineage(1, 2, 600)
+    story.view(2, [(0, 1)], 600, 2, lineage=1, causes=("0.0",))
+    for step in range(3, 6):
+        story.spans(0, 1, "c60 x40 K", generation=2, lineage=1, step=step - 1, at=600)
+        story.committed(step, 600 + 100 * (step - 2), 1)
+    story.ended(900)
+    return story
+
+
+def test_values_are_the_ledgers() -> None:
+    summary = Ledger().apply_all(one_loss(fault="f1").records).summary()
+    samples = scrape(summary)
+    assert samples["fleet_goodput_ratio", ()] == pytest.approx(summary.goodput)
+    assert samples["fleet_rank_seconds_total", (("category", "compute"),)] == pytest.approx(6.0)
+    assert samples["fleet_faults_total", (("kind", "kill_rank"), ("phase", "executed"))] == 1
+    assert samples["fleet_fault_cost_rank_seconds", (("category", "provision"), ("component", "gpu"))] == pytest.approx(1.0)
+    assert samples["fleet_run_info", (("run", "story"), ("status", "completed"))] == 1
+    assert samples["fleet_view_generation", ()] == 3
+
+
+def test_no_counter_falls_across_a_rollback_and_the_sums_close() -> None:
+    counters = {spec.name for spec in METRICS if spec.kind == COUNTER}
+    ledger, last = Ledger(), Samples()
+    for record in rolled_back().records:
+        ledger.apply(record)
+        summary = ledger.summary()
+        samples = scrape(summary)
+        assert all(samples[key] >= value for key, value in last.items() if key[0] in counters)
+        decided = sum(value for (name, _), value in samples.items() if name == "fleet_rank_seconds_total")
+        taken_back = sum(value for (name, _), value in samples.items() if name == "fleet_reclassified_rank_seconds_total")
+        assert decided - taken_back + samples["fleet_pending_rank_seconds", ()] == pytest.approx(summary.rank_s, abs=1e-6)
+        last = samples
+    assert last["fleet_reclassified_rank_seconds_total", (("category", "compute"),)] == pytest.approx(0.18)
+    assert last["fleet_steps_rolled_back_total", ()] == 3
+    assert last["fleet_steps_committed_total", ()] == 8
+    assert last["fleet_step", ()] == 5
+
+
+def test_names_follow_the_rules() -> None:
+    assert len({spec.name for spec in METRICS}) == len(METRICS)
+    for spec in METRICS:
+        assert spec.name.startswith("fleet_")
+        assert spec.name.endswith("_total") == (spec.kind == COUNTER)
+        assert spec.help.endswith(".")
+        assert spec.question.endswith("?")
+        assert not set(spec.name.split("_")) & {"ms", "us", "minutes", "mb", "kb", "percent"}
+        assert f"`{spec.name}`" in metrics_table()
+
+
+def test_before_the_first_record_there_is_nothing_to_scrape() -> None:
+    assert scrape(None) == {}
+
+
+def test_a_measurement_that_is_not_a_number_is_scraped_as_such() -> None:
+    story = one_loss()
+    ledger = Ledger().apply_all(story.records[:2])
+    ledger._measurements["loss"] = (1, math.nan)
+    assert math.isnan(scrape(ledger.summary())["fleet_measurement", (("name", "loss"),)])
+
+
+def test_the_number_of_series_does_not_grow_with_ranks_or_losses() -> None:
+    story = Story(world=100)
+    story.view(1, [(slot, 0) for slot in range(100)], 0)
+    few = len(scrape(Ledger().apply_all(story.records).summary()))
+    for slot in range(100):
+        story.spans(slot, 0, "c60 x40 K")
+        story.lost(slot, 0, 100 + slot)
+    assert len(scrape(Ledger().apply_all(story.records).summary())) <= few + 5
+
+
+def test_prometheus_can_read_it_over_http() -> None:
+    summary = Ledger().apply_all(one_loss().records).summary()
+    server, thread = serve_metrics(lambda: summary)
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/metrics", timeout=10) as answer:
+            samples = parse(answer.read().decode())
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(10)
+    assert not thread.is_alive()
+    assert samples["fleet_steps_committed_total", ()] == 60
