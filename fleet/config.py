@@ -12,8 +12,8 @@ from fleet.errors import ConfigError
 class Timeouts:
     """Seconds. Sane means heartbeat < park < progress, and node >= heartbeat: a shorter one must not be hidden by a longer one."""
 
-    heartbeat_s: float = 2.0
-    node_s: float = 3.0
+    heartbeat_s: float = 3.0
+    node_s: float = 4.0
     park_s: float = 5.0
     form_s: float = 10.0
     progress_s: float = 60.0

@@ -281,6 +281,7 @@ class FleetMachine:
             where = f"step {event.step}" if event.step >= 0 else "start-up"
             self._end("failed", f"the train function raised at {where} in slot {event.member.slot}: {event.error}", event.traceback, now_s)
         else:
+            self._say(Evict(rank.member, rank.process, "its train function raised"))
             self._drop(rank, f"the train function raised {event.error}", now_s, now_s, event.traceback)
 
     def _on_fault(self, event: FaultReported) -> None:
@@ -326,7 +327,9 @@ class FleetMachine:
             if now_s - seen_s > limits.node_s:
                 self._on_node_lost(node, f"its agent was silent for {now_s - seen_s:.1f} s", now_s, now_s)
         for rank in list(self.roster.by_slot.values()):
-            if now_s - rank.beat_s > limits.heartbeat_s and rank.process.node in self.roster.nodes:
+            # A rank that starts up imports, and may hold its interpreter's lock for long.
+            silence_s = limits.start_s if rank.phase == "starting" else limits.heartbeat_s
+            if now_s - rank.beat_s > silence_s and rank.process.node in self.roster.nodes:
                 self._evict(rank, f"no heartbeat for {now_s - rank.beat_s:.1f} s", now_s)
             elif rank.phase == "seated" and self.phase == RUN and now_s - rank.progress_s > limits.progress_s:
                 self._evict(rank, f"no progress for {now_s - rank.progress_s:.1f} s at step {rank.state}", now_s)

@@ -19,7 +19,7 @@ from tests.support import trains
 from tests.support.plain import PlainFleet
 
 STEPS = 40
-FAST = Timeouts(heartbeat_s=1.0, node_s=1.5, park_s=3.0, form_s=6.0, progress_s=20.0, start_s=40.0, resend_s=0.5)
+FAST = Timeouts(heartbeat_s=2.0, node_s=3.0, park_s=5.0, form_s=10.0, progress_s=30.0, start_s=60.0, resend_s=0.5)
 
 
 def settings(folder: Path, world: int = 3, **changes: Any) -> RunSettings:

@@ -60,7 +60,8 @@ class PlainFleet:
         self.call(self._start())
         for slot in range(self.settings.slots):
             self.spawn(slot)
-        threading.Thread(target=self._supervise, daemon=True).start()
+        self._supervisor = threading.Thread(target=self._supervise, name="plain-fleet-supervisor", daemon=True)
+        self._supervisor.start()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -68,9 +69,11 @@ class PlainFleet:
         for process in self._all:
             process.kill()
             process.join(10)
+        self._supervisor.join(10)
         self.call(self._stop())
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(10)
+        self.loop.close()
         shutil.rmtree(self.shm, ignore_errors=True)
 
     def call(self, work: Coroutine[Any, Any, Any], timeout_s: float = 30.0) -> Any:
