@@ -341,12 +341,18 @@ class Forming:
     def _meet(self) -> Group:
         client = self._client = StoreClient(self._store, self._generation, self._timeout_s)
         with contextlib.closing(client):
+            self._go_on()
             gloo = self._gloo_wires(client)
             nccl = _nccl(TorchStore(client, "nccl"), self._rank, self._size, self._timeout_s) if self._nccl else None
         group = Group(self._generation, self._rank, self._size, self._device, gloo, nccl, self._ends)
         # Nobody is done before everybody is: a rank that closed at once would break those that still connect.
         group.all_gather(torch.empty(self._size, 1), torch.zeros(1))
         return group
+
+    def _go_on(self) -> None:
+        """An interrupt may have come before there was a connection to end."""
+        if self.done:
+            raise GroupBroken(self._error, self._generation)
 
     def _gloo_wires(self, client: StoreClient) -> Any:
         with _one_device_at_a_time:
@@ -358,6 +364,5 @@ class Forming:
         for peer in range(self._size):
             if peer != self._rank:
                 self._ends.far |= {(host, port) for host, port in json.loads(client.get(f"at/{peer}"))}
-        if self.done:
-            raise GroupBroken(self._error, self._generation)
+        self._go_on()
         return _gloo(TorchStore(client, "gloo"), self._rank, self._size, device, self._timeout_s)

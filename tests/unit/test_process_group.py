@@ -1,0 +1,200 @@
+"""Groups form, break at once when told to, and leave nothing behind. Ranks are threads here, and processes where they must be."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
+from typing import Any
+
+import pytest
+import torch
+
+from actors.rank.process_group import Forming, Group, GroupBroken, StoreServer
+from actors.rank.store import StoreClient
+
+BOUND_S = 30.0
+HOST = "127.0.0.1"
+
+
+@pytest.fixture
+def store() -> Iterator[StoreServer]:
+    server = StoreServer(HOST)
+    yield server
+    server.close()
+
+
+def forming(store: str, rank: int, size: int, generation: int = 1, timeout_s: float = BOUND_S) -> Forming:
+    return Forming(store=store, generation=generation, rank=rank, size=size, device=torch.device("cpu"), timeout_s=timeout_s, host=HOST)
+
+
+def form_all(store: StoreServer, size: int, generation: int = 1) -> list[Group]:
+    parts = [forming(store.address, rank, size, generation) for rank in range(size)]
+    return [part.wait() for part in parts]
+
+
+def on_all(groups: list[Group], fn: Callable[[Group], Any]) -> list[Any]:
+    with ThreadPoolExecutor(len(groups)) as pool:
+        return list(pool.map(fn, groups, timeout=BOUND_S))
+
+
+def close_all(groups: list[Group]) -> None:
+    for group in groups:
+        group.close()
+
+
+def test_collectives_and_messages(store: StoreServer) -> None:
+    groups = form_all(store, 3)
+
+    def talk(group: Group) -> tuple[list[float], list[list[float]], list[float]]:
+        total = torch.full((5,), float(group.rank))
+        group.all_reduce(total)
+        everyone = torch.empty(3, 2)
+        group.all_gather(everyone, torch.full((2,), float(group.rank)))
+        got = torch.empty(2, 1)
+        right, left = (group.rank + 1) % 3, (group.rank - 1) % 3
+        one, two = torch.tensor([group.rank * 10.0]), torch.tensor([group.rank * 10.0 + 1])
+        group.start([(one, right), (two, right)], [(got[0], left), (got[1], left)], tag=7).wait()
+        return total.tolist(), everyone.tolist(), got.flatten().tolist()
+
+    for rank, (total, everyone, got) in enumerate(on_all(groups, talk)):
+        assert total == [3.0] * 5
+        assert everyone == [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]
+        left = (rank - 1) % 3
+        assert got == [left * 10.0, left * 10.0 + 1]
+    close_all(groups)
+
+
+def test_one_rank_needs_no_store() -> None:
+    group = Group.form(store="nowhere:1", generation=3, rank=0, size=1, device=torch.device("cpu"), timeout_s=BOUND_S, host=HOST)
+    value = torch.ones(3)
+    group.all_reduce(value)
+    out = torch.empty(1, 3)
+    group.all_gather(out, value)
+    assert out.tolist() == [[1.0, 1.0, 1.0]]
+    group.close()
+    with pytest.raises(GroupBroken, match="closed"):
+        group.all_reduce(value)
+
+
+def test_many_views_leak_neither_descriptors_nor_threads(store: StoreServer) -> None:
+    def round_trip(generation: int) -> tuple[int, int]:
+        groups = form_all(store, 2, generation)
+        on_all(groups, lambda group: group.all_reduce(torch.ones(10)))
+        close_all(groups)
+        return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+    seen = [round_trip(generation) for generation in range(25)]
+    assert max(seen[15:]) <= max(seen[5:15])
+
+
+def test_a_refused_store_is_a_broken_group() -> None:
+    with socket.create_server((HOST, 0)) as gone:
+        address = f"{HOST}:{gone.getsockname()[1]}"
+    with pytest.raises(GroupBroken, match="forming at"):
+        forming(address, 0, 2).wait()
+
+
+def test_a_store_that_dies_breaks_the_forming(store: StoreServer) -> None:
+    part = forming(store.address, 0, 2)
+    with contextlib.closing(StoreClient(store.address, 1, BOUND_S)) as client:
+        client.get("at/0")
+    store.close()
+    with pytest.raises(GroupBroken, match="forming at"):
+        part.wait()
+
+
+def test_a_forming_whose_peer_never_comes_ends_by_itself(store: StoreServer) -> None:
+    with pytest.raises(GroupBroken):
+        forming(store.address, 0, 2, timeout_s=0.2).wait()
+
+
+def test_a_forming_can_be_interrupted(store: StoreServer) -> None:
+    part = forming(store.address, 0, 2)
+    assert not part.done
+    part.interrupt("the view is gone")
+    with pytest.raises(GroupBroken, match="the view is gone"):
+        part.wait()
+    names = {thread.name: thread for thread in threading.enumerate()}
+    if "fleet-form-1" in names:
+        names["fleet-form-1"].join(BOUND_S)
+        assert not names["fleet-form-1"].is_alive()
+
+
+def test_old_generations_do_not_meet_new_ones(store: StoreServer) -> None:
+    early = forming(store.address, 0, 2, generation=1, timeout_s=0.3)
+    late = forming(store.address, 1, 2, generation=2, timeout_s=0.3)
+    for part in (early, late):
+        with pytest.raises(GroupBroken):
+            part.wait()
+
+
+def test_staging_through_host_memory(store: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The path of CUDA tensors over gloo, taken by host tensors."""
+    monkeypatch.setattr(Group, "_staged", lambda *_: True)
+    groups = form_all(store, 2)
+
+    def talk(group: Group) -> list[float]:
+        got, total = torch.empty(2), torch.ones(2)
+        peer = 1 - group.rank
+        group.start([(torch.full((2,), float(group.rank)), peer)], [(got, peer)]).wait()
+        group.all_reduce(total)
+        return (got + 10 * total).tolist()
+
+    assert on_all(groups, talk) == [[21.0, 21.0], [20.0, 20.0]]
+    close_all(groups)
+
+
+def rank_that_waits(store: str, rank: int, size: int, parent: Connection) -> None:
+    """In a process: form, say so, then wait in an all-reduce that cannot end, and report how it ended."""
+    group = forming(store, rank, size).wait()
+    parent.send("formed")
+    if parent.recv() == "interrupt":
+        threading.Thread(target=group.interrupt, args=("told to leave",)).start()
+    try:
+        group.all_reduce(torch.ones(1 << 20))
+        parent.send("reduced")
+    except GroupBroken as error:
+        parent.send(f"broken: {error.reason}")
+    group.close()
+
+
+def answer(connection: Connection) -> str:
+    assert connection.poll(BOUND_S), "no answer within the bound"
+    return str(connection.recv())
+
+
+def ends_after(store: StoreServer, blow: signal.Signals, order: str) -> list[str]:
+    """Three ranks form; the third gets ``blow``, the others ``order``. How the wait of those two ended."""
+    context = multiprocessing.get_context("spawn")
+    pipes = [context.Pipe() for _ in range(3)]
+    ranks = [context.Process(target=rank_that_waits, args=(store.address, rank, 3, pipes[rank][1])) for rank in range(3)]
+    for process in ranks:
+        process.start()
+    try:
+        assert [answer(mine) for mine, _ in pipes] == ["formed"] * 3
+        pid = ranks[2].pid
+        assert pid is not None
+        os.kill(pid, blow)
+        for mine, _ in pipes[:2]:
+            mine.send(order)
+        return [answer(mine) for mine, _ in pipes[:2]]
+    finally:
+        ranks[2].kill()
+        for process in ranks:
+            process.join(BOUND_S)
+
+
+def test_a_killed_peer_breaks_the_group(store: StoreServer) -> None:
+    assert all(end.startswith("broken: ") for end in ends_after(store, signal.SIGKILL, "wait"))
+
+
+def test_interrupt_wakes_a_rank_whose_peer_is_stopped(store: StoreServer) -> None:
+    """A stopped peer closes nothing, so only the interrupt can end the wait within this test's bound."""
+    assert ends_after(store, signal.SIGSTOP, "interrupt") == ["broken: told to leave"] * 2

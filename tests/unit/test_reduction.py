@@ -1,0 +1,289 @@
+"""The reducer over a real network, the bookkeeping of partial sums, and gradients of real models."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import nn
+
+from actors.rank.gradients import GradientBuffers
+from actors.rank.process_group import Forming, Group, StoreServer
+from actors.rank.reduction import Reducer, ShardSums, SideChannel
+from actors.rank.sampling import seed_shard
+from fleet.errors import ConfigError, ProtocolError
+
+BOUND_S = 30.0
+SHARDS = 16
+
+
+class Buffers:
+    def __init__(self, length: int) -> None:
+        self.flats = [torch.zeros(length)]
+
+
+def with_groups(size: int, fn: Callable[[Group], object]) -> list[object]:
+    """``fn(group)`` on ``size`` ranks, each in a thread, over gloo."""
+    store = StoreServer("127.0.0.1")
+    cpu = torch.device("cpu")
+    parts = [
+        Forming(store=store.address, generation=1, rank=r, size=size, device=cpu, timeout_s=BOUND_S, host="127.0.0.1") for r in range(size)
+    ]
+    groups = [part.wait() for part in parts]
+    try:
+        with ThreadPoolExecutor(size) as pool:
+            return list(pool.map(fn, groups, timeout=BOUND_S))
+    finally:
+        for group in groups:
+            group.close()
+        store.close()
+
+
+def ranges_of(size: int) -> list[tuple[int, int]]:
+    return list(itertools.pairwise([SHARDS * i // size for i in range(size + 1)]))
+
+
+def gradient(shard: int, length: int) -> torch.Tensor:
+    return torch.randn(length, generator=torch.Generator().manual_seed(shard))
+
+
+def mean_over(size: int, length: int, bucket_bytes: int, kind: str = "ordered") -> list[torch.Tensor]:
+    def rank(group: Group) -> torch.Tensor:
+        reducer, ranges = Reducer(SHARDS, kind, bucket_bytes), ranges_of(size)
+        reducer.bind(group, ranges)
+        sums = ShardSums(SHARDS, lambda: Buffers(length))
+        for _ in range(3):
+            sums.begin(*ranges[group.rank])
+            for shard in range(*ranges[group.rank]):
+                buffers = sums.take()
+                buffers.flats[0].copy_(gradient(shard, length))
+                sums.add(shard, buffers)
+            mean = reducer.reduce(sums)
+        return mean.flats[0].clone()
+
+    return with_groups(size, rank)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("bucket_bytes", [1 << 12, 1 << 20])
+def test_worlds_agree_bit_for_bit_over_gloo(bucket_bytes: int) -> None:
+    expected = mean_over(1, 30_001, bucket_bytes)[0]
+    for size in (2, 3, 4, 5):
+        for mean in mean_over(size, 30_001, bucket_bytes):
+            assert torch.equal(mean, expected)
+
+
+def test_native_is_close_and_not_equal() -> None:
+    ordered, native = mean_over(3, 30_001, 1 << 20)[0], mean_over(3, 30_001, 1 << 20, "native")[0]
+    assert torch.allclose(ordered, native, atol=1e-6)
+    assert not torch.equal(ordered, native)
+
+
+def test_side_channel_travels_beside_the_buckets() -> None:
+    def rank(group: Group) -> list[list[float]]:
+        side, reducer, ranges = SideChannel(group, 2), Reducer(SHARDS), ranges_of(3)
+        reducer.bind(group, ranges)
+        sums = ShardSums(SHARDS, lambda: Buffers(100))
+        sums.begin(*ranges[group.rank])
+        for shard in range(*ranges[group.rank]):
+            sums.add(shard, sums.take())
+        side.start([group.rank, 0.5])
+        reducer.reduce(sums)
+        return side.wait().tolist()
+
+    assert with_groups(3, rank) == [[[0.0, 0.5], [1.0, 0.5], [2.0, 0.5]]] * 3
+
+
+def test_shards_out_of_order_are_refused() -> None:
+    sums = ShardSums(SHARDS, lambda: Buffers(1))
+    sums.begin(4, 8)
+    with pytest.raises(ProtocolError, match="shard 5 was added where shard 4"):
+        sums.add(5, sums.take())
+    with pytest.raises(ProtocolError, match="were not added"):
+        _ = sums.partials
+
+
+def test_buffers_are_made_once() -> None:
+    made: list[Buffers] = []
+    sums = ShardSums(SHARDS, lambda: made.append(Buffers(1)) or made[-1])
+    counts = []
+    for _ in range(3):
+        sums.begin(0, SHARDS)
+        for shard in range(SHARDS):
+            sums.add(shard, sums.take())
+        counts.append(len(made))
+    assert counts == [5, 5, 5]
+
+
+def test_unknown_kind_is_refused() -> None:
+    with pytest.raises(ConfigError, match="reduction = 'sorted'"):
+        Reducer(SHARDS, "sorted")
+
+
+# ---- gradients of models ----------------------------------------------------------------------------------------------------
+
+
+class Odd(nn.Module):
+    """BatchNorm, dropout, a tied weight, a parameter that is not used, a frozen one, an infinite mask, and two dtypes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.norm, self.last = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 6)
+        self.last.weight = nn.Parameter(torch.randn(6, 8))
+        self.tied = self.last.weight
+        self.unused = nn.Parameter(torch.ones(3, dtype=torch.float64))
+        self.frozen = nn.Parameter(torch.ones(6), requires_grad=False)
+        self.register_buffer("mask", torch.tensor([0.0, float("-inf")]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = nn.functional.dropout(self.norm(self.first(x)), 0.2) + self.mask[0]
+        return (self.last(hidden) * self.frozen) @ self.tied
+
+
+def compute(buffers: GradientBuffers, model: nn.Module, shards: tuple[int, int]) -> None:
+    buffers.begin_step(*shards)
+    for shard in range(*shards):
+        seed_shard(7, 0, shard)
+        buffers.begin_shard()
+        model(torch.randn(4, 6, generator=torch.Generator().manual_seed(shard))).square().mean().backward()
+        buffers.end_shard(shard)
+
+
+def trained(size: int) -> list[dict[str, torch.Tensor]]:
+    """Each rank's state of the odd model after two steps at world ``size``."""
+    models = [Odd() for _ in range(size)]
+    one_at_a_time = threading.Lock()  # threads share the random generators
+
+    def work(group: Group) -> dict[str, torch.Tensor]:
+        model, ranges, reducer = models[group.rank], ranges_of(size), Reducer(SHARDS)
+        reducer.bind(group, ranges)
+        buffers = GradientBuffers({"model": model}, SHARDS)
+        optimizer = torch.optim.SGD(buffers.parameters, 0.1, momentum=0.9)
+        for _ in range(2):
+            with one_at_a_time:
+                compute(buffers, model, ranges[group.rank])
+            buffers.reduce(reducer)
+            buffers.commit()
+            optimizer.step()
+        return model.state_dict()
+
+    return with_groups(size, work)  # type: ignore[return-value]
+
+
+def alone(model: nn.Module, attempts: int = 1) -> GradientBuffers:
+    """Gradients of all shards on one rank, after ``attempts - 1`` attempts that were abandoned on the way."""
+    buffers, reducer = GradientBuffers({"model": model}, SHARDS), Reducer(SHARDS)
+    reducer.bind(Group(1, 0, 1, torch.device("cpu")), [(0, SHARDS)])
+    for _ in range(attempts - 1):
+        compute(buffers, model, (0, 5))
+        buffers.begin_shard()
+        model(torch.ones(4, 6)).sum().backward()
+        buffers.abandon()
+    compute(buffers, model, (0, SHARDS))
+    buffers.reduce(reducer)
+    return buffers
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_a_model_with_batchnorm_has_the_same_bits_at_any_world_size() -> None:
+    expected = trained(1)[0]
+    assert expected["norm.num_batches_tracked"] == 2
+    assert not torch.equal(expected["norm.running_mean"], torch.zeros(8))
+    for size in (2, 3):
+        assert all(same(state, expected) for state in trained(size))
+
+
+def test_gradients_are_the_mean_of_the_shards_gradients() -> None:
+    model, twin = Odd(), Odd()
+    buffers = alone(model)
+    for shard in range(SHARDS):
+        seed_shard(7, 0, shard)
+        loss = twin(torch.randn(4, 6, generator=torch.Generator().manual_seed(shard))).square().mean()
+        (loss / SHARDS).backward()
+    for (name, mine), plain in zip(model.named_parameters(), twin.parameters(), strict=True):
+        expected = torch.zeros_like(plain) if plain.grad is None and plain.requires_grad else plain.grad
+        assert (mine.grad is None) == (expected is None), name
+        if expected is not None:
+            assert torch.allclose(mine.grad, expected, rtol=1e-4, atol=1e-6), name
+    assert len(buffers.parameters) == len([p for p in twin.parameters() if p.requires_grad])
+
+
+def test_an_abandoned_attempt_does_not_show() -> None:
+    model, twin = Odd(), Odd()
+    once, thrice = alone(model), alone(twin, attempts=3)
+    for mine, other in zip(once.parameters, thrice.parameters, strict=True):
+        assert torch.equal(mine.grad, other.grad)
+    once.commit()
+    thrice.commit()
+    assert same(model.state_dict(), twin.state_dict())
+
+
+def test_abandoning_after_the_reduction_leaves_buffers_as_committed() -> None:
+    model = Odd()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    alone(model).abandon()
+    assert same(model.state_dict(), before)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_abandoning_after_the_commit_keeps_it() -> None:
+    model = Odd()
+    buffers = alone(model)
+    buffers.commit()
+    after = {name: value.clone() for name, value in model.state_dict().items()}
+    buffers.abandon()
+    assert same(model.state_dict(), after)
+
+
+class Lookup(nn.Module):
+    def __init__(self, sparse: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.out = nn.Embedding(5, 6, sparse=sparse), nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.table(torch.tensor([1, 3, 3, 0])) * x)
+
+
+def test_sparse_gradients_become_dense_ones() -> None:
+    dense, sparse = Lookup(False), Lookup(True)
+    for mine, other in zip(alone(sparse).parameters, alone(dense).parameters, strict=True):
+        assert torch.allclose(mine.grad, other.grad)
+    assert not sparse.table.weight.grad.is_sparse
+
+
+def test_a_parameter_unfrozen_later_takes_part() -> None:
+    model = Odd()
+    buffers = GradientBuffers({"model": model}, SHARDS)
+    count = len(buffers.parameters)
+    model.frozen.requires_grad_(True)
+    compute(buffers, model, (0, 1))
+    assert len(buffers.parameters) == count + 1
+
+
+class Restless(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(6, 6)
+        self.register_buffer("history", torch.zeros(300, 300))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.history.add_(1)
+        return super().forward(x)
+
+
+def test_a_large_buffer_that_changes_is_refused_by_name() -> None:
+    model = Restless()
+    with pytest.raises(ConfigError, match=r"model\.history"):
+        compute(GradientBuffers({"model": model}, SHARDS), model, (0, 1))
+
+
+def test_a_parameter_without_a_shape_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"model\.0\.weight"):
+        GradientBuffers({"model": nn.Sequential(nn.LazyLinear(3))}, SHARDS)

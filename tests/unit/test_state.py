@@ -1,0 +1,198 @@
+"""Tracked state: what it holds, what tells two of them apart, and how it travels."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import actors.rank.state as state_module
+from actors.rank.process_group import Forming, Group, GroupBroken, StoreServer
+from actors.rank.sampling import seed_step
+from actors.rank.state import TrackedState, checksum, partition, receive_state, send_state
+from fleet.errors import ConfigError
+
+BOUND_S = 30.0
+
+
+class Cursor:
+    def __init__(self, position: int = 0) -> None:
+        self.position = position
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"position": self.position, "history": [(1, 2.5), None]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.position = state["position"]
+
+
+def build(seed: int, steps: int, width: int = 9) -> TrackedState:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(5, width), nn.BatchNorm1d(width), nn.Linear(width, 1).double().float())
+    model[0].register_buffer("table", torch.randn(3).bfloat16())
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(4, 5)).sum().backward()
+        optimizer.step()
+        scheduler.step()
+    return TrackedState(model=model, optimizer=optimizer, scheduler=scheduler, cursor=Cursor(steps))
+
+
+def digest(state: TrackedState) -> str:
+    seed_step(0, 0)
+    return state.digest()
+
+
+def moved(skeleton: str, tensors: list[torch.Tensor]) -> tuple[str, list[torch.Tensor]]:
+    return skeleton, [tensor.clone() for tensor in tensors]
+
+
+def test_a_fresh_optimizer_takes_over_what_it_has_not_created_yet() -> None:
+    donor, fresh = build(0, 3), build(1, 0)
+    assert digest(donor) != digest(fresh)
+    fresh.load(*moved(*donor.flatten()))
+    assert digest(donor) == digest(fresh)
+    assert fresh.objects["cursor"].position == 3
+    for state in (donor, fresh):
+        model, optimizer = state.objects["model"], state.objects["optimizer"]
+        optimizer.zero_grad()
+        model(torch.ones(4, 5)).square().sum().backward()
+        optimizer.step()
+    assert digest(donor) == digest(fresh)
+
+
+def test_parts_name_what_differs() -> None:
+    one, other = build(0, 3), build(0, 3)
+    seed_step(0, 0)
+    before = one.digest_parts()
+    other.objects["optimizer"].param_groups[0]["lr"] *= 2
+    seed_step(0, 0)
+    after = other.digest_parts()
+    assert {name for name in before if before[name] != after[name]} == {"optimizer"}
+    torch.rand(1)
+    assert other.digest_parts()["rng"] != after["rng"]
+
+
+@pytest.mark.parametrize(
+    "change", [lambda t: t.view(2, 3), lambda t: t.double(), lambda t: t.clone().index_fill_(0, torch.tensor([5]), 9.0)]
+)
+def test_shape_dtype_and_value_show_in_the_digest(change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    class Holder(Cursor):
+        def state_dict(self) -> dict[str, Any]:
+            return {"value": self.position}
+
+    one = TrackedState(x=Holder(torch.arange(6.0)))  # type: ignore[arg-type]
+    other = TrackedState(x=Holder(change(torch.arange(6.0))))  # type: ignore[arg-type]
+    assert one.digest_parts()["x"] != other.digest_parts()["x"]
+
+
+def test_the_digest_is_the_same_in_another_process() -> None:
+    code = "from test_state import build, digest; print(digest(build(0, 3)))"
+    path = [__file__.rpartition("/")[0], *sys.path]
+    found = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:] = {path!r}; {code}"], capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() == digest(build(0, 3))
+
+
+def test_tied_weights_travel_once() -> None:
+    model = nn.ModuleDict({"one": nn.Linear(4, 4, bias=False), "two": nn.Linear(4, 4, bias=False)})
+    model["two"].weight = model["one"].weight
+    assert len(TrackedState(model=model).flatten()[1]) == 1
+
+
+def test_what_cannot_be_tracked_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="step = 'int'"):
+        TrackedState(step=3)
+    with pytest.raises(ConfigError, match="track"):
+        TrackedState(model=nn.Linear(1, 1)).load(*TrackedState(other=nn.Linear(1, 1)).flatten())
+
+
+def test_partition_is_balanced_and_complete() -> None:
+    tensors = [torch.zeros(n) for n in (100, 1, 50, 49, 30, 30, 40)]
+    parts = partition(tensors, 3)
+    assert sorted(i for part in parts for i in part) == list(range(7))
+    loads = [sum(tensors[i].numel() for i in part) for part in parts]
+    assert max(loads) <= 100 * 4 / 3  # what this rule guarantees; 100 would be the best split
+    assert partition([], 2) == [[], []]
+
+
+def test_checksums_see_bits_and_order() -> None:
+    data = torch.randint(0, 256, (20_000,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    seen = {checksum(data)}
+    for place in (0, 4095, 4096, 19_999):
+        changed = data.clone()
+        changed[place] ^= 1
+        seen.add(checksum(changed))
+    seen.add(checksum(torch.cat([data[4096:8192], data[:4096], data[8192:]])))
+    seen.add(checksum(data[:-1]))
+    assert len(seen) == 7
+
+
+def between_two(donor: Callable[[Group], Any], receiver: Callable[[Group], Any]) -> list[Any]:
+    store, cpu = StoreServer("127.0.0.1"), torch.device("cpu")
+    parts = [Forming(store=store.address, generation=1, rank=r, size=2, device=cpu, timeout_s=BOUND_S, host="127.0.0.1") for r in (0, 1)]
+    groups = [part.wait() for part in parts]
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            futures = [pool.submit(donor, groups[0]), pool.submit(receiver, groups[1])]
+            return [future.exception(BOUND_S) or future.result() for future in futures]
+    finally:
+        for group in groups:
+            group.close()
+        store.close()
+
+
+@pytest.mark.parametrize("chunk_bytes", [64, 1 << 10, 8 << 20])
+def test_state_travels(monkeypatch: pytest.MonkeyPatch, chunk_bytes: int) -> None:
+    monkeypatch.setattr(state_module, "CHUNK_BYTES", chunk_bytes)
+    donor, fresh = build(0, 3), build(1, 0)
+    calls: list[str] = []
+    before = digest(fresh)
+    ends = between_two(
+        lambda group: send_state(group, 1, donor), lambda group: receive_state(group, 0, fresh, lambda: calls.append(digest(fresh)))
+    )
+    assert ends == [None, None]
+    assert calls == [before], "the callback comes before the state changes"
+    assert digest(fresh) == digest(donor)
+
+
+def test_a_damaged_chunk_leaves_the_old_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    donor, fresh = build(0, 3), build(1, 2)
+    before = digest(fresh)
+    true_sum = state_module.checksum
+    calls: list[int] = []
+
+    def wrong_once(data: torch.Tensor) -> int:
+        calls.append(1)
+        return true_sum(data) ^ (len(calls) == 1)
+
+    monkeypatch.setattr(state_module, "checksum", wrong_once)
+    ends = between_two(lambda group: send_state(group, 1, donor), lambda group: receive_state(group, 0, fresh))
+    assert isinstance(ends[1], GroupBroken) and "damaged" in str(ends[1])
+    assert digest(fresh) == before
+
+
+def test_a_broken_transfer_leaves_the_old_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_module, "CHUNK_BYTES", 64)
+    donor, fresh = build(0, 3), build(1, 2)
+    before = digest(fresh)
+
+    def give_up_midway(group: Group) -> None:
+        chunks = iter(range(5))
+        monkeypatch.setattr(
+            group, "start", lambda *a, start=group.start: start(*a) if next(chunks, None) is not None else group.interrupt()
+        )
+        send_state(group, 1, donor)
+
+    ends = between_two(give_up_midway, lambda group: receive_state(group, 0, fresh))
+    assert isinstance(ends[1], GroupBroken)
+    assert digest(fresh) == before
