@@ -58,8 +58,12 @@ END_NOISE_US = 100_000
 FINISH_INDEX = NAMES.index("finish")
 NOWHERE = 1 << 62
 
+Charged = dict[str, list[int]]
+"""Microseconds by category, by the id of the loss that is charged with them."""
+
 
 def to_us(seconds: float) -> int:
+    """Whole microseconds, the ledger's own unit."""
     return round(seconds * 1e6)
 
 
@@ -459,6 +463,7 @@ def _summary(ledger: Ledger, closed: Ledger, now_us: int) -> LedgerSummary:
     step_us = sum(totals[:STEP_KINDS])
     samples = closed._step_gaps_us
     median_us = statistics.median(samples) if samples else 0.0
+    charged, uncharged = closed.book.charged()
     durable, rank_us = closed._checkpoint, max(1, len(us) * wall_us)
     return LedgerSummary(
         run=started.run,
@@ -495,8 +500,8 @@ def _summary(ledger: Ledger, closed: Ledger, now_us: int) -> LedgerSummary:
         losses_total=sum(not name.startswith("outage-") for name in closed.book.losses),
         in_view_losses=sum(loss.generation >= 0 for loss in closed.book.losses.values()),
         faults_by_kind_phase=dict(closed._fault_counts),
-        incidents=tuple(_incidents(closed.book, median_us)),
-        uncharged=_seconds(closed.book.uncharged),
+        incidents=tuple(_incidents(closed.book, charged, median_us)),
+        uncharged=_seconds(uncharged),
         checkpoints_by_phase=dict(closed._checkpoint_counts),
         checkpoint_step=durable.state.step if durable else 0,
         checkpoint_interval_s=closed._interval_s,
@@ -525,41 +530,43 @@ def _slot_times(ledger: Ledger, now_us: int) -> tuple[list[list[int]], int]:
     return times, pending_us
 
 
-def _incidents(book: CostBook, median_us: float) -> list[Incident]:
+def _incidents(book: CostBook, charged: Charged, median_us: float) -> list[Incident]:
     """Faults in the order in which they were first heard of, then losses that no fault explains, and outages that cost something."""
     explained: dict[str, list[Loss]] = {name: [] for name in book.faults}
     alone: list[Loss] = []
     for loss in book.losses.values():
         if loss.fault in explained:
             explained[loss.fault].append(loss)
-        elif any(loss.us) or not loss.id.startswith("outage-"):
+        elif any(charged[loss.id]) or not loss.id.startswith("outage-"):
             alone.append(loss)
-    incidents = [_of_fault(book, name, losses, median_us) for name, losses in explained.items()]
-    return incidents + [_of_loss(book, loss, median_us) for loss in alone]
+    incidents = [_of_fault(book, charged, name, losses, median_us) for name, losses in explained.items()]
+    return incidents + [_of_loss(book, charged, loss, median_us) for loss in alone]
 
 
-def _of_fault(book: CostBook, name: str, losses: list[Loss], median_us: float) -> Incident:
+def _of_fault(book: CostBook, charged: Charged, name: str, losses: list[Loss], median_us: float) -> Incident:
     records = book.faults[name]
     fault = records[-1].fault
     phases = tuple((record.phase, record.at_s, record.detail) for record in records)
     at_s = next((at for phase, at, _ in phases if phase == "executed"), fault.at_s)
-    lost, costs = tuple(loss.id for loss in losses), _costs(book, losses, median_us)
+    lost, costs = tuple(loss.id for loss in losses), _costs(book, charged, losses, median_us)
     return Incident(
         name, at_s, fault.component, fault.kind, fault.slot, fault.node, phases, lost, tuple(loss.cause for loss in losses), *costs
     )
 
 
-def _of_loss(book: CostBook, loss: Loss, median_us: float) -> Incident:
-    costs = _costs(book, [loss], median_us)
+def _of_loss(book: CostBook, charged: Charged, loss: Loss, median_us: float) -> Incident:
+    costs = _costs(book, charged, [loss], median_us)
     if loss.id.startswith("outage-"):
         return Incident(loss.id, loss.at_us / 1e6, "run", "outage", None, None, (), (), (loss.cause,), *costs)
     slot = int(loss.id.partition(".")[0])
     return Incident(f"loss-{loss.id}", loss.at_us / 1e6, "unknown", "loss", slot, None, (), (loss.id,), (loss.cause,), *costs)
 
 
-def _costs(book: CostBook, losses: list[Loss], median_us: float) -> tuple[dict[str, float], float, float | None, float | None]:
+def _costs(
+    book: CostBook, charged: Charged, losses: list[Loss], median_us: float
+) -> tuple[dict[str, float], float, float | None, float | None]:
     """Cost by category, the replacements' start-up, stall and excess, all in seconds."""
-    sums = _seconds([sum(column) for column in zip(*(loss.us for loss in losses), strict=True)] if losses else [0] * len(NAMES))
+    sums = _seconds([sum(column) for column in zip(*(charged[loss.id] for loss in losses), strict=True)] if losses else [0] * len(NAMES))
     stalls = [stall for loss in losses if (stall := book.stall_us(loss, median_us)) is not None]
     excesses = [excess for loss in losses if (excess := book.excess_us(loss, median_us)) is not None]
     cost = {name: sums[name] for name in COST_NAMES}

@@ -49,6 +49,8 @@ class CostBook:
         self.generation = -1
         self.members: dict[int, int] = {}
         self._broken: dict[int, list[Loss]] = {}
+        self._broke_us: dict[int, int] = {}
+        self._shared: dict[Causes, list[int]] = {}
         self._generations: list[int] = []
         self._causes: list[Causes] = []
         self._graceful_causes: dict[int, Causes] = {}
@@ -64,6 +66,7 @@ class CostBook:
     def lost(self, record: ProcessLost, at_us: int) -> None:
         loss = Loss(str(record.member), at_us, record.cause, record.fault, record.generation)
         self.losses[loss.id] = loss
+        self._broke_us.clear()
         if record.generation >= 0:
             self._broken.setdefault(record.generation, []).append(loss)
             loss.before = self._committed
@@ -79,6 +82,7 @@ class CostBook:
 
     def fault(self, record: FaultRecord) -> None:
         self.faults.setdefault(record.fault.id, []).append(record)
+        self._broke_us.clear()
 
     def committed(self, state: StateId, at_us: int) -> None:
         self._committed = (state.step, at_us)
@@ -134,11 +138,27 @@ class CostBook:
     # ---- who pays
 
     def charge(self, index: int, duration_us: int, causes: Causes) -> None:
-        """Split time among its causes, to the microsecond; what has no known cause is kept apart."""
-        payers = [self.losses[cause].us for cause in causes if cause in self.losses] or [self.uncharged]
-        share, rest = divmod(duration_us, len(payers))
-        for number, us in enumerate(payers):
-            us[index] += share + (number < rest)
+        """Charge time to its causes, who share it; what has no known cause is kept apart."""
+        if len(causes) > 1:
+            self._shared.setdefault(causes, [0] * len(CODES))[index] += duration_us
+            return
+        loss = self.losses.get(causes[0]) if causes else None
+        (self.uncharged if loss is None else loss.us)[index] += duration_us
+
+    def charged(self) -> tuple[dict[str, list[int]], list[int]]:
+        """Microseconds by category that each loss is charged with, and those that are nobody's. Shares are equal, to the microsecond.
+
+        Shares are dealt out here and not in ``charge``: when thousands of ranks are lost at once, each span would be cut in thousands.
+        """
+        us = {name: list(loss.us) for name, loss in self.losses.items()}
+        uncharged = list(self.uncharged)
+        for causes, totals in self._shared.items():
+            payers = [us[cause] for cause in causes if cause in us] or [uncharged]
+            for index, total in enumerate(totals):
+                share, rest = divmod(total, len(payers))
+                for number, payer in enumerate(payers):
+                    payer[index] += share + (number < rest)
+        return us, uncharged
 
     def charge_after(self, index: int, duration_us: int, generation: int) -> None:
         """Charge the losses that ended ``generation``: they are named by the next view that was not entered gracefully."""
@@ -169,8 +189,11 @@ class CostBook:
 
     def broke_us(self, generation: int) -> int | None:
         """When ``generation`` was broken: its first loss, or the moment when the rank that was lost began to hang, if that is known."""
-        times = [self._onset_us(loss) for loss in self._broken.get(generation, ())]
-        return min(times, default=None)
+        if generation not in self._broken:
+            return None
+        if generation not in self._broke_us:
+            self._broke_us[generation] = min(map(self._onset_us, self._broken[generation]))
+        return self._broke_us[generation]
 
     def _onset_us(self, loss: Loss) -> int:
         records = self.faults.get(loss.fault, []) if loss.fault else []

@@ -1,0 +1,203 @@
+"""One run on one page: self-contained HTML with inline CSS and SVG, no scripts, nothing fetched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from fleet.ledger_summary import COST_NAMES, STEP_NAMES, LedgerSummary
+from fleet.ledger_timeline import STEP, Timeline
+from fleet.report import Report, duration, losses_by_size, rank_time
+
+WIDTH, ROW, LEFT = 1_000.0, 16, 44
+MAX_SLOTS = 64
+MAX_SEGMENTS = 10_000
+MAX_MARKS = 300
+MAX_INCIDENTS = 500
+MAX_POINTS = 600
+
+COLOURS = {
+    STEP: "#0f9d78",
+    "rework": "#d55e00",
+    "detect": "#cc79a7",
+    "reform": "#e69f00",
+    "provision": "#9aa0a6",
+    "restore": "#56b4e9",
+    "checkpoint_stall": "#0072b2",
+    "init": "#f0e442",
+    "verify": "#7f5ab6",
+    "idle_spare": "#c9d3da",
+    "finish": "#a8cfc2",
+    "other": "#b0003a",
+    "pending": "#dddddd",
+}
+"""Okabe and Ito's colours, which colour-blind readers can tell apart, and neutral ones for time in which nothing goes wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A rectangle of the page's pictures, in pixels, with the text it shows when pointed at."""
+
+    x: float
+    width: float
+    colour: str
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One slot's bars; ``y`` is their upper edge."""
+
+    slot: int
+    y: float
+    bars: list[Bar]
+
+
+def render_html(report: Report) -> str:
+    """The page of a run. Under 2 MB whatever its length: of many slots those that lost most are drawn, and short pieces are merged."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {"duration": duration, "rank_time": rank_time}
+    summary = report.summary
+    rows = _rows(summary, report.timeline)
+    shown = {bar.colour for row in rows for bar in row.bars}
+    return environment.get_template("page.html").render(
+        s=summary,
+        headline=_headline(summary),
+        waterfall=_waterfall(summary),
+        law=_law(summary),
+        rows=rows,
+        left_out=len(summary.slots) - len(rows),
+        marks=_marks(summary, report.timeline, {row.slot: row.y for row in rows}),
+        ticks=_ticks(summary),
+        legend=[(name, colour) for name, colour in COLOURS.items() if colour in shown],
+        layout={"width": WIDTH, "left": LEFT, "row": ROW, "height": max(ROW, ROW * len(rows))},
+        incidents=sorted((item for item in summary.incidents), key=lambda item: -item.cost_s)[:MAX_INCIDENTS],
+        incident_count=len(summary.incidents),
+        cost_names=COST_NAMES,
+        curves=[_curve(name, points) for name, points in report.history["measurements"].items()],
+        interval=_interval(report.history["decisions"]),
+        checkpoints=_checkpoints(report.history["checkpoints"]),
+        fault_counts=sorted(summary.faults_by_kind_phase.items()),
+    )
+
+
+def _headline(s: LedgerSummary) -> list[tuple[str, str, str]]:
+    """(figure, name, what it means)."""
+    return [
+        (f"{s.goodput:.2%}", "goodput", "committed, never rolled back steps, of the rank-seconds of the world"),
+        (f"{s.scheduling_goodput:.2%}", "scheduling goodput", "the same, of all that was allocated, spares included"),
+        (f"{s.ettr:.2%}", "ETTR", "wall time of committed steps, of all wall time"),
+        (f"{s.steps:,}", "steps", f"committed; {s.rolled_back_total:,} were rolled back"),
+        (duration(s.wall_s), "wall time", f"{s.world} ranks and {s.spares} spares"),
+        (f"{s.in_view_losses}", "ranks lost in training", f"{s.losses_total} processes lost in all, {s.views_total} views"),
+    ]
+
+
+def _waterfall(s: LedgerSummary) -> list[tuple[str, str, str, Bar]]:
+    """(name, rank time, share, bar) of each step down from what was allocated to goodput; bars in percent of the width."""
+    allocated = s.rank_s or 1.0
+    left = 100.0
+    rows = [("allocated", rank_time(allocated), "100.00%", Bar(0.0, 100.0, COLOURS["provision"], "all slots, all the time"))]
+    for name, value in losses_by_size(s):
+        share = 100 * value / allocated
+        left -= share
+        rows.append((name, rank_time(value), f"{share:.2f}%", Bar(max(0.0, left), share, COLOURS[name], name)))
+    good = sum(s.categories[name] for name in STEP_NAMES)
+    rows.append(("goodput", rank_time(good), f"{100 * s.scheduling_goodput:.2f}%", Bar(0.0, left, COLOURS[STEP], "goodput")))
+    return rows
+
+
+def _law(s: LedgerSummary) -> list[tuple[str, float, float]]:
+    """(term, seconds, share of the step)."""
+    terms = (
+        ("compute", s.law.compute_s),
+        ("exposed communication", s.law.comm_s),
+        ("straggler wait", s.law.sync_s),
+        ("data wait", s.law.data_s),
+    )
+    total = sum(value for _, value in terms) or 1.0
+    return [(name, value, 100 * value / total) for name, value in terms]
+
+
+# ---- the timeline ------------------------------------------------------------------------------------------------------------------------
+
+
+def _x(s: LedgerSummary, at_s: float) -> float:
+    return LEFT + WIDTH * min(1.0, max(0.0, (at_s - s.started_s) / (s.wall_s or 1.0)))
+
+
+def _rows(s: LedgerSummary, timeline: Timeline) -> list[Row]:
+    """Slots in order; when there are too many, those that lost the most time."""
+    lost = [sum(value for name, value in slot.items() if name not in STEP_NAMES) for slot in s.slots]
+    chosen = sorted(sorted(range(len(lost)), key=lambda slot: (-lost[slot], slot))[:MAX_SLOTS])
+    together = 1
+    while sum(len(timeline.segments(slot, together)) for slot in chosen) > MAX_SEGMENTS:
+        together *= 2
+    return [Row(slot, ROW * number, _bars(s, timeline, slot, together)) for number, slot in enumerate(chosen)]
+
+
+def _bars(s: LedgerSummary, timeline: Timeline, slot: int, together: int) -> list[Bar]:
+    bars = []
+    for segment in timeline.segments(slot, together):
+        x = _x(s, segment.start_s)
+        title = (
+            f"slot {slot}: {segment.name} for {duration(segment.end_s - segment.start_s)} from {duration(segment.start_s - s.started_s)}"
+        )
+        bars.append(Bar(round(x, 2), round(max(_x(s, segment.end_s) - x, 0.6), 2), COLOURS[segment.name], title))
+    return bars
+
+
+def _marks(s: LedgerSummary, timeline: Timeline, rows: Mapping[int, float]) -> dict[str, Any]:
+    """Losses lie on their slot, faults above all slots, views across all."""
+    kinds: dict[str, list[dict[str, Any]]] = {"views": [], "faults": [], "losses": []}
+    for mark in timeline.marks:
+        place = {"x": round(_x(s, mark.at_s), 2), "title": f"{duration(mark.at_s - s.started_s)}: {mark.text}", "kind": mark.kind}
+        if mark.kind == "loss" and mark.slot is not None and mark.slot in rows:
+            kinds["losses"].append({**place, "y": rows[mark.slot]})
+        elif mark.kind == "view":
+            kinds["views"].append(place)
+        elif mark.kind.startswith("fault-"):
+            kinds["faults"].append(place)
+    counts = {name: len(places) for name, places in kinds.items()}
+    return {**{name: places[:MAX_MARKS] for name, places in kinds.items()}, "left_out": sum(max(0, n - MAX_MARKS) for n in counts.values())}
+
+
+def _ticks(s: LedgerSummary) -> list[tuple[float, str]]:
+    return [(round(LEFT + WIDTH * part / 5, 1), duration(s.wall_s * part / 5)) for part in range(6)]
+
+
+# ---- figures of the model and the checkpoints ----------------------------------------------------------------------------------------
+
+
+def _curve(name: str, points: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """A polyline for values over steps, at most ``MAX_POINTS`` of them; a history that was rolled back is drawn as it ended."""
+    newest = {step: value for step, value in points if value == value and abs(value) != float("inf")}
+    steps = sorted(newest)
+    stride = max(1, -(-len(steps) // MAX_POINTS))
+    steps = sorted({*steps[::stride], *steps[-1:]})
+    low, high = min(newest.values(), default=0.0), max(newest.values(), default=0.0)
+    span, length = high - low or 1.0, (steps[-1] - steps[0] if steps else 0) or 1
+    line = " ".join(f"{LEFT + WIDTH * (step - steps[0]) / length:.1f},{8 + 120 * (high - newest[step]) / span:.1f}" for step in steps)
+    first, last = (steps[0], steps[-1]) if steps else (0, 0)
+    return {"name": name, "line": line, "low": low, "high": high, "first": first, "last": last, "value": newest.get(last)}
+
+
+def _interval(decisions: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The newest decisions on the interval, where the reason changed."""
+    mine = [decision for decision in decisions if decision["policy"] == "interval"]
+    changed = mine[:1] + [after for before, after in pairwise(mine) if before["reason"] != after["reason"]]
+    return changed[-8:]
+
+
+def _checkpoints(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    durable = [record for record in records if record["phase"] == "durable"]
+    failed = [record for record in records if record["phase"] == "failed"]
+    means = {name: sum(record[name] for record in durable) / len(durable) if durable else None for name in ("blocked_s", "latency_s")}
+    return {"durable": len(durable), "failed": len(failed), "newest": durable[-1] if durable else None, **means}

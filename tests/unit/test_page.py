@@ -1,0 +1,97 @@
+"""The page of a run: complete, self-contained, small, and safe whatever the journal says."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from dashboards.page import COLOURS, render_html
+from fleet import records as r
+from fleet.ledger_slots import NAMES
+from fleet.ledger_summary import STEP_NAMES
+from fleet.ledger_timeline import STEP
+from fleet.report import build_report
+from fleet.types import StateId
+from tests.golden.journals import Story, one_loss
+from tests.unit.test_report import golden_story
+
+VOID = {"meta", "br", "link", "img", "input", "hr"}
+
+
+class Checker(HTMLParser):
+    """Refuses tags that are not closed in order, and notes what the page would fetch or run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.fetched: list[str] = []
+        self.text: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in VOID:
+            self.open.append(tag)
+        self.fetched += [tag] * (tag in ("script", "link", "img", "iframe")) + [name for name, _ in attrs if name in ("src", "href")]
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.fetched += [name for name, _ in attrs if name in ("src", "href")]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def check(page: str) -> str:
+    checker = Checker()
+    checker.feed(page)
+    checker.close()
+    assert checker.open == []
+    assert checker.fetched == []
+    assert "url(" not in page
+    assert "nan" not in re.sub(r"<title>.*?</title>", "", page).lower().split()
+    return " ".join(" ".join(checker.text).split())
+
+
+def test_the_page_says_what_happened() -> None:
+    text = check(render_html(build_report(golden_story().records)))
+    for phrase in ("68.12%", "gpu-1", "slot 1: provision for 1.0 s", "1.0 lost: signal 9", "view 2: 1 members", "every 10.0 s: the first",
+                   "The ledger closes", "kill_rank suppressed 1", "loss", "process lost"):  # fmt: skip
+        assert phrase in text
+
+
+def test_every_category_has_a_colour_of_its_own() -> None:
+    assert set(COLOURS) == {STEP, "pending", *NAMES} - set(STEP_NAMES)
+    assert len(set(COLOURS.values())) == len(COLOURS)
+
+
+def test_text_from_the_journal_cannot_become_markup() -> None:
+    story = one_loss()
+    story.records[-1] = r.RunEnded("failed", "<script>alert(1)</script>", 7.34, "", "")
+    story.lost(0, 0, 7340, cause="</title><b>")
+    check(render_html(build_report(story.records)))
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 20, 40])
+def test_a_run_that_is_still_going_on_has_a_page(length: int) -> None:
+    assert "running" in check(render_html(build_report(one_loss().records[:length])))
+
+
+def test_the_page_of_a_large_stormy_run_stays_small() -> None:
+    story = Story(world=200)
+    story.view(1, [(slot, 0) for slot in range(200)], 0)
+    for slot in range(200):
+        for incarnation in range(25):
+            start = 400 * incarnation + slot
+            story.spans(slot, incarnation, "i50 f20 " + "c30 x20 K " * 4 + "c30", generation=1, step=4 * incarnation, at=start)
+            story.lost(slot, incarnation, start + 300, cause="signal 9")
+    for step in range(5_000):
+        story.records.append(r.Measurement(StateId(0, step), "loss", 1.0 / (1 + step), 0.002 * step))
+    story.ended(11_000)
+    page = render_html(build_report(story.records))
+    text = check(page)
+    assert len(page) < 2_000_000
+    assert "136 slots that lost less are not drawn" in text
+    assert page.count("<rect") <= 10_000
