@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import harness
 from benchmarks.peers.common import (
     SETTLE_STEPS,
     Kill,
@@ -131,3 +132,7 @@ def figures(samples: dict[str, list[float]]) -> dict[str, float]:
         else:
             result[f"{name}_mean"] = statistics.fmean(values)
     return result
+
+
+if __name__ == "__main__":
+    harness.run("recovery", measure)

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks import harness
 from benchmarks.peers.common import (
     Commit,
     Kill,
@@ -123,3 +124,7 @@ def figures(storms: dict[str, Storm], duration_s: float) -> dict[str, float]:
     least = min(storm.executed for storm in storms.values())
     result["faults_executed"] = storms["fleet"].executed if "fleet" in storms else least
     return result
+
+
+if __name__ == "__main__":
+    harness.run("storm", measure)

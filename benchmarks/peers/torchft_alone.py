@@ -6,10 +6,10 @@ chosen here is chosen in its favour:
 - Gradients go through the public `Manager.allreduce`, all in one buffer. With torchft 0.2.0's own `DistributedDataParallel` a peer's death
   during `wait()` trips `assert fut._fut` in its hook (ddp.py:76), which ends survivors too; set ``BENCH_TORCHFT_DDP=1`` to see that.
 - The stores through which replicas meet live in the supervisor, as torchelastic's agent store does, so that they outlive a killed rank.
-- Heartbeats every 25 ms, and a rank is taken for dead after ``HEARTBEAT_TIMEOUT_MS`` (defaults: 100 ms and 5 s). The default alone would
-  make every stall 5 s.
-- The lighthouse looks every 10 ms (default 100 ms) and waits 0.25 s at most for ranks that beat but have not joined (default 60 s): a
-  replacement builds everything before it makes its Manager, so none beats for long before it joins.
+- Heartbeats every 25 ms, and a rank is taken for dead after ``HEARTBEAT_TIMEOUT_MS`` (defaults: 100 ms and 5 s).
+- The lighthouse looks every 10 ms (default 100 ms) and waits ``JOIN_TIMEOUT_MS`` at most for ranks that beat but have not joined (default
+  60 s): a replacement builds everything before it makes its Manager, so none beats for long before it joins. The shorter of the two
+  time-outs is most of a stall. Below these values live ranks that are late are left out of a quorum and have to take state again.
 - The quorum may take 60 s, because a quorum that times out ends the process.
 - A checkpoint every ``checkpoint_steps`` from the first participant, as for stock Ray, for when no rank is left.
 - A survivor that crashes is started again like one that was killed.
@@ -34,9 +34,9 @@ from typing import Any
 from benchmarks.peers.common import EventLog, LoggedRun, Settings, not_installed, rank_environment
 
 HEARTBEAT_INTERVAL = timedelta(milliseconds=25)
-HEARTBEAT_TIMEOUT_MS = int(os.environ.get("BENCH_TORCHFT_HEARTBEAT_TIMEOUT_MS", "300"))
+HEARTBEAT_TIMEOUT_MS = int(os.environ.get("BENCH_TORCHFT_HEARTBEAT_TIMEOUT_MS", "150"))
 QUORUM_TICK_MS = 10
-JOIN_TIMEOUT_MS = int(os.environ.get("BENCH_TORCHFT_JOIN_TIMEOUT_MS", "250"))
+JOIN_TIMEOUT_MS = int(os.environ.get("BENCH_TORCHFT_JOIN_TIMEOUT_MS", "100"))
 TIMEOUT = timedelta(seconds=10)
 QUORUM_TIMEOUT = timedelta(seconds=60)
 GLOO_TIMEOUT = timedelta(seconds=5)
@@ -98,7 +98,8 @@ class Supervisor:
     def _start(self, slot: int) -> None:
         from torch.distributed import TCPStore
 
-        self._stores[slot] = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        if slot not in self._stores:
+            self._stores[slot] = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         environment = {
             **os.environ,
             "MASTER_ADDR": "127.0.0.1",
