@@ -1,0 +1,78 @@
+"""One shape for all benchmarks: ``python -m benchmarks.NAME [--quick] [--json FILE]`` prints a table and may write the same as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+Result = dict[str, Any]
+VERSIONS_OF = ("torch", "ray", "torchft", "nvidia-resiliency-ext", "mlsysim", "simpy", "numpy")
+
+
+def machine() -> Result:
+    """Cores that this process may use, the name of the processor, and bytes of memory."""
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "cpu": _processor(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+    }
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def versions() -> dict[str, str]:
+    """Versions of what may be compared, as far as it is installed."""
+    found = {"python": platform.python_version()}
+    for name in VERSIONS_OF:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def complete(name: str, measured: Mapping[str, Any]) -> Result:
+    """``settings``, ``figures``, ``samples`` and ``notes`` of a benchmark, with where they come from."""
+    parts = {"settings": {}, "figures": {}, "samples": {}, "notes": []}
+    unknown = set(measured) - set(parts)
+    if unknown:
+        raise ValueError(f"benchmark {name} gives {sorted(unknown)}; the shape is {sorted(parts)}")
+    return {"benchmark": name, "machine": machine(), "versions": versions(), **parts, **measured}
+
+
+def show(result: Result) -> None:
+    table = Table(title=f"{result['benchmark']} ({result['machine']['cores']} cores, {result['machine']['cpu']})")
+    table.add_column("figure")
+    table.add_column("value", justify="right")
+    for name, value in result["figures"].items():
+        table.add_row(name, f"{value:,.4g}" if isinstance(value, float) else str(value))
+    console = Console()
+    console.print(table)
+    for note in result["notes"]:
+        console.print(f"- {note}", markup=False)
+
+
+def run(name: str, measure: Callable[[bool], Mapping[str, Any]], argv: list[str] | None = None) -> Result:
+    """The command line of benchmark ``name``; ``measure(quick)`` does the work."""
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=measure.__doc__)
+    parser.add_argument("--quick", action="store_true", help="the same seeds, fewer repetitions; ends within 5 minutes")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there, too")
+    options = parser.parse_args(argv)
+    result = complete(name, measure(options.quick))
+    show(result)
+    if options.json is not None:
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    return result

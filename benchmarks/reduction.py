@@ -1,0 +1,127 @@
+"""`reduction`: the fixed-order mean against gloo's all-reduce, on the same ranks, in turn, on buffers made beforehand.
+
+Accounting: both sides start with the gradients of each rank's own shards already added up locally, and end with the result on every rank,
+in place. A sample is the time from a barrier until the slowest rank is done. With 16 shards, 2 and 4 ranks hold one partial sum each; of
+3 ranks two hold two and one holds one (``policies.placement``), so five partial sums travel instead of three. Fleet's side also divides by
+the number of shards. What is put back into the buffers between samples is not timed.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from actors.rank.process_group import Group, StoreServer
+from actors.rank.reduction import BUCKET_BYTES, BUCKETS_IN_FLIGHT, Reducer, ShardSums, SideChannel
+from benchmarks import harness
+from policies.placement import ranges
+
+HOST = "127.0.0.1"
+SHARDS = 16
+WORLDS = (2, 3, 4)
+SIZES_MB = (1, 4, 16, 64)
+REPETITIONS, QUICK_REPETITIONS = 60, 20
+WARM_UPS = 3
+BOUND_S = 60.0
+
+
+class Buffers:
+    def __init__(self, length: int) -> None:
+        self.flats = [torch.zeros(length)]
+
+
+def _fleet(group: Group, length: int) -> tuple[Callable[[], object], list[torch.Tensor]]:
+    """(the operation, the buffers that it changes)."""
+    split = ranges(SHARDS, group.size)
+    reducer = Reducer(SHARDS)
+    reducer.bind(group, split)
+    sums = ShardSums(SHARDS, lambda: Buffers(length))
+    sums.begin(*split[group.rank])
+    for shard in range(*split[group.rank]):
+        buffers = sums.take()
+        buffers.flats[0].normal_()
+        sums.add(shard, buffers)
+    return lambda: reducer.reduce(sums), [partial.flats[0] for partial in sums.partials]
+
+
+def _all_reduce(group: Group, length: int) -> tuple[Callable[[], object], list[torch.Tensor]]:
+    buffer = torch.randn(length)
+    return lambda: group.all_reduce(buffer), [buffer]
+
+
+def _rank(store: str, rank: int, world: int, repetitions: int, parent: Connection) -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(rank)
+    cpu = torch.device("cpu")
+    group = Group.form(store=store, generation=world, rank=rank, size=world, device=cpu, timeout_s=BOUND_S, host=HOST)
+    side = SideChannel(group, 1)
+    times: dict[tuple[int, str], list[float]] = {}
+    for size_mb in SIZES_MB:
+        length = size_mb * (1 << 18)
+        systems = {"fleet": _fleet(group, length), "allreduce": _all_reduce(group, length)}
+        kept = {name: [buffer.clone() for buffer in buffers] for name, (_, buffers) in systems.items()}
+        for repetition in range(WARM_UPS + repetitions):
+            for name, (operation, buffers) in systems.items():
+                for buffer, value in zip(buffers, kept[name], strict=True):
+                    buffer.copy_(value)
+                side.exchange([0.0])
+                begin_s = time.perf_counter()
+                operation()
+                slowest_s = float(side.exchange([time.perf_counter() - begin_s]).max())
+                if repetition >= WARM_UPS:
+                    times.setdefault((size_mb, name), []).append(slowest_s * 1e3)
+    if rank == 0:
+        parent.send(times)
+    side.exchange([0.0])
+    group.close()
+
+
+def _world(world: int, repetitions: int) -> dict[tuple[int, str], list[float]]:
+    store, context = StoreServer(HOST), multiprocessing.get_context("spawn")
+    mine, theirs = context.Pipe()
+    ranks = [context.Process(target=_rank, args=(store.address, rank, world, repetitions, theirs)) for rank in range(world)]
+    for process in ranks:
+        process.start()
+    try:
+        theirs.close()
+        return dict(mine.recv())
+    finally:
+        for process in ranks:
+            process.join(BOUND_S)
+        store.close()
+
+
+def measure(quick: bool) -> dict[str, Any]:
+    """Fleet's fixed-order mean against gloo's all-reduce, at 2, 3 and 4 ranks, 1 to 64 MB of float32."""
+    repetitions = QUICK_REPETITIONS if quick else REPETITIONS
+    samples: dict[str, list[float]] = {}
+    figures: dict[str, float] = {}
+    ratios: dict[int, list[float]] = {}
+    for world in WORLDS:
+        for (size_mb, name), values in _world(world, repetitions).items():
+            samples[f"{name}_{world}_ranks_{size_mb}_mb_ms"] = values
+    for world in WORLDS:
+        for size_mb in SIZES_MB:
+            medians = [statistics.median(samples[f"{name}_{world}_ranks_{size_mb}_mb_ms"]) for name in ("fleet", "allreduce")]
+            ratio = medians[0] / medians[1]
+            figures[f"fleet_{world}_ranks_{size_mb}_mb_ms_median"], figures[f"allreduce_{world}_ranks_{size_mb}_mb_ms_median"] = medians
+            figures[f"fleet_over_allreduce_ratio_{world}_ranks_{size_mb}_mb"] = ratio
+            ratios.setdefault(world, []).append(ratio)
+    figures["fleet_over_allreduce_ratio_aligned_max"] = max(ratios[2] + ratios[4])
+    figures["fleet_over_allreduce_ratio_3_ranks"] = max(ratios[3])
+    settings = {"shards": SHARDS, "repetitions": repetitions, "bucket_bytes": BUCKET_BYTES, "buckets_in_flight": BUCKETS_IN_FLIGHT}
+    notes = [
+        "one thread a rank; both systems over the same gloo group on the loopback interface",
+        "the 3-rank figure is the largest of all sizes",
+    ]
+    return {"settings": settings, "figures": figures, "samples": samples, "notes": notes}
+
+
+if __name__ == "__main__":
+    harness.run("reduction", measure)
