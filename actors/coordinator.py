@@ -206,8 +206,8 @@ class Coordinator:
 
     # ---- what the driver process asks ------------------------------------------------------------------------------------------------------
 
-    def stop_run(self, reason: str) -> None:
-        self._driver.submit(StopRequested(reason))
+    def stop_run(self, reason: str, error: str = "") -> None:
+        self._driver.submit(StopRequested(reason, error))
 
     def report_fault(self, event: FaultReported) -> None:
         self._driver.submit(event)

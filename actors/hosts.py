@@ -107,8 +107,8 @@ class CoordinatorHost:
                 return None
         return self.outcome
 
-    async def stop_run(self, reason: str) -> None:
-        self._coordinator.stop_run(reason)
+    async def stop_run(self, reason: str, error: str = "") -> None:
+        self._coordinator.stop_run(reason, error)
 
     async def report_fault(self, event: FaultReported) -> None:
         self._coordinator.report_fault(event)

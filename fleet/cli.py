@@ -57,7 +57,7 @@ def run(
     settings = _settings(world, spares, nodes, shards, min_ranks, seed, set_ or [], reduction, checkpoint, storage)
     plan = _plan(script, settings, chaos, resume, root)
     if twin_world:
-        dataclasses.replace(settings, world=twin_world, spares=0)
+        dataclasses.replace(settings, world=twin_world, spares=0)  # refused now, not after the run
     raise typer.Exit(_execute(plan, twin, twin_world, json_, html, metrics_port))
 
 
@@ -170,7 +170,7 @@ def _emit(report: Report, plan: RunPlan | None, twin: dict[str, Any] | None, jso
     if json_ == "-":
         print(json.dumps(data, indent=2))
     else:
-        Console().print(render_table(report))
+        print(render_table(report, colour=sys.stdout.isatty()))
     if json_ and json_ != "-":
         Path(json_).write_text(json.dumps(data, indent=2) + "\n")
     if html:

@@ -175,9 +175,10 @@ class FaultReported:
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
-    """The user or the driver wants the run to end in order."""
+    """The user or the driver wants the run to end in order; with ``error`` it has failed already, and only the word is missing."""
 
     reason: str
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,6 +157,8 @@ class FleetMachine:
                 self._out += self.checkpoints.failed(event.reason, now_s)
             case FaultReported():
                 self._on_fault(event)
+            case StopRequested(reason=reason, error=error) if error:
+                self._end("failed", reason, error, now_s)
             case StopRequested(reason=reason) if self._stopping is None:
                 self._stopping = (reason, now_s + self.settings.timeouts.park_s)
                 self._out += self.checkpoints.request(self.view, now_s) if self.phase == RUN and self.view else []

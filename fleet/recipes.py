@@ -3,38 +3,54 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import secrets
+import shutil
+import socket
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from actors.trainer import FitOutcome, fit
+
 from actors.hosts import CoordinatorSpec, start_agent, start_coordinator
 from actors.targets import RemoteProcesses
-from actors.trainer import FitOutcome, fit
 from actors.worker import RankSpec, rank_main
+from chaos.arrivals import compression_for
+from chaos.catalogue import Topology, load_catalogue
 from chaos.conductor import Action, ChaosView, Conductor, Occupant, perform
 from chaos.processes import LocalProcesses
 from chaos.settings import ChaosSettings
-from fleet.config import RunSettings
+from fleet.clock import unix_time_s
+from fleet.config import Budgets, CheckpointSettings, RunSettings, Timeouts
 from fleet.errors import ConfigError
 from fleet.events import FaultReported
 from fleet.instructions import EndRun
 from fleet.journal import read_journal
-from fleet.launch.local import LocalCluster
+from fleet.launch.local import LocalCluster, node_resource
 from fleet.machine import FleetMachine
-from fleet.records import VERSION, RunStarted
-from fleet.clock import unix_time_s
-from policies.interval import CheckpointInterval
+from fleet.records import VERSION, RunEnded, RunStarted
+from fleet.scripts import load_train
+from policies.interval import CheckpointInterval, checkpoint_rate_per_s
 from policies.placement import ranges
 from policies.recovery import ReformPromoteRegrow
 from storage.parts import Parts, RetainingStore, newest_checkpoint
 
+STORM = "mtbf=12s,duration=150s,quiet_start=3s,kinds=kill_rank+lose_node+hang+slow,lasts=6s,repair=15s"
+"""What ``--chaos storm`` stands for: the Llama 3 fleet's mix of faults, one every 12 s."""
+
+HEAD_COMPONENTS = ("host_parts", "host_maintenance")
+REPAIR_S = 6.0
+"""A lost rank's process is replaced in about that long on a local cluster."""
+
+HOST = "127.0.0.1"
 CHAOS_POLL_S = 0.05
 STOP_S = 20.0
 
@@ -47,6 +63,7 @@ class RunPlan:
     folder: Path
     settings: RunSettings
     train: Callable[[Any], None]
+    script: str = ""
     chaos: ChaosSettings = field(default_factory=ChaosSettings)
     resume: bool = False
 
@@ -78,6 +95,7 @@ def slots_per_node(settings: RunSettings) -> int:
 @contextmanager
 def local_cluster(settings: RunSettings) -> Iterator[LocalCluster]:
     with LocalCluster(nodes=settings.nodes, slots_per_node=slots_per_node(settings)) as cluster:
+        cluster.connect()
         yield cluster
 
 
@@ -98,6 +116,21 @@ class _Placement:
         return ranges(shards, ranks)
 
 
+def node_ids(indices: Iterable[int]) -> dict[int, str]:
+    """Ray's ids of the cluster's worker nodes, by index."""
+    import ray
+
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    found = {index: next((n["NodeID"] for n in nodes if node_resource(index) in n["Resources"]), None) for index in indices}
+    return {index: name for index, name in found.items() if name is not None}
+
+
+def free_port(host: str) -> int:
+    """A port that nobody listens on at the moment."""
+    with socket.create_server((host, 0)) as server:
+        return int(server.getsockname()[1])
+
+
 class LiveRun:
     """A run on a cluster, from its first process to its report."""
 
@@ -105,10 +138,11 @@ class LiveRun:
         self.plan, self.cluster = plan, cluster
         self.shm = Path(tempfile.mkdtemp(prefix="fleet-", dir="/dev/shm"))
         self.store_url = store_url(plan)
-        self.port = cluster.free_port()
-        self.address = f"{cluster.host}:{self.port}"
+        self.port = free_port(HOST)
+        self.address = f"{HOST}:{self.port}"
         self.coordinator = start_coordinator(self._spec())
         self.agents: dict[int, Any] = {}
+        self._nodes: dict[int, str] = {}
         for index in cluster.alive():
             self.add_agent(index)
         self._stop = threading.Event()
@@ -116,21 +150,21 @@ class LiveRun:
 
     def _spec(self) -> CoordinatorSpec:
         plan, url = self.plan, self.store_url
-        settings, resume = plan.settings, plan.resume
+        settings, resume, rate_per_s = plan.settings, plan.resume, durable_rate_per_s(plan)
         first = RunStarted(VERSION, plan.name, 0.0, unix_time_s(), settings.world, settings.spares, settings.shards, _describe(plan))
         return CoordinatorSpec(
             journal=plan.journal,
-            host=self.cluster.host,
+            host=HOST,
             port=self.port,
             cluster=plan.name if not resume else f"{plan.name}-{secrets.token_hex(4)}",
-            machine=lambda now_s: make_machine(settings, url, 0.0, resume, now_s),
+            machine=lambda now_s: make_machine(settings, url, rate_per_s, resume, now_s),
             store=lambda: RetainingStore(url, settings.checkpoint.keep),
             started=lambda now_s: dataclasses.replace(first, at_s=now_s),
         )
 
     def add_agent(self, index: int) -> None:
-        node = self.cluster.node_id(index)
-        self.agents[index] = start_agent(node, index, self.shm, self.address, lambda: LocalProcesses(node))
+        node = self._nodes[index] = node_ids([index])[index]
+        self.agents[index] = start_agent(node, index, self.shm, self.address, functools.partial(LocalProcesses, node))
 
     def execute(self) -> RunResult:
         """Train to the end, under chaos; always returns."""
@@ -146,15 +180,24 @@ class LiveRun:
         finally:
             self._stop.set()
             chaos.join(STOP_S)
-        outcome = self._outcome()
+        outcome = self._outcome() or self._give_up(fitted)
         self._close()
         if outcome is None:
             return RunResult(plan=self.plan, status="failed", reason="Ray Train ended before the run did", detail=fitted.error or "")
         return RunResult(plan=self.plan, status=outcome.status, reason=outcome.reason, detail=outcome.detail)
 
+    def _give_up(self, fitted: FitOutcome) -> EndRun | None:
+        """Ray Train ended before the run did: have that written down. None when the coordinator is gone too."""
+        self.coordinator.stop_run.remote("Ray Train ended before the run did", fitted.error or "")
+        return self._outcome()
+
     def _fit(self) -> FitOutcome:
+        from ray import cloudpickle
+
         settings = self.plan.settings
-        spec = RankSpec(settings, self.shm, self.cluster.host, self.plan.train, lambda: Parts(self.store_url))
+        # Ranks get the user's module with the function: they need not find its file.
+        cloudpickle.register_pickle_by_value(sys.modules[self.plan.train.__module__])
+        spec = RankSpec(settings, self.shm, HOST, self.plan.train, functools.partial(Parts, self.store_url))
         return fit(
             rank_main,
             {"spec": spec},
@@ -185,8 +228,6 @@ class LiveRun:
             return None
 
     def _close(self) -> None:
-        import shutil
-
         import ray
 
         for actor in [*self.agents.values(), self.coordinator]:
@@ -225,7 +266,7 @@ class LiveRun:
         phase, ranks = ray.get(self.coordinator.census.remote(), timeout=30)
         slots = {member.slot: Occupant(member, process, seated) for member, process, seated in ranks}
         alive = self.cluster.alive()
-        by_node = {self.cluster.node_id(index): index for index in alive}
+        by_node = {self._nodes[index]: index for index in alive if index in self._nodes}
         nodes: dict[int, list[int]] = {index: [] for index in alive}
         for slot, occupant in slots.items():
             if occupant.process.node in by_node:
@@ -265,6 +306,24 @@ class _Nodes:
         return list(self._run.cluster.alive())
 
 
+def durable_rate_per_s(plan: RunPlan) -> float:
+    """Rate of the faults that need the durable checkpoint: all ranks lost together, or the node of the control plane.
+
+    From the fault catalogue for this run's world, and as compressed as its chaos is. A rank lost in place needs none.
+    """
+    settings, chaos = plan.settings, plan.chaos
+    catalogue, fleet = load_catalogue(), Topology(gpus=chaos.fleet_gpus, gpus_per_node=chaos.gpus_per_node)
+    compression = chaos.compression or 1.0
+    if chaos.mtbf_s is not None:
+        compression = compression_for(catalogue.chosen(None, chaos.kinds), fleet, settings.nodes, chaos.mtbf_s)
+    ranks = Topology(gpus=settings.world, gpus_per_node=max(1, settings.world // settings.nodes))
+    faults_per_s = chaos.mtbf_s and 1.0 / chaos.mtbf_s or compression * sum(catalogue.rates(ranks).values())
+    head_per_s = compression * sum(catalogue.rates(Topology(gpus=1, gpus_per_node=1), HEAD_COMPONENTS).values())
+    return checkpoint_rate_per_s(
+        fault_rate_per_s=faults_per_s, world=settings.world, ranks_per_fault=1, repair_s=REPAIR_S, whole_run_rate_per_s=head_per_s
+    )  # fmt: skip
+
+
 def store_url(plan: RunPlan) -> str:
     """Where the run's checkpoints lie: beside the journal, or under the storage that was asked for."""
     storage = plan.settings.storage
@@ -272,7 +331,27 @@ def store_url(plan: RunPlan) -> str:
 
 
 def _describe(plan: RunPlan) -> str:
-    return json.dumps({"settings": dataclasses.asdict(plan.settings), "chaos": dataclasses.asdict(plan.chaos)}, default=str)
+    content = {"script": plan.script, "settings": dataclasses.asdict(plan.settings), "chaos": dataclasses.asdict(plan.chaos)}
+    return json.dumps(content)
+
+
+def check(settings: RunSettings, chaos: ChaosSettings) -> None:
+    """Refuse what no single setting shows to be impossible. Raises ConfigError."""
+    CheckpointInterval(law=settings.checkpoint.policy, interval_s=settings.checkpoint.interval_s)
+    chaos.plan(seed=settings.seed, world=settings.slots, nodes=settings.nodes)
+
+
+def resumed_plan(folder: Path, script: str) -> RunPlan:
+    """The plan of a run that stopped, from its own journal; ``script`` replaces the one it was started with. Raises ConfigError."""
+    first = next(read_journal(folder / "journal.jsonl", spans=False))
+    assert isinstance(first, RunStarted)
+    content = json.loads(first.config)
+    script = script or content["script"]
+    settings = dict(content["settings"])
+    nested = {"timeouts": Timeouts, "budgets": Budgets, "checkpoint": CheckpointSettings}
+    settings |= {name: kind(**settings[name]) for name, kind in nested.items()}
+    train = load_train(script)
+    return RunPlan(name=first.run, folder=folder, settings=RunSettings(**settings), train=train, script=script, resume=True)
 
 
 def find_run(name: str, root: Path) -> Path:
@@ -293,10 +372,12 @@ def twin_of(plan: RunPlan, world: int | None = None) -> RunPlan:
 
 def final_digest(folder: Path) -> str:
     """SHA-256 of the final state, from the journal; empty when the run did not complete."""
-    from fleet.records import RunEnded
-
     ends = [record for record in read_journal(folder / "journal.jsonl", spans=False) if isinstance(record, RunEnded)]
     return ends[-1].digest if ends else ""
 
 
-__all__ = ["LiveRun", "RunPlan", "RunResult", "final_digest", "find_run", "local_cluster", "new_name", "twin_of"]
+def compare(plan: RunPlan, twin: RunPlan, result: RunResult) -> dict[str, Any]:
+    """Whether a run and its twin ended with the same bits. A twin that did not complete is not equal."""
+    run_digest, twin_digest = final_digest(plan.folder), final_digest(twin.folder)
+    equal = result.status == "completed" and run_digest == twin_digest != ""
+    return {"equal": equal, "world": twin.settings.world, "run_digest": run_digest, "twin_digest": twin_digest, "status": result.status}

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from fleet.errors import ConfigError
 
@@ -44,10 +44,11 @@ def load_train(script: str, function: str = "train") -> Callable[[Any], None]:
     train = getattr(module, function, None)
     if not callable(train):
         raise ConfigError("script", script, f"it has no function {function}(run)", f"Define `def {function}(run: fleet.Run) -> None`.")
-    required = [p for p in inspect.signature(train).parameters.values() if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    if len(required) != 1:
-        raise ConfigError("script", script, f"{function} takes {len(required)} required arguments", "It is called with the run, and nothing else.")
-    return train
+    try:
+        inspect.signature(train).bind(None)
+    except TypeError as error:
+        raise ConfigError("script", script, f"{function} cannot be called with the run alone: {error}", "Give it one argument.") from error
+    return cast(Callable[[Any], None], train)
 
 
 def _check_siblings(path: Path) -> None:

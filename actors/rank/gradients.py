@@ -106,8 +106,10 @@ class GradientBuffers:
     def _sort_buffers(self) -> None:
         found = list(_named_buffers(self._modules))
         floating = [buffer for buffer in found if buffer.tensor.is_floating_point()]
-        self._averaged = [buffer for buffer in floating if buffer.tensor.numel() <= AVERAGED_BUFFER_LIMIT]
-        self._constant = [buffer for buffer in floating if buffer.tensor.numel() > AVERAGED_BUFFER_LIMIT]
+        # Batch norm's kernels change its statistics without counting up their version, so no check would see it: always averaged.
+        averaged = [isinstance(b.module, nn.modules.batchnorm._NormBase) or b.tensor.numel() <= AVERAGED_BUFFER_LIMIT for b in floating]
+        self._averaged = [buffer for buffer, yes in zip(floating, averaged, strict=True) if yes]
+        self._constant = [buffer for buffer, yes in zip(floating, averaged, strict=True) if not yes]
         self._counted = [buffer for buffer in found if not buffer.tensor.is_floating_point()]
         self._first_count: list[torch.Tensor] = []
 
@@ -165,6 +167,12 @@ class GradientBuffers:
         for parameter, view in zip(self.parameters, self._mean.gradients, strict=True):
             parameter.grad = view
         self._restore()
+
+    @property
+    def mean_flats(self) -> list[torch.Tensor]:
+        """The flat buffers of the step's mean, between :meth:`reduce` and the end of the step."""
+        assert self._mean is not None, "mean_flats without reduce()"
+        return self._mean.flats
 
     def commit(self) -> None:
         """Give the buffers their new value: as committed, plus the mean of the shards' changes. Integer ones: as after one shard."""

@@ -86,7 +86,9 @@ def test_two_ranks_in_the_same_step(tmp_path: Path, fault_free: str) -> None:
 
 def test_a_spare_is_promoted_in_the_same_view_change(tmp_path: Path, fault_free: str) -> None:
     def misfortune(fleet: PlainFleet) -> None:
-        fleet.wait_for(lambda: sum(rank.phase == "standby" for rank in fleet.coordinator.machine.roster.by_slot.values()) == 1 and fleet.step >= 4)
+        fleet.wait_for(
+            lambda: sum(rank.phase == "standby" for rank in fleet.coordinator.machine.roster.by_slot.values()) == 1 and fleet.step >= 4
+        )
         fleet.kill(0)
 
     outcome, records, digest = train_through(trains.plain, settings(tmp_path, spares=1), tmp_path, misfortune)
@@ -312,5 +314,3 @@ def _children() -> set[int]:
     path = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
     mine = {int(pid) for pid in path.read_text().split()}
     return {pid for pid in mine if b"resource_tracker" not in Path(f"/proc/{pid}/cmdline").read_bytes()}
-
-

@@ -146,14 +146,16 @@ def with_tail(run: Any) -> None:
 def with_loader(run: Any) -> None:
     """The rank has DataLoader workers: forked children that hold its sockets open after it was killed."""
     loader = torch.utils.data.DataLoader(Numbers(), batch_size=4, num_workers=2, persistent_workers=True)
-    batches = iter(loader)
+    with torch.random.fork_rng():
+        batches = iter(loader)
 
     def strike(run: Any, step: Any) -> None:
         nonlocal batches
         if step._shard % 4 == 0:
-            try:
-                next(batches)
-            except StopIteration:
-                batches = iter(loader)
+            with torch.random.fork_rng():  # a loader draws its workers' seeds from the global generator
+                try:
+                    next(batches)
+                except StopIteration:
+                    batches = iter(loader)
 
     _loop(run, in_shard=strike)
