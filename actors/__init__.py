@@ -1,0 +1,1 @@
+"""All that lives in a Ray process."""

@@ -1,0 +1,28 @@
+"""The Ray Train backend of Fleet: none of its own. Ranks form their groups themselves, inside the train function."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ray.train.backend import Backend, BackendConfig
+
+
+class FleetBackend(Backend):
+    """Lets Ray Train replace single workers in place, and does nothing else.
+
+    The hooks stay empty on purpose: an error in ``on_start`` ends the run, and ``on_shutdown`` is called for workers that are dead.
+    """
+
+    has_replica_groups = True
+
+
+@dataclass
+class FleetBackendConfig(BackendConfig):
+    """Hand this to a Ray Train trainer as ``backend_config``.
+
+    It is not a ``TorchConfig``, which would make the controller import torch and set up a process group of its own.
+    """
+
+    @property
+    def backend_cls(self) -> type[FleetBackend]:
+        return FleetBackend

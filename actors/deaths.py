@@ -1,0 +1,111 @@
+"""When may Ray Train's controller learn of a death? Pure: what was seen goes in, what to show comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Condition(Enum):
+    """What one poll says of one worker."""
+
+    RUNNING = "running"
+    DONE = "done"
+    PENDING = "pending"
+    """It has not answered yet."""
+    HUNG = "hung"
+    """It has not answered for longer than the time-out."""
+    UNSURE = "unsure"
+    """It cannot be reached, but Ray has not confirmed its death: perhaps its node is gone."""
+    RAISED = "raised"
+    """The train function raised; the process is alive."""
+    DEAD = "dead"
+
+
+FAILED = frozenset({Condition.RAISED, Condition.DEAD})
+UNSETTLED = frozenset({Condition.PENDING, Condition.HUNG, Condition.UNSURE})
+"""A call to such a worker may block the caller for long."""
+
+
+@dataclass(frozen=True)
+class Backoff:
+    """Delay before a slot is filled again whose workers keep failing soon after their start."""
+
+    stable_s: float = 10.0
+    """Who lives this long did not fail at start."""
+    free: int = 2
+    """So many early failures in a row cost no delay."""
+    first_s: float = 1.0
+    limit_s: float = 30.0
+
+    def delay_s(self, streak: int) -> float:
+        """Delay after ``streak`` early failures in a row."""
+        return 0.0 if streak <= self.free else min(self.limit_s, self.first_s * 2.0 ** min(streak - self.free - 1, 32))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What to do about one poll.
+
+    ``finish``: ranks to report as finished, since all others have. ``restart``: show every failure; the whole group is started anew.
+    ``candidate``: the one rank whose failure may be shown, if its slot has a place and the others answer. Everything else is hidden.
+    ``kill``: ranks to end for good, because they hang.
+    """
+
+    finish: frozenset[int] = frozenset()
+    restart: bool = False
+    candidate: int | None = None
+    kill: frozenset[int] = frozenset()
+
+
+@dataclass
+class _Slot:
+    started_s: float
+    streak: int = 0
+    failed: bool = False
+    due_s: float = 0.0
+
+
+@dataclass
+class DeathWatch:
+    """Follows the workers of one group over its polls. Times are seconds on any clock that does not go back."""
+
+    backoff: Backoff = field(default_factory=Backoff)
+    _slots: dict[int, _Slot] = field(default_factory=dict)
+
+    def started(self, rank: int, now_s: float) -> None:
+        """A new worker fills the slot."""
+        slot = self._slots.setdefault(rank, _Slot(now_s))
+        slot.started_s, slot.failed = now_s, False
+
+    def attempt_failed(self, rank: int, now_s: float) -> None:
+        """A replacement did not come up."""
+        slot = self._slots.setdefault(rank, _Slot(now_s))
+        self._fail(slot, now_s, early=True)
+
+    def judge(self, conditions: Mapping[int, Condition], now_s: float) -> Verdict:
+        """One poll, all ranks. Call it once a poll: it takes note of failures."""
+        failed = self._note(conditions, now_s)
+        kill = frozenset(rank for rank, condition in conditions.items() if condition is Condition.HUNG)
+        others = {rank for rank in conditions if rank not in failed}
+        if failed and others and all(conditions[rank] is Condition.DONE for rank in others):
+            return Verdict(finish=frozenset(failed))
+        due = sorted((slot.due_s, rank) for rank, slot in self._slots.items() if rank in failed and slot.due_s <= now_s)
+        if failed and not others:
+            return Verdict(restart=len(due) == len(failed))
+        if any(conditions[rank] in UNSETTLED for rank in others):
+            return Verdict(kill=kill)
+        return Verdict(candidate=due[0][1] if due else None)
+
+    def _note(self, conditions: Mapping[int, Condition], now_s: float) -> set[int]:
+        failed = {rank for rank, condition in conditions.items() if condition in FAILED}
+        for rank in conditions:
+            slot = self._slots.setdefault(rank, _Slot(now_s))
+            if rank in failed and not slot.failed:
+                self._fail(slot, now_s, early=now_s - slot.started_s < self.backoff.stable_s)
+        return failed
+
+    def _fail(self, slot: _Slot, now_s: float, early: bool) -> None:
+        slot.streak = slot.streak + 1 if early else 0
+        slot.failed, slot.due_s = True, now_s + self.backoff.delay_s(slot.streak)
