@@ -1,7 +1,8 @@
 """The goodput ledger: a pure fold of the journal. Every rank-second of every slot falls into exactly one category.
 
 Nothing is inferred as a remainder: a rank's time is in its own ``Spans``; the ledger adds only what no rank can record, from the times of
-losses and of replacements (``provision``, ``detect``, ``rework``). Time that nobody recorded is ``other``, and counted as a hole.
+losses and of replacements (``provision``, ``detect``, ``rework``). Time that nobody recorded is ``other``, and counted as a hole. What
+a process reports after another took its place (its node was cut off, and came back) is not the slot's time any more; it is counted apart.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class Ledger:
         self._held: dict[int, list[Abandoned]] = {}
         self._view_floors, self._lineage_floors = Floors(), Floors()
         self._boundaries: list[int] = []
-        self._owed_us = 0
+        self._owed_us = self._stale_us = 0
         self._step_gaps_us: deque[int] = deque(maxlen=GAP_SAMPLES)
         self._rank_steps = self._step = self._commits_total = self._rolled_back_total = 0
         self._productive_us = 0.0
@@ -145,7 +146,7 @@ class Ledger:
         self._last_us = max(self._last_us, to_us(record.at_s))
 
     def _resumed(self, record: Resumed) -> None:
-        """No rank can have recorded the time since the last record, if its process ended; if it goes on, its spans will say so."""
+        """After a gap every slot was empty since the last record, unless its process's own spans go on to say otherwise."""
         at_us = to_us(record.at_s)
         if self.ended is not None:
             self._last_us = to_us(self.ended.at_s)
@@ -154,8 +155,9 @@ class Ledger:
             self.ended = None
         if at_us < self._last_us:
             raise LedgerError(f"the run resumed at {record.at_s} s, before its last record at {self._last_us / 1e6} s")
-        self._gaps.append((self._last_us, at_us))
-        self.book.outage(self._last_us, record.cause)
+        if record.gap:
+            self._gaps.append((self._last_us, at_us))
+            self.book.outage(self._last_us, record.cause)
         self._last_us = at_us
 
     def _run_ended(self, record: RunEnded) -> None:
@@ -174,6 +176,9 @@ class Ledger:
             if not record.codes:
                 return
         slot = self._slot(record.member)
+        if record.member.incarnation < slot.incarnation:
+            self._stale_us += sum(record.durations_us)
+            return
         record = self._enter(slot, record)
         if self.timeline is not None:
             self.timeline.add(slot.slot, record)
@@ -204,8 +209,6 @@ class Ledger:
                 what = "overlap" if record.start_us < slot.cursor_us else "leave a gap"
                 raise LedgerError(f"{member}: spans {what}: they ended at {slot.cursor_us} us, the next start at {record.start_us} us")
             return record
-        if member.incarnation < slot.incarnation:
-            raise LedgerError(f"{member}: spans at {record.start_us} us of a process that {slot.member} has replaced")
         self._replace(slot, record.start_us)
         slot.incarnation, slot.lost_us = member.incarnation, self._loss_us(member)
         lap = slot.cursor_us - record.start_us
@@ -259,7 +262,8 @@ class Ledger:
         """Lenient where spans are strict: the node that knew the exact times is gone."""
         slot = self._slot(record.member)
         if record.member.incarnation < slot.incarnation:
-            raise LedgerError(f"{record.member}: unobserved time at {record.start_us} us of a process that {slot.member} has replaced")
+            self._stale_us += record.end_us - record.start_us
+            return
         if record.member.incarnation > slot.incarnation:
             self._replace(slot, record.start_us)
             slot.incarnation, slot.lost_us = record.member.incarnation, self._loss_us(record.member)
@@ -482,6 +486,7 @@ def _summary(ledger: Ledger, closed: Ledger, now_us: int) -> LedgerSummary:
         settled=_seconds([a + b for a, b in zip(settled, ledger.reclassified_us, strict=True)]),
         reclassified=_seconds(ledger.reclassified_us),
         holes=sum(slot.holes for slot in closed.slots),
+        stale_s=closed._stale_us / 1e6,
         hole_s=sum(slot.hole_us for slot in closed.slots) / 1e6,
         closes=sum(totals) + pending_us == len(us) * wall_us,
         goodput=step_us / max(1, started.world * wall_us),

@@ -61,7 +61,8 @@ class LedgerSummary:
 
     ``categories`` and ``pending_s`` together are ``slots x wall``; ``pending_s`` is what is not decided yet (steps in flight, time not yet
     reported) and is 0 once the run has ended. ``settled`` never falls, nor does ``reclassified``: what was committed and later rolled back
-    is in ``settled`` under both its first category and ``rework``, and in ``reclassified`` under its first.
+    is in ``settled`` under both its first category and ``rework``, and in ``reclassified`` under its first. ``stale_s`` came from processes
+    that had been replaced, and is in no category.
     """
 
     run: str
@@ -81,6 +82,7 @@ class LedgerSummary:
     reclassified: Mapping[str, float]
     holes: int
     hole_s: float
+    stale_s: float
     closes: bool
     goodput: float
     scheduling_goodput: float

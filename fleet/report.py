@@ -53,6 +53,7 @@ class Report:
             "pending_s": s.pending_s,
             "holes": s.holes,
             "hole_s": s.hole_s,
+            "stale_s": s.stale_s,
             "categories": s.categories,
             "law_per_step": dataclasses.asdict(s.law),
             "faults": [_incident(item) for item in s.incidents],
@@ -258,4 +259,5 @@ def _footer(s: LedgerSummary, paint: _Paint) -> str:
     total = sum(s.categories.values()) + s.pending_s
     verdict = paint(GREEN, "closes") if s.closes else paint(RED, "does not close")
     holes = f", {s.holes} holes of {duration(s.hole_s)}" if s.holes else ""
+    holes += f", {duration(s.stale_s)} told by processes that were replaced" if s.stale_s else ""
     return f"  ledger {verdict}: {total:,.6f} of {s.rank_s:,.6f} rank-seconds, other {s.other_ratio:.2%}{holes}"

@@ -60,8 +60,8 @@ class Story:
     def durable(self, step: int, at: float, lineage: int = 0) -> None:
         self.records.append(r.CheckpointRecord(f"step-{step}", "durable", StateId(lineage, step), at / 1e3, 1_000, 0.002, 0.1))
 
-    def resumed(self, at: float, cause: str = "resume") -> None:
-        self.records.append(r.Resumed(at / 1e3, 1.7e9 + at / 1e3, cause))
+    def resumed(self, at: float, *, gap: bool = True) -> None:
+        self.records.append(r.Resumed(at / 1e3, 1.7e9 + at / 1e3, "resume", "cluster", gap))
 
     def ended(self, at: float, status: str = "completed") -> None:
         self.records.append(r.RunEnded(status, "all steps are committed", at / 1e3, "ab" * 32, ""))

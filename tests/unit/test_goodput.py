@@ -290,7 +290,7 @@ def test_ranks_that_train_on_while_the_coordinator_restarts_lose_nothing() -> No
     story = Story(world=1)
     story.view(1, [(0, 0)], 0)
     story.spans(0, 0, STEPS)
-    story.resumed(5_000, cause="the coordinator restarted")
+    story.resumed(5_000, gap=False)
     story.spans(0, 0, STEPS * 60, step=1)
     story.ended(6_100)
     summary = fold(story)
@@ -419,14 +419,19 @@ def test_what_does_not_fit_is_refused_with_member_and_times(second: r.Record, me
         ledger.apply(second)
 
 
-def test_a_process_that_was_replaced_cannot_report() -> None:
+def test_what_a_replaced_process_reports_is_counted_apart() -> None:
+    """Its node was cut off, its slot given to another, and then the node came back with what it had not sent."""
     story = Story(world=1)
     story.spans(0, 0, STEPS)
     story.lost(0, 0, 100)
     story.spans(0, 1, STEPS, at=100)
     story.spans(0, 0, STEPS)
-    with pytest.raises(LedgerError, match=r"0\.0: spans at 100000 us of a process that 0\.1 has replaced"):
-        fold(story)
+    story.records.append(r.Unobserved(Member(0, 0), 200_000, 230_000))
+    story.ended(200)
+    summary = fold(story)
+    check_closes(summary)
+    assert spent(summary.categories) == {"compute": 120, "exposed_comm": 80}
+    assert summary.stale_s == pytest.approx(0.130)
 
 
 def test_generations_must_rise() -> None:
