@@ -10,9 +10,9 @@ from typing import Any
 
 import jinja2
 
+from fleet.ledger_report import Report, duration, losses_by_size, rank_time
 from fleet.ledger_summary import COST_NAMES, STEP_NAMES, LedgerSummary
 from fleet.ledger_timeline import STEP, Timeline
-from fleet.report import Report, duration, losses_by_size, rank_time
 
 WIDTH, ROW, LEFT = 1_000.0, 16, 44
 MAX_SLOTS = 64
@@ -95,7 +95,7 @@ def _headline(s: LedgerSummary) -> list[tuple[str, str, str]]:
         (f"{s.scheduling_goodput:.2%}", "scheduling goodput", "the same, of all that was allocated, spares included"),
         (f"{s.ettr:.2%}", "ETTR", "wall time of committed steps, of all wall time"),
         (f"{s.steps:,}", "steps", f"committed; {s.rolled_back_total:,} were rolled back"),
-        (duration(s.wall_s), "wall time", f"{s.world} ranks and {s.spares} spares"),
+        (duration(s.wall_s), "wall time", f"{s.world} ranks, spares: {s.spares}"),
         (f"{s.in_view_losses}", "ranks lost in training", f"{s.losses_total} processes lost in all, {s.views_total} views"),
     ]
 

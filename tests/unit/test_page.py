@@ -9,10 +9,10 @@ import pytest
 
 from dashboards.page import COLOURS, render_html
 from fleet import records as r
+from fleet.ledger_report import build_report
 from fleet.ledger_slots import NAMES
 from fleet.ledger_summary import STEP_NAMES
 from fleet.ledger_timeline import STEP
-from fleet.report import build_report
 from fleet.types import StateId
 from tests.golden.journals import Story, one_loss
 from tests.unit.test_report import golden_story

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from fleet import records as r
-from fleet.report import build_report, duration, rank_time, render_table
+from fleet.ledger_report import build_report, duration, rank_time
+from fleet.report import render_table
 from fleet.types import Fault, StateId
 from tests.golden.journals import Story, one_loss
 

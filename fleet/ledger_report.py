@@ -1,0 +1,160 @@
+"""What a run came to: one report from its journal, as plain data, and the words and units in which it is told."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fleet.goodput import Ledger
+from fleet.ledger_summary import COST_NAMES, STEP_NAMES, Incident, LedgerSummary
+from fleet.ledger_timeline import Timeline
+from fleet.records import CheckpointRecord, DecisionMade, Measurement, ProcessLost, Record, ViewPublished
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """``summary`` and ``timeline`` are the ledger's own; ``history`` holds what happened, as plain data."""
+
+    summary: LedgerSummary
+    timeline: Timeline
+    history: Mapping[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, keys in a fixed order, seconds rounded to the nanosecond. What is not a finite number is None."""
+        s = self.summary
+        head = {
+            "run": s.run,
+            "status": s.status,
+            "reason": s.reason,
+            "digest": s.digest,
+            "started_unix_s": s.started_unix_s,
+            "wall_s": s.wall_s,
+            "world": s.world,
+            "spares": s.spares,
+            "shards": s.shards,
+            "steps": s.steps,
+            "rolled_back_steps": s.rolled_back_total,
+            "median_step_s": s.median_step_s,
+            "goodput": s.goodput,
+            "scheduling_goodput": s.scheduling_goodput,
+            "ettr": s.ettr,
+            "other_ratio": s.other_ratio,
+            "closes": s.closes,
+            "pending_s": s.pending_s,
+            "holes": s.holes,
+            "hole_s": s.hole_s,
+            "stale_s": s.stale_s,
+            "categories": s.categories,
+            "law_per_step": dataclasses.asdict(s.law),
+            "faults": [_incident(item) for item in s.incidents],
+            "uncharged": {name: s.uncharged[name] for name in (*COST_NAMES, "init")},
+        }
+        plain = _plain({**head, **self.history, "counts": _counts(s)})
+        assert isinstance(plain, dict)
+        return plain
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n"
+
+
+def build_report(records: Iterable[Record]) -> Report:
+    """Fold a run's journal. Raises LedgerError when its rank-seconds overlap or leave a gap."""
+    timeline = Timeline()
+    ledger = Ledger(timeline)
+    losses: list[dict[str, Any]] = []
+    views: list[dict[str, Any]] = []
+    checkpoints: list[dict[str, Any]] = []
+    decisions: list[dict[str, Any]] = []
+    measurements: dict[str, list[list[float]]] = {}
+    for record in records:
+        ledger.apply(record)
+        match record:
+            case ProcessLost():
+                losses.append({**dataclasses.asdict(record), "member": str(record.member)})
+            case ViewPublished():
+                views.append(_view(record))
+            case CheckpointRecord():
+                checkpoints.append({**dataclasses.asdict(record), "state": [record.state.lineage, record.state.step]})
+            case DecisionMade():
+                decisions.append(dataclasses.asdict(record))
+            case Measurement():
+                measurements.setdefault(record.name, []).append([record.state.step, record.value])
+    summary = ledger.summary()
+    history = {"losses": losses, "views": views, "checkpoints": checkpoints, "decisions": decisions, "measurements": measurements}
+    return Report(summary, ledger.closed_timeline() or timeline, history)
+
+
+def _view(record: ViewPublished) -> dict[str, Any]:
+    return {
+        "generation": record.view.generation,
+        "at_s": record.at_s,
+        "size": len(record.view.members),
+        "members": [str(member) for member in record.view.members],
+        "state": [record.view.state.lineage, record.view.state.step],
+        "checkpoint": record.view.checkpoint,
+        "graceful": record.graceful,
+        "causes": list(record.causes),
+        "reason": record.reason,
+    }
+
+
+def _incident(item: Incident) -> dict[str, Any]:
+    phases = [{"phase": phase, "at_s": at_s, "detail": detail} for phase, at_s, detail in item.phases]
+    return {**dataclasses.asdict(item), "phases": phases, "cost_s": item.cost_s}
+
+
+def _counts(summary: LedgerSummary) -> dict[str, Any]:
+    by_kind: dict[str, dict[str, int]] = {}
+    for (kind, phase), count in sorted(summary.faults_by_kind_phase.items()):
+        by_kind.setdefault(kind, {})[phase] = count
+    total = {phase: sum(phases.get(phase, 0) for phases in by_kind.values()) for phase in ("planned", "executed", "suppressed", "healed")}
+    return {
+        "faults_by_kind": by_kind,
+        **total,
+        "losses": summary.losses_total,
+        "in_view_losses": summary.in_view_losses,
+        "views": summary.views_total,
+        "checkpoints": dict(summary.checkpoints_by_phase),
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, 9) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
+
+
+def duration(seconds: float | None) -> str:
+    """Three figures and a unit that fits, ``-`` for None: ``85 ms``, ``12.3 s``, ``4 m 05 s``, ``7 h 20 m``, ``3.2 d``."""
+    if seconds is None:
+        return "-"
+    if abs(seconds) < 0.9995:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    if seconds < 3_600:
+        return f"{int(seconds // 60)} m {int(seconds % 60):02d} s"
+    if seconds < 172_800:
+        return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60):02d} m"
+    return f"{seconds / 86_400:.1f} d"
+
+
+def rank_time(rank_s: float) -> str:
+    """Rank-seconds, or rank-hours from 10,000 on."""
+    return f"{rank_s:,.2f} s" if rank_s < 10_000 else f"{rank_s / 3600:,.1f} h"
+
+
+def losses_by_size(summary: LedgerSummary) -> list[tuple[str, float]]:
+    """Where the rank-seconds went that were no goodput, largest first; categories without any are left out."""
+    named = [(name, value) for name, value in summary.categories.items() if name not in STEP_NAMES and value > 0]
+    if summary.pending_s > 0:
+        named.append(("pending", summary.pending_s))
+    return sorted(named, key=lambda item: -item[1])
