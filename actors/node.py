@@ -104,6 +104,7 @@ class NodeAgent:
         for rank in self._ranks.values():
             asyncio.get_running_loop().remove_reader(rank.pidfd)
             os.close(rank.pidfd)
+            self._hang_up_on(rank)
         if self._up.writer is not None:
             self._up.writer.close()
 
