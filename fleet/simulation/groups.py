@@ -1,0 +1,123 @@
+"""Simulated process groups: they form when all members arrive, break when one leaves, and need not break for everyone at once."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from fleet.simulation.clockwork import Clockwork, Future
+from fleet.types import Member, View
+
+
+class Broken(Exception):
+    """A peer was lost, the group could not be formed in time, or this rank was told to leave."""
+
+
+class End:
+    """One member's end of a group."""
+
+    __slots__ = ("broken", "left", "pending")
+
+    def __init__(self) -> None:
+        self.pending: list[Future] = []
+        self.broken: str | None = None
+        self.left = False
+
+    def fail(self, reason: str) -> None:
+        self.broken = self.broken or reason
+        pending, self.pending = self.pending, []
+        for future in pending:
+            future.resolve(error=Broken(reason))
+
+
+class Group:
+    """The process group of one view.
+
+    A reduction gives all members' values to every member, at a time of its own for each: when a member dies meanwhile, some have the result
+    and others have not. A state that the donor posts reaches each receiver after a time of its own too.
+    """
+
+    def __init__(self, clock: Clockwork, rng: random.Random, view: View) -> None:
+        self.clock, self.rng, self.view = clock, rng, view
+        self.ends: dict[Member, End] = {}
+        self._arrivals: dict[Member, Future] = {}
+        self._values: dict[int, dict[Member, Any]] = {}
+        self._results: dict[int, dict[Member, Future]] = {}
+        self._state: Any = None
+        self._receivers: dict[Member, Future] = {}
+
+    def arrive(self, member: Member, timeout_s: float) -> Future:
+        """Resolves once all members of the view have arrived."""
+        end = self.ends.setdefault(member, End())
+        future = self._pend(end)
+        self._arrivals[member] = future
+        self.clock.after(timeout_s, lambda: self._late(member, future))
+        if any(other.left for other in self.ends.values()):
+            self._break_soon(member, "a peer has left already")
+        if len(self._arrivals) == len(self.view.members):
+            for waiting in self._arrivals.values():
+                self._resolve_after(waiting, self.rng.uniform(0.01, 0.06), None)
+        return future
+
+    def _late(self, member: Member, future: Future) -> None:
+        if not future.done:
+            self.ends[member].fail("not all members arrived in time")
+
+    def reduce(self, member: Member, number: int, value: Any) -> Future:
+        """Reduction ``number`` of this group: resolves to all members' values, by member."""
+        end = self.ends[member]
+        future = self._pend(end)
+        if any(other.left for other in self.ends.values()):
+            self._break_soon(member, "a peer has left")
+        values, results = self._values.setdefault(number, {}), self._results.setdefault(number, {})
+        values[member], results[member] = value, future
+        if len(values) == len(self.view.members):
+            ordered = {each: values[each] for each in self.view.members}
+            for waiting in results.values():
+                self._resolve_after(waiting, self.rng.uniform(0.002, 0.03), ordered)
+            del self._values[number], self._results[number]
+        return future
+
+    def post_state(self, state: Any) -> None:
+        """The donor offers its state to all receivers."""
+        self._state = state
+        for future in self._receivers.values():
+            self._resolve_after(future, self.rng.uniform(0.0, 0.01), state)
+
+    def receive_state(self, member: Member) -> Future:
+        """Resolves when the donor has begun to send; the transfer itself takes the receiver's time."""
+        future = self._pend(self.ends[member])
+        self._receivers[member] = future
+        if self._state is not None:
+            self._resolve_after(future, self.rng.uniform(0.0, 0.01), self._state)
+        return future
+
+    def leave(self, member: Member, graceful: bool = False) -> None:
+        """Close this member's end. Unless it is graceful, the others break soon, each at its own time."""
+        end = self.ends.get(member)
+        if end is None or end.left:
+            return
+        end.left = True
+        end.fail("left")
+        if not graceful:
+            for other in self.ends:
+                if other != member:
+                    self._break_soon(other, f"peer {member} is gone")
+
+    def broken_for(self, member: Member) -> str | None:
+        end = self.ends.get(member)
+        return end.broken if end is not None else None
+
+    def _break_soon(self, member: Member, reason: str) -> None:
+        self.clock.after(self.rng.uniform(0.001, 0.04), lambda: self.ends[member].fail(reason))
+
+    def _pend(self, end: End) -> Future:
+        future = Future()
+        if end.broken is not None:
+            future.resolve(error=Broken(end.broken))
+        else:
+            end.pending = [*(other for other in end.pending if not other.done), future]
+        return future
+
+    def _resolve_after(self, future: Future, delay_s: float, value: Any) -> None:
+        self.clock.after(delay_s, lambda: future.resolve(value))

@@ -1,0 +1,431 @@
+"""What must hold in every run: one checker for each invariant of the protocol, named so that a broken one can be told from another.
+
+They see the truth (every process's own state), not only what the coordinator was told. Invariant 5 of the design, two-phase commits, belongs
+to sharded optimizer state and has no checker here: all simulated state is replicated.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fleet.events import Event, Heartbeat, Joined
+from fleet.instructions import CommitCheckpoint, Instruction, Propose, Publish
+from fleet.machine import FleetMachine
+from fleet.machine_state import END
+from fleet.records import Committed, LineageBegun, ProcessLost, ProcessUp, Record, RunEnded, ViewPublished
+from fleet.simulation.model import POISON, gradient
+from fleet.types import Member, StateId, View
+
+if TYPE_CHECKING:
+    from fleet.simulation.ranks import SimRank
+    from fleet.simulation.world import World
+
+
+class Violation(Exception):
+    """An invariant does not hold."""
+
+    def __init__(self, name: str, text: str) -> None:
+        super().__init__(name, text)
+        self.name, self.text = name, text
+
+
+class Checker:
+    """One invariant. A checker defines the hooks it needs; ``Watch`` calls nothing else.
+
+    Hooks: ``record(record)``, ``truncated(journal)``, ``sent(machine, instruction)``, ``meet(view, view)``, ``sit(rank, view)``,
+    ``seated(rank, view, state)``, ``contribute(rank, view, state, dirty)``, ``reduced(rank, view, number, values)``, ``commit(rank, state)``,
+    ``save(rank, view, request, state)``, ``checkpoint(order, parts)``, ``end()``.
+    """
+
+    name = ""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def require(self, holds: bool, text: str) -> None:
+        if not holds:
+            raise Violation(self.name, text)
+
+    def process(self, member: Member) -> SimRank | None:
+        """The process that was granted ``member``'s name."""
+        ranks = (rank for rank in reversed(self.world.train.processes) if rank.named and rank.member == member)
+        return next(ranks, None)
+
+
+class Donor(Checker):
+    """1: a donor is a clean member of the new view, in its current incarnation, with the greatest state; receivers are all that differ."""
+
+    name = "donor"
+
+    def sent(self, machine: FleetMachine, instruction: Instruction) -> None:
+        if not isinstance(instruction, Publish) or instruction.view.checkpoint is not None:
+            return
+        view = instruction.view
+        members = [self.process(member) for member in view.members]
+        donor = members[view.donor]
+        if donor is None or donor.protocol.view is not None or any(rank is None or rank.protocol.view is not None for rank in members):
+            return  # sent again while members already form it
+        clean = [rank.protocol.state for rank in members if rank is not None and rank.protocol.state and not rank.protocol.dirty]
+        if clean and max(clean) >= machine.committed and view.state.lineage == max(clean).lineage:
+            self.require(not donor.protocol.dirty, f"donor {donor} of generation {view.generation} is dirty")
+            self.require(donor.protocol.state == max(clean), f"donor {donor} holds {donor.protocol.state}, another holds {max(clean)}")
+            self.require(view.state == max(clean), f"generation {view.generation} is to hold {view.state}, its donor has {max(clean)}")
+        elif clean:
+            self.require(max(clean) < machine.committed, f"generation {view.generation} rolls back although a member holds {max(clean)}")
+        for index, rank in enumerate(members):
+            if rank is not None and index != view.donor and (rank.protocol.dirty or rank.protocol.state != view.state):
+                self.require(index in view.receivers, f"{rank} differs from the donor and does not receive in generation {view.generation}")
+
+
+class Dirty(Checker):
+    """2: nobody steps with, gives away, or saves a half-written state."""
+
+    name = "dirty"
+
+    def contribute(self, rank: SimRank, view: View, state: StateId, dirty: bool) -> None:
+        self.require(not dirty and rank.weights != POISON, f"{rank} steps from {state} with a half-written state")
+
+    def seated(self, rank: SimRank, view: View, state: StateId) -> None:
+        self.require(not rank.protocol.dirty and rank.weights != POISON, f"{rank} is seated with a half-written state")
+
+    def checkpoint(self, order: CommitCheckpoint, parts: Sequence[int | None]) -> None:
+        self.require(POISON not in parts, f"checkpoint {order.checkpoint} holds a half-written state")
+
+
+class Stale(Checker):
+    """3: nothing that an overtaken generation or incarnation says or is told has an effect."""
+
+    name = "stale"
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._greatest: dict[str, int] = {}
+
+    def sit(self, rank: SimRank, view: View) -> None:
+        token = rank.protocol.token
+        last = self._greatest.get(token, -1)
+        self.require(view.generation > last, f"{rank} sits in generation {view.generation} after {last}")
+        self.require(view.rank_of(rank.member) >= 0, f"{rank} sits in a view that it is no member of")
+        self.require(rank.protocol.fenced is None, f"{rank} was fenced and sits down")
+        self._greatest[token] = view.generation
+
+    def handle(self, machine: FleetMachine, event: Event) -> Callable[[list[Instruction]], None] | None:
+        """Before an event of a rank that is not current; returns what is to be checked after it."""
+        member = getattr(event, "member", None)
+        if member is None or machine.phase == END or machine.roster.current(member) is not None:
+            return None
+        before = (machine.phase, machine.generation, machine.view, dict(machine.roster.by_slot))
+        kind = type(event).__name__
+
+        def after(out: list[Instruction]) -> None:
+            now = (machine.phase, machine.generation, machine.view, machine.roster.by_slot)
+            self.require(kind == "Lost" or now == before, f"{kind} of {member}, which is not current, changed {before} to {now}")
+
+        return after if machine.phase == "run" else None
+
+
+class Repeat(Checker):
+    """4: a repeated attempt computes what the first one did."""
+
+    name = "repeat"
+
+    def reduced(self, rank: SimRank, view: View, number: int, values: Mapping[Member, Any]) -> None:
+        for member, (state, weights, contributions, _) in values.items():
+            chain = self.world.chain.weights(state.step)
+            self.require(weights == chain, f"{member} reduces step {state} from weights that are not those of the fault-free run")
+            right = all(value == gradient(chain, state.step, shard) for shard, value in contributions.items())
+            self.require(right, f"{member} contributes something else to step {state} than in the fault-free run")
+
+
+class OneIncarnation(Checker):
+    """6: at most one live incarnation of a slot steps in a history."""
+
+    name = "one incarnation"
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._greatest: dict[tuple[int, int], int] = {}
+
+    def reduced(self, rank: SimRank, view: View, number: int, values: Mapping[Member, Any]) -> None:
+        slots = [member.slot for member in values]
+        self.require(len(set(slots)) == len(slots), f"generation {view.generation} holds two incarnations of a slot: {list(values)}")
+        for member, (state, *_) in values.items():
+            key = (member.slot, state.lineage)
+            last = self._greatest.get(key, -1)
+            self.require(member.incarnation >= last, f"{member} completes {state} after incarnation {last} of its slot did")
+            self._greatest[key] = member.incarnation
+
+
+class ExactlyOnce(Checker):
+    """6: no committed step is lost or doubled."""
+
+    name = "exactly once"
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._committed = StateId(0, 0)
+
+    def record(self, record: Record) -> None:
+        if isinstance(record, Committed):
+            self.require(record.state > self._committed, f"{record.state} is committed after {self._committed}")
+            self._committed = record.state
+            self._check_members(record.state)
+        elif isinstance(record, ViewPublished) and not record.graceful:
+            self.require(record.view.state >= self._committed, f"view {record.view} goes back behind the committed {self._committed}")
+
+    def _check_members(self, state: StateId) -> None:
+        coordinator = self.world.coordinator
+        view = coordinator.machine.view if coordinator is not None else None
+        for member in view.members if view is not None else ():
+            rank = self.process(member)
+            held = rank.protocol.state if rank is not None else None
+            self.require(held is not None and held >= state, f"{state} is committed but {member} holds {held}")
+
+    def truncated(self, journal: Sequence[Record]) -> None:
+        self._committed = max((record.state for record in journal if isinstance(record, Committed)), default=StateId(0, 0))
+
+    def reduced(self, rank: SimRank, view: View, number: int, values: Mapping[Member, Any]) -> None:
+        states = {value[0] for value in values.values()}
+        self.require(len(states) == 1, f"members reduce different steps in generation {view.generation}: {states}")
+        shards = sorted(shard for value in values.values() for shard in value[2])
+        whole = list(range(self.world.settings.shards))
+        self.require(shards == whole, f"generation {view.generation} computes shards {shards}")
+        state = states.pop()
+        doubled = state.lineage == self._committed.lineage and state.step < self._committed.step
+        self.require(not doubled, f"step {state} is computed again although {self._committed} is committed")
+
+
+class Identical(Checker):
+    """6, and the promise of bit-identity: every member that commits step k of any history has the fault-free weights."""
+
+    name = "identical"
+
+    def commit(self, rank: SimRank, state: StateId) -> None:
+        self.require(rank.weights == self.world.chain.weights(state.step), f"{rank} commits {state} with other weights than the fault-free run")
+
+    def seated(self, rank: SimRank, view: View, state: StateId) -> None:
+        self.require(rank.weights == self.world.chain.weights(state.step), f"{rank} is seated at {state} with weights of another state")
+
+    def end(self) -> None:
+        ended = next((record for record in self.world.journal if isinstance(record, RunEnded)), None)
+        if ended is not None and ended.status == "completed":
+            digest = str(self.world.chain.weights(self.world.plan.steps))
+            self.require(ended.digest == digest, "the run completes with a digest other than the fault-free run's")
+
+
+class WholeCheckpoint(Checker):
+    """2 and 3, for the store: the parts of a checkpoint are all members' parts of one state."""
+
+    name = "whole checkpoint"
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._saves: dict[tuple[int, int], StateId] = {}
+
+    def save(self, rank: SimRank, view: View, request: int, state: StateId) -> None:
+        first = self._saves.setdefault((view.generation, request), state)
+        self.require(first == state, f"{rank} serves request {request} of generation {view.generation} at {state}, another did at {first}")
+
+    def checkpoint(self, order: CommitCheckpoint, parts: Sequence[int | None]) -> None:
+        right = self.world.chain.weights(order.state.step)
+        self.require(all(part == right for part in parts), f"checkpoint {order.checkpoint} is put together from {parts}, not from {right}")
+
+
+class Persisted(Checker):
+    """3 and 8: a view is in the journal before anyone hears of it, generations only grow, and one generation is one view."""
+
+    name = "persisted"
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._written: dict[int, View] = {}
+        self._published: dict[int, View] = {}
+
+    def record(self, record: Record) -> None:
+        if isinstance(record, ViewPublished):
+            view = record.view
+            last = max(self._written, default=-1)
+            self.require(view.generation > last, f"generation {view.generation} is written after {last}")
+            told = self._published.get(view.generation, view)
+            self.require(told == view, f"generation {view.generation} was published before, as another view")
+            self._written[view.generation] = view
+
+    def truncated(self, journal: Sequence[Record]) -> None:
+        self._written = {record.view.generation: record.view for record in journal if isinstance(record, ViewPublished)}
+
+    def sent(self, machine: FleetMachine, instruction: Instruction) -> None:
+        if isinstance(instruction, Publish | Propose):
+            view = instruction.view
+            written = self._written.get(view.generation)
+            same = written == view
+            self.require(same, f"generation {view.generation} is published but the journal has {written}")
+            self._published[view.generation] = view
+
+    def meet(self, first: View, second: View) -> None:
+        self.require(first == second, f"two views of generation {first.generation} meet: {first} and {second}")
+
+
+class Journal(Checker):
+    """8: the journal makes sense by itself: nothing after the end, every number grows."""
+
+    name = "journal"
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._ended = False
+        self._lineage = 0
+        self._incarnations: dict[int, int] = {}
+
+    def record(self, record: Record) -> None:
+        self.require(not self._ended or type(record).__name__ == "Resumed", f"{record} comes after the end of the run")
+        match record:
+            case ProcessUp(member=member):
+                last = self._incarnations.get(member.slot, -1)
+                self.require(member.incarnation > last, f"{member} comes up after incarnation {last}")
+                self._incarnations[member.slot] = member.incarnation
+            case LineageBegun(lineage=lineage):
+                self.require(lineage > self._lineage, f"lineage {lineage} begins after {self._lineage}")
+                self._lineage = lineage
+            case RunEnded():
+                self._ended = True
+
+    def truncated(self, journal: Sequence[Record]) -> None:
+        self._forget()
+        for record in journal:
+            self.record(record)
+
+
+class Rebuilt(Checker):
+    """8: a machine rebuilt from the journal knows what the living one knows."""
+
+    name = "rebuilt"
+
+    def end(self) -> None:
+        coordinator = self.world.coordinator
+        if coordinator is None:
+            return
+        living, rebuilt = coordinator.machine, self.world.make_machine()
+        rebuilt.replay(list(self.world.journal), self.world.clock.now_s)
+        for what in ("generation", "lineage", "committed", "ended"):
+            one, other = getattr(living, what), getattr(rebuilt, what)
+            self.require(one == other, f"{what} is {one}, rebuilt it is {other}")
+        for what in ("newest_id", "newest_state"):
+            one, other = getattr(living.checkpoints, what), getattr(rebuilt.checkpoints, what)
+            self.require(one == other, f"{what} of the checkpoints is {one}, rebuilt it is {other}")
+        one, other = self._living(living), self._living(rebuilt)
+        self.require(one == other, f"the living ranks are {one}, rebuilt they are {other}")
+
+    @staticmethod
+    def _living(machine: FleetMachine) -> list[Member]:
+        return sorted(rank.member for rank in machine.roster.by_slot.values())
+
+
+class Ends(Checker):
+    """6: the run always ends, for a reason that its troubles explain, and every process that can hear of it exits."""
+
+    name = "ends"
+
+    def end(self) -> None:
+        plan, world = self.world.plan, self.world
+        self.require(world.over, f"the run has not ended at {world.clock.now_s:.1f} s, {plan.deadline_s - plan.quiet_s:.0f} s after its last trouble")
+        self.require(world.status in plan.statuses, f"the run ends as {world.status}: {world.reason}; expected {plan.statuses}")
+        left = [str(rank) for rank in world.train.processes if rank.alive and rank.frozen_s < 0 and rank.node.alive and rank.node.reachable]
+        self.require(not left, f"{left} were never released")
+
+
+class BudgetsHold(Checker):
+    """6: a run does not go on beyond its budgets, and does not end for them before."""
+
+    name = "budgets"
+
+    def record(self, record: Record) -> None:
+        if isinstance(record, ViewPublished):
+            over = self._exceeded(record.at_s)
+            self.require(not over, f"a view is published although {over}")
+        elif isinstance(record, RunEnded) and "crash loop" in record.reason:
+            self.require(bool(self._exceeded(record.at_s)), f"the run ends within its budgets: {record.reason}")
+
+    def _exceeded(self, now_s: float) -> str:
+        budgets = self.world.settings.budgets
+        losses = [record for record in self.world.journal if isinstance(record, ProcessLost) and record.fault is None]
+        losses = [loss for loss in losses if now_s - loss.at_s <= budgets.window_s]
+        counts = [
+            ("the total", len(losses), budgets.total),
+            ("a slot", max(Counter(loss.member.slot for loss in losses).values(), default=0), budgets.slot),
+            ("a shard", max(Counter((loss.step, loss.shard) for loss in losses if loss.shard >= 0).values(), default=0), budgets.shard),
+        ]
+        over = [f"{what} was lost {count} times, limit {limit}" for what, count, limit in counts if count >= limit]
+        fruitless = self._fruitless()
+        if fruitless >= budgets.slot_fruitless:
+            over.append(f"a slot was lost {fruitless} times without a commit")
+        return "; ".join(over)
+
+    def _fruitless(self) -> int:
+        """Most losses of one slot between two commits."""
+        counts: Counter[int] = Counter()
+        most = 0
+        for record in self.world.journal:
+            if isinstance(record, Committed):
+                counts.clear()
+            elif isinstance(record, ProcessLost) and record.fault is None:
+                counts[record.member.slot] += 1
+                most = max(most, counts[record.member.slot])
+        return most
+
+
+class Traffic(Checker):
+    """7: what the coordinator says grows with nodes, view changes and waiting time, not with ranks squared nor with ticks."""
+
+    name = "traffic"
+
+    def end(self) -> None:
+        world = self.world
+        views = sum(isinstance(record, ViewPublished) for record in world.journal)
+        elapsed_s = world.clock.now_s
+        each = 30 + 20 * views + 3 * elapsed_s / world.settings.timeouts.resend_s
+        limit = each * len(world.nodes) + 10 * len(world.train.processes)
+        said = world.network.down_messages
+        self.require(said <= limit, f"the coordinator said {said} things in {elapsed_s:.1f} s and {views} views; bound {limit:.0f}")
+
+
+CHECKERS: tuple[type[Checker], ...] = (
+    Donor, Dirty, Stale, Repeat, OneIncarnation, ExactlyOnce, Identical, WholeCheckpoint, Persisted, Journal, Rebuilt, Ends, BudgetsHold,
+    Traffic,
+)  # fmt: skip
+HOOKS = ("record", "truncated", "sent", "meet", "sit", "seated", "contribute", "reduced", "commit", "save", "checkpoint", "end")
+
+
+class Watch:
+    """Calls every checker that has the hook."""
+
+    def __init__(self, world: World) -> None:
+        checkers = [kind(world) for kind in CHECKERS]
+        self._hooks = {hook: [getattr(checker, hook) for checker in checkers if hasattr(checker, hook)] for hook in HOOKS}
+        self._stale = next(checker for checker in checkers if isinstance(checker, Stale))
+
+    def handle(self, machine: FleetMachine, event: Event, now_s: float) -> list[Instruction]:
+        """Let ``machine`` handle ``event``, watched."""
+        if isinstance(event, Heartbeat | Joined):
+            return machine.handle(event, now_s)
+        after = self._stale.handle(machine, event)
+        out = machine.handle(event, now_s)
+        if after is not None:
+            after(out)
+        return out
+
+    def __getattr__(self, hook: str) -> Callable[..., None]:
+        hooks = self.__dict__.get("_hooks", {}).get(hook)
+        if hooks is None:
+            raise AttributeError(hook)
+
+        def call(*arguments: Any) -> None:
+            for each in hooks:
+                each(*arguments)
+
+        setattr(self, hook, call)
+        return call

@@ -1,0 +1,157 @@
+"""What happens in one simulated run: its size, its network, and its troubles."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+
+from fleet.config import Budgets, RunSettings, Timeouts
+from fleet.rng import stream
+
+POINTS = (
+    "building", "forming", "donating", "receiving", "received", "compute", "reducing", "reduced", "mutating", "committed", "entering",
+    "saving", "finished",
+)  # fmt: skip
+"""Where in a rank's loop a trouble can strike."""
+
+FAST = Timeouts(
+    heartbeat_s=1.0, node_s=1.5, park_s=2.0, form_s=4.0, progress_s=8.0, start_s=10.0, checkpoint_s=6.0, resend_s=0.5
+)  # fmt: skip
+PATIENT = Budgets(slot=1000, node=1000, shard=1000, total=1000, slot_fruitless=1000)
+BOUND_S = 150.0
+"""A run must have ended this long after its last trouble is over."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trouble:
+    """One misfortune, at a time, or at a named point of a rank's loop at ``step`` or later (``slot`` None: whoever comes first).
+
+    ``kind``: kill, raise, freeze (a rank); lose_node, partition, join (a node); forget (Ray Train takes a living process for dead);
+    coordinator; store; stop; shard (kills whoever computes it), nan (everyone raises).
+
+    Args:
+        slots: more victims of the same moment.
+        duration_s: how long a freeze, partition, store failure or the coordinator's absence lasts; for a lost node, how long its ranks
+            outlive its agent.
+        after: the coordinator dies this many instructions later, in the middle of a list if need be.
+        stale: the last records of the journal that are lost with it.
+        heard: whether the connection breaks noticeably (node lost or partitioned), or the fault was reported as injected (rank killed).
+    """
+
+    kind: str
+    at_s: float | None = None
+    point: str = ""
+    step: int = 0
+    slot: int | None = None
+    slots: tuple[int, ...] = ()
+    node: int = 0
+    shard: int = -1
+    duration_s: float = 0.0
+    after: int = 0
+    stale: int = 0
+    heard: bool = False
+    times: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """``capacity`` is ranks per node; ``delay_s`` the network's, ``restart_s`` Ray Train's, ``build_s`` a rank's, as (least, most)."""
+
+    seed: int = 0
+    settings: RunSettings = field(default_factory=RunSettings)
+    steps: int = 10
+    capacity: int = 2
+    shard_s: float = 0.01
+    delay_s: tuple[float, float] = (0.0005, 0.005)
+    fifo: bool = True
+    loss: float = 0.0
+    duplicates: float = 0.0
+    abrupt: bool = False
+    restart_s: tuple[float, float] = (0.3, 2.5)
+    build_s: tuple[float, float] = (0.1, 1.0)
+    save_every_s: float = 1.5
+    troubles: tuple[Trouble, ...] = ()
+    statuses: tuple[str, ...] = ("completed",)
+    quiet_s: float = 0.0
+
+    @property
+    def deadline_s(self) -> float:
+        return self.quiet_s + BOUND_S
+
+
+def small(world: int = 4, spares: int = 0, nodes: int = 2, budgets: Budgets = PATIENT, min_ranks: int = 1) -> RunSettings:
+    """Settings of a small run with short time-outs."""
+    return RunSettings(
+        world=world, spares=spares, nodes=nodes, shards=8, min_ranks=min_ranks, timeouts=FAST, budgets=budgets
+    )  # fmt: skip
+
+
+def random_plan(seed: int) -> Plan:
+    """The run of ``seed``: its size, network and troubles, each from a stream of its own."""
+    rng = stream(seed, "plan")
+    world, spares, nodes = rng.randint(2, 5), rng.choice((0, 0, 1)), rng.randint(1, 3)
+    capacity = -(-(world + spares) // nodes) + rng.choice((0, 0, 1))
+    settings = small(world, spares, nodes, min_ranks=rng.choice((1, 1, 1, 2)))
+    steps = rng.randint(10, 30)
+    plan = Plan(seed=seed, settings=settings, steps=steps, capacity=capacity, abrupt=rng.random() < 0.2,
+                shard_s=rng.choice((0.01, 0.02, 0.05)), save_every_s=rng.choice((0.5, 1.5, 6.0, 1000.0)))  # fmt: skip
+    plan = _with_network(plan, stream(seed, "network plan"))
+    return with_troubles(plan, _random_troubles(plan, stream(seed, "troubles")))
+
+
+def with_troubles(plan: Plan, troubles: tuple[Trouble, ...]) -> Plan:
+    """``plan`` with these troubles, quiet after the last one that has a time."""
+    quiet_s = max((trouble.at_s + trouble.duration_s for trouble in troubles if trouble.at_s is not None), default=0.0)
+    kinds = {trouble.kind for trouble in troubles}
+    statuses = ["completed", *(["stopped"] if "stop" in kinds else []), *(["failed"] if kinds & {"raise", "nan", "shard"} else [])]
+    return replace(plan, troubles=troubles, statuses=tuple(statuses), quiet_s=max(quiet_s, 10.0))
+
+
+def _with_network(plan: Plan, rng: random.Random) -> Plan:
+    match rng.choice(("good", "good", "slow", "lossy", "bad")):
+        case "slow":
+            return replace(plan, delay_s=(0.01, 0.2))
+        case "lossy":
+            return replace(plan, fifo=False, loss=0.05, duplicates=0.05)
+        case "bad":
+            return replace(plan, fifo=False, delay_s=(0.001, 0.4), loss=0.15, duplicates=0.1)
+    return plan
+
+
+def _random_troubles(plan: Plan, rng: random.Random) -> tuple[Trouble, ...]:
+    troubles: list[Trouble] = []
+    for _ in range(rng.choice((0, 1, 1, 2, 2, 3, 4, 6))):
+        troubles += _random_trouble(plan, rng)
+    return tuple(troubles)
+
+
+def _random_trouble(plan: Plan, rng: random.Random) -> list[Trouble]:
+    settings = plan.settings
+    at_s, slot, node = rng.uniform(0.2, 8.0), rng.randrange(settings.slots), rng.randrange(settings.nodes)
+    kinds = ("kill", "kill", "point", "point", "point", "freeze", "lose_node", "partition", "forget", "coordinator", "coordinator", "store",
+             "raise", "stop", "pair", "all")  # fmt: skip
+    match rng.choices(kinds, weights=(6, 6, 6, 6, 6, 6, 4, 4, 2, 5, 5, 2, 1, 1, 4, 1))[0]:
+        case "kill":
+            return [Trouble(kind="kill", at_s=at_s, slot=slot, heard=rng.random() < 0.3)]
+        case "point":
+            kind = rng.choice(("kill", "kill", "kill", "freeze", "coordinator"))
+            return [Trouble(kind=kind, point=rng.choice(POINTS), step=rng.randrange(plan.steps), slot=rng.choice((slot, None)),
+                            duration_s=rng.uniform(0.1, 3.0), after=rng.randrange(6))]  # fmt: skip
+        case "freeze":
+            return [Trouble(kind="freeze", at_s=at_s, slot=slot, duration_s=rng.choice((rng.uniform(0.1, 0.9), rng.uniform(1.0, 6.0))))]
+        case "lose_node":
+            lost = Trouble(kind="lose_node", at_s=at_s, node=node, duration_s=rng.choice((0.0, 0.3, 3.0)), heard=rng.random() < 0.5)
+            return [lost, Trouble(kind="join", at_s=at_s + rng.uniform(1.0, 15.0))]
+        case "partition":
+            return [Trouble(kind="partition", at_s=at_s, node=node, duration_s=rng.uniform(0.2, 5.0), heard=rng.random() < 0.5)]
+        case "coordinator":
+            stale = rng.choice((0, 0, 0, 1, 2, 4))
+            return [Trouble(kind="coordinator", at_s=at_s, duration_s=rng.uniform(0.05, 3.0), after=rng.randrange(8), stale=stale)]
+        case "pair":
+            other = rng.randrange(settings.slots)
+            return [Trouble(kind="kill", at_s=at_s, slot=slot, slots=(other,)), Trouble(kind="kill", at_s=at_s + 0.05, slot=other)]
+        case "all":
+            return [Trouble(kind="kill", at_s=at_s, slots=tuple(range(settings.slots)))]
+        case kind:
+            return [Trouble(kind=kind, at_s=at_s, slot=slot, step=rng.randrange(plan.steps), point="compute" if kind == "raise" else "",
+                            duration_s=rng.uniform(0.5, 4.0))]  # fmt: skip

@@ -1,0 +1,399 @@
+"""A simulated rank process: the live ``MemberProtocol``, driven as the live loop drives it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from fleet.events import Event, PartWritten, Raised
+from fleet.instructions import Instruction
+from fleet.member import INTERRUPT, MemberProtocol
+from fleet.simulation.clockwork import Coroutine, Future, Steps
+from fleet.simulation.groups import Broken, Group
+from fleet.simulation.model import POISON, gradient, updated
+from fleet.types import Member, Part, Process, Pulse, StateId, View
+
+if TYPE_CHECKING:
+    from fleet.simulation.nodes import SimNode
+    from fleet.simulation.world import World
+
+Offer = tuple[StateId, int, dict[int, int], tuple[int, int]]
+
+
+class Dead(Exception):
+    """Unwinds the coroutine of a process that was killed in the middle of its own code."""
+
+
+class UserError(Exception):
+    """The train function raised."""
+
+
+class SimRank:
+    """One process. ``where`` is (step, shard), as its node's agent would see it in the rank's shared memory."""
+
+    def __init__(self, world: World, slot: int, node: SimNode, number: int, rng: random.Random) -> None:
+        self.world, self.node, self.rng = world, node, rng
+        self.protocol = MemberProtocol(slot, f"token-{number}", Process(node.name, 1000 + number, number), f"{node.name}:{number}")
+        self.alive, self.frozen_s = True, -1.0
+        self.weights = POISON
+        self.where = (-1, -1)
+        self.stepping = False
+        self.slowness = 1.0
+        self.progress_s = world.clock.now_s
+        self.started_s = world.clock.now_s
+        self.group: Group | None = None
+        self.beside: Group | None = None
+        self._deferred: list[Callable[[], None]] = []
+        self._news: list[Future] = []
+        self._failed_proposal = -1
+        world.clock.after(rng.uniform(0.01, 0.3), lambda: self.gate(self._start))
+
+    def __str__(self) -> str:
+        return f"{self.protocol.slot}.{'?' if self.protocol.incarnation is None else self.protocol.incarnation}"
+
+    @property
+    def member(self) -> Member:
+        return self.protocol.member
+
+    @property
+    def named(self) -> bool:
+        return self.protocol.incarnation is not None
+
+    # ---- the process as others see it ---------------------------------------------------------------------------------------------------
+
+    def gate(self, call: Callable[[], None]) -> None:
+        """Everything that happens in this process comes through here: not when it is dead, later when it is stopped."""
+        if not self.alive:
+            return
+        if self.frozen_s >= 0:
+            self._deferred.append(call)
+        else:
+            call()
+
+    def freeze(self) -> None:
+        if self.alive and self.frozen_s < 0:
+            self.frozen_s = self.world.clock.now_s
+            self.world.note("freeze", self)
+
+    def thaw(self) -> None:
+        if not self.alive or self.frozen_s < 0:
+            return
+        self.frozen_s = -1.0
+        self.world.note("thaw", self)
+        calls, self._deferred = self._deferred, []
+        for call in calls:
+            self.gate(call)
+
+    def die(self, cause: str) -> None:
+        """SIGKILL, or the end of the process: its ends of all groups close, its agent sees it."""
+        if not self.alive:
+            return
+        self.alive = False
+        self.world.note("dead", self, cause, self.where)
+        self._leave_groups()
+        self.node.on_death(self, cause)
+        self.world.train.on_death(self)
+
+    def pulse(self) -> Pulse:
+        now_s, protocol = self.world.clock.now_s, self.protocol
+        beat_age_s = now_s - self.frozen_s if self.frozen_s >= 0 else 0.0
+        state = protocol.state or StateId(0, 0)
+        return Pulse(self.member, protocol.generation, state, beat_age_s, now_s - self.progress_s, self.stepping)
+
+    def _leave_groups(self) -> None:
+        if self.named:
+            for group in (self.group, self.beside):
+                if group is not None:
+                    group.leave(self.member)
+        self.group = self.beside = None
+
+    # ---- messages ------------------------------------------------------------------------------------------------------------------------
+
+    def receive(self, message: Instruction) -> None:
+        self.gate(lambda: self._take(message))
+
+    def _take(self, message: Instruction) -> None:
+        if self.protocol.receive(message) == INTERRUPT:
+            self.world.note("interrupted", self, type(message).__name__)
+            if self.group is not None:
+                self.group.leave(self.member)
+            if self.beside is not None:
+                self.beside.leave(self.member)
+        if self.beside is not None and not self.protocol.holds_proposal(self.beside.view.generation):
+            self.beside.leave(self.member)
+            self.beside = None
+        self.flush()
+        news, self._news = self._news, []
+        for future in news:
+            future.resolve()
+
+    def flush(self, *events: Event) -> None:
+        """Send what the protocol has to say."""
+        outbox, self.protocol.outbox = [*self.protocol.outbox, *events], []
+        for event in outbox:
+            self.node.from_rank(self, event)
+
+    def reconnect(self) -> None:
+        """The agent hung up: say hello again, and the last status."""
+        self.gate(lambda: self.flush(self.protocol.hello(), *(self.protocol.status() if self.named else [])))
+
+    def _repeat(self) -> None:
+        if self.protocol.waits:
+            self.flush(*self.protocol.status())
+        self.world.clock.after(self.world.settings.timeouts.resend_s, lambda: self.gate(self._repeat))
+
+    def _wait(self) -> Future:
+        future = Future()
+        self._news.append(future)
+        return future
+
+    # ---- the loop ------------------------------------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        self.flush(self.protocol.hello())
+        self.world.clock.after(self.world.settings.timeouts.resend_s, lambda: self.gate(self._repeat))
+        Coroutine(self.world.clock, self._main(), self.gate)
+        Coroutine(self.world.clock, self._form_beside(), self.gate)
+
+    def at(self, point: str) -> bool:
+        """A named point of the loop, at which faults can be aimed. True when the process was stopped: yield once."""
+        if self.world.faults.at(self, point):
+            if not self.alive:
+                raise Dead
+            return self.frozen_s >= 0
+        return False
+
+    def _main(self) -> Steps:
+        try:
+            yield from self._live()
+            self.die("exited")
+        except UserError as error:
+            step, shard = self.where
+            self.flush(Raised(self.member, step, shard, str(error), "traceback of the user's code"))
+            yield 0.01
+            self.die("exited after an error")
+        except Dead:
+            return
+
+    @property
+    def _over(self) -> bool:
+        return self.protocol.released is not None or self.protocol.fenced is not None
+
+    def _live(self) -> Steps:
+        while not self.named and not self._over:
+            yield self._wait()
+        if self.at("building"):
+            yield 0.0
+        yield self.rng.uniform(*self.world.plan.build_s)
+        if self._over:
+            return
+        self.protocol.ready()
+        self.flush()
+        while not self._over:
+            view, graceful = self._next_view()
+            if view is None:
+                yield self._wait()
+                continue
+            try:
+                yield from self._seat(view, graceful)
+            except Broken as broken:
+                self._abandon(str(broken))
+
+    def _next_view(self) -> tuple[View | None, bool]:
+        view = self.protocol.next_view()
+        if view is not None:
+            return view, False
+        proposal = self.protocol.proposal()
+        if proposal is not None:
+            self.protocol.enter(proposal)
+        return proposal, True
+
+    def _abandon(self, reason: str) -> None:
+        self.world.note("broken", self, reason, f"dirty={self.protocol.dirty}")
+        self._leave_groups()
+        self.stepping = False
+        self.protocol.withdraw()
+        self.protocol.broken(reason)
+        self.flush()
+
+    def _seat(self, view: View, graceful: bool) -> Steps:
+        self.world.watch.sit(self, view)
+        self.group = group = self.world.group(view)
+        if self.at("forming"):
+            yield 0.0
+        yield group.arrive(self.member, self.world.settings.timeouts.form_s)
+        yield from self._take_state(group, graceful)
+        yield from self._steps()
+
+    def _take_state(self, group: Group, graceful: bool) -> Steps:
+        """The donor gives, receivers take, the others go on with what they have; ends with the word that this rank steps."""
+        view, protocol = group.view, self.protocol
+        rank = view.rank_of(self.member)
+        state = protocol.state
+        if rank == view.donor:
+            state = yield from self._donate(group, graceful)
+        elif rank in view.receivers:
+            state = yield from self._receive_state(group)
+        if group.broken_for(self.member) is not None:
+            raise Broken(group.broken_for(self.member))
+        assert state is not None
+        self.progress_s = self.world.clock.now_s
+        protocol.formed(state)
+        self.stepping = True
+        self.flush()
+        self.world.note("formed", self, view.generation, state)
+        self.world.watch.seated(self, view, state)
+
+    def _donate(self, group: Group, graceful: bool) -> Steps:
+        view, protocol = group.view, self.protocol
+        state = protocol.state
+        if view.checkpoint is not None:
+            protocol.receiving()
+            self.weights = POISON
+            yield self.rng.uniform(0.02, 0.3)
+            self.weights = self.world.store.load(view.checkpoint)
+            state = view.state
+        elif state is None or (not graceful and state.lineage != view.state.lineage):
+            if self.protocol.dirty or state is not None:
+                raise UserError("there is no checkpoint to go back to, and this rank's initial state is gone")
+            self.weights, state = self.world.chain.weights(0), view.state
+        assert state is not None
+        if view.receivers:
+            group.post_state((state, self.weights))
+            if self.at("donating"):
+                yield 0.0
+            yield self.rng.uniform(0.02, 0.2)
+        return state
+
+    def _receive_state(self, group: Group) -> Steps:
+        state, weights = yield group.receive_state(self.member)
+        self.protocol.receiving()
+        self.weights = POISON
+        if self.at("receiving"):
+            yield 0.0
+        yield self.rng.uniform(0.02, 0.25)
+        if group.broken_for(self.member) is not None:
+            raise Broken(group.broken_for(self.member))
+        if self.at("received"):
+            yield 0.0
+        self.weights = weights
+        return state
+
+    # ---- steps ---------------------------------------------------------------------------------------------------------------------------
+
+    def _steps(self) -> Steps:
+        number, protocol = 0, self.protocol
+        while protocol.state is not None and protocol.state.step < self.world.plan.steps:
+            assert self.group is not None
+            values = yield from self._attempt(self.group, number)
+            number += 1
+            enter, save = protocol.agree([value[3] for value in values.values()])
+            yield from self._update(values)
+            if save is not None:
+                yield from self._save(save, enter is not None)
+            if enter is not None:
+                yield from self._enter(enter)
+                number = 0
+        yield from self._finish()
+
+    def _attempt(self, group: Group, number: int) -> Steps:
+        """The shards of this rank, then the reduction over all members."""
+        protocol, view = self.protocol, group.view
+        assert protocol.state is not None
+        step, contributions = protocol.state.step, {}
+        lo, hi = view.ranges[view.rank_of(self.member)]
+        for shard in range(lo, hi):
+            self.where = (step, shard)
+            if self.at("compute"):
+                yield 0.0
+            contributions[shard] = gradient(self.weights, step, shard)
+        yield self.rng.uniform(0.5, 1.5) * self.world.plan.shard_s * (hi - lo) * self.slowness
+        self.where = (step, -1)
+        if self.at("reducing"):
+            yield 0.0
+        self.world.watch.contribute(self, view, protocol.state, protocol.dirty)
+        values: dict[Member, Any] = yield group.reduce(self.member, number, (protocol.state, self.weights, contributions, protocol.offer()))
+        self.world.watch.reduced(self, view, number, values)
+        if self.at("reduced"):
+            yield 0.0
+        return values
+
+    def _update(self, values: dict[Member, Offer]) -> Steps:
+        merged: dict[int, int] = {}
+        for _, _, contributions, _ in values.values():
+            merged.update(contributions)
+        before, self.weights = self.weights, POISON
+        self.protocol.mutating()
+        if self.at("mutating"):
+            yield 0.0
+        yield self.rng.uniform(0.001, 0.02)
+        self.weights = updated(before, merged, self.world.settings.shards)
+        state = self.protocol.committed()
+        self.progress_s = self.world.clock.now_s
+        self.world.watch.commit(self, state)
+        if self.at("committed"):
+            yield 0.0
+
+    def _enter(self, view: View) -> Steps:
+        """Every member has agreed to go on in ``view`` from here."""
+        assert self.group is not None and self.beside is not None
+        self.protocol.enter(view)
+        self.world.watch.sit(self, view)
+        self.group.leave(self.member, graceful=not self.world.plan.abrupt)
+        self.group, self.beside = self.beside, None
+        if self.at("entering"):
+            yield 0.0
+        yield from self._take_state(self.group, graceful=True)
+
+    def _save(self, request: int, entering: bool) -> Steps:
+        assert self.group is not None and self.protocol.state is not None
+        view, state, weights = self.group.view, self.protocol.state, self.weights
+        self.world.watch.save(self, view, request, state)
+        if self.at("saving"):
+            yield 0.0
+        blocked_s = self.rng.uniform(0.001, 0.02)
+        yield blocked_s
+        rank = view.rank_of(self.member)
+        name = f"step-{state.step}-lineage-{state.lineage}-request-{request}"
+        part = Part(f"{name}/{rank}", 1, str(weights), (rank,))
+        event = PartWritten(self.member, request, name, state, part, blocked_s, "meta" if rank == 0 else "")
+        self.world.clock.after(self.rng.uniform(0.01, 0.4), lambda: self.gate(lambda: self._written(name, rank, weights, event)))
+
+    def _written(self, name: str, rank: int, weights: int, event: PartWritten) -> None:
+        if self.world.store.put(name, rank, weights):
+            self.flush(event)
+
+    def _finish(self) -> Steps:
+        """Wait at the barrier until the run is over, or a peer's loss sends everyone back."""
+        self.stepping = False
+        self.protocol.finished(str(self.weights))
+        self.flush()
+        self.world.note("finished", self)
+        if self.at("finished"):
+            yield 0.0
+        while not self._over:
+            if self.protocol.interrupted or self.group is None or self.group.broken_for(self.member) is not None:
+                raise Broken("called back from the finish")
+            yield self._wait()
+
+    # ---- beside the steps ------------------------------------------------------------------------------------------------------------------
+
+    def _form_beside(self) -> Steps:
+        """The second thread: forms proposed views while the first one steps."""
+        while True:
+            view = self.protocol.proposal() if self.named and self.protocol.view is not None else None
+            if view is None or self.protocol.forming or view.generation == self._failed_proposal:
+                yield self._wait()
+                continue
+            self.beside = group = self.world.group(view)
+            try:
+                yield group.arrive(self.member, self.world.settings.timeouts.form_s)
+                if self.beside is group:
+                    self.protocol.proposal_formed(view.generation)
+                    self.world.note("formed beside", self, view.generation)
+            except Broken:
+                self._failed_proposal = view.generation
+                if self.beside is group:
+                    group.leave(self.member)
+                    self.beside = None

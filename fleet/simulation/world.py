@@ -1,0 +1,181 @@
+"""One simulated run, from its first process to its last."""
+
+from __future__ import annotations
+
+import random
+import traceback
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fleet.config import RunSettings
+from fleet.events import Event
+from fleet.machine import FleetMachine
+from fleet.records import VERSION, Record, Resumed, RunStarted
+from fleet.rng import stream
+from fleet.simulation.clockwork import Clockwork
+from fleet.simulation.coordinator import Network, SimCoordinator, Store
+from fleet.simulation.faults import Faults
+from fleet.simulation.groups import Group
+from fleet.simulation.invariants import Violation, Watch
+from fleet.simulation.model import Chain
+from fleet.simulation.nodes import SimNode, SimTrain
+from fleet.simulation.plan import Plan
+from fleet.types import View
+
+MakeMachine = Callable[[RunSettings, Plan, float], FleetMachine]
+TRACE_LINES = 30
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a simulated run went. ``broken`` names the invariant that did not hold, empty when all did."""
+
+    seed: int
+    status: str
+    reason: str
+    broken: str
+    complaint: str
+    trace: tuple[str, ...]
+    world: World
+
+    def report(self, command: str) -> str:
+        lines = [f"seed {self.seed}: invariant {self.broken!r} does not hold: {self.complaint}", "the last lines of its trace:", *self.trace]
+        return "\n".join([*lines, f"repeat with: {command} --seed {self.seed} --trace"])
+
+
+class World:
+    """Everything that a run consists of.
+
+    Args:
+        plan: size, network, troubles.
+        make_machine: builds the live machine with its policies; called for every life of the coordinator.
+        keep_trace: keep the whole trace, not only its last lines.
+    """
+
+    def __init__(self, plan: Plan, make_machine: MakeMachine, keep_trace: bool = False) -> None:
+        self.plan, self.settings = plan, plan.settings
+        self._make_machine = make_machine
+        self.clock = Clockwork()
+        self.trace: deque[tuple[Any, ...]] = deque(maxlen=None if keep_trace else TRACE_LINES)
+        self.chain = Chain(plan.seed, plan.settings.shards)
+        self.journal: list[Record] = []
+        self.network = Network(self, self.stream("network"))
+        self.store = Store(self, self.stream("store"))
+        self.watch = Watch(self)
+        self.nodes: list[SimNode] = []
+        self.train = SimTrain(self, self.stream("train"), plan.restart_s)
+        self.status = self.reason = self.detail = ""
+        self.coordinator: SimCoordinator | None = None
+        self.coordinator_deaths = 0
+        self._stale, self._absence_s = 0, 0.05
+        self._groups: dict[tuple[int, str], Group] = {}
+        self._group_rng = self.stream("groups")
+        self.faults = Faults(self, plan.troubles)
+
+    def stream(self, *path: object) -> random.Random:
+        return stream(self.plan.seed, *path)
+
+    @property
+    def over(self) -> bool:
+        return bool(self.status)
+
+    def note(self, *words: Any) -> None:
+        """A line of the trace; formatted only when somebody reads it."""
+        self.trace.append((self.clock.now_s, *words))
+
+    # ---- the run -------------------------------------------------------------------------------------------------------------------------
+
+    def run(self) -> Outcome:
+        broken = complaint = ""
+        try:
+            self._start()
+            self.clock.run(self.plan.deadline_s, self._all_quiet)
+            self.watch.end()
+        except Violation as violation:
+            broken, complaint = violation.name, violation.text
+        except Exception:  # a crash of the live code is a finding like any other
+            broken, complaint = "no exception", traceback.format_exc()
+        trace = tuple(f"{line[0]:9.4f} " + " ".join(map(str, line[1:])) for line in self.trace)
+        return Outcome(self.plan.seed, self.status, self.reason, broken, complaint, trace, self)
+
+    def _start(self) -> None:
+        settings = self.settings
+        self.append(RunStarted(VERSION, "simulated", 0.0, 0.0, settings.world, settings.spares, settings.shards, ""))
+        for _ in range(settings.nodes):
+            self.add_node()
+        self._raise_coordinator(self.make_machine())
+        for node in self.nodes:
+            node.connect()
+        self.train.start_all()
+
+    def _all_quiet(self) -> bool:
+        """The run has ended, and every process that could hear of it has exited."""
+        return self.over and not any(
+            rank.alive and rank.frozen_s < 0 and rank.node.alive and rank.node.reachable for rank in self.train.processes
+        )  # fmt: skip
+
+    def make_machine(self) -> FleetMachine:
+        return self._make_machine(self.settings, self.plan, self.clock.now_s)
+
+    def end(self, status: str, reason: str, detail: str) -> None:
+        self.status, self.reason, self.detail = status, reason, detail
+        self.note("END", status, reason)
+
+    # ---- parts ---------------------------------------------------------------------------------------------------------------------------
+
+    def add_node(self) -> None:
+        node = SimNode(self, len(self.nodes), self.plan.capacity)
+        self.nodes.append(node)
+        node.connect()
+
+    def group(self, view: View) -> Group:
+        """The process group of ``view``: ranks meet by generation and store, whatever they believe the view to be."""
+        group = self._groups.get((view.generation, view.store))
+        if group is None:
+            group = self._groups[view.generation, view.store] = Group(self.clock, self._group_rng, view)
+        self.watch.meet(group.view, view)
+        return group
+
+    # ---- the coordinator -----------------------------------------------------------------------------------------------------------------
+
+    def submit(self, event: Event) -> None:
+        """From the driver process, whose calls are reliable while there is a coordinator."""
+        if self.coordinator is not None:
+            self.coordinator.submit(event)
+
+    def append(self, record: Record) -> None:
+        self.note("   journal", record)
+        self.journal.append(record)
+        self.watch.record(record)
+
+    def kill_coordinator(self, after: int, stale: int, absence_s: float) -> None:
+        """Kill it ``after`` more instructions; the last ``stale`` records go with it."""
+        if self.coordinator is not None and self.coordinator.dies_in is None:
+            self.coordinator.dies_in = after
+            self._stale, self._absence_s = stale, absence_s
+
+    def coordinator_died(self) -> None:
+        self.note("coordinator killed", f"{self._stale} records lost")
+        self.coordinator = None
+        self.coordinator_deaths += 1
+        lost = min(self._stale, len(self.journal) - 1)
+        if lost:
+            del self.journal[-lost:]
+            self.watch.truncated(self.journal)
+        self.clock.after(self._absence_s, self._restart_coordinator)
+
+    def _restart_coordinator(self) -> None:
+        machine = self.make_machine()
+        machine.replay(list(self.journal), self.clock.now_s)
+        self.append(Resumed(self.clock.now_s, 0.0, "the coordinator was restarted", gap=False))
+        self._raise_coordinator(machine)
+        if machine.ended is not None and not self.over:
+            self.end(machine.ended.status, machine.ended.reason, machine.ended.detail)
+        for node in self.nodes:
+            self.clock.after(self.network.rng.uniform(0.01, 0.5), node.connect)
+
+    def _raise_coordinator(self, machine: FleetMachine) -> None:
+        self.coordinator = SimCoordinator(self, machine)
+        self.coordinator.tick()

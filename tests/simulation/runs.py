@@ -1,0 +1,34 @@
+"""Simulated runs with the project's own policies."""
+
+from __future__ import annotations
+
+from fleet.config import RunSettings
+from fleet.machine import FleetMachine
+from fleet.simulation.plan import Plan, random_plan
+from fleet.simulation.world import Outcome, World
+from policies.interval import CheckpointInterval
+from policies.placement import ranges
+from policies.recovery import ReformPromoteRegrow
+
+COMMAND = "python -m tests.simulation"
+
+
+class Placement:
+    """``PlacementPolicy``, as the live run has it."""
+
+    def ranges(self, shards: int, ranks: int) -> tuple[tuple[int, int], ...]:
+        return ranges(shards, ranks)
+
+
+def make_machine(settings: RunSettings, plan: Plan, now_s: float) -> FleetMachine:
+    """The machine of a live run, policies and all."""
+    recovery = ReformPromoteRegrow(settings.budgets, settings.timeouts.start_s)
+    return FleetMachine(settings, recovery, Placement(), CheckpointInterval(law="fixed", interval_s=plan.save_every_s), now_s=now_s)
+
+
+def simulate(plan: Plan, keep_trace: bool = False) -> Outcome:
+    return World(plan, make_machine, keep_trace).run()
+
+
+def simulate_seed(seed: int, keep_trace: bool = False) -> Outcome:
+    return simulate(random_plan(seed), keep_trace)
