@@ -73,7 +73,7 @@ def render_html(report: Report) -> str:
         waterfall=_waterfall(summary),
         law=_law(summary),
         rows=rows,
-        left_out=len(summary.slots) - len(rows),
+        left_out=len(summary.slot_us) - len(rows),
         marks=_marks(summary, report.timeline, {row.slot: row.y for row in rows}),
         ticks=_ticks(summary),
         legend=[(name, colour) for name, colour in COLOURS.items() if colour in shown],

@@ -481,7 +481,7 @@ def _summary(ledger: Ledger, closed: Ledger, now_us: int) -> LedgerSummary:
         spares=started.spares,
         shards=started.shards,
         categories=_seconds(totals),
-        slots=tuple(map(_seconds, us)),
+        slot_us=tuple(map(tuple, us)),
         pending_s=pending_us / 1e6,
         settled=_seconds([a + b for a, b in zip(settled, ledger.reclassified_us, strict=True)]),
         reclassified=_seconds(ledger.reclassified_us),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 COST_NAMES = ("detect", "reform", "provision", "restore", "rework")
 """Categories that make up the cost of a fault. The ``init`` of replacements is shown beside it."""
@@ -76,7 +75,7 @@ class LedgerSummary:
     spares: int
     shards: int
     categories: Mapping[str, float]
-    slots: tuple[Mapping[str, float], ...]
+    slot_us: tuple[tuple[int, ...], ...]
     pending_s: float
     settled: Mapping[str, float]
     reclassified: Mapping[str, float]
@@ -110,6 +109,11 @@ class LedgerSummary:
     measurements: Mapping[str, tuple[int, float]]
 
     @property
+    def slots(self) -> tuple[Mapping[str, float], ...]:
+        """Seconds by category, of each slot; made when asked for."""
+        return tuple({name: us / 1e6 for name, us in zip(self.categories, row, strict=True)} for row in self.slot_us)
+
+    @property
     def wall_s(self) -> float:
         return self.now_s - self.started_s
 
@@ -117,6 +121,3 @@ class LedgerSummary:
     def rank_s(self) -> float:
         """Allocated rank-seconds: ``(world + spares) x wall``."""
         return (self.world + self.spares) * self.wall_s
-
-    def to_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__}
