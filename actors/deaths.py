@@ -57,6 +57,8 @@ class Verdict:
     restart: bool = False
     candidate: int | None = None
     kill: frozenset[int] = frozenset()
+    reason: str = ""
+    """Why there is a failure but no candidate."""
 
 
 @dataclass
@@ -94,9 +96,12 @@ class DeathWatch:
         due = sorted((slot.due_s, rank) for rank, slot in self._slots.items() if rank in failed and slot.due_s <= now_s)
         if failed and not others:
             return Verdict(restart=len(due) == len(failed))
-        if any(conditions[rank] in UNSETTLED for rank in others):
-            return Verdict(kill=kill)
-        return Verdict(candidate=due[0][1] if due else None)
+        unsettled = sorted(rank for rank in others if conditions[rank] in UNSETTLED)
+        if failed and unsettled:
+            return Verdict(kill=kill, reason=f"ranks {sorted(failed)} wait for ranks {unsettled} to answer or to be lost")
+        if failed and not due:
+            return Verdict(kill=kill, reason=f"ranks {sorted(failed)} wait: they keep failing soon after their start")
+        return Verdict(candidate=due[0][1] if due else None, kill=kill)
 
     def _note(self, conditions: Mapping[int, Condition], now_s: float) -> set[int]:
         failed = {rank for rank, condition in conditions.items() if condition in FAILED}

@@ -1,10 +1,12 @@
 """Between Ray Train's health poll and its decisions: what the controller may see of the deaths in a fleet, and when.
 
-Left alone, Ray Train 2.60 hangs or ends the run on what fleets meet daily: two ranks lost in one poll, no room for a replacement, one rank
-stopped while another dies. Each time it calls, without a time-out and in its only thread, a process that cannot answer. So failures are hidden
-from it until the calls it will make can succeed; then it is shown one. The rules are in ``actors.deaths``, what Ray is asked is here.
+Left alone, Ray Train 2.60 hangs or ends the run on what fleets meet daily: two ranks lost in one poll, no room for a replacement,
+one rank stopped while another dies. Each time it calls, without a time-out and in its only thread, a process that cannot answer. So
+failures are hidden from it until the calls that it will make can succeed; then it is shown one. The rules are in ``actors.deaths``;
+what Ray is asked is here.
 
-Lives in the controller's process, as a subclass of its worker group, because that sees both the poll and the replacement.
+It lives in the controller's process as a subclass of the worker group, because that class sees both the poll and the replacement:
+a callback sees the poll only, and cannot keep an error of a replacement from the controller, nor a full restart from following it.
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ class ShieldedWorkerGroup(WorkerGroup):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._deaths = DeathWatch()
+        self._reason = ""
 
     def poll_status(self, timeout: float | None = None) -> WorkerGroupPollStatus:
         status = super().poll_status(timeout)
@@ -104,10 +107,19 @@ class ShieldedWorkerGroup(WorkerGroup):  # type: ignore[misc]
         answered, late = ray.wait(list(calls), num_returns=len(calls), timeout=PING_S) if calls else ([], [])
         return {calls[call] for call in late} | {calls[call] for call in answered if _failed(call)}
 
-    def _safe(self, candidate: int, conditions: dict[int, Condition]) -> bool:
-        """Whether Ray Train can replace ``candidate`` now: it will call every live worker, then wait for a place."""
+    def _obstacle(self, candidate: int, conditions: dict[int, Condition]) -> str:
+        """Why Ray Train cannot replace ``candidate`` now, or "": it will call every live worker, then wait for a place."""
+        if not self._placed():
+            return f"rank {candidate} waits for a node with room"
         live = [rank for rank, condition in conditions.items() if rank != candidate and condition is not Condition.DEAD]
-        return self._placed() and not self._unanswered(live)
+        late = sorted(self._unanswered(live))
+        return f"rank {candidate} waits for ranks {late} to answer or to be lost" if late else ""
+
+    def _tell(self, reason: str) -> None:
+        """Log once why a failed rank is not replaced yet."""
+        if reason and reason != self._reason:
+            log.warning("Replacement: %s.", reason)
+        self._reason = reason
 
     # ---- what is done ------------------------------------------------------------------------------------------------------------------
 
@@ -116,7 +128,9 @@ class ShieldedWorkerGroup(WorkerGroup):  # type: ignore[misc]
         if verdict.restart:
             return
         shown = verdict.candidate
-        if shown is not None and not self._safe(shown, conditions):
+        obstacle = self._obstacle(shown, conditions) if shown is not None else verdict.reason
+        self._tell(obstacle)
+        if obstacle:
             shown = None
         for rank, status in statuses.items():
             if rank in verdict.finish:

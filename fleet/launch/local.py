@@ -77,7 +77,8 @@ class LocalCluster:
         self._object_store_bytes = object_store_bytes
         self._start_limit_s = start_limit_s
         self._initial_nodes = nodes
-        self._id = secrets.token_hex(6)
+        self.id = secrets.token_hex(6)
+        """Marks this cluster's processes, see ``fleet.launch.processes``."""
         self._hosts: dict[str, subprocess.Popen[str]] = {}
         self._next_index = 0
         self._lock = threading.RLock()  # stop() may come from a signal handler while this thread holds it
@@ -124,7 +125,7 @@ class LocalCluster:
             host = self._hosts.get(str(index))
             if host is None:
                 return f"node {index} is not up: the nodes are {list(self.alive())}"
-            left = processes.kill_all(self._id, str(index))
+            left = processes.kill_all(self.id, str(index))
             self._reap(str(index))
             return f"processes {left} of node {index} outlived SIGKILL" if left else None
 
@@ -135,7 +136,7 @@ class LocalCluster:
 
     def pids(self, index: int | None = None) -> list[int]:
         """Live processes of one node, or of the whole cluster."""
-        return processes.find(self._id, None if index is None else str(index))
+        return processes.find(self.id, None if index is None else str(index))
 
     def stop(self) -> None:
         """End every process of the cluster and remove its directory. May be called at any time, and again."""
@@ -145,7 +146,7 @@ class LocalCluster:
             self._stopped = True
             atexit.unregister(self.stop)
             self._disconnect()
-            left = processes.kill_all(self._id)
+            left = processes.kill_all(self.id)
             for name in list(self._hosts):
                 self._reap(name)
             self._restore_environment()
@@ -171,7 +172,7 @@ class LocalCluster:
 
     def _launch(self, name: str, settings: dict[str, Any]) -> None:
         request = json.dumps({"settings": settings, "dashboard": self._dashboard})
-        environment = {**os.environ, **self._extra_environment, processes.CLUSTER_VARIABLE: self._id, processes.NODE_VARIABLE: name}
+        environment = {**os.environ, **self._extra_environment, processes.CLUSTER_VARIABLE: self.id, processes.NODE_VARIABLE: name}
         with open(self._directory / f"host-{name}.log", "wb") as log:
             self._hosts[name] = subprocess.Popen(
                 [sys.executable, str(Path(__file__).with_name("node_host.py")), request],
@@ -245,17 +246,14 @@ class LocalCluster:
         A token that the user has (environment or home directory) is used, so that Ray's command line works with the cluster;
         else the cluster has one of its own, which this process and its children know.
         """
-        from ray._private.authentication.authentication_token_setup import AUTH_MODE_ENV_VAR
-        from ray._raylet import AuthenticationTokenLoader, Config
-
-        if os.environ.get(AUTH_MODE_ENV_VAR) is not None:
+        if os.environ.get("RAY_AUTH_MODE") is not None:
             return
-        loader = AuthenticationTokenLoader.instance()
-        if not loader.has_token(ignore_auth_mode=True):
+        from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
+
+        if not AuthenticationTokenLoader.instance().has_token(ignore_auth_mode=True):
             self._borrow("RAY_AUTH_TOKEN", secrets.token_hex(32))
-        self._borrow(AUTH_MODE_ENV_VAR, "token")
-        Config.initialize("")
-        loader.reset_cache()
+        self._borrow("RAY_AUTH_MODE", "token")
+        _reread_authentication()
 
     def _borrow(self, variable: str, value: str) -> None:
         self._borrowed[variable] = os.environ.get(variable)
@@ -268,10 +266,7 @@ class LocalCluster:
             else:
                 os.environ[variable] = value
         if self._borrowed:
-            from ray._raylet import AuthenticationTokenLoader, Config
-
-            Config.initialize("")
-            AuthenticationTokenLoader.instance().reset_cache()
+            _reread_authentication()
         self._borrowed.clear()
 
     def _disconnect(self) -> None:
@@ -279,6 +274,14 @@ class LocalCluster:
         ray = sys.modules.get("ray")
         if ray is not None and ray.is_initialized() and ray.get_runtime_context().gcs_address == self.address:
             ray.shutdown()
+
+
+def _reread_authentication() -> None:
+    """Let Ray in this process see the environment as it is now."""
+    from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
+
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
 
 
 def _check(nodes: int, slots_per_node: int) -> None:

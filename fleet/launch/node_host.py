@@ -17,7 +17,7 @@ from ray._private.node import Node
 from ray._private.parameter import RayParams
 
 
-class _Headless(Node):
+class _Headless(Node):  # type: ignore[misc]
     """A node without Ray's API server and without the part of the agents that serves it: 70 MB and some seconds less."""
 
     def start_api_server(self, *, include_dashboard: bool | None, raise_on_failure: bool) -> None:
@@ -34,6 +34,7 @@ def start(settings: dict[str, Any], dashboard: bool) -> Node:
 
 
 def main() -> None:
+    """Host the node that the first argument describes, as JSON, until standard input closes."""
     request = json.loads(sys.argv[1])
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what Ray prints goes to the log, so that the answer is the only line

@@ -1,0 +1,17 @@
+"""Fixtures for all tests. What needs Ray is imported where it is used: most tests run without it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from fleet.launch.local import LocalCluster
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[LocalCluster]:
+    """One local cluster for the session, connected: at least two worker nodes with two slots each. Who loses a node adds one."""
+    with LocalCluster(nodes=3, slots_per_node=2) as running:
+        running.connect()
+        yield running
