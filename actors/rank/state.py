@@ -20,7 +20,8 @@ from actors.rank.process_group import Group, GroupBroken, Work
 from fleet.errors import ConfigError
 
 CHUNK_BYTES = 8 << 20
-CHUNKS_IN_FLIGHT = 2
+SMALL_BYTES = 1 << 20
+CHUNKS_IN_FLIGHT = 4
 STATE_TAG = 1 << 25
 
 
@@ -166,7 +167,7 @@ def partition(tensors: Sequence[torch.Tensor], count: int) -> list[list[int]]:
 # ---- transfer ----------------------------------------------------------------------------------------------------------------------------
 #
 # Three messages and the chunks: two lengths; the plan (skeleton and the shape of each tensor); the chunks, in order; their checksums.
-# A chunk is a stretch of one large tensor, or several small tensors one after the other.
+# A chunk is a stretch of one large tensor, which travels without a copy, or several small tensors one after the other.
 
 
 @dataclass(frozen=True)
@@ -177,20 +178,20 @@ class _Piece:
 
 
 def _chunks(sizes: Sequence[int]) -> Iterator[list[_Piece]]:
-    """Pieces of tensors of ``sizes`` bytes, in chunks of at most CHUNK_BYTES; only pieces of several tensors share a chunk with others."""
-    chunk: list[_Piece] = []
+    """Stretches of each large tensor, then small tensors together, in chunks of at most CHUNK_BYTES."""
+    small: list[_Piece] = []
     filled = 0
     for index, size in enumerate(sizes):
-        start = 0
-        while start < size:
-            stop = min(size, start + CHUNK_BYTES)
-            if chunk and filled + stop - start > CHUNK_BYTES:
-                yield chunk
-                chunk, filled = [], 0
-            chunk.append(_Piece(index, start, stop))
-            filled, start = filled + stop - start, stop
-    if chunk:
-        yield chunk
+        if size > SMALL_BYTES:
+            yield from ([_Piece(index, start, min(size, start + CHUNK_BYTES))] for start in range(0, size, CHUNK_BYTES))
+        elif size:
+            if filled + size > CHUNK_BYTES:
+                yield small
+                small, filled = [], 0
+            small.append(_Piece(index, 0, size))
+            filled += size
+    if small:
+        yield small
 
 
 def checksum(data: torch.Tensor) -> int:
@@ -292,10 +293,16 @@ def receive_state(group: Group, source: int, state: TrackedState, before_load: C
     plan = torch.empty(int(length), dtype=torch.uint8)
     group.recv(plan, source, STATE_TAG)
     skeleton, shapes = pickle.loads(plan.numpy().tobytes())
-    shadow = [torch.empty(shape, dtype=dtype) for dtype, shape in shapes]
+    shadow = [_fresh(dtype, shape) for dtype, shape in shapes]
     _receive_tensors(group, source, [_bytes_of(tensor) for tensor in shadow])
     before_load()
     state.load(skeleton, shadow)
+
+
+def _fresh(dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
+    """Memory from numpy, which asks for huge pages: touching new pages costs more than what the network brings."""
+    data = torch.from_numpy(np.empty(shape.numel() * dtype.itemsize, dtype=np.uint8))
+    return data.view(dtype).view(shape)
 
 
 def _receive_tensors(group: Group, source: int, memory: Sequence[torch.Tensor]) -> None:

@@ -154,6 +154,7 @@ def between_two(donor: Callable[[Group], Any], receiver: Callable[[Group], Any])
 @pytest.mark.parametrize("chunk_bytes", [64, 1 << 10, 8 << 20])
 def test_state_travels(monkeypatch: pytest.MonkeyPatch, chunk_bytes: int) -> None:
     monkeypatch.setattr(state_module, "CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(state_module, "SMALL_BYTES", chunk_bytes // 2)
     donor, fresh = build(0, 3), build(1, 0)
     calls: list[str] = []
     before = digest(fresh)
@@ -183,6 +184,7 @@ def test_a_damaged_chunk_leaves_the_old_state(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_broken_transfer_leaves_the_old_state(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_module, "CHUNK_BYTES", 64)
+    monkeypatch.setattr(state_module, "SMALL_BYTES", 32)
     donor, fresh = build(0, 3), build(1, 2)
     before = digest(fresh)
 
