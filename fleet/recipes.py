@@ -18,10 +18,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from actors.trainer import FitOutcome, fit
+import ray
 
 from actors.hosts import CoordinatorSpec, start_agent, start_coordinator
 from actors.targets import RemoteProcesses
+from actors.trainer import FitOutcome, fit
 from actors.worker import RankSpec, rank_main
 from chaos.arrivals import compression_for
 from chaos.catalogue import Topology, load_catalogue
@@ -118,8 +119,6 @@ class _Placement:
 
 def node_ids(indices: Iterable[int]) -> dict[int, str]:
     """Ray's ids of the cluster's worker nodes, by index."""
-    import ray
-
     nodes = [node for node in ray.nodes() if node["Alive"]]
     found = {index: next((n["NodeID"] for n in nodes if node_resource(index) in n["Resources"]), None) for index in indices}
     return {index: name for index, name in found.items() if name is not None}
@@ -145,6 +144,7 @@ class LiveRun:
         self._nodes: dict[int, str] = {}
         for index in cluster.alive():
             self.add_agent(index)
+        self.nodes = _Nodes(self)
         self._stop = threading.Event()
         self._done = threading.Event()
 
@@ -166,10 +166,14 @@ class LiveRun:
         node = self._nodes[index] = node_ids([index])[index]
         self.agents[index] = start_agent(node, index, self.shm, self.address, functools.partial(LocalProcesses, node))
 
+    def node_of(self, pid: int) -> int:
+        """Index of the node on which rank process ``pid`` lives. Raises KeyError."""
+        _, ranks = ray.get(self.coordinator.census.remote(), timeout=30)
+        names = {process.pid: process.node for _, process, _ in ranks}
+        return next(index for index, name in self._nodes.items() if name == names[pid])
+
     def execute(self) -> RunResult:
         """Train to the end, under chaos; always returns."""
-        import ray
-
         ray.get([self.coordinator.census.remote(), *(agent.ready.remote() for agent in self.agents.values())], timeout=60)
         chaos = threading.Thread(target=self._conduct, name="fleet-chaos", daemon=True)
         watch = threading.Thread(target=self._watch, name="fleet-watch", daemon=True)
@@ -220,16 +224,12 @@ class LiveRun:
                 return
 
     def _outcome(self, timeout_s: float = 5.0) -> EndRun | None:
-        import ray
-
         try:
             return ray.get(self.coordinator.wait.remote(timeout_s), timeout=timeout_s + 10.0)
         except (ray.exceptions.RayError, TimeoutError):
             return None
 
     def _close(self) -> None:
-        import ray
-
         for actor in [*self.agents.values(), self.coordinator]:
             ray.kill(actor, no_restart=True)
         shutil.rmtree(self.shm, ignore_errors=True)
@@ -261,8 +261,6 @@ class LiveRun:
         return None
 
     def _see(self) -> ChaosView:
-        import ray
-
         phase, ranks = ray.get(self.coordinator.census.remote(), timeout=30)
         slots = {member.slot: Occupant(member, process, seated) for member, process, seated in ranks}
         alive = self.cluster.alive()
@@ -278,12 +276,10 @@ class LiveRun:
         for action in actions:
             if action.operations:
                 self._report(dataclasses.replace(action.report, phase="aimed"), origin_s)
-            refusals = [perform(operation, processes, _Nodes(self)) for operation in action.operations]
+            refusals = [perform(operation, processes, self.nodes) for operation in action.operations]
             self._report(conductor.outcome(action, refusals, time.monotonic() - origin_s), origin_s)
 
     def _report(self, report: FaultReported, origin_s: float) -> None:
-        import ray
-
         event = dataclasses.replace(report, at_s=report.at_s + origin_s)
         ray.get(self.coordinator.report_fault.remote(event), timeout=30)
 
@@ -317,7 +313,7 @@ def durable_rate_per_s(plan: RunPlan) -> float:
     if chaos.mtbf_s is not None:
         compression = compression_for(catalogue.chosen(None, chaos.kinds), fleet, settings.nodes, chaos.mtbf_s)
     ranks = Topology(gpus=settings.world, gpus_per_node=max(1, settings.world // settings.nodes))
-    faults_per_s = chaos.mtbf_s and 1.0 / chaos.mtbf_s or compression * sum(catalogue.rates(ranks).values())
+    faults_per_s = (chaos.mtbf_s and 1.0 / chaos.mtbf_s) or compression * sum(catalogue.rates(ranks).values())
     head_per_s = compression * sum(catalogue.rates(Topology(gpus=1, gpus_per_node=1), HEAD_COMPONENTS).values())
     return checkpoint_rate_per_s(
         fault_rate_per_s=faults_per_s, world=settings.world, ranks_per_fault=1, repair_s=REPAIR_S, whole_run_rate_per_s=head_per_s

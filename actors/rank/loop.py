@@ -52,6 +52,11 @@ class Run:
         self._suspect: int | None = None
 
     @property
+    def generation(self) -> int:
+        """Number of the view that this rank is in, or was in last."""
+        return self._client.protocol.generation
+
+    @property
     def config(self) -> RunSettings:
         """The run's settings."""
         return self._settings
@@ -216,6 +221,7 @@ class Step:
 
     Attributes:
         number: how many steps were committed before it.
+        shards: the batch shards of this rank; ``shard`` the one at hand, -1 outside ``batches``.
         loss: mean loss over all shards of all ranks, once committed.
     """
 
@@ -225,7 +231,7 @@ class Step:
         self.losses: dict[int, float] = {}
         self.callbacks: list[Callable[[], None]] = []
         self._run, self._engine = run, engine
-        self._shard = -1
+        self.shard, self.shards = -1, engine.my_shards
         run._committed = False
         seed_step(run.seed, number)
 
@@ -236,7 +242,7 @@ class Step:
         whatever happens to the ranks.
         """
         run, recorder = self._run, self._run._recorder
-        for shard in self._engine.my_shards:
+        for shard in self.shards:
             if run._client.protocol.interrupted:
                 return
             recorder.switch(DATA)
@@ -249,9 +255,9 @@ class Step:
         recorder.shard(shard)
         seed_shard(self._run.seed, self.number, shard)
         self._engine.begin_shard()
-        self._shard = shard
+        self.shard = shard
         yield batch
-        self._shard = -1
+        self.shard = -1
         if shard not in self.losses:
             raise FleetError(f"step {self.number}, shard {shard}: the loop body did not call step.backward(loss) for this batch")
         self._engine.end_shard(shard)
@@ -259,9 +265,9 @@ class Step:
 
     def backward(self, loss: torch.Tensor) -> None:
         """Gradients of one shard's mean loss; the step's gradient is the mean over shards."""
-        if self._shard < 0:
+        if self.shard < 0:
             raise FleetError("step.backward() belongs inside `for batch in step.batches(...)`")
-        self.losses[self._shard] = self.losses.get(self._shard, 0.0) + float(loss.detach())
+        self.losses[self.shard] = self.losses.get(self.shard, 0.0) + float(loss.detach())
         self._engine.scaled(loss).backward()
 
     def on_commit(self, fn: Callable[[], None]) -> None:
@@ -276,7 +282,7 @@ class Step:
         if self._run._client.protocol.interrupted:
             self._run._abandon("told to leave")
             return False
-        missing = set(self._engine.my_shards) - set(self.losses)
+        missing = set(self.shards) - set(self.losses)
         if missing:
             raise FleetError(
                 f"step {self.number}: commit() before shards {sorted(missing)} were computed; iterate step.batches() to its end"

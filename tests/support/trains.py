@@ -99,7 +99,7 @@ def poisoned_shard(run: Any) -> None:
     """Whoever computes shard 5 of step 10 dies."""
 
     def strike(run: Any, step: Any) -> None:
-        if step.number == 10 and step._shard == 5:
+        if step.number == 10 and step.shard == 5:
             die()
 
     _loop(run, in_shard=strike)
@@ -109,7 +109,7 @@ def nan_once(run: Any) -> None:
     """Shard 3 of step 10 has a NaN loss, the first time."""
 
     def loss(run: Any, step: Any, error: Tensor) -> Tensor:
-        return error * float("nan") if step.number == 10 and step._shard == 3 and once(run, "nan") else error
+        return error * float("nan") if step.number == 10 and step.shard == 3 and once(run, "nan") else error
 
     _loop(run, loss=loss)
 
@@ -118,7 +118,7 @@ def nan_always(run: Any) -> None:
     """Shard 3 of step 10 has a NaN loss, every time."""
 
     def loss(run: Any, step: Any, error: Tensor) -> Tensor:
-        return error * float("nan") if step.number == 10 and step._shard == 3 else error
+        return error * float("nan") if step.number == 10 and step.shard == 3 else error
 
     _loop(run, loss=loss)
 
@@ -151,7 +151,7 @@ def with_loader(run: Any) -> None:
 
     def strike(run: Any, step: Any) -> None:
         nonlocal batches
-        if step._shard % 4 == 0:
+        if step.shard % 4 == 0:
             with torch.random.fork_rng():  # a loader draws its workers' seeds from the global generator
                 try:
                     next(batches)
