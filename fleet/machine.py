@@ -10,7 +10,7 @@ from the donor) -> RUN -> on any loss GATHER again. ``END`` is final.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from fleet.config import RunSettings
 from fleet.events import (
@@ -36,7 +36,10 @@ from fleet.events import (
 )
 from fleet.instructions import Cancel, EndRun, Evict, Fence, Instruction, Park, Propose, Publish, Release, Welcome, Write
 from fleet.machine_checkpoints import Checkpoints
+from fleet.machine_losses import RAISED, Losses
+from fleet.machine_replay import rebuild
 from fleet.machine_state import END, FORM, GATHER, RUN, Rank, Roster
+from fleet.machine_views import Source, candidates, grown, source
 from fleet.ports import IntervalPolicy, PlacementPolicy, RecoveryPolicy
 from fleet.records import (
     Committed,
@@ -44,13 +47,12 @@ from fleet.records import (
     FaultRecord,
     LineageBegun,
     Measurement,
-    ProcessLost,
     ProcessUp,
     Record,
     RunEnded,
     ViewPublished,
 )
-from fleet.types import Candidate, Formation, Loss, Member, Situation, StateId, View
+from fleet.types import Formation, Member, Situation, StateId, View
 
 START = StateId(0, 0)
 
@@ -87,20 +89,17 @@ class FleetMachine:
         self.committed = checkpoint[1] if checkpoint else START
         self.ended: RunEnded | None = None
         self.checkpoints = Checkpoints(settings, interval, checkpoint, checkpoint_rate_per_s, now_s)
-        self.losses: list[Loss] = []
-        self._causes: list[str] = []
-        self._injected: dict[Member, str] = {}
-        self._raised_at: set[int] = set()
-        self._missing: set[Member] = set()
+        self.losses = Losses()
+        self.missing: set[Member] = set()
+        self.since_s = now_s
         self._finished: set[Member] = set()
-        self._since_s = self._deadline_s = now_s
-        self._sent_s = self._proposed_s = self._no_growth_until_s = now_s
+        self._deadline_s = self._sent_s = self._proposed_s = self._no_growth_until_s = self._fresh_until_s = now_s
         self._stopping: tuple[str, float] | None = None
         self._grace_until_s: float | None = None
         self._last_decision: tuple[str, str] | None = None
         self._out: list[Instruction] = []
 
-    # ---- the one entry -----------------------------------------------------------------------------------------------------------------
+    # ---- the one entry -------------------------------------------------------------------------------------------------------------------
 
     def handle(self, event: Event, now_s: float) -> list[Instruction]:
         """Take one event at ``now_s`` on the run's clock; returns what is to be done, in order."""
@@ -108,9 +107,11 @@ class FleetMachine:
         if self.phase == END:
             self._after_end(event)
             return self._out
+        outstanding = bool(self.roster.outstanding)
         self._observe(event, now_s)
         if self.phase != END and not isinstance(event, Heartbeat | Measured):
-            self._reconcile(now_s)
+            # Policies look at all ranks: they are asked at ticks, and when the last rank has answered, not for each word of each rank.
+            self._reconcile(now_s, isinstance(event, Tick) or (outstanding and not self.roster.outstanding))
         return self._out
 
     def _observe(self, event: Event, now_s: float) -> None:
@@ -178,6 +179,10 @@ class FleetMachine:
             return
         if known is not None:
             self._evict(known, "superseded by a newer process of the same slot", now_s)
+        if self.phase == END:
+            self._after_end(event)
+            return
+        self.roster.nodes.setdefault(event.process.node, now_s)
         rank = Rank(Member(slot, self.roster.grant(slot, event.incarnation)), event.process, event.token, event.store, now_s)
         self.roster.add(rank)
         self._write(ProcessUp(rank.member, event.process, event.token, now_s))
@@ -197,7 +202,7 @@ class FleetMachine:
             return  # overtaken on the way by a later word of the same rank
         rank.phase, rank.state, rank.dirty, rank.generation = "standby", event.state, event.dirty, event.generation
         rank.beat_s, rank.heard = now_s, True
-        self.generation = max(self.generation, event.generation)
+        self._learn(event.generation, event.state)
         self.roster.parked(rank, event.generation)
         if self._has_left(self.view, event) and self.phase in (RUN, FORM):
             self._gather(now_s, f"rank {event.member} left generation {event.generation}: {event.reason}")
@@ -218,21 +223,34 @@ class FleetMachine:
         rank.phase, rank.state, rank.dirty, rank.generation = phase, state, False, generation
         rank.beat_s = rank.progress_s = now_s
         rank.heard = True
-        self.generation = max(self.generation, generation)
+        self._learn(generation, state)
         self.roster.sent(member, generation)
         if self.proposal is not None and generation == self.proposal.generation:
             self._entered(now_s)
         if self.view is not None and generation == self.view.generation:
-            self._missing.discard(member)
-        return True
+            self.missing.discard(member)
+            return True
+        if self.phase != GATHER:
+            self._gather(now_s, f"rank {member} is in generation {generation}, which was cancelled or forgotten")
+        return False
+
+    def _learn(self, generation: int, state: StateId | None) -> None:
+        """A rank's word may be newer than the journal: numbers that were used once are never used again."""
+        self.generation = max(self.generation, generation)
+        self.lineage = max(self.lineage, state.lineage if state is not None else -1)
 
     def _entered(self, now_s: float) -> None:
         """The members have agreed among themselves and entered the proposal."""
         assert self.proposal is not None
-        self.view, self.proposal, self.phase = self.proposal, None, FORM
-        self._missing, self._finished = set(self.view.members), set()
-        self._deadline_s = now_s + self.settings.timeouts.form_s
+        self._decide("recovery", "enter", f"generation {self.proposal.generation}", {"generation": self.proposal.generation}, now_s)
+        self._sit(self.proposal, now_s)
         self._out += self.checkpoints.abandoned(now_s, "the view changed")
+
+    def _sit(self, view: View, now_s: float) -> None:
+        """``view`` is the one from here on; its members have to say that they are in it."""
+        self.view, self.proposal, self.phase = view, None, FORM
+        self.missing, self._finished = set(view.members), set()
+        self._deadline_s = now_s + self.settings.timeouts.form_s
 
     def _on_lost(self, event: Lost, now_s: float) -> None:
         rank = self._current(event.member)
@@ -244,60 +262,50 @@ class FleetMachine:
 
     def _on_node_lost(self, node: str, cause: str, at_s: float, now_s: float) -> None:
         self.roster.nodes.pop(node, None)
+        self.roster.silent.pop(node, None)
         for rank in [rank for rank in self.roster.by_slot.values() if rank.process.node == node]:
             self._drop(rank, cause, at_s, now_s)
 
     def _drop(self, rank: Rank, cause: str, at_s: float, now_s: float, detail: str = "") -> None:
         """Forget a rank; if it was seated, the others must gather."""
+        if self.phase == END:
+            return
         member = rank.member
         self.roster.remove(rank)
-        fault = self._injected.pop(member, None)
         seated = self.view is not None and member in self.view.members
         generation = self.view.generation if self.view is not None and seated else -1
-        self._write(ProcessLost(member, cause, at_s, fault, generation, rank.step, rank.shard, detail))
-        self._causes.append(str(member))
-        self.losses.append(self._loss(rank, at_s, fault is not None, detail or cause))
+        self._write(self.losses.lost(rank, cause, at_s, generation, self.committed.step, detail))
         if seated and self.phase in (RUN, FORM):
             self._gather(now_s, f"rank {member} lost: {cause}")
         elif self.proposal is not None and member in self.proposal.members:
             self._cancel(now_s, f"newcomer {member} lost: {cause}")
         self._judge(now_s)
 
-    def _loss(self, rank: Rank, at_s: float, injected: bool, detail: str) -> Loss:
-        return Loss(rank.member.slot, rank.process.node, at_s, rank.step, rank.shard, injected, detail, self.committed.step)
-
     def _judge(self, now_s: float) -> None:
-        decision = self.recovery.judge(self.losses, now_s)
+        decision = self.recovery.judge(self.losses.all, now_s)
         if decision.action == "give_up":
-            self._decide("recovery", decision.action, decision.reason, dict(decision.fields), now_s)
-            self._end("failed", decision.reason, self.losses[-1].detail, now_s)
+            self._decide("recovery", decision.action, decision.reason, decision.fields, now_s)
+            self._end("failed", decision.reason, self.losses.all[-1].detail, now_s)
 
     def _on_raised(self, event: Raised, now_s: float) -> None:
         rank = self._current(event.member)
         if rank is None:
             return
         rank.step, rank.shard = event.step, event.shard
-        again = event.step in self._raised_at or self.committed.step == 0
-        self._raised_at.add(event.step)
-        if again:
+        if self.losses.raised_before(event.step) or self.committed.step == 0:
             where = f"step {event.step}" if event.step >= 0 else "start-up"
-            self._end("failed", f"the train function raised at {where} in slot {event.member.slot}: {event.error}", event.traceback, now_s)
+            self._end("failed", f"{RAISED} at {where} in slot {event.member.slot}: {event.error}", event.traceback, now_s)
         else:
             self._say(Evict(rank.member, rank.process, "its train function raised"))
-            self._drop(rank, f"the train function raised {event.error}", now_s, now_s, event.traceback)
+            self._drop(rank, f"{RAISED} {event.error}", now_s, now_s, event.traceback)
 
     def _on_fault(self, event: FaultReported) -> None:
         """``aimed`` comes right before the blow, so that a death that follows at once is known to be injected; it is not journalled."""
-        if event.phase in ("aimed", "executed"):
-            self._injected.update({member: event.fault.id for member in event.members if self._current(member)})
-        else:
-            for member in event.members:
-                if self._injected.get(member) == event.fault.id:
-                    del self._injected[member]
+        self.losses.aimed(event, tuple(member for member in event.members if self._current(member)))
         if event.phase != "aimed":
             self._write(FaultRecord(event.fault, event.phase, event.at_s, event.members, event.detail))
 
-    # ---- facts: time -------------------------------------------------------------------------------------------------------------------
+    # ---- facts: time ---------------------------------------------------------------------------------------------------------------------
 
     def _on_heartbeat(self, event: Heartbeat, now_s: float) -> None:
         self.roster.nodes[event.node] = now_s
@@ -338,6 +346,8 @@ class FleetMachine:
         self._note_commits(now_s)
 
     def _evict(self, rank: Rank, reason: str, now_s: float) -> None:
+        if self.phase == END:
+            return
         self._say(Evict(rank.member, rank.process, reason))
         self._drop(rank, f"evicted: {reason}", now_s, now_s)
 
@@ -356,23 +366,24 @@ class FleetMachine:
 
     # ---- what should be ------------------------------------------------------------------------------------------------------------------
 
-    def _reconcile(self, now_s: float) -> None:
+    def _reconcile(self, now_s: float, ask: bool) -> None:
+        """Do something about the difference between what is and what should be; ``ask`` the policies too."""
         if self._stopping is not None and (not self.checkpoints.pending or now_s > self._stopping[1]):
             self._end("stopped", self._stopping[0], "", now_s)
         elif self._grace_until_s is not None:
             return
         elif self.phase == GATHER:
-            self._try_form(now_s)
+            self._try_form(now_s, ask)
         elif self.phase == FORM:
             self._watch_forming(now_s)
         elif self.phase == RUN:
-            self._while_running(now_s)
+            self._while_running(now_s, ask)
 
     def _gather(self, now_s: float, reason: str) -> None:
         """Everyone who is seated must leave and say where it stands."""
         self._decide("recovery", "gather", reason, {}, now_s)
         if self.phase == RUN:
-            self._since_s = now_s
+            self.since_s = now_s
         self.phase = GATHER
         self.proposal = None
         self._deadline_s = now_s + self.settings.timeouts.park_s
@@ -385,48 +396,74 @@ class FleetMachine:
         if members:
             self._say(Park(members, self.generation))
 
-    def _try_form(self, now_s: float) -> None:
-        for slot in list(self.roster.outstanding):
-            node = self.roster.by_slot[slot].process.node if slot in self.roster.by_slot else ""
-            if node in self.roster.silent:
-                self._on_node_lost(node, "its agent hung up, and its ranks are missed", self.roster.silent.pop(node), now_s)
-        if self.roster.outstanding and now_s >= self._deadline_s:
-            for slot in list(self.roster.outstanding):
-                self._evict(self.roster.by_slot[slot], "did not leave its process group when told to", now_s)
+    def _try_form(self, now_s: float, ask: bool) -> None:
+        for slot in sorted(self.roster.outstanding):
+            self._press(slot, now_s)
         if self.phase == END:
             return
         if self.roster.outstanding:
             if now_s - self._sent_s >= self.settings.timeouts.resend_s:
                 self._park(now_s)
-            return
-        formation = self.recovery.form(self._situation(), now_s)
-        if formation.decision.action == "form":
-            self._publish(formation, now_s)
+        elif ask:
+            self._form(self.recovery.form(self._situation(), now_s), now_s)
+
+    def _press(self, slot: int, now_s: float) -> None:
+        """A rank has not yet said that it left: its node may be gone, or its time may be up."""
+        rank = self.roster.by_slot.get(slot)
+        node = rank.process.node if rank is not None else ""
+        if node in self.roster.silent:
+            self._on_node_lost(node, "its agent hung up, and its ranks are missed", self.roster.silent[node], now_s)
+        elif rank is not None and now_s >= self._deadline_s:
+            self._evict(rank, "did not leave its process group when told to", now_s)
+
+    def _form(self, formation: Formation, now_s: float) -> None:
+        decision = formation.decision
+        ranks = [self.roster.by_slot[member.slot] for member in formation.members]
+        chosen = source(ranks, self.committed, self.checkpoints.newest_id) if decision.action == "form" else None
+        if decision.action != "form":
+            self._decide("recovery", decision.action, decision.reason, decision.fields, now_s)
+        elif chosen is None:
+            self._refresh(ranks[0], now_s)
         else:
-            self._decide("recovery", formation.decision.action, formation.decision.reason, dict(formation.decision.fields), now_s)
+            self._publish(formation, chosen, now_s)
+
+    def _refresh(self, rank: Rank, now_s: float) -> None:
+        """No rank holds a usable state, there is no checkpoint, and nobody has the initial state any more: a fresh process must begin."""
+        if now_s >= self._fresh_until_s:
+            self._fresh_until_s = now_s + self.settings.timeouts.start_s
+            self._evict(rank, "a fresh process must begin: no state is left, and there is no checkpoint", now_s)
 
     def _situation(self) -> Situation:
-        seated = set(self.view.members) if self.view else set()
-        candidates = tuple(
-            Candidate(rank.member, rank.process.node, rank.state, rank.dirty, rank.member in seated)
-            for rank in self.roster.in_order()
-            if rank.phase != "starting"
-        )
-        starting = len(self.roster.by_slot) - len(candidates)
-        return Situation(
-            candidates, self.settings.world, self.settings.min_ranks, self._since_s, starting, self.checkpoints.newest_id
-        )  # fmt: skip
+        there = candidates(self.roster, self.view)
+        starting = len(self.roster.by_slot) - len(there)
+        return Situation(there, self.settings.world, self.settings.min_ranks, self.since_s, starting, self.checkpoints.newest_id)
 
-    def _publish(self, formation: Formation, now_s: float) -> None:
-        view = self._make_view(formation.members, now_s)
-        self._decide("recovery", "form", formation.decision.reason, dict(formation.decision.fields), now_s)
-        self._write(ViewPublished(view, now_s, formation.decision.reason, False, tuple(self._causes)))
-        self._causes.clear()
-        self.view, self.phase = view, FORM
-        self._missing, self._finished = set(view.members), set()
-        self._deadline_s = now_s + self.settings.timeouts.form_s
-        self._commit(view.state, now_s)
+    def _publish(self, formation: Formation, chosen: Source, now_s: float) -> None:
+        checkpoint = self.checkpoints.newest_id if chosen.state is None else None
+        state = chosen.state or self._begin_lineage(now_s)
+        view = self._make_view(formation.members, chosen, state, checkpoint)
+        self._announce(view, formation, False, now_s)
+        self._sit(view, now_s)
         self._send_view(now_s)
+
+    def _make_view(self, members: Sequence[Member], chosen: Source, state: StateId, checkpoint: str | None = None) -> View:
+        self.generation += 1
+        ranges = self.placement.ranges(self.settings.shards, len(members))
+        store = self.roster.by_slot[members[chosen.donor].slot].store
+        return View(self.generation, tuple(members), ranges, chosen.donor, chosen.receivers, state, store, checkpoint)
+
+    def _announce(self, view: View, formation: Formation, graceful: bool, now_s: float) -> None:
+        decision = formation.decision
+        self._decide("recovery", decision.action, decision.reason, decision.fields, now_s)
+        self._write(ViewPublished(view, now_s, decision.reason, graceful, tuple(self.losses.causes)))
+        self.losses.causes.clear()
+
+    def _begin_lineage(self, now_s: float) -> StateId:
+        start, rolled_back = self.checkpoints.newest_state, self.lineage >= 0
+        self.lineage += 1
+        if rolled_back:
+            self._write(LineageBegun(self.lineage, start, now_s, "no rank holds a clean state"))
+        return StateId(self.lineage, start.step)
 
     def _send_view(self, now_s: float) -> None:
         assert self.view is not None
@@ -435,45 +472,22 @@ class FleetMachine:
             self.roster.sent(member, self.view.generation)
         self._say(Publish(self.view))
 
-    def _make_view(self, members: Sequence[Member], now_s: float) -> View:
-        """A view in which the clean member with the greatest state gives it to all that differ; with none, the newest checkpoint does."""
-        self.generation += 1
-        ranks = [self.roster.by_slot[member.slot] for member in members]
-        clean = [rank.state for rank in ranks if rank.state is not None and not rank.dirty]
-        checkpoint = None
-        if clean:
-            state = max(clean)
-            donor = next(i for i, rank in enumerate(ranks) if rank.state == state and not rank.dirty)
-            receivers = tuple(i for i, rank in enumerate(ranks) if rank.dirty or rank.state != state)
-        else:
-            checkpoint, start = self.checkpoints.newest_id, self.checkpoints.newest_state
-            state, donor, receivers = self._begin_lineage(start, now_s), 0, tuple(range(1, len(ranks)))
-        ranges = self.placement.ranges(self.settings.shards, len(ranks))
-        return View(self.generation, tuple(members), ranges, donor, receivers, state, ranks[donor].store, checkpoint)
-
-    def _begin_lineage(self, start: StateId, now_s: float) -> StateId:
-        rolled_back = self.lineage >= 0
-        self.lineage += 1
-        state = StateId(self.lineage, start.step)
-        if rolled_back:
-            self._write(LineageBegun(self.lineage, start, now_s, "no rank holds a clean state"))
-        return state
-
     def _watch_forming(self, now_s: float) -> None:
         assert self.view is not None
-        if not self._missing:
+        if not self.missing:
             self.phase = RUN
-            self._since_s = now_s
+            self.since_s = now_s
             for member in self.view.members:
                 self.roster.by_slot[member.slot].progress_s = now_s
-            self._while_running(now_s)
+            self._note_commits(now_s)
+            self._while_running(now_s, ask=False)
         elif now_s >= self._deadline_s:
-            late = ", ".join(map(str, sorted(self._missing)))
+            late = ", ".join(map(str, sorted(self.missing)))
             self._gather(now_s, f"generation {self.view.generation} did not form: waiting for {late}")
         elif now_s - self._sent_s >= self.settings.timeouts.resend_s:
             self._send_view(now_s)
 
-    def _while_running(self, now_s: float) -> None:
+    def _while_running(self, now_s: float, ask: bool) -> None:
         assert self.view is not None
         if len(self._finished) == len(self.view.members):
             self._complete([self.roster.by_slot[member.slot] for member in self.view.members], now_s)
@@ -481,9 +495,9 @@ class FleetMachine:
             return
         elif self.proposal is not None:
             self._watch_proposal(now_s)
-        elif len(self.view.members) < self.settings.world and now_s >= self._no_growth_until_s:
+        elif ask and len(self.view.members) < self.settings.world and now_s >= self._no_growth_until_s:
             self._try_grow(now_s)
-        if self.phase == RUN and self.proposal is None and self._stopping is None:
+        if ask and self.phase == RUN and self.proposal is None and self._stopping is None:
             self._out += self.checkpoints.tick(self.view, now_s)
 
     def _complete(self, finished: list[Rank], now_s: float) -> None:
@@ -495,23 +509,15 @@ class FleetMachine:
         else:
             self._end("completed", "all steps are committed", "", now_s, digests.pop() or "")
 
-    # ---- growing beside running steps ------------------------------------------------------------------------------------------------------
+    # ---- growing beside running steps ----------------------------------------------------------------------------------------------------
 
     def _try_grow(self, now_s: float) -> None:
         formation = self.recovery.grow(self._situation(), now_s)
         if formation.decision.action != "grow" or self.checkpoints.pending:
             return
         assert self.view is not None
-        present = set(self.view.members)
-        donor = next(i for i, member in enumerate(formation.members) if member in present)
-        receivers = tuple(i for i, member in enumerate(formation.members) if member not in present)
-        ranges = self.placement.ranges(self.settings.shards, len(formation.members))
-        self.generation += 1
-        store = self.roster.by_slot[formation.members[donor].slot].store
-        self.proposal = View(self.generation, formation.members, ranges, donor, receivers, self.committed, store)
-        self._decide("recovery", "grow", formation.decision.reason, dict(formation.decision.fields), now_s)
-        self._write(ViewPublished(self.proposal, now_s, formation.decision.reason, True, tuple(self._causes)))
-        self._causes.clear()
+        self.proposal = self._make_view(formation.members, grown(formation.members, self.view), self.committed)
+        self._announce(self.proposal, formation, True, now_s)
         self._proposed_s = now_s
         self._send_proposal(now_s)
 
@@ -532,7 +538,7 @@ class FleetMachine:
     def _cancel(self, now_s: float, reason: str) -> None:
         assert self.proposal is not None
         proposal, self.proposal = self.proposal, None
-        self._decide("recovery", "cancel", f"generation {proposal.generation}: {reason}", {}, now_s)
+        self._decide("recovery", "cancel", f"generation {proposal.generation}: {reason}", {"generation": proposal.generation}, now_s)
         seated = set(self.view.members) if self.view else set()
         self._no_growth_until_s = now_s + self.settings.timeouts.resend_s
         self._say(Cancel(tuple(member for member in proposal.members if member in seated), proposal.generation))
@@ -540,7 +546,7 @@ class FleetMachine:
         if newcomers:
             self._say(Park(newcomers, proposal.generation))
 
-    # ---- the end -----------------------------------------------------------------------------------------------------------------------------
+    # ---- the end -------------------------------------------------------------------------------------------------------------------------
 
     def _end(self, status: str, reason: str, detail: str, now_s: float, digest: str = "") -> None:
         if self.phase == END:
@@ -558,88 +564,53 @@ class FleetMachine:
 
     def _after_end(self, event: Event) -> None:
         """Late comers and ranks that missed the word are released again; nothing else matters any more."""
-        if isinstance(event, Joined):
-            incarnation = self.roster.grant(event.slot, event.incarnation)
-            self._say(Welcome(event.slot, event.token, incarnation))
-            self._release([Member(event.slot, incarnation)])
-        elif isinstance(event, Ready | Parked | Formed | Finished):
-            self._release([event.member])
-        elif isinstance(event, Heartbeat):
-            self._release(pulse.member for pulse in event.pulses)
+        match event:
+            case Joined(slot=slot, token=token, incarnation=incarnation):
+                known = self.roster.by_slot.get(slot)
+                if incarnation is None:
+                    incarnation = known.member.incarnation if known and known.token == token else self.roster.grant(slot, None)
+                    self._say(Welcome(slot, token, incarnation))
+                self._release([Member(slot, incarnation)])
+            case Ready(member=member) | Parked(member=member) | Formed(member=member) | Finished(member=member):
+                self._release([member])
+            case Heartbeat(pulses=pulses):
+                for pulse in pulses:
+                    self._haunted(pulse.member)
+                self._release(pulse.member for pulse in pulses)
 
-    # ---- rebuilding after the coordinator died ------------------------------------------------------------------------------------------------
+    # ---- after the coordinator died ------------------------------------------------------------------------------------------------------
 
     def replay(self, records: Iterable[Record], now_s: float) -> None:
-        """Rebuild from the journal of this very run. Ranks may be training meanwhile: they get ``node_s`` to report before any is given up."""
-        for record in records:
-            self._replay_one(record)
-        self._since_s = now_s
-        for rank in self.roster.by_slot.values():
-            rank.beat_s = rank.progress_s = now_s
-            rank.heard = False
-        if self.phase != END:
-            self.phase = RUN if self.view is not None else GATHER
-            self._grace_until_s = now_s + self.settings.timeouts.node_s
-        self.checkpoints.restarted(now_s)
+        """Rebuild from the journal of this very run. Ranks may train meanwhile: they get ``node_s`` to report before any is given up."""
+        rebuild(self, records, now_s)
+        self._grace_until_s = now_s + self.settings.timeouts.node_s if self.phase != END else None
 
     def resume(self, records: Iterable[Record], now_s: float) -> list[Instruction]:
         """Go on in a new cluster, from the journal of a run whose ranks are all gone; returns what is to be written first."""
         self._out = []
-        self.replay(records, now_s)
-        self.ended, self._grace_until_s = None, None
-        self.view = self.proposal = None
+        rebuild(self, records, now_s)
+        self.ended, self.view, self.proposal = None, None, None
         self.phase, self._deadline_s = GATHER, now_s
-        for rank in list(self.roster.by_slot.values()):
-            self._drop(rank, "its cluster ended", now_s, now_s)
-        self.losses.clear()
+        for rank in self.roster.in_order():
+            self.roster.remove(rank)
+            self._write(self.losses.lost(rank, "its cluster ended", now_s, -1, self.committed.step, ""))
+        self.losses = Losses()
         return self._out
-
-    def _replay_one(self, record: Record) -> None:
-        match record:
-            case ProcessUp(member=member, process=process, token=token):
-                self.roster.grant(member.slot, member.incarnation)
-                self.roster.add(Rank(member, process, token, "", record.at_s))
-            case ProcessLost(member=member):
-                rank = self._current(member)
-                if rank is not None:
-                    rank.step, rank.shard = record.step, record.shard
-                    self.roster.remove(rank)
-                    self.losses.append(self._loss(rank, record.at_s, record.fault is not None, record.detail or record.cause))
-            case ViewPublished(view=view, graceful=graceful):
-                self.generation = max(self.generation, view.generation)
-                self.lineage = max(self.lineage, view.state.lineage)
-                if graceful:
-                    self.proposal = view
-                else:
-                    self.view, self.proposal = view, None
-                    self._missing = set(view.members)
-                for member in view.members:
-                    self.roster.sent(member, view.generation)
-            case LineageBegun(lineage=lineage):
-                self.lineage = max(self.lineage, lineage)
-            case Committed(state=state):
-                self.committed = max(self.committed, state)
-            case FaultRecord(fault=fault, phase="executed", members=members):
-                self._injected.update({member: fault.id for member in members})
-            case RunEnded():
-                self.phase, self.ended = END, record
-            case _:
-                self.checkpoints.replay(record)
 
     def _settle_after_restart(self, now_s: float) -> None:
         """End of the grace: whoever reported is there, whoever did not is lost; a view that is whole goes on undisturbed."""
         assert self._grace_until_s is not None
-        ranks = list(self.roster.by_slot.values())
-        if now_s < self._grace_until_s and self._missing and not all(rank.heard and rank.phase != "starting" for rank in ranks):
+        ranks = self.roster.in_order()
+        if now_s < self._grace_until_s and self.missing and not all(rank.heard and rank.phase != "starting" for rank in ranks):
             return
         self._grace_until_s = None
         for rank in ranks:
             if not rank.heard:
                 self._drop(rank, "not heard of since the coordinator restarted", now_s, now_s)
-        if self.phase == RUN and self._missing:
+        if self.phase == RUN and self.missing:
             self._gather(now_s, "the coordinator restarted and the view is not whole")
 
-    # ---- small helpers ---------------------------------------------------------------------------------------------------------------------------
+    # ---- small helpers -------------------------------------------------------------------------------------------------------------------
 
     def _say(self, instruction: Instruction) -> None:
         self._out.append(instruction)
@@ -647,8 +618,8 @@ class FleetMachine:
     def _write(self, record: Record) -> None:
         self._out.append(Write(record))
 
-    def _decide(self, policy: str, action: str, reason: str, fields: dict[str, float], now_s: float) -> None:
+    def _decide(self, policy: str, action: str, reason: str, fields: Mapping[str, float], now_s: float) -> None:
         """Journal a decision, once: a policy that says the same again at the next tick adds nothing."""
         if (action, reason) != self._last_decision:
             self._last_decision = (action, reason)
-            self._write(DecisionMade(policy, action, reason, fields, now_s))
+            self._write(DecisionMade(policy, action, reason, dict(fields), now_s))

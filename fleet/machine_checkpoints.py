@@ -71,7 +71,8 @@ class Checkpoints:
             return []
         self._number += 1
         self._request = Request(self._number, now_s, now_s)
-        return [SaveCheckpoint(view.members, view.generation, self._number)]
+        asked = CheckpointRecord(f"request-{self._number}", "requested", self.newest_state, now_s)
+        return [Write(asked), SaveCheckpoint(view.members, view.generation, self._number)]
 
     def part(self, event: PartWritten, view: View) -> list[Instruction]:
         """A member's part is written; with the last one the manifest can be put in place."""
@@ -117,15 +118,15 @@ class Checkpoints:
         self._last_s = self._ask_again_s = now_s
 
     def restarted(self, now_s: float) -> None:
-        """After a replay: numbers go on well above any that was asked for, so that no rank takes a new request for an old one."""
-        self._number += 1_000
+        """After a replay: the next one is due an interval from now."""
         self._last_s = self._ask_again_s = now_s
 
     def replay(self, record: Record) -> None:
-        if isinstance(record, CheckpointRecord) and record.phase == "durable":
+        if not isinstance(record, CheckpointRecord):
+            return
+        if record.phase == "requested":  # numbers are never used twice: no rank may take a new request for an old one
             self._number += 1
+        elif record.phase == "durable":
             if self.newest_id is None or record.state > self.newest_state:
                 self.newest_id, self.newest_state = record.checkpoint, record.state
             self.blocked_s, self.latency_s = record.blocked_s, record.latency_s
-        elif isinstance(record, CheckpointRecord):
-            self._number += 1

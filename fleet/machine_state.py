@@ -13,8 +13,8 @@ GATHER, FORM, RUN, END = "gather", "form", "run", "end"
 class Rank:
     """A live process in a slot. ``phase``: starting (builds its model), standby (could be in a view), seated, finished.
 
-    ``sent_generation`` is the greatest generation that it was invited to, ``parked_generation`` the greatest that it said it has left: while
-    the first is greater the rank may be stepping there. Times are on the run's clock.
+    ``sent_generation`` is the greatest generation that it was invited to, ``parked_generation`` the greatest that it said it has left:
+    while the first is greater the rank may be stepping there. Times are on the run's clock.
     """
 
     member: Member

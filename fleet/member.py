@@ -64,6 +64,11 @@ class MemberProtocol:
         """The rank can do nothing until the coordinator speaks; it repeats its status meanwhile."""
         return self.incarnation is None or self.view is None or isinstance(self._status, Finished)
 
+    @property
+    def called(self) -> bool:
+        """There is a view to form now: a published one, or a proposal while the rank is in none."""
+        return self._pending is not None or (self.view is None and self.proposal() is not None)
+
     # ---- what the coordinator says ---------------------------------------------------------------------------------------------------
 
     def hello(self) -> Joined:
@@ -72,7 +77,7 @@ class MemberProtocol:
 
     def status(self) -> list[Event]:
         """What the coordinator should know of this rank; repeated while it waits, since messages may be lost."""
-        return [self.hello()] if self.incarnation is None else [self._status] if self._status else []
+        return [self.hello(), *([self._status] if self.incarnation is not None and self._status is not None else [])]
 
     def receive(self, message: Instruction) -> str:
         """Take one instruction. Returns ``INTERRUPT`` when the process group must be woken from outside, else ``NOTHING``."""
@@ -83,10 +88,8 @@ class MemberProtocol:
                 return self._on_park(generation)
             case Publish(view=view):
                 self._on_publish(view)
-            case Propose(view=view) if self._fits(view) and view.generation > self.generation:
-                if self._proposal is None or view.generation > self._proposal.generation:
-                    self._drop_proposal()
-                    self._proposal = view
+            case Propose(view=view) if self._fits(view):
+                self._on_propose(view)
             case Cancel(members=members, generation=generation) if self._me_in(members):
                 self._on_cancel(generation)
             case SaveCheckpoint(members=members, generation=generation, request=request) if self._me_in(members):
@@ -117,9 +120,20 @@ class MemberProtocol:
             return NOTHING
         return INTERRUPT if self.view.generation <= self.floor else NOTHING
 
+    def _on_propose(self, view: View) -> None:
+        if view.generation == self.generation:
+            self._repeat()  # entered already, and nobody seems to know
+        elif view.generation > self.generation and not self._offered and not self.holds_proposal(view.generation):
+            self._drop_proposal()
+            self._proposal = view
+
+    def _repeat(self) -> None:
+        if self._status is not None:
+            self.outbox.append(self._status)
+
     def _on_publish(self, view: View) -> None:
         if self.view is not None and view.generation == self.view.generation:
-            self.outbox.extend(self.status())
+            self._repeat()
         elif self._fits(view) and view.generation > self.generation:
             self._pending = view
 
@@ -146,6 +160,7 @@ class MemberProtocol:
 
     def _sit(self, view: View) -> None:
         self.view, self.forming, self._status = view, True, None
+        self._save_request = self._saved = 0
         if self._proposal and self._proposal.generation <= view.generation:
             self._drop_proposal()
 
@@ -188,35 +203,43 @@ class MemberProtocol:
         """A view to form beside the running steps, if any is wanted and not yet formed."""
         return None if self._proposal_formed else self._proposal
 
+    def holds_proposal(self, generation: int) -> bool:
+        """Whether the proposal of ``generation`` still stands, formed or not."""
+        return self._proposal is not None and self._proposal.generation == generation
+
     def proposal_formed(self, generation: int) -> None:
         if self._proposal is not None and self._proposal.generation == generation:
             self._proposal_formed = True
 
     def offer(self) -> tuple[int, int]:
-        """This rank's part of the agreement that travels with each step's reduction: (proposal it has formed or -1, checkpoint request)."""
+        """This rank's part of the agreement that travels with each step's reduction.
+
+        (proposal that it has formed or -1, checkpoint request that it was sent in this view and has not served or 0).
+        """
         self._offered = self._proposal is not None and self._proposal_formed
         offered = self._proposal.generation if self._offered and self._proposal else -1
-        return offered, self._save_request
+        return offered, self._save_request if self._save_request > self._saved else 0
 
     def agree(self, offers: list[tuple[int, int]]) -> tuple[View | None, int | None]:
         """All members' offers -> (view to enter after this step or None, checkpoint request to serve after this step or None).
 
-        Every member sees the same offers, so all decide alike; a member that died in the reduction leads to a new view instead.
+        Done only when all offer the same. Every member sees the same offers and looks at nothing else, so all decide alike; a member that
+        died in the reduction leads to a new view instead.
         """
         generations = {generation for generation, _ in offers}
+        requests = {request for _, request in offers}
         proposal = self._proposal
         enter = proposal if proposal is not None and generations == {proposal.generation} else None
-        request = min(request for _, request in offers)
-        self._offered = False
-        if self._cancelled and enter is None:
-            self._drop_proposal()
-        save = request if request > self._saved else None
-        self._saved = max(self._saved, request)
-        return enter, save
+        self.withdraw(entered=enter is not None)
+        save = requests.pop() if len(requests) == 1 else 0
+        self._saved = max(self._saved, save)
+        return enter, save or None
 
-    def withdraw(self) -> None:
-        """The step whose reduction carried the offer did not come to an end."""
+    def withdraw(self, *, entered: bool = False) -> None:
+        """The offer has had its answer, or the step whose reduction carried it did not come to an end."""
         self._offered = False
+        if self._cancelled and not entered:
+            self._drop_proposal()
 
     def enter(self, view: View) -> None:
         """Take the seat in an agreed proposal; ``formed`` follows when the newcomers hold the state."""

@@ -1,7 +1,7 @@
-"""What must hold in every run: one checker for each invariant of the protocol, named so that a broken one can be told from another.
+"""What must hold in every run: one checker for each invariant of the protocol, named, so that one can be told from another.
 
-They see the truth (every process's own state), not only what the coordinator was told. Invariant 5 of the design, two-phase commits, belongs
-to sharded optimizer state and has no checker here: all simulated state is replicated.
+They see the truth (every process's own state), not only what the coordinator was told. Invariant 5 of the design, two-phase commits,
+belongs to sharded optimizer state and has no checker here: all simulated state is replicated.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Checker:
     """One invariant. A checker defines the hooks it needs; ``Watch`` calls nothing else.
 
     Hooks: ``record(record)``, ``truncated(journal)``, ``sent(machine, instruction)``, ``meet(view, view)``, ``sit(rank, view)``,
-    ``seated(rank, view, state)``, ``contribute(rank, view, state, dirty)``, ``reduced(rank, view, number, values)``, ``commit(rank, state)``,
-    ``save(rank, view, request, state)``, ``checkpoint(order, parts)``, ``end()``.
+    ``seated(rank, view, state)``, ``contribute(rank, view, state, dirty)``, ``reduced(rank, view, number, values)``,
+    ``commit(rank, state)``, ``save(rank, view, request, state)``, ``checkpoint(order, parts)``, ``end()``.
     """
 
     name = ""
@@ -203,7 +203,8 @@ class Identical(Checker):
     name = "identical"
 
     def commit(self, rank: SimRank, state: StateId) -> None:
-        self.require(rank.weights == self.world.chain.weights(state.step), f"{rank} commits {state} with other weights than the fault-free run")
+        right = self.world.chain.weights(state.step)
+        self.require(rank.weights == right, f"{rank} commits {state} with other weights than the fault-free run")
 
     def seated(self, rank: SimRank, view: View, state: StateId) -> None:
         self.require(rank.weights == self.world.chain.weights(state.step), f"{rank} is seated at {state} with weights of another state")
@@ -311,7 +312,8 @@ class Rebuilt(Checker):
             return
         living, rebuilt = coordinator.machine, self.world.make_machine()
         rebuilt.replay(list(self.world.journal), self.world.clock.now_s)
-        for what in ("generation", "lineage", "committed", "ended"):
+        self.require(rebuilt.generation >= living.generation, f"generation is {living.generation}, rebuilt it is {rebuilt.generation}")
+        for what in ("lineage", "committed", "ended"):
             one, other = getattr(living, what), getattr(rebuilt, what)
             self.require(one == other, f"{what} is {one}, rebuilt it is {other}")
         for what in ("newest_id", "newest_state"):
@@ -332,9 +334,10 @@ class Ends(Checker):
 
     def end(self) -> None:
         plan, world = self.world.plan, self.world
-        self.require(world.over, f"the run has not ended at {world.clock.now_s:.1f} s, {plan.deadline_s - plan.quiet_s:.0f} s after its last trouble")
+        late_s = world.clock.now_s - plan.quiet_s
+        self.require(world.over, f"the run has not ended {late_s:.0f} s after its last trouble, at {world.clock.now_s:.0f} s")
         self.require(world.status in plan.statuses, f"the run ends as {world.status}: {world.reason}; expected {plan.statuses}")
-        left = [str(rank) for rank in world.train.processes if rank.alive and rank.frozen_s < 0 and rank.node.alive and rank.node.reachable]
+        left = [str(rank) for rank in world.reachable()]
         self.require(not left, f"{left} were never released")
 
 

@@ -60,7 +60,7 @@ class SimRank:
     def named(self) -> bool:
         return self.protocol.incarnation is not None
 
-    # ---- the process as others see it ---------------------------------------------------------------------------------------------------
+    # ---- the process as others see it ----------------------------------------------------------------------------------------------------
 
     def gate(self, call: Callable[[], None]) -> None:
         """Everything that happens in this process comes through here: not when it is dead, later when it is stopped."""
@@ -337,9 +337,11 @@ class SimRank:
 
     def _enter(self, view: View) -> Steps:
         """Every member has agreed to go on in ``view`` from here."""
-        assert self.group is not None and self.beside is not None
+        assert self.group is not None
         self.protocol.enter(view)
         self.world.watch.sit(self, view)
+        if self.beside is None:
+            raise Broken("told to leave between the agreement and the step boundary")
         self.group.leave(self.member, graceful=not self.world.plan.abrupt)
         self.group, self.beside = self.beside, None
         if self.at("entering"):
@@ -377,7 +379,7 @@ class SimRank:
                 raise Broken("called back from the finish")
             yield self._wait()
 
-    # ---- beside the steps ------------------------------------------------------------------------------------------------------------------
+    # ---- beside the steps ----------------------------------------------------------------------------------------------------------------
 
     def _form_beside(self) -> Steps:
         """The second thread: forms proposed views while the first one steps."""

@@ -22,6 +22,7 @@ from fleet.simulation.invariants import Violation, Watch
 from fleet.simulation.model import Chain
 from fleet.simulation.nodes import SimNode, SimTrain
 from fleet.simulation.plan import Plan
+from fleet.simulation.ranks import SimRank
 from fleet.types import View
 
 MakeMachine = Callable[[RunSettings, Plan, float], FleetMachine]
@@ -41,8 +42,9 @@ class Outcome:
     world: World
 
     def report(self, command: str) -> str:
-        lines = [f"seed {self.seed}: invariant {self.broken!r} does not hold: {self.complaint}", "the last lines of its trace:", *self.trace]
-        return "\n".join([*lines, f"repeat with: {command} --seed {self.seed} --trace"])
+        what = f"seed {self.seed}: invariant {self.broken!r} does not hold: {self.complaint}"
+        again = f"repeat with: {command} --seed {self.seed} --trace"
+        return "\n".join([what, "the last lines of its trace:", *self.trace, again])
 
 
 class World:
@@ -95,7 +97,7 @@ class World:
             self.watch.end()
         except Violation as violation:
             broken, complaint = violation.name, violation.text
-        except Exception:  # a crash of the live code is a finding like any other
+        except Exception:  # noqa: BLE001  a crash of the live code is a finding like any other
             broken, complaint = "no exception", traceback.format_exc()
         trace = tuple(f"{line[0]:9.4f} " + " ".join(map(str, line[1:])) for line in self.trace)
         return Outcome(self.plan.seed, self.status, self.reason, broken, complaint, trace, self)
@@ -112,9 +114,11 @@ class World:
 
     def _all_quiet(self) -> bool:
         """The run has ended, and every process that could hear of it has exited."""
-        return self.over and not any(
-            rank.alive and rank.frozen_s < 0 and rank.node.alive and rank.node.reachable for rank in self.train.processes
-        )  # fmt: skip
+        return self.over and not self.reachable()
+
+    def reachable(self) -> list[SimRank]:
+        """The processes that run, and that the coordinator could talk to."""
+        return [rank for rank in self.train.processes if rank.alive and rank.frozen_s < 0 and rank.node.alive and rank.node.reachable]
 
     def make_machine(self) -> FleetMachine:
         return self._make_machine(self.settings, self.plan, self.clock.now_s)
@@ -151,7 +155,7 @@ class World:
         self.watch.record(record)
 
     def kill_coordinator(self, after: int, stale: int, absence_s: float) -> None:
-        """Kill it ``after`` more instructions; the last ``stale`` records go with it."""
+        """Kill it ``after`` more instructions; the last ``stale`` records go with it, but none from before it started."""
         if self.coordinator is not None and self.coordinator.dies_in is None:
             self.coordinator.dies_in = after
             self._stale, self._absence_s = stale, absence_s
@@ -160,7 +164,8 @@ class World:
         self.note("coordinator killed", f"{self._stale} records lost")
         self.coordinator = None
         self.coordinator_deaths += 1
-        lost = min(self._stale, len(self.journal) - 1)
+        fresh = next(i for i, record in enumerate(reversed(self.journal)) if isinstance(record, Resumed | RunStarted))
+        lost = min(self._stale, fresh)
         if lost:
             del self.journal[-lost:]
             self.watch.truncated(self.journal)

@@ -1,0 +1,60 @@
+"""Who was lost, why, and whether chaos did it: what ``FleetMachine`` judges crash loops by."""
+
+from __future__ import annotations
+
+from fleet.events import FaultReported
+from fleet.machine_state import Rank
+from fleet.records import FaultRecord, ProcessLost
+from fleet.types import Loss, Member
+
+RAISED = "the train function raised"
+
+
+class Losses:
+    """``all`` is every loss of the run, in order; ``causes`` are those that no view has answered yet."""
+
+    def __init__(self) -> None:
+        self.all: list[Loss] = []
+        self.causes: list[str] = []
+        self._raised_at: set[int] = set()
+        self._injected: dict[Member, str] = {}
+
+    def lost(self, rank: Rank, cause: str, at_s: float, generation: int, committed: int, detail: str) -> ProcessLost:
+        """Note that ``rank`` is gone; returns what the journal should hold. ``generation``: the view it was in, or -1."""
+        fault = self._injected.pop(rank.member, None)
+        record = ProcessLost(rank.member, cause, at_s, fault, generation, rank.step, rank.shard, detail)
+        self.causes.append(str(rank.member))
+        self._count(record, rank.process.node, committed)
+        return record
+
+    def _count(self, record: ProcessLost, node: str, committed: int) -> None:
+        if record.cause.startswith(RAISED):
+            self._raised_at.add(record.step)
+        detail = record.detail or record.cause
+        self.all.append(Loss(record.member.slot, node, record.at_s, record.step, record.shard, record.fault is not None, detail, committed))
+
+    def raised_before(self, step: int) -> bool:
+        """Whether the train function raised at this step before, in whichever rank."""
+        return step in self._raised_at
+
+    def aimed(self, event: FaultReported, present: tuple[Member, ...]) -> None:
+        """A fault is aimed at ranks, of which ``present`` are alive: deaths that follow are injected, until it has healed."""
+        if event.phase in ("aimed", "executed"):
+            self._injected.update(dict.fromkeys(present, event.fault.id))
+        else:
+            self._forget(event.fault.id, event.members)
+
+    def _forget(self, fault: str, members: tuple[Member, ...]) -> None:
+        for member in members:
+            if self._injected.get(member) == fault:
+                del self._injected[member]
+
+    def replay_loss(self, record: ProcessLost, rank: Rank, committed: int) -> None:
+        self._injected.pop(record.member, None)
+        self._count(record, rank.process.node, committed)
+
+    def replay_fault(self, record: FaultRecord) -> None:
+        if record.phase == "executed":
+            self._injected.update(dict.fromkeys(record.members, record.fault.id))
+        else:
+            self._forget(record.fault.id, record.members)

@@ -1,0 +1,91 @@
+"""Rebuilding a ``FleetMachine`` from its journal, and finding out after a restart who is still there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from fleet.machine_state import END, GATHER, RUN, Rank
+from fleet.records import (
+    Committed,
+    DecisionMade,
+    FaultRecord,
+    LineageBegun,
+    ProcessLost,
+    ProcessUp,
+    Record,
+    Resumed,
+    RunEnded,
+    ViewPublished,
+)
+
+if TYPE_CHECKING:
+    from fleet.machine import FleetMachine
+
+FORGOTTEN = 100
+"""How many views a journal's end may have held that was lost with its disk. Their numbers are skipped, whether or not ranks report them: a
+rank that is silent for now may sit in one."""
+
+
+def rebuild(machine: FleetMachine, records: Iterable[Record], now_s: float) -> None:
+    """Bring a new machine to where the journal ends. What ranks hold is not in there: they say so when they connect."""
+    for record in records:
+        _apply(machine, record)
+    machine.since_s = now_s
+    machine.generation += FORGOTTEN
+    for rank in machine.roster.by_slot.values():
+        rank.beat_s = rank.progress_s = now_s
+        rank.heard = False
+    if machine.phase != END:
+        machine.phase = RUN if machine.view is not None else GATHER
+    machine.checkpoints.restarted(now_s)
+
+
+def _apply(machine: FleetMachine, record: Record) -> None:
+    match record:
+        case ProcessUp(member=member, process=process, token=token):
+            machine.roster.grant(member.slot, member.incarnation)
+            machine.roster.add(Rank(member, process, token, "", record.at_s))
+        case ProcessLost(member=member):
+            rank = machine.roster.current(member)
+            if rank is not None:
+                machine.roster.remove(rank)
+                machine.losses.replay_loss(record, rank, machine.committed.step)
+        case ViewPublished():
+            _apply_view(machine, record)
+        case LineageBegun(lineage=lineage):
+            machine.lineage = max(machine.lineage, lineage)
+        case Committed(state=state):
+            machine.committed = max(machine.committed, state)
+        case FaultRecord():
+            machine.losses.replay_fault(record)
+        case DecisionMade(policy="recovery", action="enter" | "cancel" as action):
+            _settle_proposal(machine, action == "enter", int(record.fields["generation"]))
+        case Resumed():
+            machine.generation += FORGOTTEN
+        case RunEnded():
+            machine.phase, machine.ended = END, record
+        case _:
+            machine.checkpoints.replay(record)
+
+
+def _apply_view(machine: FleetMachine, record: ViewPublished) -> None:
+    view = record.view
+    machine.generation = max(machine.generation, view.generation)
+    machine.lineage = max(machine.lineage, view.state.lineage)
+    if record.graceful:
+        machine.proposal = view
+    else:
+        machine.view, machine.proposal = view, None
+        machine.missing = set(view.members)
+    for member in view.members:
+        machine.roster.sent(member, view.generation)
+
+
+def _settle_proposal(machine: FleetMachine, entered: bool, generation: int) -> None:
+    proposal = machine.proposal
+    if proposal is None or proposal.generation != generation:
+        return
+    machine.proposal = None
+    if entered:
+        machine.view, machine.missing = proposal, set(proposal.members)

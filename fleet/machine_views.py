@@ -1,0 +1,51 @@
+"""How ``FleetMachine`` makes a view: who could be in it, and whose state all will hold. Pure functions of what is known of the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fleet.machine_state import Rank, Roster
+from fleet.types import Candidate, Member, StateId, View
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a view's state comes from: index of the donor, indices of the receivers. ``state`` None: a new history begins."""
+
+    donor: int
+    receivers: tuple[int, ...]
+    state: StateId | None
+
+
+def candidates(roster: Roster, view: View | None) -> tuple[Candidate, ...]:
+    """The ranks that could be in the next view: built, and heard of since the coordinator started (only then its store is known)."""
+    seated = frozenset(view.members) if view else frozenset()
+    return tuple(
+        Candidate(rank.member, rank.process.node, rank.state, rank.dirty, rank.member in seated)
+        for rank in roster.in_order()
+        if rank.phase != "starting" and rank.store
+    )
+
+
+def source(ranks: Sequence[Rank], committed: StateId, checkpoint: str | None) -> Source | None:
+    """The clean rank with the greatest state gives it to all that differ.
+
+    A state from before ``committed`` does not count: going on from there would take back committed steps within one history. When no other
+    is left, a new history begins, from the checkpoint, or from the state that a fresh rank was built with. None when there is neither.
+    """
+    states = [rank.state if rank.state is not None and not rank.dirty and rank.state >= committed else None for rank in ranks]
+    greatest = max((state for state in states if state is not None), default=None)
+    if greatest is not None:
+        differ = tuple(i for i, rank in enumerate(ranks) if rank.dirty or rank.state != greatest)
+        return Source(states.index(greatest), differ, greatest)
+    fresh = (i for i, rank in enumerate(ranks) if checkpoint is not None or (rank.state is None and not rank.dirty))
+    donor = next(fresh, None)
+    return None if donor is None else Source(donor, tuple(i for i in range(len(ranks)) if i != donor), None)
+
+
+def grown(members: Sequence[Member], view: View) -> Source:
+    """The source of a proposal: the first present member gives to all newcomers whatever it holds when they enter."""
+    present = frozenset(view.members)
+    donor = next(i for i, member in enumerate(members) if member in present)
+    return Source(donor, tuple(i for i, member in enumerate(members) if member not in present), None)
