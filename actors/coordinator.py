@@ -11,7 +11,7 @@ import itertools
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from actors.messages import DOWN, UP, AgentHello, AgentWelcome, Operate, Operated, SpanAck, SpanBatch, ViewChange, ViewWanted
 from actors.node import boot_id
@@ -22,7 +22,7 @@ from fleet.instructions import EndRun, Evict, Fence, Instruction, Propose, Publi
 from fleet.machine import FleetMachine
 from fleet.machine_state import END
 from fleet.ports import CheckpointPort, JournalPort
-from fleet.records import Spans
+from fleet.records import COMMIT, Spans
 from fleet.types import Member, Process, View, view_delta
 from fleet.wire import frame, read_frame
 
@@ -101,7 +101,7 @@ class Coordinator:
         journal: JournalPort,
         checkpoints: CheckpointPort,
         on_end: Callable[[EndRun], None],
-        span_ends: dict[Member, int] | None = None,
+        span_ends: dict[Member, SpanEnd] | None = None,
         offset_us: int = 0,
     ) -> None:
         self._offset_us = offset_us
@@ -181,7 +181,7 @@ class Coordinator:
                 self._driver.submit(message)
 
     def _learn(self, line: AgentLine, event: Event) -> None:
-        """Note where a process lives that the machine does not hold, or not yet: it must be reached with a welcome, a fence, or its release."""
+        """Note where a process lives that the machine does not hold: a welcome, a fence or its release must reach it."""
         if isinstance(event, Joined):
             self._lines.tokens[event.token] = line.node
             if self.ended:
@@ -197,14 +197,14 @@ class Coordinator:
 
     def _record(self, batch: SpanBatch) -> None:
         for spans in batch.spans:
-            fresh = trim(spans, self._span_ends.get(spans.member, 0))
+            fresh = trim(spans, self._span_ends.get(spans.member, BEGIN))
             if fresh is not None:
-                self._span_ends[spans.member] = fresh.start_us + sum(fresh.durations_us)
+                self._span_ends[spans.member] = span_end(fresh)
                 self._journal.append(fresh)
         for hole in batch.unobserved:
             self._journal.append(hole)
 
-    # ---- what the driver process asks ------------------------------------------------------------------------------------------------------
+    # ---- what the driver process asks --------------------------------------------------------------------------
 
     def stop_run(self, reason: str, error: str = "") -> None:
         self._driver.submit(StopRequested(reason, error))
@@ -233,17 +233,34 @@ class Coordinator:
         return await asyncio.wait_for(line.waiting[number], timeout=5.0)
 
 
-def trim(spans: Spans, known_us: int) -> Spans | None:
-    """What of ``spans`` lies after ``known_us``, or None."""
+class SpanEnd(NamedTuple):
+    """Up to where a member's time is recorded. ``place`` is its (generation, lineage, next step)."""
+
+    at_us: int
+    place: tuple[int, int, int]
+
+
+BEGIN = SpanEnd(0, (-2, -2, -2))
+
+
+def span_end(spans: Spans) -> SpanEnd:
+    place = (spans.generation, spans.lineage, spans.step + spans.codes.count(COMMIT))
+    return SpanEnd(spans.start_us + sum(spans.durations_us), place)
+
+
+def trim(spans: Spans, known: SpanEnd) -> Spans | None:
+    """What of ``spans`` lies after ``known``, or None. A record of marks alone has no length: its step tells whether it is known."""
+    known_us = known.at_us
     if spans.start_us >= known_us:
-        return spans
+        marks_only = not any(spans.durations_us)
+        return None if marks_only and (spans.generation, spans.lineage, spans.step) < known.place else spans
     at_us, step = spans.start_us, spans.step
     for index, (duration_us, code) in enumerate(zip(spans.durations_us, spans.codes, strict=True)):
         if at_us + duration_us > known_us:
             durations = (at_us + duration_us - known_us, *spans.durations_us[index + 1 :])
             return dataclasses.replace(spans, start_us=known_us, step=step, durations_us=durations, codes=spans.codes[index:])
         at_us += duration_us
-        step += code == "K"
+        step += code == COMMIT
     return None
 
 

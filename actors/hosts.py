@@ -12,7 +12,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from actors.coordinator import Coordinator
+from actors.coordinator import Coordinator, SpanEnd, span_end
 from actors.node import NodeAgent
 from fleet.clock import Clock, MonotonicClock, unix_time_s
 from fleet.events import FaultReported
@@ -24,13 +24,15 @@ from fleet.records import Record, Resumed, RunStarted, Spans
 from fleet.types import Member, Process
 
 log = logging.getLogger("fleet.hosts")
+MIRROR_S = 5.0
 
 
 @dataclass(frozen=True)
 class CoordinatorSpec:
     """All that a coordinator needs to start, and to start again after it was killed.
 
-    ``machine`` makes the decision core for a start time; ``store`` the checkpoint port; ``started`` the journal's first record for a time.
+    ``machine`` makes the decision core for a start time; ``store`` the checkpoint port; ``started`` the journal's first record for a time;
+    ``mirror`` makes what copies the journal to the run's storage, where that is elsewhere.
     ``cluster`` names this cluster: a journal that was written under another one belongs to a run that is being resumed.
     """
 
@@ -41,15 +43,16 @@ class CoordinatorSpec:
     machine: Callable[[float], FleetMachine]
     store: Callable[[], CheckpointPort]
     started: Callable[[float], RunStarted]
+    mirror: Callable[[], Callable[[Path], object]] | None = None
 
 
-def _history(path: Path) -> tuple[list[Record], dict[Member, int]]:
-    """The journal without its spans, and up to when each member's time is in it."""
+def _history(path: Path) -> tuple[list[Record], dict[Member, SpanEnd]]:
+    """The journal without its spans, and up to where each member's time is in it."""
     records: list[Record] = []
-    ends: dict[Member, int] = {}
+    ends: dict[Member, SpanEnd] = {}
     for record in read_journal(path) if path.exists() else ():
         if isinstance(record, Spans):
-            ends[record.member] = record.start_us + sum(record.durations_us)
+            ends[record.member] = span_end(record)
         else:
             records.append(record)
     return records, ends
@@ -78,6 +81,22 @@ class CoordinatorHost:
         self._begin(spec, machine, records, journal, clock)
         self._coordinator = Coordinator(machine, clock, journal, spec.store(), self._on_end, ends, round(clock.offset_s * 1e6))
         await self._coordinator.start(spec.host, spec.port)
+        self._copy = spec.mirror() if spec.mirror is not None else None
+        self._journal = spec.journal
+        self._mirroring = asyncio.create_task(self._mirror_forever())
+
+    async def _mirror_forever(self) -> None:
+        while self._copy is not None:
+            await asyncio.sleep(MIRROR_S)
+            await self._mirror()
+
+    async def _mirror(self) -> None:
+        if self._copy is None:
+            return
+        try:
+            await asyncio.to_thread(self._copy, self._journal)
+        except OSError as error:
+            log.warning("the journal was not mirrored, and will be in %g s: %s", MIRROR_S, error)
 
     def _begin(self, spec: CoordinatorSpec, machine: FleetMachine, records: list[Record], journal: JournalWriter, clock: Clock) -> None:
         now_s = clock.now_s()
@@ -122,7 +141,10 @@ class CoordinatorHost:
         return answer.refused, answer.at_s
 
     async def close(self) -> None:
+        """Everything that was said is in the journal, and the journal where it belongs."""
+        self._mirroring.cancel()
         await self._coordinator.stop()
+        await self._mirror()
 
 
 class AgentHost:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -42,6 +43,7 @@ from fleet.scripts import load_train
 from policies.interval import CheckpointInterval, checkpoint_rate_per_s
 from policies.placement import ranges
 from policies.recovery import ReformPromoteRegrow
+from storage.mirror import JournalMirror
 from storage.parts import Parts, RetainingStore, newest_checkpoint
 
 STORM = "mtbf=12s,duration=150s,quiet_start=3s,kinds=kill_rank+lose_node+hang+slow,lasts=6s,repair=15s"
@@ -160,6 +162,7 @@ class LiveRun:
             machine=lambda now_s: make_machine(settings, url, rate_per_s, resume, now_s),
             store=lambda: RetainingStore(url, settings.checkpoint.keep),
             started=lambda now_s: dataclasses.replace(first, at_s=now_s),
+            mirror=(lambda: JournalMirror(url).copy) if not url.startswith("file://") else None,
         )
 
     def add_agent(self, index: int) -> None:
@@ -230,6 +233,8 @@ class LiveRun:
             return None
 
     def _close(self) -> None:
+        with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
+            ray.get(self.coordinator.close.remote(), timeout=STOP_S)
         for actor in [*self.agents.values(), self.coordinator]:
             ray.kill(actor, no_restart=True)
         shutil.rmtree(self.shm, ignore_errors=True)

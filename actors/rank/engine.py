@@ -117,7 +117,7 @@ class Engine:
         return bool(torch.isfinite(total).all()) or all(bool(torch.isfinite(flat).all()) for flat in self._gradients.mean_flats)
 
     def apply(self) -> None:
-        """Clip, step optimizer, scaler and schedulers, give buffers their new values. The state is dirty from the first line to the last."""
+        """Clip, step optimizer, scaler and schedulers, give buffers their new values. The state is dirty meanwhile."""
         if self._scaler is not None:
             self._scaler.unscale_(self._optimizer)
         if self._clip_norm is not None:

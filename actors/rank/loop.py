@@ -1,7 +1,7 @@
 """What a train function is given: ``Run`` and ``Step``. The loop stays a loop.
 
-A loop body runs at least once for each step; what a step does to the state happens exactly once. Nothing of an attempt that was not committed
-shows in the next: gradients, random numbers, batches, scaler, scheduler and metrics are as before.
+A loop body runs at least once for each step; what a step does to the state happens exactly once. Nothing of an attempt that was not
+committed shows in the next: gradients, random numbers, batches, scaler, scheduler and metrics are as before.
 """
 
 from __future__ import annotations

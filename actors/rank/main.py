@@ -54,7 +54,7 @@ def run_rank(
         train(Run(client, recorder, parts, settings, host))
     except Fenced as error:
         _leave(f"fleet: slot {slot}: {error}")
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - whatever ends a rank is told to the coordinator
         _report(client, recorder, error)
     finally:
         client.close()

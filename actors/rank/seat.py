@@ -107,7 +107,7 @@ class Seat:
                 self._protocol.proposal_formed(self._next[0].generation)
             return self._protocol.offer()
 
-    # ---- joining -------------------------------------------------------------------------------------------------------------------------
+    # ---- joining -----------------------------------------------------------------------------------------------
 
     def _join(self, view: View, newcomer: bool) -> None:
         if not newcomer:  # a newcomer stands by, beside the running steps, until the members come over
@@ -178,7 +178,7 @@ class Seat:
             raise FleetError("there is no checkpoint to go back to, and this rank's initial state is gone: a fresh process has to begin")
         return view.state
 
-    # ---- from the listening thread -----------------------------------------------------------------------------------------------------------
+    # ---- from the listening thread -----------------------------------------------------------------------------
 
     def _look_ahead(self) -> None:
         """Start forming a proposal at once, beside the running steps."""

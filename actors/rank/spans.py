@@ -10,7 +10,7 @@ MARKS = (COMMIT, ABANDON)
 
 
 class SpanBuilder:
-    """Turns one process's rows into gapless ``Spans``. The span that is still open is kept back until it ends, is cut, or the process dies."""
+    """Turns one process's rows into gapless ``Spans``. The open span is kept back until it ends, is cut, or the process dies."""
 
     def __init__(self, member: Member) -> None:
         self.member = member

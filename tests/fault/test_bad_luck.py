@@ -1,4 +1,4 @@
-"""Misfortune on real processes, real signals and real sockets, without Ray. Whatever happens, the run ends with the bits of a run without it."""
+"""Misfortune on real processes, signals and sockets, without Ray. Whatever happens, the run ends with the bits of a run without it."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from actors.coordinator import Coordinator
+from actors.coordinator import Coordinator, SpanEnd, span_end
 from actors.node import NodeAgent, socket_path
 from actors.rank.main import run_rank
 from chaos.processes import LocalProcesses
@@ -93,11 +93,11 @@ class PlainFleet:
     async def start_coordinator(self, port: int) -> int:
         clock = MonotonicClock()
         records: list[Record] = []
-        ends: dict[Member, int] = {}
+        ends: dict[Member, SpanEnd] = {}
         if self.journal_path.exists():
             for record in read_journal(self.journal_path):
                 if isinstance(record, Spans):
-                    ends[record.member] = record.start_us + sum(record.durations_us)
+                    ends[record.member] = span_end(record)
                 else:
                     records.append(record)
         self.journal = JournalWriter(self.journal_path)
