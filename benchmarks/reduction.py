@@ -25,7 +25,9 @@ from policies.placement import ranges
 HOST = "127.0.0.1"
 SHARDS = 16
 WORLDS = (2, 3, 4)
-SIZES_MB = (1, 4, 16, 64)
+SIZES_MB = {1: 8, 4: 4, 16: 2, 64: 1}
+"""Size -> how many times the repetitions: small messages wait for the scheduler as often as large ones, and vary more."""
+
 REPETITIONS, QUICK_REPETITIONS = 60, 20
 WARM_UPS = 3
 BOUND_S = 60.0
@@ -62,11 +64,11 @@ def _rank(store: str, rank: int, world: int, repetitions: int, parent: Connectio
     group = Group.form(store=store, generation=world, rank=rank, size=world, device=cpu, timeout_s=BOUND_S, host=HOST)
     side = SideChannel(group, 1)
     times: dict[tuple[int, str], list[float]] = {}
-    for size_mb in SIZES_MB:
+    for size_mb, times_more in SIZES_MB.items():
         length = size_mb * (1 << 18)
         systems = {"fleet": _fleet(group, length), "allreduce": _all_reduce(group, length)}
         kept = {name: [buffer.clone() for buffer in buffers] for name, (_, buffers) in systems.items()}
-        for repetition in range(WARM_UPS + repetitions):
+        for repetition in range(WARM_UPS + repetitions * times_more):
             for name, (operation, buffers) in systems.items():
                 for buffer, value in zip(buffers, kept[name], strict=True):
                     buffer.copy_(value)
@@ -115,7 +117,12 @@ def measure(quick: bool) -> dict[str, Any]:
             ratios.setdefault(world, []).append(ratio)
     figures["fleet_over_allreduce_ratio_aligned_max"] = max(ratios[2] + ratios[4])
     figures["fleet_over_allreduce_ratio_3_ranks"] = max(ratios[3])
-    settings = {"shards": SHARDS, "repetitions": repetitions, "bucket_bytes": BUCKET_BYTES, "buckets_in_flight": BUCKETS_IN_FLIGHT}
+    settings = {
+        "shards": SHARDS,
+        "repetitions_by_mb": {size: repetitions * more for size, more in SIZES_MB.items()},
+        "bucket_bytes": BUCKET_BYTES,
+        "buckets_in_flight": BUCKETS_IN_FLIGHT,
+    }
     notes = [
         "one thread a rank; both systems over the same gloo group on the loopback interface",
         "the 3-rank figure is the largest of all sizes",

@@ -158,6 +158,11 @@ class Group:
             raise self.broken(self._stop)
         return self._nccl if tensor.is_cuda and self._nccl is not None else self._gloo
 
+    @property
+    def receives_ahead(self) -> bool:
+        """True when a receive may be started before the sends that lead to it. NCCL would hold up the stream for it."""
+        return self._nccl is None
+
     def _staged(self, tensor: torch.Tensor) -> bool:
         return tensor.is_cuda and self._nccl is None
 

@@ -171,8 +171,12 @@ class Reducer:
         return partials[0]
 
     def _mean(self, total: torch.Tensor) -> None:
-        if total.is_floating_point() or total.is_complex():
+        if not (total.is_floating_point() or total.is_complex()):
+            return
+        if self.shards & (self.shards - 1):
             total.div_(self.shards)
+        else:
+            total.mul_(1 / self.shards)  # exact, so the same bits, and twice as fast
 
     def _native(self, group: Group, local: Sequence[Sequence[torch.Tensor]]) -> None:
         for into, *others in zip(*local, strict=True):
@@ -183,9 +187,9 @@ class Reducer:
 
     def _add_up(self, buckets: Sequence[_Bucket], local: Sequence[Sequence[torch.Tensor]]) -> None:
         for bucket in buckets:
-            self._add(bucket, [bucket.chunk(flats, 0) for flats in local], bucket.chunk(local[0], 0))
+            self._add([bucket.chunk(flats, 0) for flats in local], bucket.chunk(local[0], 0))
 
-    def _add(self, bucket: _Bucket, leaves: list[torch.Tensor], out: torch.Tensor) -> None:
+    def _add(self, leaves: list[torch.Tensor], out: torch.Tensor) -> None:
         """Add ``leaves`` in tree order; the last sum goes to ``out``, which may be one of them."""
         for left, right in self._plan[:-1]:
             leaves[left].add_(leaves[right])
@@ -201,19 +205,22 @@ class Reducer:
         buckets = self._buckets(local[0], group.size)
         returning: list[Work] = []
         for number in range(min(BUCKETS_IN_FLIGHT, len(buckets))):
-            self._scatter(group, number, buckets[number], local)
+            returning += self._scatter(group, number, buckets[number], local)
         for number, bucket in enumerate(buckets):
             assert bucket.arrival is not None
             bucket.arrival.wait()
             mine = bucket.chunk(local[0], group.rank)
-            self._add(bucket, self._leaves(group, bucket, local), mine)
-            sends = [(mine, peer) for peer in self._peers]
-            receives = [(bucket.chunk(local[0], peer), peer) for peer in reversed(self._peers)]
-            returning.append(group.start(sends, receives, 2 * number + 1))
+            self._add(self._leaves(group, bucket, local), mine)
+            receives = [] if group.receives_ahead else self._returns(bucket, local)
+            returning.append(group.start([(mine, peer) for peer in self._peers], receives, 2 * number + 1))
             if number + BUCKETS_IN_FLIGHT < len(buckets):
-                self._scatter(group, number + BUCKETS_IN_FLIGHT, buckets[number + BUCKETS_IN_FLIGHT], local)
+                returning += self._scatter(group, number + BUCKETS_IN_FLIGHT, buckets[number + BUCKETS_IN_FLIGHT], local)
         for work in returning:
             work.wait()
+
+    def _returns(self, bucket: _Bucket, local: Sequence[Sequence[torch.Tensor]]) -> list[tuple[torch.Tensor, int]]:
+        """Where the peers' sums go: over the chunks of this rank's first partial sum, which by then have been sent."""
+        return [(bucket.chunk(local[0], peer), peer) for peer in reversed(self._peers)]
 
     def _buckets(self, flats: Sequence[torch.Tensor], size: int) -> list[_Bucket]:
         """Cut all flat buffers into buckets of equal length, at most ``bucket_bytes``."""
@@ -223,13 +230,18 @@ class Reducer:
             found += [_Bucket(index, lo, hi, size) for lo, hi in itertools.pairwise(_cuts(0, flat.numel(), count))] if count else []
         return found
 
-    def _scatter(self, group: Group, number: int, bucket: _Bucket, local: Sequence[Sequence[torch.Tensor]]) -> None:
-        """Send every peer its chunk of this rank's partial sums, and receive this rank's chunk of theirs."""
+    def _scatter(self, group: Group, number: int, bucket: _Bucket, local: Sequence[Sequence[torch.Tensor]]) -> list[Work]:
+        """Send every peer its chunk of this rank's partial sums, and receive this rank's chunk of theirs.
+
+        A peer returns its sum once it has this rank's chunk. To receive it over that chunk may be asked for now: gloo sends nothing before
+        it knows of the receive.
+        """
         mine = bucket.chunk(local[0], group.rank)
         sources = [peer for peer in reversed(self._peers) for _ in range(self._counts[peer])]
         bucket.incoming = self._stage(mine, number % BUCKETS_IN_FLIGHT, len(sources), group.size)
         sends = [(bucket.chunk(flats, peer), peer) for peer in self._peers for flats in local]
         bucket.arrival = group.start(sends, list(zip(bucket.incoming, sources, strict=True)), 2 * number)
+        return [group.start([], self._returns(bucket, local), 2 * number + 1)] if group.receives_ahead else []
 
     def _leaves(self, group: Group, bucket: _Bucket, local: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
         """This rank's chunk of all partial sums, in order of shards."""
