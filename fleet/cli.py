@@ -20,11 +20,12 @@ from fleet.config import CheckpointSettings, RunSettings
 from fleet.errors import ConfigError, FleetError
 
 if TYPE_CHECKING:
-    from fleet.recipes import LiveRun, RunPlan, RunResult
+    from fleet.plans import RunPlan, RunResult
+    from fleet.recipes import LiveRun
     from fleet.report import Report
 
-app = typer.Typer(name="fleet", help="Train through failure, inject failure on purpose, account for every rank-second.", no_args_is_help=True,
-                  add_completion=False, pretty_exceptions_enable=False)  # fmt: skip
+HELP = "Train through failure, inject failure on purpose, account for every rank-second."
+app = typer.Typer(name="fleet", help=HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 console = Console(stderr=True)
 
 
@@ -87,28 +88,28 @@ def _checkpoint(text: str) -> CheckpointSettings:
 
 def _plan(script: str, settings: RunSettings, chaos: str, resume: str, root: Path) -> RunPlan:
     from chaos.settings import parse_chaos
-    from fleet import recipes, scripts
+    from fleet import plans, scripts
 
-    settings_of_chaos = parse_chaos(recipes.STORM if chaos == "storm" else chaos)
-    recipes.check(settings, settings_of_chaos)
+    settings_of_chaos = parse_chaos(plans.STORM if chaos == "storm" else chaos)
+    plans.check(settings, settings_of_chaos)
     if resume:
-        return recipes.resumed_plan(recipes.find_run(resume, root), script)
+        return plans.resumed_plan(plans.find_run(resume, root), script)
     if not script:
         raise ConfigError("SCRIPT", script, "missing", "Name a Python file with a function train(run), or use --resume RUN.")
     train = scripts.load_train(script)
-    name = recipes.new_name(script)
-    return recipes.RunPlan(name=name, folder=root / name, settings=settings, train=train, script=script, chaos=settings_of_chaos)
+    name = plans.new_name(script)
+    return plans.RunPlan(name=name, folder=root / name, settings=settings, train=train, script=script, chaos=settings_of_chaos)
 
 
 def _execute(plan: RunPlan, twin: bool, twin_world: int, json_: str, html: str, metrics_port: int) -> int:
-    from fleet import recipes
+    from fleet import plans, recipes
 
     with recipes.local_cluster(plan.settings) as cluster:
         result = _one_run(recipes.LiveRun(plan, cluster), metrics_port)
         verdict = None
         if twin and result.status == "completed":
-            other = recipes.twin_of(plan, twin_world or None)
-            verdict = recipes.compare(plan, other, _one_run(recipes.LiveRun(other, cluster), 0))
+            other = plans.twin_of(plan, twin_world or None)
+            verdict = plans.compare(plan, other, _one_run(recipes.LiveRun(other, cluster), 0))
     report = _load_report(plan.folder)
     _emit(report, plan, verdict, json_, html)
     return _exit_code(result, verdict)
@@ -195,7 +196,7 @@ def report(
     storage: Annotated[str, typer.Option(help="Folder that holds the runs.")] = "runs",
 ) -> None:
     """Where every rank-second of RUN went, and what each fault cost."""
-    from fleet.recipes import find_run
+    from fleet.plans import find_run
 
     _emit(_load_report(find_run(name, Path(storage))), None, None, "-" if json_ else "", html)
 

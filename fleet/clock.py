@@ -15,7 +15,7 @@ class Clock(Protocol):
 
 
 class MonotonicClock:
-    """``CLOCK_MONOTONIC``, shared by all processes of a host, plus ``offset_s``: a run that is resumed after a reboot goes on from its own time."""
+    """``CLOCK_MONOTONIC``, shared by a host's processes, plus ``offset_s``: a run resumed after a reboot goes on from its own time."""
 
     def __init__(self, offset_s: float = 0.0) -> None:
         self.offset_s = offset_s

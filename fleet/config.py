@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -26,7 +27,7 @@ class Timeouts:
             if not getattr(self, name) > 0:
                 raise ConfigError(f"timeouts.{name}", getattr(self, name), "a time-out must be greater than 0 s")
         order = ("heartbeat_s", "park_s", "form_s", "progress_s")
-        for short, long in zip(order, order[1:], strict=False):
+        for short, long in itertools.pairwise(order):
             if not getattr(self, short) < getattr(self, long):
                 reason = f"must be greater than timeouts.{short} = {getattr(self, short)}, or the slower check fires first"
                 raise ConfigError(f"timeouts.{long}", getattr(self, long), reason)

@@ -70,7 +70,7 @@ class Driver:
     async def _commit(self, order: CommitCheckpoint) -> None:
         try:
             size = await asyncio.to_thread(self._checkpoints.commit, order)
-        except Exception as error:  # any failure of a store is the same to the run: this checkpoint does not exist
+        except Exception as error:  # noqa: BLE001 - whatever fails in a store, to the run this checkpoint does not exist
             log.warning("checkpoint %s was not committed: %r", order.checkpoint, error)
             self.submit(CheckpointFailed(order.checkpoint, f"{type(error).__name__}: {error}"))
             return

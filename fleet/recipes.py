@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import json
 import secrets
 import shutil
 import socket
@@ -13,11 +12,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import ray
 
@@ -29,25 +27,19 @@ from chaos.arrivals import compression_for
 from chaos.catalogue import Topology, load_catalogue
 from chaos.conductor import Action, ChaosView, Conductor, Occupant, perform
 from chaos.processes import LocalProcesses
-from chaos.settings import ChaosSettings
 from fleet.clock import unix_time_s
-from fleet.config import Budgets, CheckpointSettings, RunSettings, Timeouts
-from fleet.errors import ConfigError
+from fleet.config import RunSettings
 from fleet.events import FaultReported
 from fleet.instructions import EndRun
-from fleet.journal import read_journal
 from fleet.launch.local import LocalCluster, node_resource
 from fleet.machine import FleetMachine
-from fleet.records import VERSION, RunEnded, RunStarted
-from fleet.scripts import load_train
+from fleet.plans import RunPlan, RunResult, describe, store_url
+from fleet.records import VERSION, RunStarted
 from policies.interval import CheckpointInterval, checkpoint_rate_per_s
 from policies.placement import ranges
 from policies.recovery import ReformPromoteRegrow
 from storage.mirror import JournalMirror
 from storage.parts import Parts, RetainingStore, newest_checkpoint
-
-STORM = "mtbf=12s,duration=150s,quiet_start=3s,kinds=kill_rank+lose_node+hang+slow,lasts=6s,repair=15s"
-"""What ``--chaos storm`` stands for: the Llama 3 fleet's mix of faults, one every 12 s."""
 
 HEAD_COMPONENTS = ("host_parts", "host_maintenance")
 REPAIR_S = 6.0
@@ -56,37 +48,6 @@ REPAIR_S = 6.0
 HOST = "127.0.0.1"
 CHAOS_POLL_S = 0.05
 STOP_S = 20.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunPlan:
-    """One run to be made: what to train, with which settings, under which faults, and where its journal goes."""
-
-    name: str
-    folder: Path
-    settings: RunSettings
-    train: Callable[[Any], None]
-    script: str = ""
-    chaos: ChaosSettings = field(default_factory=ChaosSettings)
-    resume: bool = False
-
-    @property
-    def journal(self) -> Path:
-        return self.folder / "journal.jsonl"
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunResult:
-    """How a run ended. ``error`` is what Ray Train said, when the run ended without the coordinator's word."""
-
-    plan: RunPlan
-    status: str
-    reason: str
-    detail: str
-
-
-def new_name(script: str) -> str:
-    return f"{Path(script).stem}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
 def slots_per_node(settings: RunSettings) -> int:
@@ -153,7 +114,7 @@ class LiveRun:
     def _spec(self) -> CoordinatorSpec:
         plan, url = self.plan, self.store_url
         settings, resume, rate_per_s = plan.settings, plan.resume, durable_rate_per_s(plan)
-        first = RunStarted(VERSION, plan.name, 0.0, unix_time_s(), settings.world, settings.spares, settings.shards, _describe(plan))
+        first = RunStarted(VERSION, plan.name, 0.0, unix_time_s(), settings.world, settings.spares, settings.shards, describe(plan))
         return CoordinatorSpec(
             journal=plan.journal,
             host=HOST,
@@ -228,7 +189,7 @@ class LiveRun:
 
     def _outcome(self, timeout_s: float = 5.0) -> EndRun | None:
         try:
-            return ray.get(self.coordinator.wait.remote(timeout_s), timeout=timeout_s + 10.0)
+            return cast("EndRun | None", ray.get(self.coordinator.wait.remote(timeout_s), timeout=timeout_s + 10.0))
         except (ray.exceptions.RayError, TimeoutError):
             return None
 
@@ -323,62 +284,3 @@ def durable_rate_per_s(plan: RunPlan) -> float:
     return checkpoint_rate_per_s(
         fault_rate_per_s=faults_per_s, world=settings.world, ranks_per_fault=1, repair_s=REPAIR_S, whole_run_rate_per_s=head_per_s
     )  # fmt: skip
-
-
-def store_url(plan: RunPlan) -> str:
-    """Where the run's checkpoints lie: beside the journal, or under the storage that was asked for."""
-    storage = plan.settings.storage
-    return f"{storage.rstrip('/')}/{plan.name}" if "://" in storage else f"file://{plan.folder.resolve()}"
-
-
-def _describe(plan: RunPlan) -> str:
-    content = {"script": plan.script, "settings": dataclasses.asdict(plan.settings), "chaos": dataclasses.asdict(plan.chaos)}
-    return json.dumps(content)
-
-
-def check(settings: RunSettings, chaos: ChaosSettings) -> None:
-    """Refuse what no single setting shows to be impossible. Raises ConfigError."""
-    CheckpointInterval(law=settings.checkpoint.policy, interval_s=settings.checkpoint.interval_s)
-    chaos.plan(seed=settings.seed, world=settings.slots, nodes=settings.nodes)
-
-
-def resumed_plan(folder: Path, script: str) -> RunPlan:
-    """The plan of a run that stopped, from its own journal; ``script`` replaces the one it was started with. Raises ConfigError."""
-    first = next(read_journal(folder / "journal.jsonl", spans=False))
-    assert isinstance(first, RunStarted)
-    content = json.loads(first.config)
-    script = script or content["script"]
-    settings = dict(content["settings"])
-    nested = {"timeouts": Timeouts, "budgets": Budgets, "checkpoint": CheckpointSettings}
-    settings |= {name: kind(**settings[name]) for name, kind in nested.items()}
-    train = load_train(script)
-    return RunPlan(name=first.run, folder=folder, settings=RunSettings(**settings), train=train, script=script, resume=True)
-
-
-def find_run(name: str, root: Path) -> Path:
-    """The folder of run ``name``: a path, or a name under ``root``. Raises ConfigError."""
-    for folder in (Path(name), root / name):
-        if (folder / "journal.jsonl").is_file():
-            return folder
-    raise ConfigError("RUN", name, f"no journal.jsonl in it, nor in {root / name}", "Name a run's folder, or a run under --storage.")
-
-
-def twin_of(plan: RunPlan, world: int | None = None) -> RunPlan:
-    """The same run without faults and spares, perhaps at another world size: it must end with the same bits."""
-    settings = dataclasses.replace(plan.settings, world=world or plan.settings.world, spares=0)
-    return dataclasses.replace(
-        plan, name=f"{plan.name}-twin", folder=plan.folder / "twin", settings=settings, chaos=ChaosSettings(), resume=False
-    )  # fmt: skip
-
-
-def final_digest(folder: Path) -> str:
-    """SHA-256 of the final state, from the journal; empty when the run did not complete."""
-    ends = [record for record in read_journal(folder / "journal.jsonl", spans=False) if isinstance(record, RunEnded)]
-    return ends[-1].digest if ends else ""
-
-
-def compare(plan: RunPlan, twin: RunPlan, result: RunResult) -> dict[str, Any]:
-    """Whether a run and its twin ended with the same bits. A twin that did not complete is not equal."""
-    run_digest, twin_digest = final_digest(plan.folder), final_digest(twin.folder)
-    equal = result.status == "completed" and run_digest == twin_digest != ""
-    return {"equal": equal, "world": twin.settings.world, "run_digest": run_digest, "twin_digest": twin_digest, "status": result.status}

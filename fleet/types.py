@@ -168,8 +168,8 @@ class Situation:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A process that ended. ``injected`` ones were put in by chaos and count towards no budget. ``step`` is where it was, -1 before training;
-    ``committed`` is the run's last committed step at the time."""
+    """A process that ended. ``injected`` ones were put in by chaos and count towards no budget. ``step`` is where it was, -1 before
+    training; ``committed`` is the run's last committed step at the time."""
 
     slot: int
     node: str

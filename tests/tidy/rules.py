@@ -13,7 +13,7 @@ SHIPPED = ("fleet", "actors", "policies", "storage", "dashboards", "chaos")
 OURS = (*SHIPPED, "benchmarks", "examples", "tests")
 ANY = ("*",)
 
-EDGE = ("fleet.cli", "fleet.recipes", "fleet.driver", "fleet.launch", "fleet.report", "fleet.progress", "fleet.__main__")
+EDGE = ("fleet.cli", "fleet.recipes", "fleet.plans", "fleet.driver", "fleet.launch", "fleet.report", "fleet.progress", "fleet.__main__")
 """Composition: what no other part of the project may import, but for those that ``ZONES`` name."""
 
 
@@ -30,6 +30,7 @@ class Zone:
 ZONES = (
     Zone("fleet/cli.py", SHIPPED, ANY, ("torch",)),
     Zone("fleet/recipes", SHIPPED, ANY, ("torch",)),
+    Zone("fleet/plans.py", SHIPPED, ANY, ("torch", "ray")),
     Zone("fleet/__main__.py", SHIPPED, ANY, ("torch",)),
     Zone("fleet/report", ("fleet", "fleet.report", "dashboards"), ANY, ("torch", "ray", *EDGE)),
     Zone("fleet/progress", ("fleet", "fleet.progress"), ANY, ("torch", "ray", *EDGE)),
@@ -52,7 +53,7 @@ ZONES = (
 )
 
 PURE = ("fleet/", "policies/", "chaos/")
-IMPURE = ("fleet/clock.py", "fleet/driver.py", "fleet/launch/", "fleet/recipes", "fleet/cli.py", "fleet/__main__.py")
+IMPURE = ("fleet/clock.py", "fleet/driver.py", "fleet/launch/", "fleet/recipes", "fleet/plans.py", "fleet/cli.py", "fleet/__main__.py")
 """``PURE`` less ``IMPURE`` takes time and randomness as arguments."""
 
 TIMES = ["time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time", "sleep"]
