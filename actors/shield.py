@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnavailableError, RayActorError, RayError
+from ray.exceptions import ActorHandleNotFoundError, ActorUnavailableError, RayActorError, RayError
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
 from ray.train.v2._internal.exceptions import RayTrainError, WorkerHealthCheckFailedError, WorkerHealthCheckTimeoutError
 from ray.train.v2._internal.execution.controller import TrainController
@@ -36,8 +36,8 @@ from actors.deaths import Condition, DeathWatch, Verdict
 log = logging.getLogger("ray.train.fleet")
 
 PING_S = 1.0
-REPLACE_LIMIT_S = 60.0
-"""A replacement that takes longer hangs: its processes are killed, and the attempt fails."""
+REPLACE_LIMIT_VARIABLE = "FLEET_REPLACE_LIMIT_S"
+"""Set in the controller's environment: a replacement that takes longer hangs; its processes are killed, and the attempt fails."""
 START_LIMIT_S = 300.0
 KV_NAMESPACE = "fleet_placement_groups"
 
@@ -45,10 +45,13 @@ KV_NAMESPACE = "fleet_placement_groups"
 class ShieldedWorkerGroup(WorkerGroup):  # type: ignore[misc]
     """Ray Train's worker group, which shows a failure only when replacing the worker can succeed, and survives when it does not."""
 
+    _deaths = DeathWatch()
+    """Of the whole process: a group that is started anew goes on with the same slots."""
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._deaths = DeathWatch()
         self._reason = ""
+        self._replace_limit_s = float(os.environ[REPLACE_LIMIT_VARIABLE])
 
     def poll_status(self, timeout: float | None = None) -> WorkerGroupPollStatus:
         status = super().poll_status(timeout)
@@ -61,9 +64,9 @@ class ShieldedWorkerGroup(WorkerGroup):  # type: ignore[misc]
         return status
 
     def replace_replica_group(self, replica_group_index: int) -> None:
-        """Replace one worker, within ``REPLACE_LIMIT_S``. When that fails the controller goes on polling, and will be asked again."""
+        """Replace one worker, within a time limit. When that fails the controller goes on polling, and will be asked again."""
         try:
-            with self._bounded(REPLACE_LIMIT_S):
+            with self._bounded(self._replace_limit_s):
                 super().replace_replica_group(replica_group_index)
         except (RayError, RayTrainError):
             log.warning("The replacement of rank %d failed; it will be tried again.", replica_group_index, exc_info=True)
@@ -74,6 +77,8 @@ class ShieldedWorkerGroup(WorkerGroup):  # type: ignore[misc]
     def _start_impl(self, *args: Any, **kwargs: Any) -> None:
         with self._bounded(START_LIMIT_S):
             super()._start_impl(*args, **kwargs)
+        for rank in range(len(self)):
+            self._deaths.started(rank, time.monotonic())
 
     def _create_placement_group(self, *args: Any, **kwargs: Any) -> Any:
         """Leave word of the placement group: when this process is killed, nobody else would free it."""
@@ -167,13 +172,13 @@ class ShieldedWorkerGroup(WorkerGroup):  # type: ignore[misc]
             over.set()
 
     def _kill_hanging(self) -> None:
-        """Kill all workers of this controller that do not answer, those included that it has no record of yet."""
+        """Kill all workers of this controller that do not answer; also one that it has no record of, because it waits for it."""
         workers: list[Worker] = self.get_workers() if self.has_started() else []
         late = self._unanswered(range(len(workers)))
         answering = {worker.actor._actor_id.hex() for rank, worker in enumerate(workers) if rank not in late}
-        for actor_id in set(_own_workers(self._worker_cls.__name__)) - answering:
-            log.warning("Worker %s hangs while a worker is being replaced, and is killed.", actor_id)
-            ray._private.worker.global_worker.core_worker.kill_actor(ray.ActorID.from_hex(actor_id), True)
+        for actor_id in set(_workers(self._worker_cls.__name__)) - answering:
+            if _kill_own(actor_id):
+                log.warning("Worker %s hangs while a worker is being started; it was killed.", actor_id)
 
 
 class ShieldedController(TrainController):  # type: ignore[misc]
@@ -213,9 +218,16 @@ def _failed(call: ray.ObjectRef[int]) -> bool:
     return False
 
 
-def _own_workers(class_name: str) -> Iterator[str]:
-    """Ids of the live actors of that class which this process has created."""
-    me = ray.get_runtime_context().get_worker_id()
-    for actor_id, facts in ray._private.state.actors().items():
-        if facts["State"] != "DEAD" and facts["ActorClassName"].endswith(class_name) and facts["OwnerAddress"]["WorkerID"] == me:
-            yield actor_id
+def _workers(class_name: str) -> list[str]:
+    """Ids of this job's actors of that class which are alive or still to come up."""
+    actors = ray._private.state.actors(job_id=ray.JobID.from_hex(ray.get_runtime_context().get_job_id()))
+    return [actor_id for actor_id, facts in actors.items() if facts["State"] != "DEAD" and facts["ActorClassName"] == class_name]
+
+
+def _kill_own(actor_id: str) -> bool:
+    """Kill an actor of which no handle is at hand. False when it is not this process's: another run of the job has its own."""
+    try:
+        ray._private.worker.global_worker.core_worker.kill_actor(ray.ActorID.from_hex(actor_id), True)
+    except ActorHandleNotFoundError:
+        return False
+    return True

@@ -22,7 +22,7 @@ from ray.train.v2._internal.constants import get_env_vars_to_propagate
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 from actors.backend import FleetBackendConfig
-from actors.shield import PatientFailurePolicy, ShieldedController, free_placement_group
+from actors.shield import REPLACE_LIMIT_VARIABLE, PatientFailurePolicy, ShieldedController, free_placement_group
 
 log = logging.getLogger("fleet.trainer")
 
@@ -61,6 +61,7 @@ def fit(
     backstop_s: float = 30.0,
     poll_s: float = 0.25,
     hang_s: float = 30.0,
+    replace_limit_s: float = 60.0,
 ) -> FitOutcome:
     """Run ``train_fn(train_config)`` in ``slots`` workers, replacing the ones that fail, until all have returned. Always returns.
 
@@ -72,6 +73,7 @@ def fit(
         stop: give up now: the workers are killed.
         poll_s: seconds between Ray Train's health polls, and so to the notice of a death.
         hang_s: a worker that has not answered a poll for so long is killed.
+        replace_limit_s: a replacement that takes longer than this is given up and tried again.
     """
     trainer = _Trainer(
         functools.partial(_bound_to_node, train_fn),
@@ -82,7 +84,7 @@ def fit(
             name=name, storage_path=storage_path, failure_config=FailureConfig(max_failures=-1, controller_failure_limit=-1)
         ),
     )
-    trainer.controller_environment = _environment(poll_s, hang_s)
+    trainer.controller_environment = _environment(poll_s, hang_s, replace_limit_s)
     return _Fit(trainer, done, stop, backstop_s).run()
 
 
@@ -92,7 +94,7 @@ class _Fit:
     def __init__(self, trainer: _Trainer, done: Callable[[], bool], stop: Callable[[], bool], backstop_s: float) -> None:
         self._trainer, self._done, self._stop, self._backstop_s = trainer, done, stop, backstop_s
         self._back = threading.Event()
-        self._error: str | None = None
+        self._error: str | None = "Ray Train ended without a word"
 
     def run(self) -> FitOutcome:
         start_s = time.monotonic()
@@ -113,6 +115,7 @@ class _Fit:
     def _train(self) -> None:
         try:
             self._trainer.fit()
+            self._error = None
         except Exception as error:  # noqa: BLE001 - whatever Ray Train raises is the outcome of the run
             self._error = f"{type(error).__name__}: {error}"
         finally:
@@ -157,23 +160,24 @@ class _Trainer(DataParallelTrainer):  # type: ignore[misc]
 
     def kill_controller(self) -> None:
         """Its workers are ended with it. May be called before it exists."""
-        if self._controller is not None:
+        if self._controller is not None and ray.is_initialized():
             ray.kill(self._controller)
 
     def free(self) -> None:
-        """Free what a killed controller holds."""
-        if self._controller is not None:
+        """Free what a killed controller holds. Nothing is left of it when this process has left the cluster."""
+        if self._controller is not None and ray.is_initialized():
             try:
                 free_placement_group(self._controller._actor_id.hex())
             except RayError as error:
                 log.warning("The run's placement group could not be freed: %s", error)
 
 
-def _environment(poll_s: float, hang_s: float) -> dict[str, str]:
+def _environment(poll_s: float, hang_s: float, replace_limit_s: float) -> dict[str, str]:
     return {
         "RAY_TRAIN_V2_ENABLED": "1",
         "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": str(poll_s),
         "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": str(hang_s),
+        REPLACE_LIMIT_VARIABLE: str(replace_limit_s),
         "RAY_WARN_BLOCKING_GET_INSIDE_ASYNC": "0",
     }
 

@@ -18,11 +18,13 @@ from typing import Any
 
 from fleet.errors import ConfigError, RunFailed
 from fleet.launch import processes
+from fleet.launch.quiet import connect
 
 RANK_RESOURCE = "fleet_rank"
 """Custom resource of worker nodes: one unit for each slot."""
 HEAD = "head"
 
+_HOST = f"import sys; sys.path.append({str(Path(__file__).parents[2])!r}); from fleet.launch.node_host import main; main()"
 _SYSTEM_CONFIG = {
     # A killed raylet refuses connections, so each check fails at once: dead after period x threshold. A starved one answers late:
     # it is given the time-out for every check, so that a busy machine does not lose nodes.
@@ -104,11 +106,8 @@ class LocalCluster:
         return self
 
     def connect(self, **arguments: Any) -> None:
-        """``ray.init`` of this process with this cluster, quiet: Ray's logs stay in ``directory``."""
-        import ray
-
-        arguments = {"log_to_driver": False, "logging_level": "ERROR", "include_dashboard": None, **arguments}
-        ray.init(address=self.address, **arguments)
+        """``ray.init`` of this process with this cluster, quiet; see ``fleet.launch.quiet``."""
+        connect(self.address, **arguments)
 
     @property
     def directory(self) -> Path:
@@ -175,7 +174,7 @@ class LocalCluster:
         environment = {**os.environ, **self._extra_environment, processes.CLUSTER_VARIABLE: self.id, processes.NODE_VARIABLE: name}
         with open(self._directory / f"host-{name}.log", "wb") as log:
             self._hosts[name] = subprocess.Popen(
-                [sys.executable, str(Path(__file__).with_name("node_host.py")), request],
+                [sys.executable, "-c", _HOST, request],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -1,20 +1,25 @@
-"""One Ray node of a local cluster, hosted by one small process. Run by file path; see ``fleet.launch.local``.
+"""One Ray node of a local cluster, hosted by one small process; see ``fleet.launch.local``.
 
-It starts the node's daemons, prints one line of JSON, and waits until its standard input closes: so that when the launcher dies,
-however it dies, the pipe closes and the node goes with it. Ray lets the daemons die with this process (``PR_SET_PDEATHSIG``).
+It starts the node's daemons, prints one line of JSON, and waits until its standard input closes or the raylet ends; then it kills what
+is left of the node. So when the launcher dies, however it dies, the node goes with it. Left alone, Ray's agents would live on for a
+minute, because they try to tell the head, and the workers of a raylet that nobody reaps for as long as they like.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import signal
+import select
+import shutil
 import sys
 from typing import Any
 
 import ray
+from ray._private import ray_constants
 from ray._private.node import Node
 from ray._private.parameter import RayParams
+
+from fleet.launch import processes
 
 
 class _Headless(Node):  # type: ignore[misc]
@@ -39,11 +44,10 @@ def main() -> None:
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what Ray prints goes to the log, so that the answer is the only line
     node = start(request["settings"], request["dashboard"])
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the raylet at once: unreaped, its workers would live on
     print(json.dumps({"address": node.gcs_address, "node_id": node.node_id}), file=out, flush=True)
-    sys.stdin.buffer.read()
-    node.kill_all_processes(check_alive=False, allow_graceful=False)
-
-
-if __name__ == "__main__":
-    main()
+    raylet = node.all_processes[ray_constants.PROCESS_TYPE_RAYLET][0].process
+    ended = select.select([sys.stdin, os.pidfd_open(raylet.pid)], [], [])[0]
+    raylet.poll()  # reaps it
+    processes.kill_all(os.environ[processes.CLUSTER_VARIABLE], os.environ[processes.NODE_VARIABLE])
+    if sys.stdin in ended and node.is_head():
+        shutil.rmtree(request["settings"]["temp_dir"], ignore_errors=True)

@@ -24,19 +24,19 @@ def find(cluster: str, node: str | None = None) -> list[int]:
             found.add(pid)
     grown = True
     while grown:  # a child that cleaned its environment still has its parent
-        children = {pid for pid, parent in parents.items() if parent in found} - found - {os.getpid()}
+        children = {pid for pid, parent in parents.items() if parent in found} - found
         found |= children
         grown = bool(children)
     return sorted(found)
 
 
 def kill_all(cluster: str, node: str | None = None, limit_s: float = 10.0) -> list[int]:
-    """SIGKILL every process of the cluster (node) until none is left, for at most ``limit_s``; returns the pids that outlive it.
+    """SIGKILL every process of the cluster (node) but this one until none is left, for at most ``limit_s``; returns who outlives it.
 
     It looks again after each round, so that a process forked between the look and the signal does not escape.
     """
     end_s = time.monotonic() + limit_s
-    while pids := find(cluster, node):
+    while pids := [pid for pid in find(cluster, node) if pid != os.getpid()]:
         for pid in pids:
             _kill(pid)
         if time.monotonic() > end_s:

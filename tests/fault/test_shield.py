@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from actors.trainer import FitOutcome, fit
 
+from actors.trainer import FitOutcome, fit
 from fleet.launch.local import RANK_RESOURCE, LocalCluster
 from tests.support.waiting import Seen, started, until, wait_until_done
 
@@ -67,7 +67,8 @@ class Run:
 
 
 def _lives(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
+    status = Path(f"/proc/{pid}/stat")
+    return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 def _logged(cluster: LocalCluster, text: str) -> Callable[[], bool]:

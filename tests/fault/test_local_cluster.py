@@ -1,0 +1,66 @@
+"""The local cluster leaves nothing behind: not when a node is lost, not when its launcher is killed, not when it cannot start."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fleet.errors import ConfigError, RunFailed
+from fleet.launch import processes
+from fleet.launch.local import LocalCluster
+from tests.support.waiting import until
+
+LAUNCHER = """
+import sys
+from fleet.launch.local import LocalCluster
+cluster = LocalCluster(nodes=1)
+print(cluster.id, flush=True)
+cluster.start()
+print(cluster.directory, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_node_is_lost_whole_and_its_replacement_has_a_new_index(cluster: LocalCluster) -> None:
+    lost, others = cluster.alive()[0], set(cluster.pids())
+    victims = set(cluster.pids(lost))
+    assert len(victims) >= 4  # host, raylet, two agents
+    assert cluster.lose(lost) is None
+    assert cluster.pids(lost) == [] and not victims & set(cluster.pids())
+    assert others - victims <= set(cluster.pids())
+    assert lost not in cluster.alive()
+    assert "is not up" in str(cluster.lose(lost))
+    added = cluster.add()
+    assert added > lost and added in cluster.alive()
+
+
+def test_a_killed_launcher_takes_the_cluster_with_it() -> None:
+    root = Path(__file__).parents[2]
+    with subprocess.Popen([sys.executable, "-c", LAUNCHER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root) as launcher:
+        assert launcher.stdout is not None
+        name = launcher.stdout.readline().strip()
+        directory = launcher.stdout.readline().strip()
+        assert Path(directory).is_dir()
+        assert len(processes.find(name)) >= 7
+        launcher.send_signal(signal.SIGKILL)
+    until(lambda: processes.find(name) == [], "all processes of the cluster are gone", limit_s=20)
+    assert not Path(directory).exists()
+
+
+def test_a_start_that_fails_leaves_nothing() -> None:
+    cluster = LocalCluster(nodes=1, start_limit_s=0.01)
+    with pytest.raises(RunFailed, match="did not come up"):
+        cluster.start()
+    assert processes.find(cluster.id) == []
+    assert not cluster.directory.exists()
+    cluster.stop()
+
+
+@pytest.mark.parametrize("settings", [{"nodes": 0}, {"nodes": 1, "slots_per_node": 0}])
+def test_impossible_sizes_are_refused(settings: dict[str, int]) -> None:
+    with pytest.raises(ConfigError):
+        LocalCluster(**settings)
