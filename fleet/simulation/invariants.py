@@ -6,6 +6,7 @@ belongs to sharded optimizer state and has no checker here: all simulated state 
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fleet.events import Event, Heartbeat, Joined
 from fleet.instructions import CommitCheckpoint, Instruction, Propose, Publish
 from fleet.machine import FleetMachine
-from fleet.machine_state import END
+from fleet.machine_state import FORM, RUN
 from fleet.records import Committed, LineageBegun, ProcessLost, ProcessUp, Record, RunEnded, ViewPublished
 from fleet.simulation.model import POISON, gradient
 from fleet.types import Member, StateId, View
@@ -36,7 +37,8 @@ class Checker:
 
     Hooks: ``record(record)``, ``truncated(journal)``, ``sent(machine, instruction)``, ``meet(view, view)``, ``sit(rank, view)``,
     ``seated(rank, view, state)``, ``contribute(rank, view, state, dirty)``, ``reduced(rank, view, number, values)``,
-    ``commit(rank, state)``, ``save(rank, view, request, state)``, ``checkpoint(order, parts)``, ``end()``.
+    ``agreed(rank, view, number, enter, save)``, ``commit(rank, state)``, ``save(rank, view, request, state)``,
+    ``checkpoint(order, parts)``, ``end()``.
     """
 
     name = ""
@@ -59,10 +61,20 @@ class Donor(Checker):
 
     name = "donor"
 
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._proposed: set[int] = set()
+
+    def record(self, record: Record) -> None:
+        if isinstance(record, ViewPublished) and record.graceful:
+            self._proposed.add(record.view.generation)  # its state is whatever the donor holds when it enters
+
     def sent(self, machine: FleetMachine, instruction: Instruction) -> None:
         if not isinstance(instruction, Publish) or instruction.view.checkpoint is not None:
             return
         view = instruction.view
+        if view.generation in self._proposed:
+            return
         members = [self.process(member) for member in view.members]
         donor = members[view.donor]
         if donor is None or donor.protocol.view is not None or any(rank is None or rank.protocol.view is not None for rank in members):
@@ -111,19 +123,19 @@ class Stale(Checker):
         self.require(rank.protocol.fenced is None, f"{rank} was fenced and sits down")
         self._greatest[token] = view.generation
 
-    def handle(self, machine: FleetMachine, event: Event) -> Callable[[list[Instruction]], None] | None:
-        """Before an event of a rank that is not current; returns what is to be checked after it."""
+    def handle(self, machine: FleetMachine, event: Event) -> Callable[[], None] | None:
+        """Called before an event; for one of a rank that is not current, returns what is to be checked after it."""
         member = getattr(event, "member", None)
-        if member is None or machine.phase == END or machine.roster.current(member) is not None:
+        rank = machine.roster.by_slot.get(member.slot) if member is not None else None
+        if rank is None or rank.member == member or machine.phase not in (FORM, RUN):
             return None
-        before = (machine.phase, machine.generation, machine.view, dict(machine.roster.by_slot))
-        kind = type(event).__name__
+        before = dataclasses.replace(rank)
 
-        def after(out: list[Instruction]) -> None:
-            now = (machine.phase, machine.generation, machine.view, machine.roster.by_slot)
-            self.require(kind == "Lost" or now == before, f"{kind} of {member}, which is not current, changed {before} to {now}")
+        def after() -> None:
+            now = machine.roster.by_slot.get(member.slot)
+            self.require(now == before, f"{type(event).__name__} of {member}, which is not current, made {before} of its slot {now}")
 
-        return after if machine.phase == "run" else None
+        return after
 
 
 class Repeat(Checker):
@@ -214,6 +226,22 @@ class Identical(Checker):
         if ended is not None and ended.status == "completed":
             digest = str(self.world.chain.weights(self.world.plan.steps))
             self.require(ended.digest == digest, "the run completes with a digest other than the fault-free run's")
+
+
+class Agreement(Checker):
+    """4: members that hold the result of one reduction decide alike what comes after it."""
+
+    name = "agreement"
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._agreed: dict[tuple[int, str, int], tuple[int, int | None]] = {}
+
+    def agreed(self, rank: SimRank, view: View, number: int, enter: View | None, save: int | None) -> None:
+        mine = (enter.generation if enter is not None else -1, save)
+        first = self._agreed.setdefault((view.generation, view.store, number), mine)
+        # One that was told to leave has dropped its proposal; its peers are about to be told so too.
+        self.require(mine == first or rank.protocol.interrupted, f"{rank} decides {mine} after reduction {number}, another {first}")
 
 
 class WholeCheckpoint(Checker):
@@ -390,17 +418,19 @@ class Traffic(Checker):
         world = self.world
         views = sum(isinstance(record, ViewPublished) for record in world.journal)
         elapsed_s = world.clock.now_s
-        each = 30 + 20 * views + 3 * elapsed_s / world.settings.timeouts.resend_s
-        limit = each * len(world.nodes) + 10 * len(world.train.processes)
+        each = 10 + 10 * views + 2 * elapsed_s / world.settings.timeouts.resend_s
+        limit = each * len(world.nodes) + 5 * len(world.train.processes)
         said = world.network.down_messages
         self.require(said <= limit, f"the coordinator said {said} things in {elapsed_s:.1f} s and {views} views; bound {limit:.0f}")
 
 
 CHECKERS: tuple[type[Checker], ...] = (
-    Donor, Dirty, Stale, Repeat, OneIncarnation, ExactlyOnce, Identical, WholeCheckpoint, Persisted, Journal, Rebuilt, Ends, BudgetsHold,
+    Donor, Dirty, Stale, Repeat, OneIncarnation, ExactlyOnce, Identical, Agreement, WholeCheckpoint, Persisted, Journal, Rebuilt, Ends, BudgetsHold,
     Traffic,
 )  # fmt: skip
-HOOKS = ("record", "truncated", "sent", "meet", "sit", "seated", "contribute", "reduced", "commit", "save", "checkpoint", "end")
+HOOKS = (
+    "record", "truncated", "sent", "meet", "sit", "seated", "contribute", "reduced", "agreed", "commit", "save", "checkpoint", "end",
+)  # fmt: skip
 
 
 class Watch:
@@ -418,7 +448,7 @@ class Watch:
         after = self._stale.handle(machine, event)
         out = machine.handle(event, now_s)
         if after is not None:
-            after(out)
+            after()
         return out
 
     def __getattr__(self, hook: str) -> Callable[..., None]:

@@ -92,9 +92,18 @@ def random_plan(seed: int) -> Plan:
     world, spares, nodes = rng.randint(2, 5), rng.choice((0, 0, 1)), rng.randint(1, 3)
     capacity = -(-(world + spares) // nodes) + rng.choice((0, 0, 1))
     settings = small(world, spares, nodes, min_ranks=rng.choice((1, 1, 1, 2)))
-    steps = rng.randint(10, 30)
-    plan = Plan(seed=seed, settings=settings, steps=steps, capacity=capacity, abrupt=rng.random() < 0.2,
-                shard_s=rng.choice((0.01, 0.02, 0.05)), save_every_s=rng.choice((0.5, 1.5, 6.0, 1000.0)))  # fmt: skip
+    steps = rng.randint(10, 40)
+    plan = Plan(
+        seed=seed,
+        settings=settings,
+        steps=steps,
+        capacity=capacity,
+        abrupt=rng.random() < 0.2,
+        shard_s=rng.choice((0.01, 0.02, 0.05)),
+        restart_s=rng.choice(((0.1, 0.5), (0.3, 2.5))),
+        build_s=rng.choice(((0.01, 0.1), (0.1, 1.0))),
+        save_every_s=rng.choice((0.5, 1.5, 6.0, 1000.0)),
+    )
     plan = _with_network(plan, stream(seed, "network plan"))
     return with_troubles(plan, _random_troubles(plan, stream(seed, "troubles")))
 
@@ -120,14 +129,14 @@ def _with_network(plan: Plan, rng: random.Random) -> Plan:
 
 def _random_troubles(plan: Plan, rng: random.Random) -> tuple[Trouble, ...]:
     troubles: list[Trouble] = []
-    for _ in range(rng.choice((0, 1, 1, 2, 2, 3, 4, 6))):
+    for _ in range(rng.choice((0, 1, 2, 3, 4, 5, 6, 8))):
         troubles += _random_trouble(plan, rng)
     return tuple(troubles)
 
 
 def _random_trouble(plan: Plan, rng: random.Random) -> list[Trouble]:
     settings = plan.settings
-    at_s, slot, node = rng.uniform(0.2, 8.0), rng.randrange(settings.slots), rng.randrange(settings.nodes)
+    at_s, slot, node = rng.uniform(0.2, 6.0), rng.randrange(settings.slots), rng.randrange(settings.nodes)
     kinds = ("kill", "kill", "point", "point", "point", "freeze", "lose_node", "partition", "forget", "coordinator", "coordinator", "store",
              "raise", "stop", "pair", "all")  # fmt: skip
     match rng.choices(kinds, weights=(6, 6, 6, 6, 6, 6, 4, 4, 2, 5, 5, 2, 1, 1, 4, 1))[0]:

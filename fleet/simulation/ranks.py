@@ -287,8 +287,9 @@ class SimRank:
         while protocol.state is not None and protocol.state.step < self.world.plan.steps:
             assert self.group is not None
             values = yield from self._attempt(self.group, number)
-            number += 1
             enter, save = protocol.agree([value[3] for value in values.values()])
+            self.world.watch.agreed(self, self.group.view, number, enter, save)
+            number += 1
             yield from self._update(values)
             if save is not None:
                 yield from self._save(save, enter is not None)

@@ -1,0 +1,262 @@
+"""Each invariant can fail: a small, wrong change of the live code is caught by the checker that is there for it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+from fleet import machine as machine_module
+from fleet import machine_replay, machine_views
+from fleet.decisions import Decision
+from fleet.events import Event, Tick
+from fleet.instructions import Fence, Instruction, Publish, Write
+from fleet.machine import FleetMachine
+from fleet.machine_checkpoints import Checkpoints
+from fleet.machine_state import Rank, Roster
+from fleet.machine_views import Source
+from fleet.member import MemberProtocol
+from fleet.records import ViewPublished
+from fleet.types import StateId, View
+from policies.recovery import ReformPromoteRegrow
+from tests.simulation.runs import simulate_seed
+
+Patch = pytest.MonkeyPatch
+MOST = 600
+
+
+def donor_with_the_smallest_state(patch: Patch) -> None:
+    right = machine_views.source
+
+    def wrong(ranks: list[Rank], committed: StateId, checkpoint: str | None) -> Source | None:
+        chosen = right(ranks, committed, checkpoint)
+        clean = [(rank.state, i) for i, rank in enumerate(ranks) if rank.state is not None and not rank.dirty and rank.state >= committed]
+        if chosen is None or chosen.state is None or not clean:
+            return chosen
+        state, donor = min(clean)
+        return Source(donor, tuple(i for i, rank in enumerate(ranks) if rank.dirty or rank.state != state), state)
+
+    patch.setattr(machine_module, "source", wrong)
+
+
+def dirt_goes_unseen(patch: Patch) -> None:
+    right = FleetMachine._on_parked
+    patch.setattr(FleetMachine, "_on_parked", lambda self, event, now_s: right(self, dataclasses.replace(event, dirty=False), now_s))
+
+
+def receiver_calls_itself_clean(patch: Patch) -> None:
+    patch.setattr(MemberProtocol, "receiving", lambda self: None)
+
+
+def rank_sits_in_any_view(patch: Patch) -> None:
+    def wrong(self: MemberProtocol, view: View) -> None:
+        if self._me_in(view.members) and self.view is None:
+            self._pending = view
+
+    patch.setattr(MemberProtocol, "_on_publish", wrong)
+
+
+def words_of_the_dead_count(patch: Patch) -> None:
+    patch.setattr(Roster, "current", lambda self, member: self.by_slot.get(member.slot))
+
+
+def fences_are_ignored(patch: Patch) -> None:
+    right = MemberProtocol.receive
+
+    def wrong(self: MemberProtocol, message: Instruction) -> str:
+        return "" if isinstance(message, Fence) else right(self, message)
+
+    patch.setattr(MemberProtocol, "receive", wrong)
+    patch.setattr(FleetMachine, "_haunted", lambda self, member: None)
+
+
+def state_is_received_without_a_donor(patch: Patch) -> None:
+    right = machine_views.source
+
+    def wrong(ranks: list[Rank], committed: StateId, checkpoint: str | None) -> Source | None:
+        chosen = right(ranks, committed, checkpoint)
+        return chosen and dataclasses.replace(chosen, receivers=chosen.receivers[1:])
+
+    patch.setattr(machine_module, "source", wrong)
+
+
+def view_is_published_before_it_is_written(patch: Patch) -> None:
+    right = FleetMachine.handle
+
+    def wrong(self: FleetMachine, event: Event, now_s: float) -> list[Instruction]:
+        return sorted(right(self, event, now_s), key=lambda one: isinstance(one, Write) and isinstance(one.record, ViewPublished))
+
+    patch.setattr(FleetMachine, "handle", wrong)
+
+
+def generation_is_used_twice(patch: Patch) -> None:
+    right = FleetMachine._make_view
+
+    def wrong(self: FleetMachine, *arguments: Any) -> View:
+        view = right(self, *arguments)
+        self.generation = max(1, view.generation - 1) if view.generation > 2 else view.generation
+        return view
+
+    patch.setattr(FleetMachine, "_make_view", wrong)
+
+
+def forgotten_numbers_are_used_again(patch: Patch) -> None:
+    patch.setattr(machine_replay, "FORGOTTEN", 0)
+
+
+def step_counts_as_committed_too_early(patch: Patch) -> None:
+    right = FleetMachine._publish
+
+    def wrong(self: FleetMachine, formation: Any, chosen: Source, now_s: float) -> None:
+        right(self, formation, chosen, now_s)
+        if self.view is not None:
+            self._commit(self.view.state, now_s)
+
+    patch.setattr(FleetMachine, "_publish", wrong)
+
+
+def committed_steps_are_taken_back(patch: Patch) -> None:
+    """The rollback does not begin a new lineage."""
+
+    def wrong(self: FleetMachine, now_s: float) -> StateId:
+        self.lineage = max(self.lineage, 0)
+        return StateId(self.lineage, self.checkpoints.newest_state.step)
+
+    patch.setattr(FleetMachine, "_begin_lineage", wrong)
+
+
+def proposal_is_entered_by_whoever_has_it(patch: Patch) -> None:
+    right = MemberProtocol.agree
+
+    def wrong(self: MemberProtocol, offers: list[tuple[int, int]]) -> tuple[View | None, int | None]:
+        proposal = self._proposal if self._proposal_formed else None
+        enter, save = right(self, offers)
+        return (enter or proposal), save
+
+    patch.setattr(MemberProtocol, "agree", wrong)
+
+
+def checkpoint_is_written_by_whoever_was_asked(patch: Patch) -> None:
+    right = MemberProtocol.agree
+
+    def wrong(self: MemberProtocol, offers: list[tuple[int, int]]) -> tuple[View | None, int | None]:
+        request = self._save_request if self._save_request > self._saved else None
+        enter, _ = right(self, offers)
+        self._saved = max(self._saved, request or 0)
+        return enter, request
+
+    patch.setattr(MemberProtocol, "agree", wrong)
+
+
+def parts_of_different_requests_are_put_together(patch: Patch) -> None:
+    right = Checkpoints.part
+
+    def wrong(self: Checkpoints, event: Any, view: View) -> list[Instruction]:
+        number = self._request.number if self._request else 0
+        return right(self, dataclasses.replace(event, request=number), view)
+
+    patch.setattr(Checkpoints, "part", wrong)
+
+
+def crash_loops_are_seen_everywhere(patch: Patch) -> None:
+    patch.setattr(ReformPromoteRegrow, "judge", lambda self, losses, now_s: Decision("give_up", "crash loop: one loss is too many"))
+
+
+def late_ranks_are_not_released(patch: Patch) -> None:
+    patch.setattr(FleetMachine, "_after_end", lambda self, event: None)
+
+
+def nobody_is_ever_evicted(patch: Patch) -> None:
+    patch.setattr(FleetMachine, "_evict", lambda self, rank, reason, now_s: None)
+
+
+def view_is_repeated_at_every_tick(patch: Patch) -> None:
+    right = FleetMachine.handle
+
+    def wrong(self: FleetMachine, event: Event, now_s: float) -> list[Instruction]:
+        out = right(self, event, now_s)
+        return [*out, Publish(self.view)] if isinstance(event, Tick) and self.view is not None and self.phase != "end" else out
+
+    patch.setattr(FleetMachine, "handle", wrong)
+
+
+def processes_are_not_written_down(patch: Patch) -> None:
+    right = FleetMachine._on_lost
+
+    def wrong(self: FleetMachine, event: Any, now_s: float) -> None:
+        right(self, event, now_s)
+        self._out = [one for one in self._out if not (isinstance(one, Write) and type(one.record).__name__ == "ProcessLost")]
+
+    patch.setattr(FleetMachine, "_on_lost", wrong)
+
+
+def incarnations_are_not_counted(patch: Patch) -> None:
+    patch.setattr(Roster, "grant", lambda self, slot, claimed: self.incarnations.setdefault(slot, 0))
+
+
+def writing_goes_on_after_the_end(patch: Patch) -> None:
+    right = FleetMachine._end
+
+    def wrong(self: FleetMachine, status: str, reason: str, detail: str, now_s: float, digest: str = "") -> None:
+        right(self, status, reason, detail, now_s, digest)
+        self._commit(StateId(self.committed.lineage, self.committed.step + 1), now_s)
+
+    patch.setattr(FleetMachine, "_end", wrong)
+
+
+def rank_computes_with_the_wrong_shards(patch: Patch) -> None:
+    from tests.simulation.runs import Placement
+
+    def wrong(self: Placement, shards: int, ranks: int) -> tuple[tuple[int, int], ...]:
+        each = shards // ranks
+        return tuple((i * each, (i + 1) * each) for i in range(ranks))
+
+    patch.setattr(Placement, "ranges", wrong)
+
+
+MUTATIONS: tuple[tuple[Callable[[Patch], None], tuple[str, ...]], ...] = (
+    (donor_with_the_smallest_state, ("donor", "exactly once")),
+    (dirt_goes_unseen, ("donor", "dirty")),
+    (receiver_calls_itself_clean, ("dirty", "donor")),
+    (rank_sits_in_any_view, ("stale",)),
+    (words_of_the_dead_count, ("stale",)),
+    (fences_are_ignored, ("ends",)),
+    (state_is_received_without_a_donor, ("donor",)),
+    (view_is_published_before_it_is_written, ("persisted",)),
+    (generation_is_used_twice, ("persisted",)),
+    (forgotten_numbers_are_used_again, ("persisted",)),
+    (step_counts_as_committed_too_early, ("exactly once",)),
+    (committed_steps_are_taken_back, ("exactly once",)),
+    (proposal_is_entered_by_whoever_has_it, ("agreement",)),
+    (checkpoint_is_written_by_whoever_was_asked, ("agreement",)),
+    (parts_of_different_requests_are_put_together, ("whole checkpoint",)),
+    (crash_loops_are_seen_everywhere, ("budgets",)),
+    (late_ranks_are_not_released, ("ends",)),
+    (nobody_is_ever_evicted, ("ends",)),
+    (view_is_repeated_at_every_tick, ("traffic",)),
+    (processes_are_not_written_down, ("rebuilt",)),
+    (incarnations_are_not_counted, ("journal", "one incarnation")),
+    (writing_goes_on_after_the_end, ("journal",)),
+    (rank_computes_with_the_wrong_shards, ("exactly once",)),
+)
+
+
+def first_broken(seeds: Iterable[int], names: tuple[str, ...]) -> tuple[str, list[str]]:
+    """(the first of ``names`` that a seed breaks or "", everything that was broken on the way)."""
+    met: list[str] = []
+    for seed in seeds:
+        broken = simulate_seed(seed).broken
+        if broken in names:
+            return broken, met
+        if broken:
+            met.append(broken)
+    return "", met
+
+
+@pytest.mark.parametrize(("mutation", "names"), MUTATIONS, ids=[mutation.__name__ for mutation, _ in MUTATIONS])
+def test_a_mutation_is_caught(mutation: Callable[[Patch], None], names: tuple[str, ...], monkeypatch: Patch) -> None:
+    mutation(monkeypatch)
+    caught, met = first_broken(range(MOST), names)
+    assert caught, f"{mutation.__name__} broke none of {names} in {MOST} seeds; it broke {sorted(set(met))}"
