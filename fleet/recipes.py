@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -29,6 +29,7 @@ from chaos.conductor import Action, ChaosView, Conductor, Occupant, perform
 from chaos.processes import LocalProcesses
 from fleet.clock import unix_time_s
 from fleet.config import RunSettings
+from fleet.errors import RunFailed
 from fleet.events import FaultReported
 from fleet.instructions import EndRun
 from fleet.launch.local import LocalCluster, node_resource
@@ -80,11 +81,15 @@ class _Placement:
         return ranges(shards, ranks)
 
 
-def node_ids(indices: Iterable[int]) -> dict[int, str]:
-    """Ray's ids of the cluster's worker nodes, by index."""
-    nodes = [node for node in ray.nodes() if node["Alive"]]
-    found = {index: next((n["NodeID"] for n in nodes if node_resource(index) in n["Resources"]), None) for index in indices}
-    return {index: name for index, name in found.items() if name is not None}
+def node_id(index: int, limit_s: float = 30.0) -> str:
+    """Ray's id of a worker node of the cluster, once Ray knows it. Raises RunFailed."""
+    deadline_s = time.monotonic() + limit_s
+    while time.monotonic() < deadline_s:
+        for node in ray.nodes():
+            if node["Alive"] and node_resource(index) in node["Resources"]:
+                return str(node["NodeID"])
+        time.sleep(0.1)
+    raise RunFailed(f"node {index} of the local cluster is not known to Ray after {limit_s:g} s")
 
 
 def free_port(host: str) -> int:
@@ -127,7 +132,7 @@ class LiveRun:
         )
 
     def add_agent(self, index: int) -> None:
-        node = self._nodes[index] = node_ids([index])[index]
+        node = self._nodes[index] = node_id(index)
         self.agents[index] = start_agent(node, index, self.shm, self.address, functools.partial(LocalProcesses, node))
 
     def node_of(self, pid: int) -> int:
