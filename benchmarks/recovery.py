@@ -131,6 +131,9 @@ def figures(samples: dict[str, list[float]]) -> dict[str, float]:
             result[f"{name}_ratio"] = statistics.fmean(values)
         else:
             result[f"{name}_mean"] = statistics.fmean(values)
+    for peer in ("torchft", "stock"):
+        if {"fleet_stall_s_median", f"{peer}_stall_s_median"} <= result.keys():
+            result[f"fleet_over_{peer}_stall_ratio"] = result["fleet_stall_s_median"] / result[f"{peer}_stall_s_median"]
     return result
 
 

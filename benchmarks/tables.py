@@ -53,23 +53,16 @@ class Benchmark:
     targets: Targets
 
 
-def _store_figures() -> Targets:
-    figures: Targets = {}
-    for place in ("local", "s3"):
-        for what in ("save", "restore"):
-            name = f"{place}_{what}_bytes_per_s"
-            figures |= {f"raw_{name}": None, f"dcp_{name}": None, f"fleet_{name}": Target(">=", f"dcp_{name}")}
-    return {**figures, "fleet_peer_restore_over_tcp_ratio": None}
-
-
 BENCHMARKS: dict[str, Benchmark] = {
     "recovery": Benchmark(
         "What does the SIGKILL of one rank cost, and the loss of a node, and a hang (less its time-out)?",
         {
-            "fleet_stall_s_median": Target("<", "torchft_stall_s_median"),
+            "fleet_stall_s_median": Target("<=", 0.10),
+            "fleet_over_torchft_stall_ratio": Target("<=", 0.5),
+            "fleet_over_stock_stall_ratio": Target("<=", 0.01),
             "torchft_stall_s_median": None,
             "stock_stall_s_median": None,
-            "fleet_excess_s_median": Target("<", "torchft_excess_s_median"),
+            "fleet_excess_s_median": Target("<=", 0.5, why="with a spare"),
             "torchft_excess_s_median": None,
             "stock_excess_s_median": None,
             "fleet_survived_ratio": Target("=", 1.0),
@@ -78,85 +71,32 @@ BENCHMARKS: dict[str, Benchmark] = {
             "fleet_samples_lost_mean": Target("=", 0.0),
             "torchft_samples_lost_mean": None,
             "stock_samples_lost_mean": None,
-            "fleet_node_stall_s_median": Target("<", "stock_stall_s_median", why="although a whole node is lost"),
-            "fleet_hang_stall_s_median": Target("<", "stock_stall_s_median", why="less its time-out"),
+            "fleet_node_stall_s_median": Target("<=", 0.3),
+            "fleet_hang_stall_s_median": Target("<=", 0.3, why="less its time-out"),
         },
     ),
     "storm": Benchmark(
         "How much is left of the training speed while ranks are killed again and again, by one trace for all?",
         {
-            "fleet_committed_samples_ratio": Target(">", "torchft_committed_samples_ratio"),
+            "fleet_committed_samples_ratio": Target(">=", 0.93),
             "torchft_committed_samples_ratio": None,
             "stock_committed_samples_ratio": None,
-            "faults_executed": None,
+            "faults_executed": Target(">=", 15),
         },
     ),
     "reduction": Benchmark(
         "What does the fixed order of the sum cost, against gloo's all-reduce?",
         {
-            "fleet_over_allreduce_ratio_aligned_max": Target("<=", 1.1, why="the same traffic while each rank holds one block"),
-            "fleet_over_allreduce_ratio_3_ranks": Target("<=", 1.67, why="five partial sums travel in place of three"),
+            "fleet_over_allreduce_ratio_aligned_max": Target("<=", 1.15),
+            "fleet_over_allreduce_ratio_3_ranks": Target("<=", 2.0),
         },
     ),
     "machine": Benchmark(
         "How large a fleet can one coordinator follow, and what does the loop pay for being followed?",
         {
-            "fleet_heartbeats_per_s": Target(">=", 20_480.0, why="2,048 nodes, ten a second"),
-            "fleet_fold_events_per_s": None,
-            "fleet_step_overhead_us": Target("<=", 500.0, why="1% of a step of 50 ms"),
-        },
-    ),
-    "snapshot": Benchmark(
-        "For how long does a checkpoint block the loop, and how much slower are the steps while it is written?",
-        {
-            "memcpy_ms": None,
-            "torch_save_ms": None,
-            "dcp_save_ms": None,
-            "dcp_async_blocked_ms": None,
-            "fleet_blocked_ms": Target("<", "dcp_async_blocked_ms"),
-            "fleet_step_inflation_ratio": None,
-        },
-    ),
-    "store": Benchmark(
-        "How fast is a checkpoint durable and back, against plain files and torch.distributed.checkpoint?", _store_figures()
-    ),
-    "detect": Benchmark(
-        "Are slow ranks found, soon, and nobody accused who is not slow?",
-        {
-            "fleet_precision": Target(">=", "nvrx_precision"),
-            "nvrx_precision": None,
-            "fleet_recall": Target(">=", "nvrx_recall"),
-            "nvrx_recall": None,
-            "fleet_latency_steps_p95": None,
-            "fleet_false_accusations": Target("=", 0.0),
-        },
-    ),
-    "straggler": Benchmark(
-        "How near does a run with a slow rank come to the best split of its shards?",
-        {
-            "fleet_over_best_split_ratio": Target("<", "unmitigated_over_best_split_ratio"),
-            "unmitigated_over_best_split_ratio": None,
-            "fleet_verify_overhead_ratio": None,
-        },
-    ),
-    "simulate": Benchmark(
-        "How fast are simulated runs of 100,000 ranks, the same model event for event?",
-        {
-            "fleet_run_100k_ms": Target("<", "simpy_run_100k_ms"),
-            "simpy_run_100k_ms": None,
-            "fleet_run_100k_events": None,
-            "fleet_10k_runs_s": None,
-            "fleet_peak_bytes": None,
-        },
-    ),
-    "scrape": Benchmark(
-        "What does a scrape of the metrics of 100,000 ranks take, and does it disturb a view change?",
-        {
-            "fleet_scrape_100k_ranks_s": Target("<", 10.0, why="Prometheus' default time-out"),
-            "fleet_scrape_10k_per_rank_s": Target("<", 10.0, why="Prometheus' default time-out"),
-            "fleet_scrape_peak_bytes": None,
-            "fleet_view_change_ms_quiet": None,
-            "fleet_view_change_ms_scraped": Target("<=", "fleet_view_change_ms_quiet", times=1.5),
+            "fleet_heartbeats_per_s": Target(">=", 150_000),
+            "fleet_fold_events_per_s": Target(">=", 300_000),
+            "fleet_step_overhead_us": Target("<=", 20.0),
         },
     ),
 }

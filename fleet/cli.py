@@ -93,6 +93,10 @@ def _plan(script: str, settings: RunSettings, chaos: str, resume: str, root: Pat
     settings_of_chaos = parse_chaos(plans.STORM if chaos == "storm" else chaos)
     plans.check(settings, settings_of_chaos)
     if resume:
+        if "://" in settings.storage:
+            from storage.mirror import JournalMirror
+
+            JournalMirror(f"{settings.storage.rstrip('/')}/{resume}").fetch(root / resume / "journal.jsonl")
         return plans.resumed_plan(plans.find_run(resume, root), script)
     if not script:
         raise ConfigError("SCRIPT", script, "missing", "Name a Python file with a function train(run), or use --resume RUN.")

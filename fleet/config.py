@@ -11,13 +11,17 @@ from fleet.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeouts:
-    """Seconds. Sane means heartbeat < park < progress, and node >= heartbeat: a shorter one must not be hidden by a longer one."""
+    """Seconds. Sane means heartbeat <= node, and heartbeat < park < form < progress < collective: none may be hidden by a shorter one.
+
+    ``collective_s`` bounds a wait inside a process group that nobody ends earlier, ``progress_s`` the time a rank may take without a step.
+    """
 
     heartbeat_s: float = 3.0
     node_s: float = 4.0
     park_s: float = 5.0
     form_s: float = 10.0
     progress_s: float = 60.0
+    collective_s: float = 600.0
     start_s: float = 60.0
     checkpoint_s: float = 120.0
     resend_s: float = 1.0
@@ -26,7 +30,10 @@ class Timeouts:
         for name in self.__slots__:
             if not getattr(self, name) > 0:
                 raise ConfigError(f"timeouts.{name}", getattr(self, name), "a time-out must be greater than 0 s")
-        order = ("heartbeat_s", "park_s", "form_s", "progress_s")
+        if self.node_s < self.heartbeat_s:
+            reason = f"less than timeouts.heartbeat_s = {self.heartbeat_s}: one late heartbeat would cost the whole node"
+            raise ConfigError("timeouts.node_s", self.node_s, reason)
+        order = ("heartbeat_s", "park_s", "form_s", "progress_s", "collective_s")
         for short, long in itertools.pairwise(order):
             if not getattr(self, short) < getattr(self, long):
                 reason = f"must be greater than timeouts.{short} = {getattr(self, short)}, or the slower check fires first"

@@ -321,6 +321,8 @@ class FleetMachine:
             rank.heard = True
             if pulse.generation == generation == rank.generation and rank.phase == "seated":
                 rank.state = pulse.state
+                if not pulse.stepping:
+                    self._long_call_s = now_s  # the others wait for it in their reduction, and are not hung either
 
     def _haunted(self, member: Member) -> None:
         """A rank that was given up still runs: its node was only silent for a while. It must not live beside its replacement."""
@@ -341,7 +343,7 @@ class FleetMachine:
             silence_s = limits.start_s if rank.phase == "starting" else limits.heartbeat_s
             if now_s - rank.beat_s > silence_s and rank.process.node in self.roster.nodes:
                 self._evict(rank, f"no heartbeat for {now_s - rank.beat_s:.1f} s", now_s)
-            elif rank.phase == "seated" and self.phase == RUN and now_s - rank.progress_s > limits.progress_s:
+            elif rank.phase == "seated" and self.phase == RUN and now_s - max(rank.progress_s, self._long_call_s) > limits.progress_s:
                 self._evict(rank, f"no progress for {now_s - rank.progress_s:.1f} s at step {rank.state}", now_s)
         self._note_commits(now_s)
 
@@ -392,6 +394,7 @@ class FleetMachine:
 
     def _park(self, now_s: float) -> None:
         self._sent_s = now_s
+        self._long_call_s = now_s
         members = tuple(self.roster.by_slot[slot].member for slot in sorted(self.roster.outstanding))
         if members:
             self._say(Park(members, self.generation))

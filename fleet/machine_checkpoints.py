@@ -14,6 +14,8 @@ from fleet.types import Member, StateId, View
 
 @dataclass(slots=True)
 class Request:
+    """One checkpoint that was asked for: which members' parts are in, and whether its manifest is being put."""
+
     number: int
     at_s: float
     sent_s: float

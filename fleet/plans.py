@@ -51,6 +51,7 @@ class RunResult:
 
 
 def new_name(script: str) -> str:
+    """A name for a run of ``script`` that no other run has: the script's, the time, and four random digits."""
     return f"{Path(script).stem}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
@@ -61,6 +62,7 @@ def store_url(plan: RunPlan) -> str:
 
 
 def describe(plan: RunPlan) -> str:
+    """The plan as JSON text, from which :func:`resumed_plan` makes it again."""
     content = {"script": plan.script, "settings": dataclasses.asdict(plan.settings), "chaos": dataclasses.asdict(plan.chaos)}
     return json.dumps(content)
 

@@ -59,6 +59,7 @@ def slots_per_node(settings: RunSettings) -> int:
 
 @contextmanager
 def local_cluster(settings: RunSettings) -> Iterator[LocalCluster]:
+    """A cluster for runs of these settings, with this process connected to it; it ends with the context."""
     with LocalCluster(nodes=settings.nodes, slots_per_node=slots_per_node(settings)) as cluster:
         cluster.connect()
         yield cluster

@@ -13,6 +13,7 @@ LARGEST_BYTES = 256 << 20
 
 
 def frame(data: bytes) -> bytes:
+    """``data`` as it goes on the stream."""
     return LENGTH.pack(len(data)) + data
 
 

@@ -44,7 +44,7 @@ class Run:
         self.options: Mapping[str, str] = settings.options
         self.slot, self.seed, self.shards = client.protocol.slot, settings.seed, settings.shards
         self._client, self._recorder, self._parts, self._settings = client, recorder, parts, settings
-        self._seat = Seat(client, recorder, parts, host, settings.timeouts.progress_s)
+        self._seat = Seat(client, recorder, parts, host, settings.timeouts)
         self._engine: Engine | None = None
         self._committed = False
         self._evaluation: tuple[int, Callable[[], Mapping[str, float]]] | None = None
@@ -148,11 +148,13 @@ class Run:
                 self._client.protocol.withdraw()
             self._abandon(str(error))
             return None
-        with self._client.lock:
-            view, request = self._client.protocol.agree(reduced.offers)
         if reduced.culprit is not None:
+            with self._client.lock:
+                self._client.protocol.withdraw()
             self._repeat(step, reduced)
             return None
+        with self._client.lock:
+            view, request = self._client.protocol.agree(reduced.offers)
         self._apply(step, reduced)
         if request is not None:
             self._save(request)

@@ -275,6 +275,7 @@ def _host_like(tensor: torch.Tensor) -> torch.Tensor:
 class Forming:
     """A group being formed, in a thread of its own, so that it can be given up at any moment: also beside running steps.
 
+    ``operation_s`` bounds each operation of the group once it is formed; ``timeout_s`` when it is None.
     A thread that was given up ends by itself, at once or within ``timeout_s``. It is no daemon: the interpreter cannot end well while a
     thread is inside gloo, so it waits for this one.
     """
@@ -290,10 +291,12 @@ class Forming:
         timeout_s: float,
         host: str,
         backend: str | None = None,
+        operation_s: float | None = None,
     ) -> None:
         self._store, self._host, self._device = store, host, device
         self._nccl = device.type == "cuda" and backend != "gloo"
         self._generation, self._rank, self._size, self._timeout_s = generation, rank, size, timeout_s
+        self._operation_s = operation_s or timeout_s
         self._lock, self._settled = threading.Lock(), threading.Event()
         self._group: Group | None = None
         self._error = ""
@@ -348,7 +351,7 @@ class Forming:
         with contextlib.closing(client):
             self._go_on()
             gloo = self._gloo_wires(client)
-            nccl = _nccl(TorchStore(client, "nccl"), self._rank, self._size, self._timeout_s) if self._nccl else None
+            nccl = _nccl(TorchStore(client, "nccl"), self._rank, self._size, self._operation_s) if self._nccl else None
         group = Group(self._generation, self._rank, self._size, self._device, gloo, nccl, self._ends)
         # Nobody is done before everybody is: a rank that closed at once would break those that still connect.
         group.all_gather(torch.empty(self._size, 1), torch.zeros(1))
@@ -370,4 +373,4 @@ class Forming:
             if peer != self._rank:
                 self._ends.far |= {(host, port) for host, port in json.loads(client.get(f"at/{peer}"))}
         self._go_on()
-        return _gloo(TorchStore(client, "gloo"), self._rank, self._size, device, self._timeout_s)
+        return _gloo(TorchStore(client, "gloo"), self._rank, self._size, device, self._operation_s)

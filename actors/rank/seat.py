@@ -10,6 +10,7 @@ from actors.rank.client import Client
 from actors.rank.process_group import Forming, Group, GroupBroken
 from actors.rank.recorder import Recorder
 from actors.rank.state import TrackedState, receive_state, send_state
+from fleet.config import Timeouts
 from fleet.errors import FleetError
 from fleet.records import COMPUTE, REFORM, RESTORE, STANDBY
 from fleet.types import Part, StateId, View
@@ -32,11 +33,11 @@ class Seat:
 
     Args:
         host: the address at which peers reach this rank.
-        timeout_s: bound of any wait inside a group; the coordinator interrupts earlier when something is known to be wrong.
+        timeouts: bounds of any wait inside a group; the coordinator interrupts earlier when something is known to be wrong.
     """
 
-    def __init__(self, client: Client, recorder: Recorder, parts: PartsPort, host: str, timeout_s: float) -> None:
-        self._client, self._recorder, self._parts, self._host, self._timeout_s = client, recorder, parts, host, timeout_s
+    def __init__(self, client: Client, recorder: Recorder, parts: PartsPort, host: str, timeouts: Timeouts) -> None:
+        self._client, self._recorder, self._parts, self._host, self._timeouts = client, recorder, parts, host, timeouts
         self._protocol = client.protocol
         self._forming: Forming | None = None
         self._next: tuple[View, Forming] | None = None
@@ -134,7 +135,8 @@ class Seat:
             rank=view.rank_of(self._protocol.member),
             size=len(view.members),
             device=self.device,
-            timeout_s=self._timeout_s,
+            timeout_s=self._timeouts.progress_s,
+            operation_s=self._timeouts.collective_s,
             host=self._host,
         )
 
