@@ -93,7 +93,7 @@ class FleetMachine:
         self.missing: set[Member] = set()
         self.since_s = now_s
         self._finished: set[Member] = set()
-        self._deadline_s = self._sent_s = self._proposed_s = self._no_growth_until_s = self._fresh_until_s = now_s
+        self._deadline_s = self._sent_s = self._proposed_s = self._no_growth_until_s = self._fresh_until_s = self._long_call_s = now_s
         self._stopping: tuple[str, float] | None = None
         self._grace_until_s: float | None = None
         self._last_decision: tuple[str, str] | None = None
@@ -394,7 +394,6 @@ class FleetMachine:
 
     def _park(self, now_s: float) -> None:
         self._sent_s = now_s
-        self._long_call_s = now_s
         members = tuple(self.roster.by_slot[slot].member for slot in sorted(self.roster.outstanding))
         if members:
             self._say(Park(members, self.generation))
