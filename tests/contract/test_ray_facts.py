@@ -13,6 +13,11 @@ from collections.abc import Callable
 from typing import Any
 
 import ray
+from ray._common.utils import load_class
+from ray._private.grpc_utils import init_grpc_channel
+from ray._private.ray_constants import WORKER_PROCESS_SETUP_HOOK_ENV_VAR
+from ray.core.generated.node_manager_pb2 import PrestartWorkersRequest
+from ray.core.generated.node_manager_pb2_grpc import NodeManagerServiceStub
 from ray.exceptions import ActorDiedError, ActorHandleNotFoundError, ActorUnavailableError, RayActorError, RayError
 from ray.train.backend import Backend
 from ray.train.v2._internal.callbacks import WorkingDirectorySetupCallback
@@ -26,6 +31,7 @@ from ray.train.v2._internal.execution.worker_group.poll import WorkerStatus
 from ray.train.v2._internal.execution.worker_group.worker import RayTrainWorker, Worker
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
+from actors import warm
 from actors.backend import FleetBackend, FleetBackendConfig
 from actors.shield import PatientFailurePolicy, ShieldedController, ShieldedWorkerGroup
 
@@ -157,3 +163,14 @@ def test_the_trainer_creates_its_controller_where_fleet_does_it_instead() -> Non
 def test_the_callbacks_that_fleet_leaves_out() -> None:
     source = source_of(DataParallelTrainer._create_default_callbacks)
     assert WorkingDirectorySetupCallback.__name__ in source and PlacementGroupCleanerCallback.__name__ in source
+
+
+def test_workers_can_be_started_ahead_of_time() -> None:
+    """The call of the raylets that ``actors.warm`` makes, and the hook that a worker runs at its start."""
+    request = PrestartWorkersRequest.DESCRIPTOR.fields_by_name
+    assert {"language", "job_id", "num_workers", "keep_alive_duration_secs", "runtime_env_info"} <= set(request)
+    assert "serialized_runtime_env" in request["runtime_env_info"].message_type.fields_by_name
+    assert "PrestartWorkers" in dir(NodeManagerServiceStub(init_grpc_channel("127.0.0.1:1")))
+    hook = warm.environment(())[WORKER_PROCESS_SETUP_HOOK_ENV_VAR]
+    assert load_class(hook) is warm.warm_up
+    assert "self._clear_state" in calls_of(WorkerGroup.shutdown) and "self._clear_state" in calls_of(WorkerGroup.abort)

@@ -25,8 +25,14 @@ class Run:
         self.folder, self.slots = folder, slots
         self.outcome: FitOutcome | None = None
         config = {"folder": str(folder), **{name: options.pop(name) for name in ("stays", "raises") if name in options}}
-        arguments = {"slots": slots, "resources_per_slot": {RANK_RESOURCE: 1}, "storage_path": str(folder / "ray"), "name": "shield"}
-        self._call = lambda: fit(wait_until_done, config, **arguments, done=self.done.exists, **options)
+        arguments = {
+            "slots": slots,
+            "resources_per_slot": {RANK_RESOURCE: 1},
+            "storage_path": str(folder / "ray"),
+            "name": "shield",
+            "modules": (),
+        }
+        self._call = lambda: fit(wait_until_done, config, **arguments, modules=(), done=self.done.exists, **options)
         self.done = folder / "done"
         self._thread = threading.Thread(target=self._fit, daemon=True)
         self._thread.start()
