@@ -97,9 +97,7 @@ def apply_delta(base: View, delta: ViewDelta) -> View:
     members = [member for i, member in enumerate(base.members) if i not in gone]
     for index, member in delta.added:
         members.insert(index, member)
-    return View(
-        delta.generation, tuple(members), delta.ranges, delta.donor, delta.receivers, delta.state, delta.store, delta.checkpoint
-    )
+    return View(delta.generation, tuple(members), delta.ranges, delta.donor, delta.receivers, delta.state, delta.store, delta.checkpoint)
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,8 @@ class ReformPromoteRegrow:
             return Decision("go_on", "no loss that chaos did not inject")
         for what, count, limit in self._counts(recent):
             if count >= limit:
-                reason = f"crash loop: {what} was lost {count} times in {self.budgets.window_s:g} s (limit {limit}); last error: {recent[-1].detail}"
+                often = f"{count} times in {self.budgets.window_s:g} s (limit {limit})"
+                reason = f"crash loop: {what} was lost {often}; last error: {recent[-1].detail}"
                 return Decision("give_up", reason, {"count": float(count), "limit": float(limit)})
         return Decision("go_on", "within all budgets")
 
