@@ -37,9 +37,9 @@ from fleet.events import (
 from fleet.instructions import Cancel, EndRun, Evict, Fence, Instruction, Park, Propose, Publish, Release, Welcome, Write
 from fleet.machine_checkpoints import Checkpoints
 from fleet.machine_losses import RAISED, Losses
-from fleet.machine_replay import rebuild
+from fleet.machine_replay import move, rebuild, settle
 from fleet.machine_state import END, FORM, GATHER, RUN, Rank, Roster
-from fleet.machine_views import Source, candidates, grown, source
+from fleet.machine_views import Source, grown, situation, source
 from fleet.ports import IntervalPolicy, PlacementPolicy, RecoveryPolicy
 from fleet.records import (
     Committed,
@@ -93,9 +93,10 @@ class FleetMachine:
         self.missing: set[Member] = set()
         self.since_s = now_s
         self._finished: set[Member] = set()
-        self._deadline_s = self._sent_s = self._proposed_s = self._no_growth_until_s = self._fresh_until_s = self._long_call_s = now_s
+        self._deadline_s = self._sent_s = self._proposed_s = self._no_growth_until_s = self._fresh_until_s = now_s
+        self._stuck_at: StateId | None = None
         self._stopping: tuple[str, float] | None = None
-        self._grace_until_s: float | None = None
+        self.grace_until_s: float | None = None
         self._last_decision: tuple[str, str] | None = None
         self._out: list[Instruction] = []
 
@@ -105,7 +106,7 @@ class FleetMachine:
         """Take one event at ``now_s`` on the run's clock; returns what is to be done, in order."""
         self._out = []
         if self.phase == END:
-            self._after_end(event)
+            self._after_end(event, now_s)
             return self._out
         outstanding = bool(self.roster.outstanding)
         self._observe(event, now_s)
@@ -180,7 +181,7 @@ class FleetMachine:
         if known is not None:
             self._evict(known, "superseded by a newer process of the same slot", now_s)
         if self.phase == END:
-            self._after_end(event)
+            self._after_end(event, now_s)
             return
         self.roster.nodes.setdefault(event.process.node, now_s)
         rank = Rank(Member(slot, self.roster.grant(slot, event.incarnation)), event.process, event.token, event.store, now_s)
@@ -205,7 +206,7 @@ class FleetMachine:
         self._learn(event.generation, event.state)
         self.roster.parked(rank, event.generation)
         if self._has_left(self.view, event) and self.phase in (RUN, FORM):
-            self._gather(now_s, f"rank {event.member} left generation {event.generation}: {event.reason}")
+            self.gather(now_s, f"rank {event.member} left generation {event.generation}: {event.reason}")
         elif self._has_left(self.proposal, event):
             self._cancel(now_s, f"newcomer {event.member} could not form it: {event.reason}")
 
@@ -231,7 +232,7 @@ class FleetMachine:
             self.missing.discard(member)
             return True
         if self.phase != GATHER:
-            self._gather(now_s, f"rank {member} is in generation {generation}, which was cancelled or forgotten")
+            self.gather(now_s, f"rank {member} is in generation {generation}, which was cancelled or forgotten")
         return False
 
     def _learn(self, generation: int, state: StateId | None) -> None:
@@ -257,16 +258,16 @@ class FleetMachine:
         self.roster.condemned.pop(event.member, None)
         if rank is not None:
             rank.step, rank.shard = event.step, event.shard
-            self._drop(rank, event.cause, event.at_s, now_s, event.detail)
+            self.drop(rank, event.cause, event.at_s, now_s, event.detail)
             self.roster.condemned.pop(event.member, None)
 
     def _on_node_lost(self, node: str, cause: str, at_s: float, now_s: float) -> None:
         self.roster.nodes.pop(node, None)
         self.roster.silent.pop(node, None)
         for rank in [rank for rank in self.roster.by_slot.values() if rank.process.node == node]:
-            self._drop(rank, cause, at_s, now_s)
+            self.drop(rank, cause, at_s, now_s)
 
-    def _drop(self, rank: Rank, cause: str, at_s: float, now_s: float, detail: str = "") -> None:
+    def drop(self, rank: Rank, cause: str, at_s: float, now_s: float, detail: str = "") -> None:
         """Forget a rank; if it was seated, the others must gather."""
         if self.phase == END:
             return
@@ -276,12 +277,14 @@ class FleetMachine:
         generation = self.view.generation if self.view is not None and seated else -1
         self._write(self.losses.lost(rank, cause, at_s, generation, self.committed.step, detail))
         if seated and self.phase in (RUN, FORM):
-            self._gather(now_s, f"rank {member} lost: {cause}")
+            self.gather(now_s, f"rank {member} lost: {cause}")
         elif self.proposal is not None and member in self.proposal.members:
             self._cancel(now_s, f"newcomer {member} lost: {cause}")
-        self._judge(now_s)
+        self.judge(now_s)
 
-    def _judge(self, now_s: float) -> None:
+    def judge(self, now_s: float) -> None:
+        if not self.losses.all:
+            return
         decision = self.recovery.judge(self.losses.all, now_s)
         if decision.action == "give_up":
             self._decide("recovery", decision.action, decision.reason, decision.fields, now_s)
@@ -297,7 +300,7 @@ class FleetMachine:
             self._end("failed", f"{RAISED} at {where} in slot {event.member.slot}: {event.error}", event.traceback, now_s)
         else:
             self._say(Evict(rank.member, rank.process, "its train function raised"))
-            self._drop(rank, f"{RAISED} {event.error}", now_s, now_s, event.traceback)
+            self.drop(rank, f"{RAISED} {event.error}", now_s, now_s, event.traceback)
 
     def _on_fault(self, event: FaultReported) -> None:
         """``aimed`` comes right before the blow, so that a death that follows at once is known to be injected; it is not journalled."""
@@ -308,50 +311,38 @@ class FleetMachine:
     # ---- facts: time ---------------------------------------------------------------------------------------------------------------------
 
     def _on_heartbeat(self, event: Heartbeat, now_s: float) -> None:
-        self.roster.nodes[event.node] = now_s
-        self.roster.silent.pop(event.node, None)
-        generation = self.view.generation if self.view is not None else -1
-        for pulse in event.pulses:
-            rank = self._current(pulse.member)
-            if rank is None:
-                self._haunted(pulse.member)
-                continue
-            rank.beat_s = now_s - pulse.beat_age_s
-            rank.progress_s = now_s - pulse.progress_age_s if pulse.stepping else now_s
-            rank.heard = True
-            if pulse.generation == generation == rank.generation and rank.phase == "seated":
-                rank.state = pulse.state
-                if not pulse.stepping:
-                    self._long_call_s = now_s  # the others wait for it in their reduction, and are not hung either
-
-    def _haunted(self, member: Member) -> None:
-        """A rank that was given up still runs: its node was only silent for a while. It must not live beside its replacement."""
-        ghost = self.roster.condemned.get(member)
-        if ghost is not None:
-            self._say(Evict(member, ghost.process, "given up earlier, and another may have taken its slot"))
+        for ghost in self.roster.hear(event, self.view.generation if self.view is not None else -1, now_s):
+            # Its node was only silent for a while. It must not live beside its replacement.
+            self._say(Evict(ghost.member, ghost.process, "given up earlier, and another may have taken its slot"))
 
     def _on_tick(self, now_s: float) -> None:
-        if self._grace_until_s is not None:
-            self._settle_after_restart(now_s)
+        if self.grace_until_s is not None:
+            settle(self, now_s)
             return
         limits = self.settings.timeouts
-        for node, seen_s in list(self.roster.nodes.items()):
-            if now_s - seen_s > limits.node_s:
-                self._on_node_lost(node, f"its agent was silent for {now_s - seen_s:.1f} s", now_s, now_s)
-        for rank in list(self.roster.by_slot.values()):
-            # A rank that starts up imports, and may hold its interpreter's lock for long.
-            silence_s = limits.start_s if rank.phase == "starting" else limits.heartbeat_s
-            if now_s - rank.beat_s > silence_s and rank.process.node in self.roster.nodes:
-                self._evict(rank, f"no heartbeat for {now_s - rank.beat_s:.1f} s", now_s)
-            elif rank.phase == "seated" and self.phase == RUN and now_s - max(rank.progress_s, self._long_call_s) > limits.progress_s:
-                self._evict(rank, f"no progress for {now_s - rank.progress_s:.1f} s at step {rank.state}", now_s)
+        for node, silence_s in self.roster.silent_nodes(limits.node_s, now_s):
+            self._on_node_lost(node, f"its agent was silent for {silence_s:.1f} s", now_s, now_s)
+        for rank, silence_s in self.roster.silent_ranks(limits, now_s):
+            self._evict(rank, f"no heartbeat for {silence_s:.1f} s", now_s)
+        stuck = self.roster.stuck_rank(limits.progress_s, now_s) if self.phase == RUN else None
+        if stuck is not None:
+            self._unstick(stuck, now_s)
         self._note_commits(now_s)
+
+    def _unstick(self, rank: Rank, now_s: float) -> None:
+        """Nobody in the view moves. All are called out: whoever hangs does not answer. If all do and it happens again, one has to go."""
+        reason = f"no progress for {now_s - rank.progress_s:.1f} s at step {rank.state}"
+        if self._stuck_at == self.committed:
+            self._evict(rank, reason, now_s)
+        else:
+            self._stuck_at = self.committed
+            self.gather(now_s, reason)
 
     def _evict(self, rank: Rank, reason: str, now_s: float) -> None:
         if self.phase == END:
             return
         self._say(Evict(rank.member, rank.process, reason))
-        self._drop(rank, f"evicted: {reason}", now_s, now_s)
+        self.drop(rank, f"evicted: {reason}", now_s, now_s)
 
     def _note_commits(self, now_s: float) -> None:
         if self.view is None or self.phase != RUN:
@@ -372,7 +363,7 @@ class FleetMachine:
         """Do something about the difference between what is and what should be; ``ask`` the policies too."""
         if self._stopping is not None and (not self.checkpoints.pending or now_s > self._stopping[1]):
             self._end("stopped", self._stopping[0], "", now_s)
-        elif self._grace_until_s is not None:
+        elif self.grace_until_s is not None:
             return
         elif self.phase == GATHER:
             self._try_form(now_s, ask)
@@ -381,7 +372,7 @@ class FleetMachine:
         elif self.phase == RUN:
             self._while_running(now_s, ask)
 
-    def _gather(self, now_s: float, reason: str) -> None:
+    def gather(self, now_s: float, reason: str) -> None:
         """Everyone who is seated must leave and say where it stands."""
         self._decide("recovery", "gather", reason, {}, now_s)
         if self.phase == RUN:
@@ -436,9 +427,7 @@ class FleetMachine:
             self._evict(rank, "a fresh process must begin: no state is left, and there is no checkpoint", now_s)
 
     def _situation(self) -> Situation:
-        there = candidates(self.roster, self.view)
-        starting = len(self.roster.by_slot) - len(there)
-        return Situation(there, self.settings.world, self.settings.min_ranks, self.since_s, starting, self.checkpoints.newest_id)
+        return situation(self.settings, self.roster, self.view, self.since_s, self.checkpoints.newest_id)
 
     def _publish(self, formation: Formation, chosen: Source, now_s: float) -> None:
         checkpoint = self.checkpoints.newest_id if chosen.state is None else None
@@ -485,7 +474,7 @@ class FleetMachine:
             self._while_running(now_s, ask=False)
         elif now_s >= self._deadline_s:
             late = ", ".join(map(str, sorted(self.missing)))
-            self._gather(now_s, f"generation {self.view.generation} did not form: waiting for {late}")
+            self.gather(now_s, f"generation {self.view.generation} did not form: waiting for {late}")
         elif now_s - self._sent_s >= self.settings.timeouts.resend_s:
             self._send_view(now_s)
 
@@ -564,7 +553,7 @@ class FleetMachine:
         if members and self.ended is not None:
             self._say(Release(members, self.ended.reason))
 
-    def _after_end(self, event: Event) -> None:
+    def _after_end(self, event: Event, now_s: float) -> None:
         """Late comers and ranks that missed the word are released again; nothing else matters any more."""
         match event:
             case Joined(slot=slot, token=token, incarnation=incarnation):
@@ -576,8 +565,7 @@ class FleetMachine:
             case Ready(member=member) | Parked(member=member) | Formed(member=member) | Finished(member=member):
                 self._release([member])
             case Heartbeat(pulses=pulses):
-                for pulse in pulses:
-                    self._haunted(pulse.member)
+                self._on_heartbeat(event, now_s)
                 self._release(pulse.member for pulse in pulses)
 
     # ---- after the coordinator died ------------------------------------------------------------------------------------------------------
@@ -585,32 +573,13 @@ class FleetMachine:
     def replay(self, records: Iterable[Record], now_s: float) -> None:
         """Rebuild from the journal of this very run. Ranks may train meanwhile: they get ``node_s`` to report before any is given up."""
         rebuild(self, records, now_s)
-        self._grace_until_s = now_s + self.settings.timeouts.node_s if self.phase != END else None
+        self.grace_until_s = now_s + self.settings.timeouts.node_s if self.phase != END else None
 
     def resume(self, records: Iterable[Record], now_s: float) -> list[Instruction]:
         """Go on in a new cluster, from the journal of a run whose ranks are all gone; returns what is to be written first."""
-        self._out = []
-        rebuild(self, records, now_s)
-        self.ended, self.view, self.proposal = None, None, None
-        self.phase, self._deadline_s = GATHER, now_s
-        for rank in self.roster.in_order():
-            self.roster.remove(rank)
-            self._write(self.losses.lost(rank, "its cluster ended", now_s, -1, self.committed.step, ""))
-        self.losses = Losses()
+        self._out = [Write(record) for record in move(self, records, now_s)]
+        self._deadline_s = now_s
         return self._out
-
-    def _settle_after_restart(self, now_s: float) -> None:
-        """End of the grace: whoever reported is there, whoever did not is lost; a view that is whole goes on undisturbed."""
-        assert self._grace_until_s is not None
-        ranks = self.roster.in_order()
-        if now_s < self._grace_until_s and self.missing and not all(rank.heard and rank.phase != "starting" for rank in ranks):
-            return
-        self._grace_until_s = None
-        for rank in ranks:
-            if not rank.heard:
-                self._drop(rank, "not heard of since the coordinator restarted", now_s, now_s)
-        if self.phase == RUN and self.missing:
-            self._gather(now_s, "the coordinator restarted and the view is not whole")
 
     # ---- small helpers -------------------------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from fleet.machine_losses import Losses
 from fleet.machine_state import END, GATHER, RUN, Rank
 from fleet.records import (
     Committed,
@@ -89,3 +90,30 @@ def _settle_proposal(machine: FleetMachine, entered: bool, generation: int) -> N
     machine.proposal = None
     if entered:
         machine.view, machine.missing = proposal, set(proposal.members)
+
+
+def move(machine: FleetMachine, records: Iterable[Record], now_s: float) -> list[ProcessLost]:
+    """Bring a new machine to where the journal of another cluster ends; all ranks are gone. Returns what is to be written of them."""
+    rebuild(machine, records, now_s)
+    machine.phase, machine.ended, machine.view, machine.proposal = GATHER, None, None, None
+    gone = []
+    for rank in machine.roster.in_order():
+        machine.roster.remove(rank)
+        gone.append(machine.losses.lost(rank, "its cluster ended", now_s, -1, machine.committed.step, ""))
+    machine.losses = Losses()
+    return gone
+
+
+def settle(machine: FleetMachine, now_s: float) -> None:
+    """End of the grace after a restart: whoever reported is there, whoever did not is lost; a view that is whole goes on undisturbed."""
+    ranks = machine.roster.in_order()
+    waited = machine.grace_until_s is None or now_s >= machine.grace_until_s
+    if not waited and machine.missing and not all(rank.heard and rank.phase != "starting" for rank in ranks):
+        return
+    machine.grace_until_s = None
+    machine.judge(now_s)  # the last coordinator may have died with the verdict
+    for rank in ranks:
+        if not rank.heard:
+            machine.drop(rank, "not heard of since the coordinator restarted", now_s, now_s)
+    if machine.phase == RUN and machine.missing:
+        machine.gather(now_s, "the coordinator restarted and the view is not whole")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from fleet.config import Timeouts
+from fleet.events import Heartbeat
 from fleet.types import Member, Process, StateId
 
 GATHER, FORM, RUN, END = "gather", "form", "run", "end"
@@ -46,6 +49,7 @@ class Roster:
     dead_tokens: set[str] = field(default_factory=set)
     condemned: dict[Member, Rank] = field(default_factory=dict)
     outstanding: set[int] = field(default_factory=set)
+    long_call_s: float = 0.0
 
     def grant(self, slot: int, claimed: int | None) -> int:
         """The incarnation for a new process of ``slot``: the next one, or the one it claims if an older coordinator granted it."""
@@ -83,3 +87,49 @@ class Roster:
 
     def in_order(self) -> list[Rank]:
         return [self.by_slot[slot] for slot in sorted(self.by_slot)]
+
+    # ---- time ----------------------------------------------------------------------------------------------------------------------------
+
+    def hear(self, event: Heartbeat, generation: int, now_s: float) -> list[Rank]:
+        """Note what a node's agent sees. Returns ranks that were given up and yet live.
+
+        ``generation`` is that of the present view: what its seated ranks hold comes from here. When one of them is in a long call, the
+        others wait for it in their reduction, and are not hung either.
+        """
+        self.nodes[event.node] = now_s
+        self.silent.pop(event.node, None)
+        ghosts: list[Rank] = []
+        by_slot = self.by_slot
+        for pulse in event.pulses:
+            member = pulse.member
+            rank = by_slot.get(member.slot)
+            if rank is None or rank.member != member:
+                ghosts += [self.condemned[member]] if member in self.condemned else []
+                continue
+            rank.heard = True
+            rank.beat_s = now_s - pulse.beat_age_s
+            rank.progress_s = now_s - pulse.progress_age_s if pulse.stepping else now_s
+            if rank.generation == generation == pulse.generation and rank.phase == "seated":
+                rank.state = pulse.state
+                if not pulse.stepping:
+                    self.long_call_s = now_s
+        return ghosts
+
+    def silent_nodes(self, limit_s: float, now_s: float) -> list[tuple[str, float]]:
+        """(node, how long it was silent) of all that were for longer than ``limit_s``."""
+        return [(node, now_s - seen_s) for node, seen_s in self.nodes.items() if now_s - seen_s > limit_s]
+
+    def silent_ranks(self, limits: Timeouts, now_s: float) -> Iterator[tuple[Rank, float]]:
+        """(rank, how long it was silent) of all that were for too long, though their agent speaks."""
+        for rank in list(self.by_slot.values()):
+            # A rank that starts up imports, and may hold its interpreter's lock for long.
+            limit_s = limits.start_s if rank.phase == "starting" else limits.heartbeat_s
+            if now_s - rank.beat_s > limit_s and rank.process.node in self.nodes:
+                yield rank, now_s - rank.beat_s
+
+    def stuck_rank(self, limit_s: float, now_s: float) -> Rank | None:
+        """A seated rank that has not moved for longer than ``limit_s``."""
+        since_s = now_s - limit_s
+        if self.long_call_s >= since_s:
+            return None
+        return next((rank for rank in self.by_slot.values() if rank.phase == "seated" and rank.progress_s < since_s), None)

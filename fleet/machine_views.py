@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fleet.config import RunSettings
 from fleet.machine_state import Rank, Roster
-from fleet.types import Candidate, Member, StateId, View
+from fleet.types import Candidate, Member, Situation, StateId, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,14 +19,16 @@ class Source:
     state: StateId | None
 
 
-def candidates(roster: Roster, view: View | None) -> tuple[Candidate, ...]:
-    """The ranks that could be in the next view: built, and heard of since the coordinator started (only then its store is known)."""
+def situation(settings: RunSettings, roster: Roster, view: View | None, since_s: float, checkpoint: str | None) -> Situation:
+    """What the recovery policy is asked about. Candidates are built, and were heard of since the coordinator started: they have a store."""
     seated = frozenset(view.members) if view else frozenset()
-    return tuple(
+    candidates = tuple(
         Candidate(rank.member, rank.process.node, rank.state, rank.dirty, rank.member in seated)
         for rank in roster.in_order()
         if rank.phase != "starting" and rank.store
     )
+    starting = len(roster.by_slot) - len(candidates)
+    return Situation(candidates, settings.world, settings.min_ranks, since_s, starting, checkpoint)
 
 
 def source(ranks: Sequence[Rank], committed: StateId, checkpoint: str | None) -> Source | None:

@@ -46,6 +46,8 @@ class Faults:
     def _hits(self, trouble: Trouble, rank: SimRank, point: str) -> bool:
         if trouble.point != point or (trouble.slot is not None and rank.protocol.slot != trouble.slot):
             return False
+        if trouble.at_s is not None and self.world.clock.now_s < trouble.at_s:
+            return False
         if trouble.kind in ("shard", "nan") and rank.where[0] != trouble.step:
             return False
         if trouble.shard >= 0 and rank.where[1] != trouble.shard:
@@ -66,6 +68,9 @@ class Faults:
                 for victim in self._victims(trouble, rank):
                     victim.freeze()
                     world.clock.after(trouble.duration_s, victim.thaw)
+            case "hang":
+                for victim in self._victims(trouble, rank):
+                    victim.hung = True
             case "forget":
                 world.train.forget(trouble.slot or 0)
             case "coordinator":
@@ -74,8 +79,14 @@ class Faults:
                 world.store.failing_until_s = world.clock.now_s + trouble.duration_s
             case "stop":
                 self._stop()
-            case _:
+            case "join":
+                world.add_node()
+            case "lose_node" | "partition":
                 self._node(trouble)
+            case "raise" | "nan":
+                world.note("raised", trouble.step)
+            case kind:
+                raise ValueError(f"unknown kind of trouble: {kind}")
 
     def _victims(self, trouble: Trouble, rank: SimRank | None) -> list[SimRank]:
         if rank is not None and not trouble.slots:
@@ -101,9 +112,6 @@ class Faults:
 
     def _node(self, trouble: Trouble) -> None:
         world = self.world
-        if trouble.kind == "join":
-            world.add_node()
-            return
         node = world.nodes[trouble.node]
         if not node.alive:
             return

@@ -125,8 +125,8 @@ class Stale(Checker):
 
     def handle(self, machine: FleetMachine, event: Event) -> Callable[[], None] | None:
         """Called before an event; for one of a rank that is not current, returns what is to be checked after it."""
-        member = getattr(event, "member", None)
-        rank = machine.roster.by_slot.get(member.slot) if member is not None else None
+        member: Member = getattr(event, "member", None) or Member(-1, 0)
+        rank = machine.roster.by_slot.get(member.slot)
         if rank is None or rank.member == member or machine.phase not in (FORM, RUN):
             return None
         before = dataclasses.replace(rank)
@@ -252,13 +252,16 @@ class WholeCheckpoint(Checker):
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self._saves: dict[tuple[int, int], StateId] = {}
+        self._sizes: dict[StateId, set[int]] = {}
 
     def save(self, rank: SimRank, view: View, request: int, state: StateId) -> None:
+        self._sizes.setdefault(state, set()).add(len(view.members))
         first = self._saves.setdefault((view.generation, request), state)
         self.require(first == state, f"{rank} serves request {request} of generation {view.generation} at {state}, another did at {first}")
 
     def checkpoint(self, order: CommitCheckpoint, parts: Sequence[int | None]) -> None:
-        right = self.world.chain.weights(order.state.step)
+        sizes, right = self._sizes.get(order.state, set()), self.world.chain.weights(order.state.step)
+        self.require(len(parts) in sizes, f"checkpoint {order.checkpoint} has {len(parts)} parts, its view {sizes} members")
         self.require(all(part == right for part in parts), f"checkpoint {order.checkpoint} is put together from {parts}, not from {right}")
 
 
@@ -334,6 +337,13 @@ class Rebuilt(Checker):
 
     name = "rebuilt"
 
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._compared = ["committed", "ended", "lineage"]
+
+    def truncated(self, journal: Sequence[Record]) -> None:
+        self._compared = ["committed", "ended"]  # what was lost of lineages, ranks told the living machine
+
     def end(self) -> None:
         coordinator = self.world.coordinator
         if coordinator is None:
@@ -341,7 +351,7 @@ class Rebuilt(Checker):
         living, rebuilt = coordinator.machine, self.world.make_machine()
         rebuilt.replay(list(self.world.journal), self.world.clock.now_s)
         self.require(rebuilt.generation >= living.generation, f"generation is {living.generation}, rebuilt it is {rebuilt.generation}")
-        for what in ("lineage", "committed", "ended"):
+        for what in self._compared:
             one, other = getattr(living, what), getattr(rebuilt, what)
             self.require(one == other, f"{what} is {one}, rebuilt it is {other}")
         for what in ("newest_id", "newest_state"):
@@ -364,7 +374,9 @@ class Ends(Checker):
         plan, world = self.world.plan, self.world
         late_s = world.clock.now_s - plan.quiet_s
         self.require(world.over, f"the run has not ended {late_s:.0f} s after its last trouble, at {world.clock.now_s:.0f} s")
-        self.require(world.status in plan.statuses, f"the run ends as {world.status}: {world.reason}; expected {plan.statuses}")
+        explained = world.status != "failed" or any(failure in world.reason for failure in plan.failures)
+        fits = world.status in plan.statuses and explained
+        self.require(fits, f"the run ends as {world.status}: {world.reason}; expected {plan.statuses} {plan.failures}")
         left = [str(rank) for rank in world.reachable()]
         self.require(not left, f"{left} were never released")
 
@@ -374,7 +386,13 @@ class BudgetsHold(Checker):
 
     name = "budgets"
 
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._nodes: dict[Member, str] = {}
+
     def record(self, record: Record) -> None:
+        if isinstance(record, ProcessUp):
+            self._nodes[record.member] = record.process.node
         if isinstance(record, ViewPublished):
             over = self._exceeded(record.at_s)
             self.require(not over, f"a view is published although {over}")
@@ -388,6 +406,7 @@ class BudgetsHold(Checker):
         counts = [
             ("the total", len(losses), budgets.total),
             ("a slot", max(Counter(loss.member.slot for loss in losses).values(), default=0), budgets.slot),
+            ("a node", max(Counter(self._nodes.get(loss.member) for loss in losses).values(), default=0), budgets.node),
             ("a shard", max(Counter((loss.step, loss.shard) for loss in losses if loss.shard >= 0).values(), default=0), budgets.shard),
         ]
         over = [f"{what} was lost {count} times, limit {limit}" for what, count, limit in counts if count >= limit]
@@ -397,16 +416,15 @@ class BudgetsHold(Checker):
         return "; ".join(over)
 
     def _fruitless(self) -> int:
-        """Most losses of one slot between two commits."""
-        counts: Counter[int] = Counter()
-        most = 0
+        """Most losses of one slot with the run at the same committed step; beginning a history at that step again is no progress."""
+        counts: Counter[tuple[int, int]] = Counter()
+        step = 0
         for record in self.world.journal:
             if isinstance(record, Committed):
-                counts.clear()
+                step = record.state.step
             elif isinstance(record, ProcessLost) and record.fault is None:
-                counts[record.member.slot] += 1
-                most = max(most, counts[record.member.slot])
-        return most
+                counts[record.member.slot, step] += 1
+        return max(counts.values(), default=0)
 
 
 class Traffic(Checker):
@@ -425,12 +443,13 @@ class Traffic(Checker):
 
 
 CHECKERS: tuple[type[Checker], ...] = (
-    Donor, Dirty, Stale, Repeat, OneIncarnation, ExactlyOnce, Identical, Agreement, WholeCheckpoint, Persisted, Journal, Rebuilt, Ends, BudgetsHold,
-    Traffic,
+    Donor, Dirty, Stale, Repeat, OneIncarnation, ExactlyOnce, Identical, Agreement, WholeCheckpoint, Persisted, Journal, Rebuilt, Ends,
+    BudgetsHold, Traffic,
 )  # fmt: skip
 HOOKS = (
-    "record", "truncated", "sent", "meet", "sit", "seated", "contribute", "reduced", "agreed", "commit", "save", "checkpoint", "end",
-)  # fmt: skip
+    *("record", "truncated", "sent", "checkpoint", "end"),
+    *("meet", "sit", "seated", "contribute", "reduced", "agreed", "commit", "save"),
+)
 
 
 class Watch:

@@ -18,18 +18,26 @@ FAST = Timeouts(
     heartbeat_s=1.0, node_s=1.5, park_s=2.0, form_s=4.0, progress_s=8.0, start_s=10.0, checkpoint_s=6.0, resend_s=0.5
 )  # fmt: skip
 PATIENT = Budgets(slot=1000, node=1000, shard=1000, total=1000, slot_fruitless=1000)
+IMPATIENT = Budgets(slot=3, node=5, shard=2, total=7, slot_fruitless=2)
+WEIGHTS = {
+    "kill": 12, "point": 18, "freeze": 6, "hang": 2, "lose_node": 4, "partition": 4, "forget": 2, "coordinator": 10, "store": 2, "raise": 2,
+    "shard": 2, "stop": 1, "pair": 4, "all": 1,
+}  # fmt: skip
+"""How often each kind of random trouble comes."""
+
 BOUND_S = 150.0
 """A run must have ended this long after its last trouble is over."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trouble:
-    """One misfortune, at a time, or at a named point of a rank's loop at ``step`` or later (``slot`` None: whoever comes first).
+    """One misfortune, at a time, or at a named point of a rank's loop, at ``step`` and ``at_s`` or later.
 
-    ``kind``: kill, raise, freeze (a rank); lose_node, partition, join (a node); forget (Ray Train takes a living process for dead);
-    coordinator; store; stop; shard (kills whoever computes it), nan (everyone raises).
+    ``kind``: kill, raise, freeze, hang (a rank; one that hangs still beats); lose_node, partition, join (a node); forget (Ray Train takes a
+    living process for dead); coordinator; store; stop; shard (kills whoever computes it), nan (everyone raises).
 
     Args:
+        slot: the victim; None at a point: whoever comes there first.
         slots: more victims of the same moment.
         duration_s: how long a freeze, partition, store failure or the coordinator's absence lasts; for a lost node, how long its ranks
             outlive its agent.
@@ -55,7 +63,10 @@ class Trouble:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """``capacity`` is ranks per node; ``delay_s`` the network's, ``restart_s`` Ray Train's, ``build_s`` a rank's, as (least, most)."""
+    """``capacity`` is ranks per node; ``delay_s`` the network's, ``restart_s`` Ray Train's, ``build_s`` a rank's, as (least, most).
+
+    ``statuses`` are the ways in which the run may end; a failed one gives one of ``failures`` as its reason.
+    """
 
     seed: int = 0
     settings: RunSettings = field(default_factory=RunSettings)
@@ -72,6 +83,7 @@ class Plan:
     save_every_s: float = 1.5
     troubles: tuple[Trouble, ...] = ()
     statuses: tuple[str, ...] = ("completed",)
+    failures: tuple[str, ...] = ()
     quiet_s: float = 0.0
 
     @property
@@ -91,7 +103,8 @@ def random_plan(seed: int) -> Plan:
     rng = stream(seed, "plan")
     world, spares, nodes = rng.randint(2, 5), rng.choice((0, 0, 1)), rng.randint(1, 3)
     capacity = -(-(world + spares) // nodes) + rng.choice((0, 0, 1))
-    settings = small(world, spares, nodes, min_ranks=rng.choice((1, 1, 1, 2)))
+    budgets = IMPATIENT if rng.random() < 0.2 else PATIENT
+    settings = small(world, spares, nodes, budgets, min_ranks=rng.choice((1, 1, 1, 2)))
     steps = rng.randint(10, 40)
     plan = Plan(
         seed=seed,
@@ -112,8 +125,10 @@ def with_troubles(plan: Plan, troubles: tuple[Trouble, ...]) -> Plan:
     """``plan`` with these troubles, quiet after the last one that has a time."""
     quiet_s = max((trouble.at_s + trouble.duration_s for trouble in troubles if trouble.at_s is not None), default=0.0)
     kinds = {trouble.kind for trouble in troubles}
-    statuses = ["completed", *(["stopped"] if "stop" in kinds else []), *(["failed"] if kinds & {"raise", "nan", "shard"} else [])]
-    return replace(plan, troubles=troubles, statuses=tuple(statuses), quiet_s=max(quiet_s, 10.0))
+    failures = ["crash loop"] if plan.settings.budgets != PATIENT else []
+    failures += ["the train function raised"] if kinds & {"raise", "nan"} else []
+    statuses = ["completed", *(["stopped"] if "stop" in kinds else []), *(["failed"] if failures else [])]
+    return replace(plan, troubles=troubles, statuses=tuple(statuses), failures=tuple(failures), quiet_s=max(quiet_s, 10.0))
 
 
 def _with_network(plan: Plan, rng: random.Random) -> Plan:
@@ -137,9 +152,7 @@ def _random_troubles(plan: Plan, rng: random.Random) -> tuple[Trouble, ...]:
 def _random_trouble(plan: Plan, rng: random.Random) -> list[Trouble]:
     settings = plan.settings
     at_s, slot, node = rng.uniform(0.2, 6.0), rng.randrange(settings.slots), rng.randrange(settings.nodes)
-    kinds = ("kill", "kill", "point", "point", "point", "freeze", "lose_node", "partition", "forget", "coordinator", "coordinator", "store",
-             "raise", "stop", "pair", "all")  # fmt: skip
-    match rng.choices(kinds, weights=(6, 6, 6, 6, 6, 6, 4, 4, 2, 5, 5, 2, 1, 1, 4, 1))[0]:
+    match rng.choices(list(WEIGHTS), weights=list(WEIGHTS.values()))[0]:
         case "kill":
             return [Trouble(kind="kill", at_s=at_s, slot=slot, heard=rng.random() < 0.3)]
         case "point":
@@ -161,6 +174,15 @@ def _random_trouble(plan: Plan, rng: random.Random) -> list[Trouble]:
             return [Trouble(kind="kill", at_s=at_s, slot=slot, slots=(other,)), Trouble(kind="kill", at_s=at_s + 0.05, slot=other)]
         case "all":
             return [Trouble(kind="kill", at_s=at_s, slots=tuple(range(settings.slots)))]
+        case "raise":
+            nan = rng.random() < 0.5
+            times, victim = (10, None) if nan else (1, slot)
+            step = rng.randrange(plan.steps)
+            return [Trouble(kind="nan" if nan else "raise", point="compute", step=step, slot=victim, times=times)]
+        case "hang":
+            return [Trouble(kind="hang", point=rng.choice(("compute", "reducing")), step=rng.randrange(plan.steps))]
+        case "shard":
+            step, shard, times = rng.randrange(plan.steps), rng.randrange(settings.shards), 99 if settings.budgets != PATIENT else 3
+            return [Trouble(kind="shard", point="compute", step=step, shard=shard, times=times)]
         case kind:
-            return [Trouble(kind=kind, at_s=at_s, slot=slot, step=rng.randrange(plan.steps), point="compute" if kind == "raise" else "",
-                            duration_s=rng.uniform(0.5, 4.0))]  # fmt: skip
+            return [Trouble(kind=kind, at_s=at_s, slot=slot, duration_s=rng.uniform(0.5, 4.0))]

@@ -39,7 +39,7 @@ class SimRank:
         self.weights = POISON
         self.where = (-1, -1)
         self.stepping = False
-        self.slowness = 1.0
+        self.hung = False
         self.progress_s = world.clock.now_s
         self.started_s = world.clock.now_s
         self.group: Group | None = None
@@ -59,6 +59,10 @@ class SimRank:
     @property
     def named(self) -> bool:
         return self.protocol.incarnation is not None
+
+    @property
+    def responsive(self) -> bool:
+        return self.frozen_s < 0 and not self.hung
 
     # ---- the process as others see it ----------------------------------------------------------------------------------------------------
 
@@ -161,8 +165,12 @@ class SimRank:
         if self.world.faults.at(self, point):
             if not self.alive:
                 raise Dead
-            return self.frozen_s >= 0
+            return self.frozen_s >= 0 or self.hung
         return False
+
+    def _pause(self) -> Future | float:
+        """What to wait for after a stop: for ever when the user's code hangs, which neither beats nor interrupts can tell."""
+        return Future() if self.hung else 0.0
 
     def _main(self) -> Steps:
         try:
@@ -184,7 +192,7 @@ class SimRank:
         while not self.named and not self._over:
             yield self._wait()
         if self.at("building"):
-            yield 0.0
+            yield self._pause()
         yield self.rng.uniform(*self.world.plan.build_s)
         if self._over:
             return
@@ -221,7 +229,7 @@ class SimRank:
         self.world.watch.sit(self, view)
         self.group = group = self.world.group(view)
         if self.at("forming"):
-            yield 0.0
+            yield self._pause()
         yield group.arrive(self.member, self.world.settings.timeouts.form_s)
         yield from self._take_state(group, graceful)
         yield from self._steps()
@@ -262,7 +270,7 @@ class SimRank:
         if view.receivers:
             group.post_state((state, self.weights))
             if self.at("donating"):
-                yield 0.0
+                yield self._pause()
             yield self.rng.uniform(0.02, 0.2)
         return state
 
@@ -271,12 +279,12 @@ class SimRank:
         self.protocol.receiving()
         self.weights = POISON
         if self.at("receiving"):
-            yield 0.0
+            yield self._pause()
         yield self.rng.uniform(0.02, 0.25)
         if group.broken_for(self.member) is not None:
             raise Broken(group.broken_for(self.member))
         if self.at("received"):
-            yield 0.0
+            yield self._pause()
         self.weights = weights
         return state
 
@@ -307,17 +315,17 @@ class SimRank:
         for shard in range(lo, hi):
             self.where = (step, shard)
             if self.at("compute"):
-                yield 0.0
+                yield self._pause()
             contributions[shard] = gradient(self.weights, step, shard)
-        yield self.rng.uniform(0.5, 1.5) * self.world.plan.shard_s * (hi - lo) * self.slowness
+        yield self.rng.uniform(0.5, 1.5) * self.world.plan.shard_s * (hi - lo)
         self.where = (step, -1)
         if self.at("reducing"):
-            yield 0.0
+            yield self._pause()
         self.world.watch.contribute(self, view, protocol.state, protocol.dirty)
         values: dict[Member, Any] = yield group.reduce(self.member, number, (protocol.state, self.weights, contributions, protocol.offer()))
         self.world.watch.reduced(self, view, number, values)
         if self.at("reduced"):
-            yield 0.0
+            yield self._pause()
         return values
 
     def _update(self, values: dict[Member, Offer]) -> Steps:
@@ -327,14 +335,14 @@ class SimRank:
         before, self.weights = self.weights, POISON
         self.protocol.mutating()
         if self.at("mutating"):
-            yield 0.0
+            yield self._pause()
         yield self.rng.uniform(0.001, 0.02)
         self.weights = updated(before, merged, self.world.settings.shards)
         state = self.protocol.committed()
         self.progress_s = self.world.clock.now_s
         self.world.watch.commit(self, state)
         if self.at("committed"):
-            yield 0.0
+            yield self._pause()
 
     def _enter(self, view: View) -> Steps:
         """Every member has agreed to go on in ``view`` from here."""
@@ -346,7 +354,7 @@ class SimRank:
         self.group.leave(self.member, graceful=not self.world.plan.abrupt)
         self.group, self.beside = self.beside, None
         if self.at("entering"):
-            yield 0.0
+            yield self._pause()
         yield from self._take_state(self.group, graceful=True)
 
     def _save(self, request: int, entering: bool) -> Steps:
@@ -354,7 +362,7 @@ class SimRank:
         view, state, weights = self.group.view, self.protocol.state, self.weights
         self.world.watch.save(self, view, request, state)
         if self.at("saving"):
-            yield 0.0
+            yield self._pause()
         blocked_s = self.rng.uniform(0.001, 0.02)
         yield blocked_s
         rank = view.rank_of(self.member)
@@ -374,7 +382,7 @@ class SimRank:
         self.flush()
         self.world.note("finished", self)
         if self.at("finished"):
-            yield 0.0
+            yield self._pause()
         while not self._over:
             if self.protocol.interrupted or self.group is None or self.group.broken_for(self.member) is not None:
                 raise Broken("called back from the finish")

@@ -118,7 +118,7 @@ class World:
 
     def reachable(self) -> list[SimRank]:
         """The processes that run, and that the coordinator could talk to."""
-        return [rank for rank in self.train.processes if rank.alive and rank.frozen_s < 0 and rank.node.alive and rank.node.reachable]
+        return [rank for rank in self.train.processes if rank.alive and rank.responsive and rank.node.alive and rank.node.reachable]
 
     def make_machine(self) -> FleetMachine:
         return self._make_machine(self.settings, self.plan, self.clock.now_s)

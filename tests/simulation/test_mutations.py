@@ -69,7 +69,7 @@ def fences_are_ignored(patch: Patch) -> None:
         return "" if isinstance(message, Fence) else right(self, message)
 
     patch.setattr(MemberProtocol, "receive", wrong)
-    patch.setattr(FleetMachine, "_haunted", lambda self, member: None)
+    patch.setattr(Roster, "hear", lambda self, event, generation, now_s: [])
 
 
 def state_is_received_without_a_donor(patch: Patch) -> None:
@@ -150,14 +150,9 @@ def checkpoint_is_written_by_whoever_was_asked(patch: Patch) -> None:
     patch.setattr(MemberProtocol, "agree", wrong)
 
 
-def parts_of_different_requests_are_put_together(patch: Patch) -> None:
+def checkpoint_is_committed_with_the_first_part(patch: Patch) -> None:
     right = Checkpoints.part
-
-    def wrong(self: Checkpoints, event: Any, view: View) -> list[Instruction]:
-        number = self._request.number if self._request else 0
-        return right(self, dataclasses.replace(event, request=number), view)
-
-    patch.setattr(Checkpoints, "part", wrong)
+    patch.setattr(Checkpoints, "part", lambda self, event, view: right(self, event, dataclasses.replace(view, members=(event.member,))))
 
 
 def crash_loops_are_seen_everywhere(patch: Patch) -> None:
@@ -165,7 +160,7 @@ def crash_loops_are_seen_everywhere(patch: Patch) -> None:
 
 
 def late_ranks_are_not_released(patch: Patch) -> None:
-    patch.setattr(FleetMachine, "_after_end", lambda self, event: None)
+    patch.setattr(FleetMachine, "_after_end", lambda self, event, now_s: None)
 
 
 def nobody_is_ever_evicted(patch: Patch) -> None:
@@ -231,7 +226,7 @@ MUTATIONS: tuple[tuple[Callable[[Patch], None], tuple[str, ...]], ...] = (
     (committed_steps_are_taken_back, ("exactly once",)),
     (proposal_is_entered_by_whoever_has_it, ("agreement",)),
     (checkpoint_is_written_by_whoever_was_asked, ("agreement",)),
-    (parts_of_different_requests_are_put_together, ("whole checkpoint",)),
+    (checkpoint_is_committed_with_the_first_part, ("whole checkpoint",)),
     (crash_loops_are_seen_everywhere, ("budgets",)),
     (late_ranks_are_not_released, ("ends",)),
     (nobody_is_ever_evicted, ("ends",)),

@@ -1,0 +1,55 @@
+"""Thousands of simulated runs, each a different mix of size, network and troubles: every invariant holds in all of them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+
+import pytest
+
+from fleet.simulation.world import Outcome
+from tests.simulation.runs import COMMAND, simulate_seed
+
+SEEDS = int(os.environ.get("FLEET_SEEDS", "2000"))
+CHUNK = 100
+
+REGRESSIONS = {
+    67: "a stale journal: a generation was published twice, as two views",
+    375: "two coordinators in a row forgot how far generations had gone",
+    461: "a rank was told to leave between the agreement to enter a view and the step boundary",
+}
+"""Seeds that broke something once, and what it was."""
+
+
+def failed(seeds: range) -> list[str]:
+    outcomes: list[Outcome] = [simulate_seed(seed) for seed in seeds]
+    return [outcome.report(COMMAND) for outcome in outcomes if outcome.broken]
+
+
+def test_every_invariant_holds_in_every_seed() -> None:
+    chunks = [range(first, min(first + CHUNK, SEEDS)) for first in range(0, SEEDS, CHUNK)]
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        reports = [report for found in pool.imap_unordered(failed, chunks) for report in found]
+        pool.close()
+        pool.join()
+    assert not reports, "\n\n".join(reports[:3])
+
+
+@pytest.mark.parametrize("seed", REGRESSIONS, ids=[str(seed) for seed in REGRESSIONS])
+def test_a_seed_that_once_failed(seed: int) -> None:
+    outcome = simulate_seed(seed)
+    assert not outcome.broken, outcome.report(COMMAND)
+
+
+def test_a_seed_is_repeated_exactly() -> None:
+    first, second = simulate_seed(11, keep_trace=True), simulate_seed(11, keep_trace=True)
+    assert len(first.trace) > 100
+    assert first.trace == second.trace
+
+
+def test_a_failure_names_seed_invariant_and_command() -> None:
+    outcome = simulate_seed(3)
+    report = Outcome(3, outcome.status, outcome.reason, "donor", "the donor is dirty", outcome.trace, outcome.world).report(COMMAND)
+    assert report.startswith("seed 3: invariant 'donor' does not hold: the donor is dirty")
+    assert report.endswith("repeat with: python -m tests.simulation --seed 3 --trace")
+    assert len(outcome.trace) == 30
