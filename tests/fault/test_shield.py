@@ -25,13 +25,7 @@ class Run:
         self.folder, self.slots = folder, slots
         self.outcome: FitOutcome | None = None
         config = {"folder": str(folder), **{name: options.pop(name) for name in ("stays", "raises") if name in options}}
-        arguments = {
-            "slots": slots,
-            "resources_per_slot": {RANK_RESOURCE: 1},
-            "storage_path": str(folder / "ray"),
-            "name": "shield",
-            "modules": (),
-        }
+        arguments = {"slots": slots, "resources_per_slot": {RANK_RESOURCE: 1}, "storage_path": str(folder / "ray"), "name": "shield"}
         self._call = lambda: fit(wait_until_done, config, **arguments, modules=(), done=self.done.exists, **options)
         self.done = folder / "done"
         self._thread = threading.Thread(target=self._fit, daemon=True)
@@ -90,7 +84,19 @@ def _logged(cluster: LocalCluster, text: str) -> Callable[[], bool]:
 
 def _named(cluster: LocalCluster, title: str) -> list[int]:
     """Processes of the cluster by the title that Ray gives them."""
-    return [pid for pid in cluster.pids() if title.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [pid for pid in cluster.pids() if title.encode() in _command(pid)]
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""  # it has ended
+
+
+def _newcomers(cluster: LocalCluster, known: set[int]) -> list[int]:
+    """New worker processes that have no name from Ray yet."""
+    return [pid for pid in _named(cluster, "default_worker.py") if pid not in known]
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +149,23 @@ def test_a_node_with_two_ranks_is_lost(run: Run, cluster: LocalCluster) -> None:
     cluster.add()
     run.renewed(before, lost)
     cluster.add()
+
+
+def test_what_hangs_and_is_not_killed_by_others(cluster: LocalCluster, tmp_path: Path) -> None:
+    """A newcomer that hangs before Ray knows it, then a rank that answers no more: the shield ends both, in time."""
+    run = Run(tmp_path, slots=2, warm_workers=False, replace_limit_s=3.0, hang_s=4.0)
+    before = run.whole()
+    known = set(cluster.pids())
+    killed = _logged(cluster, "hangs while a worker is being started; it was killed")
+    run.kill(1)
+    until(lambda: bool(_newcomers(cluster, known)), "a newcomer starts")
+    for pid in _newcomers(cluster, known):
+        os.kill(pid, signal.SIGSTOP)
+    until(killed, "the newcomer is given up")
+    before = run.renewed(before, {1})
+    run.kill(0, signal.SIGSTOP)
+    run.renewed(before, {0})
+    assert run.finish().status == "finished"
 
 
 def test_a_killed_controller_ends_fit_with_an_error(cluster: LocalCluster, tmp_path: Path) -> None:
