@@ -54,7 +54,7 @@ def run(
     from fleet import scripts
 
     scripts.check_not_shadowed()
-    root = Path("runs" if "://" in storage else storage)
+    root = Path("runs" if "://" in storage else storage).resolve()
     settings = _settings(world, spares, nodes, shards, min_ranks, seed, set_ or [], reduction, checkpoint, storage)
     plan = _plan(script, settings, chaos, resume, root)
     if twin_world:

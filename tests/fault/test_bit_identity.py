@@ -1,4 +1,4 @@
-"""A run that lost ranks ends with the bits of its fault-free twin, also of another world size. The control: the native reduction does not."""
+"""A run that lost ranks ends with the bits of its fault-free twin, of any world size. The control: the native reduction does not."""
 
 from __future__ import annotations
 
