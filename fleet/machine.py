@@ -52,7 +52,7 @@ from fleet.records import (
     RunEnded,
     ViewPublished,
 )
-from fleet.types import Formation, Member, Situation, StateId, View
+from fleet.types import Formation, Member, StateId, View
 
 START = StateId(0, 0)
 
@@ -98,6 +98,7 @@ class FleetMachine:
         self._stopping: tuple[str, float] | None = None
         self.grace_until_s: float | None = None
         self._last_decision: tuple[str, str] | None = None
+        self._seats: tuple[int, frozenset[Member]] = (-1, frozenset())
         self._out: list[Instruction] = []
 
     # ---- the one entry -------------------------------------------------------------------------------------------------------------------
@@ -142,6 +143,8 @@ class FleetMachine:
                 self.roster.silent.pop(event.node, None)
             case NodeSilent(node=node, at_s=at_s):
                 self.roster.silent[node] = at_s
+                if self.phase == GATHER and self.grace_until_s is None:
+                    self._press(now_s)
             case _:
                 self._observe_rare(event, now_s)
 
@@ -151,7 +154,7 @@ class FleetMachine:
                 self._on_raised(event, now_s)
             case Measured(member=member) if self._current(member):
                 self._write(Measurement(event.state, event.name, event.value, now_s))
-            case PartWritten(member=member) if self._current(member) and self.view is not None:
+            case PartWritten(member=member) if self._current(member) and self._seated(member) and self.view is not None:
                 self._out += self.checkpoints.part(event, self.view)
             case CheckpointDurable():
                 self._out += self.checkpoints.durable(event, now_s)
@@ -205,14 +208,18 @@ class FleetMachine:
         rank.beat_s, rank.heard = now_s, True
         self._learn(event.generation, event.state)
         self.roster.parked(rank, event.generation)
-        if self._has_left(self.view, event) and self.phase in (RUN, FORM):
+        if self.phase in (RUN, FORM) and self.view is not None and event.generation >= self.view.generation and self._seated(event.member):
             self.gather(now_s, f"rank {event.member} left generation {event.generation}: {event.reason}")
-        elif self._has_left(self.proposal, event):
+        elif self.proposal is not None and event.generation >= self.proposal.generation and event.member in self.proposal.members:
             self._cancel(now_s, f"newcomer {event.member} could not form it: {event.reason}")
 
-    @staticmethod
-    def _has_left(view: View | None, event: Parked) -> bool:
-        return view is not None and event.generation >= view.generation and event.member in view.members
+    def _seated(self, member: Member) -> bool:
+        """Whether ``member`` is in the view. Asked for each word of each rank, so the members are kept as a set."""
+        if self.view is None:
+            return False
+        if self._seats[0] != self.view.generation:
+            self._seats = (self.view.generation, frozenset(self.view.members))
+        return member in self._seats[1]
 
     def _on_seated(self, member: Member, generation: int, state: StateId, phase: str, now_s: float) -> bool:
         """A rank is in ``generation``. False when that word is stale: a rank that parked in a generation never comes back to it."""
@@ -269,11 +276,11 @@ class FleetMachine:
 
     def drop(self, rank: Rank, cause: str, at_s: float, now_s: float, detail: str = "") -> None:
         """Forget a rank; if it was seated, the others must gather."""
-        if self.phase == END:
-            return
         member = rank.member
+        if self.phase == END or self._current(member) is None:
+            return
         self.roster.remove(rank)
-        seated = self.view is not None and member in self.view.members
+        seated = self._seated(member)
         generation = self.view.generation if self.view is not None and seated else -1
         self._write(self.losses.lost(rank, cause, at_s, generation, self.committed.step, detail))
         if seated and self.phase in (RUN, FORM):
@@ -327,6 +334,8 @@ class FleetMachine:
         stuck = self.roster.stuck_rank(limits.progress_s, now_s) if self.phase == RUN else None
         if stuck is not None:
             self._unstick(stuck, now_s)
+        if self.phase == GATHER:
+            self._press(now_s)
         self._note_commits(now_s)
 
     def _unstick(self, rank: Rank, now_s: float) -> None:
@@ -349,13 +358,9 @@ class FleetMachine:
             return
         ranks = [self.roster.by_slot.get(member.slot) for member in self.view.members]
         states = [rank.state for rank in ranks if rank is not None and rank.state is not None]
-        if len(states) == len(self.view.members):
-            self._commit(min(states), now_s)
-
-    def _commit(self, state: StateId, now_s: float) -> None:
-        if state > self.committed:
-            self.committed = state
-            self._write(Committed(state, now_s))
+        if len(states) == len(self.view.members) and min(states) > self.committed:
+            self.committed = min(states)
+            self._write(Committed(self.committed, now_s))
 
     # ---- what should be ------------------------------------------------------------------------------------------------------------------
 
@@ -382,6 +387,8 @@ class FleetMachine:
         self._deadline_s = now_s + self.settings.timeouts.park_s
         self._out += self.checkpoints.abandoned(now_s, "the view changed")
         self._park(now_s)
+        if self.grace_until_s is None:
+            self._press(now_s)
 
     def _park(self, now_s: float) -> None:
         self._sent_s = now_s
@@ -390,24 +397,21 @@ class FleetMachine:
             self._say(Park(members, self.generation))
 
     def _try_form(self, now_s: float, ask: bool) -> None:
-        for slot in sorted(self.roster.outstanding):
-            self._press(slot, now_s)
-        if self.phase == END:
-            return
         if self.roster.outstanding:
             if now_s - self._sent_s >= self.settings.timeouts.resend_s:
                 self._park(now_s)
         elif ask:
-            self._form(self.recovery.form(self._situation(), now_s), now_s)
+            self._form(self.recovery.form(situation(self), now_s), now_s)
 
-    def _press(self, slot: int, now_s: float) -> None:
-        """A rank has not yet said that it left: its node may be gone, or its time may be up."""
-        rank = self.roster.by_slot.get(slot)
-        node = rank.process.node if rank is not None else ""
-        if node in self.roster.silent:
-            self._on_node_lost(node, "its agent hung up, and its ranks are missed", self.roster.silent[node], now_s)
-        elif rank is not None and now_s >= self._deadline_s:
-            self._evict(rank, "did not leave its process group when told to", now_s)
+    def _press(self, now_s: float) -> None:
+        """Ranks that have not yet said that they left: their node may be gone, or their time may be up."""
+        for slot in sorted(self.roster.outstanding):
+            rank = self.roster.by_slot.get(slot)
+            node = rank.process.node if rank is not None else ""
+            if node in self.roster.silent:
+                self._on_node_lost(node, "its agent hung up, and its ranks are missed", self.roster.silent[node], now_s)
+            elif rank is not None and now_s >= self._deadline_s:
+                self._evict(rank, "did not leave its process group when told to", now_s)
 
     def _form(self, formation: Formation, now_s: float) -> None:
         decision = formation.decision
@@ -425,9 +429,6 @@ class FleetMachine:
         if now_s >= self._fresh_until_s:
             self._fresh_until_s = now_s + self.settings.timeouts.start_s
             self._evict(rank, "a fresh process must begin: no state is left, and there is no checkpoint", now_s)
-
-    def _situation(self) -> Situation:
-        return situation(self.settings, self.roster, self.view, self.since_s, self.checkpoints.newest_id)
 
     def _publish(self, formation: Formation, chosen: Source, now_s: float) -> None:
         checkpoint = self.checkpoints.newest_id if chosen.state is None else None
@@ -493,7 +494,7 @@ class FleetMachine:
 
     def _complete(self, finished: list[Rank], now_s: float) -> None:
         digests = {rank.digest for rank in finished}
-        self._commit(max(rank.state for rank in finished if rank.state), now_s)
+        self._note_commits(now_s)
         if len(digests) > 1:
             held = ", ".join(f"{rank.member}: {(rank.digest or '')[:12]}" for rank in finished)
             self._end("failed", "the ranks end with different states, which is silent corruption or a bug", held, now_s)
@@ -503,7 +504,7 @@ class FleetMachine:
     # ---- growing beside running steps ----------------------------------------------------------------------------------------------------
 
     def _try_grow(self, now_s: float) -> None:
-        formation = self.recovery.grow(self._situation(), now_s)
+        formation = self.recovery.grow(situation(self), now_s)
         if formation.decision.action != "grow" or self.checkpoints.pending:
             return
         assert self.view is not None

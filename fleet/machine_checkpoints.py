@@ -79,7 +79,7 @@ class Checkpoints:
     def part(self, event: PartWritten, view: View) -> list[Instruction]:
         """A member's part is written; with the last one the manifest can be put in place."""
         request = self._request
-        if request is None or event.request != request.number or event.member not in view.members or request.committing:
+        if request is None or event.request != request.number or request.committing:
             return []
         request.parts[event.member] = event
         if len(request.parts) < len(view.members):

@@ -1,13 +1,16 @@
-"""How ``FleetMachine`` makes a view: who could be in it, and whose state all will hold. Pure functions of what is known of the ranks."""
+"""How ``FleetMachine`` makes a view: who could be in it, and whose state all will hold. Nothing here changes anything."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from fleet.config import RunSettings
-from fleet.machine_state import Rank, Roster
+from fleet.machine_state import Rank
 from fleet.types import Candidate, Member, Situation, StateId, View
+
+if TYPE_CHECKING:
+    from fleet.machine import FleetMachine
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,16 +22,16 @@ class Source:
     state: StateId | None
 
 
-def situation(settings: RunSettings, roster: Roster, view: View | None, since_s: float, checkpoint: str | None) -> Situation:
+def situation(machine: FleetMachine) -> Situation:
     """What the recovery policy is asked about. Candidates are built, and were heard of since the coordinator started: they have a store."""
-    seated = frozenset(view.members) if view else frozenset()
+    seated = frozenset(machine.view.members) if machine.view else frozenset()
     candidates = tuple(
         Candidate(rank.member, rank.process.node, rank.state, rank.dirty, rank.member in seated)
-        for rank in roster.in_order()
+        for rank in machine.roster.in_order()
         if rank.phase != "starting" and rank.store
     )
-    starting = len(roster.by_slot) - len(candidates)
-    return Situation(candidates, settings.world, settings.min_ranks, since_s, starting, checkpoint)
+    starting, settings = len(machine.roster.by_slot) - len(candidates), machine.settings
+    return Situation(candidates, settings.world, settings.min_ranks, machine.since_s, starting, machine.checkpoints.newest_id)
 
 
 def source(ranks: Sequence[Rank], committed: StateId, checkpoint: str | None) -> Source | None:

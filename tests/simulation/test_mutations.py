@@ -18,7 +18,7 @@ from fleet.machine_checkpoints import Checkpoints
 from fleet.machine_state import Rank, Roster
 from fleet.machine_views import Source
 from fleet.member import MemberProtocol
-from fleet.records import ViewPublished
+from fleet.records import Committed, ViewPublished
 from fleet.types import StateId, View
 from policies.recovery import ReformPromoteRegrow
 from tests.simulation.runs import simulate_seed
@@ -111,8 +111,9 @@ def step_counts_as_committed_too_early(patch: Patch) -> None:
 
     def wrong(self: FleetMachine, formation: Any, chosen: Source, now_s: float) -> None:
         right(self, formation, chosen, now_s)
-        if self.view is not None:
-            self._commit(self.view.state, now_s)
+        if self.view is not None and self.view.state > self.committed:
+            self.committed = self.view.state
+            self._write(Committed(self.committed, now_s))
 
     patch.setattr(FleetMachine, "_publish", wrong)
 
@@ -196,7 +197,7 @@ def writing_goes_on_after_the_end(patch: Patch) -> None:
 
     def wrong(self: FleetMachine, status: str, reason: str, detail: str, now_s: float, digest: str = "") -> None:
         right(self, status, reason, detail, now_s, digest)
-        self._commit(StateId(self.committed.lineage, self.committed.step + 1), now_s)
+        self._write(Committed(StateId(self.committed.lineage, self.committed.step + 1), now_s))
 
     patch.setattr(FleetMachine, "_end", wrong)
 
