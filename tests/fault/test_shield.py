@@ -153,7 +153,7 @@ def test_a_node_with_two_ranks_is_lost(run: Run, cluster: LocalCluster) -> None:
 
 def test_what_hangs_and_is_not_killed_by_others(cluster: LocalCluster, tmp_path: Path) -> None:
     """A newcomer that hangs before Ray knows it, then a rank that answers no more: the shield ends both, in time."""
-    run = Run(tmp_path, slots=2, warm_workers=False, replace_limit_s=3.0, hang_s=4.0)
+    run = Run(tmp_path, slots=2, warm_workers=False, replace_limit_s=8.0, hang_s=4.0)
     before = run.whole()
     known = set(cluster.pids())
     killed = _logged(cluster, "hangs while a worker is being started; it was killed")
