@@ -182,14 +182,26 @@ def _emit(report: Report, plan: RunPlan | None, twin: dict[str, Any] | None, jso
         from dashboards.page import render_html
 
         Path(html).write_text(render_html(report))
-    if plan is not None and twin is not None:
-        _tell_twin(twin)
+    if plan is not None and json_ != "-":
+        _sum_up(data)
 
 
-def _tell_twin(twin: dict[str, Any]) -> None:
-    word = "[green bold]bit-identical[/]" if twin["equal"] else "[red bold]DIFFERENT[/]"
-    Console().print(f"twin without faults, world {twin['world']}: {word}")
-    Console().print(f"  run   {twin['run_digest']}\n  twin  {twin['twin_digest']}", highlight=False)
+def _sum_up(data: dict[str, Any]) -> None:
+    """The last lines: what training came to, what it cost, and whether anything that happened shows in the result."""
+    out = Console(highlight=False, soft_wrap=True)
+    for name, points in data["measurements"].items():
+        out.print(f"{name:10} {points[0][1]:.3f} at step {points[0][0]} -> {points[-1][1]:.3f} at step {points[-1][0]}")
+    counts, twin = data["counts"], data.get("twin")
+    executed = {kind: phases["executed"] for kind, phases in counts["faults_by_kind"].items() if phases.get("executed")}
+    kinds = ", ".join(f"{number} {kind}" for kind, number in executed.items()) or "none"
+    out.print(
+        f"{'faults':10} {counts['executed']} survived of {len(executed)} kinds ({kinds}); {counts['in_view_losses']} ranks lost in the view"
+    )
+    out.print(f"{'goodput':10} {data['goodput']:.1%} of {data['world']} ranks, other {data['other_ratio']:.2%}, closes: {data['closes']}")
+    if twin is not None:
+        word = "[green bold]bit-identical[/]" if twin["equal"] else "[red bold]DIFFERENT[/]"
+        out.print(f"{'twin':10} {word} without faults, world {twin['world']}")
+        out.print(f"{'':10} run  {twin['run_digest']}\n{'':10} twin {twin['twin_digest']}")
 
 
 @app.command()

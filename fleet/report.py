@@ -77,7 +77,7 @@ def _faults(s: LedgerSummary, paint: _Paint) -> str:
     if not items:
         return ""
     heads = ["fault", "at", "what", "lost", *COST_NAMES, "cost", "stall"]
-    rows = [_row(item) for item in items[:MAX_ROWS]]
+    rows = [_row(item, s.started_s) for item in items[:MAX_ROWS]]
     lines = _columns([heads, *rows], left=(0, 2, 3))
     lines[0] = paint(DIM, lines[0])
     if len(items) > MAX_ROWS:
@@ -86,11 +86,11 @@ def _faults(s: LedgerSummary, paint: _Paint) -> str:
     return "\n".join([*lines, ""])
 
 
-def _row(item: Incident) -> list[str]:
+def _row(item: Incident, started_s: float) -> list[str]:
     members = ",".join(item.members[:2]) + (f",+{len(item.members) - 2}" if len(item.members) > 2 else "")
     what = item.kind if item.component == "unknown" else f"{item.kind} {item.component}"
     costs = [duration(item.cost[name]) if item.cost[name] else "-" for name in COST_NAMES]
-    return [item.id[:18], duration(item.at_s), what[:24], members or "-", *costs, duration(item.cost_s), duration(item.stall_s)]
+    return [item.id[:18], duration(item.at_s - started_s), what[:24], members or "-", *costs, duration(item.cost_s), duration(item.stall_s)]
 
 
 def _columns(rows: Sequence[Sequence[str]], left: tuple[int, ...]) -> list[str]:
