@@ -1,0 +1,502 @@
+"""The decision core, event by event: what the simulator cannot show as plainly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from fleet.config import Budgets, RunSettings
+from fleet.events import (
+    CheckpointDurable,
+    Event,
+    FaultReported,
+    Finished,
+    Formed,
+    Heartbeat,
+    Joined,
+    Lost,
+    NodeJoined,
+    NodeLost,
+    NodeSilent,
+    Parked,
+    PartWritten,
+    Raised,
+    Ready,
+    StopRequested,
+    Tick,
+)
+from fleet.instructions import (
+    Cancel,
+    CommitCheckpoint,
+    EndRun,
+    Evict,
+    Fence,
+    Instruction,
+    Park,
+    Propose,
+    Publish,
+    Release,
+    SaveCheckpoint,
+    Welcome,
+    Write,
+)
+from fleet.machine import FleetMachine
+from fleet.records import Committed, LineageBegun, ProcessLost, Record, RunEnded, ViewPublished
+from fleet.types import Fault, Member, Part, Process, Pulse, StateId
+from policies.interval import CheckpointInterval
+from policies.recovery import ReformPromoteRegrow
+from tests.simulation.runs import Placement
+
+START, STEP_3, STEP_4 = StateId(0, 0), StateId(0, 3), StateId(0, 4)
+
+
+def member(slot: int, incarnation: int = 0) -> Member:
+    return Member(slot, incarnation)
+
+
+class Bench:
+    """A machine with its clock and everything that it has said."""
+
+    def __init__(
+        self, world: int = 4, checkpoint: tuple[str, StateId] | None = None, budgets: Budgets | None = None, **settings: Any
+    ) -> None:
+        self.settings = RunSettings(world=world, shards=max(16, world), budgets=budgets or Budgets(), **settings)
+        self.checkpoint = checkpoint
+        self.machine = self.new_machine()
+        self.now_s = 0.0
+        self.said: list[Instruction] = []
+        self.journal: list[Record] = []
+
+    def new_machine(self) -> FleetMachine:
+        policy = ReformPromoteRegrow(self.settings.budgets, self.settings.timeouts.start_s)
+        interval = CheckpointInterval(law="fixed", interval_s=1e6)
+        return FleetMachine(self.settings, policy, Placement(), interval, checkpoint=self.checkpoint)
+
+    def tell(self, *events: Event) -> list[Instruction]:
+        """What the machine says to these, without what it writes."""
+        out: list[Instruction] = []
+        for event in events:
+            for instruction in self.machine.handle(event, self.now_s):
+                if isinstance(instruction, Write):
+                    self.journal.append(instruction.record)
+                else:
+                    out.append(instruction)
+        self.said += out
+        return out
+
+    def after(self, seconds: float, *silent: int) -> list[Instruction]:
+        """A tick that much later; all ranks but those in ``silent`` have beaten."""
+        self.now_s += seconds
+        ranks = [rank for rank in self.machine.roster.in_order() if rank.member.slot not in silent]
+        for rank in ranks:
+            self.tell(Heartbeat(rank.process.node, (Pulse(rank.member, rank.generation, rank.state or StateId(0, 0), 0.0, 0.0),)))
+        return self.tell(Tick())
+
+    def join(self, slot: int, token: str = "", incarnation: int | None = None) -> list[Instruction]:
+        return self.tell(hello(slot, token, incarnation))
+
+    def start(self, state: StateId = START) -> Bench:
+        """All slots join, are ready, form the first view and hold ``state``."""
+        slots = range(self.settings.slots)
+        self.tell(*(NodeJoined(f"n{slot % 2}", slot % 2) for slot in slots))
+        for slot in slots:
+            self.join(slot)
+            self.tell(Ready(member(slot)))
+        self.after(0.1)
+        assert self.machine.view is not None
+        self.form(self.machine.view.members, state)
+        assert self.machine.phase == "run"
+        return self
+
+    def form(self, members: Iterable[Member], state: StateId) -> list[Instruction]:
+        return self.tell(*(Formed(each, self.machine.generation, state) for each in members))
+
+    def park(self, slots: Iterable[int], state: StateId | None, dirty: bool = False) -> list[Instruction]:
+        generation = self.machine.generation
+        ranks = [self.machine.roster.by_slot[slot] for slot in slots]
+        return self.tell(*(Parked(rank.member, generation, state, dirty, "told to") for rank in ranks))
+
+    def of(self, kind: type[Record]) -> list[Any]:
+        return [record for record in self.journal if isinstance(record, kind)]
+
+    def restart(self) -> None:
+        """Another machine from the same journal."""
+        self.machine = self.new_machine()
+        self.machine.replay(list(self.journal), self.now_s)
+
+
+def hello(slot: int, token: str = "", incarnation: int | None = None) -> Joined:
+    return Joined(slot, token or f"token-{slot}", Process(f"n{slot % 2}", 100 + slot, 1), f"host:{slot}", incarnation)
+
+
+def only(kind: type, said: list[Instruction]) -> Any:
+    (found,) = [instruction for instruction in said if isinstance(instruction, kind)]
+    return found
+
+
+def test_the_first_view_waits_for_the_full_world() -> None:
+    bench = Bench()
+    for slot in range(3):
+        bench.join(slot)
+        bench.tell(Ready(member(slot)))
+    assert not bench.after(1.0)
+    bench.join(3)
+    bench.tell(Ready(member(3)))
+    view = only(Publish, bench.after(0.1)).view
+    assert view.members == tuple(member(slot) for slot in range(4))
+    assert view.receivers == (1, 2, 3)
+    assert view.state == StateId(0, 0)
+
+
+def test_the_first_view_does_not_wait_for_ever() -> None:
+    bench = Bench()
+    bench.join(0)
+    bench.tell(Ready(member(0)))
+    assert not bench.after(bench.settings.timeouts.start_s - 1)
+    assert only(Publish, bench.after(1.5)).view.members == (member(0),)
+
+
+def test_a_doubled_hello_is_welcomed_with_the_same_incarnation() -> None:
+    bench = Bench()
+    assert bench.join(0) == bench.join(0) == [Welcome(0, "token-0", 0)]
+
+
+def test_a_newer_process_supersedes_and_the_older_is_fenced() -> None:
+    bench = Bench()
+    bench.join(0, "old")
+    said = bench.join(0, "new")
+    assert only(Evict, said).member == member(0)
+    assert only(Welcome, said) == Welcome(0, "new", 1)
+    assert bench.join(0, "old", 0) == [Fence(0, "old", only(Fence, bench.said).reason)]
+
+
+def test_a_loss_parks_the_others_and_the_greatest_clean_state_wins() -> None:
+    bench = Bench().start(STEP_3)
+    assert only(Park, bench.tell(Lost(member(1), "killed", 0.0))).members == (member(0), member(2), member(3))
+    bench.park([0], STEP_3)
+    bench.park([2], StateId(0, 5), dirty=True)
+    view = only(Publish, bench.park([3], STEP_4)).view
+    assert view.members == (member(0), member(2), member(3))
+    assert view.donor == 2
+    assert view.receivers == (0, 1)
+    assert view.state == STEP_4
+    assert bench.of(ViewPublished)[-1].causes == ("1.0",)
+
+
+def test_a_step_is_committed_when_the_next_view_holds_it_not_when_it_is_published() -> None:
+    bench = Bench().start(STEP_3)
+    bench.tell(Lost(member(1), "killed", 0.0))
+    bench.park([0, 2], STEP_3)
+    bench.park([3], STEP_4)
+    assert bench.machine.committed == STEP_3
+    bench.tell(Lost(member(3), "killed", 0.0))
+    assert only(Publish, bench.park([0, 2], STEP_3)).view.state == STEP_3
+    bench.form([member(0), member(2)], STEP_3)
+    assert [record.state for record in bench.of(Committed)] == [STEP_3]
+
+
+def test_all_dirty_begins_a_lineage_from_the_checkpoint() -> None:
+    bench = Bench(world=2).start(STEP_4)
+    bench.tell(CheckpointDurable("c3", STEP_3, 1, 0.1, 0.1))
+    bench.tell(Lost(member(1), "killed", 0.0))
+    bench.park([0], STEP_4, dirty=True)
+    view = only(Publish, bench.after(bench.settings.timeouts.start_s + 1)).view
+    assert view.checkpoint == "c3"
+    assert view.state == StateId(1, 3)
+    assert bench.of(LineageBegun)[0].from_state == STEP_3
+
+
+def test_without_a_checkpoint_only_a_fresh_process_can_begin_again() -> None:
+    bench = Bench(world=2).start(STEP_4)
+    bench.tell(Lost(member(1), "killed", 0.0))
+    assert not [one for one in bench.park([0], STEP_4, dirty=True) if isinstance(one, Publish)]
+    said = bench.after(bench.settings.timeouts.start_s + 1)
+    assert only(Evict, said).member == member(0)
+    bench.join(0, "fresh")
+    bench.tell(Ready(member(0, 1)))
+    view = only(Publish, bench.after(bench.settings.timeouts.start_s + 1)).view
+    assert view.members == (member(0, 1),)
+    assert view.state == StateId(1, 0)
+
+
+def test_a_state_from_before_the_committed_step_is_no_source() -> None:
+    bench = Bench(world=2, spares=1).start(STEP_4)
+    bench.tell(CheckpointDurable("c3", STEP_3, 1, 0.1, 0.1))
+    bench.tell(Parked(member(2), 1, StateId(0, 2), False, "left behind"))
+    view = only(Publish, bench.tell(Lost(member(0), "killed", 0.0), Lost(member(1), "killed", 0.0))).view
+    assert view.checkpoint == "c3"
+    assert view.state.lineage == 1
+
+
+def test_a_replacement_is_proposed_and_entered_beside_running_steps() -> None:
+    bench = Bench().start(STEP_3)
+    bench.tell(Lost(member(1), "killed", 0.0))
+    bench.park([0, 2, 3], STEP_3)
+    bench.form([member(0), member(2), member(3)], STEP_3)
+    bench.join(1, "new")
+    bench.tell(Ready(member(1, 1)))
+    view = only(Propose, bench.after(0.1)).view
+    assert view.members == (member(0), member(1, 1), member(2), member(3))
+    assert (view.donor, view.receivers) == (0, (1,))
+    assert bench.machine.phase == "run"
+    bench.form(view.members, STEP_4)
+    assert bench.machine.view == view
+    assert bench.machine.phase == "run"
+    assert not bench.of(LineageBegun)
+
+
+def test_a_proposal_whose_newcomer_is_lost_is_cancelled_and_training_goes_on() -> None:
+    bench = Bench().start(STEP_3)
+    bench.tell(Lost(member(1), "killed", 0.0))
+    bench.park([0, 2, 3], STEP_3)
+    bench.form([member(0), member(2), member(3)], STEP_3)
+    bench.join(1, "new")
+    bench.tell(Ready(member(1, 1)))
+    bench.after(0.1)
+    assert only(Cancel, bench.tell(Lost(member(1, 1), "killed", 0.0))).generation == 3
+    assert bench.machine.phase == "run"
+
+
+def test_a_cancelled_proposal_that_was_entered_all_the_same_is_parked() -> None:
+    bench = Bench().start(STEP_3)
+    bench.tell(Lost(member(1), "killed", 0.0))
+    bench.park([0, 2, 3], STEP_3)
+    bench.form([member(0), member(2), member(3)], STEP_3)
+    bench.join(1, "new")
+    bench.tell(Ready(member(1, 1)))
+    bench.after(0.1)
+    bench.tell(Parked(member(1, 1), 3, None, False, "too late"))
+    park = only(Park, bench.tell(Formed(member(0), 3, STEP_4)))
+    assert park.generation == 3
+    assert bench.machine.phase == "gather"
+
+
+def test_words_of_another_incarnation_are_ignored() -> None:
+    bench = Bench().start(STEP_3)
+    before = bench.machine.roster.by_slot[1].state
+    assert not bench.tell(
+        Parked(member(1, 7), 9, StateId(5, 5), True, "stale"), Formed(member(1, 7), 9, STEP_4), Lost(member(1, 7), "", 0.0)
+    )
+    assert bench.machine.roster.by_slot[1].state == before
+    assert bench.machine.phase == "run"
+
+
+def test_a_late_formed_after_parked_does_not_seat_again() -> None:
+    bench = Bench().start(STEP_3)
+    bench.park([0], STEP_3)
+    bench.tell(Formed(member(0), 1, STEP_4))
+    assert bench.machine.roster.by_slot[0].state == STEP_3
+    assert bench.machine.roster.by_slot[0].phase == "standby"
+
+
+def test_a_silent_rank_is_evicted_and_a_starting_one_may_be_silent_for_longer() -> None:
+    bench = Bench().start(STEP_3)
+    bench.join(9, "starting")
+    limit_s = bench.settings.timeouts.heartbeat_s
+    said = bench.after(limit_s + 0.1, 2, 9)
+    assert [one.member for one in said if isinstance(one, Evict)] == [member(2)]
+
+
+def test_when_nobody_moves_all_are_called_out_and_who_does_not_answer_is_evicted() -> None:
+    bench = Bench().start(STEP_3)
+    limits = bench.settings.timeouts
+    bench.now_s += limits.progress_s + 1
+    pulses = tuple(Pulse(member(slot), 1, STEP_3, 0.0, limits.progress_s + 1) for slot in range(4))
+    said = bench.tell(Heartbeat("n0", pulses), Heartbeat("n1", ()), Tick())
+    assert not [one for one in said if isinstance(one, Evict)]
+    assert len(only(Park, said).members) == 4
+    bench.park([0, 1, 3], STEP_3)
+    assert only(Evict, bench.after(limits.park_s + 0.1)).member == member(2)
+
+
+def test_a_long_call_of_one_rank_is_no_hang_of_the_others() -> None:
+    bench = Bench().start(STEP_3)
+    late_s = bench.settings.timeouts.progress_s + 1
+    bench.now_s += late_s
+    pulses = tuple(Pulse(member(slot), 1, STEP_3, 0.0, late_s, stepping=slot != 0) for slot in range(4))
+    assert not bench.tell(Heartbeat("n0", pulses), Heartbeat("n1", ()), Tick())
+
+
+def test_a_silent_node_is_lost_with_all_its_ranks_in_one_view_change() -> None:
+    bench = Bench().start(STEP_3)
+    bench.tell(NodeLost("n1", "power", 0.0))
+    assert [record.member for record in bench.of(ProcessLost)] == [member(1), member(3)]
+    assert only(Publish, bench.park([0, 2], STEP_3)).view.members == (member(0), member(2))
+
+
+def test_a_broken_connection_alone_costs_no_rank() -> None:
+    bench = Bench().start(STEP_3)
+    assert not bench.tell(NodeSilent("n1", 0.0))
+    assert not bench.of(ProcessLost)
+
+
+def test_a_broken_connection_beside_missing_ranks_is_a_lost_node() -> None:
+    bench = Bench().start(STEP_3)
+    bench.tell(NodeSilent("n1", 0.0))
+    bench.park([0], STEP_3)
+    assert {record.member for record in bench.of(ProcessLost)} == {member(1), member(3)}
+    assert only(Publish, bench.park([2], STEP_3)).view.members == (member(0), member(2))
+
+
+def test_a_ghost_is_evicted_again_when_its_node_comes_back() -> None:
+    bench = Bench().start(STEP_3)
+    bench.tell(NodeLost("n1", "silent", 0.0))
+    said = bench.tell(Heartbeat("n1", (Pulse(member(1), 1, STEP_3, 0.0, 0.0),)))
+    assert only(Evict, said).process == Process("n1", 101, 1)
+
+
+def test_the_same_error_in_the_same_step_ends_the_run() -> None:
+    bench = Bench().start(STEP_3)
+    bench.after(0.1)
+    assert only(Evict, bench.tell(Raised(member(1), 3, 5, "ValueError: NaN", "line 7"))).member == member(1)
+    end = only(EndRun, bench.tell(Raised(member(2), 3, 6, "ValueError: NaN", "line 7")))
+    assert end.status == "failed"
+    assert "step 3" in end.reason
+    assert end.detail == "line 7"
+
+
+def test_what_raised_before_the_coordinator_died_is_not_forgotten() -> None:
+    bench = Bench().start(STEP_3)
+    bench.after(0.1)
+    bench.tell(Raised(member(1), 3, 5, "ValueError: NaN", "line 7"))
+    bench.restart()
+    bench.tell(hello(2, incarnation=0))
+    assert only(EndRun, bench.tell(Raised(member(2), 3, 6, "ValueError: NaN", "line 7"))).status == "failed"
+
+
+def test_a_verdict_that_died_with_the_coordinator_is_given_again() -> None:
+    bench = Bench(budgets=Budgets(slot=1)).start(STEP_3)
+    said = bench.tell(Lost(member(1), "killed", 0.0, detail="segmentation fault"))
+    assert only(EndRun, said).status == "failed"
+    bench.journal = [record for record in bench.journal if not isinstance(record, RunEnded)]
+    bench.restart()
+    end = only(EndRun, bench.after(bench.settings.timeouts.node_s + 0.1))
+    assert "slot 1" in end.reason
+    assert "segmentation fault" in end.reason
+
+
+def test_injected_losses_do_not_count_after_a_restart_either() -> None:
+    bench = Bench(budgets=Budgets(slot=1)).start(STEP_3)
+    bench.tell(FaultReported(Fault("f1", 0.0, "gpu", "kill_rank", 1), "executed", 0.0, (member(1),)))
+    bench.restart()
+    assert not [one for one in bench.tell(Lost(member(1), "killed", 0.0)) if isinstance(one, EndRun)]
+    assert bench.of(ProcessLost)[0].fault == "f1"
+
+
+def test_a_restart_leaves_a_whole_view_alone() -> None:
+    bench = Bench().start(STEP_3)
+    bench.restart()
+    for slot in range(4):
+        bench.tell(hello(slot, incarnation=0), Formed(member(slot), 1, STEP_4))
+    said = bench.after(bench.settings.timeouts.node_s + 0.1)
+    assert not [one for one in said if isinstance(one, Park | Publish | Evict)]
+    assert bench.machine.phase == "run"
+
+
+def test_a_restart_gives_silent_ranks_a_grace_and_then_up() -> None:
+    bench = Bench().start(STEP_3)
+    bench.restart()
+    for slot in range(3):
+        bench.tell(hello(slot, incarnation=0), Formed(member(slot), 1, STEP_4))
+    assert not bench.after(bench.settings.timeouts.node_s - 1, 3)
+    bench.after(1.5, 3)
+    assert [record.member for record in bench.of(ProcessLost)] == [member(3)]
+
+
+def test_generations_go_on_above_what_ranks_report() -> None:
+    bench = Bench(world=2).start(STEP_3)
+    bench.restart()
+    for slot in range(2):
+        bench.tell(hello(slot, incarnation=0), Parked(member(slot), 5_000, StateId(7, 3), False, "of a view that was forgotten"))
+    view = only(Publish, bench.after(bench.settings.timeouts.node_s + 0.1)).view
+    assert view.generation > 5_000
+    assert bench.machine.lineage == 7
+
+
+def test_a_new_cluster_goes_on_from_the_checkpoint_and_owes_nothing_for_the_old_one() -> None:
+    bench = Bench(world=2, budgets=Budgets(total=2)).start(STEP_3)
+    bench.tell(CheckpointDurable("c3", STEP_3, 1, 0.1, 0.1))
+    bench.machine = bench.new_machine()
+    written = bench.machine.resume(list(bench.journal), bench.now_s)
+    assert [type(one.record).__name__ for one in written if isinstance(one, Write)] == ["ProcessLost", "ProcessLost"]
+    bench.tell(hello(0, "a"), hello(1, "b"), Ready(member(0, 1)), Ready(member(1, 1)))
+    view = only(Publish, bench.after(0.1)).view
+    assert view.checkpoint == "c3"
+    assert view.state == StateId(1, 3)
+
+
+def test_the_run_is_complete_when_all_members_have_finished() -> None:
+    bench = Bench(world=2).start(STEP_3)
+    assert not bench.tell(Finished(member(0), 1, STEP_4, "digest"))
+    said = bench.tell(Finished(member(1), 1, STEP_4, "digest"))
+    assert only(EndRun, said).status == "completed"
+    assert only(Release, said).members == (member(0), member(1))
+    assert bench.machine.ended is not None
+    assert bench.machine.ended.digest == "digest"
+    assert bench.machine.committed == STEP_4
+
+
+def test_different_final_states_are_a_failure() -> None:
+    bench = Bench(world=2).start(STEP_3)
+    bench.tell(Finished(member(0), 1, STEP_4, "one"))
+    assert "different states" in only(EndRun, bench.tell(Finished(member(1), 1, STEP_4, "other"))).reason
+
+
+def test_a_rank_lost_at_the_finish_calls_the_others_back() -> None:
+    bench = Bench(world=3).start(STEP_3)
+    bench.tell(Finished(member(0), 1, STEP_4, "digest"))
+    assert only(Park, bench.tell(Lost(member(1), "killed", 0.0))).members == (member(0), member(2))
+
+
+def test_late_comers_are_released_after_the_end() -> None:
+    bench = Bench(world=1).start(STEP_3)
+    bench.tell(Finished(member(0), 1, STEP_4, "digest"))
+    said = bench.join(0, "late")
+    assert only(Welcome, said).incarnation == 1
+    assert only(Release, said).members == (member(0, 1),)
+    assert only(Release, bench.tell(Ready(member(0, 1)))).members == (member(0, 1),)
+
+
+def test_a_stop_waits_for_its_checkpoint() -> None:
+    bench = Bench(world=2).start(STEP_3)
+    save = only(SaveCheckpoint, bench.tell(StopRequested("enough")))
+    parts = [PartWritten(member(slot), save.request, "c4", STEP_4, Part(f"p{slot}", 1, "", (slot,)), 0.1) for slot in range(2)]
+    order = only(CommitCheckpoint, bench.tell(*parts))
+    assert [part.name for part in order.parts] == ["p0", "p1"]
+    said = bench.tell(CheckpointDurable("c4", STEP_4, 2, 0.1, 0.2))
+    assert only(EndRun, said) == EndRun("stopped", "enough", "")
+
+
+def test_a_stop_with_an_error_is_a_failure_at_once() -> None:
+    bench = Bench(world=2).start(STEP_3)
+    assert only(EndRun, bench.tell(StopRequested("Ray Train ended", "ControllerError"))).status == "failed"
+
+
+def test_parts_of_an_older_request_or_of_strangers_do_not_count() -> None:
+    bench = Bench(world=2).start(STEP_3)
+    save = only(SaveCheckpoint, bench.tell(StopRequested("enough")))
+    part = Part("p", 1, "", (0,))
+    assert not bench.tell(PartWritten(member(0), save.request - 1, "c", STEP_4, part, 0.1))
+    assert not bench.tell(PartWritten(member(5), save.request, "c", STEP_4, part, 0.1))
+
+
+@pytest.mark.parametrize("world", [16, 64, 256])
+def test_a_view_change_is_a_handful_of_instructions_at_any_world_size(world: int) -> None:
+    """The coordinator says a thing once; routing takes it to each node once."""
+    bench = Bench(world=world).start(STEP_3)
+    before = len(bench.said)
+    bench.tell(Lost(member(1), "killed", 0.0))
+    rest = [slot for slot in range(world) if slot != 1]
+    bench.park(rest, STEP_3)
+    bench.form([member(slot) for slot in rest], STEP_3)
+    kinds = [type(one).__name__ for one in bench.said[before:]]
+    assert kinds == ["Park", "Publish"]
+
+
+def test_nothing_is_said_twice_before_its_time() -> None:
+    bench = Bench().start(STEP_3)
+    bench.tell(Lost(member(1), "killed", 0.0))
+    assert not bench.after(0.1)
+    assert only(Park, bench.after(bench.settings.timeouts.resend_s)).members == (member(0), member(2), member(3))

@@ -1,0 +1,222 @@
+"""The rank's half of the protocol."""
+
+from __future__ import annotations
+
+import pytest
+
+from fleet.events import Finished, Formed, Joined, Parked, Ready
+from fleet.instructions import Cancel, Fence, Park, Propose, Publish, Release, SaveCheckpoint, Welcome
+from fleet.member import INTERRUPT, NOTHING, MemberProtocol
+from fleet.types import Member, Process, StateId, View
+
+ME, PEER, NEW = Member(0, 2), Member(1, 0), Member(2, 0)
+HERE = StateId(0, 7)
+
+
+def view(generation: int, *members: Member) -> View:
+    ranges = tuple((i, i + 1) for i in range(len(members)))
+    return View(generation, members, ranges, 0, (), HERE, "host:1")
+
+
+@pytest.fixture
+def rank() -> MemberProtocol:
+    """Welcomed, and built."""
+    protocol = MemberProtocol(0, "token", Process("n0", 1, 1), "host:1")
+    protocol.receive(Welcome(0, "token", 2))
+    protocol.ready()
+    protocol.outbox.clear()
+    return protocol
+
+
+@pytest.fixture
+def seated(rank: MemberProtocol) -> MemberProtocol:
+    """Steps in generation 5."""
+    rank.receive(Publish(view(5, ME, PEER)))
+    assert rank.next_view() is not None
+    rank.formed(HERE)
+    rank.outbox.clear()
+    return rank
+
+
+def test_it_has_no_name_before_it_is_welcomed() -> None:
+    protocol = MemberProtocol(0, "token", Process("n0", 1, 1), "host:1")
+    assert protocol.status() == [Joined(0, "token", Process("n0", 1, 1), "host:1", None)]
+    protocol.receive(Welcome(0, "another", 3))
+    with pytest.raises(RuntimeError, match="not yet welcomed"):
+        _ = protocol.member
+    protocol.receive(Welcome(0, "token", 3))
+    assert protocol.member == Member(0, 3)
+
+
+def test_it_repeats_its_status_with_its_hello(rank: MemberProtocol) -> None:
+    assert [type(event) for event in rank.status()] == [Joined, Ready]
+    assert rank.waits
+
+
+def test_it_forms_a_published_view(rank: MemberProtocol) -> None:
+    rank.receive(Publish(view(5, ME, PEER)))
+    assert rank.called
+    assert rank.next_view() == view(5, ME, PEER)
+    assert rank.next_view() is None
+    rank.receiving()
+    assert rank.dirty
+    rank.formed(HERE)
+    assert rank.outbox == [Formed(ME, 5, HERE)]
+    assert not rank.dirty
+    assert not rank.waits
+
+
+def test_a_view_without_it_or_from_before_it_parked_is_refused(rank: MemberProtocol) -> None:
+    rank.receive(Publish(view(5, PEER, NEW)))
+    assert not rank.called
+    rank.receive(Park((ME,), 6))
+    rank.receive(Publish(view(6, ME, PEER)))
+    assert not rank.called
+    rank.receive(Publish(view(7, ME, PEER)))
+    assert rank.called
+
+
+def test_a_view_repeated_to_a_seated_rank_makes_it_repeat_that_it_is_there(seated: MemberProtocol) -> None:
+    seated.receive(Publish(view(5, ME, PEER)))
+    assert seated.outbox == [Formed(ME, 5, HERE)]
+    assert not seated.called
+
+
+def test_park_interrupts_and_the_rank_says_where_it_stands(seated: MemberProtocol) -> None:
+    assert seated.receive(Park((ME,), 4)) == NOTHING
+    assert seated.receive(Park((PEER,), 9)) == NOTHING
+    assert seated.receive(Park((ME,), 5)) == INTERRUPT
+    assert seated.interrupted
+    seated.broken("told to leave")
+    assert seated.outbox == [Parked(ME, 5, HERE, False, "told to leave")]
+    assert not seated.interrupted
+
+
+def test_park_of_an_idle_rank_is_answered_at_once(rank: MemberProtocol) -> None:
+    rank.receive(Publish(view(5, ME, PEER)))
+    rank.receive(Park((ME,), 5))
+    assert rank.outbox == [Parked(ME, 5, None, False, "idle")]
+    assert rank.next_view() is None
+
+
+def test_it_is_dirty_from_mutation_to_commit(seated: MemberProtocol) -> None:
+    seated.mutating()
+    seated.broken("a peer is gone")
+    assert seated.outbox == [Parked(ME, 5, HERE, True, "a peer is gone")]
+
+
+def test_commit_takes_the_state_one_step_further(seated: MemberProtocol) -> None:
+    seated.mutating()
+    assert seated.committed() == StateId(0, 8)
+    assert not seated.dirty
+
+
+def test_a_proposal_is_entered_when_all_offer_it(seated: MemberProtocol) -> None:
+    proposal = view(6, ME, PEER, NEW)
+    seated.receive(Propose(proposal))
+    assert seated.proposal() == proposal
+    assert seated.offer() == (-1, 0)
+    assert seated.agree([(-1, 0), (6, 0)]) == (None, None)
+    seated.proposal_formed(6)
+    assert seated.proposal() is None
+    assert seated.offer() == (6, 0)
+    assert seated.agree([(6, 0), (-1, 0)]) == (None, None)
+    assert seated.offer() == (6, 0)
+    assert seated.agree([(6, 0), (6, 0)]) == (proposal, None)
+    seated.enter(proposal)
+    seated.formed(HERE)
+    assert seated.outbox == [Formed(ME, 6, HERE)]
+
+
+def test_a_proposal_that_was_entered_and_comes_again_is_answered(seated: MemberProtocol) -> None:
+    proposal = view(6, ME, PEER, NEW)
+    seated.receive(Propose(proposal))
+    seated.proposal_formed(6)
+    seated.enter(proposal)
+    seated.formed(HERE)
+    seated.outbox.clear()
+    seated.receive(Propose(proposal))
+    assert seated.outbox == [Formed(ME, 6, HERE)]
+    assert seated.proposal() is None
+
+
+def test_a_cancelled_proposal_is_dropped_unless_it_was_offered(seated: MemberProtocol) -> None:
+    seated.receive(Propose(view(6, ME, PEER, NEW)))
+    seated.receive(Cancel((ME,), 6))
+    assert not seated.holds_proposal(6)
+    assert seated.offer() == (-1, 0)
+
+
+def test_an_offer_counts_although_the_cancellation_came_meanwhile(seated: MemberProtocol) -> None:
+    proposal = view(6, ME, PEER, NEW)
+    seated.receive(Propose(proposal))
+    seated.proposal_formed(6)
+    seated.offer()
+    seated.receive(Cancel((ME,), 6))
+    assert seated.agree([(6, 0), (6, 0)]) == (proposal, None)
+
+
+def test_a_cancelled_offer_that_was_not_taken_is_dropped(seated: MemberProtocol) -> None:
+    for answer in (lambda: seated.agree([(6, 0), (-1, 0)]), seated.withdraw):
+        seated.receive(Propose(view(6, ME, PEER, NEW)))
+        seated.proposal_formed(6)
+        seated.offer()
+        seated.receive(Cancel((ME,), 6))
+        answer()
+        assert not seated.holds_proposal(6)
+
+
+def test_a_newer_proposal_does_not_push_out_one_that_is_offered(seated: MemberProtocol) -> None:
+    seated.receive(Propose(view(6, ME, PEER, NEW)))
+    seated.proposal_formed(6)
+    seated.offer()
+    seated.receive(Propose(view(7, ME, PEER, NEW)))
+    assert seated.agree([(6, 0), (6, 0)])[0] == view(6, ME, PEER, NEW)
+    seated.withdraw()
+    seated.receive(Propose(view(7, ME, PEER, NEW)))
+    assert seated.holds_proposal(7)
+
+
+def test_a_newcomer_is_called_by_a_proposal(rank: MemberProtocol) -> None:
+    rank.receive(Propose(view(6, ME, PEER)))
+    assert rank.called
+    assert rank.next_view() is None
+    assert rank.proposal() == view(6, ME, PEER)
+
+
+def test_checkpoint_requests_are_served_once_and_only_when_all_have_them(seated: MemberProtocol) -> None:
+    seated.receive(SaveCheckpoint((ME,), 5, 3))
+    assert seated.offer() == (-1, 3)
+    assert seated.agree([(-1, 3), (-1, 0)]) == (None, None)
+    assert seated.agree([(-1, 3), (-1, 3)]) == (None, 3)
+    seated.receive(SaveCheckpoint((ME,), 5, 3))
+    assert seated.offer() == (-1, 0)
+
+
+def test_a_checkpoint_request_of_another_generation_is_refused(seated: MemberProtocol) -> None:
+    seated.receive(SaveCheckpoint((ME,), 4, 3))
+    assert seated.offer() == (-1, 0)
+
+
+def test_a_checkpoint_request_dies_with_its_view(seated: MemberProtocol) -> None:
+    seated.receive(SaveCheckpoint((ME,), 5, 3))
+    seated.broken("a peer is gone")
+    seated.receive(Publish(view(6, ME)))
+    seated.next_view()
+    seated.formed(HERE)
+    assert seated.offer() == (-1, 0)
+
+
+def test_release_and_fence_interrupt(seated: MemberProtocol) -> None:
+    assert seated.receive(Release((PEER,), "done")) == NOTHING
+    assert seated.receive(Fence(0, "another", "stale")) == NOTHING
+    assert seated.receive(Release((ME,), "done")) == INTERRUPT
+    assert seated.released == "done"
+    assert seated.receive(Fence(0, "token", "stale")) == INTERRUPT
+    assert seated.fenced == "stale"
+
+
+def test_it_waits_at_the_finish(seated: MemberProtocol) -> None:
+    seated.finished("digest")
+    assert seated.outbox == [Finished(ME, 5, HERE, "digest")]
+    assert seated.waits
