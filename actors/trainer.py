@@ -16,7 +16,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 from ray.train import FailureConfig, Result, RunConfig, ScalingConfig
-from ray.train.v2._internal.callbacks import WorkingDirectorySetupCallback
+from ray.train.v2._internal.callbacks import DatasetsCallback, WorkingDirectorySetupCallback
 from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
 from ray.train.v2._internal.constants import get_env_vars_to_propagate
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
@@ -150,9 +150,9 @@ class _Trainer(DataParallelTrainer):  # type: ignore[misc]
     _controller: Any = None
 
     def _create_default_callbacks(self) -> list[Any]:
-        """Without two of Ray's: workers stay in the directory they start in, so that a script's relative paths hold; and the cleaner of
-        placement groups, a process that needs Ray's dashboard, does what ``free`` does."""
-        unwanted = (WorkingDirectorySetupCallback, PlacementGroupCleanerCallback)
+        """Without three of Ray's: workers stay in the directory they start in, so that a script's relative paths hold; ``free`` does what
+        the cleaner of placement groups does, a process that needs Ray's dashboard; and there are no Ray datasets to hand out."""
+        unwanted = (WorkingDirectorySetupCallback, PlacementGroupCleanerCallback, DatasetsCallback)
         return [callback for callback in super()._create_default_callbacks() if not isinstance(callback, unwanted)]
 
     def _initialize_and_run_controller(self, **arguments: Any) -> Result:
