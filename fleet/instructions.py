@@ -111,7 +111,5 @@ class EndRun:
     detail: str = ""
 
 
-Instruction = (
-    Welcome | Park | Publish | Propose | Cancel | SaveCheckpoint | CommitCheckpoint | Release | Fence | Evict | Write | EndRun
-)
+Instruction = Welcome | Park | Publish | Propose | Cancel | SaveCheckpoint | CommitCheckpoint | Release | Fence | Evict | Write | EndRun
 INSTRUCTIONS = Codec(Instruction.__args__)
