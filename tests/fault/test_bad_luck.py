@@ -91,7 +91,7 @@ def test_a_spare_is_promoted_in_the_same_view_change(tmp_path: Path, fault_free:
         )
         fleet.kill(0)
 
-    outcome, records, digest = train_through(trains.plain, settings(tmp_path, spares=1), tmp_path, misfortune)
+    outcome, records, digest = train_through(trains.plain, settings(tmp_path, spares=1, options={"pause_s": "0.2"}), tmp_path, misfortune)
     survived(outcome, records, digest, fault_free)
     second = of(ViewPublished, records)[1]
     assert len(second.view.members) == 3
