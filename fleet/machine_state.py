@@ -120,7 +120,7 @@ class Roster:
         return [(node, now_s - seen_s) for node, seen_s in self.nodes.items() if now_s - seen_s > limit_s]
 
     def silent_ranks(self, limits: Timeouts, now_s: float) -> Iterator[tuple[Rank, float]]:
-        """(rank, how long it was silent) of all that were for too long, though their agent speaks."""
+        """(rank, how long it was silent) of all that were for too long on nodes that are not given up."""
         for rank in list(self.by_slot.values()):
             # A rank that starts up imports, and may hold its interpreter's lock for long.
             limit_s = limits.start_s if rank.phase == "starting" else limits.heartbeat_s
