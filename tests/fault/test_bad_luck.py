@@ -186,9 +186,9 @@ def test_a_zombie_that_wakes_after_its_replacement_is_in_is_fenced(tmp_path: Pat
         zombie.join(20)
         assert zombie.exitcode not in (None, 0)
 
-    chosen = settings(tmp_path, options={"steps": "200"})
+    chosen = settings(tmp_path, options={"steps": "80", "pause_s": "0.2"})
     alone = tmp_path / "alone"
-    truth = train_through(trains.plain, settings(alone, world=2, options={"steps": "200"}), alone)[2]
+    truth = train_through(trains.plain, settings(alone, world=2, options={"steps": "80"}), alone)[2]
     survived(*train_through(trains.plain, chosen, tmp_path, misfortune), truth)
 
 
