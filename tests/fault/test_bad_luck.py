@@ -53,12 +53,12 @@ def after(step: int) -> Callable[[PlainFleet], None]:
     return lambda fleet: fleet.wait_for(lambda: fleet.step >= step)
 
 
-def survived(outcome: EndRun, records: list[Any], digest: str, truth: str) -> None:
+def survived(outcome: EndRun, records: list[Any], digest: str, truth: str, other_ratio: float = 0.01) -> None:
     assert outcome.status == "completed", outcome
     assert digest == truth
     summary = Ledger().apply_all(records).summary()
     assert summary.closes
-    assert summary.other_ratio <= 0.01
+    assert summary.other_ratio <= other_ratio
 
 
 def of(kind: type, records: list[Any]) -> list[Any]:
@@ -201,7 +201,8 @@ def test_a_node_with_two_ranks_is_lost(tmp_path: Path, fault_free: str) -> None:
         fleet.wait_for(lambda: not {0, 2} & set(fleet.coordinator.machine.roster.by_slot))
         fleet.call(fleet.start_agent(0))
 
-    survived(*train_through(trains.plain, settings(tmp_path), tmp_path, misfortune), fault_free)
+    # What a node has not reported yet, a quarter of a second a rank, dies with it: much of a run that lasts seconds.
+    survived(*train_through(trains.plain, settings(tmp_path), tmp_path, misfortune), fault_free, other_ratio=0.05)
 
 
 async def _replace_coordinator(fleet: PlainFleet) -> None:
