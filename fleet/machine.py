@@ -505,9 +505,9 @@ class FleetMachine:
 
     def _try_grow(self, now_s: float) -> None:
         formation = self.recovery.grow(situation(self), now_s)
-        if formation.decision.action != "grow" or self.checkpoints.pending:
-            return
         assert self.view is not None
+        if formation.decision.action != "grow" or self.checkpoints.pending or not set(self.view.members) <= set(formation.members):
+            return  # nobody leaves a running view by a proposal
         self.proposal = self._make_view(formation.members, grown(formation.members, self.view), self.committed)
         self._announce(self.proposal, formation, True, now_s)
         self._proposed_s = now_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 from fleet.simulation.clockwork import Clockwork, Future
@@ -34,11 +35,13 @@ class Group:
     """The process group of one view.
 
     A reduction gives all members' values to every member, at a time of its own for each: when a member dies meanwhile, some have the result
-    and others have not. A state that the donor posts reaches each receiver after a time of its own too.
+    and others have not. ``completed`` is told of each reduction that every member has entered. A state that the donor posts reaches each
+    receiver after a time of its own too.
     """
 
-    def __init__(self, clock: Clockwork, rng: random.Random, view: View) -> None:
+    def __init__(self, clock: Clockwork, rng: random.Random, view: View, completed: Callable[[View, dict[Member, Any]], None]) -> None:
         self.clock, self.rng, self.view = clock, rng, view
+        self._completed = completed
         self.ends: dict[Member, End] = {}
         self._arrivals: dict[Member, Future] = {}
         self._values: dict[int, dict[Member, Any]] = {}
@@ -69,10 +72,12 @@ class Group:
         future = self._pend(end)
         if any(other.left for other in self.ends.values()):
             self._break_soon(member, "a peer has left")
+            return future  # its chunks cannot be summed any more, whatever the others sent before it left
         values, results = self._values.setdefault(number, {}), self._results.setdefault(number, {})
         values[member], results[member] = value, future
         if len(values) == len(self.view.members):
             ordered = {each: values[each] for each in self.view.members}
+            self._completed(self.view, ordered)
             for waiting in results.values():
                 self._resolve_after(waiting, self.rng.uniform(0.002, 0.03), ordered)
             del self._values[number], self._results[number]

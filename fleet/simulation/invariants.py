@@ -35,10 +35,10 @@ class Violation(Exception):
 class Checker:
     """One invariant. A checker defines the hooks it needs; ``Watch`` calls nothing else.
 
-    Hooks: ``record(record)``, ``truncated(journal)``, ``sent(machine, instruction)``, ``meet(view, view)``, ``sit(rank, view)``,
-    ``seated(rank, view, state)``, ``contribute(rank, view, state, dirty)``, ``reduced(rank, view, number, values)``,
-    ``agreed(rank, view, number, enter, save)``, ``commit(rank, state)``, ``save(rank, view, request, state)``,
-    ``checkpoint(order, parts)``, ``end()``.
+    Hooks: ``record(record)``, ``truncated(journal)``, ``sent(machine, instruction)``, ``checkpoint(order, parts)``, ``end()``; of one
+    rank: ``sit(rank, view)``, ``seated(rank, view, state)``, ``contribute(rank, view, state, dirty)``,
+    ``reduced(rank, view, number, values)``, ``agreed(rank, view, number, enter, save)``, ``commit(rank, state)``,
+    ``save(rank, view, request, state)``; of a group: ``meet(view, view)``, ``completed(view, values)`` once for each reduction.
     """
 
     name = ""
@@ -160,7 +160,7 @@ class OneIncarnation(Checker):
         super().__init__(world)
         self._greatest: dict[tuple[int, int], int] = {}
 
-    def reduced(self, rank: SimRank, view: View, number: int, values: Mapping[Member, Any]) -> None:
+    def completed(self, view: View, values: Mapping[Member, Any]) -> None:
         slots = [member.slot for member in values]
         self.require(len(set(slots)) == len(slots), f"generation {view.generation} holds two incarnations of a slot: {list(values)}")
         for member, (state, *_) in values.items():
@@ -198,7 +198,7 @@ class ExactlyOnce(Checker):
     def truncated(self, journal: Sequence[Record]) -> None:
         self._committed = max((record.state for record in journal if isinstance(record, Committed)), default=StateId(0, 0))
 
-    def reduced(self, rank: SimRank, view: View, number: int, values: Mapping[Member, Any]) -> None:
+    def completed(self, view: View, values: Mapping[Member, Any]) -> None:
         states = {value[0] for value in values.values()}
         self.require(len(states) == 1, f"members reduce different steps in generation {view.generation}: {states}")
         shards = sorted(shard for value in values.values() for shard in value[2])
@@ -436,7 +436,7 @@ class Traffic(Checker):
         world = self.world
         views = sum(isinstance(record, ViewPublished) for record in world.journal)
         elapsed_s = world.clock.now_s
-        each = 10 + 10 * views + 2 * elapsed_s / world.settings.timeouts.resend_s
+        each = 25 + 10 * views + 2 * elapsed_s / world.settings.timeouts.resend_s
         limit = each * len(world.nodes) + 5 * len(world.train.processes)
         said = world.network.down_messages
         self.require(said <= limit, f"the coordinator said {said} things in {elapsed_s:.1f} s and {views} views; bound {limit:.0f}")
@@ -448,7 +448,7 @@ CHECKERS: tuple[type[Checker], ...] = (
 )  # fmt: skip
 HOOKS = (
     *("record", "truncated", "sent", "checkpoint", "end"),
-    *("meet", "sit", "seated", "contribute", "reduced", "agreed", "commit", "save"),
+    *("meet", "sit", "seated", "contribute", "completed", "reduced", "agreed", "commit", "save"),
 )
 
 

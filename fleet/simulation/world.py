@@ -138,7 +138,7 @@ class World:
         """The process group of ``view``: ranks meet by generation and store, whatever they believe the view to be."""
         group = self._groups.get((view.generation, view.store))
         if group is None:
-            group = self._groups[view.generation, view.store] = Group(self.clock, self._group_rng, view)
+            group = self._groups[view.generation, view.store] = Group(self.clock, self._group_rng, view, self.watch.completed)
         self.watch.meet(group.view, view)
         return group
 
@@ -165,7 +165,7 @@ class World:
         self.coordinator = None
         self.coordinator_deaths += 1
         fresh = next(i for i, record in enumerate(reversed(self.journal)) if isinstance(record, Resumed | RunStarted))
-        lost = min(self._stale, fresh)
+        lost = min(self._stale, fresh) if not self.over else 0  # the driver knows how the run ended, whatever is forgotten
         if lost:
             del self.journal[-lost:]
             self.watch.truncated(self.journal)

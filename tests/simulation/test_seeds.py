@@ -16,6 +16,7 @@ CHUNK = 100
 REGRESSIONS = {
     67: "a stale journal: a generation was published twice, as two views",
     375: "two coordinators in a row forgot how far generations had gone",
+    8379: "a view was to grow while its own members were not fully known after a restart",
     768: "a silent node was given up in the middle of being given up",
     461: "a rank was told to leave between the agreement to enter a view and the step boundary",
 }
