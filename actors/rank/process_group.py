@@ -103,6 +103,8 @@ class Work:
 
     def wait(self) -> None:
         """Block until all are complete. Raises GroupBroken when a peer is lost, on time-out, and on ``Group.interrupt``."""
+        if self._group._stop:  # gloo may never wake a send that is waited for only after its connection ended
+            raise self._group.broken(self._group._stop)
         try:
             for work in self._works:
                 if not work.wait():

@@ -18,7 +18,7 @@ GENERATED = {"__pycache__", "runs", "build", "dist"}
 SKIPPED: dict[str, str] = {}
 """Test file -> why some of its tests may be skipped or fail."""
 
-DISTRIBUTIONS = {"prometheus_client": "prometheus-client", "grafana_api": "grafana-api", "sklearn": "scikit-learn"}
+DISTRIBUTIONS = {"grpc": "grpcio", "prometheus_client": "prometheus-client", "grafana_api": "grafana-api", "sklearn": "scikit-learn"}
 """Imported name -> distribution, where they differ."""
 
 
