@@ -6,6 +6,7 @@ committed shows in the next: gradients, random numbers, batches, scaler, schedul
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -25,6 +26,7 @@ from fleet.events import Measured, PartWritten
 from fleet.records import CHECKPOINT, COMPUTE, DATA, FINISH
 from fleet.types import StateId
 
+log = logging.getLogger("fleet.rank")
 MEASURE_EVERY_US = 500_000
 
 
@@ -196,8 +198,13 @@ class Run:
         skeleton, tensors = self._engine.state.flatten()
         share = self._engine.state.partition(len(view.members))[self._seat.rank]
         mine = [(index, tensors[index]) for index in share]
-        name, part = self._parts.write(here, view.generation, self._seat.rank, len(view.members), mine)
-        blocked_s = (self._recorder.switch(COMPUTE) - began_us) / 1e6
+        try:
+            name, part = self._parts.write(here, view.generation, self._seat.rank, len(view.members), mine)
+        except OSError as error:
+            log.warning("part of a checkpoint at step %d was not written: %s", here.step, error)
+            return  # training goes on; the request runs out of time and is asked again
+        finally:
+            blocked_s = (self._recorder.switch(COMPUTE) - began_us) / 1e6
         meta = skeleton if self._seat.rank == 0 else ""
         self._client.say(PartWritten(self._client.protocol.member, request, name, here, part, blocked_s, meta))
 

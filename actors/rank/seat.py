@@ -94,10 +94,11 @@ class Seat:
         with self._client.lock:
             self._protocol.enter(view)
             ahead, self._next = self._next, None
+        if ahead is None:
+            raise GroupBroken("told to leave before the agreed view was entered", view.generation)
         old, self.group = self.group, None
         self._recorder.switch(REFORM)
         self._discard(old)
-        assert ahead is not None
         self._forming = ahead[1]
         self._settle(view, self._forming.wait())
 

@@ -189,7 +189,8 @@ def test_a_zombie_that_wakes_after_its_replacement_is_in_is_fenced(tmp_path: Pat
     chosen = settings(tmp_path, options={"steps": "80", "pause_s": "0.2"})
     alone = tmp_path / "alone"
     truth = train_through(trains.plain, settings(alone, world=2, options={"steps": "80"}), alone)[2]
-    survived(*train_through(trains.plain, chosen, tmp_path, misfortune), truth)
+    # Nobody recorded what the silent node did until it was given up: that time is `other`, and much of a run that lasts seconds.
+    survived(*train_through(trains.plain, chosen, tmp_path, misfortune), truth, other_ratio=0.1)
 
 
 def test_a_node_with_two_ranks_is_lost(tmp_path: Path, fault_free: str) -> None:
