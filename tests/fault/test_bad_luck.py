@@ -89,7 +89,7 @@ def test_a_spare_is_promoted_in_the_same_view_change(tmp_path: Path, fault_free:
         fleet.wait_for(
             lambda: sum(rank.phase == "standby" for rank in fleet.coordinator.machine.roster.by_slot.values()) == 1 and fleet.step >= 4
         )
-        fleet.kill(0)
+        fleet.kill(next(member.slot for member, _, seated in fleet.census() if seated))  # whoever came up last is the spare
 
     outcome, records, digest = train_through(trains.plain, settings(tmp_path, spares=1, options={"pause_s": "0.2"}), tmp_path, misfortune)
     survived(outcome, records, digest, fault_free)
