@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from collections.abc import Callable
@@ -170,11 +171,10 @@ def test_a_damaged_chunk_leaves_the_old_state(monkeypatch: pytest.MonkeyPatch) -
     donor, fresh = build(0, 3), build(1, 2)
     before = digest(fresh)
     true_sum = state_module.checksum
-    calls: list[int] = []
+    calls = itertools.count()  # donor and receiver are two threads here
 
     def wrong_once(data: torch.Tensor) -> int:
-        calls.append(1)
-        return true_sum(data) ^ (len(calls) == 1)
+        return true_sum(data) ^ (next(calls) == 0)
 
     monkeypatch.setattr(state_module, "checksum", wrong_once)
     ends = between_two(lambda group: send_state(group, 1, donor), lambda group: receive_state(group, 0, fresh))
