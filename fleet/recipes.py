@@ -36,8 +36,8 @@ from fleet.launch.local import LocalCluster, node_resource
 from fleet.machine import FleetMachine
 from fleet.plans import RunPlan, RunResult, describe, store_url
 from fleet.records import VERSION, RunStarted
+from policies import placement
 from policies.interval import CheckpointInterval, checkpoint_rate_per_s
-from policies.placement import ranges
 from policies.recovery import ReformPromoteRegrow
 from storage.mirror import JournalMirror
 from storage.parts import Parts, RetainingStore, newest_checkpoint
@@ -71,15 +71,7 @@ def make_machine(settings: RunSettings, store_url: str, rate_per_s: float, resum
     recovery = ReformPromoteRegrow(settings.budgets, settings.timeouts.start_s)
     interval = CheckpointInterval(law=law.policy, interval_s=law.interval_s)
     newest = newest_checkpoint(store_url) if resume else None
-    return FleetMachine(settings, recovery, _Placement(), interval, checkpoint=newest, checkpoint_rate_per_s=rate_per_s, now_s=now_s)
-
-
-class _Placement:
-    """``policies.placement`` as the port that the machine takes."""
-
-    @staticmethod
-    def ranges(shards: int, ranks: int) -> tuple[tuple[int, int], ...]:
-        return ranges(shards, ranks)
+    return FleetMachine(settings, recovery, placement, interval, checkpoint=newest, checkpoint_rate_per_s=rate_per_s, now_s=now_s)
 
 
 def node_id(index: int, limit_s: float = 30.0) -> str:
