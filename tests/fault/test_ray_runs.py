@@ -102,10 +102,10 @@ def controllers(cluster: LocalCluster) -> set[int]:
 
 
 def wait_for_checkpoint(folder: Path, limit_s: float = 60.0) -> None:
-    """Until a durable checkpoint is in the journal, and some more steps."""
+    """Until a durable checkpoint is in the journal, and a commit: the first checkpoint may come before the first commit is noted."""
     deadline_s, journal = time.monotonic() + limit_s, folder / "journal.jsonl"
     while time.monotonic() < deadline_s:
-        if journal.exists() and b'"durable"' in journal.read_bytes():
+        if journal.exists() and b'"durable"' in journal.read_bytes() and any(isinstance(r, Committed) for r in records(folder)):
             return
         time.sleep(0.05)
     raise TimeoutError(f"no checkpoint within {limit_s} s")
