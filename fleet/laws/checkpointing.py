@@ -8,18 +8,26 @@ All times are seconds; any other unit works if it is the same for all.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+
+from fleet.laws.law import Domain, NonNegative, Positive, Real, exp, expm1, law, maximum, sqrt, where
+
+YOUNG, DALY = "Young 1974, CACM 17(9)", "Daly 2006, Future Generation Computer Systems 22(3)"
+SEGMENT = f"{DALY}, eq. 11; Bougeret et al. 2011 (SC)"
+META = "Kokolis et al. 2024, arXiv 2410.21680"
+HOUR = 3600.0
 
 
-def lambert_w0(z: float) -> float:
-    """Principal branch of Lambert's W: the w >= -1 with w exp(w) = z, for z >= -1/e. Halley's iteration.
+@law("Corless et al. 1996, On the Lambert W function", elementwise=True, z=-0.36)
+def lambert_w0(z: Real) -> float:
+    """Principal branch of Lambert's W: the w >= -1 with w exp(w) = z, for z >= -1/e, where it is real. Halley's iteration."""
+    if math.e * z + 1.0 < -1e-12:
+        Domain(-1 / math.e).check("z", z)
+    return _lambert_w0(z)
 
-    Raises:
-        ValueError: z < -1/e, where W has no real value.
-    """
-    distance = math.e * z + 1.0
-    if distance < -1e-12:
-        raise ValueError(f"Lambert W0 is real for z >= -1/e = {-1 / math.e:.6f} only, z = {z}")
-    w = _w0_start(z, distance)
+
+def _lambert_w0(z: float) -> float:
+    w = _w0_start(z, math.e * z + 1.0)
     for _ in range(50):
         excess = w * math.exp(w) - z
         if excess == 0.0 or w <= -1.0:
@@ -43,69 +51,113 @@ def _one_plus_w0(p: float) -> float:
     return p * (1.0 + p * (-1.0 / 3.0 + p * (11.0 / 72.0 - p * 43.0 / 540.0)))
 
 
-def young_work_s(blocked_s: float, mtbf_s: float) -> float:
-    """w = sqrt(2 C M): Young 1974, first order in C/M."""
-    return math.sqrt(2.0 * blocked_s * mtbf_s)
+@law(YOUNG, blocked_s=300.0, mtbf_s=6 * HOUR)
+def young_work_s(blocked_s: NonNegative, mtbf_s: Positive) -> float:
+    """w = sqrt(2 C M), first order in C/M."""
+    return sqrt(2.0 * blocked_s * mtbf_s)
 
 
-def daly_work_s(blocked_s: float, mtbf_s: float) -> float:
-    """w = sqrt(2CM) [1 + sqrt(C/(2M))/3 + (C/(2M))/9] - C for C < 2M, else M: Daly 2006, eq. 37."""
-    if blocked_s >= 2.0 * mtbf_s:
-        return mtbf_s
+@law(f"{DALY}, eq. 37", blocked_s=300.0, mtbf_s=6 * HOUR)
+def daly_work_s(blocked_s: NonNegative, mtbf_s: Positive) -> float:
+    """w = sqrt(2CM) [1 + sqrt(C/(2M))/3 + (C/(2M))/9] - C for C < 2M, else M."""
     ratio = blocked_s / (2.0 * mtbf_s)
-    return young_work_s(blocked_s, mtbf_s) * (1.0 + math.sqrt(ratio) / 3.0 + ratio / 9.0) - blocked_s
+    work = sqrt(2.0 * blocked_s * mtbf_s) * (1.0 + sqrt(ratio) / 3.0 + ratio / 9.0) - blocked_s
+    return where(ratio >= 1.0, mtbf_s, work)
 
 
-def exact_work_s(blocked_s: float, mtbf_s: float) -> float:
-    """w = M [1 + W0(-exp(-C/M - 1))], the optimum for exponential failures (Daly 2006, sec. 5); does not depend on D or R."""
+@law(f"{DALY}, sec. 5", elementwise=True, blocked_s=300.0, mtbf_s=900.0)
+def exact_work_s(blocked_s: NonNegative, mtbf_s: Positive) -> float:
+    """w = M [1 + W0(-exp(-C/M - 1))], the optimum for exponential failures; does not depend on D or R."""
     p = math.sqrt(-2.0 * math.expm1(-blocked_s / mtbf_s))
     # Far below the MTBF, 1 + W0 would be a difference of nearly equal numbers: the series is the exact one there.
-    return mtbf_s * (_one_plus_w0(p) if p < 1e-3 else 1.0 + lambert_w0(-math.exp(-blocked_s / mtbf_s - 1.0)))
+    return mtbf_s * (_one_plus_w0(p) if p < 1e-3 else 1.0 + _lambert_w0(-math.exp(-blocked_s / mtbf_s - 1.0)))
 
 
-def segment_s(work_s: float, blocked_s: float, mtbf_s: float, down_s: float = 0.0, restart_s: float = 0.0) -> float:
+@law(SEGMENT, work_s=600.0, blocked_s=60.0, mtbf_s=1080.0, down_s=300.0, restart_s=300.0)
+def segment_s(work_s: Positive, blocked_s: NonNegative, mtbf_s: Positive, down_s: NonNegative = 0.0, restart_s: NonNegative = 0.0) -> float:
     """Expected time to finish one segment of w work and its checkpoint: exp(lambda R) (M + D) (exp(lambda (w + C)) - 1).
 
-    Exponential failures, which may strike during the restart but not during the downtime (Daly 2006, eq. 11; Bougeret et al. 2011).
+    Exponential failures, which may strike during the restart but not during the downtime.
     """
-    return math.exp(restart_s / mtbf_s) * (mtbf_s + down_s) * math.expm1((work_s + blocked_s) / mtbf_s)
+    return exp(restart_s / mtbf_s) * (mtbf_s + down_s) * expm1((work_s + blocked_s) / mtbf_s)
 
 
-def segment_safe_restart_s(work_s: float, blocked_s: float, mtbf_s: float, down_s: float = 0.0, restart_s: float = 0.0) -> float:
+@law(SEGMENT, work_s=600.0, blocked_s=60.0, mtbf_s=1080.0, down_s=300.0, restart_s=300.0)
+def segment_safe_restart_s(
+    work_s: Positive, blocked_s: NonNegative, mtbf_s: Positive, down_s: NonNegative = 0.0, restart_s: NonNegative = 0.0
+) -> float:
     """As :func:`segment_s` when recovery cannot fail: (M + D + R)(exp(lambda (w + C)) - 1)."""
-    return (mtbf_s + down_s + restart_s) * math.expm1((work_s + blocked_s) / mtbf_s)
+    return (mtbf_s + down_s + restart_s) * expm1((work_s + blocked_s) / mtbf_s)
 
 
-def goodput(work_s: float, blocked_s: float, mtbf_s: float, down_s: float = 0.0, restart_s: float = 0.0) -> float:
-    """Share of the wall clock that becomes work that is kept: w / E[T(w)]. In 0..1."""
-    return work_s / segment_s(work_s, blocked_s, mtbf_s, down_s, restart_s)
+@law(SEGMENT, work_s=600.0, blocked_s=60.0, mtbf_s=1080.0, down_s=300.0, restart_s=300.0)
+def goodput(work_s: Positive, blocked_s: NonNegative, mtbf_s: Positive, down_s: NonNegative = 0.0, restart_s: NonNegative = 0.0) -> float:
+    """Share of the wall clock that becomes work that is kept: w / E[T(w)], exact. In 0..1; 0 when no segment would ever be finished."""
+    load = (work_s + blocked_s) / mtbf_s
+    return work_s / (mtbf_s + down_s) * exp(-load - restart_s / mtbf_s) / -expm1(-load)
 
 
-def goodput_first_order(work_s: float, blocked_s: float, mtbf_s: float, down_s: float = 0.0, restart_s: float = 0.0) -> float:
+@law("first order in (w + C)/M", work_s=600.0, blocked_s=60.0, mtbf_s=1080.0, down_s=300.0, restart_s=300.0)
+def goodput_first_order(
+    work_s: Positive, blocked_s: NonNegative, mtbf_s: Positive, down_s: NonNegative = 0.0, restart_s: NonNegative = 0.0
+) -> float:
     """(1 - (D + R + (w + C)/2)/M) / (1 + C/w): a failure costs a restart and half a segment. Falls below 0 where M is short."""
     return (1.0 - (down_s + restart_s + (work_s + blocked_s) / 2.0) / mtbf_s) / (1.0 + blocked_s / work_s)
 
 
-def ettr(work_s: float, blocked_s: float, mtbf_s: float, restart_s: float = 0.0) -> float:
-    """(1 - (u0 + w/2)/M) / (1 + C/w), u0 = ``restart_s``: effective training time ratio of arXiv 2410.21680, without detection or queue."""
+@dataclass(frozen=True, slots=True)
+class Breakdown:
+    """Shares of the wall clock; they add up to 1."""
+
+    work: float
+    checkpoint: float
+    rework: float
+    restart: float
+    down: float
+
+
+@law(f"{SEGMENT}; failures strike at rate lambda whenever D does not run", work_s=600.0, blocked_s=60.0, mtbf_s=1080.0, down_s=300.0,
+     restart_s=300.0)  # fmt: skip
+def breakdown(
+    work_s: Positive, blocked_s: NonNegative, mtbf_s: Positive, down_s: NonNegative = 0.0, restart_s: NonNegative = 0.0
+) -> Breakdown:
+    """Where the wall clock goes, exact: work = goodput, checkpoint = C/w of it, down = F D, restart = F M (1 - exp(-R/M)), rework the rest.
+
+    F = 1/(M + D) failures per unit of wall clock; each is followed by a downtime, and by a restart that lasts R or until the next failure.
+    Rework is work, and checkpoints of it, that a failure took before it was safe.
+    """
+    work = goodput(work_s, blocked_s, mtbf_s, down_s, restart_s)
+    checkpoint = work * blocked_s / work_s
+    restart = mtbf_s / (mtbf_s + down_s) * -expm1(-restart_s / mtbf_s)
+    down = down_s / (mtbf_s + down_s)
+    return Breakdown(work, checkpoint, maximum(0.0, 1.0 - work - checkpoint - restart - down), restart, down)
+
+
+@law(f"{META}, eq. 2", work_s=3600.0, blocked_s=0.0, mtbf_s=6646.0, restart_s=300.0)
+def ettr(work_s: Positive, blocked_s: NonNegative, mtbf_s: Positive, restart_s: NonNegative = 0.0) -> float:
+    """(1 - (u0 + w/2)/M) / (1 + C/w), u0 = ``restart_s``: effective training time ratio, first order, without detection or queue."""
     return (1.0 - (restart_s + work_s / 2.0) / mtbf_s) / (1.0 + blocked_s / work_s)
 
 
-def state_bytes(parameters: float, bytes_per_parameter: float = 14.0) -> float:
-    """Bytes of a training state. 14 B a parameter: 2 BF16 + 12 FP32 master, m, v (Adam); 16 with BF16 gradients."""
+@law("mixed-precision Adam: Rajbhandari et al. 2020 (ZeRO), sec. 3.1", parameters=70.6e9)
+def state_bytes(parameters: Positive, bytes_per_parameter: Positive = 14.0) -> float:
+    """Bytes of a training state: parameters x 14 B (2 BF16 + 12 FP32 master, m, v), or x 16 with BF16 gradients."""
     return parameters * bytes_per_parameter
 
 
-def write_s(size_bytes: float, bytes_per_s: float) -> float:
-    """Time to move ``size_bytes`` at ``bytes_per_s``."""
+@law("bandwidth", size_bytes=988.4e9, bytes_per_s=7e9)
+def write_s(size_bytes: NonNegative, bytes_per_s: Positive) -> float:
+    """Time to move ``size_bytes`` at ``bytes_per_s``: size / bandwidth."""
     return size_bytes / bytes_per_s
 
 
-def least_gpus(size_bytes: float, gpu_bytes: float) -> int:
-    """GPUs whose memory holds ``size_bytes`` in all."""
+@law("capacity", size_bytes=16e12, gpu_bytes=80e9, elementwise=True)
+def least_gpus(size_bytes: Positive, gpu_bytes: Positive) -> int:
+    """GPUs whose memory holds ``size_bytes`` in all: ceil(size / memory)."""
     return math.ceil(size_bytes / gpu_bytes)
 
 
-def lost_s(duration_s: float, interval_s: float, blocked_s: float, mtbf_s: float) -> float:
+@law("first order", duration_s=30 * 86_400.0, interval_s=4920.0, blocked_s=141.2, mtbf_s=120_600.0)
+def lost_s(duration_s: NonNegative, interval_s: Positive, blocked_s: NonNegative, mtbf_s: Positive) -> float:
     """First-order loss of a run: writes x C + failures x interval/2."""
     return duration_s / interval_s * blocked_s + duration_s / mtbf_s * interval_s / 2.0

@@ -20,6 +20,7 @@ from chaos import settings as chaos
 from fleet.cli import app
 from fleet.events import EVENTS
 from fleet.instructions import INSTRUCTIONS
+from fleet.laws import law
 from fleet.plans import STORM
 
 ROOT = Path(__file__).parents[2]
@@ -75,6 +76,7 @@ def loop_diff() -> str:
 
 PARTS = {
     "docs/cli.md": {"run": lambda: options_of("run"), "chaos": chaos_settings, "report": lambda: options_of("report")},
+    "docs/laws.md": {"laws": law.table},
     "README.md": {"diff": loop_diff},
 }
 

@@ -1,0 +1,28 @@
+"""Looking things up by name, and saying what there is when a name is unknown."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import TypeVar
+
+from fleet.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def find(field: str, name: str, known: Mapping[str, T]) -> T:
+    """``known[name]``; names are compared without case, spaces, dots, dashes and underscores.
+
+    Raises:
+        ConfigError: no such name; the way out names the nearest one and all others.
+    """
+    plain = {_plain(key): value for key, value in known.items()}
+    if _plain(name) in plain:
+        return plain[_plain(name)]
+    near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.0)
+    raise ConfigError(field, name, "unknown", f"The nearest valid value is {near[0]}. Known: {', '.join(known)}.")
+
+
+def _plain(name: str) -> str:
+    return "".join(character for character in name.lower() if character.isalnum())
