@@ -10,12 +10,13 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 
+from actors.rank.gradients import AVERAGED_BUFFER_LIMIT
 from actors.rank.process_group import Group, GroupBroken, Work
 from fleet.errors import ConfigError
 
@@ -23,6 +24,20 @@ CHUNK_BYTES = 8 << 20
 SMALL_BYTES = 1 << 20
 CHUNKS_IN_FLIGHT = 4
 STATE_TAG = 1 << 25
+
+
+class Flat(NamedTuple):
+    """What :meth:`TrackedState.flat` returns.
+
+    Attributes:
+        skeleton: text; everything but the tensors.
+        tensors: the live tensors, not copies. One that occurs twice (tied weights) is listed once.
+        volatile: indices of the tensors that a forward may change between commits: small buffers of modules, and integer ones.
+    """
+
+    skeleton: str
+    tensors: list[torch.Tensor]
+    volatile: frozenset[int]
 
 
 class TrackedState:
@@ -38,6 +53,7 @@ class TrackedState:
                     name, type(tracked).__name__, "it has no state_dict() and load_state_dict()", "Wrap it in an object that has."
                 )
         self.objects = dict(objects)
+        self._seen: dict[int, _Seen] = {}
 
     @property
     def modules(self) -> dict[str, nn.Module]:
@@ -52,20 +68,29 @@ class TrackedState:
 
         A tensor that occurs twice (tied weights) is listed once.
         """
-        pickler = _Pickler()
-        pickler.dump({name: tracked.state_dict() for name, tracked in self.objects.items()})
-        return base64.b85encode(pickler.file.getvalue()).decode(), pickler.tensors
+        return self.flat()[:2]
+
+    def flat(self) -> Flat:
+        """As :meth:`flatten`, and which of the tensors a forward may change."""
+        parts = {name: _live_state(tracked) for name, tracked in self.objects.items()}
+        pickler = _Pickler(self._seen)
+        pickler.dump(parts)
+        self._seen = pickler.seen
+        buffers = [tensor for name in self.modules for key, tensor in parts[name].items() if _is_volatile(key, tensor)]
+        volatile = frozenset(pickler.index(tensor) for tensor in buffers)
+        return Flat(base64.b64encode(pickler.file.getvalue()).decode(), pickler.tensors, volatile)
 
     def load(self, skeleton: str, tensors: Sequence[torch.Tensor]) -> None:
         """Take over the state that :meth:`flatten` has described. Tensors may be kept, so they must not change afterwards.
 
         Raises ConfigError when it is the state of other objects.
         """
-        parts: dict[str, Any] = _Unpickler(base64.b85decode(skeleton), tensors).load()
+        parts: dict[str, Any] = _Unpickler(base64.b64decode(skeleton), tensors).load()
         if parts.keys() != self.objects.keys():
             raise ConfigError(
                 "track", sorted(self.objects), f"the state to load holds {sorted(parts)}", "Track the same names in every run."
             )
+        self._seen = {}
         for name, tracked in self.objects.items():
             tracked.load_state_dict(parts[name])
 
@@ -83,24 +108,59 @@ class TrackedState:
         return {**parts, "rng": _digest([torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)])}
 
 
-class _Pickler(pickle.Pickler):
-    """Pickles everything but tensors, of which it makes a list."""
+def _live_state(tracked: Any) -> Any:
+    """The state dict; of a module with its parameters themselves, which stay the same objects from call to call."""
+    plain = isinstance(tracked, nn.Module) and type(tracked).state_dict is nn.Module.state_dict
+    return tracked.state_dict(keep_vars=True) if plain else tracked.state_dict()
 
-    def __init__(self) -> None:
+
+def _is_volatile(name: str, value: Any) -> bool:
+    """Whether a forward may change this entry of a module's state, as far as :mod:`actors.rank.gradients` allows it."""
+    if not isinstance(value, torch.Tensor) or isinstance(value, nn.Parameter):
+        return False
+    small = not value.is_floating_point() or value.numel() <= AVERAGED_BUFFER_LIMIT
+    return small or name.endswith(("running_mean", "running_var"))
+
+
+class _Seen(NamedTuple):
+    """A tensor as it was found: to detach and describe each anew in every step would take longer than all else."""
+
+    live: torch.Tensor
+    address: int
+    detached: torch.Tensor
+    key: Any
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles everything but tensors, of which it makes a list. ``known``: what the last one has seen."""
+
+    def __init__(self, known: Mapping[int, _Seen]) -> None:
         self.file = io.BytesIO()
         super().__init__(self.file, protocol=4)
         self.tensors: list[torch.Tensor] = []
-        self._known: dict[Any, int] = {}
+        self.seen: dict[int, _Seen] = {}
+        self._before = known
+        self._indices: dict[Any, int] = {}
 
     def persistent_id(self, obj: Any) -> int | None:
-        if not isinstance(obj, torch.Tensor):
-            return None
-        tensor = obj.detach()
-        key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device) if tensor.numel() else id(obj)
-        if key not in self._known:
-            self._known[key] = len(self.tensors)
-            self.tensors.append(tensor)
-        return self._known[key]
+        return self.index(obj) if isinstance(obj, torch.Tensor) else None
+
+    def index(self, tensor: torch.Tensor) -> int:
+        """Where ``tensor`` is in the list."""
+        found = self._before.get(id(tensor))
+        if found is None or found.live is not tensor or found.address != tensor.data_ptr() or found.detached.shape != tensor.shape:
+            found = _see(tensor)
+        self.seen[id(tensor)] = found
+        index = self._indices.setdefault(found.key, len(self.tensors))
+        if index == len(self.tensors):
+            self.tensors.append(found.detached)
+        return index
+
+
+def _see(tensor: torch.Tensor) -> _Seen:
+    detached = tensor.detach()
+    key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device) if tensor.numel() else id(tensor)
+    return _Seen(tensor, tensor.data_ptr(), detached, key)
 
 
 class _Unpickler(pickle.Unpickler):

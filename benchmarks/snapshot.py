@@ -1,0 +1,193 @@
+"""`snapshot`: what a snapshot of the state after every step costs the loop, against what the same bytes cost otherwise.
+
+Accounting: a step is compute on all cores, about twice as long as the plain copy, and then the state changes. With a snapshot, the copy of
+the state runs beside the compute. ``blocked`` is all that the loop itself spends on it (to begin, and to wait before the state changes).
+The copy is not free beyond that: its core and its memory bandwidth are taken from the compute, which has both to itself otherwise. With
+``n`` busy cores a copy that keeps one core for ``c`` lengthens a step by ``c / n`` at best; that is what the inflation shows. Steps with
+and without snapshots take turns. ``adamw`` is the same with the optimizer's own step instead of a token change.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+
+from actors.rank.environment import RANK_ENVIRONMENT
+from actors.rank.snapshot import Snapshotter
+from actors.rank.state import TrackedState
+from benchmarks import harness
+from fleet.types import StateId
+
+WIDTH = 2048
+BLOCKS, QUICK_BLOCKS = 16, 4
+STEPS, QUICK_STEPS = 30, 12
+SAVES, QUICK_SAVES = 5, 3
+COPIES = 9
+STEP_OVER_MEMCPY = 2.0
+MATRIX = 768
+
+Samples = dict[str, list[float]]
+
+
+def _timed_ms(fn: Callable[[], object]) -> float:
+    begin_s = time.perf_counter()
+    fn()
+    return (time.perf_counter() - begin_s) * 1e3
+
+
+class Training:
+    """A model with AdamW state, compute that keeps all cores busy, and a change of all tensors."""
+
+    def __init__(self, blocks: int) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(*(nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)) for _ in range(blocks)))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), fused=True)
+        for parameter in self.model.parameters():
+            parameter.grad = torch.full_like(parameter, 1e-3)
+        self.optimizer.step()
+        self.state = TrackedState(model=self.model, optimizer=self.optimizer)
+        self.tensors = self.state.flatten()[1]
+        self.bytes = sum(tensor.nbytes for tensor in self.tensors)
+        self.rounds = 1
+        self._heads = [tensor.view(-1)[:1] for tensor in self.tensors]
+        self._left, self._right, self._product = (torch.randn(MATRIX, MATRIX) for _ in range(3))
+
+    def compute(self, rounds: int | None = None) -> None:
+        for _ in range(rounds or self.rounds):
+            torch.mm(self._left, self._right, out=self._product)
+
+    def touch(self) -> None:
+        torch._foreach_add_(self._heads, 1.0)
+
+
+def _memcpy(training: Training, samples: Samples) -> float:
+    """Milliseconds of the faster way to copy the same bytes from one reused buffer to another; sets the length of a step by it."""
+    source, target = (torch.from_numpy(np.full(training.bytes, value, dtype=np.uint8)) for value in (1, 2))
+    for _ in range(COPIES):
+        samples["tensor_copy_ms"].append(_timed_ms(lambda: target.copy_(source)))
+        samples["memmove_ms"].append(_timed_ms(lambda: ctypes.memmove(target.data_ptr(), source.data_ptr(), training.bytes)))
+        samples["compute_round_ms"].append(_timed_ms(lambda: training.compute(8)) / 8)
+    fastest_ms = min(statistics.median(samples["tensor_copy_ms"]), statistics.median(samples["memmove_ms"]))
+    training.rounds = max(1, round(STEP_OVER_MEMCPY * fastest_ms / statistics.median(samples["compute_round_ms"])))
+    return fastest_ms
+
+
+class Fleet:
+    """A step with a snapshot of the state before it."""
+
+    def __init__(self, training: Training) -> None:
+        self._training, self.snapshots, self._step = training, Snapshotter(), 0
+
+    def step(self, change: Callable[[], object]) -> float:
+        """Returns milliseconds that the loop was blocked."""
+        self._step += 1
+        begin_ms = _timed_ms(lambda: self.snapshots.begin(StateId(0, self._step), self._training.state))
+        self._training.compute()
+        blocked_ms = self.snapshots.settle() * 1e3
+        change()
+        return begin_ms + blocked_ms
+
+
+def _steps(training: Training, fleet: Fleet, change: Callable[[], object], name: str, count: int, samples: Samples) -> None:
+    def plain() -> None:
+        training.compute()
+        change()
+
+    def ours() -> None:
+        samples[f"fleet_{name}blocked_ms"].append(fleet.step(change))
+
+    for _ in range(2):
+        fleet.step(change)
+    for turn in range(count):
+        for kind, step in ((("plain", plain), ("fleet", ours)), (("fleet", ours), ("plain", plain)))[turn % 2]:
+            samples[f"{kind}_{name}step_ms"].append(_timed_ms(step))
+
+
+def _others(training: Training, count: int, samples: Samples) -> None:
+    """Each save begins after a step and ends before the next save; the page cache takes the files, nothing is synced."""
+    parts = {name: tracked.state_dict() for name, tracked in training.state.objects.items()}
+    with tempfile.TemporaryDirectory() as folder:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        for _ in range(count):
+            training.compute()
+            samples["torch_save_ms"].append(_timed_ms(lambda: torch.save(parts, Path(folder, "state.pt"))))
+            training.compute()
+            samples["dcp_save_ms"].append(_timed_ms(lambda: dcp.save(parts, checkpoint_id=Path(folder, "saved"))))
+            training.compute()
+            samples["dcp_async_blocked_ms"].append(_async_save(parts, Path(folder, "async"), training))
+        dist.destroy_process_group()
+
+
+def _async_save(parts: dict[str, Any], path: Path, training: Training) -> float:
+    begin_s = time.perf_counter()
+    saving: Any = dcp.async_save(parts, checkpoint_id=path)
+    blocked_ms = (time.perf_counter() - begin_s) * 1e3
+    training.compute()
+    saving.result()
+    return blocked_ms
+
+
+def measure(quick: bool) -> dict[str, Any]:
+    """A snapshot of model and AdamW state after every step, against memcpy, torch.save, dcp.save and dcp.async_save."""
+    warnings.simplefilter("ignore")
+    training = Training(QUICK_BLOCKS if quick else BLOCKS)
+    names = ["tensor_copy_ms", "memmove_ms", "compute_round_ms", "torch_save_ms", "dcp_save_ms", "dcp_async_blocked_ms"]
+    names += [f"{kind}_{change}{what}_ms" for change in ("", "adamw_") for kind, what in (("plain", "step"), ("fleet", "step"))]
+    samples: Samples = {name: [] for name in (*names, "fleet_blocked_ms", "fleet_adamw_blocked_ms")}
+    memcpy_ms = _memcpy(training, samples)
+    fleet, steps = Fleet(training), QUICK_STEPS if quick else STEPS
+    _steps(training, fleet, training.touch, "", steps, samples)
+    _steps(training, fleet, training.optimizer.step, "adamw_", steps // 2, samples)
+    held = fleet.snapshots.bytes_held
+    fleet.snapshots.close()
+    _others(training, QUICK_SAVES if quick else SAVES, samples)
+    medians = {name: statistics.median(values) for name, values in samples.items()}
+    settings = {"state_bytes": training.bytes, "tensors": len(training.tensors), "threads": torch.get_num_threads(), **RANK_ENVIRONMENT}
+    at_best = 1 + medians["memmove_ms"] / torch.get_num_threads() / medians["plain_step_ms"]
+    notes = [
+        "memcpy: the faster of Tensor.copy_ with all threads and one memmove, between two reused buffers",
+        f"{fleet.snapshots.skipped} snapshots were skipped, {held / training.bytes:.2f} times the state is held",
+        f"a copy that keeps one core for {medians['memmove_ms']:.0f} ms lengthens this step to {at_best:.2f} times at best",
+        "all processes run with the environment of a rank; torch.save and dcp write to the page cache, without fsync",
+    ]
+    return {"settings": settings, "figures": _figures(medians, memcpy_ms), "samples": samples, "notes": notes}
+
+
+def _figures(medians: dict[str, float], memcpy_ms: float) -> dict[str, float]:
+    saves = {name: medians[name] for name in ("torch_save_ms", "dcp_save_ms", "dcp_async_blocked_ms", "fleet_blocked_ms")}
+    return {
+        "memcpy_ms": memcpy_ms,
+        **saves,
+        "fleet_blocked_over_memcpy_ratio": medians["fleet_blocked_ms"] / memcpy_ms,
+        "fleet_blocked_over_dcp_async_ratio": medians["fleet_blocked_ms"] / medians["dcp_async_blocked_ms"],
+        "fleet_step_inflation_ratio": medians["fleet_step_ms"] / medians["plain_step_ms"],
+        "fleet_adamw_blocked_ms": medians["fleet_adamw_blocked_ms"],
+        "fleet_adamw_step_inflation_ratio": medians["fleet_adamw_step_ms"] / medians["plain_adamw_step_ms"],
+        "plain_step_over_memcpy_ratio": medians["plain_step_ms"] / memcpy_ms,
+    }
+
+
+def main() -> None:
+    """In an environment as ranks have it: it counts only when a process starts."""
+    if any(os.environ.get(name) != value for name, value in RANK_ENVIRONMENT.items()):
+        arguments = [sys.executable, "-m", "benchmarks.snapshot", *sys.argv[1:]]
+        os.execve(sys.executable, arguments, {**os.environ, **RANK_ENVIRONMENT})
+    harness.run("snapshot", measure)
+
+
+if __name__ == "__main__":
+    main()

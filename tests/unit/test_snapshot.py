@@ -1,0 +1,245 @@
+"""Snapshots hold the state they say, whatever the optimizer does to it meanwhile, in memory that is taken once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import actors.rank.snapshot as snapshot_module
+from actors.rank.snapshot import CHUNK_BYTES, Snapshot, Snapshotter
+from actors.rank.state import TrackedState
+from fleet.types import StateId
+
+BOUND_S = 30.0
+
+
+class Training:
+    """A model with all sorts of tensors: large and tiny, channels last, not dense, bfloat16, buffers that a forward changes."""
+
+    def __init__(self, width: int = 300) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Conv2d(3, 64, 7), nn.BatchNorm2d(64), nn.Flatten(), nn.Linear(64 * 4, width), nn.Linear(width, 1))
+        self.model[0].to(memory_format=torch.channels_last)
+        self.model.register_parameter("gaps", nn.Parameter(torch.randn(400, 300)[:, ::2]))
+        self.model.register_buffer("table", torch.randn(40_000).bfloat16())
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), 0.01)
+        self.state = TrackedState(model=self.model, optimizer=self.optimizer)
+        self.change()
+
+    def forward(self) -> None:
+        (self.model(torch.randn(4, 3, 8, 8)).sum() + self.model.get_parameter("gaps").square().sum()).backward()
+
+    def change(self) -> None:
+        self.forward()
+        self.optimizer.step()
+
+    def copy(self) -> list[torch.Tensor]:
+        return [tensor.clone() for tensor in self.state.flatten()[1]]
+
+
+@pytest.fixture
+def training() -> Training:
+    return Training()
+
+
+@pytest.fixture
+def snapshots() -> Iterator[Snapshotter]:
+    made = Snapshotter()
+    yield made
+    made.close()
+
+
+def equal(found: list[torch.Tensor], expected: list[torch.Tensor]) -> bool:
+    return len(found) == len(expected) and all(map(torch.equal, found, expected))
+
+
+def newest(snapshots: Snapshotter) -> Snapshot:
+    found = snapshots.newest
+    assert found is not None
+    return found
+
+
+def take(snapshots: Snapshotter, training: Training, step: int) -> bool:
+    """A snapshot of the state at ``step``, which the optimizer then changes."""
+    begun = snapshots.begin(StateId(0, step), training.state)
+    training.forward()
+    snapshots.settle()
+    training.change()
+    return begun
+
+
+class Gate:
+    """Holds up the background copy until it is opened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.open, self.reached = threading.Event(), threading.Event()
+        self._tasks = snapshot_module._host_tasks
+        monkeypatch.setattr(snapshot_module, "_host_tasks", self._gated)
+
+    def _gated(self, pairs: Any) -> Any:
+        return [self._wait, *self._tasks(pairs)]
+
+    def _wait(self) -> None:
+        self.reached.set()
+        assert self.open.wait(BOUND_S)
+
+
+def test_a_snapshot_is_the_state_as_it_was(snapshots: Snapshotter, training: Training) -> None:
+    for step in range(3):
+        expected = training.copy()
+        skeleton = training.state.flatten()[0]
+        take(snapshots, training, step)
+        found = newest(snapshots)
+        assert (found.state_id, found.skeleton) == (StateId(0, step), skeleton)
+        assert equal(found.tensors, expected)
+        assert not equal(found.tensors, training.copy())
+
+
+def test_a_state_can_be_made_from_it(snapshots: Snapshotter, training: Training) -> None:
+    digest = training.state.digest_parts()
+    take(snapshots, training, 0)
+    training.state.load(newest(snapshots).skeleton, [tensor.clone() for tensor in newest(snapshots).tensors])
+    assert {**training.state.digest_parts(), "rng": ""} == {**digest, "rng": ""}
+
+
+def test_buffers_that_a_forward_changes_are_copied_before_begin_returns(
+    snapshots: Snapshotter, training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(monkeypatch)
+    expected = training.copy()
+    assert snapshots.begin(StateId(0, 0), training.state)
+    training.forward()  # batch norm's statistics and count are others now
+    gate.open.set()
+    snapshots.settle()
+    assert equal(newest(snapshots).tensors, expected)
+
+
+def test_large_tensors_are_copied_in_chunks(snapshots: Snapshotter) -> None:
+    model = nn.Linear(1, 5 * CHUNK_BYTES // 8, bias=False)
+    state = TrackedState(model=model)
+    assert snapshots.begin(StateId(0, 0), state)
+    snapshots.settle()
+    assert torch.equal(newest(snapshots).tensors[0], model.weight)
+    assert len(snapshots._slots[0].tasks) == 3
+
+
+def test_memory_is_taken_once(snapshots: Snapshotter, training: Training) -> None:
+    seen = []
+    for step in range(6):
+        take(snapshots, training, step)
+        seen.append([tensor.data_ptr() for tensor in newest(snapshots).tensors])
+    size = sum(tensor.nbytes for tensor in training.copy())
+    assert seen[0] == seen[2] == seen[4] != seen[1] == seen[3] == seen[5]
+    assert 2 * size <= snapshots.bytes_held < 2 * size + 2 * 64 * len(seen[0])
+    assert snapshots.skipped == 0
+
+
+def test_it_follows_tensors_that_are_replaced_and_shapes_that_change(snapshots: Snapshotter, training: Training) -> None:
+    take(snapshots, training, 0)
+    training.state.load(training.state.flatten()[0], training.copy())  # the optimizer's state lies elsewhere now
+    with torch.no_grad():
+        training.model[4].weight.data = torch.randn(1, 300)
+    expected = training.copy()
+    take(snapshots, training, 1)
+    assert equal(newest(snapshots).tensors, expected)
+    larger = Training(width=500)
+    expected = larger.copy()
+    take(snapshots, larger, 2)
+    assert equal(newest(snapshots).tensors, expected)
+
+
+def test_what_is_held_stays_while_newer_ones_are_taken(snapshots: Snapshotter, training: Training) -> None:
+    expected = training.copy()
+    take(snapshots, training, 0)
+    held = snapshots.hold()
+    assert held is not None
+    with held:
+        for step in range(1, 4):
+            newer = training.copy()
+            assert take(snapshots, training, step)
+            assert newest(snapshots).state_id == StateId(0, step)
+            assert equal(newest(snapshots).tensors, newer)
+        assert equal(held.tensors, expected)
+    with pytest.raises(RuntimeError, match="released more often than held"):
+        held.release()
+
+
+def test_nothing_is_overwritten_while_both_are_held(snapshots: Snapshotter, training: Training) -> None:
+    held = []
+    for step in range(2):
+        take(snapshots, training, step)
+        held.append(snapshots.hold())
+    assert not take(snapshots, training, 2)
+    assert snapshots.skipped == 1
+    assert newest(snapshots).state_id == StateId(0, 1)
+    assert held[0] is not None
+    held[0].release()
+    assert take(snapshots, training, 3)
+    assert newest(snapshots).state_id == StateId(0, 3)
+
+
+def test_a_copy_under_way_makes_the_next_one_skip_not_wait(
+    snapshots: Snapshotter, training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert snapshots.newest is None
+    assert snapshots.hold() is None
+    gate = Gate(monkeypatch)
+    assert snapshots.begin(StateId(0, 0), training.state)
+    assert not snapshots.begin(StateId(0, 0), training.state)
+    assert snapshots.skipped == 1
+    assert snapshots.newest is None, "what is not complete is not there"
+    gate.open.set()
+    assert snapshots.settle() > 0
+    assert snapshots.settle() == 0
+    assert newest(snapshots).state_id == StateId(0, 0)
+
+
+def test_the_loop_helps_with_what_is_left(snapshots: Snapshotter, training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(monkeypatch)
+    assert snapshots.begin(StateId(0, 0), training.state)
+    assert gate.reached.wait(BOUND_S)
+    job = snapshots._job
+    assert job is not None
+    waiting = threading.Thread(target=job._work)
+    waiting.start()
+    waiting.join(BOUND_S)
+    assert not job._tasks and job._left == 1, "all but the one that is held up"
+    gate.open.set()
+    snapshots.settle()
+
+
+def test_an_error_of_the_copy_surfaces_and_the_next_one_is_taken(
+    snapshots: Snapshotter, training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: Any) -> None:
+        raise OSError("no such page")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(snapshot_module, "_host_tasks", lambda pairs: [lambda: broken(pairs)])
+        assert snapshots.begin(StateId(0, 0), training.state)
+        with pytest.raises(OSError, match="no such page"):
+            snapshots.settle()
+    assert snapshots.newest is None
+    expected = training.copy()
+    assert take(snapshots, training, 1)
+    assert equal(newest(snapshots).tensors, expected)
+
+
+def test_flat_says_what_a_forward_may_change(training: Training) -> None:
+    flat = training.state.flat()
+    changing = {training.model[1].running_mean.data_ptr(), training.model[1].num_batches_tracked.data_ptr()}
+    volatile = {flat.tensors[index].data_ptr() for index in flat.volatile}
+    assert changing < volatile
+    assert not volatile & {parameter.data_ptr() for parameter in training.model.parameters()}
+
+
+def test_flat_finds_a_tensor_that_was_exchanged_under_its_parameter(training: Training) -> None:
+    training.state.flat()
+    weight = training.model[4].weight
+    weight.data = torch.full_like(weight, 7.0)
+    assert any(tensor.data_ptr() == weight.data_ptr() for tensor in training.state.flat().tensors)
