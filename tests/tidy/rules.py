@@ -13,7 +13,17 @@ SHIPPED = ("fleet", "actors", "policies", "storage", "dashboards", "chaos")
 OURS = (*SHIPPED, "benchmarks", "examples", "tests")
 ANY = ("*",)
 
-EDGE = ("fleet.cli", "fleet.recipes", "fleet.plans", "fleet.driver", "fleet.launch", "fleet.report", "fleet.progress", "fleet.__main__")
+EDGE = (
+    "fleet.cli",
+    "fleet.cli_plan",
+    "fleet.recipes",
+    "fleet.plans",
+    "fleet.driver",
+    "fleet.launch",
+    "fleet.report",
+    "fleet.progress",
+    "fleet.__main__",
+)
 """Composition: what no other part of the project may import, but for those that ``ZONES`` name."""
 
 
@@ -28,7 +38,7 @@ class Zone:
 
 
 ZONES = (
-    Zone("fleet/cli.py", SHIPPED, ANY, ("torch",)),
+    Zone("fleet/cli", SHIPPED, ANY, ("torch",)),
     Zone("fleet/recipes", SHIPPED, ANY, ("torch",)),
     Zone("fleet/plans.py", SHIPPED, ANY, ("torch", "ray")),
     Zone("fleet/__main__.py", SHIPPED, ANY, ("torch",)),
@@ -36,6 +46,7 @@ ZONES = (
     Zone("fleet/progress", ("fleet", "fleet.progress"), ANY, ("torch", "ray", *EDGE)),
     Zone("fleet/driver.py", ("fleet", "fleet.driver"), ANY, ("torch", "ray", *EDGE)),
     Zone("fleet/__init__.py", ("fleet", "actors.rank"), (), EDGE),
+    Zone("fleet/data.py", ("fleet", "actors.rank"), (), EDGE),
     Zone("fleet/launch/", ("fleet", "fleet.launch"), ANY, ("torch", *EDGE)),
     Zone("fleet/laws/", ("fleet",), ("numpy", "scipy"), EDGE),
     Zone("fleet/simulation/", ("fleet",), ("numpy", "scipy"), EDGE),
@@ -53,7 +64,7 @@ ZONES = (
 )
 
 PURE = ("fleet/", "policies/", "chaos/")
-IMPURE = ("fleet/clock.py", "fleet/driver.py", "fleet/launch/", "fleet/recipes", "fleet/plans.py", "fleet/cli.py", "fleet/__main__.py")
+IMPURE = ("fleet/clock.py", "fleet/driver.py", "fleet/launch/", "fleet/recipes", "fleet/plans.py", "fleet/cli", "fleet/__main__.py")
 """``PURE`` less ``IMPURE`` takes time and randomness as arguments."""
 
 TIMES = ["time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time", "sleep"]
