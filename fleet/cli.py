@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from fleet import cli_plan
 from fleet.config import CheckpointSettings, RunSettings
 from fleet.errors import ConfigError, FleetError
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 HELP = "Train through failure, inject failure on purpose, account for every rank-second."
 app = typer.Typer(name="fleet", help=HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 console = Console(stderr=True)
+cli_plan.register(app)
 
 
 @app.command()

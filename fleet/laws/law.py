@@ -210,9 +210,15 @@ def _finite(name: str, result: Any, given: Iterable[tuple[str, Any]]) -> Any:
         if math.isfinite(result):
             return float(result)
     elif all(np.all(np.isfinite(number)) for number in _numbers(result)):
-        return result
+        return _plain(result) if dataclasses.is_dataclass(result) and not isinstance(result, type) else result
     inputs = ", ".join(f"{key} = {value!r}" for key, value in given)
     raise ConfigError(name, result, f"not a finite number for {inputs}", "These inputs lie outside what the formula can express.")
+
+
+def _plain(result: Any) -> Any:
+    """The same record with Python's own floats."""
+    changed = {f.name: value.item() for f in dataclasses.fields(result) if isinstance(value := getattr(result, f.name), np.generic)}
+    return dataclasses.replace(result, **changed) if changed else result
 
 
 def _numbers(result: Any) -> Iterator[Any]:

@@ -21,6 +21,7 @@ from fleet.cli import app
 from fleet.events import EVENTS
 from fleet.instructions import INSTRUCTIONS
 from fleet.laws import law
+from fleet.planning import inputs
 from fleet.plans import STORM
 
 ROOT = Path(__file__).parents[2]
@@ -57,6 +58,12 @@ def chaos_settings() -> str:
     return "\n".join(rows) + f"\n\n`storm` stands for `{STORM}`.\n"
 
 
+def plan_fields() -> str:
+    rows = ["| field | default | meaning |", "|---|---|---|"]
+    rows += [f"| `{name}` | {inputs.fields()[name].default} | {meaning} |" for name, meaning in inputs.meanings().items()]
+    return "\n".join(rows) + "\n"
+
+
 def _excerpt(path: str, last: str) -> list[str]:
     """Lines of the example's ``train``, from where its model is built up to the line ``last``."""
     source = (ROOT / path).read_text()
@@ -75,7 +82,13 @@ def loop_diff() -> str:
 
 
 PARTS = {
-    "docs/cli.md": {"run": lambda: options_of("run"), "chaos": chaos_settings, "report": lambda: options_of("report")},
+    "docs/cli.md": {
+        "run": lambda: options_of("run"),
+        "chaos": chaos_settings,
+        "report": lambda: options_of("report"),
+        "plan": lambda: options_of("plan"),
+        "plan fields": plan_fields,
+    },
     "docs/laws.md": {"laws": law.table},
     "README.md": {"diff": loop_diff},
 }

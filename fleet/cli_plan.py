@@ -1,0 +1,171 @@
+"""``fleet plan``: the answer as a table, as JSON, or as one page. Everything heavier than typer is imported when the command runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from fleet.planning.inputs import PlanInput
+    from fleet.planning.plan import Plan
+    from fleet.planning.sweep import Point, Sweep
+
+SLOW_S = 5.0
+"""A sweep that will take longer says so before it starts."""
+
+
+def plan(
+    gpus: Annotated[int, typer.Option(help="GPUs that train.")] = 16_384,
+    model: Annotated[str, typer.Option(help="Model, e.g. llama3-70b; a wrong one lists all.")] = "llama3-70b",
+    hardware: Annotated[str, typer.Option(help="Accelerator, e.g. h100; a wrong one lists all.")] = "h100",
+    fabric: Annotated[str, typer.Option(help="Network between nodes, e.g. ib-ndr; a wrong one lists all.")] = "ib-ndr",
+    tp: Annotated[int, typer.Option(help="Tensor-parallel ranks; 0: the best that fits.")] = 0,
+    pp: Annotated[int, typer.Option(help="Pipeline stages; 0: the best that fits.")] = 0,
+    dp: Annotated[int, typer.Option(help="Replicas; 0: gpus / (tp x pp).")] = 0,
+    zero: Annotated[int, typer.Option(help="ZeRO stage, 0 to 3.")] = 1,
+    recovery: Annotated[str, typer.Option(help="in-place, or restart of all ranks.")] = "in-place",
+    risk: Annotated[float, typer.Option(help="Accepted share of time with more nodes down than spares.")] = 0.01,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="field=value for any other field; repeatable. A wrong one lists all.")
+    ] = None,
+    sweep: Annotated[str, typer.Option(help="field=low:high:xN or field=low:high:+N, e.g. gpus=8:131072:x2.")] = "",
+    json_: Annotated[str, typer.Option("--json", help="Write the answer as JSON to this file; - for stdout.")] = "",
+    html: Annotated[str, typer.Option(help="Write one self-contained HTML page with plots to this file.")] = "",
+) -> None:
+    """What a fleet will do with a model, what it will lose, and what would help most."""
+    from fleet.planning.inputs import PlanInput, parse_pairs
+
+    named: dict[str, Any] = {"gpus": gpus, "model": model, "hardware": hardware, "fabric": fabric, "tp": tp, "pp": pp, "dp": dp,
+             "zero": zero, "recovery": recovery, "risk": risk}  # fmt: skip
+    asked = PlanInput(**(named | parse_pairs(set_ or [])))
+    if sweep:
+        _sweep(asked, sweep, json_, html)
+    else:
+        _answer(asked, json_, html)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to ``app``."""
+    app.command()(plan)
+
+
+def _answer(asked: PlanInput, json_: str, html: str) -> None:
+    from fleet.planning.plan import make_plan
+
+    answer = make_plan(asked)
+    _write(answer.to_dict(), json_)
+    if json_ != "-":
+        _show(answer)
+    if html:
+        from dashboards.plan_page import render_plan
+        from fleet.planning.sweep import run_sweep
+
+        Path(html).write_text(render_plan(answer, "gpus", [*run_sweep(asked, _around(asked))]))
+
+
+def _around(asked: PlanInput) -> Sweep:
+    """Fleets from a 16th of the size to 8 times it, for the page; the mapping is found anew where it was."""
+    from fleet.planning.sweep import Sweep
+
+    return Sweep("gpus", tuple(dict.fromkeys(max(1, round(asked.gpus * 2.0**power)) for power in range(-4, 4))))
+
+
+def _write(data: dict[str, Any], json_: str) -> None:
+    text = json.dumps(data, indent=2, allow_nan=False) + "\n" if json_ else ""
+    if json_ == "-":
+        sys.stdout.write(text)
+    elif json_:
+        Path(json_).write_text(text)
+
+
+# ---- tables ------------------------------------------------------------------------------------------------------------------------------
+
+
+def _show(answer: Plan) -> None:
+    from rich.console import Console
+
+    from fleet.planning.plan import notes
+    from fleet.planning.words import sections
+
+    out = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
+    for title, rows in sections(answer):
+        out.print(_table(title, rows))
+    for number, lever in enumerate(answer.levers, 1):
+        out.print(f"{number:3}. {lever.sentence}" if number > 1 else f"\n[bold]What would help most[/]\n{number:3}. {lever.sentence}")
+    for note in notes(answer):
+        out.print(f"[dim]{note}[/]")
+
+
+def _table(title: str, rows: list[tuple[str, ...]]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
+    for number in range(max(len(row) for row in rows)):
+        table.add_column(justify="right" if number == 1 else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _sweep(asked: PlanInput, text: str, json_: str, html: str) -> None:
+    from rich.console import Console
+
+    from fleet.planning.sweep import parse_sweep, run_sweep
+
+    what = parse_sweep(text)
+    points: list[Point] = []
+    aside = Console(stderr=True, highlight=False)
+    started_s = time.perf_counter()
+    try:
+        for point in run_sweep(asked, what):
+            points.append(point)
+            _progress(aside, len(points), len(what.values), time.perf_counter() - started_s)
+    except KeyboardInterrupt:
+        aside.print(f"interrupted: {len(points)} of {len(what.values)} points are kept")
+    rows = [{"value": point.value, "plan": point.plan.to_dict() if point.plan else None, "refusal": point.refusal} for point in points]
+    _write({"field": what.field, "complete": len(points) == len(what.values), "points": rows}, json_)
+    if json_ != "-":
+        _show_sweep(what.field, points)
+    best = max((point.plan for point in points if point.plan), key=lambda each: each.kept_tokens_per_s, default=None)
+    if html and best:
+        from dashboards.plan_page import render_plan
+
+        Path(html).write_text(render_plan(best, what.field, points))
+    if len(points) < len(what.values):
+        raise typer.Exit(130)
+
+
+def _progress(aside: Console, done: int, points: int, elapsed_s: float) -> None:
+    """How long it will take, once that is known and worth saying, and then every tenth of the way."""
+    left_s = elapsed_s / done * (points - done)
+    if elapsed_s + left_s > SLOW_S and (done == 3 or done % max(1, points // 10) == 0):
+        aside.print(f"{done} of {points} points, about {left_s:.0f} s left; Ctrl-C keeps what there is")
+
+
+def _show_sweep(field: str, points: list[Point]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from fleet.planning.words import sweep_row
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in (field, "tp x pp x dp", "MFU", "MTBF", "goodput", "spares", "tokens/s kept", "days", "USD", "t CO2"):
+        table.add_column(name, justify="right")
+    refused = [point for point in points if point.plan is None]
+    for point in points:
+        table.add_row(*sweep_row(point))
+    out = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    out.print(table)
+    for point in refused:
+        where = "" if point.refusal.startswith(f"{field} = {point.value}:") else f"{field} = {point.value}: "
+        out.print(f"[dim]{where}{point.refusal}[/]")
