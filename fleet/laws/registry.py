@@ -17,6 +17,8 @@ def find(field: str, name: str, known: Mapping[str, T]) -> T:
     Raises:
         ConfigError: no such name; the way out names the nearest one and all others.
     """
+    if name in known:
+        return known[name]
     plain = {_plain(key): value for key, value in known.items()}
     if _plain(name) in plain:
         return plain[_plain(name)]
