@@ -3,8 +3,9 @@
 Accounting: a step is compute on all cores, about twice as long as the plain copy, and then the state changes. With a snapshot, the copy of
 the state runs beside the compute. ``blocked`` is all that the loop itself spends on it (to begin, and to wait before the state changes).
 The copy is not free beyond that: its core and its memory bandwidth are taken from the compute, which has both to itself otherwise. With
-``n`` busy cores a copy that keeps one core for ``c`` lengthens a step by ``c / n`` at best; that is what the inflation shows. Steps with
-and without snapshots take turns. ``adamw`` is the same with the optimizer's own step instead of a token change.
+``n`` busy cores a copy that keeps one core for ``c`` lengthens a step by ``c / n`` at best; that is what the inflation shows, and
+``core_time`` is the same in core-seconds, which other processes disturb less. Steps with and without snapshots take turns. ``adamw`` is the
+same with the optimizer's own step instead of a token change.
 """
 
 from __future__ import annotations
@@ -114,7 +115,9 @@ def _steps(training: Training, fleet: Fleet, change: Callable[[], object], name:
         fleet.step(change)
     for turn in range(count):
         for kind, step in ((("plain", plain), ("fleet", ours)), (("fleet", ours), ("plain", plain)))[turn % 2]:
+            begin_s = time.process_time()
             samples[f"{kind}_{name}step_ms"].append(_timed_ms(step))
+            samples[f"{kind}_{name}core_ms"].append((time.process_time() - begin_s) * 1e3)
 
 
 def _others(training: Training, count: int, samples: Samples) -> None:
@@ -146,7 +149,7 @@ def measure(quick: bool) -> dict[str, Any]:
     warnings.simplefilter("ignore")
     training = Training(QUICK_BLOCKS if quick else BLOCKS)
     names = ["tensor_copy_ms", "memmove_ms", "compute_round_ms", "torch_save_ms", "dcp_save_ms", "dcp_async_blocked_ms"]
-    names += [f"{kind}_{change}{what}_ms" for change in ("", "adamw_") for kind, what in (("plain", "step"), ("fleet", "step"))]
+    names += [f"{kind}_{change}{what}_ms" for change in ("", "adamw_") for kind in ("plain", "fleet") for what in ("step", "core")]
     samples: Samples = {name: [] for name in (*names, "fleet_blocked_ms", "fleet_adamw_blocked_ms")}
     memcpy_ms = _memcpy(training, samples)
     fleet, steps = Fleet(training), QUICK_STEPS if quick else STEPS
@@ -177,6 +180,7 @@ def _figures(medians: dict[str, float], memcpy_ms: float) -> dict[str, float]:
         "fleet_step_inflation_ratio": medians["fleet_step_ms"] / medians["plain_step_ms"],
         "fleet_adamw_blocked_ms": medians["fleet_adamw_blocked_ms"],
         "fleet_adamw_step_inflation_ratio": medians["fleet_adamw_step_ms"] / medians["plain_adamw_step_ms"],
+        "fleet_core_time_inflation_ratio": medians["fleet_core_ms"] / medians["plain_core_ms"],
         "plain_step_over_memcpy_ratio": medians["plain_step_ms"] / memcpy_ms,
     }
 
