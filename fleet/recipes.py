@@ -65,12 +65,12 @@ def local_cluster(settings: RunSettings) -> Iterator[LocalCluster]:
         yield cluster
 
 
-def make_machine(settings: RunSettings, store_url: str, rate_per_s: float, resume: bool, now_s: float) -> FleetMachine:
+def make_machine(settings: RunSettings, store_url: str, run: str, rate_per_s: float, resume: bool, now_s: float) -> FleetMachine:
     """The decision core with its policies; the newest durable checkpoint is looked up when a run is resumed."""
     law = settings.checkpoint
     recovery = ReformPromoteRegrow(settings.budgets, settings.timeouts.start_s)
     interval = CheckpointInterval(law=law.policy, interval_s=law.interval_s)
-    newest = newest_checkpoint(store_url) if resume else None
+    newest = newest_checkpoint(store_url, run) if resume else None
     return FleetMachine(settings, recovery, placement, interval, checkpoint=newest, checkpoint_rate_per_s=rate_per_s, now_s=now_s)
 
 
@@ -110,7 +110,7 @@ class LiveRun:
         self._done = threading.Event()
 
     def _spec(self) -> CoordinatorSpec:
-        plan, url = self.plan, self.store_url
+        plan, url, name = self.plan, self.store_url, self.plan.name
         settings, resume, rate_per_s = plan.settings, plan.resume, durable_rate_per_s(plan)
         first = RunStarted(VERSION, plan.name, 0.0, unix_time_s(), settings.world, settings.spares, settings.shards, describe(plan))
         return CoordinatorSpec(
@@ -118,8 +118,8 @@ class LiveRun:
             host=HOST,
             port=self.port,
             cluster=plan.name if not resume else f"{plan.name}-{secrets.token_hex(4)}",
-            machine=lambda now_s: make_machine(settings, url, rate_per_s, resume, now_s),
-            store=lambda: RetainingStore(url, settings.checkpoint.keep),
+            machine=lambda now_s: make_machine(settings, url, name, rate_per_s, resume, now_s),
+            store=lambda: RetainingStore(url, settings.checkpoint.keep, name),
             started=lambda now_s: dataclasses.replace(first, at_s=now_s),
             mirror=(lambda: JournalMirror(url).copy) if not url.startswith("file://") else None,
         )
@@ -163,7 +163,7 @@ class LiveRun:
         settings = self.plan.settings
         # Ranks get the user's module with the function: they need not find its file.
         cloudpickle.register_pickle_by_value(sys.modules[self.plan.train.__module__])
-        spec = RankSpec(settings, self.shm, HOST, self.plan.train, functools.partial(Parts, self.store_url))
+        spec = RankSpec(settings, self.shm, HOST, self.plan.train, functools.partial(Parts, self.store_url, self.plan.name))
         return fit(
             rank_main,
             {"spec": spec},

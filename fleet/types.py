@@ -102,12 +102,16 @@ def apply_delta(base: View, delta: ViewDelta) -> View:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One rank's file of a durable checkpoint. ``tensors`` are the indices of the state's tensors that it holds."""
+    """One rank's file of a durable checkpoint. ``tensors`` are the indices of the state's tensors that it holds.
+
+    ``sha256`` is the store's digest of the file, ``layout`` where in it each tensor lies; both mean something to the store alone.
+    """
 
     name: str
     bytes: int
     sha256: str
     tensors: tuple[int, ...]
+    layout: str = ""
 
 
 @dataclass(frozen=True, slots=True)

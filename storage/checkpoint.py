@@ -1,76 +1,101 @@
-"""Plain durable checkpoints: ``URL/checkpoints/ID/part-00000-of-00004.pt`` ... and ``manifest.json``, which is put last.
+"""Durable checkpoints: ``URL/checkpoints/ID/`` holds ``__0_0.distcp`` ..., ``.metadata`` and ``manifest.json``, which is put last.
 
-Ranks write parts, each its own; the coordinator puts the manifest once all are there. A checkpoint without a manifest does not exist, so
-whoever dies in between leaves nothing but files that the next :meth:`CheckpointStore.retain` sweeps up.
+Ranks write parts, each its own; once all are there the coordinator puts the index of ``torch.distributed.checkpoint``, then the manifest.
+A checkpoint without a manifest does not exist, so whoever dies in between leaves nothing but files that the next
+:meth:`CheckpointStore.retain` sweeps up.
 """
 
 from __future__ import annotations
 
-import hashlib
-import io
 import logging
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, BinaryIO
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from fleet.instructions import CommitCheckpoint
 from fleet.types import Part
-from storage.files import Files, open_files
-from storage.manifest import MANIFEST, CheckpointDamaged, Manifest, check_parts, decode_manifest, encode_manifest, part_name, safe_name
+from storage.files import Files, open_files, put
+from storage.manifest import MANIFEST, CheckpointDamaged, Manifest, check_parts, decode_manifest, encode_manifest, safe_name
+from storage.points import reach
+from storage.urls import redact
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from storage.layout import Piece
+
 DIRECTORY = "checkpoints"
-CHUNK_BYTES = 1 << 22
 
 _log = logging.getLogger(__name__)
 
 
-def write_part(url: str, checkpoint: str, index: int, count: int, tensors: Iterable[tuple[int, Tensor]], **options: Any) -> Part:
+def checkpoint_files(url: str, **options: Any) -> Files:
+    """Where the checkpoints of ``url`` lie."""
+    return open_files(f"{url.rstrip('/')}/{DIRECTORY}", **options)
+
+
+def write_part(
+    url: str, checkpoint: str, index: int, count: int, tensors: Iterable[tuple[int, Tensor] | Piece], **options: Any
+) -> Part:  # fmt: skip
     """Write part ``index`` of ``count`` and return what it is; durable when this returns.
 
-    ``tensors`` are (index in the training state, tensor), on any device; a view into larger storage is written as itself alone.
+    ``tensors`` are (index in the training state, tensor), on any device, or rectangles of tensors; a view into larger storage is written
+    as itself alone.
 
     Raises:
         OSError: the store failed, or the checkpoint is committed already (FileExistsError).
     """
-    import torch
+    from storage import dcp, layout
 
-    files = _files(url, options)
+    if not 0 <= index < count:
+        raise ValueError(f"part {index} of {count}")
+    files = checkpoint_files(url, **options)
     if files.size(f"{safe_name(checkpoint)}/{MANIFEST}") is not None:
         raise FileExistsError(f"checkpoint {checkpoint} is committed: its parts must not change")
-    held = {number: _alone(tensor) for number, tensor in tensors}
-    name = part_name(index, count)
-    with files.writing(f"{checkpoint}/{name}") as file:
-        hashing = _Hashing(file)
-        torch.save(held, hashing)
-    return Part(name, hashing.bytes, hashing.digest.hexdigest(), tuple(held))
+    pieces = [layout.Piece.whole(*item) if isinstance(item, tuple) else item for item in tensors]
+    return dcp.write_pieces(files, checkpoint, index, pieces)
 
 
 class CheckpointStore:
-    """A ``CheckpointPort`` over any fsspec URL. ``options`` go to fsspec. Methods raise OSError when the store fails."""
+    """A ``CheckpointPort`` over any fsspec URL.
 
-    def __init__(self, url: str, **options: Any) -> None:
-        self._files = _files(url, options)
+    Args:
+        run: name of the run; checkpoints of another are refused. "" takes any.
+        options: for :func:`storage.files.open_files` (credentials, endpoint, time-outs).
+
+    Methods raise OSError when the store fails.
+    """
+
+    def __init__(self, url: str, *, run: str = "", **options: Any) -> None:
+        self.url, self.run = redact(url), run
+        self._files = checkpoint_files(url, **options)
 
     def commit(self, order: CommitCheckpoint) -> int:
         """Put the manifest, after every part was found with its size. Returns total bytes. To commit the same again changes nothing.
 
         Raises:
-            CheckpointDamaged: a part is missing or has another size.
+            CheckpointDamaged: a part is missing, has another size, or does not fit the others.
             FileExistsError: the checkpoint is committed already, with other parts.
         """
-        check_parts(order.checkpoint, order.parts)
-        manifest = Manifest(order.checkpoint, order.state, order.parts, order.meta)
-        for part in order.parts:
-            self._check_size(order.checkpoint, part)
-        name, data = f"{safe_name(order.checkpoint)}/{MANIFEST}", encode_manifest(manifest)
-        if self._files.size(name) is None:
-            with self._files.writing(name) as file:
-                file.write(data)
-        elif self._read(name) != data:
-            raise FileExistsError(f"checkpoint {order.checkpoint} is committed already, with other parts")
+        from storage import dcp, layout, restore
+
+        checkpoint = safe_name(order.checkpoint)
+        check_parts(checkpoint, order.parts)
+        layout.check_cover(checkpoint, (entry for part in order.parts for entry in layout.decode_layout(checkpoint, part)))
+        restore.check_sizes(self._files, checkpoint, order.parts)
+        reach("commit: parts checked")
+        if self._committed(checkpoint):
+            return self._again(order)
+        files = dcp.write_index(self._files, checkpoint, order.parts, order.meta)
+        manifest = Manifest(checkpoint, order.state, order.parts, order.meta, self.run, files)
+        put(self._files, f"{checkpoint}/{MANIFEST}", encode_manifest(manifest))
+        reach("commit: manifest written")
         return manifest.bytes
+
+    def _again(self, order: CommitCheckpoint) -> int:
+        there = self.manifest(order.checkpoint)
+        if (there.state, there.parts, there.meta) != (order.state, order.parts, order.meta):
+            raise FileExistsError(f"checkpoint {order.checkpoint} is committed already, with other parts")
+        return there.bytes
 
     def newest(self) -> str | None:
         """Id of the newest committed checkpoint, damaged or not."""
@@ -81,29 +106,32 @@ class CheckpointStore:
         return tuple(name for name in reversed(self._names()) if self._committed(name))
 
     def manifest(self, checkpoint: str) -> Manifest:
-        """Raises CheckpointDamaged when it cannot be read, FileNotFoundError when the checkpoint does not exist."""
-        return decode_manifest(checkpoint, self._read(f"{safe_name(checkpoint)}/{MANIFEST}"))
+        """Raises CheckpointDamaged when it cannot be used, FileNotFoundError when the checkpoint does not exist."""
+        return decode_manifest(checkpoint, self._files.read(f"{safe_name(checkpoint)}/{MANIFEST}"), self.run)
 
     def load(self, checkpoint: str) -> tuple[str, dict[int, Tensor]]:
-        """(meta, {index: tensor on the CPU}), each part compared with its SHA-256 first.
+        """(meta, {index: tensor on the CPU}), each part compared with its SHA-256.
 
         Raises:
             CheckpointDamaged: names the part that is missing, cut short or altered.
         """
-        manifest, tensors = self.manifest(checkpoint), dict[int, "Tensor"]()
-        for part in manifest.parts:
-            tensors.update(_loaded(checkpoint, part, self._verified(checkpoint, part)))
-        return manifest.meta, tensors
+        from storage.restore import load_tensors
+
+        manifest = self.manifest(checkpoint)
+        reach("restore: manifest read")
+        return manifest.meta, load_tensors(self._files, checkpoint, manifest.parts)
 
     def verify(self, checkpoint: str) -> Manifest:
-        """Read every part and compare it with its SHA-256, without keeping it. Raises like :meth:`load`."""
+        """Read every file and compare it with its SHA-256, without keeping it. Raises like :meth:`load`."""
+        from storage.restore import read_verified
+
         manifest = self.manifest(checkpoint)
-        for part in manifest.parts:
-            self._digest(checkpoint, part, None)
+        reach("restore: manifest read")
+        read_verified(self._files, checkpoint, manifest.all_files, {})
         return manifest
 
     def newest_valid(self) -> str | None:
-        """Id of the newest checkpoint whose every part is undamaged; newer ones are passed over with a warning that says why."""
+        """Id of the newest checkpoint whose every file is undamaged; newer ones are passed over with a warning that says why."""
         for name in self._names():
             if self._committed(name):
                 try:
@@ -117,6 +145,7 @@ class CheckpointStore:
     def delete(self, checkpoint: str) -> None:
         """The manifest first: a deletion that is cut short leaves no checkpoint, never half of one."""
         self._files.remove(f"{safe_name(checkpoint)}/{MANIFEST}")
+        reach("delete: manifest gone")
         self._files.remove(checkpoint)
 
     def retain(self, keep: int) -> tuple[str, ...]:
@@ -126,16 +155,23 @@ class CheckpointStore:
         """
         if keep < 1:
             raise ValueError(f"keep = {keep}: at least one checkpoint must stay")
-        kept = 0
-        doomed: tuple[str, ...] = ()
-        for name in self._names():
-            committed = self._committed(name)
-            if (committed and kept >= keep) or (kept and not committed):
-                doomed = (*doomed, name)
-            kept += committed
+        names = self._names()
+        committed = [name for name in names if self._committed(name)]
+        kept = committed[:keep]
+        doomed = [name for name in names if kept and name < kept[0] and name not in kept]
+        reach("retain: looked around")
+        self._sweep(kept)
         for name in doomed:
+            reach("retain: about to delete")
             self.delete(name)
-        return doomed
+        reach("retain: swept")
+        return tuple(doomed)
+
+    def _sweep(self, kept: Sequence[str]) -> None:
+        """What writers who died have left in checkpoints that are done, or older than the newest."""
+        for name, handle in self._files.unfinished():
+            if kept and name <= kept[0]:
+                self._files.drop(handle)
 
     # ---- inside ------------------------------------------------------------------------------------------------------------------------
 
@@ -145,66 +181,3 @@ class CheckpointStore:
 
     def _committed(self, checkpoint: str) -> bool:
         return self._files.size(f"{checkpoint}/{MANIFEST}") is not None
-
-    def _read(self, name: str) -> bytes:
-        with self._files.read(name) as file:
-            return file.read()
-
-    def _check_size(self, checkpoint: str, part: Part) -> None:
-        size = self._files.size(f"{safe_name(checkpoint)}/{safe_name(part.name)}")
-        if size is None:
-            raise CheckpointDamaged(f"checkpoint {checkpoint}: {part.name} is missing")
-        if size != part.bytes:
-            raise CheckpointDamaged(f"checkpoint {checkpoint}: {part.name} has {size} bytes, {part.bytes} were written")
-
-    def _verified(self, checkpoint: str, part: Part) -> io.BytesIO:
-        data = io.BytesIO()
-        self._digest(checkpoint, part, data)
-        data.seek(0)
-        return data
-
-    def _digest(self, checkpoint: str, part: Part, copy: io.BytesIO | None) -> None:
-        self._check_size(checkpoint, part)
-        digest = hashlib.sha256()
-        with self._files.read(f"{checkpoint}/{part.name}") as file:
-            while chunk := file.read(CHUNK_BYTES):
-                digest.update(chunk)
-                if copy is not None:
-                    copy.write(chunk)
-        if digest.hexdigest() != part.sha256:
-            raise CheckpointDamaged(f"checkpoint {checkpoint}: {part.name} does not match its SHA-256")
-
-
-class _Hashing:
-    """A file that is only written to, in order, with a running digest."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self.digest, self.bytes = file, hashlib.sha256(), 0
-
-    def write(self, data: bytes) -> int:
-        self.digest.update(data)
-        self.bytes += len(data)
-        self._file.write(data)
-        return len(data)
-
-    def flush(self) -> None:
-        self._file.flush()
-
-
-def _files(url: str, options: Mapping[str, Any]) -> Files:
-    return open_files(f"{url.rstrip('/')}/{DIRECTORY}", **options)
-
-
-def _alone(tensor: Tensor) -> Tensor:
-    """On the CPU, and without the rest of the storage that it may be a view into, which torch.save would write too."""
-    tensor = tensor.detach().cpu().contiguous()
-    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
-
-
-def _loaded(checkpoint: str, part: Part, data: io.BytesIO) -> dict[int, Tensor]:
-    import torch
-
-    tensors: dict[int, Tensor] = torch.load(data, map_location="cpu", weights_only=True)
-    if tuple(tensors) != part.tensors:
-        raise CheckpointDamaged(f"checkpoint {checkpoint}: {part.name} holds tensors {tuple(tensors)}, the manifest says {part.tensors}")
-    return tensors

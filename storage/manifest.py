@@ -16,11 +16,14 @@ from typing import Any
 from fleet.errors import FleetError
 from fleet.types import Part, StateId
 
-VERSION = 1
+FORMAT = "fleet-checkpoint"
+VERSION = 2
 MANIFEST = "manifest.json"
+METADATA = ".metadata"
+"""What ``torch.distributed.checkpoint`` reads first."""
 
 _ID = re.compile(r"(\d{6})-(\d{12})-g(\d{8})")
-_SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_SAFE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
 class CheckpointDamaged(FleetError, OSError):
@@ -29,16 +32,25 @@ class CheckpointDamaged(FleetError, OSError):
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A committed checkpoint: its state, its parts, and ``meta``, which is opaque here."""
+    """A committed checkpoint: its state, its parts, and ``meta``, which is opaque here.
+
+    ``run`` is the run that wrote it, or "" where none was named. ``files`` are those beside the ranks' parts, without tensors.
+    """
 
     checkpoint: str
     state: StateId
     parts: tuple[Part, ...]
     meta: str
+    run: str = ""
+    files: tuple[Part, ...] = ()
+
+    @property
+    def all_files(self) -> tuple[Part, ...]:
+        return (*self.parts, *self.files)
 
     @property
     def bytes(self) -> int:
-        return sum(part.bytes for part in self.parts)
+        return sum(part.bytes for part in self.all_files)
 
 
 def checkpoint_id(state: StateId, generation: int) -> str:
@@ -64,58 +76,75 @@ def parse_checkpoint_id(checkpoint: str) -> tuple[StateId, int]:
 
 def safe_name(name: str) -> str:
     """``name``, which is safe as one component of a path. Raises ValueError for one that is not."""
-    if not _SAFE.fullmatch(name):
+    if not _SAFE.fullmatch(name) and name != METADATA:
         raise ValueError(f"{name!r} cannot be a file name: letters, digits, dot, dash and underscore only")
     return name
 
 
-def part_name(index: int, count: int) -> str:
-    """File name of part ``index`` of ``count``."""
-    return f"part-{index:05d}-of-{count:05d}.pt"
-
-
 def check_parts(checkpoint: str, parts: Sequence[Part]) -> None:
-    """Raises CheckpointDamaged when there are no parts, or two hold the same file or tensor."""
-    files = Counter(safe_name(part.name) for part in parts)
-    tensors = Counter(str(index) for part in parts for index in part.tensors)
+    """Raises CheckpointDamaged when there are no parts, two are the same file, or a tensor is in none of them."""
     if not parts:
         raise CheckpointDamaged(f"checkpoint {checkpoint} has no parts")
-    for what, found in (("file", files), ("tensor", tensors)):
-        doubled = [item for item, count in found.items() if count > 1]
-        if doubled:
-            raise CheckpointDamaged(f"checkpoint {checkpoint}: {what} {', '.join(doubled)} is in two parts")
+    doubled = [name for name, count in Counter(safe_name(part.name) for part in parts).items() if count > 1]
+    if doubled:
+        raise CheckpointDamaged(f"checkpoint {checkpoint}: file {', '.join(doubled)} is in two parts")
+    held = {index for part in parts for index in part.tensors}
+    missing = sorted(set(range(max(held, default=-1) + 1)) - held)
+    if missing:
+        raise CheckpointDamaged(f"checkpoint {checkpoint}: tensor {', '.join(map(str, missing))} is in no part")
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
     """JSON, with a SHA-256 over the rest of it."""
     body = {
+        "format": FORMAT,
         "version": VERSION,
+        "run": manifest.run,
         "checkpoint": manifest.checkpoint,
         "lineage": manifest.state.lineage,
         "step": manifest.state.step,
         "meta": manifest.meta,
-        "parts": [{"name": p.name, "bytes": p.bytes, "sha256": p.sha256, "tensors": list(p.tensors)} for p in manifest.parts],
+        "parts": [_file(part) | {"tensors": list(part.tensors), "layout": part.layout} for part in manifest.parts],
+        "files": [_file(part) for part in manifest.files],
     }
     return json.dumps(body | {"sha256": _digest(body)}, indent=1, sort_keys=True).encode()
 
 
-def decode_manifest(checkpoint: str, data: bytes) -> Manifest:
-    """Inverse of :func:`encode_manifest`. Raises CheckpointDamaged when it is damaged, of another version or of another checkpoint."""
+def _file(part: Part) -> dict[str, Any]:
+    return {"name": part.name, "bytes": part.bytes, "sha256": part.sha256}
+
+
+def decode_manifest(checkpoint: str, data: bytes, run: str = "") -> Manifest:
+    """Inverse of :func:`encode_manifest`.
+
+    Raises:
+        CheckpointDamaged: it is damaged, or of another format version, checkpoint or run (where ``run`` is named).
+    """
     try:
         body = json.loads(data)
         digest = body.pop("sha256")
-        if body["version"] != VERSION:
-            raise CheckpointDamaged(f"checkpoint {checkpoint}: the manifest has version {body['version']}, this is version {VERSION}")
-        parts = tuple(Part(p["name"], p["bytes"], p["sha256"], tuple(p["tensors"])) for p in body["parts"])
-        manifest = Manifest(body["checkpoint"], StateId(body["lineage"], body["step"]), parts, body["meta"])
+        _check_version(checkpoint, body)
+        parts = tuple(Part(p["name"], p["bytes"], p["sha256"], tuple(p["tensors"]), p["layout"]) for p in body["parts"])
+        files = tuple(Part(p["name"], p["bytes"], p["sha256"], ()) for p in body["files"])
+        manifest = Manifest(body["checkpoint"], StateId(body["lineage"], body["step"]), parts, body["meta"], body["run"], files)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointDamaged(f"checkpoint {checkpoint}: the manifest cannot be read: {error}") from error
     if digest != _digest(body):
         raise CheckpointDamaged(f"checkpoint {checkpoint}: the manifest does not match its SHA-256")
     if manifest.checkpoint != checkpoint:
         raise CheckpointDamaged(f"checkpoint {checkpoint}: the manifest is that of {manifest.checkpoint}")
+    if run and manifest.run != run:
+        raise CheckpointDamaged(f"checkpoint {checkpoint}: the manifest is that of run {manifest.run!r}, not of {run!r}")
     check_parts(checkpoint, parts)
     return manifest
+
+
+def _check_version(checkpoint: str, body: dict[str, Any]) -> None:
+    version = body["version"]
+    if version == VERSION:
+        return
+    way_out = "use the newer Fleet that wrote it" if isinstance(version, int) and version > VERSION else "it was written by an older Fleet"
+    raise CheckpointDamaged(f"checkpoint {checkpoint}: the manifest has format version {version}, this Fleet reads {VERSION}: {way_out}")
 
 
 def _digest(body: dict[str, Any]) -> str:

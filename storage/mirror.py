@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-import fsspec
+from storage.blocks import BLOCK_BYTES, BlockStream
+from storage.files import open_files
+
+JOURNAL = "journal.jsonl"
 
 
 class JournalMirror:
     """Copies a growing local file to ``URL/journal.jsonl``, whole: object stores cannot append. Does nothing when nothing was added."""
 
-    def __init__(self, url: str) -> None:
-        self._files, root = fsspec.core.url_to_fs(url)
-        self._target = f"{root.rstrip('/')}/journal.jsonl"
+    def __init__(self, url: str, **options: Any) -> None:
+        self._files = open_files(url, **options)
         self._copied_bytes = -1
 
     def copy(self, journal: Path) -> bool:
@@ -20,14 +23,17 @@ class JournalMirror:
         size = journal.stat().st_size
         if size == self._copied_bytes:
             return False
-        self._files.put_file(str(journal), self._target)
+        with journal.open("rb") as source, self._files.writing(JOURNAL) as sink, BlockStream(sink) as stream:
+            while chunk := source.read(BLOCK_BYTES):
+                stream.write(chunk)
+            stream.finish()
         self._copied_bytes = size
         return True
 
     def fetch(self, journal: Path) -> bool:
         """Bring the copy back to ``journal`` when there is none; for a run that is resumed on another machine."""
-        if journal.exists() or not self._files.exists(self._target):
+        if journal.exists() or self._files.size(JOURNAL) is None:
             return False
         journal.parent.mkdir(parents=True, exist_ok=True)
-        self._files.get_file(self._target, str(journal))
+        journal.write_bytes(self._files.read(JOURNAL))
         return True

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from fleet.launch.local import LocalCluster
+from tests.support.seaweed import SeaweedServer, serving
 
 
 @pytest.fixture(scope="session")
@@ -15,3 +16,10 @@ def cluster() -> Iterator[LocalCluster]:
     with LocalCluster(nodes=3, slots_per_node=2) as running:
         running.connect()
         yield running
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeaweedServer]:
+    """An object store of this session's own. Who stops or kills one starts one."""
+    with serving(tmp_path_factory.mktemp("seaweed")) as server:
+        yield server

@@ -1,8 +1,12 @@
-"""One suite for every place where checkpoints may lie. Set FLEET_TEST_S3 to the URL of a bucket of a test server to run it there too."""
+"""One suite for every place where checkpoints may lie: a directory, memory, and a real object store."""
 
 from __future__ import annotations
 
-import os
+import base64
+import itertools
+import pickle
+import subprocess
+import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,20 +15,33 @@ import fsspec
 import pytest
 import torch
 
+from actors.rank.state import TrackedState
 from fleet.instructions import CommitCheckpoint
 from fleet.ports import CheckpointPort
 from fleet.types import Part, StateId
-from storage.checkpoint import CheckpointStore, write_part
+from storage.blocks import BLOCK_BYTES
+from storage.checkpoint import CheckpointStore, checkpoint_files, write_part
+from storage.files import put
+from storage.layout import Piece
 from storage.manifest import CheckpointDamaged, checkpoint_id
+from tests.support.seaweed import SeaweedServer
 
-PLACES = ["file", "path", "memory", *(["s3"] if "FLEET_TEST_S3" in os.environ else [])]
+META = base64.b85encode(pickle.dumps({"cursor": {"epoch": 3}})).decode()
+"""A skeleton with a value, so that there is a file for it."""
+
+PLACES = ["file", "path", "memory", "s3"]
 
 
 @pytest.fixture(params=PLACES)
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     name = uuid.uuid4().hex
-    here = {"file": f"file://{tmp_path}/{name}", "path": f"{tmp_path}/{name}/", "memory": f"memory://{name}"}
-    yield here.get(request.param) or f"{os.environ['FLEET_TEST_S3'].rstrip('/')}/{name}"
+    if request.param == "s3":
+        server: SeaweedServer = request.getfixturevalue("s3")
+        for variable, value in server.environment.items():
+            monkeypatch.setenv(variable, value)
+        yield server.url(name)
+    else:
+        yield {"file": f"file://{tmp_path}/{name}", "path": f"{tmp_path}/{name}/", "memory": f"memory://{name}"}[request.param]
     if request.param == "memory":
         fsspec.filesystem("memory").rm(f"/{name}", recursive=True) if fsspec.filesystem("memory").exists(f"/{name}") else None
 
@@ -54,7 +71,7 @@ def parts_of(url: str, checkpoint: str, tensors: dict[int, torch.Tensor], count:
     )
 
 
-def order(checkpoint: str, parts: tuple[Part, ...], step: int = 7, meta: str = "meta") -> CommitCheckpoint:
+def order(checkpoint: str, parts: tuple[Part, ...], step: int = 7, meta: str = META) -> CommitCheckpoint:
     return CommitCheckpoint(checkpoint, StateId(0, step), parts, meta, 0.0, 0.0)
 
 
@@ -64,18 +81,12 @@ def save(url: str, step: int, lineage: int = 0) -> str:
     return checkpoint
 
 
-def place(url: str, checkpoint: str, part: Part) -> str:
-    return f"{url.rstrip('/')}/checkpoints/{checkpoint}/{part.name}"
+def overwrite(url: str, name: str, data: bytes) -> None:
+    put(checkpoint_files(url), name, data)
 
 
-def overwrite(path: str, data: bytes) -> None:
-    with fsspec.open(path, "wb") as file:
-        file.write(data)
-
-
-def content(path: str) -> bytes:
-    with fsspec.open(path, "rb") as file:
-        return bytes(file.read())
+def content(url: str, name: str) -> bytes:
+    return checkpoint_files(url).read(name)
 
 
 def test_comes_back_as_it_was(url: str, store: CheckpointStore) -> None:
@@ -83,7 +94,8 @@ def test_comes_back_as_it_was(url: str, store: CheckpointStore) -> None:
     tensors = state(1)
     parts = parts_of(url, "c", tensors)
     assert port.newest() is None, "parts alone are no checkpoint"
-    assert port.commit(order("c", parts, meta='{"epoch": 1}')) == sum(part.bytes for part in parts)
+    size = port.commit(order("c", parts, meta='{"epoch": 1}'))
+    assert size == sum(part.bytes for part in store.manifest("c").all_files) > sum(part.bytes for part in parts)
     meta, loaded = store.load("c")
     assert meta == '{"epoch": 1}'
     assert set(loaded) == set(tensors)
@@ -93,8 +105,8 @@ def test_comes_back_as_it_was(url: str, store: CheckpointStore) -> None:
 
 def test_layout_and_recorded_parts(url: str) -> None:
     part = write_part(url, "c", 3, 4, [(5, torch.ones(3))])
-    assert (part.name, part.tensors) == ("part-00003-of-00004.pt", (5,))
-    assert len(content(place(url, "c", part))) == part.bytes
+    assert (part.name, part.tensors) == ("__3_0.distcp", (5,))
+    assert len(content(url, f"c/{part.name}")) == part.bytes
 
 
 def test_a_view_does_not_drag_its_storage_along(url: str) -> None:
@@ -111,53 +123,163 @@ def test_newest_and_list_follow_lineage_then_step(url: str, store: CheckpointSto
 
 def test_commit_needs_every_part_whole(url: str, store: CheckpointStore) -> None:
     parts = parts_of(url, "c", state(1))
-    missing = Part("part-00002-of-00003.pt", 10, "", (9,))
-    with pytest.raises(CheckpointDamaged, match="part-00002-of-00003.pt is missing"):
+    missing = Part("__2_0.distcp", 10, "", (6,), '[[6,0,10,-1,"float32",[1],[0],[1]]]')
+    with pytest.raises(CheckpointDamaged, match="__2_0.distcp is missing"):
         store.commit(order("c", (*parts, missing)))
-    path = place(url, "c", parts[1])
-    overwrite(path, content(path)[:-1])
-    with pytest.raises(CheckpointDamaged, match=f"part-00001-of-00002.pt has {parts[1].bytes - 1} bytes"):
+    name = f"c/{parts[1].name}"
+    overwrite(url, name, content(url, name)[:-1])
+    with pytest.raises(CheckpointDamaged, match=f"__1_0.distcp has {parts[1].bytes - 1} bytes"):
         store.commit(order("c", parts))
     assert store.newest() is None
 
 
+def test_commit_needs_every_tensor_once(url: str, store: CheckpointStore) -> None:
+    parts = parts_of(url, "c", state(1), count=3)
+    with pytest.raises(CheckpointDamaged, match="tensor 1, 4 is in no part"):
+        store.commit(order("c", (parts[0], parts[2], write_part(url, "c", 1, 3, [(6, torch.ones(1))]))))
+    with pytest.raises(CheckpointDamaged, match="tensor 2 is in two parts"):
+        store.commit(order("c", (*parts[:2], write_part(url, "c", 2, 3, [(2, torch.tensor(1)), (2, torch.tensor(1)), (5, torch.ones(1))]))))
+
+
 @pytest.mark.parametrize("damage", ["torn", "flipped", "gone"])
-def test_a_damaged_part_is_named_and_an_older_checkpoint_is_found(url: str, store: CheckpointStore, damage: str) -> None:
+@pytest.mark.parametrize("victim", ["__1_0.distcp", "__2_0.distcp", ".metadata"])
+def test_a_damaged_file_is_named_and_an_older_checkpoint_is_found(url: str, store: CheckpointStore, damage: str, victim: str) -> None:
     older, newer = save(url, 1), save(url, 2)
-    part = store.manifest(newer).parts[1]
-    path = place(url, newer, part)
-    data = content(path)
+    name = f"{newer}/{victim}"
+    data = content(url, name)
     if damage == "gone":
-        system, bare = fsspec.core.url_to_fs(path)
-        system.rm(bare)
+        checkpoint_files(url).remove(name)
     else:
-        overwrite(path, data[: len(data) // 2] if damage == "torn" else data[:-200] + bytes([data[-200] ^ 1]) + data[-199:])
-    with pytest.raises(CheckpointDamaged, match=f"checkpoint {newer}: {part.name}"):
-        store.load(newer)
+        overwrite(url, name, data[: len(data) // 2] if damage == "torn" else data[:-200] + bytes([data[-200] ^ 1]) + data[-199:])
+    if victim == "__1_0.distcp":
+        with pytest.raises(CheckpointDamaged, match=f"checkpoint {newer}: {victim}"):
+            store.load(newer)
+    with pytest.raises(CheckpointDamaged, match=f"checkpoint {newer}: {victim}"):
+        store.verify(newer)
     assert store.newest() == newer
     assert store.newest_valid() == older
-    assert store.load(older)[0] == "meta"
+    assert store.load(older)[0] == META
 
 
 def test_a_damaged_manifest_is_passed_over(url: str, store: CheckpointStore) -> None:
     older, newer = save(url, 1), save(url, 2)
-    overwrite(f"{url.rstrip('/')}/checkpoints/{newer}/manifest.json", b'{"version": 1')
+    overwrite(url, f"{newer}/manifest.json", b'{"version": 2')
     assert store.newest_valid() == older
     with pytest.raises(CheckpointDamaged, match="the manifest cannot be read"):
         store.load(newer)
 
 
+def test_a_checkpoint_of_another_run_is_passed_over_and_the_run_is_named(url: str) -> None:
+    mine, theirs = CheckpointStore(url, run="mine"), CheckpointStore(url, run="theirs")
+    ids = [checkpoint_id(StateId(0, step), 1) for step in (1, 2)]
+    for checkpoint, store in zip(ids, (mine, theirs), strict=True):
+        store.commit(order(checkpoint, parts_of(url, checkpoint, state(1))))
+    assert mine.newest_valid() == ids[0]
+    with pytest.raises(CheckpointDamaged, match=f"checkpoint {ids[1]}: the manifest is that of run 'theirs', not of 'mine'"):
+        mine.load(ids[1])
+    assert CheckpointStore(url).newest_valid() == ids[1], "who names no run takes any"
+
+
+def test_large_tensors_come_back_through_many_blocks(url: str, store: CheckpointStore) -> None:
+    generator = torch.Generator().manual_seed(3)
+    tensors = [torch.randn(n, generator=generator) for n in (BLOCK_BYTES // 4 + 1, 3, 2 * BLOCK_BYTES // 4, 300_000, 300_001)]
+    part = write_part(url, "c", 0, 1, list(enumerate(tensors)))
+    assert part.bytes > 3 * BLOCK_BYTES
+    store.commit(order("c", (part,)))
+    _, loaded = store.load("c")
+    assert all(torch.equal(loaded[i], tensor) for i, tensor in enumerate(tensors))
+
+
+@pytest.mark.parametrize("writers", [1, 2, 3])
+def test_rectangles_of_a_tensor_come_back_as_one_whoever_wrote_them(url: str, store: CheckpointStore, writers: int) -> None:
+    whole, vector = torch.arange(7 * 2000.0).reshape(7, 2000), torch.arange(10)
+    rows = [round(7 * i / writers) for i in range(writers + 1)]
+    pieces = [Piece(0, whole[start:stop], (start, 0), (7, 2000)) for start, stop in itertools.pairwise(rows)]
+    parts = [write_part(url, "c", i, writers, [piece, *([(1, vector)] if i == 0 else [])]) for i, piece in enumerate(pieces)]
+    store.commit(order("c", tuple(parts)))
+    _, loaded = store.load("c")
+    assert torch.equal(loaded[0], whole) and torch.equal(loaded[1], vector)
+
+
+def test_rectangles_with_a_hole_or_an_overlap_are_refused(url: str, store: CheckpointStore) -> None:
+    for stop, says in ((2, "part of tensor 0 is missing"), (4, "tensor 0 is in two parts")):
+        pieces = [Piece(0, torch.zeros(size, 2), (start, 0), (6, 2)) for start, size in ((0, stop), (3, 3))]
+        with pytest.raises(CheckpointDamaged, match=says):
+            store.commit(order("c", (write_part(url, "c", 0, 1, pieces),)))
+
+
+def module_and_optimizer() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """A small model with an odd shape, a step of AdamW taken."""
+    torch.manual_seed(5)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 40), torch.nn.LayerNorm(40), torch.nn.Linear(40, 1000))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.125)
+    model(torch.randn(8, 3)).square().mean().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+PLAIN_PYTORCH = """
+import sys
+sys.modules["fleet"] = sys.modules["storage"] = sys.modules["actors"] = None  # importing one of them raises
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+where, expected, reader = sys.argv[1:]
+model = torch.nn.Sequential(torch.nn.Linear(3, 40), torch.nn.LayerNorm(40), torch.nn.Linear(40, 1000))
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.5)
+weights, moments = get_state_dict(model, optimizer)
+state = {"model": weights, "optimizer": moments}
+if reader == "FsspecReader":
+    from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
+    dcp.load(state, storage_reader=FsspecReader(where))
+else:
+    dcp.load(state, checkpoint_id=where)
+set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+known = torch.load(expected)
+found = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+for name, tensor in known["model"].items():
+    assert torch.equal(found["model"][name], tensor), name
+for number, values in known["optimizer"]["state"].items():
+    for name, value in values.items():
+        assert torch.equal(found["optimizer"]["state"][number][name], value), (number, name)
+assert found["optimizer"]["param_groups"][0]["lr"] == 0.125
+"""
+
+
+@pytest.mark.parametrize("url", ["file", "s3"], indirect=True)  # another process has another memory
+@pytest.mark.parametrize("count", [1, 3])
+def test_plain_pytorch_loads_it_in_a_process_that_cannot_import_fleet(url: str, store: CheckpointStore, tmp_path: Path, count: int) -> None:
+    model, optimizer = module_and_optimizer()
+    skeleton, tensors = TrackedState(model=model, optimizer=optimizer).flatten()
+    store.commit(order("c", parts_of(url, "c", dict(enumerate(tensors)), count), meta=skeleton))
+    expected = tmp_path / "expected.pt"
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, expected)
+    where = f"{url.rstrip('/').removeprefix('file://')}/checkpoints/c"
+    reader = "FsspecReader" if url.startswith("s3") else "default"
+    done = subprocess.run(
+        [sys.executable, "-c", PLAIN_PYTORCH, where, str(expected), reader],
+        cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
 def test_nothing_valid_is_none(url: str, store: CheckpointStore) -> None:
     assert store.newest_valid() is None
-    overwrite(f"{url.rstrip('/')}/checkpoints/{save(url, 1)}/manifest.json", b"")
+    overwrite(url, f"{save(url, 1)}/manifest.json", b"")
     assert store.newest_valid() is None
+
+
+def write_part_elsewhere(url: str, part: Part) -> Part:
+    """The same part under another name, so that nothing but the name differs."""
+    put(checkpoint_files(url), f"c/again-{part.name}", content(url, f"c/{part.name}"))
+    return Part(f"again-{part.name}", part.bytes, part.sha256, part.tensors, part.layout)
 
 
 def test_committing_twice_changes_nothing_and_other_parts_are_refused(url: str, store: CheckpointStore) -> None:
     parts = parts_of(url, "c", state(1))
     assert store.commit(order("c", parts)) == store.commit(order("c", parts))
     with pytest.raises(FileExistsError, match="committed already, with other parts"):
-        store.commit(order("c", parts[:1]))
+        store.commit(order("c", (parts[0], write_part_elsewhere(url, parts[1]))))
     assert store.manifest("c").parts == parts
 
 
@@ -173,7 +295,7 @@ def test_two_writers_of_one_part_leave_one_whole_part_and_a_mixed_up_one_is_noti
     second = write_part(url, "c", 0, 1, [(0, torch.ones(8))])
     assert first.bytes == second.bytes, "so that only the digest can tell them apart"
     store.commit(order("c", (first,)))
-    with pytest.raises(CheckpointDamaged, match=r"part-00000-of-00001.pt does not match"):
+    with pytest.raises(CheckpointDamaged, match="__0_0.distcp does not match"):
         store.load("c")
 
 

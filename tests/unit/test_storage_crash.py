@@ -1,83 +1,218 @@
-"""Writers that die, for real, at the worst moments."""
+"""Writers and readers that die at every labelled point: what was committed restores, nothing partial is listed, what is left is swept."""
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 from fleet.instructions import CommitCheckpoint
-from fleet.types import Part, StateId
-from storage.checkpoint import CheckpointStore, write_part
+from fleet.types import StateId
+from storage import points
+from storage.blocks import BLOCK_BYTES, BlockStream
+from storage.checkpoint import CheckpointStore, checkpoint_files, write_part
 from storage.files import TEMPORARY, LocalFiles
+from storage.manifest import CheckpointDamaged, checkpoint_id
+from tests.support.seaweed import SeaweedServer
 
 ROOT = Path(__file__).parents[2]
+KEEP = 2
+LARGE = BLOCK_BYTES // 4 + 1
 
 
-def die(code: str, *arguments: str) -> None:
-    """Run ``code`` in a process of its own, which must end by killing itself."""
-    ended = subprocess.run([sys.executable, "-c", code, *arguments], cwd=ROOT, timeout=120, check=False)
-    assert ended.returncode == -9
+class Died(BaseException):
+    """As if the process had ended: nothing that comes after it happens."""
 
 
-DIE_IN_PART = """
+def state(step: int) -> dict[int, torch.Tensor]:
+    return {0: torch.full((3, 4), float(step)), 1: torch.full((LARGE,), float(step)), 2: torch.tensor(step)}
+
+
+def name(step: int) -> str:
+    return checkpoint_id(StateId(0, step), 1)
+
+
+def save(url: str, step: int) -> None:
+    """All that happens for one checkpoint: two parts, the commit, and the deletion of what is old."""
+    parts = tuple(write_part(url, name(step), rank, 2, [(i, t) for i, t in state(step).items() if i % 2 == rank]) for rank in range(2))
+    store = CheckpointStore(url)
+    store.commit(CommitCheckpoint(name(step), StateId(0, step), parts, "", 0.0, 0.0))
+    store.retain(KEEP)
+
+
+def restore(url: str) -> int:
+    """The step of the newest checkpoint, which must be as it was saved."""
+    store = CheckpointStore(url)
+    newest = store.newest()
+    assert newest is not None and store.newest_valid() == newest
+    _, tensors = store.load(newest)
+    step = int(tensors[2])
+    assert newest == name(step)
+    assert all(torch.equal(tensors[index], tensor) for index, tensor in state(step).items())
+    return step
+
+
+def life(url: str) -> None:
+    save(url, 3)
+    restore(url)
+
+
+class Killer:
+    """Counts the points that are reached, and dies at one of them; a dead process reaches nothing."""
+
+    def __init__(self, at: int | None) -> None:
+        self.at, self.seen = at, list[str]()
+
+    def __call__(self, label: str) -> None:
+        if self.at is not None and len(self.seen) > self.at:
+            raise Died(label)
+        self.seen.append(label)
+        if len(self.seen) - 1 == self.at:
+            raise Died(label)
+
+
+def reached(url: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Labels in the order in which a life without a crash comes to them."""
+    killer = Killer(None)
+    monkeypatch.setattr(points, "listener", killer)
+    life(url)
+    monkeypatch.setattr(points, "listener", None)
+    return killer.seen
+
+
+def die_and_check(url: str, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    killer = Killer(at)
+    monkeypatch.setattr(points, "listener", killer)
+    with pytest.raises(Died):
+        life(url)
+    monkeypatch.setattr(points, "listener", None)
+    check_what_is_left(url)
+
+
+def check_what_is_left(url: str) -> None:
+    """After a crash while step 3 was saved, with 1 and 2 there before."""
+    store = CheckpointStore(url)
+    assert restore(url) in (2, 3)
+    for listed in store.list():
+        store.verify(listed)
+    save(url, 4)
+    assert restore(url) == 4
+    files = checkpoint_files(url)
+    assert sorted(files.directories()) == list(store.list()), "orphans are swept"
+    assert files.unfinished() == []
+    for listed in store.list():
+        assert set(files.sizes(listed)) == {part.name for part in store.manifest(listed).all_files} | {"manifest.json"}
+
+
+@pytest.fixture
+def two_saved(tmp_path: Path) -> Callable[[int], str]:
+    """Fresh copies of a directory with checkpoints of steps 1 and 2."""
+    for step in (1, 2):
+        save(str(tmp_path / "first"), step)
+
+    def copy(number: int) -> str:
+        shutil.copytree(tmp_path / "first", tmp_path / str(number))
+        return str(tmp_path / str(number))
+
+    return copy
+
+
+def test_a_crash_at_any_point_on_a_disk(two_saved: Callable[[int], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = reached(two_saved(0), monkeypatch)
+    assert {label for label in points.LABELS if not label.startswith("upload")} <= set(labels)
+    for at in range(len(labels)):
+        die_and_check(two_saved(at + 1), at, monkeypatch)
+        shutil.rmtree(tmp_path / str(at + 1))
+
+
+@pytest.fixture
+def s3_urls(s3: SeaweedServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[int], str]:
+    for variable, value in s3.environment.items():
+        monkeypatch.setenv(variable, value)
+
+    def fresh(number: int) -> str:
+        url = s3.url(f"{tmp_path.name}/{number}")
+        for step in (1, 2):
+            save(url, step)
+        return url
+
+    return fresh
+
+
+def test_a_crash_at_each_point_on_an_object_store(s3_urls: Callable[[int], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first and the last time that each label is reached: all times would take minutes."""
+    labels = reached(s3_urls(0), monkeypatch)
+    assert {label for label in points.LABELS if not label.startswith("save")} <= set(labels)
+    last = {label: at for at, label in enumerate(labels)}
+    for at in sorted({labels.index(label) for label in labels} | set(last.values())):
+        die_and_check(s3_urls(at + 1), at, monkeypatch)
+
+
+# ---- for real ----------------------------------------------------------------------------------------------------------------------------
+
+
+KILLED = """
 import os, signal, sys
-import storage.checkpoint as checkpoint, torch
-write = checkpoint._Hashing.write
-def deadly(self, data):
-    write(self, data)
-    if self.bytes > 100_000:
-        self._file.flush()
-        os.kill(os.getpid(), signal.SIGKILL)
-    return len(data)
-checkpoint._Hashing.write = deadly
-checkpoint.write_part(sys.argv[1], "c2", 0, 1, [(i, torch.ones(20_000)) for i in range(10)])
+from storage import points
+from tests.unit.test_storage_crash import life
+url, label = sys.argv[1:]
+points.listener = lambda reached: os.kill(os.getpid(), signal.SIGKILL) if reached == label else None
+life(url)
 """
 
-DIE_BEFORE_MANIFEST = """
-import os, signal, sys
-import torch
-from pathlib import Path
-from fleet.instructions import CommitCheckpoint
-from fleet.types import StateId
-from storage.checkpoint import CheckpointStore, write_part
-part = write_part(sys.argv[1], "c2", 0, 1, [(0, torch.ones(5))])
-Path.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-CheckpointStore(sys.argv[1]).commit(CommitCheckpoint("c2", StateId(0, 2), (part,), "", 0.0, 0.0))
-"""
+
+def killed_at(url: str, label: str) -> None:
+    ended = subprocess.run([sys.executable, "-c", KILLED, url, label], cwd=ROOT, timeout=120, check=False, capture_output=True)
+    assert ended.returncode == -9, ended.stderr.decode()
 
 
-def commit(url: str, checkpoint: str, part: Part) -> int:
-    return CheckpointStore(url).commit(CommitCheckpoint(checkpoint, StateId(0, 1), (part,), "", 0.0, 0.0))
+@pytest.mark.parametrize("label", ["save: block stored", "commit: metadata written", "delete: manifest gone"])
+def test_a_process_that_is_killed(two_saved: Callable[[int], str], label: str) -> None:
+    url = two_saved(0)
+    killed_at(url, label)
+    check_what_is_left(url)
 
 
-@pytest.mark.parametrize("code", [DIE_IN_PART, DIE_BEFORE_MANIFEST], ids=["in a part", "before the manifest"])
-def test_whoever_dies_leaves_the_checkpoint_before_it(tmp_path: Path, code: str) -> None:
+@pytest.mark.parametrize("label", ["upload: block sent", "upload: about to complete"])
+def test_a_process_that_is_killed_while_it_uploads(s3_urls: Callable[[int], str], label: str) -> None:
+    url = s3_urls(0)
+    killed_at(url, label)
+    assert checkpoint_files(url).unfinished(), "it died with an upload begun"
+    check_what_is_left(url)
+
+
+# ---- damage ------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_flipped_byte_anywhere_is_found_and_the_one_before_is_used(tmp_path: Path) -> None:
     url, store = str(tmp_path), CheckpointStore(str(tmp_path))
-    commit(url, "c1", write_part(url, "c1", 0, 1, [(0, torch.zeros(5))]))
-    die(code, url)
-    left = [file.name for file in (tmp_path / "checkpoints" / "c2").iterdir()]
-    assert any(name.startswith(TEMPORARY) for name in left), "it died while it wrote"
-    assert "manifest.json" not in left
-    assert store.newest() == store.newest_valid() == "c1"
-    commit(url, "c2", write_part(url, "c2", 0, 1, [(0, torch.full((5,), 2.0))]))
-    assert torch.equal(store.load("c2")[1][0], torch.full((5,), 2.0)), "the next attempt is not disturbed by what was left"
-    commit(url, "c3", write_part(url, "c3", 0, 1, [(0, torch.zeros(5))]))
-    assert store.retain(1) == ("c2", "c1")
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["c3"]
+    for step in (1, 2):
+        part = write_part(url, name(step), 0, 1, [(0, torch.arange(2000.0)), (1, torch.tensor(step))])
+        store.commit(CommitCheckpoint(name(step), StateId(0, step), (part,), "", 0.0, 0.0))
+    for file in sorted((tmp_path / "checkpoints" / name(2)).iterdir()):
+        data = file.read_bytes()
+        for at in sorted({0, len(data) - 1, *range(0, len(data), 97)}):
+            file.write_bytes(data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :])
+            with pytest.raises(CheckpointDamaged, match=name(2)):
+                store.verify(name(2))
+        assert store.newest_valid() == name(1), file.name
+        file.write_bytes(data)
+    assert store.newest_valid() == name(2)
 
 
 def test_a_writer_that_raises_leaves_no_file_and_keeps_the_one_before(tmp_path: Path) -> None:
     files = LocalFiles(tmp_path)
-    with files.writing("d/f") as file:
-        file.write(b"old")
+    with files.writing("d/f") as sink:
+        sink.whole(memoryview(b"old"))
 
     def half() -> None:
-        with files.writing("d/f") as file:
-            file.write(b"ne")
+        with files.writing("d/f") as sink, BlockStream(sink) as stream:
+            stream.write(bytes(BLOCK_BYTES + 1))
             raise RuntimeError("out of luck")
 
     with pytest.raises(RuntimeError, match="out of luck"):
@@ -86,6 +221,17 @@ def test_a_writer_that_raises_leaves_no_file_and_keeps_the_one_before(tmp_path: 
     assert (tmp_path / "d" / "f").read_bytes() == b"old"
 
 
+def test_what_a_dead_writer_left_in_a_committed_checkpoint_is_swept(tmp_path: Path) -> None:
+    save(str(tmp_path), 1)
+    left = tmp_path / "checkpoints" / name(1) / f"{TEMPORARY}0"
+    left.write_bytes(b"half a part")
+    under_way = tmp_path / "checkpoints" / name(2) / f"{TEMPORARY}1"
+    under_way.parent.mkdir()
+    under_way.write_bytes(b"may be going on")
+    CheckpointStore(str(tmp_path)).retain(1)
+    assert not left.exists() and under_way.exists()
+
+
 def test_importing_storage_loads_neither_ray_nor_torch() -> None:
-    code = "import sys, storage.checkpoint; sys.exit(bool({'ray', 'torch'} & set(sys.modules)))"
+    code = "import sys, storage.parts, storage.s3; sys.exit(bool({'ray', 'torch'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60, check=False).returncode == 0

@@ -20,9 +20,9 @@ from storage.manifest import (
     safe_name,
 )
 
-PART = Part("part-00000-of-00002.pt", 7, "ab" * 32, (0, 2))
-OTHER = Part("part-00001-of-00002.pt", 9, "cd" * 32, (1,))
-MANIFEST = Manifest("c", StateId(1, 20), (PART, OTHER), '{"anything": "at all"}')
+PART = Part("__0_0.distcp", 7, "ab" * 32, (0, 2), "[[0],[2]]")
+OTHER = Part("__1_0.distcp", 9, "cd" * 32, (1,), "[[1]]")
+MANIFEST = Manifest("c", StateId(1, 20), (PART, OTHER), '{"anything": "at all"}', "some-run", (Part(".metadata", 4, "ef" * 32, ()),))
 
 numbers = st.tuples(st.integers(0, 999_999), st.integers(0, 10**12 - 1), st.integers(0, 10**8 - 1))
 
@@ -54,7 +54,7 @@ def test_names_stay_in_their_directory(name: str) -> None:
 
 def test_manifest_round_trip() -> None:
     assert decode_manifest("c", encode_manifest(MANIFEST)) == MANIFEST
-    assert MANIFEST.bytes == 16
+    assert MANIFEST.bytes == 20
 
 
 def test_damage_to_any_byte_is_noticed_or_changes_nothing() -> None:
@@ -78,13 +78,23 @@ def test_manifest_of_another_checkpoint_or_version_is_refused() -> None:
     with pytest.raises(CheckpointDamaged, match="is that of c"):
         decode_manifest("d", encode_manifest(MANIFEST))
     newer = json.dumps(json.loads(encode_manifest(MANIFEST)) | {"version": 99}).encode()
-    with pytest.raises(CheckpointDamaged, match="version 99"):
+    with pytest.raises(CheckpointDamaged, match="format version 99, this Fleet reads 2: use the newer Fleet"):
         decode_manifest("c", newer)
+    older = json.dumps(json.loads(encode_manifest(MANIFEST)) | {"version": 1}).encode()
+    with pytest.raises(CheckpointDamaged, match="format version 1, this Fleet reads 2: it was written by an older Fleet"):
+        decode_manifest("c", older)
+
+
+def test_a_manifest_of_another_run_is_refused_where_a_run_is_named() -> None:
+    data = encode_manifest(MANIFEST)
+    assert decode_manifest("c", data, "some-run") == decode_manifest("c", data)
+    with pytest.raises(CheckpointDamaged, match="is that of run 'some-run', not of 'another'"):
+        decode_manifest("c", data, "another")
 
 
 @pytest.mark.parametrize(
     ("parts", "says"),
-    [((), "no parts"), ((PART, PART), "file part-00000"), ((PART, Part("x", 1, "", (2,))), "tensor 2")],
+    [((), "no parts"), ((PART, PART), "file __0_0.distcp"), ((PART, Part("x", 1, "", (3,))), "tensor 1 is in no part")],
 )
 def test_parts_that_do_not_fit_together(parts: tuple[Part, ...], says: str) -> None:
     with pytest.raises(CheckpointDamaged, match=says):
