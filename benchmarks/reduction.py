@@ -3,7 +3,8 @@
 Accounting: both sides start with the gradients of each rank's own shards already added up locally, and end with the result on every rank,
 in place. A sample is the time from a barrier until the slowest rank is done. With 16 shards, 2 and 4 ranks hold one partial sum each; of
 3 ranks two hold two and one holds one (``policies.placement``), so five partial sums travel instead of three. Fleet's side also divides by
-the number of shards. What is put back into the buffers between samples is not timed.
+the number of shards, and leaves its inputs as they were: a lost peer does not cost what was computed. What is put back into the buffers
+between samples is not timed.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch
 from actors.rank.process_group import Group, StoreServer
 from actors.rank.reduction import BUCKET_BYTES, BUCKETS_IN_FLIGHT, Reducer, ShardSums, SideChannel
 from benchmarks import harness
+from fleet.shards import blocks
 from policies.placement import ranges
 
 HOST = "127.0.0.1"
@@ -42,14 +44,13 @@ def _fleet(group: Group, length: int) -> tuple[Callable[[], object], list[torch.
     """(the operation, the buffers that it changes)."""
     split = ranges(SHARDS, group.size)
     reducer = Reducer(SHARDS)
-    reducer.bind(group, split)
-    sums = ShardSums(SHARDS, lambda: Buffers(length))
-    sums.begin(*split[group.rank])
+    reducer.bind(group, [blocks(*bounds, SHARDS) for bounds in split])
+    sums, mean = ShardSums(SHARDS, lambda: Buffers(length)), Buffers(length)
     for shard in range(*split[group.rank]):
         buffers = sums.take()
         buffers.flats[0].normal_()
         sums.add(shard, buffers)
-    return lambda: reducer.reduce(sums), [partial.flats[0] for partial in sums.partials]
+    return lambda: reducer.reduce(sums, mean), []
 
 
 def _all_reduce(group: Group, length: int) -> tuple[Callable[[], object], list[torch.Tensor]]:

@@ -20,10 +20,14 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Park:
-    """Leave every generation up to ``generation`` now, and report ``Parked``."""
+    """Leave every generation up to ``generation`` now, and report ``Parked``.
+
+    ``in_person``: the training loop itself has to answer; else whoever listens may do so while the loop computes, without stopping it.
+    """
 
     members: tuple[Member, ...]
     generation: int
+    in_person: bool = False
 
 
 @dataclass(frozen=True, slots=True)

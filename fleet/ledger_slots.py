@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from fleet.errors import LedgerError
-from fleet.records import ABANDON, CATEGORIES, COMM, COMMIT, COMPUTE, DATA, INIT, OTHER, REFORM, RESTORE, STEP_CODES, STRAGGLER, Spans
+from fleet.records import ABANDON, CATEGORIES, COMM, COMMIT, COMPUTE, DATA, HOLD, INIT, OTHER, REFORM, RESTORE, STEP_CODES, STRAGGLER, Spans
 from fleet.types import Member
 
 CODES = "".join(CATEGORIES)
@@ -18,10 +18,11 @@ NAMES = tuple(CATEGORIES.values())
 STEP_KINDS = len(STEP_CODES)
 if CODES[:STEP_KINDS] != COMPUTE + COMM + STRAGGLER + DATA:
     raise AssertionError(f"the ledger counts on the codes of a step being the first of CATEGORIES, they are {CODES}")
-COMMIT_INDEX, ABANDON_INDEX = len(CODES), len(CODES) + 1
-INDEX = {code: index for index, code in enumerate(CODES + COMMIT + ABANDON)}
+COMMIT_INDEX, ABANDON_INDEX, HOLD_INDEX = len(CODES), len(CODES) + 1, len(CODES) + 2
+INDEX = {code: index for index, code in enumerate(CODES + COMMIT + ABANDON + HOLD)}
 REWORK, DETECT, PROVISION = INDEX["R"], INDEX["D"], INDEX["P"]
 OTHER_INDEX = INDEX[OTHER]
+WAITED = frozenset((INDEX[COMM], INDEX[STRAGGLER]))
 CHARGED = frozenset((INDEX[RESTORE], INDEX[REFORM], INDEX[INIT]))
 """Spans of a rank that a loss is charged with, beside what the ledger assigns."""
 
@@ -143,6 +144,12 @@ class SlotAccount:
         self.last_commit_us = None
         return [Abandoned(self.slot, self.generation, pieces, False)] if pieces else []
 
+    def hold(self) -> list[Abandoned]:
+        """Of the open attempt, what it has waited comes to nothing; what it has computed stays."""
+        waited = [piece for piece in self.attempt if piece[2] in WAITED]
+        self.attempt = [piece for piece in self.attempt if piece[2] not in WAITED]
+        return [Abandoned(self.slot, self.generation, waited, False)] if waited else []
+
     def fold(self, record: Spans, floor: int, members: int) -> Folded:
         """Add a record whose start is at the cursor.
 
@@ -154,7 +161,7 @@ class SlotAccount:
         Raises:
             LedgerError: an unknown code, a negative duration, or a mark of some length.
         """
-        abandoned = self.abandon() if (record.generation, record.lineage) != (self.generation, self.lineage) else []
+        abandoned = self.abandon() if record.lineage != self.lineage else []  # an attempt may go on in the next view
         self.generation, self.lineage = record.generation, record.lineage
         if record.durations_us and min(record.durations_us) < 0:
             raise LedgerError(f"{record.member}: a span of {min(record.durations_us)} us in the record that starts at {record.start_us} us")
@@ -199,7 +206,7 @@ class SlotAccount:
                 self.attempt = attempt = []
             else:
                 self.stepped = record.generation
-                abandoned += self.abandon()
+                abandoned += self.abandon() if index == ABANDON_INDEX else self.hold()
                 attempt = self.attempt
         if attempt:
             self.stepped = record.generation

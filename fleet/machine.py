@@ -95,6 +95,7 @@ class FleetMachine:
         self._finished: set[Member] = set()
         self._deadline_s = self._sent_s = self._proposed_s = self._no_growth_until_s = self._fresh_until_s = now_s
         self._stuck_at: StateId | None = None
+        self._in_person = False
         self._stopping: tuple[str, float] | None = None
         self.grace_until_s: float | None = None
         self._last_decision: tuple[str, str] | None = None
@@ -284,7 +285,7 @@ class FleetMachine:
         generation = self.view.generation if self.view is not None and seated else -1
         self._write(self.losses.lost(rank, cause, at_s, generation, self.committed.step, detail))
         if seated and self.phase in (RUN, FORM):
-            self.gather(now_s, f"rank {member} lost: {cause}")
+            self.gather(now_s, f"rank {member} lost: {cause}", in_person=False)
         elif self.proposal is not None and member in self.proposal.members:
             self._cancel(now_s, f"newcomer {member} lost: {cause}")
         self.judge(now_s)
@@ -345,7 +346,7 @@ class FleetMachine:
             self._evict(rank, reason, now_s)
         else:
             self._stuck_at = self.committed
-            self.gather(now_s, reason)
+            self.gather(now_s, reason, in_person=True)
 
     def _evict(self, rank: Rank, reason: str, now_s: float) -> None:
         if self.phase == END:
@@ -377,8 +378,9 @@ class FleetMachine:
         elif self.phase == RUN:
             self._while_running(now_s, ask)
 
-    def gather(self, now_s: float, reason: str) -> None:
-        """Everyone who is seated must leave and say where it stands."""
+    def gather(self, now_s: float, reason: str, *, in_person: bool | None = None) -> None:
+        """Everyone who is seated must leave and say where it stands. In person where one may hang: no view forms, or nothing moves."""
+        self._in_person = self.phase == FORM if in_person is None else in_person
         self._decide("recovery", "gather", reason, {}, now_s)
         if self.phase == RUN:
             self.since_s = now_s
@@ -392,9 +394,8 @@ class FleetMachine:
 
     def _park(self, now_s: float) -> None:
         self._sent_s = now_s
-        members = tuple(self.roster.by_slot[slot].member for slot in sorted(self.roster.outstanding))
-        if members:
-            self._say(Park(members, self.generation))
+        if members := tuple(self.roster.by_slot[slot].member for slot in sorted(self.roster.outstanding)):
+            self._say(Park(members, self.generation, self._in_person))
 
     def _try_form(self, now_s: float, ask: bool) -> None:
         if self.roster.outstanding:

@@ -34,6 +34,8 @@ class MemberProtocol:
         self.fenced: str | None = None
         self.floor = -1
         self.forming = False
+        self.aside = False
+        self._in_person = False
         self._status: Event | None = None
         self._pending: View | None = None
         self._proposal: View | None = None
@@ -84,8 +86,8 @@ class MemberProtocol:
         match message:
             case Welcome(token=token, incarnation=incarnation) if token == self.token:
                 self.incarnation = incarnation
-            case Park(members=members, generation=generation) if self._me_in(members):
-                return self._on_park(generation)
+            case Park(members=members, generation=generation, in_person=in_person) if self._me_in(members):
+                return self._on_park(generation, in_person)
             case Publish(view=view):
                 self._on_publish(view)
             case Propose(view=view) if self._fits(view):
@@ -109,8 +111,9 @@ class MemberProtocol:
     def _fits(self, view: View) -> bool:
         return self._me_in(view.members) and view.generation > self.floor
 
-    def _on_park(self, generation: int) -> str:
+    def _on_park(self, generation: int, in_person: bool) -> str:
         self.floor = max(self.floor, generation)
+        self._in_person = in_person
         if self._pending and self._pending.generation <= self.floor:
             self._pending = None
         if self._proposal and self._proposal.generation <= self.floor:
@@ -118,7 +121,21 @@ class MemberProtocol:
         if self.view is None:
             self._say_parked("idle")
             return NOTHING
-        return INTERRUPT if self.view.generation <= self.floor else NOTHING
+        if self.view.generation > self.floor:
+            return NOTHING
+        self._leave_aside()
+        return INTERRUPT
+
+    def step_aside(self) -> None:
+        """The loop computes on what it holds and does not need its group: whoever listens may answer for it until it ends ``aside``."""
+        self.aside = True
+        if self.view is not None and self.view.generation <= self.floor:
+            self._leave_aside()
+
+    def _leave_aside(self) -> None:
+        """Called out of the view while the loop does without it. In person it has to come when it may be the loop that hangs."""
+        if self.aside and not self._in_person:
+            self.broken("told to leave")
 
     def _on_propose(self, view: View) -> None:
         if view.generation == self.generation:

@@ -14,7 +14,7 @@ VERSION = 1
 
 COMPUTE, COMM, STRAGGLER, DATA = "c", "x", "w", "d"
 CHECKPOINT, RESTORE, REFORM, INIT, VERIFY, STANDBY, FINISH, OTHER = "k", "r", "f", "i", "v", "s", "e", "o"
-COMMIT, ABANDON = "K", "A"
+COMMIT, ABANDON, HOLD = "K", "A", "H"
 
 CATEGORIES = {
     COMPUTE: "compute",
@@ -126,8 +126,9 @@ class Spans:
     """A rank's time, gapless, from ``start_us`` on: one letter of ``codes`` and one of ``durations_us`` a span.
 
     ``COMMIT`` and ``ABANDON`` are marks of zero length that close the step attempt before them; the step number goes up by one after each
-    COMMIT, from ``step`` at the start. All of it happened in ``generation`` and ``lineage``. One incarnation's records follow each other
-    without gap or overlap.
+    COMMIT, from ``step`` at the start. ``HOLD`` closes what the attempt has waited for its peers so far, as a peer was lost; what it has
+    computed goes on to count. All of it happened in ``generation`` and ``lineage``. One incarnation's records follow each other without
+    gap or overlap.
     """
 
     member: Member

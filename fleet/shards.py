@@ -7,7 +7,9 @@ range. Two blocks that lie side by side may be added exactly when their union is
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+import itertools
+from collections.abc import Collection, Iterator, Sequence
+from typing import NamedTuple
 
 Block = tuple[int, int]
 
@@ -42,3 +44,66 @@ def blocks(start: int, stop: int, shards: int) -> tuple[Block, ...]:
         elif lo < stop and start < hi:
             pending += [(middle(lo, hi), hi), (lo, middle(lo, hi))]
     return tuple(found)
+
+
+def cover(held: Collection[int], shards: int) -> tuple[Block, ...]:
+    """The fewest blocks that hold exactly the shards ``held``, from left to right: what is left of them once siblings are added up."""
+    found: list[Block] = []
+    pending = [(0, shards)] if held else []
+    while pending:
+        lo, hi = pending.pop()
+        inside = sum(shard in held for shard in range(lo, hi))
+        if inside == hi - lo:
+            found.append((lo, hi))
+        elif inside:
+            pending += [(middle(lo, hi), hi), (lo, middle(lo, hi))]
+    return tuple(found)
+
+
+class Shares(NamedTuple):
+    """By view rank: the blocks whose sums it brings into the step, and the shards that it has yet to compute."""
+
+    kept: tuple[tuple[Block, ...], ...]
+    due: tuple[tuple[int, ...], ...]
+
+    def leaves(self, shards: int) -> list[tuple[Block, ...]]:
+        """By view rank: its blocks once all that is due is computed."""
+        return [
+            cover({shard for lo, hi in kept for shard in range(lo, hi)} | set(due), shards)
+            for kept, due in zip(self.kept, self.due, strict=True)
+        ]
+
+
+def share(held: Sequence[Collection[int]], ranges: Sequence[tuple[int, int]], shards: int) -> Shares:
+    """Who brings what into a step of which some shards are computed already: each shard counts once, every rank has one at least.
+
+    Args:
+        held: by view rank, the shards whose gradients it holds, summed up as :func:`cover` says; a sum cannot be taken apart again.
+        ranges: by view rank, what it computes when nobody holds anything.
+    """
+    if not any(held):
+        return Shares(((),) * len(ranges), tuple(tuple(range(lo, hi)) for lo, hi in ranges))
+    kept: list[list[Block]] = []
+    missing = set(range(shards))
+    for shards_of_one in held:
+        kept.append([block for block in cover(shards_of_one, shards) if missing.issuperset(range(*block))])
+        missing.difference_update(*(range(*block) for block in kept[-1]))
+    while len(missing) < sum(not blocks_of_one for blocks_of_one in kept):
+        missing.update(range(*_smallest_to_spare(kept)))
+    return Shares(tuple(map(tuple, kept)), tuple(_deal(sorted(missing), [sum(hi - lo for lo, hi in one) for one in kept])))
+
+
+def _smallest_to_spare(kept: list[list[Block]]) -> Block:
+    """Take one: the smallest of a rank that has several, else the smallest of several shards. One exists while ranks <= shards."""
+    spare = ((len(one) == 1, hi - lo, rank, (lo, hi)) for rank, one in enumerate(kept) for lo, hi in one if len(one) > 1 or hi - lo > 1)
+    _, _, rank, block = min(spare)
+    kept[rank].remove(block)
+    return block
+
+
+def _deal(missing: Sequence[int], load: Sequence[int]) -> list[tuple[int, ...]]:
+    """Evenly, in runs of neighbours; what is over goes to the ranks that hold least."""
+    each, over = divmod(len(missing), len(load))
+    favoured = set(sorted(range(len(load)), key=lambda rank: (load[rank], rank))[:over])
+    ends = list(itertools.accumulate((each + (rank in favoured) for rank in range(len(load))), initial=0))
+    return [tuple(missing[start:stop]) for start, stop in itertools.pairwise(ends)]

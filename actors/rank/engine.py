@@ -9,15 +9,17 @@ from typing import Any
 import torch
 
 from actors.rank.gradients import GradientBuffers
-from actors.rank.process_group import Group
+from actors.rank.process_group import Group, Work
 from actors.rank.recorder import Recorder
 from actors.rank.reduction import Reducer, SideChannel
 from actors.rank.state import TrackedState
 from fleet.config import RunSettings
 from fleet.errors import ConfigError
 from fleet.records import COMM, STRAGGLER
-from fleet.types import View
+from fleet.shards import Shares, share
+from fleet.types import StateId, View
 
+HELD_TAG = (1 << 24) + 1
 FLAGS = 3
 """Numbers that each rank sends beside the gradients, before its shards' losses: proposal, checkpoint request, time of arrival."""
 
@@ -57,49 +59,101 @@ class Engine:
         self.device = self._gradients.parameters[0].device
         self._reducer = Reducer(settings.shards, "native" if settings.reduction == "native" else "ordered")
         self._side: SideChannel | None = None
-        self._ranges: tuple[tuple[int, int], ...] = ()
+        self._shares = self._whole = Shares((), ())
+        self._brought: list[list[int]] = []
         self._rank = 0
-        self._begun = False
-
-    def seat(self, group: Group, view: View, rank: int) -> None:
-        """Compute with this group from now on."""
-        self._ranges, self._rank = view.ranges, rank
-        self._reducer.bind(group, view.ranges)
-        self._most = max(stop - start for start, stop in view.ranges)
-        self._side = SideChannel(group, FLAGS + self._most)
-        self.reset()
+        self._told: tuple[Work, torch.Tensor] | None = None
+        self._state: StateId | None = None
+        self.losses: dict[int, float] = {}
 
     @property
-    def my_shards(self) -> range:
-        return range(*self._ranges[self._rank])
+    def due(self) -> tuple[int, ...]:
+        """The shards that this rank has yet to compute for the step at hand."""
+        return tuple(shard for shard in self._shares.due[self._rank] if shard not in self.losses)
+
+    @property
+    def steady(self) -> bool:
+        """True when nothing that is tracked changes while shards are computed, so that it can be sent to a newcomer meanwhile."""
+        return self._gradients.constant
+
+    def seat(self, group: Group, view: View, rank: int, here: StateId, begun: bool) -> None:
+        """Compute with this group from now on, at state ``here``. Raises GroupBroken.
+
+        With ``begun`` the view may come in the middle of a step: what its members have computed of it counts, and only the rest is due.
+        Without, this rank knows that it comes between steps.
+        """
+        self._group, self._view, self._rank = group, view, rank
+        if here != self._state or rank in view.receivers:
+            self.reset()
+        self._state = here
+        self._whole = share([()] * group.size, view.ranges, self._shards)
+        held = self._held_by_all(begun)
+        self._share(share(held, view.ranges, self._shards) if any(held) else self._whole)
+
+    def _held_by_all(self, begun: bool) -> list[frozenset[int]]:
+        """By view rank, the shards computed for the step at hand. Receivers of the state hold none, and are not waited for."""
+        group, receivers = self._group, self._view.receivers
+        masks = torch.zeros(group.size, self._shards, dtype=torch.uint8)
+        masks[self._rank, sorted(self._gradients.held)] = 1
+        peers = [(self._rank + i) % group.size for i in range(1, group.size)]
+        givers = [peer for peer in peers if peer not in receivers] if begun else []
+        asking = peers if begun else [peer for peer in peers if peer in receivers]
+        self._told = group.start([(masks[self._rank], peer) for peer in asking if self._rank not in receivers], [], HELD_TAG), masks
+        group.start([], [(masks[peer], peer) for peer in givers], HELD_TAG).wait()
+        return [frozenset(mask.nonzero().flatten().tolist()) for mask in masks]
+
+    def _share(self, shares: Shares) -> None:
+        kept = shares.kept[self._rank]
+        known = {shard for lo, hi in kept for shard in range(lo, hi)}
+        if known != self._gradients.held:
+            self._recorder.abandon()
+            self._gradients.keep(kept)
+            self.losses = {shard: loss for shard, loss in self.losses.items() if shard in known}
+        self._shares = shares
+        leaves = shares.leaves(self._shards)
+        self._reducer.bind(self._group, leaves)
+        self._brought = [[shard for block in blocks for shard in range(*block)] for blocks in leaves]
+        self._side = SideChannel(self._group, FLAGS + max(map(len, self._brought)))
 
     def begin_shard(self) -> None:
-        if not self._begun:
-            self._gradients.begin_step(*self._ranges[self._rank])
-            self._begun = True
+        self._gradients.begin_step()
         self._gradients.begin_shard()
 
-    def end_shard(self, shard: int) -> None:
+    def end_shard(self, shard: int, loss: float) -> None:
         self._gradients.end_shard(shard)
+        self.losses[shard] = loss
 
     def scaled(self, loss: torch.Tensor) -> torch.Tensor:
         return loss if self._scaler is None else self._scaler.scale(loss)
 
     def reset(self) -> None:
         """Nothing of the present attempt remains."""
+        if self._gradients.begun:
+            self._recorder.abandon()
         self._gradients.abandon()
-        self._begun = False
+        self.losses = {}
 
-    def reduce(self, losses: dict[int, float], offer: tuple[int, int]) -> Outcome:
-        """Exchange gradients and a few numbers with all ranks. Raises GroupBroken."""
+    def repeat(self) -> None:
+        """The step at hand is computed anew, by whom it is computed when nothing is lost. All ranks do so, or none."""
+        self.reset()
+        self._share(self._whole)
+
+    def hold(self) -> None:
+        """The group is gone or left; what this rank has computed of the step stays."""
+        self._gradients.hold()
+
+    def reduce(self, offer: tuple[int, int]) -> Outcome:
+        """Exchange gradients and a few numbers with all ranks. Raises GroupBroken: what this rank has computed stays."""
         assert self._side is not None
         arrived_us = self._recorder.switch(STRAGGLER)
-        mine = [losses[shard] for shard in self.my_shards]
-        self._side.start([*offer, arrived_us, *mine, *[0.0] * (self._most - len(mine))])
+        mine = [self.losses[shard] for shard in self._brought[self._rank]]
+        width = max(map(len, self._brought))
+        self._side.start([*offer, arrived_us, *mine, *[0.0] * (width - len(mine))])
         self._gradients.reduce(self._reducer)
         numbers = self._side.wait().tolist()
         self._recorder.switch(COMM, min(self._recorder.now_us(), int(max(row[2] for row in numbers))))
-        by_shard = [row[FLAGS + i] for row, (start, stop) in zip(numbers, self._ranges, strict=True) for i in range(stop - start)]
+        losses = {shard: row[FLAGS + i] for row, shards in zip(numbers, self._brought, strict=True) for i, shard in enumerate(shards)}
+        by_shard = [losses[shard] for shard in range(self._shards)]
         culprit, why = self._suspect(by_shard)
         return Outcome([(int(row[0]), int(row[1])) for row in numbers], math.fsum(by_shard) / self._shards, culprit, why)
 
@@ -130,7 +184,10 @@ class Engine:
         for scheduler in self._schedulers:
             scheduler.step()
         self._gradients.commit()
-        self._begun = False
+        assert self._state is not None
+        self._state, self.losses = StateId(self._state.lineage, self._state.step + 1), {}
+        if self._shares is not self._whole:
+            self._share(self._whole)
 
 
 def _only(state: TrackedState, kind: type, name: str) -> Any:

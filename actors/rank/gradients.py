@@ -6,7 +6,7 @@ summed with the gradients, in the same order, and its mean is added to the commi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,7 @@ from torch import nn
 
 from actors.rank.reduction import Reducer, ShardSums
 from fleet.errors import ConfigError
+from fleet.shards import Block
 
 ALIGNMENT = 16
 """Elements; each parameter's part of a flat buffer begins at a multiple of it."""
@@ -73,8 +74,9 @@ def _named_buffers(modules: Mapping[str, nn.Module]) -> Iterator[_Buffer]:
 class GradientBuffers:
     """Gradients of ``modules`` by shard, and their mean.
 
-    For each step: :meth:`begin_step`, then :meth:`begin_shard` and :meth:`end_shard` around each shard's forward and backward, in ascending
-    order, then :meth:`reduce` and :meth:`commit`, or :meth:`abandon`. Parameters that took no part have zeros for a gradient, not None.
+    For each step: :meth:`begin_step`, then :meth:`begin_shard` and :meth:`end_shard` around each shard's forward and backward, in any
+    order, then :meth:`reduce` and :meth:`commit`. When the reduction breaks, what was computed stays: compute what else is needed, and
+    reduce again; or :meth:`abandon` it all. Parameters that took no part have zeros for a gradient, not None.
 
     Args:
         modules: by name, for messages; all parameters that require a gradient are taken, in order.
@@ -85,7 +87,7 @@ class GradientBuffers:
         self._modules, self._shards = modules, shards
         self._open: GradientSet | None = None
         self._mean: GradientSet | None = None
-        self._begun = False
+        self.begun = False
         self._reshape()
 
     def _reshape(self) -> None:
@@ -120,21 +122,26 @@ class GradientBuffers:
         return _Place(list(self._lengths).index(key), start, like)
 
     @property
+    def constant(self) -> bool:
+        """True when no forward changes any buffer of the modules, as far as is known: then the state is as committed between commits."""
+        return not self._averaged and not self._counted
+
+    @property
     def bytes(self) -> int:
         """Size of one set of buffers: what a rank exchanges in a step."""
         return sum(length * dtype.itemsize for (dtype, _), length in self._lengths.items())
 
-    def begin_step(self, start: int, stop: int) -> None:
-        """A step of which this rank computes the shards ``start..stop``. The modules' buffers hold their committed values."""
+    def begin_step(self) -> None:
+        """A step begins unless one has. The modules' buffers hold their committed values."""
+        if self.begun:
+            return
         if self._flags != [parameter.requires_grad for parameter in self._all_parameters]:
             self._reshape()
-        self._close()
-        self._sums.begin(start, stop)
         self._committed = [buffer.tensor.clone() for buffer in self._averaged]
         self._committed_counts = [buffer.tensor.clone() for buffer in self._counted]
         self._versions = [(id(buffer.tensor), buffer.tensor._version) for buffer in self._constant]
         self._first_count = []
-        self._begun = True
+        self.begun = True
 
     def begin_shard(self) -> None:
         """Gradients are zero, and buffers as committed. Call it right before the shard's forward."""
@@ -161,12 +168,32 @@ class GradientBuffers:
         self._check_constant()
         self._sums.add(shard, done)
 
+    @property
+    def held(self) -> frozenset[int]:
+        """The shards that were computed for this step."""
+        return self._sums.held
+
+    def keep(self, blocks: Collection[Block]) -> None:
+        """Of what was computed, only the sums of ``blocks`` will count."""
+        self._sums.keep(blocks)
+
     def reduce(self, reducer: Reducer) -> None:
-        """``.grad`` becomes the mean over all shards of all ranks; buffers are as committed. Raises GroupBroken: then abandon the step."""
-        self._mean = reducer.reduce(self._sums)
+        """``.grad`` becomes the mean over all shards of all ranks; buffers are as committed. Raises GroupBroken: all is as before."""
+        self._close()
+        self._mean = self._sums.take()
+        try:
+            reducer.reduce(self._sums, self._mean)
+        except BaseException:
+            self._forget_mean()
+            raise
         for parameter, view in zip(self.parameters, self._mean.gradients, strict=True):
             parameter.grad = view
         self._restore()
+
+    def _forget_mean(self) -> None:
+        if self._mean is not None:
+            self._sums.put_back(self._mean)
+            self._mean = None
 
     @property
     def mean_flats(self) -> list[torch.Tensor]:
@@ -176,21 +203,30 @@ class GradientBuffers:
 
     def commit(self) -> None:
         """Give the buffers their new value: as committed, plus the mean of the shards' changes. Integer ones: as after one shard."""
-        mean, self._mean = self._mean, None
-        assert mean is not None, "commit() without reduce()"
+        assert self._mean is not None, "commit() without reduce()"
         with torch.no_grad():
-            for buffer, change in zip(self._averaged, mean.changes, strict=True):
+            for buffer, change in zip(self._averaged, self._mean.changes, strict=True):
                 buffer.tensor.add_(change)
             for buffer, value in zip(self._counted, self._first_count, strict=True):
                 buffer.tensor.copy_(value)
-        self._begun = False
+        self._end()
+
+    def _end(self) -> None:
+        self._forget_mean()
+        self._sums.keep(())
+        self.begun = False
 
     def abandon(self) -> None:
         """Forget the step, if one has begun: no gradients, and buffers as committed. Allowed at any moment."""
+        self.hold()
+        self._end()
+
+    def hold(self) -> None:
+        """The attempt is over, the step is not: the shards computed stay, there are no gradients, and buffers are as committed."""
         self._close()
-        if self._begun:
+        self._forget_mean()
+        if self.begun:
             self._restore()
-        self._begun, self._mean = False, None
         for parameter in self.parameters:
             parameter.grad = None
 

@@ -51,6 +51,7 @@ class Run:
         self._committed = False
         self._evaluation: tuple[int, Callable[[], Mapping[str, float]]] | None = None
         self._measured_us = 0
+        self._rank = 0
         self._suspect: int | None = None
 
     @property
@@ -80,18 +81,14 @@ class Run:
         self._engine = Engine(state, self._settings, self._recorder, clip_norm)
         self._client.protocol.ready()
         self._client.say()
-        while self._seat.take(state, self._engine.device):
-            assert self._seat.group is not None
-            self._engine.seat(self._seat.group, self._seat.view, self._seat.rank)
-            self._evaluate()
-            while self._here().step < total:
+        self._seat.serve(state, self._engine)
+        while self._sit_down():
+            while self._here().step < total and not self._seat.over:
                 step = Step(self, self._engine, self._here().step)
                 yield step
                 if not step.closed:
                     raise FleetError(f"step {step.number}: the loop body ended without step.commit()")
-                if self._seat.group is None:
-                    break
-            else:
+            if not self._seat.over:
                 self._finish(state)
 
     def evaluate(self, fn: Callable[[], Mapping[str, float]], *, every: int = 1) -> None:
@@ -112,7 +109,7 @@ class Run:
 
     def _evaluate(self) -> None:
         """The first rank of the view evaluates; when it is lost meanwhile, the first rank of the next view does it again."""
-        if self._evaluation is None or self._seat.group is None or self._seat.rank != 0:
+        if self._evaluation is None or self._rank != 0:
             return
         at, fn = self._evaluation
         if at == self._here().step:
@@ -130,6 +127,8 @@ class Run:
     def _finish(self, state: TrackedState) -> None:
         """Wait at the barrier until the run is over, or this rank is called into another view."""
         protocol = self._client.protocol
+        if not self._seat.claim():
+            return
         self._recorder.switch(FINISH)
         digest = state.digest()
         with self._client.lock:
@@ -139,21 +138,59 @@ class Run:
         if protocol.released is None:
             self._seat.leave("told to leave at the finish barrier")
 
-    def _attempt(self, step: Step) -> Outcome | None:
-        """Reduce and apply one step; None when its group broke."""
+    def _sit_down(self) -> bool:
+        """Into a view, with the group and the shards of the step at hand. False when the run is over for this rank."""
         assert self._engine is not None
-        offer = self._seat.offer()
-        try:
-            reduced = self._engine.reduce(step.losses, offer)
-        except GroupBroken as error:
-            with self._client.lock:
-                self._client.protocol.withdraw()
-            self._abandon(str(error))
-            return None
+        self._engine.hold()
+        while self._seat.take():
+            try:
+                self._take_shares(begun=True)
+            except GroupBroken as error:
+                self._seat.leave(str(error))
+                continue
+            self._seat.step_aside()
+            self._evaluate()
+            return True
+        return False
+
+    def _take_shares(self, *, begun: bool) -> None:
+        assert self._engine is not None and self._seat.group is not None
+        view, here = self._seat.view, self._here()
+        self._rank = self._seat.rank
+        self._engine.seat(self._seat.group, view, self._rank, here, begun)
+        self._recorder.switch(COMPUTE)
+        self._recorder.place(view.generation, here.lineage, here.step)
+
+    def _attempt(self, step: Step) -> Outcome | None:
+        """Reduce and apply one step. None when the loop body has to run again first: for shards of a lost rank, or from another state.
+
+        A view may break and another begin in here: this rank waits for it with what it has computed, which counts there.
+        """
+        assert self._engine is not None
+        while True:
+            if not self._seat.claim():
+                if not self._sit_down() or self._engine.due or self._here().step != step.number:
+                    return None
+                continue
+            try:
+                reduced = self._engine.reduce(self._seat.offer())
+                self._seat.hold_still()
+            except GroupBroken as error:
+                self._withdraw()
+                self._recorder.hold()
+                self._seat.leave(str(error))
+            else:
+                return self._conclude(step, reduced)
+
+    def _withdraw(self) -> None:
+        with self._client.lock:
+            self._client.protocol.withdraw()
+
+    def _conclude(self, step: Step, reduced: Outcome) -> Outcome | None:
         if reduced.culprit is not None:
-            with self._client.lock:
-                self._client.protocol.withdraw()
+            self._withdraw()
             self._repeat(step, reduced)
+            self._seat.step_aside()
             return None
         with self._client.lock:
             view, request = self._client.protocol.agree(reduced.offers)
@@ -162,6 +199,8 @@ class Run:
             self._save(request)
         if view is not None:
             self._change_seat(view)
+        else:
+            self._seat.step_aside()
         return reduced
 
     def _repeat(self, step: Step, reduced: Outcome) -> None:
@@ -171,8 +210,7 @@ class Run:
             shard = reduced.culprit
             raise NonFiniteError(f"step {step.number}, shard {shard}: {reduced.why}, and again when it was computed once more")
         self._suspect = step.number
-        self._recorder.abandon()
-        self._engine.reset()
+        self._engine.repeat()
 
     def _apply(self, step: Step, reduced: Outcome) -> None:
         protocol, engine = self._client.protocol, self._engine
@@ -186,7 +224,7 @@ class Run:
         self._committed = True
         for fn in step.callbacks:
             fn()
-        if self._seat.rank == 0 and now_us() - self._measured_us > MEASURE_EVERY_US:
+        if self._rank == 0 and now_us() - self._measured_us > MEASURE_EVERY_US:
             self._measured_us = now_us()
             self._measure("loss", reduced.loss)
 
@@ -209,20 +247,12 @@ class Run:
         self._client.say(PartWritten(self._client.protocol.member, request, name, here, part, blocked_s, meta))
 
     def _change_seat(self, view: Any) -> None:
-        assert self._engine is not None
         try:
             self._seat.enter(view)
+            self._take_shares(begun=False)
+            self._seat.step_aside()
         except GroupBroken as error:
             self._seat.leave(str(error))
-            return
-        assert self._seat.group is not None
-        self._engine.seat(self._seat.group, self._seat.view, self._seat.rank)
-
-    def _abandon(self, reason: str) -> None:
-        assert self._engine is not None
-        self._recorder.abandon()
-        self._engine.reset()
-        self._seat.leave(reason)
 
 
 class Step:
@@ -232,15 +262,17 @@ class Step:
         number: how many steps were committed before it.
         shards: the batch shards of this rank; ``shard`` the one at hand, -1 outside ``batches``.
         loss: mean loss over all shards of all ranks, once committed.
+
+    When a rank is lost, the others keep what they have computed; the step comes again for the lost shards alone, shared out among all.
     """
 
     def __init__(self, run: Run, engine: Engine, number: int) -> None:
         self.number, self.loss = number, math.nan
-        self.closed = False
+        self.closed = self._cut = False
         self.losses: dict[int, float] = {}
         self.callbacks: list[Callable[[], None]] = []
         self._run, self._engine = run, engine
-        self.shard, self.shards = -1, engine.my_shards
+        self.shard, self.shards = -1, engine.due
         run._committed = False
         seed_step(run.seed, number)
 
@@ -252,7 +284,8 @@ class Step:
         """
         run, recorder = self._run, self._run._recorder
         for shard in self.shards:
-            if run._client.protocol.interrupted:
+            if run._seat.wanted:
+                self._cut = True
                 return
             recorder.switch(DATA)
             batch = sample_batch(dataset, run.seed, self.number, shard, run.shards, batch_size)
@@ -269,7 +302,7 @@ class Step:
         self.shard = -1
         if shard not in self.losses:
             raise FleetError(f"step {self.number}, shard {shard}: the loop body did not call step.backward(loss) for this batch")
-        self._engine.end_shard(shard)
+        self._engine.end_shard(shard, self.losses[shard])
         recorder.shard(-1)
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -288,11 +321,8 @@ class Step:
         if self.closed:
             raise FleetError(f"step {self.number} was committed twice")
         self.closed = True
-        if self._run._client.protocol.interrupted:
-            self._run._abandon("told to leave")
-            return False
         missing = set(self.shards) - set(self.losses)
-        if missing:
+        if missing and not self._cut:
             raise FleetError(
                 f"step {self.number}: commit() before shards {sorted(missing)} were computed; iterate step.batches() to its end"
             )

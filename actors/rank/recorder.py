@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from fleet.records import ABANDON, COMMIT, INIT
+from fleet.records import ABANDON, COMMIT, HOLD, INIT
 
 ROW = struct.Struct("<qqiic7x")
 HEADER_BYTES = 128
@@ -101,6 +101,10 @@ class Recorder:
     def abandon(self) -> None:
         """The step attempt ends without a commit."""
         self._append(max(self._clock(), self._last_us), ABANDON)
+
+    def hold(self) -> None:
+        """The step attempt stops for a lost peer; what it has computed counts, what it has waited does not."""
+        self._append(max(self._clock(), self._last_us), HOLD)
 
     def shard(self, shard: int) -> None:
         """The shard in work, or -1: names the culprit when a shard kills whoever computes it."""

@@ -9,14 +9,14 @@ all-reduce; each further block of a range adds one more chunk a peer.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Generic, Protocol, TypeVar
 
 import torch
 
 from actors.rank.process_group import Group, Work
 from fleet.errors import ConfigError, ProtocolError
-from fleet.shards import Block, blocks, tree
+from fleet.shards import Block, middle, tree
 
 BUCKET_BYTES = 8 << 20
 """Measured with ``benchmarks.reduction``: smaller buckets pay for their messages, larger ones overlap too little."""
@@ -36,7 +36,7 @@ Set = TypeVar("Set", bound=Flats)
 
 
 class ShardSums(Generic[Set]):
-    """Partial sums of one rank's shards, in buffers that are made once and used in turn.
+    """Partial sums of the shards that one rank has computed, in buffers that are made once and used in turn.
 
     Args:
         shards: number of shards of the run.
@@ -47,52 +47,60 @@ class ShardSums(Generic[Set]):
         self.shards = shards
         self._make, self._nodes = make, tree(shards)
         self._free: list[Set] = []
-        self._stack: list[tuple[Block, Set]] = []
-        self.start = self.stop = self._next = 0
-
-    def begin(self, start: int, stop: int) -> None:
-        """Start over with the shards ``start..stop``; what :meth:`take` gave and ``partials`` held before is free again."""
-        self._free += [buffers for _, buffers in self._stack]
-        self._stack.clear()
-        self.start, self.stop, self._next = start, stop, start
-        while len(self._free) < self.sets_needed(start, stop):
-            self._free.append(self._make())
-
-    def sets_needed(self, start: int, stop: int) -> int:
-        """Greatest number of sets in use at once: the stack, and the shard at hand."""
-        return 1 + max((len(blocks(start, at, self.shards)) for at in range(start, stop)), default=0)
+        self._sums: dict[Block, Set] = {}
 
     def take(self) -> Set:
         """A free set, contents undefined, for the next shard; give it back with :meth:`add` or :meth:`put_back`."""
-        return self._free.pop()
+        return self._free.pop() if self._free else self._make()
 
     def put_back(self, buffers: Set) -> None:
         self._free.append(buffers)
 
+    @property
+    def held(self) -> frozenset[int]:
+        """The shards whose gradients are in the sums."""
+        return frozenset(shard for lo, hi in self._sums for shard in range(lo, hi))
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        return tuple(sorted(self._sums))
+
     def add(self, shard: int, buffers: Set) -> None:
-        """Add the gradient of ``shard``; shards come in ascending order. Raises ProtocolError otherwise."""
-        if shard != self._next or shard >= self.stop:
-            raise ProtocolError(f"shard {shard} was added where shard {self._next} of {self.start}..{self.stop} was due")
-        self._next += 1
-        self._stack.append(((shard, shard + 1), buffers))
-        while len(self._stack) > 1 and (self._stack[-2][0][0], self._stack[-1][0][1]) in self._nodes:
-            (right, addend), (left, into) = self._stack.pop(), self._stack.pop()
+        """Add the gradient of ``shard``, in any order of shards. Raises ProtocolError when it is in the sums already."""
+        if not 0 <= shard < self.shards or any(lo <= shard < hi for lo, hi in self._sums):
+            raise ProtocolError(f"shard {shard} of {self.shards} was added, which {list(self.blocks)} hold already")
+        block = (shard, shard + 1)
+        while (sibling := self._sibling(block)) in self._sums:
+            left, right = sorted((block, sibling))
+            into, addend = (buffers, self._sums[sibling]) if left == block else (self._sums[sibling], buffers)
             for mine, other in zip(into.flats, addend.flats, strict=True):
                 mine.add_(other)
+            del self._sums[sibling]
             self._free.append(addend)
-            self._stack.append(((left[0], right[1]), into))
+            block, buffers = (left[0], right[1]), into
+        self._sums[block] = buffers
 
-    @property
-    def complete(self) -> bool:
-        """True when every shard of the range was added."""
-        return self._next == self.stop
+    def _sibling(self, block: Block) -> Block:
+        """The block with which ``block`` makes up the next larger one; itself for all shards."""
+        lo, hi = 0, self.shards
+        while (lo, hi) != block:
+            cut = middle(lo, hi)
+            left, right = (lo, cut), (cut, hi)
+            if block in (left, right):
+                return right if block == left else left
+            lo, hi = left if block[1] <= cut else right
+        return block
 
-    @property
-    def partials(self) -> list[Set]:
-        """One set for each of ``blocks(start, stop, shards)``."""
-        if not self.complete:
-            raise ProtocolError(f"shards {self._next}..{self.stop} of {self.start}..{self.stop} were not added")
-        return [buffers for _, buffers in self._stack]
+    def keep(self, blocks: Collection[Block]) -> None:
+        """Forget all sums but those of ``blocks``."""
+        for block in [block for block in self._sums if block not in blocks]:
+            self._free.append(self._sums.pop(block))
+
+    def partials(self, blocks: Sequence[Block]) -> list[Set]:
+        """One set for each of ``blocks``. Raises ProtocolError unless these are what is held."""
+        if self.blocks != tuple(blocks):
+            raise ProtocolError(f"the sums of {list(self.blocks)} are there where those of {list(blocks)} were due")
+        return [self._sums[block] for block in blocks]
 
 
 def _cuts(lo: int, hi: int, parts: int) -> list[int]:
@@ -142,33 +150,31 @@ class Reducer:
         self._stages: dict[torch.device, torch.Tensor] = {}
         self._group: Group | None = None
 
-    def bind(self, group: Group, ranges: Sequence[tuple[int, int]]) -> None:
-        """Use ``group`` from now on; ``ranges[r]`` is the range of shards of view rank r."""
+    def bind(self, group: Group, leaves: Sequence[Sequence[Block]]) -> None:
+        """Use ``group`` from now on; ``leaves[r]`` are the blocks whose sums view rank r brings, from left to right."""
         self._group = group
-        mine = [blocks(start, stop, self.shards) for start, stop in ranges]
-        self._counts = [len(parts) for parts in mine]
-        leaves = list(itertools.chain.from_iterable(mine))
-        self._first = sum(self._counts[: group.rank])
-        self._plan = addition_plan(leaves, self.shards)
+        self._blocks = tuple(leaves[group.rank])
+        self._counts = [len(blocks) for blocks in leaves]
+        order = sorted((block, rank, number) for rank, blocks in enumerate(leaves) for number, block in enumerate(blocks))
+        self._order = [(rank, number) for _, rank, number in order]
+        self._plan = addition_plan([block for block, _, _ in order], self.shards)
         self._peers = [(group.rank + i) % group.size for i in range(1, group.size)]
 
-    def reduce(self, sums: ShardSums[Set]) -> Set:
-        """The mean over shards, on every rank, in a set of ``sums`` that stays valid until ``sums.begin``. Raises GroupBroken.
+    def reduce(self, sums: ShardSums[Set], out: Set) -> None:
+        """Put the mean over shards into ``out``, on every rank. Raises GroupBroken: then ``out`` is undefined, and ``sums`` as before.
 
-        Integers are summed, not divided. After a GroupBroken the partial sums are undefined: begin the step again.
+        Integers are summed, not divided.
         """
-        partials = sums.partials
         group = self._group
-        if group is None or len(partials) != self._counts[group.rank] or not partials:
-            raise ProtocolError(f"{len(partials)} partial sums of shards {sums.start}..{sums.stop} do not fit the view")
-        local = [partial.flats for partial in partials]
+        if group is None or not self._blocks:
+            raise ProtocolError("reduce() before bind(), or with nothing to bring")
+        local = [partial.flats for partial in sums.partials(self._blocks)]
         if self.kind == "native":
-            self._native(group, local)
+            self._native(group, local, out.flats)
         elif group.size == 1:
-            self._add_up([_Bucket(i, 0, len(flat), 1) for i, flat in enumerate(local[0])], local)
+            self._add_up(local, out.flats)
         else:
-            self._exchange(group, local)
-        return partials[0]
+            self._exchange(group, local, out.flats)
 
     def _mean(self, total: torch.Tensor) -> None:
         if not (total.is_floating_point() or total.is_complex()):
@@ -178,21 +184,29 @@ class Reducer:
         else:
             total.mul_(1 / self.shards)  # exact, so the same bits, and twice as fast
 
-    def _native(self, group: Group, local: Sequence[Sequence[torch.Tensor]]) -> None:
-        for into, *others in zip(*local, strict=True):
+    def _native(self, group: Group, local: Sequence[Sequence[torch.Tensor]], out: Sequence[torch.Tensor]) -> None:
+        for into, first, *others in zip(out, *local, strict=True):
+            into.copy_(first)
             for other in others:
                 into.add_(other)
             group.all_reduce(into)
             self._mean(into)
 
-    def _add_up(self, buckets: Sequence[_Bucket], local: Sequence[Sequence[torch.Tensor]]) -> None:
-        for bucket in buckets:
-            self._add([bucket.chunk(flats, 0) for flats in local], bucket.chunk(local[0], 0))
+    def _add_up(self, local: Sequence[Sequence[torch.Tensor]], out: Sequence[torch.Tensor]) -> None:
+        """One rank has it all, and so its sums are one."""
+        for into, whole in zip(out, *local, strict=True):
+            into.copy_(whole)
+            self._mean(into)
 
-    def _add(self, leaves: list[torch.Tensor], out: torch.Tensor) -> None:
-        """Add ``leaves`` in tree order; the last sum goes to ``out``, which may be one of them."""
+    def _add(self, leaves: list[torch.Tensor], arrived: list[bool], out: torch.Tensor) -> None:
+        """Add ``leaves`` in tree order into ``out``. Only those that ``arrived`` are scratch: this rank's own sums stay as they are.
+
+        Of two summands one has arrived, or is a sum of such, as this rank has added up its own already; a + b and b + a have the same bits.
+        """
         for left, right in self._plan[:-1]:
-            leaves[left].add_(leaves[right])
+            into, other = (left, right) if arrived[left] else (right, left)
+            leaves[left] = leaves[into].add_(leaves[other])
+            arrived[left] = True
         if self._plan:
             left, right = self._plan[-1]
             torch.add(leaves[left], leaves[right], out=out)
@@ -200,27 +214,27 @@ class Reducer:
 
     # ---- the exchange --------------------------------------------------------------------------------------------------------------------
 
-    def _exchange(self, group: Group, local: Sequence[Sequence[torch.Tensor]]) -> None:
+    def _exchange(self, group: Group, local: Sequence[Sequence[torch.Tensor]], out: Sequence[torch.Tensor]) -> None:
         """Partial sums of the next bucket travel while this one's are added and while its sums travel back."""
-        buckets = self._buckets(local[0], group.size)
+        buckets = self._buckets(out, group.size)
         returning: list[Work] = []
         for number in range(min(BUCKETS_IN_FLIGHT, len(buckets))):
-            returning += self._scatter(group, number, buckets[number], local)
+            returning += self._scatter(group, number, buckets[number], local, out)
         for number, bucket in enumerate(buckets):
             assert bucket.arrival is not None
             bucket.arrival.wait()
-            mine = bucket.chunk(local[0], group.rank)
-            self._add(self._leaves(group, bucket, local), mine)
-            receives = [] if group.receives_ahead else self._returns(bucket, local)
+            mine = bucket.chunk(out, group.rank)
+            self._add(self._leaves(group, bucket, local), [rank != group.rank for rank, _ in self._order], mine)
+            receives = [] if group.receives_ahead else self._returns(bucket, out)
             returning.append(group.start([(mine, peer) for peer in self._peers], receives, 2 * number + 1))
             if number + BUCKETS_IN_FLIGHT < len(buckets):
-                returning += self._scatter(group, number + BUCKETS_IN_FLIGHT, buckets[number + BUCKETS_IN_FLIGHT], local)
+                returning += self._scatter(group, number + BUCKETS_IN_FLIGHT, buckets[number + BUCKETS_IN_FLIGHT], local, out)
         for work in returning:
             work.wait()
 
-    def _returns(self, bucket: _Bucket, local: Sequence[Sequence[torch.Tensor]]) -> list[tuple[torch.Tensor, int]]:
-        """Where the peers' sums go: over the chunks of this rank's first partial sum, which by then have been sent."""
-        return [(bucket.chunk(local[0], peer), peer) for peer in reversed(self._peers)]
+    def _returns(self, bucket: _Bucket, out: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, int]]:
+        """Where the peers' sums go."""
+        return [(bucket.chunk(out, peer), peer) for peer in reversed(self._peers)]
 
     def _buckets(self, flats: Sequence[torch.Tensor], size: int) -> list[_Bucket]:
         """Cut all flat buffers into buckets of equal length, at most ``bucket_bytes``."""
@@ -230,25 +244,26 @@ class Reducer:
             found += [_Bucket(index, lo, hi, size) for lo, hi in itertools.pairwise(_cuts(0, flat.numel(), count))] if count else []
         return found
 
-    def _scatter(self, group: Group, number: int, bucket: _Bucket, local: Sequence[Sequence[torch.Tensor]]) -> list[Work]:
+    def _scatter(
+        self, group: Group, number: int, bucket: _Bucket, local: Sequence[Sequence[torch.Tensor]], out: Sequence[torch.Tensor]
+    ) -> list[Work]:
         """Send every peer its chunk of this rank's partial sums, and receive this rank's chunk of theirs.
 
-        A peer returns its sum once it has this rank's chunk. To receive it over that chunk may be asked for now: gloo sends nothing before
-        it knows of the receive.
+        To receive the peers' sums may be asked for now: gloo sends nothing before it knows of the receive.
         """
-        mine = bucket.chunk(local[0], group.rank)
+        mine = bucket.chunk(out, group.rank)
         sources = [peer for peer in reversed(self._peers) for _ in range(self._counts[peer])]
         bucket.incoming = self._stage(mine, number % BUCKETS_IN_FLIGHT, len(sources), group.size)
         sends = [(bucket.chunk(flats, peer), peer) for peer in self._peers for flats in local]
         bucket.arrival = group.start(sends, list(zip(bucket.incoming, sources, strict=True)), 2 * number)
-        return [group.start([], self._returns(bucket, local), 2 * number + 1)] if group.receives_ahead else []
+        return [group.start([], self._returns(bucket, out), 2 * number + 1)] if group.receives_ahead else []
 
     def _leaves(self, group: Group, bucket: _Bucket, local: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
         """This rank's chunk of all partial sums, in order of shards."""
         arrived = iter(bucket.incoming)
         found = {peer: [next(arrived) for _ in range(self._counts[peer])] for peer in reversed(self._peers)}
         found[group.rank] = [bucket.chunk(flats, group.rank) for flats in local]
-        return [leaf for rank in range(group.size) for leaf in found[rank]]
+        return [found[rank][number] for rank, number in self._order]
 
     def _stage(self, like: torch.Tensor, half: int, count: int, size: int) -> list[torch.Tensor]:
         """``count`` buffers like ``like``, from memory that is kept for the run; each half serves one of the buckets in flight."""

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
 
 from actors.rank.client import Client
+from actors.rank.engine import Engine
 from actors.rank.process_group import Forming, Group, GroupBroken
 from actors.rank.recorder import Recorder
 from actors.rank.state import TrackedState, receive_state, send_state
 from fleet.config import Timeouts
 from fleet.errors import FleetError
-from fleet.records import COMPUTE, REFORM, RESTORE, STANDBY
+from fleet.records import REFORM, RESTORE, STANDBY
 from fleet.types import Part, StateId, View
 
 
@@ -28,8 +31,42 @@ class PartsPort(Protocol):
         ...
 
 
+class Sitting:
+    """A view that this rank is joining. ``beside``: the listening thread sees to it while the loop computes; ``done`` once that ended."""
+
+    def __init__(self, view: View, forming: Forming, beside: bool) -> None:
+        self.view, self.forming, self.beside = view, forming, beside
+        self.done = threading.Event()
+        self.error = ""
+
+
+class Giving:
+    """The state on its way to newcomers, in a thread of its own: it does not change until the step that they take part in is reduced."""
+
+    def __init__(self, give: Callable[[], None]) -> None:
+        self._give, self._error = give, ""
+        self.thread = threading.Thread(target=self._run, name="fleet-give")
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._give()
+        except GroupBroken as error:
+            self._error = str(error)
+
+    def join(self) -> None:
+        """Until it is given. Raises GroupBroken."""
+        self.thread.join()
+        if self._error:
+            raise GroupBroken(self._error)
+
+
 class Seat:
     """Owns the process group. ``take`` blocks until the rank is in a view, or the run is over for it.
+
+    Between the attempts at a step the loop computes and does not need its group. The rank is *aside* then: the listening thread answers
+    when it is called out of its view, and takes the seat in the next one, so that all of this costs no time while there is work to do.
+    The loop comes in person (``claim``) when it wants to reduce, and early (``wanted``) when its state has to be changed.
 
     Args:
         host: the address at which peers reach this rank.
@@ -39,14 +76,20 @@ class Seat:
     def __init__(self, client: Client, recorder: Recorder, parts: PartsPort, host: str, timeouts: Timeouts) -> None:
         self._client, self._recorder, self._parts, self._host, self._timeouts = client, recorder, parts, host, timeouts
         self._protocol = client.protocol
-        self._forming: Forming | None = None
+        self._sitting: Sitting | None = None
         self._next: tuple[View, Forming] | None = None
         self._fresh = True
+        self._stale: list[Sitting | Group] = []
+        self._giving: Giving | None = None
         self.group: Group | None = None
-        self.state: TrackedState | None = None
-        self.device = torch.device("cpu")
+        self._state: TrackedState | None = None
+        self._engine: Engine | None = None
         client.on_interrupt = self._interrupt
         client.on_message = self._look_ahead
+
+    def serve(self, state: TrackedState, engine: Engine) -> None:
+        """What is given to newcomers, and taken from donors."""
+        self._state, self._engine = state, engine
 
     @property
     def view(self) -> View:
@@ -58,49 +101,81 @@ class Seat:
     def rank(self) -> int:
         return self.view.rank_of(self._protocol.member)
 
-    def take(self, state: TrackedState, device: torch.device) -> bool:
+    @property
+    def over(self) -> bool:
+        """The run is over for this rank."""
+        return self._protocol.released is not None
+
+    @property
+    def wanted(self) -> bool:
+        """The loop should come, with what it has computed: nobody can answer for it."""
+        sitting = self._sitting
+        return self._protocol.interrupted or (sitting is not None and not sitting.beside)
+
+    def step_aside(self) -> None:
+        """The loop goes on without need of its group."""
+        with self._client.lock:
+            self._protocol.step_aside()
+            self._look_ahead()
+        self._client.say()
+
+    def claim(self) -> bool:
+        """The loop is here in person. False when it has to :meth:`take` a seat first."""
+        with self._client.lock:
+            self._protocol.aside = False
+            return self._protocol.view is not None and not self._protocol.interrupted and self._sitting is None and self.group is not None
+
+    def take(self) -> bool:
         """Wait to be called into a view and join it. False when the run is over for this rank."""
-        self.state, self.device = state, device
+        assert self._engine is not None
         self._recorder.switch(STANDBY if self._fresh else REFORM)
+        with self._client.lock:
+            self._protocol.aside = False
         while True:
-            self._client.wait(lambda: self._protocol.released or self._protocol.called)
+            if self._protocol.interrupted and self._protocol.view is not None:
+                self.leave("told to leave")
+            self._clear()
+            self._client.wait(lambda: self._protocol.released or self._protocol.called or self._sitting)
             with self._client.lock:
                 if self._protocol.released:
                     return False
-                view, newcomer = self._protocol.next_view(), False
-                if view is None:
-                    view, newcomer = self._protocol.proposal(), True
-                    if view is None:
-                        continue
-                    self._protocol.enter(view)
+                sitting = self._sitting = self._sitting or self._called()
+            if sitting is None:
+                continue
             try:
-                self._join(view, newcomer)
+                self._join(sitting)
                 return True
             except GroupBroken as error:
                 self.leave(str(error))
 
     def leave(self, reason: str) -> None:
         """Give up the group, and tell the coordinator where this rank stands."""
-        self._discard(self._forming, self.group)
-        self._forming = self.group = None
-        self._drop_next()
-        self._recorder.switch(REFORM)
         with self._client.lock:
+            self._drop_seat()
+            self._drop_next()
             self._protocol.broken(reason)
+        self._clear()
+        self._recorder.switch(REFORM)
         self._client.say()
+
+    def hold_still(self) -> None:
+        """Before the state changes: whoever was given it has it. (They take part in the step, so they do.)"""
+        if self._giving is not None:
+            self._giving.join()
+            self._giving = None
 
     def enter(self, view: View) -> None:
         """At the agreed step boundary: change into the proposal that was formed beside the running steps."""
         with self._client.lock:
             self._protocol.enter(view)
             ahead, self._next = self._next, None
-        if ahead is None:
-            raise GroupBroken("told to leave before the agreed view was entered", view.generation)
-        old, self.group = self.group, None
+            if ahead is None:
+                raise GroupBroken("told to leave before the agreed view was entered", view.generation)
+            self._drop_seat()
+            sitting = self._sitting = Sitting(view, ahead[1], False)
         self._recorder.switch(REFORM)
-        self._discard(old)
-        self._forming = ahead[1]
-        self._settle(view, self._forming.wait())
+        self._clear()
+        self._join(sitting)
 
     def offer(self) -> tuple[int, int]:
         """What this rank says at the next step boundary; see ``MemberProtocol.offer``."""
@@ -111,23 +186,33 @@ class Seat:
 
     # ---- joining -----------------------------------------------------------------------------------------------
 
-    def _join(self, view: View, newcomer: bool) -> None:
-        if not newcomer:  # a newcomer stands by, beside the running steps, until the members come over
+    def _called(self) -> Sitting | None:
+        """A view to join now, if there is one."""
+        if (view := self._protocol.next_view()) is not None:
             self._recorder.switch(REFORM)
-        self._forming = self._form(view)
-        self._check()
-        self._settle(view, self._forming.wait())
+            return Sitting(view, self._form(view), False)
+        if (view := self._protocol.proposal()) is not None:  # the newcomer stands by, beside the running steps, until the members come
+            self._protocol.enter(view)
+            return Sitting(view, self._form(view), False)
+        return None
 
-    def _settle(self, view: View, group: Group) -> None:
-        self.group, self._forming = group, None
-        self._check()
-        state = self._exchange(view, group)
+    def _join(self, sitting: Sitting) -> None:
+        """The loop takes the seat, unless the listening thread has all but done so."""
+        if sitting.beside:
+            sitting.done.wait()
+            if sitting.error:
+                raise GroupBroken(sitting.error, sitting.view.generation)
+        self._check(sitting)
+        group = sitting.forming.wait()
         with self._client.lock:
-            self._protocol.formed(state)
+            self._check(sitting)
+            self.group, self._sitting = group, None
+        if not sitting.beside:
+            state = self._exchange(sitting.view, group)
+            with self._client.lock:
+                self._protocol.formed(state)
+            self._client.say()
         self._fresh = False
-        self._client.say()
-        self._recorder.switch(COMPUTE)
-        self._recorder.place(view.generation, state.lineage, state.step)
 
     def _form(self, view: View) -> Forming:
         return Forming(
@@ -135,48 +220,60 @@ class Seat:
             generation=view.generation,
             rank=view.rank_of(self._protocol.member),
             size=len(view.members),
-            device=self.device,
+            device=self._engine.device if self._engine is not None else torch.device("cpu"),
             timeout_s=self._timeouts.progress_s,
             operation_s=self._timeouts.collective_s,
             host=self._host,
         )
 
-    def _check(self) -> None:
+    def _check(self, sitting: Sitting) -> None:
         """The interrupt may have come before there was anything to interrupt."""
-        if self._protocol.interrupted:
-            raise GroupBroken("told to leave", self.view.generation)
+        if self._protocol.interrupted or self._protocol.view is not sitting.view:
+            raise GroupBroken("told to leave", sitting.view.generation)
 
     def _exchange(self, view: View, group: Group) -> StateId:
         """The donor gives its state to the receivers; everyone else goes on. Returns the state that all hold now."""
-        assert self.state is not None
         mine = self._protocol.state
         me, donor = view.rank_of(self._protocol.member), view.donor
-        if me == donor and (view.checkpoint is not None or mine is None or mine.lineage != view.state.lineage):
+        if me == donor and self._begins(view):
             mine = self._begin(view)
         if me in view.receivers:
             self._recorder.switch(RESTORE)
             return self._receive(group, donor)
-        if me == donor and view.receivers:
-            self._recorder.switch(RESTORE)
-            for receiver in view.receivers:
-                group.send(_numbers(mine or view.state), receiver)
-                send_state(group, receiver, self.state)
+        if me == donor and view.receivers and self._engine is not None:
+            self._giving = Giving(lambda: self._give(view, group, mine or view.state))
+            if not self._engine.steady:
+                self._recorder.switch(RESTORE)
+                self._giving.join()
         return mine or view.state
 
+    def _give(self, view: View, group: Group, mine: StateId) -> None:
+        assert self._state is not None
+        for receiver in view.receivers:
+            group.send(_numbers(mine), receiver)
+            send_state(group, receiver, self._state)
+
     def _receive(self, group: Group, donor: int) -> StateId:
-        assert self.state is not None
+        assert self._state is not None and self._engine is not None
+        self._engine.reset()
         numbers = _numbers(StateId(0, 0))
         group.recv(numbers, donor)
-        receive_state(group, donor, self.state, self._protocol.receiving)
+        receive_state(group, donor, self._state, self._protocol.receiving)
         return StateId(*numbers.tolist())
+
+    def _begins(self, view: View) -> bool:
+        """A new history begins with the donor of ``view``."""
+        mine = self._protocol.state
+        return view.checkpoint is not None or mine is None or mine.lineage != view.state.lineage
 
     def _begin(self, view: View) -> StateId:
         """No rank held a clean state: the donor starts from the checkpoint, or from the state that the train function built."""
-        assert self.state is not None
+        assert self._state is not None and self._engine is not None
+        self._engine.reset()
         if view.checkpoint is not None:
             self._recorder.switch(RESTORE)
             self._protocol.receiving()
-            self.state.load(*self._parts.load(view.checkpoint))
+            self._state.load(*self._parts.load(view.checkpoint))
         elif not self._fresh:
             raise FleetError("there is no checkpoint to go back to, and this rank's initial state is gone: a fresh process has to begin")
         return view.state
@@ -184,34 +281,86 @@ class Seat:
     # ---- from the listening thread -----------------------------------------------------------------------------
 
     def _look_ahead(self) -> None:
-        """Start forming a proposal at once, beside the running steps."""
+        """Start forming at once, beside the running steps: a proposal, or the next view of a rank that is aside."""
         with self._client.lock:
+            self._sweep()
             if self._next is not None and not self._protocol.holds_proposal(self._next[0].generation):
                 self._drop_next()
+            if self._protocol.aside and self._protocol.view is None and (view := self._protocol.next_view()) is not None:
+                self._sit_beside(view)
             proposal = self._protocol.proposal()
             seated = self._protocol.view is not None and not self._protocol.forming
             if seated and proposal is not None and self._next is None:
                 self._next = (proposal, self._form(proposal))
 
+    def _sit_beside(self, view: View) -> None:
+        """The loop is needed in person only where its state has to change, or to hold still."""
+        assert self._engine is not None
+        me = view.rank_of(self._protocol.member)
+        gives = me == view.donor and bool(view.receivers)
+        beside = me not in view.receivers and not self._begins(view) and (self._engine.steady or not gives)
+        sitting = self._sitting = Sitting(view, self._form(view), beside)
+        if beside:
+            threading.Thread(target=self._settle_beside, args=(sitting, gives), name=f"fleet-settle-{view.generation}").start()
+
+    def _settle_beside(self, sitting: Sitting, gives: bool) -> None:
+        try:
+            group, mine = sitting.forming.wait(), self._protocol.state
+            assert mine is not None
+            if gives:
+                self._giving = Giving(lambda: self._give(sitting.view, group, mine))
+            with self._client.lock:
+                self._check(sitting)
+                self._protocol.formed(mine)
+        except GroupBroken as error:
+            sitting.error = str(error)
+            with self._client.lock:
+                if self._sitting is sitting and self._protocol.aside:
+                    self._drop_seat()
+                    self._protocol.broken(str(error))
+        finally:
+            sitting.done.set()
+        self._client.say()
+
     def _interrupt(self) -> None:
         with self._client.lock:
-            for part in (self._forming, self.group):
-                if part is not None and self._protocol.interrupted:
-                    part.interrupt("told to leave by the coordinator")
+            if self._protocol.interrupted:  # the loop is in there: wake it, it will leave
+                for part in (self._sitting.forming if self._sitting else None, self.group):
+                    if part is not None:
+                        part.interrupt("told to leave by the coordinator")
+            self._sweep()
+
+    def _sweep(self) -> None:
+        """Give up what does not belong to the rank's view: it was called out while it was aside."""
+        view = self._protocol.view
+        generations = {self.group.generation if self.group else None, self._sitting.view.generation if self._sitting else None} - {None}
+        if any(view is None or generation != view.generation for generation in generations):
+            self._drop_seat()
+
+    def _drop_seat(self) -> None:
+        """Nothing of the present seat is used any more. The loop frees its memory later: see ``_clear``."""
+        for part in (self._sitting, self.group):
+            if part is not None:
+                (part.forming if isinstance(part, Sitting) else part).interrupt("left")
+                self._stale.append(part)
+        self._sitting = self.group = None
+
+    def _clear(self) -> None:
+        with self._client.lock:
+            stale, self._stale = self._stale, []
+        if stale and self._giving is not None:
+            self._giving.thread.join()  # its group was interrupted
+            self._giving = None
+        for part in stale:
+            if isinstance(part, Group):
+                part.close()
+            elif part.beside:
+                part.done.wait()
 
     def _drop_next(self) -> None:
         if self._next is not None:
             ahead, self._next = self._next[1], None
             ahead.interrupt("the proposal was dropped")
-
-    @staticmethod
-    def _discard(*parts: Forming | Group | None) -> None:
-        for part in parts:
-            if isinstance(part, Group):
-                part.interrupt("left")
-                part.close()
-            elif part is not None:
-                part.interrupt("left")
 
 
 def _numbers(state: StateId) -> torch.Tensor:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from actors.rank.recorder import Row
-from fleet.records import ABANDON, COMMIT, Spans
+from fleet.records import ABANDON, COMMIT, HOLD, Spans
 from fleet.types import Member
 
-MARKS = (COMMIT, ABANDON)
+MARKS = (COMMIT, ABANDON, HOLD)
 
 
 class SpanBuilder:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fleet.simulation.clockwork import Clockwork, Future
@@ -46,6 +46,8 @@ class Group:
         self._arrivals: dict[Member, Future] = {}
         self._values: dict[int, dict[Member, Any]] = {}
         self._results: dict[int, dict[Member, Future]] = {}
+        self._told: dict[Member, Any] = {}
+        self._listening: list[Future] = []
         self._state: Any = None
         self._receivers: dict[Member, Future] = {}
 
@@ -81,6 +83,19 @@ class Group:
             for waiting in results.values():
                 self._resolve_after(waiting, self.rng.uniform(0.002, 0.03), ordered)
             del self._values[number], self._results[number]
+        return future
+
+    def tell(self, member: Member, value: Any, givers: Sequence[Member]) -> Future:
+        """Resolves to what all ``givers`` have told, by member."""
+        future = self._pend(self.ends[member])
+        if any(other.left for other in self.ends.values()):
+            self._break_soon(member, "a peer has left")
+        if member in givers:
+            self._told[member] = value
+        self._listening.append(future)
+        if all(giver in self._told for giver in givers):
+            for waiting in self._listening:
+                self._resolve_after(waiting, self.rng.uniform(0.0, 0.01), self._told)
         return future
 
     def post_state(self, state: Any) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fleet.events import Event, PartWritten, Raised
 from fleet.instructions import Instruction
 from fleet.member import INTERRUPT, MemberProtocol
+from fleet.shards import share
 from fleet.simulation.clockwork import Coroutine, Future, Steps
 from fleet.simulation.groups import Broken, Group
 from fleet.simulation.model import POISON, gradient, updated
@@ -29,6 +31,18 @@ class UserError(Exception):
     """The train function raised."""
 
 
+@dataclass(slots=True)
+class Sitting:
+    """A view that this rank is joining; ``beside``: by its listening thread, while the loop computes."""
+
+    view: View
+    group: Group
+    beside: bool = False
+    graceful: bool = False
+    done: bool = False
+    error: str | None = None
+
+
 class SimRank:
     """One process. ``where`` is (step, shard), as its node's agent would see it in the rank's shared memory."""
 
@@ -44,6 +58,9 @@ class SimRank:
         self.started_s = world.clock.now_s
         self.group: Group | None = None
         self.beside: Group | None = None
+        self.sitting: Sitting | None = None
+        self.held: dict[int, int] = {}
+        self.due: tuple[int, ...] = ()
         self._deferred: list[Callable[[], None]] = []
         self._news: list[Future] = []
         self._failed_proposal = -1
@@ -106,11 +123,16 @@ class SimRank:
         return Pulse(self.member, protocol.generation, state, beat_age_s, now_s - self.progress_s, self.stepping)
 
     def _leave_groups(self) -> None:
-        if self.named:
-            for group in (self.group, self.beside):
-                if group is not None:
-                    group.leave(self.member)
-        self.group = self.beside = None
+        if self.named and self.beside is not None:
+            self.beside.leave(self.member)
+        self.beside = None
+        self._leave_seat()
+
+    def _leave_seat(self) -> None:
+        for group in (self.group, self.sitting.group if self.sitting else None):
+            if group is not None and self.named:
+                group.leave(self.member)
+        self.group = self.sitting = None
 
     # ---- messages ------------------------------------------------------------------------------------------------------------------------
 
@@ -119,11 +141,11 @@ class SimRank:
 
     def _take(self, message: Instruction) -> None:
         if self.protocol.receive(message) == INTERRUPT:
-            self.world.note("interrupted", self, type(message).__name__)
-            if self.group is not None:
-                self.group.leave(self.member)
-            if self.beside is not None:
-                self.beside.leave(self.member)
+            self.world.note("interrupted", self, type(message).__name__, "aside" if self.protocol.view is None else "in person")
+            for group in (self.group, self.sitting.group if self.sitting else None, self.beside):
+                if group is not None:
+                    group.leave(self.member)
+        self._look_ahead()
         if self.beside is not None and not self.protocol.holds_proposal(self.beside.view.generation):
             self.beside.leave(self.member)
             self.beside = None
@@ -199,23 +221,83 @@ class SimRank:
         self.protocol.ready()
         self.flush()
         while not self._over:
-            view, graceful = self._next_view()
-            if view is None:
+            sitting = self._called()
+            if sitting is None:
                 yield self._wait()
                 continue
             try:
-                yield from self._seat(view, graceful)
+                yield from self._seat(sitting)
+                yield from self._steps()
             except Broken as broken:
                 self._abandon(str(broken))
 
-    def _next_view(self) -> tuple[View | None, bool]:
-        view = self.protocol.next_view()
-        if view is not None:
-            return view, False
-        proposal = self.protocol.proposal()
-        if proposal is not None:
-            self.protocol.enter(proposal)
-        return proposal, True
+    def _called(self) -> Sitting | None:
+        """The view to join now, in person."""
+        self.protocol.aside = False
+        if self.protocol.interrupted and self.protocol.view is not None:
+            self._abandon("told to leave")
+        if self.sitting is not None:
+            return self.sitting
+        view, graceful = self.protocol.next_view(), False
+        if view is None and (view := self.protocol.proposal()) is not None:
+            graceful = True
+            self.protocol.enter(view)
+        return None if view is None else self._sit(view, graceful=graceful)
+
+    def _sit(self, view: View, *, graceful: bool = False, beside: bool = False) -> Sitting:
+        self.world.watch.sit(self, view)
+        self.sitting = Sitting(view, self.world.group(view), beside, graceful)
+        return self.sitting
+
+    # ---- aside ---------------------------------------------------------------------------------------------------------------------------
+
+    def _look_ahead(self) -> None:
+        """What the listening thread does while the loop computes: leave a seat that is lost, and take the next one."""
+        view = self.protocol.view
+        held = [self.group.view if self.group else None, self.sitting.view if self.sitting else None]
+        if any(one is not None and (view is None or one.generation != view.generation) for one in held):
+            self._leave_seat()
+        if not self.protocol.aside or self.protocol.view is not None or (view := self.protocol.next_view()) is None:
+            return
+        me = view.rank_of(self.member)
+        state = self.protocol.state
+        begins = view.checkpoint is not None or state is None or state.lineage != view.state.lineage
+        sitting = self._sit(view, beside=me not in view.receivers and not begins)
+        if sitting.beside:
+            Coroutine(self.world.clock, self._settle_beside(sitting), self.gate)
+
+    def _settle_beside(self, sitting: Sitting) -> Steps:
+        view, state = sitting.view, self.protocol.state
+        try:
+            yield sitting.group.arrive(self.member, self.world.settings.timeouts.form_s)
+            if view.rank_of(self.member) == view.donor and view.receivers:
+                yield from self._donate(sitting.group, graceful=False)
+            if self.sitting is not sitting or self.protocol.view is not view or self.protocol.interrupted:
+                raise Broken("told to leave")
+            assert state is not None
+            self.protocol.formed(state)
+            self.world.note("formed aside", self, view.generation, state)
+        except Broken as broken:
+            sitting.error = str(broken)
+            if self.sitting is sitting and self.protocol.aside:
+                self._leave_seat()
+                self.protocol.broken(str(broken))
+        except Dead:
+            return
+        sitting.done = True
+        self.flush()
+        news, self._news = self._news, []
+        for future in news:
+            future.resolve()
+
+    def _claim(self) -> bool:
+        """The loop is here in person; False when it has no seat."""
+        self.protocol.aside = False
+        return self.protocol.view is not None and not self.protocol.interrupted and self.sitting is None and self.group is not None
+
+    @property
+    def _wanted(self) -> bool:
+        return self.protocol.interrupted or (self.sitting is not None and not self.sitting.beside)
 
     def _abandon(self, reason: str) -> None:
         self.world.note("broken", self, reason, f"dirty={self.protocol.dirty}")
@@ -225,17 +307,46 @@ class SimRank:
         self.protocol.broken(reason)
         self.flush()
 
-    def _seat(self, view: View, graceful: bool) -> Steps:
-        self.world.watch.sit(self, view)
-        self.group = group = self.world.group(view)
+    def _seat(self, sitting: Sitting) -> Steps:
         if self.at("forming"):
             yield self._pause()
-        yield group.arrive(self.member, self.world.settings.timeouts.form_s)
-        yield from self._take_state(group, graceful)
-        yield from self._steps()
+        if sitting.beside:
+            while not sitting.done:
+                yield self._wait()
+            if sitting.error is not None or self.sitting is not sitting:
+                raise Broken(sitting.error or "told to leave")
+        else:
+            yield sitting.group.arrive(self.member, self.world.settings.timeouts.form_s)
+        if self.sitting is not sitting or self.protocol.interrupted:
+            raise Broken("told to leave")
+        self.group, self.sitting = sitting.group, None
+        if not sitting.beside:
+            yield from self._take_state(self.group, sitting.graceful)
+        self._begin_stepping(self.group.view)
+        yield from self._take_shares(self.group)
+
+    def _take_shares(self, group: Group) -> Steps:
+        """What each has computed of the step at hand counts; the rest is dealt anew. Nobody waits for a receiver, who has nothing."""
+        view = group.view
+        told: dict[Member, Any] = yield group.tell(self.member, sorted(self.held), self._givers(view))
+        shares = share([told.get(member, ()) for member in view.members], view.ranges, self.world.settings.shards)
+        rank = view.rank_of(self.member)
+        kept = {shard for lo, hi in shares.kept[rank] for shard in range(lo, hi)}
+        self.held = {shard: value for shard, value in self.held.items() if shard in kept}
+        self.due = shares.due[rank]
+
+    @staticmethod
+    def _givers(view: View) -> list[Member]:
+        return [member for rank, member in enumerate(view.members) if rank not in view.receivers]
+
+    def _begin_stepping(self, view: View) -> None:
+        state = self.protocol.state
+        assert state is not None
+        self.stepping = True
+        self.world.watch.seated(self, view, state)
 
     def _take_state(self, group: Group, graceful: bool) -> Steps:
-        """The donor gives, receivers take, the others go on with what they have; ends with the word that this rank steps."""
+        """The donor gives, receivers take, the others go on with what they have; ends with the word that this rank is there."""
         view, protocol = group.view, self.protocol
         rank = view.rank_of(self.member)
         state = protocol.state
@@ -248,10 +359,8 @@ class SimRank:
         assert state is not None
         self.progress_s = self.world.clock.now_s
         protocol.formed(state)
-        self.stepping = True
         self.flush()
         self.world.note("formed", self, view.generation, state)
-        self.world.watch.seated(self, view, state)
 
     def _donate(self, group: Group, graceful: bool) -> Steps:
         view, protocol = group.view, self.protocol
@@ -259,13 +368,14 @@ class SimRank:
         if view.checkpoint is not None:
             protocol.receiving()
             self.weights = POISON
+            self.held = {}
             yield self.rng.uniform(0.02, 0.3)
             self.weights = self.world.store.load(view.checkpoint)
             state = view.state
         elif state is None or (not graceful and state.lineage != view.state.lineage):
             if self.protocol.dirty or state is not None:
                 raise UserError("there is no checkpoint to go back to, and this rank's initial state is gone")
-            self.weights, state = self.world.chain.weights(0), view.state
+            self.weights, state, self.held = self.world.chain.weights(0), view.state, {}
         assert state is not None
         if view.receivers:
             group.post_state((state, self.weights))
@@ -275,6 +385,7 @@ class SimRank:
         return state
 
     def _receive_state(self, group: Group) -> Steps:
+        self.held = {}
         state, weights = yield group.receive_state(self.member)
         self.protocol.receiving()
         self.weights = POISON
@@ -294,9 +405,14 @@ class SimRank:
         number, protocol = 0, self.protocol
         while protocol.state is not None and protocol.state.step < self.world.plan.steps:
             assert self.group is not None
-            values = yield from self._attempt(self.group, number)
+            view = self.group.view
+            self._step_aside()
+            yield from self._compute(protocol.state.step)
+            if not self._claim():
+                return
+            values = yield from self._reduce(self.group, number)
             enter, save = protocol.agree([value[3] for value in values.values()])
-            self.world.watch.agreed(self, self.group.view, number, enter, save)
+            self.world.watch.agreed(self, view, number, enter, save)
             number += 1
             yield from self._update(values)
             if save is not None:
@@ -304,25 +420,36 @@ class SimRank:
             if enter is not None:
                 yield from self._enter(enter)
                 number = 0
-        yield from self._finish()
+        if self._claim():
+            yield from self._finish()
 
-    def _attempt(self, group: Group, number: int) -> Steps:
-        """The shards of this rank, then the reduction over all members."""
-        protocol, view = self.protocol, group.view
-        assert protocol.state is not None
-        step, contributions = protocol.state.step, {}
-        lo, hi = view.ranges[view.rank_of(self.member)]
-        for shard in range(lo, hi):
+    def _step_aside(self) -> None:
+        self.protocol.step_aside()
+        self._look_ahead()
+        self.flush()
+
+    def _compute(self, step: int) -> Steps:
+        """The shards that are due of this rank; it stops early when it is wanted."""
+        middle = len(self.due) // 2
+        for number, shard in enumerate(self.due):
+            if self._wanted:
+                break
             self.where = (step, shard)
             if self.at("compute"):
                 yield self._pause()
-            contributions[shard] = gradient(self.weights, step, shard)
-        yield self.rng.uniform(0.5, 1.5) * self.world.plan.shard_s * (hi - lo)
+            self.held[shard] = gradient(self.weights, step, shard)
+            if number == middle:
+                yield self.rng.uniform(0.5, 1.5) * self.world.plan.shard_s * len(self.due)
         self.where = (step, -1)
+
+    def _reduce(self, group: Group, number: int) -> Steps:
+        protocol, view = self.protocol, group.view
+        assert protocol.state is not None
         if self.at("reducing"):
             yield self._pause()
         self.world.watch.contribute(self, view, protocol.state, protocol.dirty)
-        values: dict[Member, Any] = yield group.reduce(self.member, number, (protocol.state, self.weights, contributions, protocol.offer()))
+        offer = protocol.offer()
+        values: dict[Member, Any] = yield group.reduce(self.member, number, (protocol.state, self.weights, dict(self.held), offer))
         self.world.watch.reduced(self, view, number, values)
         if self.at("reduced"):
             yield self._pause()
@@ -332,7 +459,8 @@ class SimRank:
         merged: dict[int, int] = {}
         for _, _, contributions, _ in values.values():
             merged.update(contributions)
-        before, self.weights = self.weights, POISON
+        before, self.weights, self.held = self.weights, POISON, {}
+        self.due = self._whole()
         self.protocol.mutating()
         if self.at("mutating"):
             yield self._pause()
@@ -356,6 +484,15 @@ class SimRank:
         if self.at("entering"):
             yield self._pause()
         yield from self._take_state(self.group, graceful=True)
+        self._begin_stepping(view)
+        self.group.tell(self.member, (), self._givers(view))  # the newcomers ask; the members know that nothing has begun
+        self.due = self._whole()
+
+    def _whole(self) -> tuple[int, ...]:
+        """The shards of this rank in a step that begins."""
+        assert self.group is not None
+        view = self.group.view
+        return tuple(range(*view.ranges[view.rank_of(self.member)]))
 
     def _save(self, request: int, entering: bool) -> Steps:
         assert self.group is not None and self.protocol.state is not None

@@ -106,7 +106,7 @@ class RandomRun:
             self.attempt(slot, died_us, "")
             self.emit(r.ProcessLost(member, "signal 9", died_us / 1e6, None, self.generation, -1, -1, ""), died_us)
         for slot in set(self.seated) - set(lost):
-            self.attempt(slot, died_us + self.rng.randint(0, 500), "A")
+            self.attempt(slot, died_us + self.rng.randint(0, 500), self.rng.choice("AH"))
         causes = tuple(str(self.procs[slot].member) for slot in lost)
         everyone = len(lost) == len(self.seated)
         for slot in lost:
@@ -180,13 +180,21 @@ class RandomRun:
         if mark:
             self.do(slot, mark, 0)
         if mark == "K":
-            start_us = sum(row.duration_us for row in proc.rows[self.since_mark(proc) :] if row.code in r.STEP_CODES)
-            self.done.append((self.step + 1, start_us))
+            self.done.append((self.step + 1, self.step_us(proc)))
 
     @staticmethod
-    def since_mark(proc: Proc) -> int:
-        marks = [index for index, row in enumerate(proc.rows[:-1]) if row.code in "KA"]
-        return marks[-1] + 1 if marks else 0
+    def step_us(proc: Proc) -> int:
+        """What counts of the attempt that the last row commits."""
+        kept: list[Row] = []
+        lineage = -1
+        for row in proc.rows[:-1]:
+            if row.code in "KA" or row.lineage != lineage:
+                kept, lineage = [], row.lineage
+            if row.code == "H":
+                kept = [other for other in kept if other.code not in "xw"]
+            elif row.code in r.STEP_CODES:
+                kept.append(row)
+        return sum(row.duration_us for row in kept)
 
     def shift(self, slot: int, by_us: int) -> None:
         """A process of the new cluster cannot begin before the cluster does."""
@@ -297,7 +305,7 @@ def test_one_span_that_overlaps_the_next_is_refused(run: RandomRun, data: st.Dat
         record = journal[index]
         if isinstance(record, r.Spans):
             checked = following.get(record.member, run.wall_us) < run.wall_us  # what comes after the end of the run is cut off unread
-            if checked and any(code not in "KA" for code in record.codes):
+            if checked and any(code not in "KAH" for code in record.codes):
                 candidates.append(index)
             following[record.member] = record.start_us
     if not candidates:
@@ -305,7 +313,7 @@ def test_one_span_that_overlaps_the_next_is_refused(run: RandomRun, data: st.Dat
     index = data.draw(st.sampled_from(candidates))
     spans = journal[index]
     assert isinstance(spans, r.Spans)
-    place = next(i for i, code in enumerate(spans.codes) if code not in "KA")
+    place = next(i for i, code in enumerate(spans.codes) if code not in "KAH")
     durations = list(spans.durations_us)
     durations[place] += data.draw(st.sampled_from([1, 5_000]))
     journal[index] = replace(spans, durations_us=tuple(durations))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from actors.rank.process_group import Group
 from actors.rank.reduction import Reducer, ShardSums
-from fleet.shards import middle
+from fleet.shards import cover, middle
 
 BOUND_S = 30.0
 
@@ -78,38 +78,46 @@ def straightforward(lo: int, hi: int, lengths: list[int], dtypes: list[torch.dty
     return [a + b for a, b in zip(straightforward(lo, cut, lengths, dtypes), straightforward(cut, hi, lengths, dtypes), strict=True)]
 
 
-def reduced(
-    group: Group, ranges: list[tuple[int, int]], lengths: list[int], dtypes: list[torch.dtype], bucket_bytes: int, kind: str
-) -> Any:
-    shards = ranges[-1][1]
+def reduced(group: Group, dealt: list[list[int]], lengths: list[int], dtypes: list[torch.dtype], bucket_bytes: int, kind: str) -> Any:
+    shards = sum(map(len, dealt))
     sums = ShardSums(shards, lambda: Buffers([torch.empty(n, dtype=d) for n, d in zip(lengths, dtypes, strict=True)]))
     reducer = Reducer(shards, kind, bucket_bytes)
-    reducer.bind(group, ranges)
+    reducer.bind(group, [cover(mine, shards) for mine in dealt])
     for _ in range(2):
-        sums.begin(*ranges[group.rank])
-        for shard in range(*ranges[group.rank]):
+        sums.keep(())
+        for shard in dealt[group.rank]:
             buffers = sums.take()
             for into, flat in zip(buffers.flats, shard_flats(shard, lengths, dtypes), strict=True):
                 into.copy_(flat)
             sums.add(shard, buffers)
-        result = reducer.reduce(sums)
+        result = sums.take()
+        reducer.reduce(sums, result)
+        before, result = result, sums.take()
+        reducer.reduce(sums, result)  # a reduction leaves the sums as they were
+        assert same_bits(before.flats, result.flats)
+        sums.put_back(before)
     return result.flats
 
 
-def in_threads(cuts: list[int], lengths: list[int], dtypes: list[torch.dtype], bucket_bytes: int, kind: str = "ordered") -> Any:
-    ranges = list(itertools.pairwise(cuts))
+def in_threads(dealt: list[list[int]], lengths: list[int], dtypes: list[torch.dtype], bucket_bytes: int, kind: str = "ordered") -> Any:
     boxes = Boxes()
-    with ThreadPoolExecutor(len(ranges)) as pool:
-        groups = [ThreadGroup(rank, len(ranges), boxes) for rank in range(len(ranges))]
-        found = [pool.submit(reduced, group, ranges, lengths, dtypes, bucket_bytes, kind) for group in groups]
+    with ThreadPoolExecutor(len(dealt)) as pool:
+        groups = [ThreadGroup(rank, len(dealt), boxes) for rank in range(len(dealt))]
+        found = [pool.submit(reduced, group, dealt, lengths, dtypes, bucket_bytes, kind) for group in groups]
         return [future.result(BOUND_S) for future in found]
 
 
+def ranges(cuts: list[int]) -> list[list[int]]:
+    return [list(range(lo, hi)) for lo, hi in itertools.pairwise(cuts)]
+
+
 @st.composite
-def splits(draw: st.DrawFn) -> list[int]:
+def splits(draw: st.DrawFn) -> list[list[int]]:
+    """Shards by rank: ranges, or dealt in any order, as after losses."""
     shards = draw(st.integers(1, 24))
     inner = draw(st.sets(st.integers(1, shards - 1), max_size=6)) if shards > 1 else set()
-    return [0, *sorted(inner), shards]
+    order = draw(st.one_of(st.just(list(range(shards))), st.permutations(range(shards))))
+    return [[order[place] for place in mine] for mine in ranges([0, *sorted(inner), shards])]
 
 
 def same_bits(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
@@ -118,17 +126,20 @@ def same_bits(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 
 @settings(max_examples=40, deadline=None)
 @given(splits(), st.lists(st.integers(1, 300), min_size=1, max_size=3), st.sampled_from([64, 500, 1 << 20]), st.data())
-def test_any_split_gives_the_bits_of_the_straightforward_tree(cuts: list[int], lengths: list[int], bucket_bytes: int, data: Any) -> None:
+def test_any_split_gives_the_bits_of_the_straightforward_tree(
+    dealt: list[list[int]], lengths: list[int], bucket_bytes: int, data: Any
+) -> None:
+    shards = sum(map(len, dealt))
     dtypes = [data.draw(st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16])) for _ in lengths]
-    expected = [total / cuts[-1] for total in straightforward(0, cuts[-1], lengths, dtypes)]
-    for flats in in_threads(cuts, lengths, dtypes, bucket_bytes):
+    expected = [total / shards for total in straightforward(0, shards, lengths, dtypes)]
+    for flats in in_threads(dealt, lengths, dtypes, bucket_bytes):
         assert same_bits(flats, expected)
 
 
 def test_the_control_depends_on_the_world_size() -> None:
     """Without this, the test above could pass because its numbers do not round."""
-    one = in_threads([0, 16], [1000], [torch.float32], 1 << 20, "native")[0]
-    three = in_threads([0, 6, 12, 16], [1000], [torch.float32], 1 << 20, "native")[0]
+    one = in_threads(ranges([0, 16]), [1000], [torch.float32], 1 << 20, "native")[0]
+    three = in_threads(ranges([0, 6, 12, 16]), [1000], [torch.float32], 1 << 20, "native")[0]
     assert not same_bits(one, three)
     assert torch.allclose(one[0], three[0], rtol=1e-3, atol=1e-2)
 
@@ -136,5 +147,5 @@ def test_the_control_depends_on_the_world_size() -> None:
 @pytest.mark.parametrize("cuts", [[0, 16], [0, 8, 16], [0, 4, 8, 12, 16], list(range(17))])
 def test_aligned_ranges_send_one_partial_sum(cuts: list[int]) -> None:
     expected = [total / 16 for total in straightforward(0, 16, [77], [torch.float32])]
-    for flats in in_threads(cuts, [77], [torch.float32], 128):
+    for flats in in_threads(ranges(cuts), [77], [torch.float32], 128):
         assert same_bits(flats, expected)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import pytest
 
 from fleet import machine as machine_module
 from fleet import machine_replay, machine_views
+from fleet import shards as shards_module
 from fleet.decisions import Decision
 from fleet.events import Event, Tick
 from fleet.instructions import Fence, Instruction, Publish, Write
@@ -19,6 +20,8 @@ from fleet.machine_state import Rank, Roster
 from fleet.machine_views import Source
 from fleet.member import MemberProtocol
 from fleet.records import Committed, ViewPublished
+from fleet.shards import Shares
+from fleet.simulation import ranks as ranks_module
 from fleet.types import StateId, View
 from policies.recovery import ReformPromoteRegrow
 from tests.simulation.runs import simulate_seed
@@ -212,6 +215,17 @@ def rank_computes_with_the_wrong_shards(patch: Patch) -> None:
     patch.setattr(Placement, "ranges", wrong)
 
 
+def lost_shards_are_computed_by_everyone(patch: Patch) -> None:
+    right = shards_module.share
+
+    def wrong(held: Sequence[Collection[int]], ranges: Sequence[tuple[int, int]], shards: int) -> Shares:
+        shares = right(held, ranges, shards)
+        missing = tuple(sorted(shard for due in shares.due for shard in due))
+        return Shares(shares.kept, (missing,) * len(held)) if any(held) else shares
+
+    patch.setattr(ranks_module, "share", wrong)
+
+
 MUTATIONS: tuple[tuple[Callable[[Patch], None], tuple[str, ...]], ...] = (
     (donor_with_the_smallest_state, ("donor", "exactly once")),
     (dirt_goes_unseen, ("donor", "dirty")),
@@ -236,6 +250,7 @@ MUTATIONS: tuple[tuple[Callable[[Patch], None], tuple[str, ...]], ...] = (
     (incarnations_are_not_counted, ("journal", "one incarnation")),
     (writing_goes_on_after_the_end, ("journal",)),
     (rank_computes_with_the_wrong_shards, ("exactly once",)),
+    (lost_shards_are_computed_by_everyone, ("exactly once",)),
 )
 
 

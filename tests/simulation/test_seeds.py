@@ -17,6 +17,8 @@ REGRESSIONS = {
     52: "a journal that lost its end: a generation was published twice, as two views",
     448: "the coordinator died between the loss that exceeded a budget and its verdict, and nobody gave it again",
     768: "a silent node was given up in the middle of being given up",
+    3655: "a loop that hung had to receive, never sat down, and its listening thread answered for it again and again",
+    5864: "the same, by another way",
     8379: "a view was to grow while its own members were not fully known after a restart",
 }
 """Seeds that broke something once, and what it was."""

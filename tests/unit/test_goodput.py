@@ -147,6 +147,24 @@ def test_an_attempt_that_no_loss_broke_is_rework() -> None:
     assert spent(fold(story).categories) == {"rework": 60, "compute": 60, "exposed_comm": 40}
 
 
+def test_what_was_computed_for_a_broken_view_counts_in_the_next() -> None:
+    """Rank 0 computes for 60 ms and waits 40 in vain; rank 1 dies after 70. The step is committed in the next view."""
+    story = Story(world=2)
+    story.view(1, [(0, 0), (1, 0)], 0)
+    story.spans(0, 0, STEPS + "c60 w40 H f20")
+    story.spans(1, 0, STEPS + "c70")
+    story.lost(1, 0, 170)
+    story.view(2, [(0, 0)], 215, 1, causes=("1.0",))
+    story.spans(0, 0, "c30 w10 x5 K", generation=2, step=1)
+    story.ended(265)
+    summary = fold(story)
+    check_closes(summary)
+    cost = incident(summary, "loss-1.0").cost
+    assert cost["detect"] == pytest.approx(0.03)
+    assert cost["rework"] == pytest.approx(0.08)
+    assert cost["reform"] == pytest.approx(0.02)
+
+
 def test_a_hang_is_noticed_from_the_moment_it_began() -> None:
     story = Story(world=2)
     story.view(1, [(0, 0), (1, 0)], 0)

@@ -92,6 +92,29 @@ def test_park_interrupts_and_the_rank_says_where_it_stands(seated: MemberProtoco
     assert not seated.interrupted
 
 
+def test_a_rank_that_is_aside_is_answered_for_and_can_sit_down_again(seated: MemberProtocol) -> None:
+    seated.step_aside()
+    assert seated.receive(Park((ME,), 5)) == INTERRUPT
+    assert seated.outbox == [Parked(ME, 5, HERE, False, "told to leave")]
+    assert not seated.interrupted
+    seated.receive(Publish(view(6, ME, PEER)))
+    assert seated.next_view() == view(6, ME, PEER)
+
+
+def test_a_rank_that_may_hang_has_to_come_in_person(seated: MemberProtocol) -> None:
+    seated.step_aside()
+    assert seated.receive(Park((ME,), 5, in_person=True)) == INTERRUPT
+    assert seated.outbox == []
+    assert seated.interrupted
+
+
+def test_a_rank_called_out_before_it_stepped_aside_is_answered_for_then(seated: MemberProtocol) -> None:
+    seated.receive(Park((ME,), 5))
+    assert seated.outbox == []
+    seated.step_aside()
+    assert seated.outbox == [Parked(ME, 5, HERE, False, "told to leave")]
+
+
 def test_park_of_an_idle_rank_is_answered_at_once(rank: MemberProtocol) -> None:
     rank.receive(Publish(view(5, ME, PEER)))
     rank.receive(Park((ME,), 5))

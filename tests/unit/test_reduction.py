@@ -16,6 +16,7 @@ from actors.rank.process_group import Forming, Group, StoreServer
 from actors.rank.reduction import Reducer, ShardSums, SideChannel
 from actors.rank.sampling import seed_shard
 from fleet.errors import ConfigError, ProtocolError
+from fleet.shards import blocks, cover
 
 BOUND_S = 30.0
 SHARDS = 16
@@ -51,18 +52,20 @@ def gradient(shard: int, length: int) -> torch.Tensor:
     return torch.randn(length, generator=torch.Generator().manual_seed(shard))
 
 
-def mean_over(size: int, length: int, bucket_bytes: int, kind: str = "ordered") -> list[torch.Tensor]:
+def mean_over(size: int, length: int, bucket_bytes: int, kind: str = "ordered", dealt: list[list[int]] | None = None) -> list[torch.Tensor]:
+    """Each rank's mean; ``dealt[r]`` are the shards of rank r, in the order in which it computes them."""
+    dealt = dealt or [list(range(*bounds)) for bounds in ranges_of(size)]
+
     def rank(group: Group) -> torch.Tensor:
-        reducer, ranges = Reducer(SHARDS, kind, bucket_bytes), ranges_of(size)
-        reducer.bind(group, ranges)
-        sums = ShardSums(SHARDS, lambda: Buffers(length))
-        for _ in range(3):
-            sums.begin(*ranges[group.rank])
-            for shard in range(*ranges[group.rank]):
-                buffers = sums.take()
-                buffers.flats[0].copy_(gradient(shard, length))
-                sums.add(shard, buffers)
-            mean = reducer.reduce(sums)
+        reducer, mine = Reducer(SHARDS, kind, bucket_bytes), dealt[group.rank]
+        reducer.bind(group, [cover(shards, SHARDS) for shards in dealt])
+        sums, mean = ShardSums(SHARDS, lambda: Buffers(length)), Buffers(length)
+        for shard in mine:
+            buffers = sums.take()
+            buffers.flats[0].copy_(gradient(shard, length))
+            sums.add(shard, buffers)
+        for _ in range(3):  # the sums are the same after a reduction
+            reducer.reduce(sums, mean)
         return mean.flats[0].clone()
 
     return with_groups(size, rank)  # type: ignore[return-value]
@@ -76,6 +79,14 @@ def test_worlds_agree_bit_for_bit_over_gloo(bucket_bytes: int) -> None:
             assert torch.equal(mean, expected)
 
 
+def test_shards_dealt_anew_after_a_loss_agree_bit_for_bit() -> None:
+    """What survivors held, in any order, and the lost shards one by one, wherever they were put."""
+    expected = mean_over(1, 30_001, 1 << 20)[0]
+    for dealt in ([[0, 1, 2, 3, 12], [8, 9, 10, 11, 13], [4], [7, 6, 5, 15, 14]], [[15, 0, 7], [*range(1, 7), *range(8, 15)]]):
+        for mean in mean_over(len(dealt), 30_001, 1 << 12, dealt=dealt):
+            assert torch.equal(mean, expected)
+
+
 def test_native_is_close_and_not_equal() -> None:
     ordered, native = mean_over(3, 30_001, 1 << 20)[0], mean_over(3, 30_001, 1 << 20, "native")[0]
     assert torch.allclose(ordered, native, atol=1e-6)
@@ -85,25 +96,25 @@ def test_native_is_close_and_not_equal() -> None:
 def test_side_channel_travels_beside_the_buckets() -> None:
     def rank(group: Group) -> list[list[float]]:
         side, reducer, ranges = SideChannel(group, 2), Reducer(SHARDS), ranges_of(3)
-        reducer.bind(group, ranges)
+        reducer.bind(group, [blocks(*bounds, SHARDS) for bounds in ranges])
         sums = ShardSums(SHARDS, lambda: Buffers(100))
-        sums.begin(*ranges[group.rank])
         for shard in range(*ranges[group.rank]):
             sums.add(shard, sums.take())
         side.start([group.rank, 0.5])
-        reducer.reduce(sums)
+        reducer.reduce(sums, sums.take())
         return side.wait().tolist()
 
     assert with_groups(3, rank) == [[[0.0, 0.5], [1.0, 0.5], [2.0, 0.5]]] * 3
 
 
-def test_shards_out_of_order_are_refused() -> None:
+def test_a_shard_counts_once() -> None:
     sums = ShardSums(SHARDS, lambda: Buffers(1))
-    sums.begin(4, 8)
-    with pytest.raises(ProtocolError, match="shard 5 was added where shard 4"):
-        sums.add(5, sums.take())
-    with pytest.raises(ProtocolError, match="were not added"):
-        _ = sums.partials
+    for shard in (5, 4):
+        sums.add(shard, sums.take())
+    with pytest.raises(ProtocolError, match="shard 4 of 16 was added"):
+        sums.add(4, sums.take())
+    with pytest.raises(ProtocolError, match="were due"):
+        sums.partials([(4, 8)])
 
 
 def test_buffers_are_made_once() -> None:
@@ -111,10 +122,10 @@ def test_buffers_are_made_once() -> None:
     sums = ShardSums(SHARDS, lambda: made.append(Buffers(1)) or made[-1])
     counts = []
     for _ in range(3):
-        sums.begin(0, SHARDS)
         for shard in range(SHARDS):
             sums.add(shard, sums.take())
         counts.append(len(made))
+        sums.keep(())
     assert counts == [5, 5, 5]
 
 
@@ -145,7 +156,7 @@ class Odd(nn.Module):
 
 
 def compute(buffers: GradientBuffers, model: nn.Module, shards: tuple[int, int]) -> None:
-    buffers.begin_step(*shards)
+    buffers.begin_step()
     for shard in range(*shards):
         seed_shard(7, 0, shard)
         buffers.begin_shard()
@@ -160,7 +171,7 @@ def trained(size: int) -> list[dict[str, torch.Tensor]]:
 
     def work(group: Group) -> dict[str, torch.Tensor]:
         model, ranges, reducer = models[group.rank], ranges_of(size), Reducer(SHARDS)
-        reducer.bind(group, ranges)
+        reducer.bind(group, [blocks(*bounds, SHARDS) for bounds in ranges])
         buffers = GradientBuffers({"model": model}, SHARDS)
         optimizer = torch.optim.SGD(buffers.parameters, 0.1, momentum=0.9)
         for _ in range(2):
@@ -177,7 +188,7 @@ def trained(size: int) -> list[dict[str, torch.Tensor]]:
 def alone(model: nn.Module, attempts: int = 1) -> GradientBuffers:
     """Gradients of all shards on one rank, after ``attempts - 1`` attempts that were abandoned on the way."""
     buffers, reducer = GradientBuffers({"model": model}, SHARDS), Reducer(SHARDS)
-    reducer.bind(Group(1, 0, 1, torch.device("cpu")), [(0, SHARDS)])
+    reducer.bind(Group(1, 0, 1, torch.device("cpu")), [[(0, SHARDS)]])
     for _ in range(attempts - 1):
         compute(buffers, model, (0, 5))
         buffers.begin_shard()
@@ -223,6 +234,23 @@ def test_an_abandoned_attempt_does_not_show() -> None:
     once.commit()
     thrice.commit()
     assert same(model.state_dict(), twin.state_dict())
+
+
+def test_what_was_computed_outlives_a_broken_reduction() -> None:
+    """The attempt is held in the middle of a shard; what came before it counts, and the rest follows."""
+    model, twin = Odd(), Odd()
+    buffers, reducer = GradientBuffers({"model": model}, SHARDS), Reducer(SHARDS)
+    reducer.bind(Group(1, 0, 1, torch.device("cpu")), [[(0, SHARDS)]])
+    compute(buffers, model, (0, 5))
+    buffers.begin_shard()
+    model(torch.ones(4, 6)).sum().backward()
+    buffers.hold()
+    assert buffers.held == set(range(5))
+    assert all(parameter.grad is None for parameter in model.parameters())
+    compute(buffers, model, (5, SHARDS))
+    buffers.reduce(reducer)
+    for mine, other in zip(buffers.parameters, alone(twin).parameters, strict=True):
+        assert torch.equal(mine.grad, other.grad)
 
 
 def test_abandoning_after_the_reduction_leaves_buffers_as_committed() -> None:
