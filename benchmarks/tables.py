@@ -99,6 +99,19 @@ BENCHMARKS: dict[str, Benchmark] = {
             "fleet_step_overhead_us": Target("<=", 20.0),
         },
     ),
+    "snapshot": Benchmark(
+        "What does a snapshot of model and optimizer state after every step cost the loop?",
+        {
+            "memcpy_ms": None,
+            "torch_save_ms": None,
+            "dcp_save_ms": None,
+            "dcp_async_blocked_ms": None,
+            "fleet_blocked_ms": None,
+            "fleet_blocked_over_memcpy_ratio": Target("<=", 0.25),
+            "fleet_blocked_over_dcp_async_ratio": Target("<=", 0.1),
+            "fleet_step_inflation_ratio": Target("<=", 1.3),
+        },
+    ),
 }
 
 
