@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable
+import math
+from collections.abc import Sequence
 
 from fleet.errors import ConfigError
 from fleet.shards import blocks
 
 Ranges = tuple[tuple[int, int], ...]
-Cost = tuple[int, int]
+Cost = tuple[int, float]
 
 EXHAUSTIVE_LIMIT = 200_000
 """Largest number of candidate ranges for which all splits are compared; beyond it each rank takes the best range that is left."""
@@ -26,39 +27,86 @@ def ranges(shards: int, ranks: int) -> Ranges:
 
     Raises ConfigError when there are more ranks than shards.
     """
-    if not 1 <= ranks <= shards:
-        raise ConfigError("ranks", ranks, f"each rank needs at least one of the {shards} batch shards", "Use fewer ranks or more shards.")
-    return _ranges(shards, ranks)
+    return weighted_ranges(shards, (1.0,) * ranks)
+
+
+def weighted_ranges(shards: int, weights: Sequence[float]) -> Ranges:
+    """As :func:`ranges`, for ranks of unequal speed: view rank ``r`` computes ``weights[r]`` shards while one of weight 1 computes one.
+
+    The slowest rank's time, the largest of shards / weight, is the least that any split into whole shards can have; among those splits
+    the fewest partial sums, then the evenest load.
+
+    Raises ConfigError when there are more ranks than shards, or a weight is not a positive number.
+    """
+    if not 1 <= len(weights) <= shards:
+        reason = f"each rank needs at least one of the {shards} batch shards"
+        raise ConfigError("ranks", len(weights), reason, "Use fewer ranks or more shards.")
+    for weight in weights:
+        if not 0 < weight < math.inf:
+            raise ConfigError("weights", weight, "the speed of a rank must be a positive number", "Leave a rank that stands still out.")
+    return _weighted(shards, tuple(weight / max(weights) for weight in weights))
 
 
 @functools.lru_cache(maxsize=4096)
-def _ranges(shards: int, ranks: int) -> Ranges:
-    largest = -(-shards // ranks)
-    slack = ranks * largest - shards
-    candidates = ranks * (slack + 1) * min(largest, slack + 1)
-    cuts = _exhaustive(shards, ranks, largest) if candidates <= EXHAUSTIVE_LIMIT else _greedy(shards, ranks, largest)
+def _weighted(shards: int, weights: tuple[float, ...]) -> Ranges:
+    caps = _caps(shards, weights)
+    slack = sum(caps) - shards
+    candidates = len(caps) * (slack + 1) * min(max(caps), slack + 1)
+    cuts = _exhaustive(shards, caps, weights) if candidates <= EXHAUSTIVE_LIMIT else _greedy(shards, caps, weights)
     return tuple(itertools.pairwise(cuts))
 
 
-def _stops(start: int, left: int, shards: int, largest: int) -> Iterable[int]:
-    """Where a range from ``start`` may end when ``left`` ranks come after it: each of them needs 1 to ``largest`` shards."""
-    return range(max(start + 1, shards - left * largest), min(start + largest, shards - left) + 1)
+def _caps(shards: int, weights: tuple[float, ...]) -> tuple[int, ...]:
+    """The most shards that each rank may get in the least time in which all shards can be computed, at least one each."""
+    most = shards - len(weights) + 1
+
+    def caps(time: float) -> tuple[int, ...]:
+        return tuple(max(1, min(most, math.floor(time * weight * (1 + 1e-12)))) for weight in weights)
+
+    low, high = 1 / min(weights), most / min(weights)
+    if sum(caps(low)) >= shards:
+        return caps(low)
+    while high - low > 1e-9 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if sum(caps(middle)) >= shards else (middle, high)
+    return caps(high)
 
 
-def _cost(start: int, stop: int, shards: int) -> Cost:
-    """Partial sums first; then the square of the size, as its sum is least for the evenest split."""
-    return len(blocks(start, stop, shards)), (stop - start) ** 2
+class _Bounds:
+    """Where a range may begin and end, so that every rank before and after it gets from 1 shard up to its cap."""
+
+    def __init__(self, shards: int, caps: tuple[int, ...]) -> None:
+        self.shards, self.caps = shards, caps
+        self.before = [0, *itertools.accumulate(caps)]
+
+    def after(self, rank: int) -> tuple[int, int]:
+        """Least and most shards that the ranks after ``rank`` can take."""
+        return len(self.caps) - 1 - rank, self.before[-1] - self.before[rank + 1]
+
+    def starts(self, rank: int) -> range:
+        least, most = self.after(rank - 1)
+        return range(max(rank, self.shards - most), min(self.before[rank], self.shards - least) + 1)
+
+    def stops(self, rank: int, start: int) -> range:
+        least, most = self.after(rank)
+        return range(max(start + 1, self.shards - most), min(start + self.caps[rank], self.shards - least) + 1)
 
 
-def _exhaustive(shards: int, ranks: int, largest: int) -> list[int]:
+def _cost(start: int, stop: int, shards: int, weight: float) -> Cost:
+    """Partial sums first; then the square of the load, as its sum is least for the evenest split."""
+    return len(blocks(start, stop, shards)), (stop - start) ** 2 / weight
+
+
+def _exhaustive(shards: int, caps: tuple[int, ...], weights: tuple[float, ...]) -> list[int]:
     """Best cut positions, by dynamic programming from the right: ``best[start]`` is for the ranks after the one at hand."""
-    best: dict[int, tuple[Cost, int]] = {shards: ((0, 0), shards)}
+    bounds = _Bounds(shards, caps)
+    best: dict[int, tuple[Cost, int]] = {shards: ((0, 0.0), shards)}
     choices: list[dict[int, int]] = []
-    for left in range(ranks):
+    for rank in reversed(range(len(caps))):
         here: dict[int, tuple[Cost, int]] = {}
-        ahead = ranks - 1 - left
-        for start in range(max(ahead, shards - (left + 1) * largest), min(ahead * largest, shards - left - 1) + 1):
-            cost, stop = min((_add(_cost(start, stop, shards), best[stop][0]), -stop) for stop in _stops(start, left, shards, largest))
+        for start in bounds.starts(rank):
+            ways = ((_add(_cost(start, stop, shards, weights[rank]), best[stop][0]), -stop) for stop in bounds.stops(rank, start))
+            cost, stop = min(ways)
             here[start] = (cost, -stop)
         choices.append({start: stop for start, (_, stop) in here.items()})
         best = here
@@ -72,10 +120,11 @@ def _add(one: Cost, other: Cost) -> Cost:
     return one[0] + other[0], one[1] + other[1]
 
 
-def _greedy(shards: int, ranks: int, largest: int) -> list[int]:
-    cuts = [0]
-    for left in reversed(range(ranks)):
+def _greedy(shards: int, caps: tuple[int, ...], weights: tuple[float, ...]) -> list[int]:
+    bounds, cuts = _Bounds(shards, caps), [0]
+    speeds = [0.0, *itertools.accumulate(reversed(weights))]
+    for rank, weight in enumerate(weights):
         start = cuts[-1]
-        even = start + (shards - start) / (left + 1)
-        cuts.append(min(_stops(start, left, shards, largest), key=lambda stop: (len(blocks(start, stop, shards)), abs(stop - even), stop)))
+        even = start + (shards - start) * weight / speeds[len(weights) - rank]
+        cuts.append(min(bounds.stops(rank, start), key=lambda stop: (len(blocks(start, stop, shards)), abs(stop - even), stop)))
     return cuts

@@ -1,0 +1,132 @@
+"""Which nodes are kept out of a run because of what they did in earlier ones.
+
+Faults of a node are a Poisson process whose rate is unknown: Gamma(a, a / r) before anything is seen, with r the fleet's rate and a = 1/4,
+a long tail: one node in 20 fails five times as often as the mean. After ``n`` faults in ``t`` hours the rate is Gamma(a + n, a / r + t)
+(conjugate prior; Gelman et al., Bayesian Data Analysis, 2.6). A node is a *lemon* when its rate is at least ``factor`` times the fleet's;
+it is kept out when that is nearly certain, and when there were at least ``least`` faults, since one can be anybody's bad luck. Old faults,
+and old hours, count less and less.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from scipy.special import gammaincc
+
+from fleet.decisions import Decision
+from fleet.errors import ConfigError
+
+WEIGHTS = {"lost": 1.0, "hang": 1.0, "straggler": 0.5, "preflight": 1.0, "corruption": 3.0}
+"""How many faults an incident counts for. A straggler may be the neighbours' fault; what was outvoted bit by bit is nobody else's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """Something that a node did in a run, by itself and not by chaos. ``at_h``: hours on any one clock. ``kind``: a key of ``WEIGHTS``."""
+
+    at_h: float
+    kind: str
+    run: str
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What is known of one node: (begin_h, end_h) of each stretch in which it trained, and its incidents."""
+
+    node: str
+    stretches: tuple[tuple[float, float], ...] = ()
+    incidents: tuple[Incident, ...] = ()
+
+    @property
+    def hours(self) -> float:
+        return sum(end - begin for begin, end in self.stretches)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lemons:
+    """Keeps repeat offenders out.
+
+    Args:
+        fleet_rate_per_h: faults of an ordinary node an hour. Meta's research clusters saw about 6.5 a 1,000 node-days (arXiv 2410.21680).
+        factor: a lemon fails at least this many times as often.
+        certainty: posterior probability of that from which a node is kept out.
+        least: weighted faults that there must be.
+        half_life_h: age at which a fault, or an hour without one, counts half.
+        share_max: at most this share of the nodes is kept out, the worst first: when many are bad it is not the nodes.
+        prior_faults: a, the faults that the prior is worth.
+    """
+
+    fleet_rate_per_h: float = 6.5 / 1000 / 24
+    factor: float = 5.0
+    certainty: float = 0.95
+    least: float = 2.0
+    half_life_h: float = 60 * 24.0
+    share_max: float = 0.1
+    prior_faults: float = 0.25
+    weights: Mapping[str, float] = field(default_factory=lambda: dict(WEIGHTS))
+
+    def __post_init__(self) -> None:
+        for name in ("fleet_rate_per_h", "least", "half_life_h", "prior_faults"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"lemons.{name}", getattr(self, name), "must be a positive number")
+        if not self.factor > 1:
+            raise ConfigError("lemons.factor", self.factor, "must be greater than 1, or half of all nodes are lemons")
+        for name in ("certainty", "share_max"):
+            if not 0 < getattr(self, name) < 1:
+                raise ConfigError(f"lemons.{name}", getattr(self, name), "must lie between 0 and 1")
+
+    def judge(self, history: History, now_h: float) -> Decision:
+        """Action ``admit`` or ``keep_out``. Raises ConfigError for an incident of a kind that has no weight."""
+        faults = sum(self._weight(incident) * self._fade(now_h - incident.at_h) for incident in history.incidents)
+        hours = sum(self._faded_hours(now_h - end, now_h - begin) for begin, end in history.stretches)
+        certain = self.probability(faults, hours)
+        rate = (self.prior_faults + faults) / (self.prior_faults / self.fleet_rate_per_h + hours)
+        fields = {
+            "faults": faults, "hours": hours, "lemon_probability": certain, "rate_ratio": rate / self.fleet_rate_per_h,
+            "factor": self.factor, "certainty": self.certainty, "runs": float(len({incident.run for incident in history.incidents})),
+        }  # fmt: skip
+        told = f"{faults:.2g} faults in {hours:.4g} h: a lemon with probability {certain:.3f}"
+        if faults < self.least:
+            return Decision("admit", f"{told}; fewer than {self.least:g} faults are bad luck", fields)
+        if certain < self.certainty:
+            return Decision("admit", f"{told}, below {self.certainty:g}", fields)
+        return Decision(
+            "keep_out", f"{told}, at least {self.certainty:g}: it fails {rate / self.fleet_rate_per_h:.3g} times as often", fields
+        )
+
+    def probability(self, faults: float, hours: float) -> float:
+        """Posterior probability that the node's rate is at least ``factor`` times the fleet's."""
+        shape, exposure = self.prior_faults + faults, self.prior_faults / self.fleet_rate_per_h + hours
+        return float(gammaincc(shape, self.factor * self.fleet_rate_per_h * exposure))
+
+    def keep_out(self, histories: Sequence[History], now_h: float) -> dict[str, Decision]:
+        """Node -> decision for each node that stays out; the most certain first, no more than ``share_max`` of all."""
+        judged = [(self.judge(history, now_h), history.node) for history in histories]
+        bad = [(-decision.fields["lemon_probability"], node, decision) for decision, node in judged if decision.action == "keep_out"]
+        room = math.floor(self.share_max * len(histories))
+        return {node: decision for _, node, decision in sorted(bad, key=lambda item: item[:2])[:room]}
+
+    def _weight(self, incident: Incident) -> float:
+        if incident.kind not in self.weights:
+            raise ConfigError("lemons.kind", incident.kind, "has no weight", f"Known: {', '.join(self.weights)}.")
+        return self.weights[incident.kind]
+
+    def _fade(self, age_h: float) -> float:
+        return math.exp2(-max(age_h, 0.0) / self.half_life_h)
+
+    def _faded_hours(self, youngest_h: float, oldest_h: float) -> float:
+        """Integral of the fading over the ages of a stretch."""
+        return self.half_life_h / math.log(2) * (self._fade(youngest_h) - self._fade(oldest_h))
+
+
+def fleet_rate_per_h(histories: Iterable[History], prior_rate_per_h: float, prior_faults: float = 1.0) -> float:
+    """Faults of an ordinary node an hour, from what all nodes did: the posterior mean with the prior worth ``prior_faults``.
+
+    The most faulty tenth of the nodes is left out, so that lemons do not make themselves look ordinary.
+    """
+    known = sorted(histories, key=lambda history: len(history.incidents) / history.hours if history.hours > 0 else 0.0)
+    ordinary = known[: math.ceil(0.9 * len(known))]
+    faults, hours = sum(len(history.incidents) for history in ordinary), sum(history.hours for history in ordinary)
+    return (prior_faults + faults) / (prior_faults / prior_rate_per_h + hours)

@@ -1,0 +1,99 @@
+"""How long a rank may go without a step before it counts as hung, from how long steps take; and which orders of time-outs are insane."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fleet.decisions import Decision
+from fleet.errors import ConfigError
+
+ORDER = ("heartbeat_s", "collective_s", "progress_s", "run_s")
+"""From the check that must fire first to the one that must fire last."""
+
+
+def check_order(timeouts: Mapping[str, float], order: Sequence[str] = ORDER) -> None:
+    """Refuse time-outs of which a slower one would fire first and hide what the quicker one knows.
+
+    Args:
+        timeouts: name -> seconds. Names of ``order`` that are missing are not used by the run, and not compared.
+        order: names, shortest first.
+
+    Raises:
+        ConfigError: names the first pair that is out of order, or a time-out that is not a positive number.
+    """
+    used = [name for name in order if name in timeouts]
+    for name in used:
+        if not timeouts[name] > 0:
+            raise ConfigError(f"timeouts.{name}", timeouts[name], "a time-out must be greater than 0 s")
+    for short, long in itertools.pairwise(used):
+        if not timeouts[short] < timeouts[long]:
+            reason = f"must be greater than timeouts.{short} = {timeouts[short]:g}, or it fires first and hides the cause"
+            way_out = f"Sane is {' < '.join(used)}: raise {long} above {timeouts[short]:g} s, or lower {short}."
+            raise ConfigError(f"timeouts.{long}", timeouts[long], reason, way_out)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgressTimeout:
+    """The progress time-out as a multiple of a high quantile of observed steps, between a floor and a ceiling.
+
+    Args:
+        floor_s, ceiling_s: it is never outside of these. The ceiling also holds while too few steps are known.
+        factor: multiple of the quantile. With 5, a step must take five times as long as nearly all others to be taken for a hang.
+        quantile: of the steps of the last ``window`` steps.
+        least: so many steps must be known.
+        shrink: it falls by at most this share at a time, and rises at once: a slow stretch must not be killed for a quick one before it.
+    """
+
+    floor_s: float = 5.0
+    ceiling_s: float = 60.0
+    factor: float = 5.0
+    quantile: float = 0.99
+    window: int = 256
+    least: int = 20
+    shrink: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not 0 < self.floor_s <= self.ceiling_s:
+            raise ConfigError("progress.floor_s", self.floor_s, f"must be above 0 and not above ceiling_s = {self.ceiling_s:g}")
+        if not self.factor > 1:
+            raise ConfigError("progress.factor", self.factor, "must be greater than 1, or ordinary steps are hangs")
+        for name in ("quantile", "shrink"):
+            if not 0 < getattr(self, name) < 1:
+                raise ConfigError(f"progress.{name}", getattr(self, name), "must lie between 0 and 1")
+        if not 1 <= self.least <= self.window:
+            raise ConfigError("progress.least", self.least, f"must be from 1 to window = {self.window}")
+
+    def decide(self, steps_s: Sequence[float], present_s: float) -> Decision:
+        """Action ``keep`` or ``set``; ``fields["progress_s"]`` is the time-out that holds from now on.
+
+        Args:
+            steps_s: how long the last steps took, newest last; what is no number or not positive is left out.
+            present_s: the time-out that holds now.
+        """
+        known = sorted(s for s in steps_s[-self.window :] if 0 < s < math.inf)
+        if len(known) < self.least:
+            reason = f"{len(known)} steps are known, {self.least} are needed: the ceiling"
+            return self._settled(present_s, self.ceiling_s, reason, {"steps": float(len(known))})
+        typical_s = quantile(known, self.quantile)
+        wanted_s = min(max(self.factor * typical_s, self.floor_s), self.ceiling_s)
+        next_s = max(wanted_s, min(present_s * (1 - self.shrink), self.ceiling_s))
+        reason = f"{self.factor:g} times the {self.quantile:.0%} quantile of {len(known)} steps, {typical_s:.3g} s"
+        fields = {"steps": float(len(known)), "quantile_s": typical_s, "wanted_s": wanted_s}
+        return self._settled(present_s, next_s, reason, fields)
+
+    @staticmethod
+    def _settled(present_s: float, next_s: float, reason: str, fields: dict[str, float]) -> Decision:
+        same = math.isclose(present_s, next_s, rel_tol=0.02)
+        progress_s = present_s if same else next_s
+        return Decision("keep" if same else "set", reason, fields | {"progress_s": progress_s, "present_s": present_s})
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """Quantile of sorted values, with linear interpolation (Hyndman and Fan, type 7)."""
+    place = share * (len(ordered) - 1)
+    below = math.floor(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (place - below) * (ordered[above] - ordered[below])

@@ -1,0 +1,142 @@
+"""Votes, the budget of verification, time to detection against trials, and the state that evidence clears."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet.errors import ConfigError
+from fleet.types import Member, StateId
+from policies.corruption import (
+    Evidence,
+    Sampling,
+    after_vote,
+    cleared,
+    expected_steps_to_detection,
+    hit_probability,
+    undetected_ratio,
+    vote,
+)
+
+A, B, C, D = (Member(slot, 0) for slot in range(4))
+
+
+def test_equal_digests_agree() -> None:
+    assert after_vote(vote({A: "x", B: "x"}), []).action == "carry_on"
+
+
+def test_the_minority_is_guilty() -> None:
+    outcome = vote({A: "x", B: "y", C: "x", D: "z"})
+    assert outcome.outcome == "tie"  # two of four are no majority
+    outcome = vote({A: "x", B: "y", C: "x"})
+    decision = after_vote(outcome, [D])
+    assert outcome.guilty == (B,) and decision.action == "evict" and "1.0" in decision.reason
+
+
+def test_a_tie_asks_a_third_and_the_third_decides() -> None:
+    decision = after_vote(vote({A: "x", B: "y"}), [D, C])
+    assert decision.action == "recompute" and decision.fields["slot"] == 2
+    assert vote({A: "x", B: "y", C: "y"}).guilty == (A,)
+
+
+def test_two_ranks_that_differ_stop_the_run() -> None:
+    decision = after_vote(vote({A: "x", B: "y"}), [])
+    assert decision.action == "stop" and "no majority" in decision.reason
+
+
+def test_three_different_answers_name_nobody() -> None:
+    assert vote({A: "x", B: "y", C: "z"}).guilty == ()
+    assert after_vote(vote({A: "x", B: "y", C: "z"}), []).action == "stop"
+
+
+def test_no_digest_is_no_vote() -> None:
+    with pytest.raises(ValueError, match="at least one digest"):
+        vote({})
+
+
+@given(st.dictionaries(st.integers(0, 30).map(lambda slot: Member(slot, 0)), st.sampled_from("xyz"), min_size=1))
+def test_a_guilty_rank_is_never_of_the_majority_and_its_size_bounds_the_guilty(digests: dict[Member, str]) -> None:
+    outcome = vote(digests)
+    assert 2 * len(outcome.guilty) < len(digests)
+    assert all(digests[member] != outcome.digest for member in outcome.guilty)
+    assert bool(outcome.guilty) == (outcome.outcome == "outvoted")
+
+
+@given(st.floats(0.0005, 0.5), st.integers(1, 16), st.integers(1, 8), st.floats(0, 0.5))
+def test_verification_stays_within_its_budget_and_uses_it(budget: float, ranks: int, each: int, chunks: float) -> None:
+    sampling = Sampling(budget=budget, chunks=chunks)
+    every, cost = sampling.every(ranks * each, ranks), sampling.cost(ranks * each, ranks)
+    assert cost / every <= budget * (1 + 1e-6) and (every == 1 or cost / (every - 1) > budget * (1 - 1e-6))
+
+
+def test_one_percent_of_four_shards_a_rank_is_every_25_steps_and_off_is_off() -> None:
+    assert Sampling().every(16, 4) == 25 and Sampling(budget=0).every(16, 4) == 0
+    with pytest.raises(ConfigError, match="verify.budget = 2"):
+        Sampling(budget=2)
+    with pytest.raises(ConfigError, match="ranks = 5"):
+        Sampling().cost(4, 5)
+
+
+def test_every_shard_has_its_turn() -> None:
+    assert {Sampling.shard(number, 3, 7) for number in range(4)} == {3, 4, 5, 6}
+    with pytest.raises(ValueError, match="no shard"):
+        Sampling.shard(0, 3, 3)
+
+
+@pytest.mark.parametrize(("every", "hit"), [(1, 1.0), (25, 1.0), (25, 0.25), (4, 0.1)])
+def test_time_to_detection_and_exposure_agree_with_trials(every: int, hit: float) -> None:
+    chance, trials = random.Random(7), 20_000
+    latencies = []
+    for _ in range(trials):
+        step = chance.randrange(every) + 1
+        while chance.random() >= hit:
+            step += every
+        latencies.append(step)
+    mean = sum(latencies) / trials
+    assert mean == pytest.approx(expected_steps_to_detection(every, hit), rel=0.04)
+    for steps in (every // 2, every, 3 * every + 1):
+        undetected = sum(latency > steps for latency in latencies) / trials
+        assert undetected == pytest.approx(undetected_ratio(steps, every, hit), abs=0.02)
+
+
+@given(st.integers(1, 40), st.floats(0.05, 1))
+def test_the_mean_is_the_sum_of_what_is_undetected(every: int, hit: float) -> None:
+    total = sum(undetected_ratio(steps, every, hit) for steps in range(every * 400))
+    assert total == pytest.approx(expected_steps_to_detection(every, hit), rel=1e-3)
+
+
+def test_what_is_never_looked_at_is_never_found() -> None:
+    assert expected_steps_to_detection(0, 1.0) == expected_steps_to_detection(25, 0.0) == float("inf")
+    assert undetected_ratio(1000, 0, 1.0) == 1.0
+    assert hit_probability(0.25) == 0.25 and hit_probability(0.5, 2) == 0.75
+    with pytest.raises(ValueError, match="no probability"):
+        hit_probability(1.5)
+
+
+def test_wrong_weights_cost_no_step() -> None:
+    back = cleared(Evidence(StateId(1, 90), weights=True), [StateId(1, 50)])
+    assert back.decision.action == "carry_on" and back.state == StateId(1, 90)
+
+
+def test_a_wrong_computation_goes_back_to_before_the_last_passed_verification() -> None:
+    evidence = Evidence(StateId(1, 90), weights=False, passed=(StateId(1, 40), StateId(1, 65)), hit=0.5)
+    back = cleared(evidence, [StateId(1, 20), StateId(1, 60), StateId(1, 80)])
+    assert back.state == StateId(1, 60) and back.decision.action == "go_back"
+    assert back.decision.fields["steps_lost"] == 30 and back.decision.fields["residual"] == 0.25
+
+
+@pytest.mark.parametrize("passed", [(), (StateId(1, 10),), (StateId(0, 85),)])
+def test_what_nothing_clears_begins_anew(passed: tuple[StateId, ...]) -> None:
+    back = cleared(Evidence(StateId(1, 90), weights=False, passed=passed), [StateId(1, 20), StateId(0, 80)])
+    assert back.state is None and back.decision.action == "begin_anew"
+
+
+@given(st.lists(st.integers(0, 100)), st.lists(st.integers(0, 100)))
+def test_no_state_after_the_last_passed_verification_is_ever_cleared(kept: list[int], passed: list[int]) -> None:
+    evidence = Evidence(StateId(2, 50), weights=False, passed=tuple(StateId(2, step) for step in sorted(passed)))
+    state = cleared(evidence, [StateId(2, step) for step in kept]).state
+    before = [step for step in passed if step <= 50]
+    assert state is None or (before and state.step <= max(before) and state.step in kept)
