@@ -37,7 +37,7 @@ WIDTH = 2048
 BLOCKS, QUICK_BLOCKS = 16, 4
 STEPS, QUICK_STEPS = 30, 12
 SAVES, QUICK_SAVES = 5, 3
-COPIES = 9
+COPIES, CALIBRATIONS = 5, 3
 STEP_OVER_MEMCPY = 2.0
 MATRIX = 768
 
@@ -67,8 +67,8 @@ class Training:
         self._heads = [tensor.view(-1)[:1] for tensor in self.tensors]
         self._left, self._right, self._product = (torch.randn(MATRIX, MATRIX) for _ in range(3))
 
-    def compute(self, rounds: int | None = None) -> None:
-        for _ in range(rounds or self.rounds):
+    def compute(self) -> None:
+        for _ in range(self.rounds):
             torch.mm(self._left, self._right, out=self._product)
 
     def touch(self) -> None:
@@ -78,12 +78,15 @@ class Training:
 def _memcpy(training: Training, samples: Samples) -> float:
     """Milliseconds of the faster way to copy the same bytes from one reused buffer to another; sets the length of a step by it."""
     source, target = (torch.from_numpy(np.full(training.bytes, value, dtype=np.uint8)) for value in (1, 2))
-    for _ in range(COPIES):
-        samples["tensor_copy_ms"].append(_timed_ms(lambda: target.copy_(source)))
-        samples["memmove_ms"].append(_timed_ms(lambda: ctypes.memmove(target.data_ptr(), source.data_ptr(), training.bytes)))
-        samples["compute_round_ms"].append(_timed_ms(lambda: training.compute(8)) / 8)
-    fastest_ms = min(statistics.median(samples["tensor_copy_ms"]), statistics.median(samples["memmove_ms"]))
-    training.rounds = max(1, round(STEP_OVER_MEMCPY * fastest_ms / statistics.median(samples["compute_round_ms"])))
+    training.rounds, fastest_ms = 8, 0.0
+    for _ in range(CALIBRATIONS):
+        step_ms = []
+        for _ in range(COPIES):
+            samples["tensor_copy_ms"].append(_timed_ms(lambda: target.copy_(source)))
+            samples["memmove_ms"].append(_timed_ms(lambda: ctypes.memmove(target.data_ptr(), source.data_ptr(), training.bytes)))
+            step_ms.append(_timed_ms(training.compute))
+        fastest_ms = min(statistics.median(samples["tensor_copy_ms"]), statistics.median(samples["memmove_ms"]))
+        training.rounds = max(1, round(training.rounds * STEP_OVER_MEMCPY * fastest_ms / statistics.median(step_ms)))
     return fastest_ms
 
 
@@ -148,7 +151,7 @@ def measure(quick: bool) -> dict[str, Any]:
     """A snapshot of model and AdamW state after every step, against memcpy, torch.save, dcp.save and dcp.async_save."""
     warnings.simplefilter("ignore")
     training = Training(QUICK_BLOCKS if quick else BLOCKS)
-    names = ["tensor_copy_ms", "memmove_ms", "compute_round_ms", "torch_save_ms", "dcp_save_ms", "dcp_async_blocked_ms"]
+    names = ["tensor_copy_ms", "memmove_ms", "torch_save_ms", "dcp_save_ms", "dcp_async_blocked_ms"]
     names += [f"{kind}_{change}{what}_ms" for change in ("", "adamw_") for kind in ("plain", "fleet") for what in ("step", "core")]
     samples: Samples = {name: [] for name in (*names, "fleet_blocked_ms", "fleet_adamw_blocked_ms")}
     memcpy_ms = _memcpy(training, samples)

@@ -33,6 +33,9 @@ CHUNK_BYTES = 16 << 20
 SMALL_BYTES = 64 << 10
 """Tensors up to this size are copied many at a time: one by one they would take the interpreter's lock as often."""
 
+AT_ONCE_BYTES = 2 << 20
+"""A state up to this size is copied before ``begin`` returns: to wake a thread takes as long."""
+
 GROUP = 512
 ALIGNMENT = 64
 
@@ -116,9 +119,14 @@ class Snapshotter:
                 return False
             slot.snapshot = None
         flat = state.flat()
-        slot.aim(flat)
-        self._job = _Job(slot, Snapshot(self, slot, state_id, flat.skeleton), flat.tensors)
-        self._job.start(self._thread)
+        try:
+            slot.aim(flat)
+            job = _Job(slot, Snapshot(self, slot, state_id, flat.skeleton), flat.tensors)
+            job.start(self._thread)
+        except BaseException:
+            slot.forget()
+            raise
+        self._job = job
         return True
 
     def settle(self) -> float:
@@ -227,7 +235,10 @@ class _Job:
 
     def start(self, thread: ThreadPoolExecutor) -> None:
         self.slot.copy_at_once()
-        self._future = thread.submit(self._work)
+        if self.slot.memory.numel() <= AT_ONCE_BYTES:
+            self._work()
+        else:
+            self._future = thread.submit(self._work)
 
     @property
     def complete(self) -> bool:
@@ -235,11 +246,11 @@ class _Job:
         return not self._left and (self.slot.device is None or self.slot.device.done)
 
     def settle(self) -> None:
-        assert self._future is not None
         try:
             self._work()
         finally:
-            self._future.result()
+            if self._future is not None and not self._future.cancel():
+                self._future.result()
         if self.slot.device is not None:
             self.slot.device.order()
         self.settled = True

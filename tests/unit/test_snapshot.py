@@ -48,7 +48,8 @@ def training() -> Training:
 
 
 @pytest.fixture
-def snapshots() -> Iterator[Snapshotter]:
+def snapshots(monkeypatch: pytest.MonkeyPatch) -> Iterator[Snapshotter]:
+    monkeypatch.setattr(snapshot_module, "AT_ONCE_BYTES", 0)
     made = Snapshotter()
     yield made
     made.close()
@@ -126,6 +127,28 @@ def test_large_tensors_are_copied_in_chunks(snapshots: Snapshotter) -> None:
     snapshots.settle()
     assert torch.equal(newest(snapshots).tensors[0], model.weight)
     assert len(snapshots._slots[0].tasks) == 3
+
+
+def test_a_small_state_is_copied_at_once(training: Training) -> None:
+    small = Snapshotter()
+    expected = training.copy()
+    assert small.begin(StateId(0, 0), training.state)
+    training.change()
+    assert equal(newest(small).tensors, expected)
+    assert small.settle() >= 0
+    assert take(small, training, 1)
+    small.close()
+
+
+def test_a_thread_that_has_not_begun_is_not_waited_for(snapshots: Snapshotter, training: Training) -> None:
+    busy, done = threading.Event(), threading.Event()
+    snapshots._thread.submit(lambda: (busy.set(), done.wait(BOUND_S)))
+    assert busy.wait(BOUND_S)
+    expected = training.copy()
+    assert snapshots.begin(StateId(0, 0), training.state)
+    snapshots.settle()
+    assert equal(newest(snapshots).tensors, expected)
+    done.set()
 
 
 def test_memory_is_taken_once(snapshots: Snapshotter, training: Training) -> None:
