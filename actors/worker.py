@@ -12,7 +12,7 @@ import ray.train
 
 from actors.node import socket_path
 from actors.rank.main import run_rank
-from actors.rank.seat import PartsPort
+from actors.rank.saving import PartsPort
 from fleet.config import RunSettings
 
 

@@ -6,7 +6,6 @@ committed shows in the next: gradients, random numbers, batches, scaler, schedul
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -18,15 +17,15 @@ from actors.rank.engine import Engine, Outcome
 from actors.rank.process_group import GroupBroken
 from actors.rank.recorder import Recorder, now_us
 from actors.rank.sampling import sample_batch, seed_shard, seed_step
-from actors.rank.seat import PartsPort, Seat
+from actors.rank.saving import PartsPort, Saver
+from actors.rank.seat import Seat
 from actors.rank.state import TrackedState
 from fleet.config import RunSettings
 from fleet.errors import FleetError
-from fleet.events import Measured, PartWritten
-from fleet.records import CHECKPOINT, COMPUTE, DATA, FINISH
+from fleet.events import Measured
+from fleet.records import COMPUTE, DATA, FINISH
 from fleet.types import StateId
 
-log = logging.getLogger("fleet.rank")
 MEASURE_EVERY_US = 500_000
 
 
@@ -45,7 +44,8 @@ class Run:
     def __init__(self, client: Client, recorder: Recorder, parts: PartsPort, settings: RunSettings, host: str) -> None:
         self.options: Mapping[str, str] = settings.options
         self.slot, self.seed, self.shards = client.protocol.slot, settings.seed, settings.shards
-        self._client, self._recorder, self._parts, self._settings = client, recorder, parts, settings
+        self._client, self._recorder, self._settings = client, recorder, settings
+        self._saver = Saver(client, recorder, parts)
         self._seat = Seat(client, recorder, parts, host, settings.timeouts)
         self._engine: Engine | None = None
         self._committed = False
@@ -81,7 +81,7 @@ class Run:
         self._engine = Engine(state, self._settings, self._recorder, clip_norm)
         self._client.protocol.ready()
         self._client.say()
-        self._seat.serve(state, self._engine)
+        self._seat.serve(state, self._engine, self._saver.settle)
         while self._sit_down():
             while self._here().step < total and not self._seat.over:
                 step = Step(self, self._engine, self._here().step)
@@ -129,6 +129,7 @@ class Run:
         protocol = self._client.protocol
         if not self._seat.claim():
             return
+        self._saver.settle()
         self._recorder.switch(FINISH)
         digest = state.digest()
         with self._client.lock:
@@ -196,7 +197,7 @@ class Run:
             view, request = self._client.protocol.agree(reduced.offers)
         self._apply(step, reduced)
         if request is not None:
-            self._save(request)
+            self._saver.begin(request, self._here(), self._seat.view, self._rank, self._engine.state)
         if view is not None:
             self._change_seat(view)
         else:
@@ -215,6 +216,7 @@ class Run:
     def _apply(self, step: Step, reduced: Outcome) -> None:
         protocol, engine = self._client.protocol, self._engine
         assert engine is not None
+        self._saver.settle()
         at_us = self._recorder.switch(COMPUTE)
         seed_step(self.seed, step.number)
         protocol.mutating()
@@ -227,24 +229,6 @@ class Run:
         if self._rank == 0 and now_us() - self._measured_us > MEASURE_EVERY_US:
             self._measured_us = now_us()
             self._measure("loss", reduced.loss)
-
-    def _save(self, request: int) -> None:
-        """Write this rank's part of a durable checkpoint."""
-        assert self._engine is not None
-        began_us = self._recorder.switch(CHECKPOINT)
-        here, view = self._here(), self._seat.view
-        skeleton, tensors = self._engine.state.flatten()
-        share = self._engine.state.partition(len(view.members))[self._seat.rank]
-        mine = [(index, tensors[index]) for index in share]
-        try:
-            name, part = self._parts.write(here, view.generation, self._seat.rank, len(view.members), mine)
-        except OSError as error:
-            log.warning("part of a checkpoint at step %d was not written: %s", here.step, error)
-            return  # training goes on; the request runs out of time and is asked again
-        finally:
-            blocked_s = (self._recorder.switch(COMPUTE) - began_us) / 1e6
-        meta = skeleton if self._seat.rank == 0 else ""
-        self._client.say(PartWritten(self._client.protocol.member, request, name, here, part, blocked_s, meta))
 
     def _change_seat(self, view: Any) -> None:
         try:

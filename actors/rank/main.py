@@ -16,7 +16,7 @@ from actors.rank.client import Client
 from actors.rank.loop import Run
 from actors.rank.process_group import StoreServer, warm_up
 from actors.rank.recorder import Recorder, now_us
-from actors.rank.seat import PartsPort
+from actors.rank.saving import PartsPort
 from fleet.config import RunSettings
 from fleet.errors import Fenced
 from fleet.events import Raised

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 
@@ -12,23 +11,12 @@ from actors.rank.client import Client
 from actors.rank.engine import Engine
 from actors.rank.process_group import Forming, Group, GroupBroken
 from actors.rank.recorder import Recorder
+from actors.rank.saving import PartsPort
 from actors.rank.state import TrackedState, receive_state, send_state
 from fleet.config import Timeouts
 from fleet.errors import FleetError
 from fleet.records import REFORM, RESTORE, STANDBY
-from fleet.types import Part, StateId, View
-
-
-class PartsPort(Protocol):
-    """Durable checkpoints as a rank sees them; ``storage`` implements it."""
-
-    def write(self, state: StateId, generation: int, index: int, count: int, tensors: list[tuple[int, torch.Tensor]]) -> tuple[str, Part]:
-        """(id of the checkpoint, the part as written); durable when this returns."""
-        ...
-
-    def load(self, checkpoint: str) -> tuple[str, list[torch.Tensor]]:
-        """(skeleton, tensors) of a committed checkpoint, verified."""
-        ...
+from fleet.types import StateId, View
 
 
 class Sitting:
@@ -84,12 +72,13 @@ class Seat:
         self.group: Group | None = None
         self._state: TrackedState | None = None
         self._engine: Engine | None = None
+        self._before_change: Callable[[], None] = lambda: None
         client.on_interrupt = self._interrupt
         client.on_message = self._look_ahead
 
-    def serve(self, state: TrackedState, engine: Engine) -> None:
-        """What is given to newcomers, and taken from donors."""
-        self._state, self._engine = state, engine
+    def serve(self, state: TrackedState, engine: Engine, before_change: Callable[[], None]) -> None:
+        """What is given to newcomers, and taken from donors; ``before_change`` is called before it is."""
+        self._state, self._engine, self._before_change = state, engine, before_change
 
     @property
     def view(self) -> View:
@@ -258,8 +247,12 @@ class Seat:
         self._engine.reset()
         numbers = _numbers(StateId(0, 0))
         group.recv(numbers, donor)
-        receive_state(group, donor, self._state, self._protocol.receiving)
+        receive_state(group, donor, self._state, self._overwritten)
         return StateId(*numbers.tolist())
+
+    def _overwritten(self) -> None:
+        self._before_change()
+        self._protocol.receiving()
 
     def _begins(self, view: View) -> bool:
         """A new history begins with the donor of ``view``."""
@@ -272,7 +265,7 @@ class Seat:
         self._engine.reset()
         if view.checkpoint is not None:
             self._recorder.switch(RESTORE)
-            self._protocol.receiving()
+            self._overwritten()
             self._state.load(*self._parts.load(view.checkpoint))
         elif not self._fresh:
             raise FleetError("there is no checkpoint to go back to, and this rank's initial state is gone: a fresh process has to begin")
