@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from fleet import cli_plan
+from fleet import cli_checkpoint, cli_plan
 from fleet.config import CheckpointSettings, RunSettings
 from fleet.errors import ConfigError, FleetError
 
@@ -29,6 +29,7 @@ HELP = "Train through failure, inject failure on purpose, account for every rank
 app = typer.Typer(name="fleet", help=HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 console = Console(stderr=True)
 cli_plan.register(app)
+cli_checkpoint.register(app)
 
 
 @app.command()
@@ -44,7 +45,7 @@ def run(
     chaos: Annotated[str, typer.Option(help="off, storm, or e.g. mtbf=15s,kinds=kill_rank+hang.")] = "off",
     reduction: Annotated[str, typer.Option(help="tree (bit-identical) or native (plain all-reduce).")] = "tree",
     checkpoint: Annotated[str, typer.Option(help="Interval policy: exact, daly, young, or seconds.")] = "exact",
-    storage: Annotated[str, typer.Option(help="Folder or fsspec URL for journals and checkpoints.")] = "runs",
+    storage: Annotated[str, typer.Option("--storage", "--store", help="Folder or fsspec URL for journals and checkpoints.")] = "runs",
     twin: Annotated[bool, typer.Option("--twin", help="Run again without faults, and compare the final bits.")] = False,
     twin_world: Annotated[int, typer.Option(help="World size of the twin; 0: the same.")] = 0,
     resume: Annotated[str, typer.Option(help="Go on with this run from its newest durable checkpoint.")] = "",
@@ -99,7 +100,7 @@ def _plan(script: str, settings: RunSettings, chaos: str, resume: str, root: Pat
             from storage.mirror import JournalMirror
 
             JournalMirror(f"{settings.storage.rstrip('/')}/{resume}").fetch(root / resume / "journal.jsonl")
-        return plans.resumed_plan(plans.find_run(resume, root), script)
+        return plans.resumed_plan(plans.find_run(resume, root), script, settings.storage)
     if not script:
         raise ConfigError("SCRIPT", script, "missing", "Name a Python file with a function train(run), or use --resume RUN.")
     train = scripts.load_train(script)

@@ -18,6 +18,7 @@ from fleet.journal import read_journal
 from fleet.records import RunEnded, RunStarted
 from fleet.scripts import load_train
 from policies.interval import CheckpointInterval
+from storage.urls import without_credentials
 
 STORM = "mtbf=12s,duration=150s,quiet_start=3s,kinds=kill_rank+lose_node+hang+slow,lasts=6s,repair=15s"
 """What ``--chaos storm`` stands for: the Llama 3 fleet's mix of faults, one every 12 s."""
@@ -61,10 +62,18 @@ def store_url(plan: RunPlan) -> str:
     return f"{storage.rstrip('/')}/{plan.name}" if "://" in storage else f"file://{plan.folder.resolve()}"
 
 
+def stored_at(folder: Path) -> str:
+    """Where the checkpoints of the run in ``folder`` lie, from its journal."""
+    first = next(read_journal(folder / "journal.jsonl", spans=False))
+    assert isinstance(first, RunStarted)
+    storage = str(json.loads(first.config)["settings"]["storage"])
+    return f"{storage.rstrip('/')}/{first.run}" if "://" in storage else f"file://{folder.resolve()}"
+
+
 def describe(plan: RunPlan) -> str:
-    """The plan as JSON text, from which :func:`resumed_plan` makes it again."""
-    content = {"script": plan.script, "settings": dataclasses.asdict(plan.settings), "chaos": dataclasses.asdict(plan.chaos)}
-    return json.dumps(content)
+    """The plan as JSON text, from which :func:`resumed_plan` makes it again. Credentials in the storage's URL are not in it."""
+    settings = dataclasses.asdict(plan.settings) | {"storage": without_credentials(plan.settings.storage)}
+    return json.dumps({"script": plan.script, "settings": settings, "chaos": dataclasses.asdict(plan.chaos)})
 
 
 def check(settings: RunSettings, chaos: ChaosSettings) -> None:
@@ -73,13 +82,18 @@ def check(settings: RunSettings, chaos: ChaosSettings) -> None:
     chaos.plan(seed=settings.seed, world=settings.slots, nodes=settings.nodes)
 
 
-def resumed_plan(folder: Path, script: str) -> RunPlan:
-    """The plan of a run that stopped, from its own journal; ``script`` replaces the one it was started with. Raises ConfigError."""
+def resumed_plan(folder: Path, script: str, storage: str = "") -> RunPlan:
+    """The plan of a run that stopped, from its own journal; ``script`` replaces the one it was started with. Raises ConfigError.
+
+    ``storage`` is the same place again, perhaps with credentials in its URL, which the journal does not keep.
+    """
     first = next(read_journal(folder / "journal.jsonl", spans=False))
     assert isinstance(first, RunStarted)
     content = json.loads(first.config)
     script = script or content["script"]
     settings = dict(content["settings"])
+    if without_credentials(storage) == settings["storage"]:
+        settings["storage"] = storage
     nested = {"timeouts": Timeouts, "budgets": Budgets, "checkpoint": CheckpointSettings}
     settings |= {name: kind(**settings[name]) for name, kind in nested.items()}
     train = load_train(script)

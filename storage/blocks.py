@@ -51,6 +51,8 @@ class BlockStream:
     """A file object that is only written to, in order. What is written may change as soon as :meth:`write` returns.
 
     Large pieces are stored from where they lie; small ones are gathered in at most ``workers + 1`` buffers of BLOCK_BYTES.
+
+    Nothing but :meth:`finish` raises: torch.save, when what it writes to raises, raises a RuntimeError of its own in place of the reason.
     """
 
     def __init__(self, sink: Sink) -> None:
@@ -59,7 +61,8 @@ class BlockStream:
         self._free: list[bytearray] = []
         self._busy: dict[Future[bytes], bytearray] = {}
         self._buffer, self._filled = bytearray(), 0
-        self._stored = 0
+        self._position = 0
+        self._failed: BaseException | None = None
         self.pieces: dict[int, int] = {}
         """Offset -> bytes of every write of at least PIECE_BYTES."""
 
@@ -72,7 +75,16 @@ class BlockStream:
     def write(self, data: bytes | memoryview) -> int:
         view = memoryview(data).cast("B")
         if len(view) >= PIECE_BYTES:
-            self.pieces[self.tell()] = len(view)
+            self.pieces[self._position] = len(view)
+        self._position += len(view)
+        if self._failed is None:
+            try:
+                self._put(view)
+            except BaseException as error:  # noqa: BLE001 - finish raises it
+                self._failed = error
+        return len(view)
+
+    def _put(self, view: memoryview) -> None:
         direct: list[Future[bytes]] = []
         at = 0
         while at < len(view):
@@ -83,7 +95,6 @@ class BlockStream:
                 at += self._gather(view[at:])
         for done in direct:
             done.result()
-        return len(view)
 
     def _gather(self, view: memoryview) -> int:
         """Copy as much as the buffer takes, and hand a full one on."""
@@ -107,7 +118,6 @@ class BlockStream:
     def _store(self, data: memoryview) -> Future[bytes]:
         number = len(self._digests)
         self._digests.append(self._pool.submit(self._one, number, data))
-        self._stored += len(data)
         return self._digests[-1]
 
     def _one(self, number: int, data: memoryview) -> bytes:
@@ -116,7 +126,7 @@ class BlockStream:
         return digest
 
     def tell(self) -> int:
-        return self._stored + self._filled
+        return self._position
 
     def flush(self) -> None:
         """What is gathered stays gathered: only :meth:`finish` makes the file whole."""
@@ -126,15 +136,15 @@ class BlockStream:
 
     def finish(self) -> tuple[int, str]:
         """Store what is left. Returns (bytes, digest). Raises OSError when any block was not stored."""
+        if self._failed is not None:
+            raise self._failed
         rest = memoryview(self._buffer)[: self._filled]
         if not self._digests:
             self._sink.whole(rest)
             return len(rest), digest_of([hashlib.sha256(rest).digest()])
-        size = self.tell()
         if self._filled:
             self._store(rest)
-            self._filled = 0
-        return size, digest_of([block.result() for block in self._digests])
+        return self._position, digest_of([block.result() for block in self._digests])
 
 
 class Extents:

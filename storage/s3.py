@@ -127,12 +127,13 @@ class S3Files:
     def _errors(self, name: str = "") -> Iterator[None]:
         """Botocore's errors as OSErrors with a cause."""
         from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
+        from botocore.exceptions import ConnectionError as Unconnected
 
         try:
             yield
         except ClientError as error:
             raise self._named(error, name) from error
-        except HTTPClientError as error:
+        except (HTTPClientError, Unconnected) as error:
             cause = "timeout" if "Timeout" in type(error).__name__ else "unreachable"
             raise StoreError(self._url, cause, f"{type(error).__name__}: {error}") from error
         except BotoCoreError as error:

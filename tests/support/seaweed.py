@@ -80,13 +80,16 @@ def serving(folder: Path) -> Iterator[SeaweedServer]:
         yield server
     finally:
         server.kill()  # in order it takes longer, and nobody needs the data
+        for name, port in ports.items():
+            Path(f"/tmp/seaweedfs-{name.split('.')[0]}-grpc-{port + GRPC_OFFSET}.sock").unlink(missing_ok=True)
 
 
 def _command(folder: Path, config: Path, ports: dict[str, int]) -> list[str]:
     options = {
-        "dir": folder, "ip": "127.0.0.1", "ip.bind": "127.0.0.1", "s3.config": config, "master.volumeSizeLimitMB": 1024, "volume.max": 60,
-        "master.telemetry": "false", "master.volumePreallocate": "false", "volume.minFreeSpace": "1", "s3.port.iceberg": 0,
-        "master.electionTimeout": "1s", "master.heartbeatInterval": "200ms", **ports,
+        "dir": folder, "ip": "127.0.0.1", "ip.bind": "127.0.0.1", "s3.config": config, "s3.autoCreateBucket": "false",
+        "s3.port.iceberg": 0, "s3.port.lance": 0, "s3.localSocket": folder / "s3.sock", "filer.localSocket": folder / "filer.sock",
+        "master.volumeSizeLimitMB": 1024, "master.volumePreallocate": "false", "master.telemetry": "false", "volume.max": 60,
+        "volume.minFreeSpace": "1", "master.electionTimeout": "1s", "master.heartbeatInterval": "200ms", **ports,
     }  # fmt: skip
     return [str(weed()), "server", "-s3", *(f"-{name}={value}" for name, value in options.items())]
 

@@ -15,6 +15,7 @@ ANY = ("*",)
 
 EDGE = (
     "fleet.cli",
+    "fleet.cli_checkpoint",
     "fleet.cli_plan",
     "fleet.recipes",
     "fleet.plans",

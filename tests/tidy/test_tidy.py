@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from tests.tidy import documents, rules
 
@@ -104,10 +105,13 @@ def test_paths_in_documents_exist() -> None:
 
 def _commands() -> dict[str, set[str]]:
     group = import_module("typer.main").get_command(import_module("fleet.cli").app)
-    return {
-        name: {"--help"}.union(*([*parameter.opts, *parameter.secondary_opts] for parameter in command.params))
-        for name, command in group.commands.items()
-    }
+    return {name: {"--help"} | _options(command) for name, command in group.commands.items()}
+
+
+def _options(command: Any) -> set[str]:
+    """Of a command, and of those under it."""
+    own = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    return own.union(*map(_options, getattr(command, "commands", {}).values()))
 
 
 def test_commands_in_documents_exist() -> None:

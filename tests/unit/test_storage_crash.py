@@ -29,8 +29,10 @@ class Died(BaseException):
     """As if the process had ended: nothing that comes after it happens."""
 
 
-def state(step: int) -> dict[int, torch.Tensor]:
-    return {0: torch.full((3, 4), float(step)), 1: torch.full((LARGE,), float(step)), 2: torch.tensor(step)}
+def state(url: str, step: int) -> dict[int, torch.Tensor]:
+    """Of several blocks where that makes a difference: an upload is in parts then."""
+    count = LARGE if url.startswith("s3") and step == 3 else 5
+    return {0: torch.full((3, 4), float(step)), 1: torch.full((count,), float(step)), 2: torch.tensor(step)}
 
 
 def name(step: int) -> str:
@@ -39,7 +41,7 @@ def name(step: int) -> str:
 
 def save(url: str, step: int) -> None:
     """All that happens for one checkpoint: two parts, the commit, and the deletion of what is old."""
-    parts = tuple(write_part(url, name(step), rank, 2, [(i, t) for i, t in state(step).items() if i % 2 == rank]) for rank in range(2))
+    parts = tuple(write_part(url, name(step), rank, 2, [(i, t) for i, t in state(url, step).items() if i % 2 == rank]) for rank in range(2))
     store = CheckpointStore(url)
     store.commit(CommitCheckpoint(name(step), StateId(0, step), parts, "", 0.0, 0.0))
     store.retain(KEEP)
@@ -53,7 +55,7 @@ def restore(url: str) -> int:
     _, tensors = store.load(newest)
     step = int(tensors[2])
     assert newest == name(step)
-    assert all(torch.equal(tensors[index], tensor) for index, tensor in state(step).items())
+    assert all(torch.equal(tensors[index], tensor) for index, tensor in state(url, step).items())
     return step
 
 

@@ -1,0 +1,182 @@
+"""``fleet checkpoint``: list, verify, export, delete; what is wrong is named, with a way out."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from actors.rank.state import TrackedState
+from fleet import cli
+from fleet.config import RunSettings
+from fleet.instructions import CommitCheckpoint
+from fleet.journal import JournalWriter
+from fleet.plans import RunPlan, describe, resumed_plan, stored_at
+from fleet.records import VERSION, RunStarted
+from fleet.types import StateId
+from storage.checkpoint import CheckpointStore, write_part
+from storage.manifest import checkpoint_id
+from tests.support.seaweed import SeaweedServer
+
+SECRET = "wJalrXUtnFEMI-K7MDENG"
+
+
+class Wrapped:
+    """A state that holds what no weights-only load would take."""
+
+    def state_dict(self) -> dict[str, object]:
+        return {"epoch": 3, "schedule": StateId(1, 2), "betas": (0.9, 0.99), "names": ["a", "b"]}
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        raise AssertionError("nobody loads here")
+
+
+def trained() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(1)
+    model = torch.nn.Linear(3, 4)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.25)
+    model(torch.randn(2, 3)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def save(url: str, step: int) -> str:
+    model, optimizer = trained()
+    skeleton, tensors = TrackedState(model=model, optimizer=optimizer, extra=Wrapped()).flatten()
+    name = checkpoint_id(StateId(0, step), 1)
+    part = write_part(url, name, 0, 1, list(enumerate(tensors)))
+    CheckpointStore(url, run="some-run").commit(CommitCheckpoint(name, StateId(0, step), (part,), skeleton, 0.0, 0.0))
+    return name
+
+
+@dataclasses.dataclass
+class Done:
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["fleet", "checkpoint", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        said = capsys.readouterr()
+        return Done(int(ended.value.code or 0), said.out, " ".join(said.err.split()))
+
+    return call
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    save(str(tmp_path / "run"), 1)
+    save(str(tmp_path / "run"), 2)
+    return str(tmp_path / "run")
+
+
+FIRST, SECOND = (checkpoint_id(StateId(0, step), 1) for step in (1, 2))
+
+
+def damage(store: str, name: str) -> None:
+    path = Path(store) / "checkpoints" / name / "__0_0.distcp"
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def test_list(fleet: Callable[..., Done], store: str) -> None:
+    rows = json.loads(fleet("list", store, "--json").out)
+    assert [(row["id"], row["step"], row["run"], row["parts"]) for row in rows] == [(FIRST, 1, "some-run", 1), (SECOND, 2, "some-run", 1)]
+    assert fleet("list", store).out.splitlines()[1].startswith(f"{SECOND}  step 2  1 parts")
+    assert "no checkpoint in" in fleet("list", f"file://{store}/nothing").out
+
+
+def test_verify(fleet: Callable[..., Done], store: str) -> None:
+    assert fleet("verify", store).code == 0
+    damage(store, SECOND)
+    done = fleet("verify", store)
+    assert (done.code, f"{FIRST}  sound" in done.out) == (1, True)
+    assert f"checkpoint {SECOND}: __0_0.distcp has" in done.out
+    assert fleet("verify", store, FIRST).code == 0
+
+
+def test_an_export_is_loaded_by_plain_torch(fleet: Callable[..., Done], store: str, tmp_path: Path) -> None:
+    done = fleet("export", store, "--output", "state.pt")
+    assert done.code == 0
+    assert "left out: objects of class fleet.types.StateId" in done.out
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    assert state["extra"] == {"epoch": 3, "betas": (0.9, 0.99), "names": ["a", "b"]}
+    model, optimizer = torch.nn.Linear(3, 4), None
+    model.load_state_dict(state["model"])
+    optimizer = torch.optim.Adam(model.parameters())
+    optimizer.load_state_dict(state["optimizer"])
+    known, known_optimizer = trained()
+    assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in known.state_dict().items())
+    for number, values in known_optimizer.state_dict()["state"].items():
+        assert all(torch.equal(optimizer.state_dict()["state"][number][name], value) for name, value in values.items())
+    assert optimizer.param_groups[0]["lr"] == 0.25
+
+
+def test_an_export_takes_the_newest_sound_one(fleet: Callable[..., Done], store: str, tmp_path: Path) -> None:
+    damage(store, SECOND)
+    assert fleet("export", store).code == 0
+    assert (tmp_path / f"{FIRST}.pt").is_file()
+    done = fleet("export", store, SECOND)
+    assert done.code == 2 and "__0_0.distcp has" in done.err and "Name none" in done.err
+    assert not (tmp_path / f"{SECOND}.pt").exists()
+
+
+def test_delete(fleet: Callable[..., Done], store: str) -> None:
+    assert fleet("delete", store, FIRST).code == 0
+    assert CheckpointStore(store).list() == (SECOND,)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("list", "no-such-run"), ("RUN = 'no-such-run'", "journal.jsonl")),
+        (("verify", "run", "yesterday"), ("ID = 'yesterday'", "no committed checkpoint", SECOND)),
+        (("delete", "run", "../run"), ("ID = '../run'",)),
+        (("export", "run", "--output", "nowhere/state.pt"), ("--output = 'nowhere/state.pt'", "Create it first")),
+        (("list", "nonsense://bucket/run"), ("WHERE = 'nonsense://bucket/run'", "Protocol not known", "s3://")),
+        (("list", f"s3://key:{SECRET}@/run"), ("WHERE = 's3://***@/run'", "names no bucket", "Create the bucket")),
+    ],
+)
+def test_what_is_wrong_is_named(fleet: Callable[..., Done], store: str, arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
+    done = fleet(*arguments)
+    assert done.code == 2
+    assert all(word in done.err for word in words), done.err
+    assert SECRET not in done.err
+
+
+def test_on_an_object_store(fleet: Callable[..., Done], s3: SeaweedServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for variable, value in s3.environment.items():
+        monkeypatch.setenv(variable, value)
+    url = s3.url(tmp_path.name)
+    name = save(url, 7)
+    assert name in fleet("list", url).out
+    assert fleet("verify", url).code == fleet("export", url, "--output", "state.pt").code == 0
+    assert set(torch.load(tmp_path / "state.pt", weights_only=True)) == {"model", "optimizer", "extra"}
+    assert fleet("delete", url, name).code == 0
+    assert "bucket" in fleet("list", "s3://no-such-bucket/run").err
+
+
+def test_a_run_is_found_by_its_journal_which_keeps_no_credentials(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("def train(run):\n    pass\n")
+    folder, url = tmp_path / "run-1", f"s3://key:{SECRET}@bucket/runs"
+    plan = RunPlan(name="run-1", folder=folder, settings=RunSettings(storage=url), train=print, script=str(script))
+    folder.mkdir()
+    journal = JournalWriter(folder / "journal.jsonl")
+    journal.append(RunStarted(VERSION, "run-1", 0.0, 0.0, 4, 0, 16, describe(plan)))
+    journal.close()
+    assert SECRET not in (folder / "journal.jsonl").read_text()
+    assert stored_at(folder) == "s3://bucket/runs/run-1"
+    assert resumed_plan(folder, "").settings.storage == "s3://bucket/runs"
+    assert resumed_plan(folder, "", url).settings.storage == url
