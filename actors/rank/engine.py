@@ -72,6 +72,11 @@ class Engine:
         return tuple(shard for shard in self._shares.due[self._rank] if shard not in self.losses)
 
     @property
+    def next_due(self) -> tuple[int, ...]:
+        """The shards of this rank in the step after the one at hand, if nobody is lost meanwhile."""
+        return self._whole.due[self._rank]
+
+    @property
     def steady(self) -> bool:
         """True when nothing that is tracked changes while shards are computed, so that it can be sent to a newcomer meanwhile."""
         return self._gradients.constant

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 
 from actors.rank.client import Client
+from actors.rank.data import Feed
 from actors.rank.engine import Engine, Outcome
 from actors.rank.process_group import GroupBroken
 from actors.rank.recorder import Recorder, now_us
-from actors.rank.sampling import sample_batch, seed_shard, seed_step
+from actors.rank.sampling import seed_shard, seed_step
 from actors.rank.saving import PartsPort, Saver
 from actors.rank.seat import Seat
 from actors.rank.state import TrackedState
@@ -27,6 +28,8 @@ from fleet.records import COMPUTE, DATA, FINISH
 from fleet.types import StateId
 
 MEASURE_EVERY_US = 500_000
+FEEDS = 8
+"""Datasets that are fetched ahead at a time; a loop that makes a new one in every step must not fill the memory."""
 
 
 class NonFiniteError(FleetError):
@@ -52,6 +55,7 @@ class Run:
         self._evaluation: tuple[int, Callable[[], Mapping[str, float]]] | None = None
         self._measured_us = 0
         self._rank = 0
+        self._feeds: dict[tuple[int, int], Feed] = {}
         self._suspect: int | None = None
 
     @property
@@ -119,6 +123,15 @@ class Run:
             for name, value in figures.items():
                 self._measure(name, float(value))
         self._evaluation = None
+
+    def _feed(self, dataset: Any, batch_size: int) -> Feed:
+        """The feed of a dataset, made once: it fetches ahead over steps."""
+        feed = self._feeds.get((id(dataset), batch_size))
+        if feed is None:
+            while len(self._feeds) >= FEEDS:
+                self._feeds.pop(next(iter(self._feeds))).close()
+            feed = self._feeds[id(dataset), batch_size] = Feed(dataset, self.seed, self.shards, batch_size)
+        return feed
 
     def _measure(self, name: str, value: float) -> None:
         if math.isfinite(value):
@@ -263,16 +276,18 @@ class Step:
     def batches(self, dataset: Any, batch_size: int) -> Iterator[Any]:
         """This rank's shards of this step: one collated batch of ``batch_size / shards`` samples each.
 
-        ``dataset`` is map-style. Which samples a shard gets follows from seed, step and shard alone, so every sample comes once an epoch
-        whatever happens to the ranks.
+        ``dataset`` is map-style; a :class:`fleet.data.ShardedDataset` is fetched ahead. Which samples a shard gets follows from seed, step
+        and shard alone, so every sample comes once an epoch whatever happens to the ranks.
         """
         run, recorder = self._run, self._run._recorder
+        feed = run._feed(dataset, batch_size)
+        feed.expect([(self.number, shard) for shard in self.shards] + [(self.number + 1, shard) for shard in self._engine.next_due])
         for shard in self.shards:
             if run._seat.wanted:
                 self._cut = True
                 return
             recorder.switch(DATA)
-            batch = sample_batch(dataset, run.seed, self.number, shard, run.shards, batch_size)
+            batch = feed.get(self.number, shard)
             recorder.switch(COMPUTE)
             yield from self._compute(shard, batch)
 
