@@ -16,35 +16,38 @@ from actors.rank.state import TrackedState
 from fleet.types import StateId
 
 BOUND_S = 30.0
+DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 
 
 class Training:
     """A model with all sorts of tensors: large and tiny, channels last, not dense, bfloat16, buffers that a forward changes."""
 
-    def __init__(self, width: int = 300) -> None:
+    def __init__(self, device: str, width: int = 300) -> None:
         torch.manual_seed(0)
+        self.device = device
         self.model = nn.Sequential(nn.Conv2d(3, 64, 7), nn.BatchNorm2d(64), nn.Flatten(), nn.Linear(64 * 4, width), nn.Linear(width, 1))
         self.model[0].to(memory_format=torch.channels_last)
         self.model.register_parameter("gaps", nn.Parameter(torch.randn(400, 300)[:, ::2]))
         self.model.register_buffer("table", torch.randn(40_000).bfloat16())
+        self.model.to(device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), 0.01)
         self.state = TrackedState(model=self.model, optimizer=self.optimizer)
         self.change()
 
     def forward(self) -> None:
-        (self.model(torch.randn(4, 3, 8, 8)).sum() + self.model.get_parameter("gaps").square().sum()).backward()
+        (self.model(torch.randn(4, 3, 8, 8, device=self.device)).sum() + self.model.get_parameter("gaps").square().sum()).backward()
 
     def change(self) -> None:
         self.forward()
         self.optimizer.step()
 
     def copy(self) -> list[torch.Tensor]:
-        return [tensor.clone() for tensor in self.state.flatten()[1]]
+        return [tensor.cpu().clone() for tensor in self.state.flatten()[1]]
 
 
-@pytest.fixture
-def training() -> Training:
-    return Training()
+@pytest.fixture(params=DEVICES)
+def training(request: pytest.FixtureRequest) -> Training:
+    return Training(request.param)
 
 
 @pytest.fixture
@@ -59,7 +62,14 @@ def equal(found: list[torch.Tensor], expected: list[torch.Tensor]) -> bool:
     return len(found) == len(expected) and all(map(torch.equal, found, expected))
 
 
+def copied() -> None:
+    """On a device, the copy goes on after ``settle``."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
 def newest(snapshots: Snapshotter) -> Snapshot:
+    copied()
     found = snapshots.newest
     assert found is not None
     return found
@@ -67,6 +77,7 @@ def newest(snapshots: Snapshotter) -> Snapshot:
 
 def take(snapshots: Snapshotter, training: Training, step: int) -> bool:
     """A snapshot of the state at ``step``, which the optimizer then changes."""
+    copied()
     begun = snapshots.begin(StateId(0, step), training.state)
     training.forward()
     snapshots.settle()
@@ -166,11 +177,11 @@ def test_it_follows_tensors_that_are_replaced_and_shapes_that_change(snapshots: 
     take(snapshots, training, 0)
     training.state.load(training.state.flatten()[0], training.copy())  # the optimizer's state lies elsewhere now
     with torch.no_grad():
-        training.model[4].weight.data = torch.randn(1, 300)
+        training.model[4].weight.data = torch.randn(1, 300, device=training.device)
     expected = training.copy()
     take(snapshots, training, 1)
     assert equal(newest(snapshots).tensors, expected)
-    larger = Training(width=500)
+    larger = Training(training.device, width=500)
     expected = larger.copy()
     take(snapshots, larger, 2)
     assert equal(newest(snapshots).tensors, expected)
@@ -179,6 +190,7 @@ def test_it_follows_tensors_that_are_replaced_and_shapes_that_change(snapshots: 
 def test_what_is_held_stays_while_newer_ones_are_taken(snapshots: Snapshotter, training: Training) -> None:
     expected = training.copy()
     take(snapshots, training, 0)
+    copied()
     held = snapshots.hold()
     assert held is not None
     with held:
@@ -196,6 +208,7 @@ def test_nothing_is_overwritten_while_both_are_held(snapshots: Snapshotter, trai
     held = []
     for step in range(2):
         take(snapshots, training, step)
+        copied()
         held.append(snapshots.hold())
     assert not take(snapshots, training, 2)
     assert snapshots.skipped == 1
