@@ -109,7 +109,7 @@ class Snapshotter:
     def begin(self, state_id: StateId, state: TrackedState) -> bool:
         """Begin to copy the state; returns at once. From now until :meth:`settle` nothing but a forward may change it.
 
-        Returns False when this snapshot is skipped.
+        ``state.load`` settles by itself. Returns False when this snapshot is skipped.
         """
         with self._lock:
             self._collect()
@@ -118,6 +118,7 @@ class Snapshotter:
                 self.skipped += 1
                 return False
             slot.snapshot = None
+        state.before_load = self.settle
         flat = state.flat()
         try:
             slot.aim(flat)

@@ -44,6 +44,9 @@ class TrackedState:
     """What makes up the training state, by name: whatever has ``state_dict`` and ``load_state_dict``.
 
     Raises ConfigError for an object that has not.
+
+    Attributes:
+        before_load: called when the state is about to be replaced; who still reads the old one waits there until it has.
     """
 
     def __init__(self, **objects: Any) -> None:
@@ -53,6 +56,7 @@ class TrackedState:
                     name, type(tracked).__name__, "it has no state_dict() and load_state_dict()", "Wrap it in an object that has."
                 )
         self.objects = dict(objects)
+        self.before_load: Callable[[], object] = lambda: None
         self._seen: dict[int, _Seen] = {}
 
     @property
@@ -90,6 +94,7 @@ class TrackedState:
             raise ConfigError(
                 "track", sorted(self.objects), f"the state to load holds {sorted(parts)}", "Track the same names in every run."
             )
+        self.before_load()
         self._seen = {}
         for name, tracked in self.objects.items():
             tracked.load_state_dict(parts[name])

@@ -249,6 +249,17 @@ def test_the_loop_helps_with_what_is_left(snapshots: Snapshotter, training: Trai
     snapshots.settle()
 
 
+def test_a_state_that_is_replaced_meanwhile_is_copied_first(snapshots: Snapshotter, training: Training) -> None:
+    busy, done = threading.Event(), threading.Event()
+    snapshots._thread.submit(lambda: (busy.set(), done.wait(BOUND_S)))
+    assert busy.wait(BOUND_S)
+    expected, (skeleton, _) = training.copy(), training.state.flatten()
+    assert snapshots.begin(StateId(0, 0), training.state)
+    training.state.load(skeleton, [torch.zeros_like(tensor) for tensor in expected])
+    assert equal(newest(snapshots).tensors, expected)
+    done.set()
+
+
 def test_an_error_of_the_copy_surfaces_and_the_next_one_is_taken(
     snapshots: Snapshotter, training: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
