@@ -1,0 +1,65 @@
+"""The example on a real object store: all of its ranks die at once, and it goes on from there to the bits of its fault-free twin."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from fleet.journal import read_journal
+from fleet.records import CheckpointRecord, LineageBegun, ProcessLost, ProcessUp, Record, RunEnded
+from tests.support.seaweed import SeaweedServer
+
+ROOT = Path(__file__).resolve().parents[2]
+CALL = "import sys; from fleet.cli import main; sys.argv[0] = 'fleet'; main()"
+OPTIONS = ("--world", "2", "--nodes", "1", "--shards", "4", "--set", "steps=30", "--checkpoint", "2s", "--seed", "5", "--twin")
+LIMIT_S = 240.0
+
+
+def run_so_far(folder: Path) -> list[Record]:
+    journals = [path for path in (folder / "runs").glob("*/journal.jsonl") if "twin" not in path.parent.name]
+    return list(read_journal(journals[0])) if journals else []
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    deadline_s = time.monotonic() + LIMIT_S
+    while not condition():
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"not within {LIMIT_S} s")
+        time.sleep(0.05)
+
+
+def durable(records: list[Record]) -> list[CheckpointRecord]:
+    return [record for record in records if isinstance(record, CheckpointRecord) and record.phase == "durable"]
+
+
+def kill_all_ranks(records: list[Record]) -> None:
+    dead = {record.member for record in records if isinstance(record, ProcessLost)}
+    alive = [record.process.pid for record in records if isinstance(record, ProcessUp) and record.member not in dead]
+    assert len(alive) == 2
+    for pid in alive:
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_the_example_resumes_from_s3_after_all_ranks_are_lost(s3: SeaweedServer, tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    command = [sys.executable, "-c", CALL, "run", str(ROOT / "examples/gpt.py"), *OPTIONS]
+    command += ["--store", s3.url("example"), "--json", str(report)]
+    environment = os.environ | s3.environment | {"PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    wait_for(lambda: process.poll() is not None or durable(run_so_far(tmp_path)))
+    kill_all_ranks(run_so_far(tmp_path))
+    said, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, said
+    written, records = json.loads(report.read_text()), run_so_far(tmp_path)
+    assert written["twin"]["equal"], written["twin"]
+    assert s3.secret not in said + report.read_text()
+    assert [record.status for record in records if isinstance(record, RunEnded)] == ["completed"]
+    [rollback] = [record for record in records if isinstance(record, LineageBegun)]
+    assert rollback.from_state in {record.state for record in durable(records)}
+    assert rollback.from_state.step > 0
