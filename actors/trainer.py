@@ -23,6 +23,7 @@ from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 from actors import warm
 from actors.backend import FleetBackendConfig
+from actors.rank.environment import RANK_ENVIRONMENT
 from actors.shield import REPLACE_LIMIT_VARIABLE, WARM_VARIABLE, PatientFailurePolicy, ShieldedController, free_placement_group
 
 log = logging.getLogger("fleet.trainer")
@@ -90,7 +91,7 @@ def fit(
             name=name,
             storage_path=storage_path,
             failure_config=FailureConfig(max_failures=-1, controller_failure_limit=-1),
-            worker_runtime_env={"env_vars": warm.environment(modules)},
+            worker_runtime_env={"env_vars": {**RANK_ENVIRONMENT, **warm.environment(modules)}},
         ),
     )
     trainer.controller_environment = _environment(poll_s, hang_s, replace_limit_s, warm_workers)

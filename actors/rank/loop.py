@@ -85,7 +85,7 @@ class Run:
         self._engine = Engine(state, self._settings, self._recorder, clip_norm)
         self._client.protocol.ready()
         self._client.say()
-        self._seat.serve(state, self._engine, self._saver.settle)
+        self._seat.serve(state, self._engine)
         while self._sit_down():
             while self._here().step < total and not self._seat.over:
                 step = Step(self, self._engine, self._here().step)

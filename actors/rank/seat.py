@@ -72,13 +72,12 @@ class Seat:
         self.group: Group | None = None
         self._state: TrackedState | None = None
         self._engine: Engine | None = None
-        self._before_change: Callable[[], None] = lambda: None
         client.on_interrupt = self._interrupt
         client.on_message = self._look_ahead
 
-    def serve(self, state: TrackedState, engine: Engine, before_change: Callable[[], None]) -> None:
-        """What is given to newcomers, and taken from donors; ``before_change`` is called before it is."""
-        self._state, self._engine, self._before_change = state, engine, before_change
+    def serve(self, state: TrackedState, engine: Engine) -> None:
+        """What is given to newcomers, and taken from donors."""
+        self._state, self._engine = state, engine
 
     @property
     def view(self) -> View:
@@ -247,12 +246,8 @@ class Seat:
         self._engine.reset()
         numbers = _numbers(StateId(0, 0))
         group.recv(numbers, donor)
-        receive_state(group, donor, self._state, self._overwritten)
+        receive_state(group, donor, self._state, self._protocol.receiving)
         return StateId(*numbers.tolist())
-
-    def _overwritten(self) -> None:
-        self._before_change()
-        self._protocol.receiving()
 
     def _begins(self, view: View) -> bool:
         """A new history begins with the donor of ``view``."""
@@ -265,7 +260,7 @@ class Seat:
         self._engine.reset()
         if view.checkpoint is not None:
             self._recorder.switch(RESTORE)
-            self._overwritten()
+            self._protocol.receiving()
             self._state.load(*self._parts.load(view.checkpoint))
         elif not self._fresh:
             raise FleetError("there is no checkpoint to go back to, and this rank's initial state is gone: a fresh process has to begin")
