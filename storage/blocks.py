@@ -1,17 +1,21 @@
 """Files as blocks: written and read by several threads, each block hashed beside the transfer.
 
-A file's digest is the SHA-256 of the SHA-256 digests of its blocks of ``BLOCK_BYTES``, in order (a hash tree of depth one): one sequential
-SHA-256 over a large file would be slower than the disk.
+A file's digest is the SHA-256 of the digests of its blocks of ``BLOCK_BYTES``, in order, which are XXH3 of 128 bits. That finds damage, not
+forgery: whoever can write to the store can write a manifest too. SHA-256 over all bytes would be slower than the disk.
 """
 
 from __future__ import annotations
 
 import hashlib
+import sys
 import threading
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Protocol
+
+import numpy as np
+import xxhash
 
 from storage.points import reach
 
@@ -19,17 +23,20 @@ BLOCK_BYTES = 16 << 20
 PIECE_BYTES = 4096
 READ_WORKERS = 4
 
+Segments = Sequence[memoryview | bytearray]
+"""Pieces of memory, one after the other."""
+
 
 class Sink(Protocol):
     """Where a file's blocks go. ``workers`` is how many blocks may be under way at once; :meth:`block` is called from their threads."""
 
     workers: int
 
-    def block(self, number: int, data: memoryview) -> None:
+    def block(self, number: int, data: Segments) -> None:
         """Store block ``number`` of a file of several; all but the last have BLOCK_BYTES."""
         ...
 
-    def whole(self, data: memoryview) -> None:
+    def whole(self, data: Segments) -> None:
         """Store a file of one block."""
         ...
 
@@ -42,26 +49,35 @@ class Reader(Protocol):
         ...
 
 
+def block_digest(data: Segments) -> bytes:
+    """XXH3, 128 bits, of what the segments hold together."""
+    digest = xxhash.xxh3_128()
+    for segment in data:
+        digest.update(segment)
+    return digest.digest()
+
+
 def digest_of(blocks: Iterable[bytes]) -> str:
-    """The file's digest in hex, from the SHA-256 digests of its blocks."""
+    """The file's digest in hex, from those of its blocks."""
     return hashlib.sha256(b"".join(blocks)).hexdigest()
 
 
 class BlockStream:
-    """A file object that is only written to, in order. What is written may change as soon as :meth:`write` returns.
+    """A file object that is only written to, in order.
 
-    Large pieces are stored from where they lie; small ones are gathered in at most ``workers + 1`` buffers of BLOCK_BYTES.
+    What lies in memory that stays as it is until :meth:`finish` is stored from there: ``bytes``, and ``stable`` stretches of (address,
+    bytes). All else is copied, and may change as soon as :meth:`write` returns; copies of at most ``workers + 2`` blocks are held.
 
     Nothing but :meth:`finish` raises: torch.save, when what it writes to raises, raises a RuntimeError of its own in place of the reason.
     """
 
-    def __init__(self, sink: Sink) -> None:
+    def __init__(self, sink: Sink, stable: Iterable[tuple[int, int]] = ()) -> None:
         self._sink, self._pool = sink, ThreadPoolExecutor(sink.workers, thread_name_prefix="fleet-blocks")
+        self._stable = sorted(stable)
         self._digests: list[Future[bytes]] = []
-        self._free: list[bytearray] = []
-        self._busy: dict[Future[bytes], bytearray] = {}
-        self._buffer, self._filled = bytearray(), 0
-        self._position = 0
+        self._busy: set[Future[bytes]] = set()
+        self._segments: list[memoryview | bytearray] = []
+        self._filled = self._position = 0
         self._failed: BaseException | None = None
         self.pieces: dict[int, int] = {}
         """Offset -> bytes of every write of at least PIECE_BYTES."""
@@ -79,49 +95,43 @@ class BlockStream:
         self._position += len(view)
         if self._failed is None:
             try:
-                self._put(view)
+                self._put(view, isinstance(data, bytes) or self._stays(view))
             except BaseException as error:  # noqa: BLE001 - finish raises it
                 self._failed = error
         return len(view)
 
-    def _put(self, view: memoryview) -> None:
-        direct: list[Future[bytes]] = []
-        at = 0
-        while at < len(view):
-            if not self._filled and len(view) - at >= BLOCK_BYTES:
-                direct.append(self._store(view[at : at + BLOCK_BYTES]))
-                at += BLOCK_BYTES
+    def _stays(self, view: memoryview) -> bool:
+        if len(view) < PIECE_BYTES:
+            return False
+        address = np.frombuffer(view, dtype=np.uint8).ctypes.data
+        index = bisect_right(self._stable, (address, sys.maxsize)) - 1
+        return index >= 0 and address + len(view) <= sum(self._stable[index])
+
+    def _put(self, view: memoryview, stays: bool) -> None:
+        while view:
+            if self._filled == BLOCK_BYTES:
+                self._store()
+            piece, view = view[: BLOCK_BYTES - self._filled], view[BLOCK_BYTES - self._filled :]
+            self._filled += len(piece)
+            if stays and len(piece) >= PIECE_BYTES:
+                self._segments.append(piece)
+            elif self._segments and isinstance(self._segments[-1], bytearray):
+                self._segments[-1] += piece
             else:
-                at += self._gather(view[at:])
-        for done in direct:
-            done.result()
+                self._segments.append(bytearray(piece))
 
-    def _gather(self, view: memoryview) -> int:
-        """Copy as much as the buffer takes, and hand a full one on."""
-        if not self._buffer:
-            self._buffer = self._take()
-        count = min(len(view), BLOCK_BYTES - self._filled)
-        self._buffer[self._filled : self._filled + count] = view[:count]
-        self._filled += count
-        if self._filled == BLOCK_BYTES:
-            self._busy[self._store(memoryview(self._buffer))] = self._buffer
-            self._buffer, self._filled = bytearray(), 0
-        return count
+    def _store(self) -> None:
+        """Hand the block on; wait while too many are under way."""
+        while len(self._busy) > self._sink.workers:
+            done, self._busy = wait(self._busy, return_when=FIRST_COMPLETED)
+            for one in done:
+                one.result()
+        self._digests.append(self._pool.submit(self._one, len(self._digests), self._segments))
+        self._busy.add(self._digests[-1])
+        self._segments, self._filled = [], 0
 
-    def _take(self) -> bytearray:
-        if len(self._busy) > self._sink.workers:
-            for done in wait(self._busy, return_when=FIRST_COMPLETED).done:
-                done.result()
-                self._free.append(self._busy.pop(done))
-        return self._free.pop() if self._free else bytearray(BLOCK_BYTES)
-
-    def _store(self, data: memoryview) -> Future[bytes]:
-        number = len(self._digests)
-        self._digests.append(self._pool.submit(self._one, number, data))
-        return self._digests[-1]
-
-    def _one(self, number: int, data: memoryview) -> bytes:
-        digest = hashlib.sha256(data).digest()
+    def _one(self, number: int, data: Segments) -> bytes:
+        digest = block_digest(data)
         self._sink.block(number, data)
         return digest
 
@@ -138,12 +148,10 @@ class BlockStream:
         """Store what is left. Returns (bytes, digest). Raises OSError when any block was not stored."""
         if self._failed is not None:
             raise self._failed
-        rest = memoryview(self._buffer)[: self._filled]
         if not self._digests:
-            self._sink.whole(rest)
-            return len(rest), digest_of([hashlib.sha256(rest).digest()])
-        if self._filled:
-            self._store(rest)
+            self._sink.whole(self._segments)
+            return self._position, digest_of([block_digest(self._segments)])
+        self._store()
         return self._position, digest_of([block.result() for block in self._digests])
 
 
@@ -193,11 +201,9 @@ class BlockReader:
     def _one(self, reader: Reader, start: int, stop: int, into: Extents) -> bytes:
         views = list(into.views(start, stop, self._scratch()))
         reader.into(start, views)
-        digest = hashlib.sha256()
-        for view in views:
-            digest.update(view)
+        digest = block_digest(views)
         reach("restore: block read")
-        return digest.digest()
+        return digest
 
     def _scratch(self) -> memoryview:
         if not hasattr(self._local, "scratch"):

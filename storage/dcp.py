@@ -39,7 +39,8 @@ def file_name(index: int) -> str:
 def write_pieces(files: Files, directory: str, index: int, pieces: Sequence[Piece]) -> Part:
     """Write part ``index``; durable when this returns. Raises OSError."""
     planner = _PiecePlanner(pieces)
-    with files.writing(f"{directory}/{file_name(index)}") as sink, BlockStream(sink) as stream:
+    stable = [(piece.tensor.data_ptr(), piece.tensor.nbytes) for piece in pieces if piece.tensor.is_cpu and piece.tensor.is_contiguous()]
+    with files.writing(f"{directory}/{file_name(index)}") as sink, BlockStream(sink, stable) as stream:
         results = _write(planner, index, stream)
         size, digest = stream.finish()
     entries = [_entry(pieces[int(result.index.fqn)], result, stream.pieces) for result in results]

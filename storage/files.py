@@ -16,7 +16,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from fleet.errors import FleetError
-from storage.blocks import BLOCK_BYTES, BlockStream, Reader, Sink
+from storage.blocks import BLOCK_BYTES, BlockStream, Reader, Segments, Sink
 from storage.points import reach
 from storage.urls import redact
 
@@ -168,16 +168,16 @@ class _LocalSink:
     def __init__(self, file: Any) -> None:
         self.workers, self._descriptor = LOCAL_WORKERS, file.fileno()
 
-    def block(self, number: int, data: memoryview) -> None:
-        at, left = number * BLOCK_BYTES, data
+    def block(self, number: int, data: Segments) -> None:
+        at, left = number * BLOCK_BYTES, [memoryview(segment) for segment in data]
         while left:
-            written = os.pwrite(self._descriptor, left, at)
-            at, left = at + written, left[written:]
+            written = os.pwritev(self._descriptor, left[:IOV_MAX], at)
+            at, left = at + written, skip(left, written)
         # The kernel would begin to write only when memory is full of dirty pages, or at the fsync: this makes it begin now.
-        os.posix_fadvise(self._descriptor, number * BLOCK_BYTES, len(data), os.POSIX_FADV_DONTNEED)
+        os.posix_fadvise(self._descriptor, number * BLOCK_BYTES, BLOCK_BYTES, os.POSIX_FADV_DONTNEED)
         reach("save: block stored")
 
-    def whole(self, data: memoryview) -> None:
+    def whole(self, data: Segments) -> None:
         self.block(0, data)
 
 
@@ -295,12 +295,13 @@ class _ObjectSink:
     def __init__(self, file: BinaryIO, url: str) -> None:
         self._file, self._url = file, url
 
-    def block(self, number: int, data: memoryview) -> None:
+    def block(self, number: int, data: Segments) -> None:
         with _as_os_error(self._url):
-            self._file.write(data)
+            for segment in data:
+                self._file.write(segment)
         reach("save: block stored")
 
-    def whole(self, data: memoryview) -> None:
+    def whole(self, data: Segments) -> None:
         self.block(0, data)
 
 

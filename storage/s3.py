@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from storage.blocks import Reader, Sink
+from storage.blocks import Reader, Segments, Sink
 from storage.files import StoreError
 from storage.points import reach
 
@@ -169,16 +169,16 @@ class _S3Sink:
                 reach("upload: begun")
             return self._upload
 
-    def block(self, number: int, data: memoryview) -> None:
+    def block(self, number: int, data: Segments) -> None:
         upload = self._begun()
         with self._files._errors():
-            sent = self._files._client.upload_part(**self._target, UploadId=upload, PartNumber=number + 1, Body=bytes(data))
+            sent = self._files._client.upload_part(**self._target, UploadId=upload, PartNumber=number + 1, Body=b"".join(data))
         self._etags[number + 1] = sent["ETag"]
         reach("upload: block sent")
 
-    def whole(self, data: memoryview) -> None:
+    def whole(self, data: Segments) -> None:
         with self._files._errors():
-            self._files._client.put_object(**self._target, Body=bytes(data))
+            self._files._client.put_object(**self._target, Body=b"".join(data))
         self._whole = True
 
     def complete(self) -> None:

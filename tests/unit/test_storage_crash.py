@@ -210,7 +210,7 @@ def test_a_flipped_byte_anywhere_is_found_and_the_one_before_is_used(tmp_path: P
 def test_a_writer_that_raises_leaves_no_file_and_keeps_the_one_before(tmp_path: Path) -> None:
     files = LocalFiles(tmp_path)
     with files.writing("d/f") as sink:
-        sink.whole(memoryview(b"old"))
+        sink.whole([bytearray(b"old")])
 
     def half() -> None:
         with files.writing("d/f") as sink, BlockStream(sink) as stream:

@@ -186,15 +186,15 @@ def test_what_the_server_says_is_named_and_tries_are_bounded(status: int, code: 
 
 
 def test_a_full_disk_is_named_and_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    url, write = str(tmp_path), os.pwrite
+    url, write = str(tmp_path), os.pwritev
     commit(url, "c1")
 
-    def full(descriptor: int, data: memoryview, at: int) -> int:
+    def full(descriptor: int, data: list[memoryview], at: int) -> int:
         if at >= BLOCK_BYTES:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return write(descriptor, data, at)
 
-    monkeypatch.setattr(os, "pwrite", full)
+    monkeypatch.setattr(os, "pwritev", full)
     with pytest.raises(OSError, match="No space left on device"):
         write_part(url, "c2", 0, 1, [(0, torch.ones(BLOCK_BYTES // 2))])
     monkeypatch.undo()
