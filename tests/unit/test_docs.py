@@ -41,8 +41,10 @@ def _shown(parameter: Any) -> str:
 
 def options_of(command: str) -> str:
     group: Any = get_command(app)
+    for word in command.split():
+        group = group.commands[word]
     rows = ["| argument | default | meaning |", "|---|---|---|"]
-    for parameter in group.commands[command].params:
+    for parameter in group.params:
         is_option = parameter.opts[0].startswith("--")
         name = parameter.opts[0] if is_option else parameter.metavar or str(parameter.name).upper()
         rows.append(f"| `{name}` | {_shown(parameter)} | {parameter.help} |")
@@ -88,6 +90,10 @@ PARTS = {
         "report": lambda: options_of("report"),
         "plan": lambda: options_of("plan"),
         "plan fields": plan_fields,
+        "checkpoint list": lambda: options_of("checkpoint list"),
+        "checkpoint verify": lambda: options_of("checkpoint verify"),
+        "checkpoint export": lambda: options_of("checkpoint export"),
+        "checkpoint delete": lambda: options_of("checkpoint delete"),
     },
     "docs/laws.md": {"laws": law.table},
     "README.md": {"diff": loop_diff},
