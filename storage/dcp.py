@@ -85,7 +85,7 @@ def _on_meta(state: Any, entries: dict[int, Entry]) -> Any:
     if isinstance(state, TensorRef):
         entry = entries[state.index]
         tensor = torch.empty(entry.shape, dtype=getattr(torch, entry.dtype), device="meta")
-        tensor.fleet_index = state.index  # type: ignore[attr-defined]
+        tensor.fleet_index = state.index
         return tensor
     if isinstance(state, dict):
         return {key: _on_meta(value, entries) for key, value in state.items()}
@@ -102,7 +102,7 @@ def _chunks(flat: dict[str, Any], metadata: Metadata, entries: Sequence[tuple[st
     results = []
     for key, value in flat.items():
         if isinstance(value, torch.Tensor):
-            found = held[value.fleet_index]  # type: ignore[attr-defined]
+            found = held[value.fleet_index]
             described = metadata.state_dict_metadata[key]
             assert isinstance(described, TensorStorageMetadata)
             described.chunks = [ChunkStorageMetadata(torch.Size(entry.offsets), torch.Size(entry.sizes)) for _, entry in found]

@@ -31,7 +31,7 @@ class Room:
 
     @property
     def extent(self) -> tuple[int, memoryview]:
-        return (self.entry.offset if self.entry.payload < 0 else self.entry.payload), memoryview(self._memory)
+        return (self.entry.offset if self.entry.payload < 0 else self.entry.payload), self._memory.data
 
     def tensor(self) -> Tensor:
         import torch
