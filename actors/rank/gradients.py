@@ -1,4 +1,4 @@
-"""Flat gradient buffers: backward accumulates straight into what is summed and sent.
+"""Flat gradient buffers: what backward leaves in ``.grad`` is added up there, one pass over memory for each shard.
 
 Buffers of the model that a forward changes (BatchNorm's statistics) start each shard from their committed value. What each shard changed is
 summed with the gradients, in the same order, and its mean is added to the committed value; so such models train bit-identically, too.
@@ -85,7 +85,6 @@ class GradientBuffers:
 
     def __init__(self, modules: Mapping[str, nn.Module], shards: int) -> None:
         self._modules, self._shards = modules, shards
-        self._open: GradientSet | None = None
         self._mean: GradientSet | None = None
         self.begun = False
         self._reshape()
@@ -145,28 +144,23 @@ class GradientBuffers:
 
     def begin_shard(self) -> None:
         """Gradients are zero, and buffers as committed. Call it right before the shard's forward."""
-        self._close()
-        self._open = self._sums.take()
-        for flat in self._open.flats:
-            flat.zero_()
-        for parameter, view in zip(self.parameters, self._open.gradients, strict=True):
-            parameter.grad = view
+        for parameter in self.parameters:
+            parameter.grad = None
         self._restore()
 
     def end_shard(self, shard: int) -> None:
         """Take the gradients that backward has left in ``.grad``, and what the forward did to buffers."""
-        done, self._open = self._open, None
-        assert done is not None, "end_shard() without begin_shard()"
-        for parameter, view in zip(self.parameters, done.gradients, strict=True):
-            _collect(parameter, view)
+        self._check_constant()
+        into, joined = self._sums.target(shard)
         with torch.no_grad():
-            for buffer, before, change in zip(self._averaged, self._committed, done.changes, strict=True):
-                # An equal value counts as no change also where subtracting would not give zero: infinities in a mask.
-                torch.where(buffer.tensor == before, torch.zeros_like(before), buffer.tensor - before, out=change)
+            # An equal value counts as no change also where subtracting would not give zero: infinities in a mask.
+            changes = [
+                torch.where(b.tensor == c, torch.zeros_like(c), b.tensor - c) for b, c in zip(self._averaged, self._committed, strict=True)
+            ]
+            _collect([parameter.grad for parameter in self.parameters] + changes, into.gradients + into.changes, joined)
         if not self._first_count:
             self._first_count = [buffer.tensor.clone() for buffer in self._counted]
-        self._check_constant()
-        self._sums.add(shard, done)
+        self._sums.add(shard, into, joined)
 
     @property
     def held(self) -> frozenset[int]:
@@ -179,7 +173,6 @@ class GradientBuffers:
 
     def reduce(self, reducer: Reducer) -> None:
         """``.grad`` becomes the mean over all shards of all ranks; buffers are as committed. Raises GroupBroken: all is as before."""
-        self._close()
         self._mean = self._sums.take()
         try:
             reducer.reduce(self._sums, self._mean)
@@ -223,17 +216,11 @@ class GradientBuffers:
 
     def hold(self) -> None:
         """The attempt is over, the step is not: the shards computed stay, there are no gradients, and buffers are as committed."""
-        self._close()
         self._forget_mean()
         if self.begun:
             self._restore()
         for parameter in self.parameters:
             parameter.grad = None
-
-    def _close(self) -> None:
-        if self._open is not None:
-            self._sums.put_back(self._open)
-            self._open = None
 
     def _restore(self) -> None:
         with torch.no_grad():
@@ -251,12 +238,19 @@ class GradientBuffers:
                 )
 
 
-def _collect(parameter: nn.Parameter, view: torch.Tensor) -> None:
-    """Usually backward has accumulated in place; not when the user dropped ``.grad`` or asked for a graph of gradients."""
-    gradient = parameter.grad
-    if gradient is view:
-        return
-    if gradient is None:
-        view.zero_()
-    else:
-        view.copy_(gradient.detach().to_dense() if gradient.is_sparse else gradient.detach())
+def _collect(values: Sequence[torch.Tensor | None], into: Sequence[torch.Tensor], add: bool) -> None:
+    """Copy or add each value to its place. None is zero, sparse gradients become dense, and graphs of gradients are left behind."""
+    found = [(_dense(value), place) for value, place in zip(values, into, strict=True) if value is not None]
+    if not add:
+        for value, place in zip(values, into, strict=True):
+            if value is None:
+                place.zero_()
+    for dtype in dict.fromkeys(place.dtype for _, place in found):
+        some = [(value, place) for value, place in found if place.dtype == dtype]
+        operation = torch._foreach_add_ if add else torch._foreach_copy_
+        operation([place for _, place in some], [value for value, _ in some])
+
+
+def _dense(value: torch.Tensor) -> torch.Tensor:
+    value = value.detach()
+    return value.to_dense() if value.is_sparse else value

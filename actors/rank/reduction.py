@@ -65,11 +65,23 @@ class ShardSums(Generic[Set]):
     def blocks(self) -> tuple[Block, ...]:
         return tuple(sorted(self._sums))
 
-    def add(self, shard: int, buffers: Set) -> None:
-        """Add the gradient of ``shard``, in any order of shards. Raises ProtocolError when it is in the sums already."""
+    def target(self, shard: int) -> tuple[Set, bool]:
+        """(buffers for the gradient of ``shard``, whether it is to be added to what they hold): then :meth:`add` them.
+
+        Shards come in any order. Raises ProtocolError when this one is in the sums already.
+        """
         if not 0 <= shard < self.shards or any(lo <= shard < hi for lo, hi in self._sums):
             raise ProtocolError(f"shard {shard} of {self.shards} was added, which {list(self.blocks)} hold already")
-        block = (shard, shard + 1)
+        left = (shard - 1, shard)
+        if self._sibling((shard, shard + 1)) == left and left in self._sums:
+            return self._sums[left], True  # one pass over memory where to keep and to add would be two
+        return self.take(), False
+
+    def add(self, shard: int, buffers: Set, joined: bool = False) -> None:
+        """``buffers`` hold the gradient of ``shard``; with ``joined``, that and its left neighbour's, as :meth:`target` said."""
+        block = (shard - joined, shard + 1)
+        if joined:
+            del self._sums[block[0], shard]
         while (sibling := self._sibling(block)) in self._sums:
             left, right = sorted((block, sibling))
             into, addend = (buffers, self._sums[sibling]) if left == block else (self._sums[sibling], buffers)
