@@ -95,6 +95,17 @@ class Engine:
         held = self._held_by_all(begun)
         self._share(share(held, view.ranges, self._shards) if any(held) else self._whole)
 
+    def rehearse(self) -> None:
+        """Alone, for one shard: what a first attempt has to load, compile and allocate is there when this rank is called."""
+        self._group, self._rank = Group(0, 0, 1, self.device), 0
+        self._shares = self._whole = Shares(((),), ((0,),))
+
+    def forget(self) -> None:
+        """The rehearsal is over: one more set of buffers is made for its mean, and nothing else remains."""
+        self._gradients.rehearse_mean()
+        self._gradients.abandon()
+        self.losses = {}
+
     def _held_by_all(self, begun: bool) -> list[frozenset[int]]:
         """By view rank, the shards computed for the step at hand. Receivers of the state hold none, and are not waited for."""
         group, receivers = self._group, self._view.receivers

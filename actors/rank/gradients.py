@@ -183,6 +183,14 @@ class GradientBuffers:
             parameter.grad = view
         self._restore()
 
+    def rehearse_mean(self) -> None:
+        """Touch the memory that the first reduction would take."""
+        for buffers in (first := self._sums.take(), second := self._sums.take()):
+            for flat in buffers.flats:
+                flat.zero_()
+        self._sums.put_back(first)
+        self._sums.put_back(second)
+
     def _forget_mean(self) -> None:
         if self._mean is not None:
             self._sums.put_back(self._mean)

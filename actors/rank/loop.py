@@ -55,6 +55,7 @@ class Run:
         self._evaluation: tuple[int, Callable[[], Mapping[str, float]]] | None = None
         self._measured_us = 0
         self._rank = 0
+        self._rehearsing = False
         self._feeds: dict[tuple[int, int], Feed] = {}
         self._suspect: int | None = None
 
@@ -86,6 +87,7 @@ class Run:
         self._client.protocol.ready()
         self._client.say()
         self._seat.serve(state, self._engine)
+        yield from self._rehearse()
         while self._sit_down():
             while self._here().step < total and not self._seat.over:
                 step = Step(self, self._engine, self._here().step)
@@ -94,6 +96,20 @@ class Run:
                     raise FleetError(f"step {step.number}: the loop body ended without step.commit()")
             if not self._seat.over:
                 self._finish(state)
+
+    def _rehearse(self) -> Iterator[Step]:
+        """A rank that waits to be called runs the loop body once, on its initial state, and forgets it; ``commit`` says False.
+
+        A spare that is promoted would do all for the first time otherwise, while everyone waits for it: imports, compilation, memory.
+        """
+        assert self._engine is not None
+        if self._client.protocol.called or self._seat.over:
+            return
+        self._engine.rehearse()
+        self._recorder.paused = self._rehearsing = True
+        yield Step(self, self._engine, 0)
+        self._recorder.paused = self._rehearsing = False
+        self._engine.forget()
 
     def evaluate(self, fn: Callable[[], Mapping[str, float]], *, every: int = 1) -> None:
         """Once every ``every`` committed steps, ``fn()`` runs on one rank while the others wait for it; its figures go to the journal.
@@ -325,6 +341,8 @@ class Step:
             raise FleetError(
                 f"step {self.number}: commit() before shards {sorted(missing)} were computed; iterate step.batches() to its end"
             )
+        if self._run._rehearsing:
+            return False
         outcome = self._run._attempt(self)
         if outcome is None:
             return False

@@ -55,7 +55,7 @@ def read_position(header: mmap.mmap) -> Position:
 
 
 class Recorder:
-    """The writing end. One thread records spans; ``beat`` may be called from another."""
+    """The writing end. One thread records spans; ``beat`` may be called from another. While ``paused``, what goes on stays one span."""
 
     def __init__(self, path: Path, start_us: int, clock: Callable[[], int] = now_us) -> None:
         self._clock = clock
@@ -65,6 +65,7 @@ class Recorder:
         self.path = path
         self.generation = self.lineage = self.step = -1
         self.code = INIT
+        self.paused = False
         self._written = 0
         self._last_us = start_us
         for word, value in ((GENERATION, -1), (LINEAGE, -1), (STEP, -1), (SHARD, -1), (STEPPING, 1), (PROGRESS, start_us)):
@@ -78,7 +79,7 @@ class Recorder:
     def switch(self, code: str, at_us: int | None = None) -> int:
         """From now (or ``at_us``, never before the last row) on the rank does ``code``. Returns the time."""
         at_us = self._clock() if at_us is None else at_us
-        if code != self.code:
+        if code != self.code and not self.paused:
             at_us = max(at_us, self._last_us)
             self._append(at_us, code)
             self.code = code

@@ -283,7 +283,8 @@ class Reducer:
         needed = BUCKETS_IN_FLIGHT * count * room
         stage = self._stages.get(like.device)
         if stage is None or stage.numel() < needed:
-            stage = self._stages[like.device] = torch.zeros(needed, dtype=torch.uint8, device=like.device)
+            room_for_losses = 2 * needed  # after a loss the sums are finer, and there are more of them
+            stage = self._stages[like.device] = torch.empty(room_for_losses, dtype=torch.uint8, device=like.device)
         starts = range(half * count * room, (half + 1) * count * room, room)
         length = like.numel() * like.element_size()
         return [stage[start : start + length].view(like.dtype) for start in starts]
