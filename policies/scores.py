@@ -1,0 +1,97 @@
+"""How slow each rank is, as pure functions over arrays: relative score, individual score, robust z.
+
+All times enter as natural logarithms of seconds, so that a difference is a ratio. A missing time is NaN, and so is every score that cannot
+be told from what there is. Everything is vectorised over ranks.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+NORMAL_MAD, NORMAL_90 = 0.6745, 1.6449
+"""Median and 90% quantile of the size of a standard normal: a MAD over the first estimates a standard deviation."""
+
+
+def locations(log_s: Array, least: int) -> tuple[Array, Array]:
+    """(median, midmean) of each row of ``log_s`` [ranks, steps]; NaN for a row with fewer than ``least`` times.
+
+    The midmean is the mean of the middle half. Both shrug off a quarter of outliers; the midmean moves in proportion when a rank is slow in
+    every other step, where the median jumps or does not move at all.
+    """
+    ordered = np.sort(log_s, axis=1)  # NaN last
+    count = np.isfinite(ordered).sum(axis=1)
+    enough = count >= max(least, 1)
+    last = np.maximum(count - 1, 0)
+    rows = np.arange(len(ordered))
+    medians = (ordered[rows, last // 2] + ordered[rows, (last + 1) // 2]) / 2
+    place = np.arange(ordered.shape[1])
+    middle = (place >= (count // 4)[:, None]) & (place < (count - count // 4)[:, None])
+    sums = np.where(middle, ordered, 0.0).sum(axis=1)
+    midmeans = sums / np.maximum(middle.sum(axis=1), 1)
+    return np.where(enough, medians, np.nan), np.where(enough, midmeans, np.nan)
+
+
+def median_of_others(values: Array) -> Array:
+    """For each of ``values`` [ranks] the median of all others; NaN where a value is missing or no other is there.
+
+    Leaving the own value out matters in small worlds: of two ranks the other is the reference, and of four a pair of stragglers cannot
+    hide behind each other.
+    """
+    known = np.flatnonzero(np.isfinite(values))
+    result = np.full(len(values), np.nan)
+    if len(known) < 2:
+        return result
+    order = known[np.argsort(values[known], kind="stable")]
+    ordered, place, others = values[order], np.arange(len(order)), len(order) - 1
+    below, above = (others - 1) // 2, others // 2
+    result[order] = (ordered[below + (place <= below)] + ordered[above + (place <= above)]) / 2
+    return result
+
+
+def relative_score(own: Array, reference: Array) -> Array:
+    """Reference time / own time of logarithms of both: 1 as fast as the others, 0.5 half as fast."""
+    return np.exp(reference - own)
+
+
+def individual_score(best: Array, now: Array) -> Array:
+    """Own best time / own time now, of logarithms of both. A slowdown of everybody lowers everybody's."""
+    return np.exp(best - now)
+
+
+def robust_z(values: Array, floor: float = 0.0) -> Array:
+    """0.6745 (x - median) / MAD over ``values`` [ranks] (Iglewicz and Hoaglin, 1993); the MAD is not taken below 0.6745 ``floor``."""
+    median = np.nanmedian(values)
+    spread = float(np.nanmedian(np.abs(values - median)))
+    return np.asarray(NORMAL_MAD * (values - median) / max(spread, NORMAL_MAD * floor, 1e-12))
+
+
+def noise(excesses: Array, floor: float) -> tuple[float, float]:
+    """(standard deviation, largest size) of the excess of a rank that is well, from earlier ones, [ranks, scores] and centred on 0.
+
+    The deviation is the larger of what their median size and what their 90% quantile would be of, for a normal: tails are often heavier
+    than that. Scores of overlapping windows, of drifting clocks and of unequal ranks are all in it: it is what a score does when nothing is
+    wrong, whatever the reason. Infinite while there is none: then nothing is beyond it.
+    """
+    known = np.abs(excesses[np.isfinite(excesses)])
+    if not known.size:
+        return math.inf, math.inf
+    half, most = np.quantile(known, (0.5, 0.9))
+    return max(floor, float(half) / NORMAL_MAD, float(most) / NORMAL_90), max(floor, float(known.max()))
+
+
+def window_noise(log_s: Array) -> float:
+    """Standard error of the median of a window ``log_s`` [ranks, steps], of the typical rank: 1.2533 sd / sqrt(steps), sd by the MAD.
+
+    It is all that is known before there are earlier scores, and it grows at once when times begin to scatter.
+    """
+    deviations = np.abs(log_s - np.nanmedian(log_s, axis=1, keepdims=True)) if np.isfinite(log_s).any(axis=1).all() else log_s
+    known = np.isfinite(deviations).sum(axis=1)
+    if (known == 0).any():
+        return 0.0
+    sd = np.nanmedian(deviations, axis=1) / NORMAL_MAD
+    return float(np.median(1.2533 * sd / np.sqrt(known)))

@@ -1,0 +1,222 @@
+"""Detectors name the slow rank and what is slow in it, and nobody when nobody is."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from fleet.errors import ConfigError
+from fleet.types import Member
+from policies import scores
+from policies.detectors import KINDS, SCORERS, Sensitivity, StepTimes, Verdict
+from policies.windows import Guarded, WindowedDetector
+
+SHARE = {"compute": 0.25, "network": 0.3, "data": 0.05}
+STEPS, BEGIN = 120, 60
+
+
+def world(ranks: int = 4, seed: int = 0, noise: float = 0.02, steps: int = STEPS) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {kind: share * np.exp(rng.normal(0.0, noise, (ranks, steps))) for kind, share in SHARE.items()}
+
+
+def times(seconds: dict[str, np.ndarray], begin: int, end: int, generation: int = 1, fresh: tuple[int, ...] = ()) -> StepTimes:
+    ranks = len(seconds["compute"])
+    members = tuple(Member(slot, int(slot in fresh)) for slot in range(ranks))
+    columns = {f"{kind}_s": seconds[kind][:, begin:end] for kind in KINDS}
+    return StepTimes(generation=generation, first_step=begin, members=members, shards=np.full(ranks, 4.0), **columns)
+
+
+def seen(seconds: dict[str, np.ndarray], detector: WindowedDetector | None = None, portion: int = 5) -> list[tuple[int, Verdict]]:
+    """Each verdict with the step at which it was given."""
+    detector = detector or WindowedDetector()
+    found = []
+    for begin in range(0, seconds["compute"].shape[1], portion):
+        found += [(begin + portion, verdict) for verdict in detector.observe(times(seconds, begin, begin + portion))]
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("ranks", [2, 3, 4, 16])
+def test_the_slow_rank_is_named_with_what_is_slow(kind: str, ranks: int) -> None:
+    seconds = world(ranks)
+    seconds[kind][1, BEGIN:] *= 1.5
+    found = seen(seconds)
+    assert {(verdict.member.slot, verdict.kind) for _, verdict in found} == {(1, kind)}
+    at, first = found[0]
+    assert BEGIN < at <= BEGIN + 20 and first.status == "guilty" and first.since_step >= BEGIN - 14
+    last = found[-1][1]
+    assert last.score == pytest.approx(1 / 1.5, rel=0.1) and last.confidence > 0.99
+    assert last.evidence["individual_score"] < 0.75 < last.evidence["others_individual_score"]
+    assert kind in last.reason
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 16])
+def test_nobody_is_guilty_when_all_are_slow_alike(ranks: int) -> None:
+    seconds = world(ranks)
+    seconds["compute"][:, BEGIN:] *= 2.0
+    assert seen(seconds) == []
+
+
+def test_the_individual_score_alone_blames_everybody_for_it() -> None:
+    seconds = world()
+    seconds["compute"][:, BEGIN:] *= 2.0
+    found = seen(seconds, WindowedDetector(scorer=SCORERS["individual"]))
+    assert {verdict.member.slot for _, verdict in found} == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("name", ["relative", "robust_z"])
+def test_other_scorers_find_it_too(name: str) -> None:
+    seconds = world(8)
+    seconds["compute"][5, BEGIN:] *= 1.5
+    assert (5, "compute") in {(verdict.member.slot, verdict.kind) for _, verdict in seen(seconds, WindowedDetector(scorer=SCORERS[name]))}
+
+
+def test_two_stragglers_do_not_hide_behind_each_other() -> None:
+    seconds = world()
+    seconds["compute"][:2, BEGIN:] *= 2.0
+    assert {verdict.member.slot for _, verdict in seen(seconds)} == {0, 1}
+
+
+def test_slowness_that_comes_and_goes_is_found() -> None:
+    seconds = world()
+    seconds["compute"][2, BEGIN:] *= np.where(np.arange(STEPS - BEGIN) % 8 < 5, 2.0, 1.0)
+    assert {(verdict.member.slot, verdict.kind) for _, verdict in seen(seconds)} == {(2, "compute")}
+
+
+def test_pauses_of_a_garbage_collector_are_no_verdict() -> None:
+    seconds = world(seed=3)
+    seconds["compute"][1, ::9] *= 4.0
+    assert seen(seconds) == []
+
+
+def test_a_verdict_ends_when_the_rank_is_well_again() -> None:
+    seconds = world(steps=200)
+    seconds["compute"][1, BEGIN:120] *= 1.5
+    ends = [at for at, _ in seen(seconds)]
+    assert max(ends) >= 120 and max(ends) <= 160
+
+
+def test_waiting_for_a_slow_rank_is_not_taken_for_a_slow_link() -> None:
+    seconds = world(2)
+    seconds["compute"][0, BEGIN:] *= 4.0
+    seconds["network"][1, BEGIN:] += 0.04 * 3 * 4 * SHARE["compute"]
+    assert {(verdict.member.slot, verdict.kind) for _, verdict in seen(seconds)} == {(0, "compute")}
+
+
+def test_what_costs_no_time_is_nobodys_fault() -> None:
+    seconds = world()
+    seconds["data"] /= 100
+    seconds["data"][1, BEGIN:] *= 3.0
+    assert seen(seconds) == []
+
+
+def test_a_new_incarnation_starts_without_a_past() -> None:
+    seconds, detector = world(), WindowedDetector()
+    seconds["compute"][1, 40:80] *= 2.0
+    assert any(detector.observe(times(seconds, begin, begin + 5)) for begin in range(0, 80, 5))
+    assert detector.observe(times(seconds, 80, 85, generation=2, fresh=(1,))) == ()
+    assert all(detector.observe(times(seconds, begin, begin + 5, generation=2, fresh=(1,))) == () for begin in range(85, 120, 5))
+
+
+def test_one_that_stays_keeps_its_verdict_over_a_view_change() -> None:
+    seconds, detector = world(), WindowedDetector()
+    seconds["compute"][1, 40:] *= 2.0
+    for begin in range(0, 80, 5):
+        detector.observe(times(seconds, begin, begin + 5))
+    (verdict,) = detector.observe(times(seconds, 80, 85, generation=2, fresh=(3,)))
+    assert verdict.member == Member(1, 0) and verdict.kind == "compute"
+
+
+def test_warm_up_is_not_looked_at() -> None:
+    seconds = world()
+    for values in seconds.values():
+        values[2, :5] *= 50.0
+    assert seen(seconds) == []
+
+
+def test_what_was_not_measured_accuses_nobody() -> None:
+    seconds = world()
+    seconds["compute"][1, BEGIN:] = np.nan
+    seconds["network"][:] = np.nan
+    assert seen(seconds) == []
+
+
+def test_one_rank_alone_has_nobody_to_be_slower_than() -> None:
+    seconds = world(1)
+    seconds["compute"][0, BEGIN:] *= 3.0
+    assert seen(seconds) == []
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.sampled_from((1, 2, 3, 4, 6, 10, 30)))
+def test_portions_do_not_matter(portion: int) -> None:
+    seconds = world()
+    seconds["compute"][1, BEGIN:] *= 1.7
+    one, other = WindowedDetector(), WindowedDetector()
+    for begin in range(0, STEPS, portion):
+        verdicts = one.observe(times(seconds, begin, begin + portion))
+    assert verdicts == other.observe(times(seconds, 0, STEPS)) != ()
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.permutations(range(6)), st.floats(1e-4, 1e4))
+def test_neither_the_order_of_ranks_nor_the_unit_matters(order: list[int], unit: float) -> None:
+    seconds = world(6)
+    seconds["compute"][2, BEGIN:] *= 2.0
+    moved = {kind: unit * values[order] for kind, values in seconds.items()}
+    assert {order[verdict.member.slot] for _, verdict in seen(moved, portion=30)} == {2}
+
+
+class Broken:
+    """A detector with a bug."""
+
+    def observe(self, times: StepTimes) -> tuple[Verdict, ...]:
+        raise ZeroDivisionError("float division by zero")
+
+
+def test_a_detector_that_throws_accuses_nobody() -> None:
+    verdicts = Guarded(Broken()).observe(times(world(), 0, 5))
+    assert [verdict.status for verdict in verdicts] == ["unknown"] * 4 and "ZeroDivisionError" in verdicts[0].reason
+    assert Guarded(WindowedDetector()).observe(times(world(), 0, 5)) == ()
+
+
+def test_times_of_another_shape_are_refused() -> None:
+    good = times(world(), 0, 5)
+    with pytest.raises(ValueError, match="network_s has shape"):
+        replace(good, network_s=good.network_s[:2])
+    for wrong in ({"compute_slowdown": 1.0}, {"release_ratio": 1.0}, {"window": 0}, {"z": 0.0}):
+        with pytest.raises(ConfigError, match=f"detector.{next(iter(wrong))} = "):
+            Sensitivity(**wrong)  # type: ignore[arg-type]
+
+
+VALUES = arrays.arrays(float, st.integers(2, 12), elements=st.floats(-5, 5))
+
+
+@given(VALUES)
+def test_the_median_of_others_is_that(values: np.ndarray) -> None:
+    expected = [np.median(np.delete(values, row)) for row in range(len(values))]
+    assert np.allclose(scores.median_of_others(values), expected)
+
+
+@given(arrays.arrays(float, st.tuples(st.integers(1, 5), st.integers(1, 20)), elements=st.floats(-5, 5)), st.integers(1, 5))
+def test_locations_lie_within_their_row_and_missing_times_do_not_count(log_s: np.ndarray, missing: int) -> None:
+    medians, midmeans = scores.locations(log_s, least=1)
+    assert np.allclose(medians, np.median(log_s, axis=1))
+    assert (midmeans >= log_s.min(axis=1) - 1e-9).all() and (midmeans <= log_s.max(axis=1) + 1e-9).all()
+    padded = np.concatenate([np.full((len(log_s), missing), np.nan), log_s], axis=1)
+    assert np.allclose(scores.locations(padded, least=1), (medians, midmeans))
+    assert np.isnan(scores.locations(log_s, least=log_s.shape[1] + 1)).all()
+
+
+def test_scores_are_the_published_formulas() -> None:
+    assert scores.relative_score(np.log([2.0]), np.log([1.5]))[0] == pytest.approx(0.75)
+    assert scores.individual_score(np.log([1.0]), np.log([4.0]))[0] == pytest.approx(0.25)
+    assert scores.robust_z(np.array([1.0, 2.0, 3.0, 4.0, 100.0]))[-1] == pytest.approx(0.6745 * 97)
+    assert scores.noise(np.full((2, 3), np.nan), 0.1) == (math.inf, math.inf)
