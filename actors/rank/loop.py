@@ -74,7 +74,9 @@ class Run:
         return TrackedState(**objects)
 
     def steps(self, state: TrackedState, *, total: int, clip_norm: float | None = None) -> Iterator[Step]:
-        """Yield steps until ``total`` are committed; the same step again when a peer was lost in it.
+        """Yield steps until ``total`` are committed; the same step again, for the lost shards, when a peer was lost in it.
+
+        A rank that waits to be called rehearses: the first step it is given is not committed.
 
         Args:
             state: from :meth:`track`.
