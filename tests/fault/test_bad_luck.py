@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -84,17 +84,44 @@ def test_two_ranks_in_the_same_step(tmp_path: Path, fault_free: str) -> None:
     survived(*train_through(trains.plain, settings(tmp_path), tmp_path, misfortune), fault_free)
 
 
-def test_a_spare_is_promoted_in_the_same_view_change(tmp_path: Path, fault_free: str) -> None:
-    def misfortune(fleet: PlainFleet) -> None:
-        fleet.wait_for(
-            lambda: sum(rank.phase == "standby" for rank in fleet.coordinator.machine.roster.by_slot.values()) == 1 and fleet.step >= 4
-        )
-        fleet.kill(next(member.slot for member, _, seated in fleet.census() if seated))  # whoever came up last is the spare
+def strike_beside_a_spare(fleet: PlainFleet) -> None:
+    roster = fleet.coordinator.machine.roster
+    fleet.wait_for(lambda: sum(rank.phase == "standby" for rank in roster.by_slot.values()) == 1 and fleet.step >= 4)
+    fleet.kill(next(member.slot for member, _, seated in fleet.census() if seated))  # whoever came up last is the spare
 
-    outcome, records, digest = train_through(trains.plain, settings(tmp_path, spares=1, options={"pause_s": "0.2"}), tmp_path, misfortune)
+
+def test_a_spare_is_promoted_in_the_same_view_change(tmp_path: Path, fault_free: str) -> None:
+    chosen = settings(tmp_path, spares=1, options={"pause_s": "0.2"})
+    outcome, records, digest = train_through(trains.plain, chosen, tmp_path, strike_beside_a_spare)
     survived(outcome, records, digest, fault_free)
     second = of(ViewPublished, records)[1]
     assert len(second.view.members) == 3
+
+
+def test_a_spare_has_rehearsed_and_nothing_of_it_shows(tmp_path: Path, fault_free: str) -> None:
+    chosen = settings(tmp_path, spares=1, options={"pause_s": "0.2"})
+    outcome, records, digest = train_through(trains.with_tail, chosen, tmp_path, strike_beside_a_spare)
+    survived(outcome, records, digest, fault_free)
+    first, second = (set(record.view.members) for record in of(ViewPublished, records)[:2])
+    [spare] = second - first
+    pid = next(record.process.pid for record in of(ProcessUp, records) if record.member == spare)
+    assert (tmp_path / "flags" / f"tail-{spare.slot}-{pid}").read_text().splitlines()[0] == "0 False"
+
+
+def test_what_survivors_have_computed_is_not_computed_again(tmp_path: Path, fault_free: str) -> None:
+    """8 shards on 3 ranks: the one that dies takes 3 at most, and these alone are computed twice."""
+
+    def misfortune(fleet: PlainFleet) -> None:
+        after(8)(fleet)
+        fleet.kill(1)
+
+    survived(*train_through(trains.with_shards_noted, settings(tmp_path), tmp_path, misfortune), fault_free)
+    lines = [line for path in (tmp_path / "flags").glob("shards-*") for line in path.read_text().splitlines()]
+    computed = Counter(line for line in lines if not line.startswith("0 "))  # a rehearsal computes a shard of step 0
+    again = [line for line, times in computed.items() if times > 1]
+    assert len(computed) == (STEPS - 1) * 8
+    assert len(again) <= 3, again
+    assert len({line.split()[0] for line in again}) <= 1
 
 
 def test_death_inside_the_optimizer_step(tmp_path: Path, fault_free: str) -> None:

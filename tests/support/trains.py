@@ -143,6 +143,16 @@ def with_tail(run: Any) -> None:
     _loop(run, tail=tail)
 
 
+def with_shards_noted(run: Any) -> None:
+    """Each rank notes every shard that it computes."""
+
+    def note(run: Any, step: Any) -> None:
+        with open(Path(run.options["flags"]) / f"shards-{run.slot}-{os.getpid()}", "a") as file:
+            file.write(f"{step.number} {step.shard}\n")
+
+    _loop(run, in_shard=note)
+
+
 def with_loader(run: Any) -> None:
     """The rank has DataLoader workers: forked children that hold its sockets open after it was killed."""
     loader = torch.utils.data.DataLoader(Numbers(), batch_size=4, num_workers=2, persistent_workers=True)
