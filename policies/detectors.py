@@ -121,7 +121,7 @@ class Sensitivity:
     data_slowdown: float = 1.25
     best_slowdown: float = 1.25
     z: float = 2.5
-    peak: float = 1.0
+    peak: float = 1.35
     impact: float = 0.015
     noise_floor: float = 0.008
     wait_share: float = 0.05
