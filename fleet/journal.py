@@ -172,7 +172,7 @@ class JournalWriter:
         next(read_journal(self.path, on_torn=lambda message: None), None)
         size = self._file.seek(0, os.SEEK_END)
         if size == 0:
-            _sync_directory(self.path.parent)
+            sync_directory(self.path.parent)
         keep = _end_of_last_line(self._file, size)
         if keep < size:
             logger.warning("%s: cut off %d bytes of an incomplete last line", self.path, size - keep)
@@ -211,7 +211,7 @@ class JournalWriter:
             self._file.close()
 
 
-def _sync_directory(path: Path) -> None:
+def sync_directory(path: Path) -> None:
     """Make the names in a directory durable: a file's own fsync does not promise that its name survives."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:

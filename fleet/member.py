@@ -258,6 +258,22 @@ class MemberProtocol:
         if self._cancelled and not entered:
             self._drop_proposal()
 
+    def begins(self, view: View) -> bool:
+        """A new history begins with the donor of ``view``: it starts from a checkpoint, or from the state that it was built with."""
+        return view.checkpoint is not None or self.state is None or self.state.lineage != view.state.lineage
+
+    def gives(self, view: View) -> bool:
+        """This rank is the donor of ``view``, and some of its members need the state."""
+        return view.rank_of(self.member) == view.donor and bool(view.receivers)
+
+    def settles_aside(self, view: View, *, steady: bool) -> bool:
+        """Whether the seat can be taken while the loop computes: its state does not change, or change under a transfer.
+
+        ``steady``: what is tracked stays as it is while shards are computed.
+        """
+        receives = view.rank_of(self.member) in view.receivers
+        return not receives and not self.begins(view) and (steady or not self.gives(view))
+
     def enter(self, view: View) -> None:
         """Take the seat in an agreed proposal; ``formed`` follows when the newcomers hold the state."""
         self._sit(view)

@@ -16,6 +16,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from fleet.errors import FleetError
+from fleet.journal import sync_directory
 from storage.blocks import BLOCK_BYTES, BlockStream, Reader, Segments, Sink
 from storage.points import reach
 from storage.urls import redact
@@ -117,14 +118,14 @@ class LocalFiles:
         except Exception:
             beside.unlink(missing_ok=True)
             raise
-        _sync(path.parent)
+        sync_directory(path.parent)
         reach("save: placed")
 
     def _make(self, directory: Path) -> None:
         missing = [d for d in (directory, *directory.parents) if not d.exists()]
         directory.mkdir(parents=True, exist_ok=True)
         for made in missing:
-            _sync(made.parent)
+            sync_directory(made.parent)
 
     @contextmanager
     def reading(self, name: str) -> Iterator[Reader]:
@@ -155,7 +156,7 @@ class LocalFiles:
         else:
             path.unlink(missing_ok=True)
         if path.parent.is_dir():
-            _sync(path.parent)
+            sync_directory(path.parent)
 
     def unfinished(self) -> list[tuple[str, str]]:
         return [(path.parent.name, f"{path.parent.name}/{path.name}") for path in self._root.glob(f"*/{TEMPORARY}*")]
@@ -205,14 +206,6 @@ def skip(views: list[memoryview], count: int) -> list[memoryview]:
     if count:
         left[0] = left[0][count:]
     return left
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 # ---- an object store of fsspec's ---------------------------------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ class Engine:
         self._shares = self._whole = Shares((), ())
         self._brought: list[list[int]] = []
         self._rank = 0
-        self._told: tuple[Work, torch.Tensor] | None = None
+        self._told: tuple[Work, torch.Tensor] | None = None  # memory of what is on its way to the peers
         self._state: StateId | None = None
         self.losses: dict[int, float] = {}
 

@@ -86,9 +86,9 @@ class Run:
         if total < 1:
             raise FleetError(f"total = {total}: a run has at least one step")
         self._engine = Engine(state, self._settings, self._recorder, clip_norm)
+        self._seat.serve(state, self._engine)
         self._client.protocol.ready()
         self._client.say()
-        self._seat.serve(state, self._engine)
         yield from self._rehearse()
         while self._sit_down():
             while self._here().step < total and not self._seat.over:

@@ -178,11 +178,9 @@ class Seat:
         """A view to join now, if there is one."""
         if (view := self._protocol.next_view()) is not None:
             self._recorder.switch(REFORM)
-            return Sitting(view, self._form(view), False)
-        if (view := self._protocol.proposal()) is not None:  # the newcomer stands by, beside the running steps, until the members come
+        elif (view := self._protocol.proposal()) is not None:  # the newcomer stands by, beside the running steps, until the members come
             self._protocol.enter(view)
-            return Sitting(view, self._form(view), False)
-        return None
+        return None if view is None else Sitting(view, self._form(view), False)
 
     def _join(self, sitting: Sitting) -> None:
         """The loop takes the seat, unless the listening thread has all but done so."""
@@ -203,12 +201,13 @@ class Seat:
         self._fresh = False
 
     def _form(self, view: View) -> Forming:
+        assert self._engine is not None, "called into a view before serve()"
         return Forming(
             store=view.store,
             generation=view.generation,
             rank=view.rank_of(self._protocol.member),
             size=len(view.members),
-            device=self._engine.device if self._engine is not None else torch.device("cpu"),
+            device=self._engine.device,
             timeout_s=self._timeouts.progress_s,
             operation_s=self._timeouts.collective_s,
             host=self._host,
@@ -223,23 +222,35 @@ class Seat:
         """The donor gives its state to the receivers; everyone else goes on. Returns the state that all hold now."""
         mine = self._protocol.state
         me, donor = view.rank_of(self._protocol.member), view.donor
-        if me == donor and self._begins(view):
+        if me == donor and self._protocol.begins(view):
             mine = self._begin(view)
         if me in view.receivers:
             self._recorder.switch(RESTORE)
             return self._receive(group, donor)
-        if me == donor and view.receivers and self._engine is not None:
-            self._giving = Giving(lambda: self._give(view, group, mine or view.state))
-            if not self._engine.steady:
+        mine = mine or view.state
+        if self._protocol.gives(view):
+            self._give(view, group, mine)
+            if not self._steady:
                 self._recorder.switch(RESTORE)
-                self._giving.join()
-        return mine or view.state
+                self.hold_still()
+        return mine
+
+    @property
+    def _steady(self) -> bool:
+        assert self._engine is not None
+        return self._engine.steady
 
     def _give(self, view: View, group: Group, mine: StateId) -> None:
-        assert self._state is not None
-        for receiver in view.receivers:
-            group.send(_numbers(mine), receiver)
-            send_state(group, receiver, self._state)
+        """Begin to give the state to those who need it; ``hold_still`` waits until they have it."""
+        state = self._state
+        assert state is not None
+
+        def give() -> None:
+            for receiver in view.receivers:
+                group.send(_numbers(mine), receiver)
+                send_state(group, receiver, state)
+
+        self._giving = Giving(give)
 
     def _receive(self, group: Group, donor: int) -> StateId:
         assert self._state is not None and self._engine is not None
@@ -248,11 +259,6 @@ class Seat:
         group.recv(numbers, donor)
         receive_state(group, donor, self._state, self._protocol.receiving)
         return StateId(*numbers.tolist())
-
-    def _begins(self, view: View) -> bool:
-        """A new history begins with the donor of ``view``."""
-        mine = self._protocol.state
-        return view.checkpoint is not None or mine is None or mine.lineage != view.state.lineage
 
     def _begin(self, view: View) -> StateId:
         """No rank held a clean state: the donor starts from the checkpoint, or from the state that the train function built."""
@@ -283,20 +289,16 @@ class Seat:
 
     def _sit_beside(self, view: View) -> None:
         """The loop is needed in person only where its state has to change, or to hold still."""
-        assert self._engine is not None
-        me = view.rank_of(self._protocol.member)
-        gives = me == view.donor and bool(view.receivers)
-        beside = me not in view.receivers and not self._begins(view) and (self._engine.steady or not gives)
-        sitting = self._sitting = Sitting(view, self._form(view), beside)
-        if beside:
-            threading.Thread(target=self._settle_beside, args=(sitting, gives), name=f"fleet-settle-{view.generation}").start()
+        sitting = self._sitting = Sitting(view, self._form(view), self._protocol.settles_aside(view, steady=self._steady))
+        if sitting.beside:
+            threading.Thread(target=self._settle_beside, args=(sitting,), name=f"fleet-settle-{view.generation}").start()
 
-    def _settle_beside(self, sitting: Sitting, gives: bool) -> None:
+    def _settle_beside(self, sitting: Sitting) -> None:
         try:
             group, mine = sitting.forming.wait(), self._protocol.state
             assert mine is not None
-            if gives:
-                self._giving = Giving(lambda: self._give(sitting.view, group, mine))
+            if self._protocol.gives(sitting.view):
+                self._give(sitting.view, group, mine)
             with self._client.lock:
                 self._check(sitting)
                 self._protocol.formed(mine)

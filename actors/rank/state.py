@@ -99,10 +99,6 @@ class TrackedState:
         for name, tracked in self.objects.items():
             tracked.load_state_dict(parts[name])
 
-    def partition(self, count: int) -> list[list[int]]:
-        """Indices of the tensors of :meth:`flatten`, in ``count`` parts of about equal bytes; the same on every rank."""
-        return partition(self.flatten()[1], count)
-
     def digest(self) -> str:
         """SHA-256 in hex over all of the state and the state of the random generators; equal on ranks that are equal bit for bit."""
         return hashlib.sha256(repr(sorted(self.digest_parts().items())).encode()).hexdigest()

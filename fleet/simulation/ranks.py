@@ -150,6 +150,10 @@ class SimRank:
             self.beside.leave(self.member)
             self.beside = None
         self.flush()
+        self._wake()
+
+    def _wake(self) -> None:
+        """Whoever waits for news looks again."""
         news, self._news = self._news, []
         for future in news:
             future.resolve()
@@ -259,10 +263,7 @@ class SimRank:
             self._leave_seat()
         if not self.protocol.aside or self.protocol.view is not None or (view := self.protocol.next_view()) is None:
             return
-        me = view.rank_of(self.member)
-        state = self.protocol.state
-        begins = view.checkpoint is not None or state is None or state.lineage != view.state.lineage
-        sitting = self._sit(view, beside=me not in view.receivers and not begins)
+        sitting = self._sit(view, beside=self.protocol.settles_aside(view, steady=True))
         if sitting.beside:
             Coroutine(self.world.clock, self._settle_beside(sitting), self.gate)
 
@@ -270,7 +271,7 @@ class SimRank:
         view, state = sitting.view, self.protocol.state
         try:
             yield sitting.group.arrive(self.member, self.world.settings.timeouts.form_s)
-            if view.rank_of(self.member) == view.donor and view.receivers:
+            if self.protocol.gives(view):
                 yield from self._donate(sitting.group, graceful=False)
             if self.sitting is not sitting or self.protocol.view is not view or self.protocol.interrupted:
                 raise Broken("told to leave")
@@ -286,9 +287,7 @@ class SimRank:
             return
         sitting.done = True
         self.flush()
-        news, self._news = self._news, []
-        for future in news:
-            future.resolve()
+        self._wake()
 
     def _claim(self) -> bool:
         """The loop is here in person; False when it has no seat."""

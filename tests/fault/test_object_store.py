@@ -7,13 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from fleet.journal import read_journal
 from fleet.records import CheckpointRecord, LineageBegun, ProcessLost, ProcessUp, Record, RunEnded
 from tests.support.seaweed import SeaweedServer
+from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 CALL = "import sys; from fleet.cli import main; sys.argv[0] = 'fleet'; main()"
@@ -24,14 +23,6 @@ LIMIT_S = 240.0
 def run_so_far(folder: Path) -> list[Record]:
     journals = [path for path in (folder / "runs").glob("*/journal.jsonl") if "twin" not in path.parent.name]
     return list(read_journal(journals[0])) if journals else []
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline_s = time.monotonic() + LIMIT_S
-    while not condition():
-        if time.monotonic() > deadline_s:
-            raise TimeoutError(f"not within {LIMIT_S} s")
-        time.sleep(0.05)
 
 
 def durable(records: list[Record]) -> list[CheckpointRecord]:
@@ -52,7 +43,7 @@ def test_the_example_resumes_from_s3_after_all_ranks_are_lost(s3: SeaweedServer,
     command += ["--store", s3.url("example"), "--json", str(report)]
     environment = os.environ | s3.environment | {"PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    wait_for(lambda: process.poll() is not None or durable(run_so_far(tmp_path)))
+    until(lambda: process.poll() is not None or bool(durable(run_so_far(tmp_path))), "a checkpoint is durable", LIMIT_S)
     kill_all_ranks(run_so_far(tmp_path))
     said, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, said

@@ -29,6 +29,7 @@ from fleet.report import build_report
 from fleet.types import Fault
 from tests.fault.test_bad_luck import FAST, settings, train_through
 from tests.support import trains
+from tests.support.waiting import until
 
 STEPS = "60"
 ROOT = Path(__file__).resolve().parents[2]
@@ -103,12 +104,12 @@ def controllers(cluster: LocalCluster) -> set[int]:
 
 def wait_for_checkpoint(folder: Path, limit_s: float = 60.0) -> None:
     """Until a durable checkpoint is in the journal, and a commit: the first checkpoint may come before the first commit is noted."""
-    deadline_s, journal = time.monotonic() + limit_s, folder / "journal.jsonl"
-    while time.monotonic() < deadline_s:
-        if journal.exists() and b'"durable"' in journal.read_bytes() and any(isinstance(r, Committed) for r in records(folder)):
-            return
-        time.sleep(0.05)
-    raise TimeoutError(f"no checkpoint within {limit_s} s")
+    journal = folder / "journal.jsonl"
+
+    def there() -> bool:
+        return journal.exists() and b'"durable"' in journal.read_bytes() and any(isinstance(r, Committed) for r in records(folder))
+
+    until(there, "a durable checkpoint and a commit are in the journal", limit_s)
 
 
 SCRIPT = """

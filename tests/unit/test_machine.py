@@ -230,13 +230,19 @@ def test_a_state_from_before_the_committed_step_is_no_source() -> None:
     assert view.state.lineage == 1
 
 
-def test_a_replacement_is_proposed_and_entered_beside_running_steps() -> None:
+def with_a_replacement_ready() -> Bench:
+    """Slot 1 was lost at step 3, the others train on, and its next process has built its model."""
     bench = Bench().start(STEP_3)
     bench.tell(Lost(member(1), "killed", 0.0))
     bench.park([0, 2, 3], STEP_3)
     bench.form([member(0), member(2), member(3)], STEP_3)
     bench.join(1, "new")
     bench.tell(Ready(member(1, 1)))
+    return bench
+
+
+def test_a_replacement_is_proposed_and_entered_beside_running_steps() -> None:
+    bench = with_a_replacement_ready()
     view = only(Propose, bench.after(0.1)).view
     assert view.members == (member(0), member(1, 1), member(2), member(3))
     assert (view.donor, view.receivers) == (0, (1,))
@@ -248,24 +254,14 @@ def test_a_replacement_is_proposed_and_entered_beside_running_steps() -> None:
 
 
 def test_a_proposal_whose_newcomer_is_lost_is_cancelled_and_training_goes_on() -> None:
-    bench = Bench().start(STEP_3)
-    bench.tell(Lost(member(1), "killed", 0.0))
-    bench.park([0, 2, 3], STEP_3)
-    bench.form([member(0), member(2), member(3)], STEP_3)
-    bench.join(1, "new")
-    bench.tell(Ready(member(1, 1)))
+    bench = with_a_replacement_ready()
     bench.after(0.1)
     assert only(Cancel, bench.tell(Lost(member(1, 1), "killed", 0.0))).generation == 3
     assert bench.machine.phase == "run"
 
 
 def test_a_cancelled_proposal_that_was_entered_all_the_same_is_parked() -> None:
-    bench = Bench().start(STEP_3)
-    bench.tell(Lost(member(1), "killed", 0.0))
-    bench.park([0, 2, 3], STEP_3)
-    bench.form([member(0), member(2), member(3)], STEP_3)
-    bench.join(1, "new")
-    bench.tell(Ready(member(1, 1)))
+    bench = with_a_replacement_ready()
     bench.after(0.1)
     bench.tell(Parked(member(1, 1), 3, None, False, "too late"))
     park = only(Park, bench.tell(Formed(member(0), 3, STEP_4)))

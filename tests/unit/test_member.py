@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from fleet.events import Finished, Formed, Joined, Parked, Ready
@@ -113,6 +115,18 @@ def test_a_rank_called_out_before_it_stepped_aside_is_answered_for_then(seated: 
     assert seated.outbox == []
     seated.step_aside()
     assert seated.outbox == [Parked(ME, 5, HERE, False, "told to leave")]
+
+
+def test_the_loop_is_needed_where_its_state_changes_or_has_to_hold_still(seated: MemberProtocol) -> None:
+    plain = dataclasses.replace(view(6, ME, PEER), donor=1, receivers=())
+    assert seated.settles_aside(plain, steady=False)
+    giving = dataclasses.replace(plain, donor=0, receivers=(1,))
+    assert seated.gives(giving)
+    assert seated.settles_aside(giving, steady=True)
+    assert not seated.settles_aside(giving, steady=False)
+    assert not seated.settles_aside(dataclasses.replace(plain, receivers=(0,)), steady=True)
+    assert not seated.settles_aside(dataclasses.replace(plain, checkpoint="c1"), steady=True)
+    assert not seated.settles_aside(dataclasses.replace(plain, state=StateId(HERE.lineage + 1, HERE.step)), steady=True)
 
 
 def test_park_of_an_idle_rank_is_answered_at_once(rank: MemberProtocol) -> None:
