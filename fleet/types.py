@@ -115,6 +115,16 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
+class Copy:
+    """What one node's memory holds of a checkpoint: the numbers of its parts. ``count`` of them make it up; 0 while it is not committed."""
+
+    checkpoint: str
+    state: StateId
+    parts: tuple[int, ...]
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class Fault:
     """One planned misfortune.
 

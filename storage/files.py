@@ -73,7 +73,7 @@ class Files(Protocol):
 
 
 def open_files(url: str, **options: Any) -> Files:
-    """The files under ``url``: a path or ``file://``, ``s3://``, ``memory://`` or what else fsspec knows.
+    """The files under ``url``: a path or ``file://``, ``s3://``, ``peers://``, ``memory://`` or what else fsspec knows.
 
     ``options`` of ``s3://`` are those of :class:`storage.s3.S3Files`; others go to fsspec.
     """
@@ -81,6 +81,10 @@ def open_files(url: str, **options: Any) -> Files:
         from storage.s3 import S3Files
 
         return S3Files(url, **options)
+    if url.startswith("peers://"):
+        from storage.peer_files import PeerFiles
+
+        return PeerFiles(url)
     with _as_os_error(url):
         system, path = fsspec.core.url_to_fs(url, **options)
     return LocalFiles(Path(path)) if isinstance(system, LocalFileSystem) else ObjectFiles(system, path, url)

@@ -1,8 +1,9 @@
-"""One suite for every place where checkpoints may lie: a directory, memory, and a real object store."""
+"""One suite for every place where checkpoints may lie: a directory, memory, a real object store, and the memories of two nodes."""
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import itertools
 import pickle
 import subprocess
@@ -24,12 +25,14 @@ from storage.checkpoint import CheckpointStore, checkpoint_files, write_part
 from storage.files import put
 from storage.layout import Piece
 from storage.manifest import CheckpointDamaged, checkpoint_id
+from storage.peer_files import peers_url
+from storage.peers import PeerMemory
 from tests.support.seaweed import SeaweedServer
 
 META = base64.b85encode(pickle.dumps({"cursor": {"epoch": 3}})).decode()
 """A skeleton with a value, so that there is a file for it."""
 
-PLACES = ["file", "path", "memory", "s3"]
+PLACES = ["file", "path", "memory", "s3", "peers"]
 
 
 @pytest.fixture(params=PLACES)
@@ -40,6 +43,9 @@ def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
         for variable, value in server.environment.items():
             monkeypatch.setenv(variable, value)
         yield server.url(name)
+    elif request.param == "peers":
+        with contextlib.closing(PeerMemory("127.0.0.1", steps=None)) as one, contextlib.closing(PeerMemory("127.0.0.1", steps=None)) as two:
+            yield peers_url([one.address, two.address])
     else:
         yield {"file": f"file://{tmp_path}/{name}", "path": f"{tmp_path}/{name}/", "memory": f"memory://{name}"}[request.param]
     if request.param == "memory":

@@ -1,0 +1,124 @@
+"""What the memory tier promises beyond the suite for all stores: bounded, fenced, whole or not at all, and one of two copies is enough."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from actors.rank.copies import Copies
+from fleet.instructions import CommitCheckpoint
+from fleet.types import Copy, StateId
+from storage.checkpoint import CheckpointStore, write_part
+from storage.files import StoreError
+from storage.manifest import CheckpointDamaged, checkpoint_id
+from storage.parts import StepCopies
+from storage.peer_files import peers_url
+from storage.peers import PeerMemory, Refused, send
+from tests.support.waiting import until
+
+
+@pytest.fixture
+def memories() -> Iterator[list[PeerMemory]]:
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(contextlib.closing(PeerMemory("127.0.0.1"))) for _ in range(2)]
+
+
+def put_parts(memories: list[PeerMemory], state: StateId, generation: int = 1, size: int = 100) -> CommitCheckpoint:
+    """Each of two parts goes to the other memory."""
+    name = checkpoint_id(state, generation)
+    parts = [write_part(peers_url([m.address]), name, i, 2, [(i, torch.full((size,), state.step))]) for i, m in enumerate(memories)]
+    return CommitCheckpoint(name, state, tuple(parts), "", 0.0, 0.0)
+
+
+def store_of(memories: list[PeerMemory]) -> CheckpointStore:
+    return CheckpointStore(peers_url([memory.address for memory in memories]))
+
+
+def test_a_node_says_what_it_holds_and_of_how_many(memories: list[PeerMemory]) -> None:
+    order = put_parts(memories, StateId(0, 7))
+    assert memories[1].held() == (Copy(order.checkpoint, StateId(0, 7), (1,), 0),), "not committed yet"
+    store_of(memories).commit(order)
+    assert [memory.held()[0].count for memory in memories] == [2, 2], "any one of them knows how many parts there must be"
+
+
+def test_at_most_two_steps_are_kept_and_the_committed_one_is_among_them(memories: list[PeerMemory]) -> None:
+    store = store_of(memories)
+    store.commit(put_parts(memories, StateId(0, 1)))
+    for step in (2, 3, 4):
+        put_parts(memories, StateId(0, step))  # none of them is ever committed
+        assert [StateId(0, 1), StateId(0, step)] == [copy.state for copy in memories[0].held()]
+    store.commit(put_parts(memories, StateId(0, 5)))
+    put_parts(memories, StateId(0, 6))
+    assert [copy.state.step for copy in memories[0].held()] == [5, 6]
+    assert store.load(checkpoint_id(StateId(0, 5), 1))[1][0].tolist() == [5] * 100
+
+
+@pytest.mark.parametrize("late", [(StateId(0, 9), 5), (StateId(1, 9), 3)], ids=["older lineage", "older generation"])
+def test_an_overtaken_writer_is_refused_and_pushes_nothing_out(memories: list[PeerMemory], late: tuple[StateId, int]) -> None:
+    store_of(memories).commit(put_parts(memories, StateId(1, 4), generation=4))
+    before = memories[0].held()
+    with pytest.raises(Refused, match="stale"):
+        put_parts(memories, *late)
+    assert memories[0].held() == before
+
+
+def test_what_is_beyond_the_capacity_is_refused_and_counted_no_longer() -> None:
+    with contextlib.closing(PeerMemory("127.0.0.1", capacity_bytes=50_000)) as memory:
+        with pytest.raises(Refused, match="full"):
+            put_parts([memory, memory], StateId(0, 1), size=20_000)
+        assert memory.bytes_held < 50_000
+        with pytest.raises(Refused, match="full"):
+            write_part(peers_url([memory.address]), "c", 0, 1, [(0, torch.zeros(20_000))])
+
+
+def test_a_writer_that_dies_leaves_nothing(memories: list[PeerMemory]) -> None:
+    host, port = memories[0].address.split(":")
+    with socket.create_connection((host, int(port))) as stream:
+        send(stream, {"op": "write", "name": f"checkpoints/{checkpoint_id(StateId(0, 1), 1)}/__0_0.distcp"})
+        send(stream, {"op": "block", "number": 0, "bytes": 1000, "digest": "00"}, [memoryview(bytes(10))])
+        until(lambda: memories[0].bytes_held == 1000, "the block has begun")
+    until(lambda: memories[0].bytes_held == 0, "what was sent is gone")
+    assert memories[0].held() == ()
+
+
+def test_a_byte_that_flips_in_a_memory_is_found_and_the_other_copy_is_used(memories: list[PeerMemory]) -> None:
+    copies = Copies(StepCopies(), "moments")
+    addresses = [memory.address for memory in memories]
+    sent = torch.randn(5_000_000)
+    copies.put(StateId(0, 3), 1, 2, [sent, torch.arange(4)], addresses).result(30)
+    memories[0]._files[f"moments/{checkpoint_id(StateId(0, 3), 1)}/2"].blocks[1][77] ^= 1
+    with pytest.raises(Refused, match="damaged: block 1"):
+        copies.get(StateId(0, 3), 2, addresses[:1])
+    got = copies.get(StateId(0, 3), 2, addresses)
+    assert torch.equal(got[: sent.nbytes].view(torch.float32), sent) and got[sent.nbytes :].view(torch.int64).tolist() == [0, 1, 2, 3]
+    copies.close()
+
+
+def test_a_flipped_byte_of_a_checkpoint_is_named(memories: list[PeerMemory]) -> None:
+    order = put_parts(memories, StateId(0, 7))
+    store_of(memories).commit(order)
+    memories[1]._files[f"checkpoints/{order.checkpoint}/__1_0.distcp"].blocks[0][500] ^= 1
+    with pytest.raises(CheckpointDamaged, match="__1_0.distcp does not match"):
+        store_of(memories).load(order.checkpoint)
+
+
+def test_copies_of_steps_go_as_their_successors_come(memories: list[PeerMemory]) -> None:
+    port, at = StepCopies(), [memories[0].address]
+    for step in range(4):
+        port.put("moments", StateId(0, step), 1, 0, [memoryview(bytes([step]))], at)
+    assert bytes(port.get("moments", StateId(0, 2), 0, at)[0]) == b"\x02"
+    with pytest.raises(FileNotFoundError):
+        port.get("moments", StateId(0, 1), 0, at)
+
+
+def test_a_memory_that_is_gone_fails_the_write_and_is_passed_over_by_the_read(memories: list[PeerMemory]) -> None:
+    port, at = StepCopies(), [memory.address for memory in memories]
+    port.put("moments", StateId(0, 1), 1, 0, [memoryview(b"abc")], at)
+    memories[0].close()
+    with pytest.raises(StoreError, match="unreachable"):
+        port.put("moments", StateId(0, 2), 1, 0, [memoryview(b"abc")], at)
+    assert bytes(port.get("moments", StateId(0, 1), 0, at)[0]) == b"abc"
