@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from fleet import cli_checkpoint, cli_plan
+from fleet import cli_checkpoint, cli_plan, cli_simulate
 from fleet.config import CheckpointSettings, RunSettings
 from fleet.errors import ConfigError, FleetError
 
@@ -29,6 +29,7 @@ HELP = "Train through failure, inject failure on purpose, account for every rank
 app = typer.Typer(name="fleet", help=HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 console = Console(stderr=True)
 cli_plan.register(app)
+cli_simulate.register(app)
 cli_checkpoint.register(app)
 
 

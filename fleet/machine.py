@@ -420,6 +420,8 @@ class FleetMachine:
         chosen = source(ranks, self.committed, self.checkpoints.newest_id) if decision.action == "form" else None
         if decision.action != "form":
             self._decide("recovery", decision.action, decision.reason, decision.fields, now_s)
+            for rank in ranks:  # "restart" names those who have to go; "wait" nobody
+                self._evict(rank, decision.reason, now_s)
         elif chosen is None:
             self._refresh(ranks[0], now_s)
         else:

@@ -69,7 +69,7 @@ class RecoveryPolicy(Protocol):
     """Who is in the next view, and when a run that keeps failing ends. Pure; see ``policies.recovery``."""
 
     def form(self, situation: Situation, now_s: float) -> Formation:
-        """After a loss, or at the start: who trains on. Action ``form`` or ``wait``."""
+        """After a loss, or at the start: who trains on. Action ``form``, ``wait``, or ``restart``: the members are to be ended."""
         ...
 
     def grow(self, situation: Situation, now_s: float) -> Formation:

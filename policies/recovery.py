@@ -71,6 +71,18 @@ class ReformPromoteRegrow:
         return [*out, ("a rank", len(recent), budgets.total)]
 
 
+class RestartAll(ReformPromoteRegrow):
+    """After any loss all ranks start again from the newest durable checkpoint: what most training systems do, to compare with."""
+
+    def form(self, situation: Situation, now_s: float) -> Formation:
+        """Action ``restart`` names those who are left and have to go; later as the base class, which waits for the full world."""
+        left = tuple(candidate.member for candidate in situation.candidates if candidate.seated)
+        if left:
+            fields = {"survivors": float(len(left)), "world": float(situation.world)}
+            return Formation(Decision("restart", f"a rank was lost: the {len(left)} that are left start again with it", fields), left)
+        return super().form(situation, now_s)
+
+
 def _holds_state(candidate: Candidate) -> bool:
     return candidate.state is not None and not candidate.dirty
 

@@ -92,7 +92,7 @@ def _tier(plan: PlanInput, step: Step, name: str, mean_s: float) -> Tier:
         restore_s = write_s(_rank_bytes(plan, step), plan.net.bytes_per_s)
         down = {"detect": plan.detect_s, "reform": plan.reform_s, "restore": restore_s}
         return _measured(name, mean_s, step.step_s, 0.0, 0.0, "", down, 0.0)
-    blocked_s, durable_s, load_s = _copy_times(plan, step, name)
+    blocked_s, durable_s, load_s = copy_times(plan, step, name)
     work_s, limit = exact_work_s(blocked_s, mean_s), ""
     if work_s < durable_s:
         work_s, limit = durable_s, f"not below the {durable_s:.0f} s until a copy is durable"
@@ -102,7 +102,7 @@ def _tier(plan: PlanInput, step: Step, name: str, mean_s: float) -> Tier:
     return _measured(name, mean_s, work_s, blocked_s, durable_s, limit, down, plan.restart_s + load_s)
 
 
-def _copy_times(plan: PlanInput, step: Step, name: str) -> tuple[float, float, float]:
+def copy_times(plan: PlanInput, step: Step, name: str) -> tuple[float, float, float]:
     """(what a copy blocks, until it is durable, to read it again). The copy to the host blocks; the write goes on behind the steps."""
     whole = STATE_BYTES * plan.what.parameters
     snapshot_s = write_s(_rank_bytes(plan, step), plan.snapshot_bytes_per_s)

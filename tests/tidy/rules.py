@@ -17,7 +17,9 @@ EDGE = (
     "fleet.cli",
     "fleet.cli_checkpoint",
     "fleet.cli_plan",
+    "fleet.cli_simulate",
     "fleet.recipes",
+    "fleet.scenarios",
     "fleet.plans",
     "fleet.driver",
     "fleet.launch",
@@ -41,6 +43,7 @@ class Zone:
 ZONES = (
     Zone("fleet/cli", SHIPPED, ANY, ("torch",)),
     Zone("fleet/recipes", SHIPPED, ANY, ("torch",)),
+    Zone("fleet/scenarios.py", SHIPPED, ANY, ("torch", "ray")),
     Zone("fleet/plans.py", SHIPPED, ANY, ("torch", "ray")),
     Zone("fleet/__main__.py", SHIPPED, ANY, ("torch",)),
     Zone("fleet/report", ("fleet", "fleet.report", "dashboards"), ANY, ("torch", "ray", *EDGE)),

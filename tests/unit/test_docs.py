@@ -90,6 +90,7 @@ PARTS = {
         "report": lambda: options_of("report"),
         "plan": lambda: options_of("plan"),
         "plan fields": plan_fields,
+        "simulate": lambda: options_of("simulate"),
         "checkpoint list": lambda: options_of("checkpoint list"),
         "checkpoint verify": lambda: options_of("checkpoint verify"),
         "checkpoint export": lambda: options_of("checkpoint export"),

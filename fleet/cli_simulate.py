@@ -1,0 +1,211 @@
+"""``fleet simulate`` and ``fleet compare``: what a fleet would lose, and which policy loses less. Heavy imports wait until then."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fleet.scenarios import Prepared, Scenario
+    from fleet.simulation.fleet_model import Outcome, Partial
+
+SLOW_S = 5.0
+VECTORISED_FROM = 50
+"""Runs from which on they are made side by side, if the scenario allows it."""
+
+Gpus = Annotated[int, typer.Option(help="GPUs that train.")]
+Days = Annotated[float, typer.Option(help="Length of the run.")]
+Model = Annotated[str, typer.Option(help="Model, for the size of its state and the length of a step.")]
+SetPlan = Annotated[list[str] | None, typer.Option("--set", help="field=value, any field of fleet plan; repeatable.")]
+Mttf = Annotated[float, typer.Option(help="Mean GPU-hours between faults, of all causes; 0: the fault catalogue's.")]
+Interval = Annotated[str, typer.Option(help="Checkpoint policy: exact, daly, young, or seconds.")]
+Trace = Annotated[Path | None, typer.Option(help="Faults from this CSV file: time, node, component, duration, in seconds.")]
+Json = Annotated[str, typer.Option("--json", help="Write the answer as JSON to this file; - for stdout.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to ``app``."""
+    app.command()(simulate)
+
+
+def simulate(
+    gpus: Gpus = 16_384,
+    days: Days = 54.0,
+    model: Model = "llama3-70b",
+    recovery: Annotated[str, typer.Option(help="in-place, or restart of all ranks.")] = "in-place",
+    interval: Interval = "exact",
+    mttf_hours: Mttf = 0.0,
+    spares: Annotated[int, typer.Option(help="Spare nodes; -1: as many as a risk of 1% asks for.")] = -1,
+    rack_mttf_hours: Annotated[float, typer.Option(help="MTTF of a rack of 64 GPUs; 0: racks do not fail as such.")] = 0.0,
+    notice_s: Annotated[float, typer.Option(help="From a silent corruption until it is noticed.")] = 0.0,
+    lemon_factor: Annotated[float, typer.Option(help="How many times as often 1.2% of the nodes fail; 1: none do.")] = 1.0,
+    crews: Annotated[int, typer.Option(help="Repairs at a time; 0: any number.")] = 0,
+    stragglers: Annotated[bool, typer.Option(help="Whether nodes and networks are slow at times.")] = True,
+    runs: Annotated[int, typer.Option(help="Runs; from 50 on side by side, where the scenario allows it.")] = 1,
+    seed: Annotated[int, typer.Option(help="Of the first run.")] = 0,
+    trace: Trace = None,
+    save_trace: Annotated[Path | None, typer.Option(help="Write the first run's faults to this CSV file.")] = None,
+    set_: SetPlan = None,
+    json_: Json = "",
+) -> None:
+    """Run a fleet of any size for weeks in milliseconds: what strikes it, and what that costs."""
+    from fleet.scenarios import prepare
+
+    scenario = _scenario(
+        gpus, model, recovery, spares, set_, days=days, mttf_hours=mttf_hours, interval=interval, rack_mttf_hours=rack_mttf_hours,
+        notice_s=notice_s, lemon_factor=lemon_factor, crews=crews, stragglers=stragglers,
+    )  # fmt: skip
+    prepared = prepare(scenario)
+    if save_trace is not None:
+        from fleet.simulation.fleet_arrivals import write_trace
+
+        write_trace(prepared.model, prepared.arrivals(seed, trace), save_trace)
+    with _interruptible() as partial:
+        answer = _answer(prepared, scenario, runs, seed, trace, partial)
+    _write(answer, json_)
+    if json_ != "-":
+        _show(answer)
+    if not answer["complete"]:
+        raise typer.Exit(130)
+
+
+def _scenario(gpus: int, model: str, recovery: str, spares: int, set_: list[str] | None, **rest: Any) -> Scenario:
+    from fleet.planning.inputs import PlanInput, parse_pairs
+    from fleet.scenarios import Scenario
+
+    named: dict[str, Any] = {"gpus": gpus, "model": model, "recovery": recovery, "spares": spares}
+    return Scenario(plan=PlanInput(**(named | parse_pairs(set_ or []))), **rest)
+
+
+@contextmanager
+def _interruptible() -> Iterator[Partial]:
+    """The first Ctrl-C ends the work at the next fault and keeps what there is; the second ends it at once."""
+    from fleet.simulation.fleet_model import Partial
+
+    partial = Partial()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        partial.stop = True
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield partial
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+# ---- the answer --------------------------------------------------------------------------------------------------------------------------
+
+
+def _answer(prepared: Prepared, scenario: Scenario, runs: int, seed: int, trace: Path | None, partial: Partial) -> dict[str, Any]:
+    """Plain data: shares with their intervals, counts, and the closed form beside them."""
+    from fleet.errors import ConfigError
+
+    if runs < 1:
+        raise ConfigError("runs", runs, "must be at least 1", "The nearest valid value is 1.")
+    if trace is not None and runs > 1:
+        raise ConfigError("runs", runs, "a trace has happened once", "Leave out --runs, or --trace.")
+    model = prepared.model
+    side_by_side = runs >= VECTORISED_FROM and not (scenario.notice_s or scenario.crews or scenario.lemon_factor > 1)
+    found = _vectorised(prepared, runs, seed, partial) if side_by_side else _events(prepared, runs, seed, trace, partial)
+    return {
+        "gpus": scenario.plan.gpus, "nodes": model.nodes, "spares": model.spares, "days": scenario.days, "recovery": scenario.plan.recovery,
+        "expected_goodput": prepared.plan.faults.goodput, "expected_faults": model.rate_per_s * model.duration_s,
+        "method": "vectorised" if side_by_side else "events", "seed": seed, **found,
+    }  # fmt: skip
+
+
+def _events(prepared: Prepared, runs: int, seed: int, trace: Path | None, partial: Partial) -> dict[str, Any]:
+    from fleet.scenarios import summed_up
+
+    outcomes: list[Outcome] = []
+    progress = _Progress(runs)
+    for number in range(runs):
+        if partial.stop and outcomes:
+            break
+        outcomes.append(prepared.run(prepared.arrivals(seed + number, trace), partial))
+        progress.tell(number + 1)
+    return summed_up(outcomes, runs, prepared.model.duration_s)
+
+
+def _vectorised(prepared: Prepared, runs: int, seed: int, partial: Partial) -> dict[str, Any]:
+    from fleet.simulation.monte_carlo import monte_carlo
+
+    progress = _Progress(runs)
+
+    def told(done: int) -> bool:
+        progress.tell(done)
+        return not partial.stop
+
+    sample = monte_carlo(prepared.model, prepared.recovery, prepared.intervals, runs=runs, seed=seed, progress=told)
+    shares = {name: sample.interval(name) for name in sample.shares}
+    return {
+        "runs": len(sample.faults), "complete": len(sample.faults) == runs, "faults": float(sample.faults.mean()),
+        "shares": {name: {"mean": mean, "halfwidth": half} for name, (mean, half) in shares.items()},
+    }  # fmt: skip
+
+
+class _Progress:
+    """How long it will take, once that is known and worth saying, and then every tenth of the way."""
+
+    def __init__(self, total: int) -> None:
+        self._total, self._began_s, self._told = total, time.perf_counter(), 0
+
+    def tell(self, done: int) -> None:
+        left_s = (time.perf_counter() - self._began_s) / done * (self._total - done)
+        tenth = 10 * done // self._total
+        if left_s > SLOW_S and (self._told == 0 or tenth > self._told):
+            self._told = max(1, tenth)
+            _aside().print(f"{done} of {self._total} runs, about {left_s:.0f} s left; Ctrl-C keeps what there is")
+
+
+def _aside() -> Console:
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False)
+
+
+def _write(data: dict[str, Any], json_: str) -> None:
+    text = json.dumps(data, indent=2, allow_nan=False) + "\n" if json_ else ""
+    if json_ == "-":
+        sys.stdout.write(text)
+    elif json_:
+        Path(json_).write_text(text)
+
+
+# ---- tables ------------------------------------------------------------------------------------------------------------------------------
+
+
+def _show(answer: dict[str, Any]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    out = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
+    if not answer["complete"]:
+        out.print(f"[bold]interrupted:[/] {answer['runs']} runs" + (f", to day {answer['days_done']:.1f}" if "days_done" in answer else ""))
+    title = f"{answer['nodes']:,} nodes and {answer['spares']} spares for {answer['days']:g} days, recovery {answer['recovery']}"
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("share of the wall clock x nodes", "simulated", "+-"):
+        table.add_column(name, justify="left" if name.startswith("share") else "right")
+    for name, share in answer["shares"].items():
+        table.add_row(name.replace("_", " "), f"{share['mean']:.3%}", "" if share["halfwidth"] is None else f"{share['halfwidth']:.3%}")
+    out.print(table)
+    out.print(f"faults     {answer['faults']:,.1f} a run, {answer['expected_faults']:,.1f} expected")
+    for name, count in sorted(answer.get("counts", {}).items(), key=lambda item: -item[1]):
+        out.print(f"           {count:8,.1f} {name}")
+    out.print(f"predicted  goodput {answer['expected_goodput']:.2%} by the closed form of fleet plan, which knows no stragglers")
+    if "events" in answer:
+        out.print(f"[dim]{answer['events']:,.0f} events a run; the policies were asked {answer['asked']:,.0f} times[/]")

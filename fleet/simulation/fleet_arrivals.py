@@ -1,0 +1,251 @@
+"""What strikes a fleet, and when: drawn from the rates of a model, or read from a trace of what happened once.
+
+Every component draws from streams of its own, so that adding one shifts no other. Memory grows with the number of faults.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.errors import ConfigError
+from fleet.rng import derive_seed
+from fleet.simulation.fleet_model import FaultClass, FleetModel, SlowClass
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+COLUMNS = ("time", "node", "component", "duration")
+ALWAYS_SLOW = 30.0
+"""With so many slow spells at a time there is no moment without one (probability exp(-30)); none of them need be drawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """Faults by time, [faults] each, and the stretches [begin, end) in which the job is slow, with their severity then.
+
+    ``kinds`` are indices of ``FleetModel.faults``; ``nodes`` which node is struck (-1: none); ``repairs_s`` how long it is away;
+    ``chances`` are uniform numbers that decide whether the place that is struck is empty.
+    """
+
+    times_s: Floats
+    kinds: Ints
+    nodes: Ints
+    repairs_s: Floats
+    chances: Floats
+    slow_from_s: Floats
+    slow_until_s: Floats
+    slow_severity: Floats
+
+    def __len__(self) -> int:
+        return len(self.times_s)
+
+
+def draw_arrivals(model: FleetModel, seed: int) -> Arrivals:
+    """Poisson arrivals of every fault class of ``model`` in its duration. The same seed gives the same on any machine."""
+    parts = [_drawn(model, fault, index, seed) for index, fault in enumerate(model.faults)]
+    return _merged(parts, *_slow_spells(model, seed))
+
+
+Part = tuple[Floats, Ints, Ints, Floats, Floats]
+
+
+def _drawn(model: FleetModel, fault: FaultClass, index: int, seed: int) -> Part:
+    rng = np.random.Generator(np.random.PCG64(derive_seed(seed, "fleet", fault.name)))
+    count = int(rng.poisson(fault.rate_per_s * model.duration_s))
+    times, chances = rng.random(count) * model.duration_s, rng.random(count)
+    repair_s = model.repair_s if fault.repair_s is None else fault.repair_s
+    repairs = rng.standard_exponential(count) * repair_s
+    return times, np.full(count, index), _struck(model, fault, rng, count), repairs, chances
+
+
+def _struck(model: FleetModel, fault: FaultClass, rng: np.random.Generator, count: int) -> Ints:
+    """Which node each fault strikes; the first ``lemon_share`` of them are the lemons."""
+    if not fault.nodes:
+        return np.full(count, -1)
+    lemons = round(model.lemon_share * model.nodes)
+    if not lemons:
+        return rng.integers(0, model.nodes, count)
+    sour = rng.random(count) < model.lemon_probability
+    return np.where(sour, rng.integers(0, lemons, count), rng.integers(lemons, model.nodes, count))
+
+
+def _merged(parts: Sequence[Part], begin: Floats, end: Floats, severity: Floats) -> Arrivals:
+    times, kinds, nodes, repairs, chances = (np.concatenate(column) for column in zip(*parts, strict=True))
+    order = np.argsort(times, kind="stable")
+    return Arrivals(times[order], kinds[order], nodes[order], repairs[order], chances[order], begin, end, severity)
+
+
+# ---- slow spells -------------------------------------------------------------------------------------------------------------------------
+
+
+def _slow_spells(model: FleetModel, seed: int) -> tuple[Floats, Floats, Floats]:
+    spells = [spell for slow in model.slow for spell in _spells_of(slow, model.duration_s, seed)]
+    return slowest(spells)
+
+
+Spell = tuple[Floats, Floats, float]
+
+
+def _spells_of(slow: SlowClass, duration_s: float, seed: int) -> list[Spell]:
+    """Merged stretches of one class: at full severity until the policy acts, then at what is left."""
+    rest = slow.severity if slow.mitigated is None else slow.mitigated
+    if slow.rate_per_s * slow.duration_s > ALWAYS_SLOW:
+        busy = -math.expm1(-slow.rate_per_s * slow.notice_s)  # share of time in which some spell is too young to be noticed
+        severity = rest if slow.mitigated is not None else slow.severity
+        mean = 1.0 / (busy / slow.severity + (1 - busy) / severity)
+        return [(np.zeros(1), np.array([duration_s]), mean)]
+    rng = np.random.Generator(np.random.PCG64(derive_seed(seed, "fleet", "slow", slow.name)))
+    count = int(rng.poisson(slow.rate_per_s * duration_s))
+    begin = np.sort(rng.random(count)) * duration_s
+    end = np.minimum(begin + rng.standard_exponential(count) * slow.duration_s, duration_s)
+    if slow.mitigated is None:
+        return [(*merged_spells(begin, end), slow.severity)]
+    noticed = np.minimum(begin + slow.notice_s, end)
+    return [(*merged_spells(begin, end), rest), (*merged_spells(begin, noticed), slow.severity)]
+
+
+def merged_spells(begin: Floats, end: Floats) -> tuple[Floats, Floats]:
+    """The union of the intervals [begin, end), disjoint and in order; ``begin`` is sorted."""
+    if not len(begin):
+        return begin, end
+    latest = np.maximum.accumulate(end)
+    fresh = np.concatenate(([True], begin[1:] > latest[:-1]))
+    return begin[fresh], latest[np.concatenate((np.flatnonzero(fresh)[1:] - 1, [len(begin) - 1]))]
+
+
+def slowest(spells: Sequence[Spell]) -> tuple[Floats, Floats, Floats]:
+    """One severity at a time: the greatest of those that hold. A job that waits for the slowest rank is as slow as that one."""
+    edges = np.unique(np.concatenate([np.zeros(0), *(each for begin, end, _ in spells for each in (begin, end))]))
+    if len(edges) < 2:
+        return np.zeros(0), np.zeros(0), np.zeros(0)
+    severity, middles = np.ones(len(edges) - 1), (edges[1:] + edges[:-1]) / 2
+    for begin, end, factor in spells:
+        inside = np.searchsorted(begin, middles, "right") > np.searchsorted(end, middles, "right")
+        severity = np.where(inside, np.maximum(severity, factor), severity)
+    slow = severity > 1
+    return edges[:-1][slow], edges[1:][slow], severity[slow]
+
+
+# ---- traces ------------------------------------------------------------------------------------------------------------------------------
+
+
+def write_trace(model: FleetModel, arrivals: Arrivals, path: Path | str) -> None:
+    """CSV of what strikes: time and duration in seconds, by time. Durations are of repairs, or of slow spells (component ``slow:2.0``)."""
+    names = [fault.name for fault in model.faults]
+    rows: list[tuple[float, int, str, float]] = [
+        (float(at_s), int(node), names[kind], float(repair_s) if node >= 0 else 0.0)
+        for at_s, kind, node, repair_s in zip(arrivals.times_s, arrivals.kinds, arrivals.nodes, arrivals.repairs_s, strict=True)
+    ]
+    spells = zip(arrivals.slow_from_s, arrivals.slow_until_s, arrivals.slow_severity, strict=True)
+    rows += [(float(begin), -1, f"slow:{float(severity)!r}", float(end - begin)) for begin, end, severity in spells]
+    with Path(path).open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        for at_s, node, name, length_s in sorted(rows):
+            writer.writerow([repr(at_s), "" if node < 0 else node, name, repr(length_s)])
+
+
+def read_trace(model: FleetModel, path: Path | str, seed: int = 0) -> Arrivals:
+    """What a CSV file with the columns time, node, component, duration says, in seconds. An empty duration is drawn from the model.
+
+    Raises:
+        ConfigError: the file cannot be read, or is malformed; names file, line and column.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError("trace", str(path), f"cannot be read: {error}") from error
+    reader = csv.reader(io.StringIO(text))
+    header = next(reader, [])
+    if tuple(header) != COLUMNS:
+        raise ConfigError("trace", f"{path}:1", f"the columns are {', '.join(header) or 'missing'}", f"They must be {','.join(COLUMNS)}.")
+    rows = [_Row(model, str(path), reader.line_num, cells).parsed() for cells in reader if cells]
+    faults = [row for row in rows if row[1] >= 0]
+    spells = [(np.array([at_s]), np.array([at_s + lasts_s]), severity) for at_s, kind, _, lasts_s, severity in rows if kind < 0]
+    rng = np.random.Generator(np.random.PCG64(derive_seed(seed, "trace")))
+    return _merged([_from_rows(model, faults, rng)], *slowest(spells))
+
+
+TraceRow = tuple[float, int, int, float, float]
+
+
+def _from_rows(model: FleetModel, rows: Sequence[TraceRow], rng: np.random.Generator) -> Part:
+    times, kinds, nodes = (np.array([row[place] for row in rows], dtype=dtype) for place, dtype in enumerate((float, np.int64, np.int64)))
+    drawn = rng.standard_exponential(len(rows)) * model.repair_s
+    repairs = np.array([row[3] for row in rows], dtype=float)
+    return times, kinds, nodes, np.where(np.isnan(repairs), drawn, repairs), np.ones(len(rows))
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    model: FleetModel
+    path: str
+    line: int
+    cells: Sequence[str]
+
+    def parsed(self) -> TraceRow:
+        """(time, kind or -1 for a slow spell, node or -1, duration or NaN, severity)."""
+        if len(self.cells) != len(COLUMNS):
+            raise self._wrong("", len(self.cells), f"{len(COLUMNS)} columns are needed: {', '.join(COLUMNS)}")
+        name = self.cells[2].strip()
+        at_s, lasts_s = self._seconds(0), self._seconds(3, empty=math.nan)
+        if name.startswith("slow:"):
+            return at_s, -1, -1, self._spell(lasts_s), self._severity(name)
+        names = [fault.name for fault in self.model.faults]
+        if name not in names:
+            raise self._wrong("component", name, "unknown", f"Known: {', '.join(names)}, and slow:SEVERITY.")
+        kind = names.index(name)
+        return at_s, kind, self._node(self.model.faults[kind]), lasts_s, 1.0
+
+    def _wrong(self, column: str, value: object, reason: str, way_out: str = "") -> ConfigError:
+        place = f" (column {COLUMNS.index(column) + 1})" if column else ""
+        return ConfigError(f"trace {self.path}, line {self.line}" + (f", {column}" if column else ""), value, f"{reason}{place}", way_out)
+
+    def _seconds(self, place: int, empty: float | None = None) -> float:
+        text = self.cells[place].strip()
+        if not text and empty is not None:
+            return empty
+        try:
+            value = float(text)
+        except ValueError as error:
+            raise self._wrong(COLUMNS[place], text, "not a number") from error
+        if not 0 <= value < math.inf:
+            raise self._wrong(COLUMNS[place], text, "must be finite and at least 0")
+        return value
+
+    def _spell(self, lasts_s: float) -> float:
+        if math.isnan(lasts_s):
+            raise self._wrong("duration", "", "a slow spell needs one")
+        return lasts_s
+
+    def _severity(self, name: str) -> float:
+        try:
+            severity = float(name.removeprefix("slow:"))
+        except ValueError as error:
+            raise self._wrong("component", name, "the severity is not a number") from error
+        if not 1 <= severity < math.inf:
+            raise self._wrong("component", name, "the severity must be at least 1, and finite")
+        return severity
+
+    def _node(self, fault: FaultClass) -> int:
+        text = self.cells[1].strip()
+        if not text:
+            if fault.nodes:
+                raise self._wrong("node", text, f"{fault.name} takes a node: which?")
+            return -1
+        if not text.isdigit() or int(text) >= self.model.nodes:
+            raise self._wrong("node", text, f"nodes are 0 to {self.model.nodes - 1}")
+        return int(text)
+
+
+def causes(names: Iterable[str], kinds: Ints) -> dict[str, int]:
+    """How many faults of each name there are."""
+    listed = list(names)
+    return dict(zip(listed, np.bincount(kinds, minlength=len(listed)).tolist(), strict=True))

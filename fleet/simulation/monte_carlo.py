@@ -1,0 +1,347 @@
+"""Many runs of one fleet at once: the model of :mod:`fleet.simulation.fleet_run`, one numpy step for the next fault of every run.
+
+Nothing of a run is kept but where it stands: memory grows with the number of runs, and neither with nodes nor with time. The policies are
+asked beforehand what they do (restart or not, how long they wait); slow spells enter by their mean.
+
+Left to the event-driven simulator: faults that are noticed late, repair crews, lemons, and a least number of nodes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.errors import ConfigError
+from fleet.laws.reliability import poisson_quantile
+from fleet.ports import IntervalPolicy, RecoveryPolicy
+from fleet.rng import derive_seed
+from fleet.simulation.fleet_model import HELD, SHARES, FleetModel
+from fleet.simulation.questions import WAIT, Recovery, Schedule, schedule
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+BATCH = 2_500
+"""Runs that go on together: more do not fit the cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """``shares[name]``: one value for each run, [runs]. ``faults``: how many struck each."""
+
+    shares: dict[str, Floats]
+    faults: Floats
+
+    def interval(self, name: str = "goodput", z: float = 1.96) -> tuple[float, float]:
+        """(mean, half width of its normal interval). Needs at least 2 runs."""
+        values = self.shares[name]
+        return float(values.mean()), z * float(values.std(ddof=1)) / math.sqrt(len(values))
+
+
+def monte_carlo(
+    model: FleetModel,
+    recovery: RecoveryPolicy,
+    intervals: Sequence[IntervalPolicy],
+    *,
+    runs: int,
+    seed: int,
+    progress: Callable[[int], bool] = lambda done: True,
+) -> Sample:
+    """``runs`` independent runs. ``progress`` is told how many are done, and ends it, keeping those, by returning False.
+
+    Raises:
+        ConfigError: the model has something that only the event-driven simulator has, or there is not at least one run.
+    """
+    _check(model, runs)
+    setting = _Setting.of(model, recovery, intervals)
+    batches: list[_Batch] = []
+    done = 0
+    while done < runs:
+        batch = _Batch(setting, min(BATCH, runs - done), np.random.Generator(np.random.PCG64(derive_seed(seed, "monte carlo", done))))
+        batch.run()
+        batches.append(batch)
+        done += batch.runs
+        if not progress(done):
+            break
+    shares = [batch.shares() for batch in batches]
+    return Sample({name: np.concatenate([share[name] for share in shares]) for name in SHARES}, np.concatenate([b.faults for b in batches]))
+
+
+def _check(model: FleetModel, runs: int) -> None:
+    if runs < 1:
+        raise ConfigError("runs", runs, "must be at least 1", "The nearest valid value is 1.")
+    reason, way_out = "only the event-driven simulator has that", "Use method events."
+    late = [fault.name for fault in model.faults if fault.notice_s > 0]
+    if late:
+        raise ConfigError(f"faults.{late[0]}.notice_s", next(f.notice_s for f in model.faults if f.notice_s > 0), reason, way_out)
+    for name, plain in (("crews", None), ("min_nodes", 1), ("lemon_share", 0.0)):
+        if getattr(model, name) != plain:
+            raise ConfigError(name, getattr(model, name), reason, way_out)
+
+
+def slow_loss(model: FleetModel) -> float:
+    """Mean share of the work that slow spells take: spells of a class come as M/G/infinity, and the greatest severity counts."""
+    levels = []
+    for slow in model.slow:
+        young = -math.expm1(-slow.rate_per_s * min(slow.notice_s, slow.duration_s)) if slow.mitigated is not None else 0.0
+        some = -math.expm1(-slow.rate_per_s * slow.duration_s)
+        rest = slow.severity if slow.mitigated is None else slow.mitigated
+        levels.append(((young, slow.severity), (max(0.0, some - young), rest), (1.0 - max(some, young), 1.0)))
+    return sum(
+        math.prod(share for share, _ in mix) * (1.0 - 1.0 / max((severity for _, severity in mix), default=1.0)) for mix in product(*levels)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    """What does not change in a run, as arrays by fault class."""
+
+    model: FleetModel
+    schedules: list[Schedule]
+    needs: Ints
+    detect_s: Floats
+    nodes: Ints
+    announced: Flags
+    repair_s: Floats
+    mix: Floats
+    rate_per_s: float
+    wait_s: float
+    columns: int
+
+    @classmethod
+    def of(cls, model: FleetModel, recovery: RecoveryPolicy, intervals: Sequence[IntervalPolicy]) -> _Setting:
+        asked = Recovery(recovery, model.nodes)
+        restarting = asked.restarts
+        wait = asked.form(False, min(1, model.nodes - 1), 0, 0.0)
+        rates = np.array([fault.rate_per_s for fault in model.faults])
+        schedules = [
+            schedule(policy, model, tier, model.tier_rate_per_s(tier, restarting)) for tier, policy in enumerate(intervals)
+        ]  # fmt: skip
+        repair_s = np.array([model.repair_s if f.repair_s is None else f.repair_s for f in model.faults])
+        nodes = np.array([fault.nodes for fault in model.faults])
+        down = float(np.sum(rates * nodes * repair_s))
+        columns = 0
+        if poisson_quantile(down, 1 - 1e-12) > model.spares or model.replace_s > 0:
+            columns = int(4 * max(4, poisson_quantile(down, 1 - 1e-12)) + 8 * nodes.max(initial=1))
+        return cls(
+            model=model,
+            schedules=schedules,
+            needs=np.array([model.needed(fault, restarting) for fault in model.faults]),
+            detect_s=np.array([fault.detect_s for fault in model.faults]),
+            nodes=nodes,
+            announced=np.array([fault.announced for fault in model.faults]),
+            repair_s=repair_s,
+            mix=np.cumsum(rates) / rates.sum() if rates.sum() > 0 else rates,
+            rate_per_s=float(rates.sum()),
+            wait_s=wait.wait_s if wait.action == WAIT else 0.0,
+            columns=columns,
+        )
+
+
+class _Batch:
+    """Runs side by side. Every array is [runs], or [tiers, runs], or [runs, columns] for nodes that are away."""
+
+    def __init__(self, setting: _Setting, runs: int, rng: np.random.Generator) -> None:
+        self.setting, self.runs, self.rng = setting, runs, rng
+        tiers = len(setting.schedules)
+        self.now = np.zeros(runs)
+        self.down, self.there, self.go, self.up = np.zeros(runs), np.zeros(runs), np.zeros(runs), np.zeros(runs)
+        self.need = np.full(runs, HELD)
+        self.next = np.tile(np.array([[at.interval_s] for at in setting.schedules]).reshape(tiers, 1), (1, runs))
+        self.point = np.zeros((tiers, runs))
+        self.work, self.stall = np.zeros(runs), np.zeros(runs)
+        self.work_at, self.stall_at = np.zeros((tiers, runs)), np.zeros((tiers, runs))
+        self.lost = {name: np.zeros(runs) for name in ("rework", "detect", "reform", "restore", "provision")}
+        self.away = np.zeros((runs, setting.columns))
+        self.fetched = np.zeros((runs, 4 if setting.model.replace_s > 0 and setting.columns else 0))
+        self.column = 0
+        self.faults = np.zeros(runs)
+
+    def run(self) -> None:
+        end_s, rate = self.setting.model.duration_s, self.setting.rate_per_s
+        live = np.full(self.runs, rate > 0)
+        while True:
+            at = self.now + self.rng.standard_exponential(self.runs) / (rate or 1.0)
+            live &= at < end_s
+            if not live.any():
+                break
+            self.now = np.where(live, at, self.now)
+            self._strike(live.copy())
+        self.now = np.full(self.runs, end_s)
+        everyone = np.full(self.runs, True)
+        self._stretch(everyone & (self.up < end_s))
+        self._book(everyone)
+        self.lost["detect"] -= np.maximum(0.0, self.down - end_s)
+
+    def shares(self) -> dict[str, Floats]:
+        end_s, slow = self.setting.model.duration_s, slow_loss(self.setting.model)
+        found = {"goodput": self.work * (1 - slow), "straggler_wait": self.work * slow, "checkpoint_stall": self.stall, **self.lost}
+        return {name: found[name] / end_s for name in SHARES}
+
+    # ---- one fault of every run ----------------------------------------------------------------------------------------------------------
+
+    def _strike(self, live: Flags) -> None:
+        setting = self.setting
+        kind = np.minimum(np.searchsorted(setting.mix, self.rng.random(self.runs), "right"), len(setting.mix) - 1)
+        nodes = np.where(live, setting.nodes[kind], 0)
+        if setting.columns:
+            struck = self.rng.random(self.runs) * setting.model.nodes >= self._missing(self.now)
+            live = live & (struck | (nodes == 0))
+        self.faults += live
+        need, announced = setting.needs[kind], setting.announced[kind]
+        running = live & (self.now >= self.up)
+        absorbed = live & (self.now < self.down)
+        fresh = live & ~absorbed
+        self._stretch(running)
+        if setting.columns:
+            self._take(np.where(live, nodes, 0), self.rng.standard_exponential(self.runs) * setting.repair_s[kind])
+        if setting.model.step_s > 0:
+            self._half_step(running & (need == HELD) & ~announced)
+        self._book(fresh)
+        deeper = absorbed & (need > self.need)
+        before = np.where(running, HELD, self.need)
+        self.need = np.where(fresh, np.maximum(need, before), np.where(deeper, need, self.need))
+        moved = fresh | deeper
+        told = moved & announced
+        self.point[:, told] = self.now[told]
+        self.work_at[:, told], self.stall_at[:, told] = self.work[told], self.stall[told]
+        self._roll_back(moved & ~announced & (self.need != HELD))
+        detect_s = setting.detect_s[kind]
+        self.lost["detect"] += np.where(fresh, detect_s, 0.0)
+        self.down = np.where(fresh, self.now + detect_s, self.down)
+        self._plan(moved)
+
+    def _plan(self, moved: Flags) -> None:
+        """When training goes on, if nothing else happens."""
+        setting, model = self.setting, self.setting.model
+        held = self.need == HELD
+        self.there = np.where(moved, self.down + np.where(held, 0.0, model.restart_s), self.there)
+        go = self.there
+        if setting.columns and setting.wait_s > 0:
+            go = np.where(held, go, np.clip(self._full(), go, np.maximum(go, self.now + setting.wait_s)))
+        self.go = np.where(moved, go, self.go)
+        restore_s = np.array([tier.restore_s for tier in model.tiers] or [0.0])[np.maximum(self.need, 0)]
+        joins = model.join_s if model.spares and not model.replace_s else 0.0
+        self.up = np.where(moved, self.go + np.where(held, model.reform_s, restore_s) + joins, self.up)
+        for tier, at in enumerate(setting.schedules):
+            self.next[tier] = np.where(moved & ~held, self.up + at.interval_s - at.blocked_s, self.next[tier])
+
+    def _book(self, runs: Flags) -> None:
+        """The way back, as far as it was gone: to where training went on, or to the next fault."""
+        until = np.clip(np.minimum(self.now, self.up), self.down, None)
+        waited = np.clip(until, self.there, self.go) - self.there
+        way = np.where(runs, np.maximum(0.0, until - self.down - waited), 0.0)
+        self.lost["provision"] += np.where(runs, waited, 0.0)
+        self.lost["reform"] += np.where(self.need == HELD, way, 0.0)
+        self.lost["restore"] += np.where(self.need == HELD, 0.0, way)
+
+    # ---- training ------------------------------------------------------------------------------------------------------------------------
+
+    def _stretch(self, running: Flags) -> None:
+        """Training from ``up`` to now, with its copies; a copy that is not safe is given up, and asked for again at once."""
+        begin, end = self.up, self.now
+        first = np.maximum(self.next, begin)
+        absent = self._absent(begin, end, running)
+        share = np.divide(absent, end - begin, out=np.zeros(self.runs), where=running & (end > begin))
+        for tier, at in enumerate(self.setting.schedules):
+            if at.interval_s == math.inf:
+                continue
+            safe = np.floor((end - at.latency_s - first[tier]) / at.interval_s)
+            point = np.where(running & (safe >= 0), first[tier] + safe * at.interval_s, -1.0)
+            fresh = point >= 0
+            kept = np.minimum(point + at.blocked_s, end)
+            stall = self._blocked(first, begin, kept)
+            self.point[tier] = np.where(fresh, point, self.point[tier])
+            self.work_at[tier] = np.where(fresh, self.work + (kept - begin - stall) * (1 - share), self.work_at[tier])
+            self.stall_at[tier] = np.where(fresh, self.stall + stall * (1 - share), self.stall_at[tier])
+            number = np.ceil((end - first[tier]) / at.interval_s)
+            last = first[tier] + (number - 1) * at.interval_s
+            later = np.where(last + at.latency_s <= end, last + at.interval_s, end)
+            self.next[tier] = np.where(running & (first[tier] < end), later, self.next[tier])
+        stall = self._blocked(first, begin, end)
+        self.work += np.where(running, (end - begin - stall) * (1 - share), 0.0)
+        self.stall += np.where(running, stall * (1 - share), 0.0)
+        self.lost["provision"] += np.where(running, absent, 0.0)
+
+    def _blocked(self, first: Floats, begin: Floats, until: Floats) -> Floats:
+        """Seconds from ``begin`` to ``until`` in which copies stop training."""
+        total = np.zeros(self.runs)
+        for tier, at in enumerate(self.setting.schedules):
+            if at.interval_s == math.inf or not at.blocked_s:
+                continue
+            number = np.maximum(0.0, np.ceil((until - first[tier]) / at.interval_s))
+            last = first[tier] + (number - 1) * at.interval_s
+            total += np.where(number > 0, number * at.blocked_s - np.maximum(0.0, last + at.blocked_s - until), 0.0)
+        return np.minimum(total, np.maximum(0.0, until - begin))
+
+    def _half_step(self, runs: Flags) -> None:
+        lost = np.where(runs, np.minimum(0.5 * self.setting.model.step_s, self.now - self.up), 0.0)
+        self.work -= lost
+        self.lost["rework"] += lost
+
+    def _roll_back(self, runs: Flags) -> None:
+        """To the newest copy among the tiers that are left; the nearest of them when there are several."""
+        tiers = len(self.setting.schedules)
+        if not runs.any():
+            return
+        allowed = np.arange(tiers)[:, None] >= self.need[None, :]
+        best = np.argmax(np.where(allowed, self.point, -1.0), axis=0)
+        index = np.arange(self.runs)
+        point, work, stall = self.point[best, index], self.work_at[best, index], self.stall_at[best, index]
+        self.need = np.where(runs, best, self.need)
+        self.lost["rework"] += np.where(runs, self.work + self.stall - work - stall, 0.0)
+        self.work, self.stall = np.where(runs, work, self.work), np.where(runs, stall, self.stall)
+        newer = runs & (self.point > point)
+        self.point, self.work_at = np.where(newer, point, self.point), np.where(newer, work, self.work_at)
+        self.stall_at = np.where(newer, stall, self.stall_at)
+
+    # ---- nodes that are away -------------------------------------------------------------------------------------------------------------
+
+    def _take(self, nodes: Ints, repair_s: Floats) -> None:
+        for number in range(int(nodes.max(initial=0))):
+            takes = nodes > number
+            place = self.column % self.setting.columns
+            if (self.away[takes, place] > self.now[takes]).any():  # somebody who has been away for very long sits there
+                place = int(np.argmin(self.away[takes].max(axis=0)))
+            self.away[takes, place] = (self.now + repair_s)[takes]
+            self.column += 1
+        if self.fetched.shape[1]:
+            called = (nodes > 0) & (self._down(self.now) <= self.setting.model.spares)
+            oldest = np.argmin(self.fetched, axis=1)
+            self.fetched[called, oldest[called]] = (self.now + self.setting.model.replace_s)[called]
+
+    def _down(self, at_s: Floats) -> Ints:
+        return np.asarray((self.away > at_s[:, None]).sum(axis=1))
+
+    def _missing(self, at_s: Floats) -> Floats:
+        short = np.maximum(0, self._down(at_s) - self.setting.model.spares)
+        return np.asarray(short + (self.fetched > at_s[:, None]).sum(axis=1), dtype=np.float64)
+
+    def _full(self) -> Floats:
+        """When no place will be empty any more, as far as is known now."""
+        spares = self.setting.model.spares
+        full: Floats = self.fetched.max(axis=1, initial=0.0)
+        short = self._down(self.now) > spares
+        if short.any():
+            away = np.sort(self.away[short], axis=1)[:, ::-1]
+            full[short] = np.maximum(full[short], away[:, spares] if spares < away.shape[1] else 0.0)
+        return full
+
+    def _absent(self, begin: Floats, end: Floats, running: Flags) -> Floats:
+        """Node-seconds missing between ``begin`` and ``end``, in seconds of the whole fleet."""
+        total = np.zeros(self.runs)
+        model = self.setting.model
+        if not self.setting.columns:
+            return total
+        if self.fetched.shape[1]:
+            total += (np.clip(self.fetched, begin[:, None], end[:, None]) - begin[:, None]).sum(axis=1)
+        short = running & (self._down(begin) > model.spares)
+        if short.any():
+            away = np.sort(self.away[short], axis=1)[:, ::-1][:, model.spares :]
+            total[short] += (np.clip(away, begin[short, None], end[short, None]) - begin[short, None]).sum(axis=1)
+        return np.where(running, np.minimum(total * model.replica_nodes / model.nodes, end - begin), 0.0)
