@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.messages import DOWN, UP, AgentHello, AgentWelcome, Operate, Operated, SpanAck, SpanBatch, ViewChange, ViewWanted
+from actors.rank.lifeline import TOKEN_BYTES, lifeline_path
 from actors.rank.recorder import RingReader, now_us
 from actors.rank.spans import SpanBuilder
 from fleet.events import EVENTS, Heartbeat, Joined, Lost
@@ -83,24 +84,24 @@ class NodeAgent:
         self._views: dict[int, View] = {}
         self._offset_us = 0
         self._tasks: list[asyncio.Task[None]] = []
-        self._server: asyncio.AbstractServer | None = None
+        self._servers: list[asyncio.AbstractServer] = []
 
     @property
     def socket_path(self) -> str:
         return socket_path(self.folder, self.node)
 
     async def start(self) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.socket_path)
-        self._server = await asyncio.start_unix_server(self._serve_rank, self.socket_path)
+        for serve, path in ((self._serve_rank, self.socket_path), (self._hold_lifeline, lifeline_path(self.folder, self.node))):
+            Path(path).unlink(missing_ok=True)
+            self._servers.append(await asyncio.start_unix_server(serve, path))
         self._tasks = [asyncio.create_task(work()) for work in (self._keep_connected, self._beat, self._report_spans)]
 
     async def stop(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._server is not None:
-            self._server.close()
+        for server in self._servers:
+            server.close()
         for rank in self._ranks.values():
             asyncio.get_running_loop().remove_reader(rank.pidfd)
             os.close(rank.pidfd)
@@ -138,6 +139,20 @@ class NodeAgent:
                 self._name(rank, Member(hello.slot, hello.incarnation))
         rank.writer = writer
         return rank
+
+    async def _hold_lifeline(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """It ends without a farewell when its process is killed, long before the pidfd is readable: see ``actors.rank.lifeline``."""
+        try:
+            words = await reader.read(-1)
+        except ConnectionError:
+            return
+        finally:
+            writer.close()
+        token, farewell = words[:TOKEN_BYTES].decode(), words[TOKEN_BYTES:]
+        if not farewell and (rank := self._ranks.get(token)) is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(rank.pidfd, signal.SIGKILL)  # whatever ended the connection: from here on the process is dead
+            self._on_death(rank)
 
     def _name(self, rank: LocalRank, member: Member) -> None:
         if rank.member != member:

@@ -22,7 +22,7 @@ from ray._private.ray_constants import WORKER_PROCESS_SETUP_HOOK_ENV_VAR
 from ray.core.generated.common_pb2 import PYTHON
 from ray.core.generated.node_manager_pb2 import PrestartWorkersRequest
 from ray.core.generated.node_manager_pb2_grpc import NodeManagerServiceStub
-from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
+from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
 
 from fleet.clock import unix_time_s
 
@@ -37,6 +37,8 @@ QUIET_S = 5.0
 LOOK_S = 2.0
 KEEP_S = 3600
 CALL_LIMIT_S = 10.0
+NICE = 10
+"""Imports take seconds of CPU; beside ranks that compute, a worker that nobody waits for gets a tenth of a core for them, or what is idle."""
 
 
 def environment(modules: tuple[str, ...]) -> dict[str, str]:
@@ -45,12 +47,31 @@ def environment(modules: tuple[str, ...]) -> dict[str, str]:
 
 
 def warm_up() -> None:
-    """Import what the environment names. A module that is missing is the train function's to complain about."""
+    """Import what the environment names: at once in a worker that is waited for, beside the ranks in one that is started ahead of time."""
+    if not _internal_kv_del(_ahead_key(ray.get_runtime_context().get_node_id()), namespace=NAMESPACE):
+        return _import_all()
+    behind = threading.Thread(target=_import_behind, name="fleet-warm-up")
+    behind.start()
+    behind.join()
+
+
+def _import_behind() -> None:
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)  # of this thread alone: without privileges nothing undoes it
+    _import_all()
+
+
+def _import_all() -> None:
+    """A module that is missing is the train function's to complain about."""
     for name in os.environ[MODULES_VARIABLE].split(","):
         try:
             importlib.import_module(name)
         except ImportError as error:
             log.info("%s could not be imported ahead of time: %s", name, error)
+
+
+def _ahead_key(node: str) -> bytes:
+    """Held in the cluster while a worker that is to start ahead of time on ``node`` has not shown up there."""
+    return f"ahead-{node}".encode()
 
 
 class WarmWorkers:
@@ -99,6 +120,7 @@ class WarmWorkers:
             stocked_s = float(_internal_kv_get(key, namespace=NAMESPACE) or 0.0)
             if self._has_room(facts) and unix_time_s() - stocked_s > KEEP_S:
                 _internal_kv_put(key, str(unix_time_s()).encode(), namespace=NAMESPACE)
+                _internal_kv_put(_ahead_key(facts["NodeID"]), b"1", namespace=NAMESPACE)
                 self._start(f"{facts['NodeManagerAddress']}:{facts['NodeManagerPort']}")
 
     def _has_room(self, facts: dict[str, Any]) -> bool:

@@ -13,6 +13,7 @@ from uuid import uuid4
 import torch
 
 from actors.rank.client import Client
+from actors.rank.lifeline import Lifeline, lifeline_path
 from actors.rank.loop import Run
 from actors.rank.process_group import StoreServer, warm_up
 from actors.rank.recorder import Recorder, now_us
@@ -48,6 +49,7 @@ def run_rank(
     random.seed(settings.seed)
     store = StoreServer(host)
     client = Client(slot, token, node, agent_path, store.address, recorder)
+    lifeline = Lifeline(lifeline_path(folder, node), token)
     try:
         client.start(settings.timeouts.start_s)
         warm_up(host)
@@ -57,6 +59,7 @@ def run_rank(
     except BaseException as error:  # noqa: BLE001 - whatever ends a rank is told to the coordinator
         _report(client, recorder, error)
     finally:
+        lifeline.close()
         client.close()
         store.close()
 

@@ -26,6 +26,7 @@ def storm(seed: int, world: int) -> list[tuple[int, int]]:
 def strike(fleet: PlainFleet, kills: list[tuple[int, int]]) -> None:
     for step, slot in kills:
         after(step)(fleet)
+        fleet.wait_for(lambda slot=slot: fleet.processes[slot].is_alive())  # it may be the replacement's turn, which is not up yet
         fleet.kill(slot)
 
 
