@@ -37,8 +37,8 @@ QUIET_S = 5.0
 LOOK_S = 2.0
 KEEP_S = 3600
 CALL_LIMIT_S = 10.0
-NICE = 10
-"""Imports take seconds of CPU; beside ranks that compute, a worker that nobody waits for gets a tenth of a core for them, or what is idle."""
+IDLE_LIMIT_S = 60.0
+"""On a machine without an idle moment a worker that was started ahead of time imports at normal priority after so long."""
 
 
 def environment(modules: tuple[str, ...]) -> dict[str, str]:
@@ -48,15 +48,16 @@ def environment(modules: tuple[str, ...]) -> dict[str, str]:
 
 def warm_up() -> None:
     """Import what the environment names: at once in a worker that is waited for, beside the ranks in one that is started ahead of time."""
-    if not _internal_kv_del(_ahead_key(ray.get_runtime_context().get_node_id()), namespace=NAMESPACE):
-        return _import_all()
-    behind = threading.Thread(target=_import_behind, name="fleet-warm-up")
-    behind.start()
-    behind.join()
+    if _internal_kv_del(_ahead_key(ray.get_runtime_context().get_node_id()), namespace=NAMESPACE):
+        behind = threading.Thread(target=_import_when_idle, name="fleet-warm-up", daemon=True)
+        behind.start()
+        behind.join(IDLE_LIMIT_S)
+    _import_all()
 
 
-def _import_behind() -> None:
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)  # of this thread alone: without privileges nothing undoes it
+def _import_when_idle() -> None:
+    """Imports take seconds of CPU, and ranks compute beside them. In a thread of its own, as without privileges nothing undoes this."""
+    os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))
     _import_all()
 
 
