@@ -13,6 +13,7 @@ from fleet.errors import ConfigError
 class Timeouts:
     """Seconds. Sane means heartbeat <= node, and heartbeat < park < form < progress < collective: none may be hidden by a shorter one.
 
+    ``hangup_s`` is how long a node whose agent's connection broke has to connect again: an agent that lives does so at once.
     ``collective_s`` bounds a wait inside a process group that nobody ends earlier, ``progress_s`` the time a rank may take without a step.
     """
 
@@ -25,6 +26,7 @@ class Timeouts:
     start_s: float = 60.0
     checkpoint_s: float = 120.0
     resend_s: float = 1.0
+    hangup_s: float = 0.1
 
     def __post_init__(self) -> None:
         for name in self.__slots__:

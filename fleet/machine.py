@@ -328,8 +328,8 @@ class FleetMachine:
             settle(self, now_s)
             return
         limits = self.settings.timeouts
-        for node, silence_s in self.roster.silent_nodes(limits.node_s, now_s):
-            self._on_node_lost(node, f"its agent was silent for {silence_s:.1f} s", now_s, now_s)
+        for node, cause, at_s in self.roster.silent_nodes(limits, now_s):
+            self._on_node_lost(node, cause, at_s, now_s)
         for rank, silence_s in self.roster.silent_ranks(limits, now_s):
             self._evict(rank, f"no heartbeat for {silence_s:.1f} s", now_s)
         stuck = self.roster.stuck_rank(limits.progress_s, now_s) if self.phase == RUN else None

@@ -115,9 +115,13 @@ class Roster:
                     self.long_call_s = now_s
         return ghosts
 
-    def silent_nodes(self, limit_s: float, now_s: float) -> list[tuple[str, float]]:
-        """(node, how long it was silent) of all that were for longer than ``limit_s``."""
-        return [(node, now_s - seen_s) for node, seen_s in self.nodes.items() if now_s - seen_s > limit_s]
+    def silent_nodes(self, limits: Timeouts, now_s: float) -> list[tuple[str, str, float]]:
+        """(node, why, since when) of all nodes whose agent hung up and did not come back at once, or was silent for too long."""
+        lost = [(node, "its agent hung up", at_s) for node, at_s in self.silent.items() if now_s - at_s >= limits.hangup_s]
+        quiet = [
+            (node, now_s - seen_s) for node, seen_s in self.nodes.items() if now_s - seen_s > limits.node_s and node not in self.silent
+        ]
+        return lost + [(node, f"its agent was silent for {silence_s:.1f} s", now_s) for node, silence_s in quiet]
 
     def silent_ranks(self, limits: Timeouts, now_s: float) -> Iterator[tuple[Rank, float]]:
         """(rank, how long it was silent) of all that were for too long on nodes that are not given up."""

@@ -322,10 +322,19 @@ def test_a_silent_node_is_lost_with_all_its_ranks_in_one_view_change() -> None:
     assert only(Publish, bench.park([0, 2], STEP_3)).view.members == (member(0), member(2))
 
 
-def test_a_broken_connection_alone_costs_no_rank() -> None:
+def test_an_agent_that_connects_again_at_once_costs_no_rank() -> None:
     bench = Bench().start(STEP_3)
-    assert not bench.tell(NodeSilent("n1", 0.0))
+    assert not bench.tell(NodeSilent("n1", 0.0), NodeJoined("n1", 1))
+    bench.after(bench.settings.timeouts.hangup_s)
     assert not bench.of(ProcessLost)
+
+
+def test_a_node_whose_agent_hangs_up_and_does_not_come_back_is_lost() -> None:
+    bench = Bench().start(STEP_3)
+    bench.tell(NodeSilent("n1", bench.now_s))
+    assert not bench.of(ProcessLost)
+    bench.after(2 * bench.settings.timeouts.hangup_s, 1, 3)
+    assert {record.member for record in bench.of(ProcessLost)} == {member(1), member(3)}
 
 
 def test_a_broken_connection_beside_missing_ranks_is_a_lost_node() -> None:
