@@ -112,6 +112,18 @@ BENCHMARKS: dict[str, Benchmark] = {
             "fleet_step_inflation_ratio": Target("<=", 1.3),
         },
     ),
+    "simulate": Benchmark(
+        "How long does it take to simulate 100,000 GPUs for 26 days with the policies in the loop, once and 10,000 times?",
+        {
+            "fleet_run_100k_ms": Target("<=", 20.0),
+            "fleet_run_100k_events": None,
+            "fleet_plain_run_100k_ms": None,
+            "simpy_run_100k_ms": None,
+            "fleet_over_simpy_run_ratio": Target("<=", 0.1, why="the same model, event for event"),
+            "fleet_10k_runs_s": Target("<=", 10.0),
+            "fleet_peak_bytes": Target("<=", 10_000_000),
+        },
+    ),
 }
 
 

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -37,6 +38,7 @@ Json = Annotated[str, typer.Option("--json", help="Write the answer as JSON to t
 def register(app: typer.Typer) -> None:
     """Add the commands to ``app``."""
     app.command()(simulate)
+    app.command()(compare)
 
 
 def simulate(
@@ -78,6 +80,48 @@ def simulate(
         _show(answer)
     if not answer["complete"]:
         raise typer.Exit(130)
+
+
+def compare(
+    policies: Annotated[
+        list[str] | None, typer.Argument(help="Two or more of in-place, restart, each with :INTERVAL if wanted, e.g. restart:daly.")
+    ] = None,
+    recorded: Annotated[
+        list[str] | None, typer.Option(help="FIRST,SECOND: two recorded runs on the same faults; repeatable, instead of policies.")
+    ] = None,
+    gpus: Gpus = 16_384,
+    days: Days = 54.0,
+    model: Model = "llama3-70b",
+    mttf_hours: Mttf = 0.0,
+    pairs: Annotated[int, typer.Option(help="Stop after so many traces if it is not decided before.")] = 1000,
+    alpha: Annotated[float, typer.Option(help="Probability of deciding wrongly.")] = 0.05,
+    least: Annotated[float, typer.Option(help="A smaller difference in goodput is none.")] = 0.005,
+    seed: Annotated[int, typer.Option(help="Of the first trace.")] = 0,
+    set_: SetPlan = None,
+    storage: Annotated[str, typer.Option(help="Folder that holds recorded runs.")] = "runs",
+    json_: Json = "",
+) -> None:
+    """Which policy loses less on the same faults: the difference, with an interval that may be watched, until it is decided."""
+    from fleet import comparisons
+
+    with _interruptible() as partial:
+        if recorded:
+            found = {"second": comparisons.of_recorded(recorded, Path(storage), alpha, least)}
+            names = ["first", "second"]
+        else:
+            names = comparisons.check_policies(policies or [])
+            found = {}
+            for other in names[1:]:
+                made = [
+                    _scenario(gpus, model, comparisons.recovery_of(name), -1, set_, days=days, mttf_hours=mttf_hours,
+                              interval=comparisons.interval_of(name)) for name in (names[0], other)
+                ]  # fmt: skip
+                found[other] = comparisons.of_simulated(made[0], made[1], pairs, seed, alpha, least, _Progress(pairs).tell, partial)
+    answer = {"first": names[0], "against": {name: asdict(verdict) for name, verdict in found.items()}, "alpha": alpha, "least": least}
+    _write(comparisons.plain(answer), json_)
+    if json_ != "-":
+        for name, verdict in found.items():
+            print(comparisons.sentence(names[0], name, verdict, alpha))
 
 
 def _scenario(gpus: int, model: str, recovery: str, spares: int, set_: list[str] | None, **rest: Any) -> Scenario:

@@ -51,7 +51,7 @@ class FleetRun:
         rates = [model.tier_rate_per_s(tier, restarting) for tier in range(len(intervals))]
         self.schedules = [schedule(policy, model, tier, rates[tier]) for tier, policy in enumerate(intervals)]
         self.stretches = Stretches(self.schedules)
-        self.points = [0.0] * len(self.schedules)
+        self.points = [(0.0, 0.0)] * len(self.schedules)  # of each tier: the newest safe copy was asked for, and what is kept until
         self.next_s = [at.interval_s for at in self.schedules]
         self.missing, self.ready, self.coming, self.free = 0, 0, 0, model.spares
         self.running, self.waiting, self.restarted = True, False, False
@@ -190,20 +190,23 @@ class FleetRun:
         """Go back to the newest copy that is left, unless peers hold the state, or the fault waited until a copy was made."""
         self.need = need
         if fault.announced:
-            self.points = [now_s] * len(self.points)
+            self.points = [(now_s, now_s)] * len(self.points)
         elif need != HELD:
             self._roll_back(need, since_s)
 
     def _roll_back(self, need: int, since_s: float) -> None:
-        best, best_s = need, -1.0
+        best, found = need, (-1.0, 0.0)
         for tier in range(need, len(self.points)):
-            point_s = self.points[tier] if self.points[tier] <= since_s else self.stretches.point(tier, since_s)
-            if point_s > best_s:
-                best, best_s = tier, point_s
+            point = self.points[tier]
+            if point[0] > since_s:
+                made_s = self.stretches.point(tier, since_s)
+                point = (made_s, made_s + self.schedules[tier].blocked_s if made_s > 0.0 else 0.0)
+            if point[0] > found[0]:
+                best, found = tier, point
         self.rollbacks += 1
         self.need = best
-        self.lost["rework"] += self.stretches.cut_back(best_s + self.schedules[best].blocked_s if best_s > 0.0 else 0.0)
-        self.points = [min(point, best_s) for point in self.points]
+        self.lost["rework"] += self.stretches.cut_back(found[1])
+        self.points = [point if point[0] < found[0] else found for point in self.points]
 
     # ---- the way back --------------------------------------------------------------------------------------------------------------------
 
@@ -252,7 +255,8 @@ class FleetRun:
                 last_s = first_s + (math.ceil((now_s - first_s) / at.interval_s) - 1) * at.interval_s
                 safe = math.floor((now_s - at.latency_s - first_s) / at.interval_s)
                 if safe >= 0:
-                    self.points[tier] = first_s + safe * at.interval_s
+                    point_s = first_s + safe * at.interval_s
+                    self.points[tier] = point_s, point_s + at.blocked_s
                 self.next_s[tier] = last_s + at.interval_s if last_s + at.latency_s <= now_s else now_s
         absent = min(1.0, self.missing * self.model.replica_nodes / self.model.nodes)
         self.stretches.add(begin_s, now_s, 1.0 - absent, tuple(firsts))

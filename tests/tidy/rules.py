@@ -20,6 +20,7 @@ EDGE = (
     "fleet.cli_simulate",
     "fleet.recipes",
     "fleet.scenarios",
+    "fleet.comparisons",
     "fleet.plans",
     "fleet.driver",
     "fleet.launch",
@@ -43,6 +44,7 @@ class Zone:
 ZONES = (
     Zone("fleet/cli", SHIPPED, ANY, ("torch",)),
     Zone("fleet/recipes", SHIPPED, ANY, ("torch",)),
+    Zone("fleet/comparisons.py", SHIPPED, ANY, ("torch", "ray")),
     Zone("fleet/scenarios.py", SHIPPED, ANY, ("torch", "ray")),
     Zone("fleet/plans.py", SHIPPED, ANY, ("torch", "ray")),
     Zone("fleet/__main__.py", SHIPPED, ANY, ("torch",)),

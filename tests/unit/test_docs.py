@@ -91,6 +91,7 @@ PARTS = {
         "plan": lambda: options_of("plan"),
         "plan fields": plan_fields,
         "simulate": lambda: options_of("simulate"),
+        "compare": lambda: options_of("compare"),
         "checkpoint list": lambda: options_of("checkpoint list"),
         "checkpoint verify": lambda: options_of("checkpoint verify"),
         "checkpoint export": lambda: options_of("checkpoint export"),

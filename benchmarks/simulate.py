@@ -1,0 +1,96 @@
+"""How fast is a fleet simulated, and how does the same model in SimPy compare, event for event?
+
+The fleet has 100,000 GPUs (12,500 nodes) for 26 days, faults at the rates of the catalogue, two tiers of checkpoints, spares and repairs.
+For the comparison it has no slow spells, which the simulator lays over a finished run.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+import tracemalloc
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from benchmarks.harness import run
+from fleet.planning.inputs import PlanInput
+from fleet.scenarios import Prepared, Scenario, prepare
+from fleet.simulation.fleet_arrivals import draw_arrivals
+from fleet.simulation.fleet_run import FleetRun
+from fleet.simulation.monte_carlo import monte_carlo
+
+RUNS = 10_000
+
+
+def scenario() -> Prepared:
+    """100,000 GPUs, 26 days, stragglers and all."""
+    return prepare(Scenario(plan=PlanInput(gpus=100_000, batch_tokens=2.0**25), days=26.0))
+
+
+def _timed_ms(action: Callable[[], Any], repeats: int) -> list[float]:
+    samples = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        action()
+        samples.append(1e3 * (time.perf_counter() - begin))
+    return samples
+
+
+def measure(quick: bool) -> Mapping[str, Any]:
+    """Fleet simulator, vectorised and event-driven, and SimPy."""
+    prepared = scenario()
+    plain = replace(prepared.model, slow=())
+    repeats = 7 if quick else 30
+    samples = {
+        "fleet_run_100k_ms": _timed_ms(lambda: prepared.run(draw_arrivals(prepared.model, 1)), repeats),
+        "fleet_plain_run_100k_ms": _timed_ms(lambda: _ours(prepared, plain), repeats),
+    }
+    outcome = prepared.run(draw_arrivals(prepared.model, 1))
+    begin = time.perf_counter()
+    sample = monte_carlo(prepared.model, prepared.recovery, prepared.intervals, runs=RUNS, seed=1)
+    figures: dict[str, float] = {
+        "fleet_run_100k_ms": statistics.median(samples["fleet_run_100k_ms"]),
+        "fleet_run_100k_events": outcome.events,
+        "fleet_plain_run_100k_ms": statistics.median(samples["fleet_plain_run_100k_ms"]),
+        "fleet_10k_runs_s": time.perf_counter() - begin,
+        "fleet_peak_bytes": _peak_bytes(prepared),
+    }
+    mean, half = sample.interval()
+    notes = [f"goodput of {RUNS:,} runs side by side: {mean:.4%} +- {half:.4%}; faults a run: {sample.faults.mean():,.1f}"]
+    notes += _simpy(prepared, plain, 1 if quick else 5, figures, samples)
+    settings = {"gpus": 100_000, "nodes": 12_500, "days": 26, "seed": 1}
+    return {"settings": settings, "figures": figures, "samples": samples, "notes": notes}
+
+
+def _ours(prepared: Prepared, plain: Any) -> dict[str, float]:
+    return FleetRun(plain, draw_arrivals(plain, 1), prepared.recovery, prepared.intervals).run().shares
+
+
+def _simpy(prepared: Prepared, plain: Any, repeats: int, figures: dict[str, float], samples: dict[str, list[float]]) -> list[str]:
+    try:
+        from benchmarks.peers.simpy_fleet import SimpyFleet
+    except ImportError as error:
+        return [f"SimPy is not installed ({error}): its figures are left out"]
+    shares: list[dict[str, float]] = []
+    samples["simpy_run_100k_ms"] = _timed_ms(
+        lambda: shares.append(SimpyFleet(plain, draw_arrivals(plain, 1), prepared.recovery, prepared.intervals).run()), repeats
+    )
+    figures["simpy_run_100k_ms"] = statistics.median(samples["simpy_run_100k_ms"])
+    figures["fleet_over_simpy_run_ratio"] = figures["fleet_plain_run_100k_ms"] / figures["simpy_run_100k_ms"]
+    worst = max(abs(shares[0][name] - share) for name, share in _ours(prepared, plain).items())
+    return [f"SimPy and Fleet differ by at most {worst:.1e} in any share of the same run"]
+
+
+def _peak_bytes(prepared: Prepared) -> int:
+    """Most memory that Python and numpy hold at a time during a run, beyond what was there before."""
+    tracemalloc.start()
+    try:
+        prepared.run(draw_arrivals(prepared.model, 1))
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+if __name__ == "__main__":
+    run("simulate", measure)

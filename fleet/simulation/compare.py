@@ -1,0 +1,112 @@
+"""Which policy loses less, on the same faults, and how sure that is.
+
+Each pair is two policies on one trace; their difference varies far less than either. Looking at the interval after every pair and stopping
+when it excludes zero would decide too often by chance. The interval here may be looked at after every pair: it is the confidence sequence of
+Waudby-Smith and Ramdas (2024), Estimating means of bounded random variables by betting, JRSS-B 86(1), theorem 3 (the hedged capital process
+with predictable plug-in bets), for differences that lie in a known range. With probability 1 - alpha it covers the mean at all times at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from fleet.errors import ConfigError
+
+Floats = NDArray[np.float64]
+GRID = 2_001
+"""Candidate means; the interval is as fine as this."""
+TRUNCATION = 0.75
+"""The largest share of its capital that a gambler puts at stake."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Of ``pairs`` pairs: the mean difference, first policy less second.
+
+    ``low``, ``high``: may be looked at after every pair. ``fixed_low``, ``fixed_high``: Student's interval, narrower, right only when the
+    number of pairs was fixed beforehand. ``decided``: ``first``, ``second`` or ``same`` (the difference is surely below ``least``), else
+    empty.
+    """
+
+    pairs: int
+    mean: float
+    low: float
+    high: float
+    fixed_low: float
+    fixed_high: float
+    decided: str
+
+
+class Sequential:
+    """The confidence sequence of a mean of differences in ``-span..span``.
+
+    Args:
+        alpha: probability of ever being wrong.
+        span: the greatest difference there can be; goodputs differ by at most 1.
+        least: differences below this are no difference.
+    """
+
+    def __init__(self, alpha: float = 0.05, span: float = 1.0, least: float = 0.0005) -> None:
+        if not 0 < alpha < 1:
+            raise ConfigError("alpha", alpha, "a probability between 0 and 1", "0.05 is customary.")
+        if not 0 < least < span < math.inf:
+            raise ConfigError("least", least, f"must lie above 0 and below the span of {span:g}")
+        self.alpha, self.span, self.least = alpha, span, least
+        self.values: list[float] = []
+        self._means = np.linspace(0.0, 1.0, GRID)
+        self._up, self._down = np.zeros(GRID), np.zeros(GRID)
+        self._sum, self._squares = 0.5, 0.25
+        self._alive = np.full(GRID, True)
+
+    def add(self, difference: float) -> Verdict:
+        """One more pair. Raises ConfigError for a difference outside the span."""
+        if not -self.span <= difference <= self.span:
+            raise ConfigError("difference", difference, f"outside {-self.span:g}..{self.span:g}", "Compare shares of the wall clock.")
+        self.values.append(difference)
+        self._bet((difference / self.span + 1.0) / 2.0)
+        return self.verdict()
+
+    def _bet(self, value: float) -> None:
+        """Capital of a gambler against each candidate mean, who bets on it being too low, and of one who bets on its being too high."""
+        number = len(self.values)
+        variance = self._squares / number
+        bet = math.sqrt(2 * math.log(2 / self.alpha) / (variance * number * math.log(number + 1)))
+        means = np.clip(self._means, 1e-9, 1 - 1e-9)
+        self._up += np.log1p(np.minimum(bet, TRUNCATION / means) * (value - means))
+        self._down += np.log1p(-np.minimum(bet, TRUNCATION / (1 - means)) * (value - means))
+        self._alive &= np.maximum(self._up, self._down) < math.log(2 / self.alpha)
+        self._sum += value
+        self._squares += (value - self._sum / (number + 1)) ** 2
+
+    def verdict(self) -> Verdict:
+        """What is known so far; at least one pair is needed."""
+        kept = np.flatnonzero(self._alive)
+        step = 2 * self.span / (GRID - 1)
+        mean = float(np.mean(self.values))
+        low, high = ((2 * self._means[edge] - 1) * self.span for edge in (kept[0], kept[-1])) if len(kept) else (mean, mean)
+        low, high = float(low - step), float(high + step)
+        decided = "first" if low > 0 else "second" if high < 0 else "same" if -self.least < low and high < self.least else ""
+        return Verdict(len(self.values), mean, low, high, *student(self.values, self.alpha), decided)
+
+
+def student(values: Sequence[float], alpha: float) -> tuple[float, float]:
+    """Student's interval of the mean; infinite for fewer than 2 values."""
+    if len(values) < 2:
+        return -math.inf, math.inf
+    half = stats.t.ppf(1 - alpha / 2, len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values))
+    return float(np.mean(values) - half), float(np.mean(values) + half)
+
+
+def compare(pairs: Iterable[tuple[float, float]], test: Sequential) -> Iterator[Verdict]:
+    """A verdict after each pair of shares, the last one when it is decided or the pairs are at an end."""
+    for first, second in pairs:
+        verdict = test.add(first - second)
+        yield verdict
+        if verdict.decided:
+            return
