@@ -1,5 +1,5 @@
-"""The model of ``fleet.simulation.fleet_run`` in SimPy: one process for the job, one for the faults, one for each tier's copies and each node
-that is away. Every copy is an event, nothing is skipped; given the same faults it must end with the same shares.
+"""The model of ``fleet.simulation.fleet_run`` in SimPy: one process for the job, one for the faults, one for each tier's copies, and one
+for each node that is away. Every copy is an event, nothing is skipped; given the same faults it must end with the same shares.
 """
 
 from __future__ import annotations

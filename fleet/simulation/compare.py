@@ -1,9 +1,10 @@
 """Which policy loses less, on the same faults, and how sure that is.
 
-Each pair is two policies on one trace; their difference varies far less than either. Looking at the interval after every pair and stopping
-when it excludes zero would decide too often by chance. The interval here may be looked at after every pair: it is the confidence sequence of
-Waudby-Smith and Ramdas (2024), Estimating means of bounded random variables by betting, JRSS-B 86(1), theorem 3 (the hedged capital process
-with predictable plug-in bets), for differences that lie in a known range. With probability 1 - alpha it covers the mean at all times at once.
+Each pair is two policies on one trace; their difference varies far less than either. Looking at an ordinary interval after every pair and
+stopping when it excludes zero would decide too often by chance. The one here may be looked at after every pair: it is the confidence
+sequence of Waudby-Smith and Ramdas (2024), Estimating means of bounded random variables by betting, JRSS-B 86(1), theorem 3 (the hedged
+capital process with predictable plug-in bets), for differences that lie in a known range. With probability 1 - alpha it covers the mean at
+all times at once.
 """
 
 from __future__ import annotations
