@@ -11,14 +11,15 @@ DEMO ?= examples/gpt.py --world 4 --spares 1 --seed 7 --chaos storm --twin
 BENCHMARKS ?= recovery storm reduction machine snapshot simulate
 BENCH_FLAGS ?= --quick
 TRUTH_SEEDS ?= 2000
+TOOLS := chromium prometheus fonts-dejavu-core
 
-.PHONY: demo test lint bench truth clean
+.PHONY: tools demo test lint bench truth clean
 .DEFAULT_GOAL := test
 
 demo: $(READY)
 	$(BIN)/fleet run $(DEMO)
 
-test: lint
+test: lint tools
 	$(BIN)/python -m pytest -m "not truth"
 
 lint: $(READY)
@@ -33,6 +34,12 @@ bench: $(BENCH_READY)
 truth: $(READY)
 	FLEET_SEEDS=$(TRUTH_SEEDS) $(BIN)/python -m pytest -m truth
 	FLEET_SEEDS=$(TRUTH_SEEDS) $(BIN)/python -m pytest -m "not truth" tests/simulation tests/property
+
+tools:
+	@command -v chromium >/dev/null && command -v promtool >/dev/null && command -v prometheus >/dev/null \
+	  || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+	    apt-get install -y -qq --no-install-recommends $(TOOLS) >/dev/null; } \
+	  || { echo "The tests need these programs: apt-get install $(TOOLS)" >&2; exit 1; }
 
 clean:
 	rm -rf $(VENV) runs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -15,6 +15,9 @@ from fleet.ports import NodePort, ProcessPort
 from fleet.records import FaultRecord, Record
 from fleet.types import Fault, Member, Process
 
+BY_HAND = "by hand"
+"""``Fault.component`` of what an operator ordered."""
+
 
 @dataclass(frozen=True, slots=True)
 class Kill:
@@ -103,10 +106,21 @@ class Conductor:
         self._gone: set[Member] = set()
         self._down = 0
         self._place: dict[int, int] = {}
+        self._paused = False
 
     def planned(self, now_s: float) -> list[FaultReported]:
         """One report for each fault still ahead: send them once, before the first is due."""
         return [FaultReported(fault, "planned", now_s, ()) for fault in reversed(self._ahead)]
+
+    def add(self, faults: Iterable[Fault], now_s: float) -> list[FaultReported]:
+        """Plan more faults; one report for each."""
+        more = list(faults)
+        self._ahead = sorted([*self._ahead, *more], key=lambda fault: (fault.at_s, fault.id), reverse=True)
+        return [FaultReported(fault, "planned", now_s, ()) for fault in more]
+
+    def pause(self, paused: bool) -> None:
+        """While paused, faults that are due are suppressed, but for those that are addressed by hand."""
+        self._paused = paused
 
     def next_s(self) -> float:
         """When there is something to do next; infinity when nothing is left."""
@@ -175,6 +189,8 @@ class Conductor:
     def _common_refusal(self, fault: Fault, world: ChaosView) -> str | None:
         if fault.kind not in EXECUTABLE:
             return f"{fault.kind} has no operation yet"
+        if self._paused and fault.component != BY_HAND:
+            return "chaos was stopped by an operator"
         return None if world.running else "the run does not train yet"
 
     def _rank_refusal(self, fault: Fault, targets: list[Occupant], world: ChaosView) -> str | None:

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from threading import Thread
 from typing import Any
 
-from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from fleet.ledger_slots import STEP_KINDS
 from fleet.ledger_summary import COST_NAMES, LedgerSummary
+from fleet.prediction import predict
 
 COUNTER, GAUGE = "counter", "gauge"
+PER_RANK_UP_TO = 256
+MAX_NODES = 256
+MAX_MEASUREMENTS = 64
 Samples = Iterable[tuple[tuple[str, ...], float]]
 
 
@@ -33,6 +36,7 @@ class MetricSpec:
     help: str
     question: str
     read: Callable[[LedgerSummary], Samples]
+    per_rank: bool = False
 
 
 def _one(value: Callable[[LedgerSummary], float]) -> Callable[[LedgerSummary], Samples]:
@@ -57,8 +61,33 @@ def _fault_costs(summary: LedgerSummary) -> Samples:
     return list(sums.items())
 
 
-def _run_info(summary: LedgerSummary) -> Samples:
-    return [((summary.run, summary.status), 1.0)]
+def _moment(value: Callable[[LedgerSummary], float | None]) -> Callable[[LedgerSummary], Samples]:
+    return lambda summary: [] if (at_s := value(summary)) is None else [((), summary.unix_s(at_s))]
+
+
+def _parts(summary: LedgerSummary) -> Samples:
+    """Three sums a slot, so that 10,000 slots are 30,000 series."""
+    for slot, us in enumerate(summary.slot_us):
+        compute_us, step_us, all_us = us[0], sum(us[:STEP_KINDS]), sum(us)
+        for part, value in (("compute", compute_us), ("wait", step_us - compute_us), ("lost", all_us - step_us)):
+            yield (str(slot), part), value / 1e6
+
+
+def _nodes(summary: LedgerSummary) -> Samples:
+    return [((node,), float(ranks)) for node, ranks in sorted(summary.tallies.ranks_by_node.items())[:MAX_NODES]]
+
+
+def _measured(summary: LedgerSummary) -> Samples:
+    return [((name,), value) for name, (_, value) in list(summary.measurements.items())[:MAX_MEASUREMENTS]]
+
+
+def _law(summary: LedgerSummary) -> Samples:
+    law = summary.law
+    return [(("compute",), law.compute_s), (("comm",), law.comm_s), (("sync",), law.sync_s), (("data",), law.data_s)]
+
+
+def _shares(which: str) -> Callable[[LedgerSummary], Samples]:
+    return lambda summary: [((term.name,), getattr(term, which)) for term in predict(summary).terms]
 
 
 def _faults(summary: LedgerSummary) -> Samples:
@@ -67,7 +96,12 @@ def _faults(summary: LedgerSummary) -> Samples:
 
 METRICS = (
     MetricSpec(
-        "fleet_run_info", GAUGE, ("run", "status"), "1 for the run that is watched.", "Which run is this, and does it run?", _run_info
+        "fleet_run_info",
+        GAUGE,
+        ("status",),
+        "1 for each run that is watched.",
+        "Which runs are there, and do they go on?",
+        lambda s: [((s.status,), 1.0)],
     ),
     MetricSpec(
         "fleet_rank_seconds_total",
@@ -218,59 +252,162 @@ METRICS = (
         _one(lambda s: s.checkpoint_latency_s),
     ),
     MetricSpec(
+        "fleet_checkpoint_bytes",
+        GAUGE,
+        (),
+        "Size of the newest durable checkpoint.",
+        "How much is written?",
+        _one(lambda s: s.tallies.checkpoint_bytes),
+    ),
+    MetricSpec(
+        "fleet_checkpoint_timestamp_seconds",
+        GAUGE,
+        (),
+        "Unix time of the newest durable checkpoint.",
+        "Is one overdue?",
+        _moment(lambda s: s.tallies.last_durable_s),
+    ),
+    MetricSpec(
+        "fleet_start_timestamp_seconds", GAUGE, (), "Unix time of the run's start.", "When did it start?", _moment(lambda s: s.started_s)
+    ),
+    MetricSpec(
+        "fleet_commit_timestamp_seconds",
+        GAUGE,
+        (),
+        "Unix time of the newest commit.",
+        "Does it make progress?",
+        _moment(lambda s: s.tallies.last_commit_s),
+    ),
+    MetricSpec(
+        "fleet_spares_wanted",
+        GAUGE,
+        (),
+        "Spares that the run was asked to have.",
+        "How many may fail at once without a smaller world?",
+        _one(lambda s: s.spares),
+    ),
+    MetricSpec(
+        "fleet_spares",
+        GAUGE,
+        (),
+        "Live processes that stand by, or still start.",
+        "How many may fail now?",
+        _one(lambda s: s.tallies.standing_by),
+    ),
+    MetricSpec(
+        "fleet_worst_slot_losses_total",
+        COUNTER,
+        (),
+        "Losses of the slot that lost its process most often.",
+        "Does one rank crash again and again?",
+        _one(lambda s: s.tallies.worst_slot_losses),
+    ),
+    MetricSpec(
+        "fleet_decisions_total",
+        COUNTER,
+        ("policy", "action"),
+        "Decisions of the policies, where they changed.",
+        "What does Fleet do about it?",
+        lambda s: list(s.tallies.decisions.items()),
+    ),
+    MetricSpec(
+        "fleet_step_part_seconds",
+        GAUGE,
+        ("term",),
+        "Mean of each part of a step, per rank: the terms of the Fleet Law.",
+        "What is a step made of, and which term to attack?",
+        _law,
+    ),
+    MetricSpec(
+        "fleet_predicted_goodput_ratio",
+        GAUGE,
+        (),
+        "Goodput that the run should have by now, from what each fault should cost.",
+        "Is it as good as it should be?",
+        _one(lambda s: predict(s).goodput),
+    ),
+    MetricSpec(
+        "fleet_predicted_loss_ratio",
+        GAUGE,
+        ("term",),
+        "Predicted loss of goodput, by cause.",
+        "What should each cause cost?",
+        _shares("predicted"),
+    ),
+    MetricSpec(
+        "fleet_measured_loss_ratio",
+        GAUGE,
+        ("term",),
+        "Measured loss of goodput, by the same causes.",
+        "And what does it cost?",
+        _shares("measured"),
+    ),
+    MetricSpec(
+        "fleet_node_ranks", GAUGE, ("node",), "Live processes of the run on each node, of at most 256 nodes.", "Who is where?", _nodes
+    ),
+    MetricSpec(
+        "fleet_slot_seconds",
+        GAUGE,
+        ("slot", "part"),
+        "Seconds of each slot: computing, waiting in a step, lost. In runs of up to 256 slots, unless asked for.",
+        "Which rank is slow, and which one loses time?",
+        _parts,
+        per_rank=True,
+    ),
+    MetricSpec(
         "fleet_measurement",
         GAUGE,
         ("name",),
-        "The newest value of each figure that the training program reports.",
+        "The newest value of each of up to 64 figures that the training program reports.",
         "Does it learn?",
-        lambda s: [((name,), value) for name, (_, value) in s.measurements.items()],
+        _measured,
     ),
 )
 
 
-class FleetCollector(Collector):
-    """Reads one snapshot a scrape; registers without reading any.
+class RunsCollector(Collector):
+    """Reads one snapshot of each run at a scrape; registers without reading any. Every series has its run's name as label ``run``.
 
     Args:
-        provide: the newest summary, or None before there is one. Called from the scraping thread: it must hand out a finished summary, not
-            walk a ledger that another thread folds into.
+        provide: the newest summaries of the runs that go on. Called from the scraping thread: it must hand out finished summaries, not walk
+            ledgers that another thread folds into.
+        per_rank: give each slot series of its own; None: in runs of up to ``PER_RANK_UP_TO`` slots.
     """
 
-    def __init__(self, provide: Callable[[], LedgerSummary | None]) -> None:
-        self._provide = provide
+    def __init__(self, provide: Callable[[], Iterable[LedgerSummary]], per_rank: bool | None = None) -> None:
+        self._provide, self._per_rank = provide, per_rank
 
     def describe(self) -> Iterator[Metric]:
         return (_family(spec) for spec in METRICS)
 
     def collect(self) -> Iterator[Metric]:
-        summary = self._provide()
-        if summary is None:
+        summaries = list(self._provide())
+        if not summaries:
             return
         for spec in METRICS:
             family = _family(spec)
-            for labels, value in spec.read(summary):
-                family.add_metric(labels, value)
+            for summary in summaries:
+                if not spec.per_rank or self._wants_ranks(summary):
+                    for labels, value in spec.read(summary):
+                        family.add_metric((summary.run, *labels), value)
             yield family
+
+    def _wants_ranks(self, summary: LedgerSummary) -> bool:
+        return summary.world + summary.spares <= PER_RANK_UP_TO if self._per_rank is None else self._per_rank
 
 
 def _family(spec: MetricSpec) -> CounterMetricFamily | GaugeMetricFamily:
     kind = CounterMetricFamily if spec.kind == COUNTER else GaugeMetricFamily
-    return kind(spec.name, spec.help, labels=spec.labels)
-
-
-def serve_metrics(provide: Callable[[], LedgerSummary | None], host: str = "127.0.0.1", port: int = 0) -> tuple[Any, Thread]:
-    """Serve ``/metrics`` on ``host:port`` from a thread of its own, by prometheus_client's server.
-
-    Returns the server (``server.server_port`` is the port that was taken when ``port`` is 0; ``server.shutdown()`` ends it) and its thread.
-    Raises OSError when the port is in use.
-    """
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(FleetCollector(provide))
-    server, thread = start_http_server(port, host, registry)
-    return server, thread
+    return kind(spec.name, spec.help, labels=("run", *spec.labels))
 
 
 def metrics_table() -> str:
     """The table of metrics as Markdown, for the documentation."""
-    rows = [f"| `{m.name}` | {m.kind} | {', '.join(m.labels) or '-'} | {m.help} | {m.question} |" for m in METRICS]
-    return "\n".join(["| metric | kind | labels | meaning | question |", "|---|---|---|---|---|", *rows])
+    rows = [f"| `{m.name}` | {m.kind} | {', '.join(('run', *m.labels))} | {unit(m)} | {m.help} | {m.question} |" for m in METRICS]
+    return "\n".join(["| metric | kind | labels | unit | meaning | question |", "|---|---|---|---|---|---|", *rows]) + "\n"
+
+
+def unit(spec: MetricSpec) -> str:
+    """The unit, from the name's last word: base units, ``ratio`` between 0 and 1, ``-`` for plain numbers."""
+    last = spec.name.removesuffix("_total").rpartition("_")[2]
+    return {"seconds": "rank-seconds" if "rank_seconds" in spec.name else "seconds", "bytes": "bytes", "ratio": "ratio"}.get(last, "-")

@@ -82,7 +82,7 @@ def render_html(report: Report) -> str:
         incident_count=len(summary.incidents),
         cost_names=COST_NAMES,
         curves=[_curve(name, points) for name, points in report.history["measurements"].items()],
-        interval=_interval(report.history["decisions"]),
+        interval=interval_decisions(report.history["decisions"]),
         checkpoints=_checkpoints(report.history["checkpoints"]),
         fault_counts=sorted(summary.faults_by_kind_phase.items()),
     )
@@ -189,7 +189,7 @@ def _curve(name: str, points: Sequence[Sequence[float]]) -> dict[str, Any]:
     return {"name": name, "line": line, "low": low, "high": high, "first": first, "last": last, "value": newest.get(last)}
 
 
-def _interval(decisions: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def interval_decisions(decisions: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The newest decisions on the interval, where the reason changed."""
     mine = [decision for decision in decisions if decision["policy"] == "interval"]
     changed = mine[:1] + [after for before, after in pairwise(mine) if before["reason"] != after["reason"]]

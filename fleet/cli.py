@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from fleet import cli_checkpoint, cli_plan, cli_simulate
+from fleet import cli_checkpoint, cli_plan, cli_simulate, cli_watch
 from fleet.config import CheckpointSettings, RunSettings
 from fleet.errors import ConfigError, FleetError
 
 if TYPE_CHECKING:
+    from fleet.cli_watch import Watch
     from fleet.plans import RunPlan, RunResult
     from fleet.recipes import LiveRun
     from fleet.report import Report
@@ -31,6 +32,7 @@ console = Console(stderr=True)
 cli_plan.register(app)
 cli_simulate.register(app)
 cli_checkpoint.register(app)
+cli_watch.register(app)
 
 
 @app.command()
@@ -52,7 +54,7 @@ def run(
     resume: Annotated[str, typer.Option(help="Go on with this run from its newest durable checkpoint.")] = "",
     json_: Annotated[str, typer.Option("--json", help="Write the report as JSON to this file; - for stdout.")] = "",
     html: Annotated[str, typer.Option(help="Write the report as one HTML page.")] = "",
-    metrics_port: Annotated[int, typer.Option(help="Serve /metrics for Prometheus on this port while running.")] = 0,
+    port: Annotated[int, typer.Option(help="Serve the live page and /metrics on this port; 0: a free one.")] = 0,
 ) -> None:
     """Train SCRIPT on a local cluster, through whatever happens to its ranks."""
     from fleet import scripts
@@ -63,7 +65,7 @@ def run(
     plan = _plan(script, settings, chaos, resume, root)
     if twin_world:
         dataclasses.replace(settings, world=twin_world, spares=0)  # refused now, not after the run
-    raise typer.Exit(_execute(plan, twin, twin_world, json_, html, metrics_port))
+    raise typer.Exit(_execute(plan, twin, twin_world, json_, html, port))
 
 
 def _settings(world: int, spares: int, nodes: int, shards: int, min_ranks: int, seed: int, pairs: list[str], reduction: str,
@@ -109,30 +111,35 @@ def _plan(script: str, settings: RunSettings, chaos: str, resume: str, root: Pat
     return plans.RunPlan(name=name, folder=root / name, settings=settings, train=train, script=script, chaos=settings_of_chaos)
 
 
-def _execute(plan: RunPlan, twin: bool, twin_world: int, json_: str, html: str, metrics_port: int) -> int:
+def _execute(plan: RunPlan, twin: bool, twin_world: int, json_: str, html: str, port: int) -> int:
     from fleet import plans, recipes
 
-    with recipes.local_cluster(plan.settings) as cluster:
-        result = _one_run(recipes.LiveRun(plan, cluster), metrics_port)
+    root = plan.folder.parent
+    with cli_watch.serving(root, "127.0.0.1", port) as server, recipes.local_cluster(plan.settings) as cluster:
+        result = _one_run(recipes.LiveRun(plan, cluster), server)
         verdict = None
         if twin and result.status == "completed":
             other = plans.twin_of(plan, twin_world or None)
-            verdict = plans.compare(plan, other, _one_run(recipes.LiveRun(other, cluster), 0))
+            verdict = plans.compare(plan, other, _one_run(recipes.LiveRun(other, cluster), None))
     report = _load_report(plan.folder)
     _emit(report, plan, verdict, json_, html)
     return _exit_code(result, verdict)
 
 
-def _one_run(live: LiveRun, metrics_port: int) -> RunResult:
+def _one_run(live: LiveRun, server: Watch | None) -> RunResult:
+    """Train; with a ``server``, its page shows the run, and takes orders for its chaos."""
+    from fleet.follow import Follower
     from fleet.progress import LiveView
 
-    console.print(f"[bold]{live.plan.name}[/]  journal {live.plan.journal}")
-    with LiveView(live.plan.journal, live.plan.name, console) as view, _stopped_by_signals(live):
-        if metrics_port:
-            from dashboards.metrics import serve_metrics
-
-            serve_metrics(view.summary, "127.0.0.1", metrics_port)
+    plan, follower = live.plan, Follower(live.plan.journal)
+    console.print(f"[bold]{plan.name}[/]  journal {plan.journal}")
+    if server is not None:
+        server.show(plan.name, follower, live.controls)
+        console.print(f"watch it at [bold]{server.link(plan.name)}[/]", soft_wrap=True)
+    with LiveView(follower, plan.name, console), _stopped_by_signals(live):
         result = live.execute()
+    if server is not None:
+        server.release(plan.name)
     if result.status == "failed":
         if result.detail:
             console.print(result.detail, markup=False, highlight=False)

@@ -31,6 +31,7 @@ from fleet.ledger_slots import (
     cut_front,
 )
 from fleet.ledger_summary import COST_NAMES, Incident, LawTerms, LedgerSummary
+from fleet.ledger_tallies import Tally
 from fleet.ledger_timeline import Timeline
 from fleet.records import (
     CheckpointRecord,
@@ -100,6 +101,7 @@ class Ledger:
         self._checkpoint: CheckpointRecord | None = None
         self._interval_s: float | None = None
         self._measurements: dict[str, tuple[int, float]] = {}
+        self._tally = Tally()
         self._closed: Ledger | None = None
         self._handlers: dict[type, Any] = {
             Spans: self._spans,
@@ -124,6 +126,8 @@ class Ledger:
             raise LedgerError(f"the first record is {type(record).__name__}, not RunStarted")
         self._closed = None
         self._handlers[type(record)](record)
+        if type(record) is not Spans:
+            self._tally.add(record)
 
     def apply_all(self, records: Iterable[Record]) -> Ledger:
         """Add every record; returns the ledger itself."""
@@ -513,6 +517,7 @@ def _summary(ledger: Ledger, closed: Ledger, now_us: int) -> LedgerSummary:
         checkpoint_blocked_s=durable.blocked_s if durable else 0.0,
         checkpoint_latency_s=durable.latency_s if durable else 0.0,
         measurements=dict(closed._measurements),
+        tallies=closed._tally.now(),
     )
 
 

@@ -113,21 +113,43 @@ class JournalTail:
         self._offset = 0
         self._line = 0
 
-    def poll(self) -> list[Record]:
-        """New records, oldest first; empty while the file does not exist. Raises JournalError as :func:`read_journal` does."""
+    def poll(self, limit_bytes: int = 1 << 62) -> list[Record]:
+        """New records, oldest first; empty while the file does not exist. Reads at most about ``limit_bytes``: call again for the rest.
+
+        Raises JournalError as :func:`read_journal` does; the records before the damage are given first, by the call before.
+        """
         if not self._path.exists():
             return []
+        data = self._read(limit_bytes)
+        records: list[Record] = []
+        for line in data.splitlines(keepends=True):
+            try:
+                records.append(self._decode(line))
+            except JournalError:
+                if not records:
+                    raise
+                return records
+            self._line += 1
+            self._offset += len(line)
+        return records
+
+    @property
+    def behind_bytes(self) -> int:
+        """What of the file is not read yet, an incomplete last line included."""
+        return self._path.stat().st_size - self._offset if self._path.exists() else 0
+
+    def _read(self, limit_bytes: int) -> bytes:
+        """Whole lines from the offset on, one at least when there is one."""
         with self._path.open("rb") as file:
             file.seek(self._offset)
-            data = file.read()
-        complete = data[: data.rfind(b"\n") + 1]
-        self._offset += len(complete)
-        return [self._decode(line) for line in complete.split(b"\n")[:-1]]
+            data = file.read(limit_bytes) if limit_bytes < 1 << 62 else file.read()
+            if b"\n" not in data:
+                data += file.readline()
+        return data[: data.rfind(b"\n") + 1]
 
     def _decode(self, line: bytes) -> Record:
-        self._line += 1
-        record = _decode_at(self._path, self._line, line)
-        _check_first(self._path, self._line, record)
+        record = _decode_at(self._path, self._line + 1, line)
+        _check_first(self._path, self._line + 1, record)
         return record
 
 

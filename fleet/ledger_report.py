@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,9 @@ from fleet.goodput import Ledger
 from fleet.ledger_summary import COST_NAMES, STEP_NAMES, Incident, LedgerSummary
 from fleet.ledger_timeline import Timeline
 from fleet.records import CheckpointRecord, DecisionMade, Measurement, ProcessLost, Record, ViewPublished
+
+HAPPENINGS = ("losses", "views", "checkpoints", "decisions")
+MAX_CURVES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,31 +65,55 @@ class Report:
         return json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n"
 
 
-def build_report(records: Iterable[Record]) -> Report:
-    """Fold a run's journal. Raises LedgerError when its rank-seconds overlap or leave a gap."""
-    timeline = Timeline()
-    ledger = Ledger(timeline)
-    losses: list[dict[str, Any]] = []
-    views: list[dict[str, Any]] = []
-    checkpoints: list[dict[str, Any]] = []
-    decisions: list[dict[str, Any]] = []
-    measurements: dict[str, list[list[float]]] = {}
-    for record in records:
-        ledger.apply(record)
+class History:
+    """What happened in a run, as plain data, gathered record by record.
+
+    Args:
+        most: keep only that many of each kind, the newest; of a measurement every second point goes when there are more. None: keep all.
+    """
+
+    def __init__(self, most: int | None = None) -> None:
+        self._most = most
+        self._kinds: dict[str, deque[dict[str, Any]]] = {name: deque(maxlen=most) for name in HAPPENINGS}
+        self._points: dict[str, list[list[float]]] = {}
+
+    def add(self, record: Record) -> None:
         match record:
             case ProcessLost():
-                losses.append({**dataclasses.asdict(record), "member": str(record.member)})
+                self._kinds["losses"].append({**dataclasses.asdict(record), "member": str(record.member)})
             case ViewPublished():
-                views.append(_view(record))
+                self._kinds["views"].append(_view(record))
             case CheckpointRecord():
-                checkpoints.append({**dataclasses.asdict(record), "state": [record.state.lineage, record.state.step]})
+                state = [record.state.lineage, record.state.step]
+                self._kinds["checkpoints"].append({**dataclasses.asdict(record), "state": state})
             case DecisionMade():
-                decisions.append(dataclasses.asdict(record))
+                self._kinds["decisions"].append(dataclasses.asdict(record))
             case Measurement():
-                measurements.setdefault(record.name, []).append([record.state.step, record.value])
+                self._measured(record)
+
+    def _measured(self, record: Measurement) -> None:
+        if self._most is not None and record.name not in self._points and len(self._points) >= MAX_CURVES:
+            return
+        points = self._points.setdefault(record.name, [])
+        points.append([record.state.step, record.value])
+        if self._most is not None and len(points) > self._most:
+            del points[1:-1:2]
+
+    def as_dict(self) -> dict[str, Any]:
+        """A copy, for a :class:`Report`."""
+        points = {name: list(points) for name, points in self._points.items()}
+        return {**{name: list(items) for name, items in self._kinds.items()}, "measurements": points}
+
+
+def build_report(records: Iterable[Record]) -> Report:
+    """Fold a run's journal. Raises LedgerError when its rank-seconds overlap or leave a gap."""
+    timeline, history = Timeline(), History()
+    ledger = Ledger(timeline)
+    for record in records:
+        ledger.apply(record)
+        history.add(record)
     summary = ledger.summary()
-    history = {"losses": losses, "views": views, "checkpoints": checkpoints, "decisions": decisions, "measurements": measurements}
-    return Report(summary, ledger.closed_timeline() or timeline, history)
+    return Report(summary, ledger.closed_timeline() or timeline, history.as_dict())
 
 
 def _view(record: ViewPublished) -> dict[str, Any]:

@@ -55,6 +55,22 @@ class LawTerms:
 
 
 @dataclass(frozen=True, slots=True)
+class Tallies:
+    """What is counted beside time. Times are on the run's clock, None before the first. ``decisions`` are by (policy, action).
+
+    ``standing_by`` are live processes in no view; ``worst_slot_losses`` is how often the slot that lost most lost its process.
+    """
+
+    last_commit_s: float | None
+    last_durable_s: float | None
+    checkpoint_bytes: int
+    standing_by: int
+    worst_slot_losses: int
+    ranks_by_node: Mapping[str, int]
+    decisions: Mapping[tuple[str, str], int]
+
+
+@dataclass(frozen=True, slots=True)
 class LedgerSummary:
     """The ledger at ``now_s``. Rank-seconds unless named otherwise.
 
@@ -107,6 +123,7 @@ class LedgerSummary:
     checkpoint_blocked_s: float
     checkpoint_latency_s: float
     measurements: Mapping[str, tuple[int, float]]
+    tallies: Tallies
 
     @property
     def slots(self) -> tuple[Mapping[str, float], ...]:
@@ -116,6 +133,10 @@ class LedgerSummary:
     @property
     def wall_s(self) -> float:
         return self.now_s - self.started_s
+
+    def unix_s(self, at_s: float) -> float:
+        """The calendar's time of a moment on the run's clock."""
+        return self.started_unix_s + at_s - self.started_s
 
     @property
     def rank_s(self) -> float:

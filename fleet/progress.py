@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from fleet.clock import Clock, MonotonicClock
-from fleet.goodput import Ledger
-from fleet.journal import JournalTail
-from fleet.ledger_summary import LedgerSummary
+from fleet.follow import Follower
 from fleet.records import FaultRecord, Measurement, ProcessLost, Record, ViewPublished
 
-POLL_S = 0.5
+POLL_S = 0.25
 
 
 class LiveView:
-    """Follows a journal while its run goes on. Use as a context manager; ``summary`` is the latest, for ``/metrics`` too."""
+    """Keeps a follower up to date while its run goes on, and tells the terminal. Use as a context manager."""
 
-    def __init__(self, journal: Path, title: str, console: Console, clock: Clock | None = None) -> None:
-        self._journal, self._console, self._clock = journal, console, clock or MonotonicClock()
-        self._ledger = Ledger()
-        self._lock = threading.Lock()
+    def __init__(self, follower: Follower, title: str, console: Console) -> None:
+        self._follower, self._console = follower, console
         self._stop = threading.Event()
-        self._tail: JournalTail | None = None
         self._losses: dict[str, float] = {}
         columns = (SpinnerColumn(), TextColumn("[bold]{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[line]}"))
         self._progress = Progress(*columns, TimeElapsedColumn(), console=console, refresh_per_second=4, transient=True)
@@ -41,23 +34,12 @@ class LiveView:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._stop.set()
         self._thread.join(5.0)
+        self._follower.read()
         self._progress.stop()
-
-    def summary(self) -> LedgerSummary | None:
-        """The ledger now; None before the run's first record."""
-        with self._lock:
-            return self._ledger.summary(self._clock.now_s()) if self._tail is not None and self._ledger.started else None
 
     def _follow(self) -> None:
         while not self._stop.wait(POLL_S):
-            if self._tail is None:
-                if not self._journal.exists():
-                    continue
-                self._tail = JournalTail(self._journal)
-            records = self._tail.poll()
-            with self._lock:
-                self._ledger.apply_all(records)
-            for record in records:
+            for record in self._follower.poll():
                 self._tell(record)
             self._show()
 
@@ -74,7 +56,7 @@ class LiveView:
                 self._losses[name] = value
 
     def _show(self) -> None:
-        summary = self.summary()
+        summary = self._follower.summary()
         if summary is None:
             return
         figures = "  ".join(f"{name} {value:.3f}" for name, value in self._losses.items())

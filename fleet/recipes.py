@@ -26,7 +26,9 @@ from actors.worker import RankSpec, rank_main
 from chaos.arrivals import compression_for
 from chaos.catalogue import Topology, load_catalogue
 from chaos.conductor import Action, ChaosView, Conductor, Occupant, perform
+from chaos.controls import ChaosControls, obey
 from chaos.processes import LocalProcesses
+from chaos.settings import parse_chaos
 from fleet.clock import unix_time_s
 from fleet.config import RunSettings
 from fleet.errors import RunFailed
@@ -34,8 +36,9 @@ from fleet.events import FaultReported
 from fleet.instructions import EndRun
 from fleet.launch.local import LocalCluster, node_resource
 from fleet.machine import FleetMachine
-from fleet.plans import RunPlan, RunResult, describe, store_url
+from fleet.plans import STORM, RunPlan, RunResult, describe, store_url
 from fleet.records import VERSION, RunStarted
+from fleet.types import Fault
 from policies import placement
 from policies.interval import CheckpointInterval, checkpoint_rate_per_s
 from policies.recovery import ReformPromoteRegrow
@@ -108,6 +111,7 @@ class LiveRun:
         self.nodes = _Nodes(self)
         self._stop = threading.Event()
         self._done = threading.Event()
+        self.controls = ChaosControls(plan.settings.slots, plan.settings.nodes, plan.chaos.on)
 
     def _spec(self) -> CoordinatorSpec:
         plan, url, name = self.plan, self.store_url, self.plan.name
@@ -145,6 +149,7 @@ class LiveRun:
             fitted = self._fit()
         finally:
             self._stop.set()
+            self.controls.close()
             chaos.join(STOP_S)
         outcome = self._outcome() or self._give_up(fitted)
         self._close()
@@ -201,22 +206,33 @@ class LiveRun:
     # ---- chaos -------------------------------------------------------------------------------------------------------------------------
 
     def _conduct(self) -> None:
-        """Carry out the plan of faults, counted from the first view on."""
+        """Carry out the plan of faults, counted from the first view on, and what an operator orders beside it."""
         settings, chaos = self.plan.settings, self.plan.chaos
         plan = chaos.plan(seed=settings.seed, world=settings.slots, nodes=settings.nodes)
-        if not plan:
-            return
         conductor = Conductor(plan, min_ranks=settings.min_ranks, repair_s=chaos.repair_s)
-        origin_s = self._await_training()
+        origin_s = self._await_training() if plan or self._await_order() else None
         if origin_s is None:
             return
         for report in conductor.planned(0.0):
             self._report(report, origin_s)
         while not self._stop.wait(CHAOS_POLL_S) and not self._done.is_set():
             now_s = time.monotonic() - origin_s
+            for report in obey(self.controls.take(), conductor, now_s, self._storm):
+                self._report(report, origin_s)
             if now_s >= conductor.next_s():
                 self._strike(conductor, conductor.due(now_s, self._see()), origin_s)
         self._strike(conductor, conductor.end(time.monotonic() - origin_s, self._see()), origin_s)
+
+    def _await_order(self) -> bool:
+        """Without a plan, whether an operator orders something before the run ends."""
+        while not self._stop.wait(CHAOS_POLL_S) and not self._done.is_set():
+            if self.controls.waiting:
+                return True
+        return False
+
+    def _storm(self) -> tuple[Fault, ...]:
+        settings = self.plan.settings
+        return parse_chaos(STORM).plan(seed=settings.seed, world=settings.slots, nodes=settings.nodes)
 
     def _await_training(self) -> float | None:
         while not self._stop.wait(CHAOS_POLL_S):

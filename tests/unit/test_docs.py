@@ -88,6 +88,7 @@ PARTS = {
         "run": lambda: options_of("run"),
         "chaos": chaos_settings,
         "report": lambda: options_of("report"),
+        "watch": lambda: options_of("watch"),
         "plan": lambda: options_of("plan"),
         "plan fields": plan_fields,
         "simulate": lambda: options_of("simulate"),

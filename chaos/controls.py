@@ -1,0 +1,132 @@
+"""An operator's orders to a run's chaos: given from any thread, carried out by the one that conducts it."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from chaos.catalogue import EXECUTABLE, NODE_KINDS
+from chaos.conductor import BY_HAND, Conductor
+from fleet.errors import ConfigError
+from fleet.events import FaultReported
+from fleet.types import Fault
+
+LONGEST_S = 600.0
+MOST_WAITING = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Faults that are planned strike again; when none is left, a storm is planned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """No planned fault strikes until ``Start``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Strike:
+    """One fault, now. ``fault.at_s`` is filled in when it is carried out."""
+
+    fault: Fault
+
+
+Order = Start | Stop | Strike
+
+
+class ChaosControls:
+    """Takes orders, and keeps them until the conductor's thread asks for them.
+
+    Args:
+        slots, nodes: how many there are to be struck.
+        planned: whether the run has a plan of faults, so that chaos is on from the start.
+    """
+
+    def __init__(self, slots: int, nodes: int, planned: bool) -> None:
+        self._slots, self._nodes = slots, nodes
+        self._running, self._ended = planned, False
+        self._orders: list[Order] = []
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+
+    def start(self) -> str:
+        """Let planned faults strike. Returns what will happen."""
+        self._give(Start())
+        self._running = True
+        return "planned faults strike; when none is left, a storm is planned"
+
+    def stop(self) -> str:
+        """Keep planned faults from striking; what has struck heals in its time."""
+        self._give(Stop())
+        self._running = False
+        return "no planned fault strikes until chaos is started again"
+
+    def strike(self, kind: str, slot: int | None = None, node: int | None = None, duration_s: float = 5.0, severity: float = 2.0) -> str:
+        """One fault, as soon as may be; returns its id. Raises ConfigError when it cannot be."""
+        if kind not in EXECUTABLE:
+            raise ConfigError("kind", kind, "is no fault that can be carried out", f"Choose one of {', '.join(EXECUTABLE)}.")
+        on_node = kind in NODE_KINDS
+        name, place, count = ("node", node, self._nodes) if on_node else ("slot", slot, self._slots)
+        if place is None or not 0 <= place < count:
+            raise ConfigError(name, place, f"{kind} strikes a {name}, of which there are 0 to {count - 1}")
+        if not (math.isfinite(duration_s) and 0 < duration_s <= LONGEST_S):
+            raise ConfigError("duration_s", duration_s, f"must be above 0 and at most {LONGEST_S:g} s")
+        if not (math.isfinite(severity) and 1 <= severity <= 100):
+            raise ConfigError("severity", severity, "1 is full speed, 2 half of it", "Set it between 1 and 100.")
+        name = f"by-hand-{next(self._numbers)}"
+        self._give(Strike(Fault(name, 0.0, BY_HAND, kind, None if on_node else place, place if on_node else None, duration_s, severity)))
+        return name
+
+    def _give(self, order: Order) -> None:
+        with self._lock:
+            if self._ended:
+                raise ConfigError("run", "ended", "has no chaos any more")
+            if len(self._orders) >= MOST_WAITING:
+                raise ConfigError("orders", len(self._orders), "wait to be carried out already", "Wait until the run trains.")
+            self._orders.append(order)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether an order was given that nobody took yet."""
+        return bool(self._orders)
+
+    def take(self) -> list[Order]:
+        """The orders since the last call, oldest first."""
+        with self._lock:
+            orders, self._orders = self._orders, []
+        return orders
+
+    def close(self) -> None:
+        """The run is over: further orders are refused."""
+        with self._lock:
+            self._ended, self._running = True, False
+
+    def status(self) -> dict[str, Any]:
+        """What a page shows: whether chaos strikes, and what may be ordered."""
+        return {"running": self._running, "ended": self._ended, "kinds": list(EXECUTABLE), "slots": self._slots, "nodes": self._nodes}
+
+
+def obey(orders: Iterable[Order], conductor: Conductor, now_s: float, storm: Callable[[], tuple[Fault, ...]]) -> list[FaultReported]:
+    """Carry orders out: what strikes does so at the conductor's next turn. Returns reports of what was planned anew.
+
+    ``storm`` makes the faults that follow when chaos is started and none is left; their times count from ``now_s``.
+    """
+    planned: list[FaultReported] = []
+    for order in orders:
+        match order:
+            case Stop():
+                conductor.pause(True)
+            case Start():
+                conductor.pause(False)
+                if conductor.next_s() == math.inf:
+                    later = [dataclasses.replace(f, id=f"{f.id}-at-{now_s:.0f}", at_s=f.at_s + now_s) for f in storm()]
+                    planned += conductor.add(later, now_s)
+            case Strike(fault):
+                planned += conductor.add([dataclasses.replace(fault, at_s=now_s)], now_s)
+    return planned

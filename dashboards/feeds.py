@@ -1,0 +1,153 @@
+"""The runs under one folder: which there are, and a follower for each that somebody looks at."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+from dashboards.state import run_state
+from fleet.clock import unix_time_s
+from fleet.follow import Follower, last_words
+from fleet.ledger_summary import LedgerSummary
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}")
+POLL_S = 0.25
+AGE_S = 1.0
+"""While a run goes on its state is made anew so often, even when the journal has nothing new: time passes."""
+MAX_OPEN = 16
+"""Runs that are followed at once; of more, the one that was asked for the longest time ago is let go and read again when wanted."""
+FRESH_S = 600.0
+"""A run is scraped until its journal has not grown for so long."""
+
+
+class Feed:
+    """One run's follower, kept up to date by :class:`Feeds`; ``body`` is the newest state as JSON, made once for all who look."""
+
+    def __init__(self, follower: Follower) -> None:
+        self.follower = follower
+        self.unread = True
+        self._made: tuple[int, float] | None = None
+        self._body = b""
+        self._lock = threading.Lock()
+
+    @property
+    def version(self) -> int:
+        return self.follower.version
+
+    def state(self) -> dict[str, Any] | None:
+        follower = self.follower
+        started = follower.started
+        if started is None:
+            return {"run": follower.journal.parent.name, "status": "damaged", "damage": follower.damage} if follower.damage else None
+        silent, seats = follower.silent(), follower.seats()
+        return follower.look(lambda report: run_state(report, seats, started.config, silent=silent, damage=follower.damage))
+
+    def body(self) -> bytes:
+        """The state as JSON; ``null`` before the run's first record. While the run goes on it is made anew once a second at most."""
+        with self._lock:
+            if self._is_old():
+                self._made = (self.version, unix_time_s())
+                self._body = json.dumps(self.state(), separators=(",", ":"), allow_nan=False).encode()
+            return self._body
+
+    def _is_old(self) -> bool:
+        if self._made is None:
+            return True
+        version, made_s = self._made
+        age_s = unix_time_s() - made_s
+        return age_s >= POLL_S if version != self.version else age_s >= AGE_S and self.follower.now_s() is not None
+
+
+class Feeds:
+    """Runs by name. Use as a context manager: a thread of its own reads the journals that are open.
+
+    Args:
+        root: folder that holds a folder for each run.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._open: OrderedDict[str, Feed] = OrderedDict()
+        self._lock = threading.Lock()
+        self._stop, self._wanted = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="fleet-feeds", daemon=True)
+
+    def __enter__(self) -> Feeds:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._wanted.set()
+        self._thread.join(10.0)
+
+    def journal(self, name: str) -> Path | None:
+        """The journal of run ``name``; None when there is none, or when the name is no name, or leads out of the root."""
+        if not NAME.fullmatch(name):
+            return None
+        path = self.root / name / "journal.jsonl"
+        inside = path.resolve().is_relative_to(self.root.resolve())
+        return path if inside and path.is_file() else None
+
+    def get(self, name: str) -> Feed | None:
+        """The feed of run ``name``, opened if need be; None when there is no such run."""
+        with self._lock:
+            feed = self._open.get(name)
+            if feed is None:
+                path = self.journal(name)
+                if path is None:
+                    return None
+                feed = self._open[name] = Feed(Follower(path))
+                while len(self._open) > MAX_OPEN:
+                    self._open.popitem(last=False)
+                self._wanted.set()
+            self._open.move_to_end(name)
+            return feed
+
+    def adopt(self, name: str, follower: Follower) -> None:
+        """Serve run ``name`` from a follower that somebody else keeps up to date."""
+        feed = Feed(follower)
+        feed.unread = False
+        with self._lock:
+            self._open[name] = feed
+
+    def runs(self) -> list[dict[str, Any]]:
+        """All runs, newest first: what their first and last records say."""
+        paths = [path for path in self.root.glob("*/journal.jsonl") if self.journal(path.parent.name) is not None]
+        found = [(path.stat().st_mtime, path) for path in paths]
+        return [_row(path, changed_s) for changed_s, path in sorted(found, reverse=True)[:500]]
+
+    def fresh(self) -> list[LedgerSummary]:
+        """Summaries of the runs that go on, or did until a moment ago; for ``/metrics``."""
+        names = [row["name"] for row in self.runs() if unix_time_s() - row["changed_unix_s"] < FRESH_S]
+        feeds = [feed for name in names[:MAX_OPEN] if (feed := self.get(name)) is not None]
+        return [summary for feed in feeds if (summary := feed.follower.summary()) is not None]
+
+    def _follow(self) -> None:
+        while not self._stop.is_set():
+            with self._lock:
+                feeds = [feed for feed in self._open.values() if feed.unread]
+            busy = [feed for feed in feeds if feed.follower.poll()]
+            if not busy:
+                self._wanted.wait(POLL_S)
+                self._wanted.clear()
+
+
+def _row(path: Path, changed_s: float) -> dict[str, Any]:
+    first, last = last_words(path)
+    row: dict[str, Any] = {"name": path.parent.name, "changed_unix_s": changed_s}
+    if first is None:
+        return row | {"status": "damaged"}
+    going_on = unix_time_s() - changed_s < 30.0
+    return row | {
+        "run": first.run,
+        "status": last.status if last is not None else "running" if going_on else "silent",
+        "reason": last.reason if last is not None else "",
+        "started_unix_s": first.unix_time_s,
+        "world": first.world,
+        "spares": first.spares,
+    }

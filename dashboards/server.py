@@ -1,0 +1,343 @@
+"""The live page and its API, over HTTP. ``dashboards/openapi.py`` describes the API; ``docs/dashboards.md`` says who may do what.
+
+Reads go to feeds that follow journals, never to a coordinator: a thousand open pages cost a run nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+from dashboards.access import NOBODY, WRITE, Access, Audit
+from dashboards.feeds import Feed, Feeds
+from dashboards.metrics import RunsCollector
+from dashboards.openapi import openapi
+from fleet.errors import ConfigError
+
+log = logging.getLogger("fleet.dashboards")
+
+STATIC = Path(__file__).parent / "static"
+FILES = {"run.js": "text/javascript", "runs.js": "text/javascript", "parts.js": "text/javascript", "page.css": "text/css"}
+MAX_BODY_BYTES = 16_384
+BODY_S = 5.0
+"""A request's body must be there within so long."""
+WRITE_S = 10.0
+"""A reader that takes nothing for so long is let go."""
+HEARTBEAT_S = 10.0
+UPDATE_S = 0.5
+MAX_STREAMS = 512
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class ChaosPort(Protocol):
+    """What the page may order of a run's chaos; ``chaos.controls.ChaosControls`` is one. Each raises ConfigError when it cannot be."""
+
+    def start(self) -> str: ...
+    def stop(self) -> str: ...
+    def strike(self, kind: str, slot: int | None, node: int | None, duration_s: float, severity: float) -> str: ...
+    def status(self) -> dict[str, Any]: ...
+
+
+class WatchServer:
+    """Serves the runs of ``feeds`` from an event loop in a thread of its own. Use as a context manager.
+
+    Args:
+        feeds: the runs.
+        access: who may do what.
+        host, port: where to listen; port 0 takes a free one, see ``url``.
+        audit: where what was changed is written down.
+
+    Raises:
+        OSError: the port is in use.
+    """
+
+    def __init__(self, feeds: Feeds, access: Access, audit: Audit, host: str = "127.0.0.1", port: int = 0) -> None:
+        self._feeds, self._access, self._audit = feeds, access, audit
+        self._host, self._port = host, port
+        self._chaos: dict[str, ChaosPort] = {}
+        self._streams = 0
+        self._loop = asyncio.new_event_loop()
+        self._ready = threading.Event()
+        self._closing: asyncio.Event | None = None
+        self._error: OSError | None = None
+        self._thread = threading.Thread(target=self._serve, name="fleet-watch-server", daemon=True)
+
+    def __enter__(self) -> WatchServer:
+        self._thread.start()
+        self._ready.wait(30.0)
+        if self._error is not None:
+            raise self._error
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._closing is not None and self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._closing.set)
+        self._thread.join(10.0)
+
+    @property
+    def port(self) -> int:
+        return self._port
+
+    @property
+    def url(self) -> str:
+        host = "127.0.0.1" if self._host in ("0.0.0.0", "::") else self._host
+        return f"http://{f'[{host}]' if ':' in host else host}:{self._port}"
+
+    def control(self, name: str, chaos: ChaosPort) -> None:
+        """Let whoever has the write token order ``chaos`` of run ``name``."""
+        self._chaos[name] = chaos
+
+    def release(self, name: str) -> None:
+        """Run ``name`` takes no orders any more."""
+        self._chaos.pop(name, None)
+
+    # ---- the loop ----------------------------------------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._run())
+        finally:
+            self._loop.close()
+
+    async def _run(self) -> None:
+        self._closing = asyncio.Event()
+        runner = web.AppRunner(self.app(), access_log=None, keepalive_timeout=15.0, handler_cancellation=True, shutdown_timeout=1.0)
+        await runner.setup()
+        try:
+            site = web.TCPSite(runner, self._host, self._port)
+            await site.start()
+            self._port = runner.addresses[0][1]
+        except OSError as error:
+            self._error = error
+        self._ready.set()
+        if self._error is None:
+            await self._closing.wait()
+        await runner.cleanup()
+
+    def app(self) -> web.Application:
+        """The application, for a server or for tests."""
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._guard])
+        app.router.add_get("/", self._shell("runs.html"))
+        app.router.add_get("/runs/{run}", self._shell("run.html"))
+        app.router.add_get("/static/{file}", self._static)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/openapi.json", self._openapi)
+        app.router.add_get("/api/runs", self._runs)
+        app.router.add_get("/api/runs/{run}", self._state)
+        app.router.add_get("/api/runs/{run}/events", self._events)
+        app.router.add_get("/api/runs/{run}/journal", self._journal)
+        app.router.add_get("/api/runs/{run}/chaos", self._chaos_status)
+        app.router.add_post("/api/runs/{run}/chaos", self._chaos_order)
+        return app
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Checks that come before all others; whatever is refused or goes wrong is answered as JSON, without a traceback."""
+        try:
+            self._check(request)
+            answer = await handler(request)
+        except web.HTTPException as refusal:
+            answer = problem(refusal.status, refusal.text or refusal.reason)
+            answer.headers.update({name: value for name, value in refusal.headers.items() if name in ("Allow", "WWW-Authenticate")})
+        except ConnectionError:
+            raise
+        except Exception:
+            log.exception("%s %s failed", request.method, request.path)
+            answer = problem(500, "something went wrong; the log of the server says what")
+        if not answer.prepared:
+            answer.headers.update(HEADERS)
+        return answer
+
+    def _check(self, request: web.Request) -> None:
+        if not self._access.knows_host(request.headers.get("Host", "")):
+            raise web.HTTPMisdirectedRequest(text="this server is not called that")
+        right = self._access.right(request.headers.get("Authorization", ""))
+        changes = request.method not in ("GET", "HEAD")
+        if changes and not self._access.same_origin(request.headers):
+            raise web.HTTPForbidden(text="the request comes from another site's page")
+        public = request.path == "/" or request.path.startswith(("/static/", "/runs/")) or request.path == "/openapi.json"
+        if right == NOBODY and not public:
+            raise web.HTTPUnauthorized(text="a token is needed: Authorization: Bearer TOKEN", headers={"WWW-Authenticate": "Bearer"})
+        if changes and right != WRITE:
+            text = "the write token is needed: Authorization: Bearer TOKEN"
+            raise web.HTTPUnauthorized(text=text, headers={"WWW-Authenticate": "Bearer"})
+
+    # ---- pages -------------------------------------------------------------------------------------------------------------------------
+
+    def _shell(self, name: str) -> Handler:
+        text = (STATIC / name).read_text(encoding="utf-8")
+
+        async def page(request: web.Request) -> web.StreamResponse:
+            return web.Response(text=text, content_type="text/html")
+
+        return page
+
+    async def _static(self, request: web.Request) -> web.StreamResponse:
+        name = request.match_info["file"]
+        if name not in FILES:
+            raise web.HTTPNotFound(text="there is no such file")
+        return web.Response(text=(STATIC / name).read_text(encoding="utf-8"), content_type=FILES[name])
+
+    async def _openapi(self, request: web.Request) -> web.StreamResponse:
+        return web.json_response(openapi())
+
+    async def _metrics(self, request: web.Request) -> web.StreamResponse:
+        body, kind = await asyncio.to_thread(self._exposition, request.headers.get("Accept", ""))
+        return web.Response(body=body, headers={"Content-Type": kind})
+
+    def _exposition(self, accept: str) -> tuple[bytes, str]:
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(RunsCollector(self._feeds.fresh))
+        encode, kind = choose_encoder(accept)
+        return encode(registry), kind
+
+    # ---- runs --------------------------------------------------------------------------------------------------------------------------
+
+    async def _runs(self, request: web.Request) -> web.StreamResponse:
+        return web.json_response({"runs": await asyncio.to_thread(self._feeds.runs)})
+
+    async def _feed(self, request: web.Request) -> Feed:
+        feed = await asyncio.to_thread(self._feeds.get, request.match_info["run"])
+        if feed is None:
+            raise web.HTTPNotFound(text="there is no such run")
+        return feed
+
+    async def _state(self, request: web.Request) -> web.StreamResponse:
+        feed = await self._feed(request)
+        return web.Response(body=await asyncio.to_thread(feed.body), content_type="application/json")
+
+    async def _journal(self, request: web.Request) -> web.StreamResponse:
+        path = await asyncio.to_thread(self._feeds.journal, request.match_info["run"])
+        if path is None:
+            raise web.HTTPNotFound(text="there is no such run")
+        return web.FileResponse(path, headers={**HEADERS, "Content-Type": "application/jsonl"})
+
+    async def _events(self, request: web.Request) -> web.StreamResponse:
+        """Server-sent events: ``state`` whenever it changed, a comment when it has not for a while."""
+        feed = await self._feed(request)
+        if self._streams >= MAX_STREAMS:
+            raise web.HTTPServiceUnavailable(text=f"{MAX_STREAMS} pages are open; close one")
+        self._streams += 1
+        try:
+            answer = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream", "X-Accel-Buffering": "no"})
+            await answer.prepare(request)
+            await self._stream(feed, answer)
+            return answer
+        finally:
+            self._streams -= 1
+
+    async def _stream(self, feed: Feed, answer: web.StreamResponse) -> None:
+        assert self._closing is not None
+        last, idle_s = b"", 0.0
+        while not self._closing.is_set():
+            body = await asyncio.to_thread(feed.body)
+            if body is not last:
+                await asyncio.wait_for(answer.write(b"retry: 1000\nevent: state\ndata: " + body + b"\n\n"), WRITE_S)
+                last, idle_s = body, 0.0
+            elif idle_s >= HEARTBEAT_S:
+                await asyncio.wait_for(answer.write(b": nothing new\n\n"), WRITE_S)
+                idle_s = 0.0
+            await asyncio.sleep(UPDATE_S)
+            idle_s += UPDATE_S
+
+    # ---- chaos -------------------------------------------------------------------------------------------------------------------------
+
+    def _port_of(self, request: web.Request) -> ChaosPort:
+        name = request.match_info["run"]
+        port = self._chaos.get(name)
+        if port is None:
+            there = self._feeds.journal(name) is not None
+            raise (
+                web.HTTPConflict(text="this run takes no orders: it ended, or another process runs it")
+                if there
+                else web.HTTPNotFound(text="there is no such run")
+            )
+        return port
+
+    async def _chaos_status(self, request: web.Request) -> web.StreamResponse:
+        port = self._chaos.get(request.match_info["run"])
+        status = port.status() if port is not None else {"running": False, "ended": True, "kinds": [], "slots": 0, "nodes": 0}
+        return web.json_response(status | {"may": self._access.right(request.headers.get("Authorization", "")) == WRITE})
+
+    async def _chaos_order(self, request: web.Request) -> web.StreamResponse:
+        port, asked = self._port_of(request), await _json_body(request)
+        try:
+            said = _order(port, asked)
+        except ConfigError as error:
+            self._noted(request, asked, f"refused: {error}")
+            return problem(400, str(error), field=error.field)
+        self._noted(request, asked, said)
+        return web.json_response({"said": said, **port.status()}, status=202)
+
+    def _noted(self, request: web.Request, asked: Mapping[str, Any], outcome: str) -> None:
+        self._audit.write(request.remote or "", "chaos", request.match_info["run"], asked, outcome)
+
+
+def problem(status: int, detail: str, **more: Any) -> web.Response:
+    """An error as RFC 9457 has it."""
+    return web.json_response({"status": status, "detail": detail, **more}, status=status, content_type="application/problem+json")
+
+
+async def _json_body(request: web.Request) -> dict[str, Any]:
+    if request.content_type != "application/json":
+        raise web.HTTPUnsupportedMediaType(text="send application/json")
+    try:
+        async with asyncio.timeout(BODY_S):
+            body = json.loads(await request.read())
+    except TimeoutError:
+        raise web.HTTPRequestTimeout(text=f"the body was not there within {BODY_S:g} s") from None
+    except (ValueError, RecursionError):
+        raise web.HTTPBadRequest(text="the body is not JSON") from None
+    if not isinstance(body, dict):
+        raise web.HTTPBadRequest(text="the body is not a JSON object")
+    return body
+
+
+FIELDS: dict[str, tuple[type, ...]] = {
+    "action": (str,), "kind": (str,), "slot": (int,), "node": (int,), "duration_s": (int, float), "severity": (int, float),
+}  # fmt: skip
+
+
+def _order(port: ChaosPort, asked: Mapping[str, Any]) -> str:
+    """Carry out a checked order. Raises ConfigError."""
+    for name, value in asked.items():
+        if name not in FIELDS:
+            raise ConfigError(name[:80], "", "is no field of an order", f"Fields are {', '.join(FIELDS)}.")
+        if isinstance(value, bool) or not isinstance(value, FIELDS[name]):
+            raise ConfigError(name, str(value)[:80], f"is not of type {FIELDS[name][-1].__name__}")
+    match asked.get("action"):
+        case "start":
+            return port.start()
+        case "stop":
+            return port.stop()
+        case "strike":
+            number = {name: _number(asked, name, default) for name, default in (("duration_s", 5.0), ("severity", 2.0))}
+            return port.strike(asked.get("kind", ""), asked.get("slot"), asked.get("node"), number["duration_s"], number["severity"])
+        case other:
+            raise ConfigError("action", str(other)[:80], "is no order", "Choose one of start, stop, strike.")
+
+
+def _number(asked: Mapping[str, Any], name: str, default: float) -> float:
+    try:
+        return float(asked.get(name, default))
+    except OverflowError:
+        raise ConfigError(name, "a very large number", "does not fit") from None

@@ -1,0 +1,216 @@
+"""What the live page shows of a run, as plain data of bounded size: made from a report, sent as JSON, drawn by ``static/run.js``."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dashboards.page import COLOURS, interval_decisions
+from fleet.follow import Seat
+from fleet.ledger_report import Report, losses_by_size
+from fleet.ledger_summary import STEP_NAMES, Incident, LedgerSummary
+from fleet.ledger_timeline import STEP, Timeline
+from fleet.prediction import Prediction, expected_cost_s, predict
+
+MAX_SLOTS = 48
+MAX_SEGMENTS = 2_400
+MAX_MARKS = 200
+MAX_FAULTS = 200
+MAX_POINTS = 240
+MAX_SEATS = 256
+
+
+def settings_of(config: str) -> Mapping[str, Any]:
+    """The run's settings from its first record, empty when that holds none."""
+    try:
+        settings = json.loads(config).get("settings", {})
+    except (ValueError, AttributeError):
+        return {}
+    return settings if isinstance(settings, dict) else {}
+
+
+def run_state(report: Report, seats: Sequence[Seat], config: str, *, silent: bool = False, damage: str = "") -> dict[str, Any]:
+    """Everything on the page. Times are seconds since the run started; shares are of 1; what is not a number is None."""
+    s = report.summary
+    settings = settings_of(config)
+    prediction = predict(s, settings.get("timeouts"))
+    state = {
+        "run": s.run,
+        "status": "silent" if silent and s.status == "running" else s.status,
+        "reason": s.reason,
+        "damage": damage,
+        "started_unix_s": s.started_unix_s,
+        "wall_s": s.wall_s,
+        "now": _now(s, settings),
+        "waterfall": _waterfall(s),
+        "law": [{"name": name, "seconds": value} for name, value in _law(s)],
+        "prediction": _prediction(prediction),
+        "timeline": _timeline(s, report.timeline),
+        "faults": _faults(s, settings, report.history),
+        "fault_counts": [{"kind": kind, "phase": phase, "count": n} for (kind, phase), n in sorted(s.faults_by_kind_phase.items())],
+        "interval": [_decision(s, decision) for decision in interval_decisions(report.history["decisions"])],
+        "checkpoints": _checkpoints(s),
+        "curves": [_curve(name, points) for name, points in report.history["measurements"].items()],
+        "seats": [_seat(seat) for seat in seats[:MAX_SEATS]],
+        "seats_left_out": max(0, len(seats) - MAX_SEATS),
+        "colours": COLOURS,
+        "ledger": {"closes": s.closes, "other": s.other_ratio, "digest": s.digest},
+    }
+    plain = _finite(state)
+    assert isinstance(plain, dict)
+    return plain
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, 6) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value
+
+
+def _now(s: LedgerSummary, settings: Mapping[str, Any]) -> dict[str, Any]:
+    losses = {name: value for name, (_, value) in s.measurements.items()}
+    return {
+        "goodput": s.goodput,
+        "scheduling_goodput": s.scheduling_goodput,
+        "ettr": s.ettr,
+        "steps": s.steps,
+        "rolled_back": s.rolled_back_total,
+        "step_s": s.median_step_s,
+        "world": s.world,
+        "spares": s.spares,
+        "shards": s.shards,
+        "view_size": s.view_size,
+        "generation": s.generation,
+        "views": s.views_total,
+        "losses": s.losses_total,
+        "measurements": losses,
+        "seed": settings.get("seed"),
+    }
+
+
+def _waterfall(s: LedgerSummary) -> list[dict[str, Any]]:
+    """From what was allocated down to goodput; ``left`` is where a bar starts, in shares of what was allocated."""
+    allocated, left = s.rank_s or 1.0, 1.0
+    rows = [{"name": "allocated", "rank_s": allocated, "share": 1.0, "left": 0.0, "colour": COLOURS["provision"]}]
+    for name, value in losses_by_size(s):
+        left -= value / allocated
+        rows.append({"name": name, "rank_s": value, "share": value / allocated, "left": max(0.0, left), "colour": COLOURS[name]})
+    good = sum(s.categories[name] for name in STEP_NAMES)
+    return [*rows, {"name": "goodput", "rank_s": good, "share": good / allocated, "left": 0.0, "colour": COLOURS[STEP]}]
+
+
+def _law(s: LedgerSummary) -> list[tuple[str, float]]:
+    terms = (s.law.compute_s, s.law.comm_s, s.law.sync_s, s.law.data_s)
+    return list(zip(("compute", "exposed communication", "straggler wait", "data wait"), terms, strict=True))
+
+
+def _prediction(prediction: Prediction) -> dict[str, Any]:
+    terms = [{"name": term.name, "predicted": term.predicted, "measured": term.measured} for term in prediction.terms]
+    return {"goodput": prediction.goodput, "drift": prediction.drift, "terms": terms}
+
+
+# ---- the timeline ------------------------------------------------------------------------------------------------------------------------
+
+
+def _timeline(s: LedgerSummary, timeline: Timeline) -> dict[str, Any]:
+    """Slots in order; of too many, those that lost the most time."""
+    lost = [sum(value for name, value in slot.items() if name not in STEP_NAMES) for slot in s.slots]
+    chosen = sorted(sorted(range(len(lost)), key=lambda slot: (-lost[slot], slot))[:MAX_SLOTS])
+    together = 1
+    while sum(len(timeline.segments(slot, together)) for slot in chosen) > MAX_SEGMENTS:
+        together *= 2
+    rows = [{"slot": slot, "bars": _bars(s, timeline, slot, together)} for slot in chosen]
+    shown = [{"at_s": m.at_s - s.started_s, "kind": m.kind, "text": m.text, "slot": m.slot} for m in timeline.marks[-MAX_MARKS:]]
+    left_out = timeline.marks_left_out + max(0, len(timeline.marks) - MAX_MARKS)
+    return {"rows": rows, "slots_left_out": len(lost) - len(chosen), "marks": shown, "marks_left_out": left_out}
+
+
+def _bars(s: LedgerSummary, timeline: Timeline, slot: int, together: int) -> list[list[Any]]:
+    """[start, end, name]; neighbours that show the same are one."""
+    return [[round(b.start_s - s.started_s, 4), round(b.end_s - s.started_s, 4), b.name] for b in timeline.segments(slot, together)]
+
+
+# ---- what happened -----------------------------------------------------------------------------------------------------------------------
+
+
+def _faults(s: LedgerSummary, settings: Mapping[str, Any], history: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Newest first: what struck, or was kept from it; what is only planned is a secret of the page's owner."""
+    struck = [item for item in s.incidents if not item.phases or item.phases[-1][0] not in ("planned", "aimed")]
+    heartbeat_s = float(settings.get("timeouts", {}).get("heartbeat_s", 3.0))
+    return [
+        _fault(s, item, expected_cost_s(item, s.world, s.spares, heartbeat_s), history)
+        for item in sorted(struck, key=lambda item: -item.at_s)[:MAX_FAULTS]
+    ]
+
+
+def _fault(s: LedgerSummary, item: Incident, expected_s: float, history: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "id": item.id,
+        "at_s": item.at_s - s.started_s,
+        "kind": item.kind,
+        "component": item.component,
+        "slot": item.slot,
+        "members": list(item.members[:8]),
+        "members_left_out": max(0, len(item.members) - 8),
+        "phase": item.phases[-1][0] if item.phases else "lost",
+        "cost": {name: value for name, value in item.cost.items() if value},
+        "cost_s": item.cost_s,
+        "expected_s": expected_s,
+        "stall_s": item.stall_s,
+        "excess_s": item.excess_s,
+        "story": _story(s, item, history),
+    }
+
+
+def _story(s: LedgerSummary, item: Incident, history: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What happened to whom and what was done about it, in order."""
+    lines = [(at_s, f"{item.kind} {phase}{': ' + detail if detail else ''}") for phase, at_s, detail in item.phases if phase != "planned"]
+    lost = set(item.members)
+    lines += [(loss["at_s"], f"rank {loss['member']} is lost: {loss['cause']}") for loss in history["losses"] if loss["member"] in lost]
+    for view in history["views"]:
+        if lost & set(view["causes"]):
+            how = "grows beside the running steps" if view["graceful"] else "is formed"
+            lines.append((view["at_s"], f"view {view['generation']} {how}: {view['size']} ranks, {view['reason']}"))
+    return [{"at_s": at_s - s.started_s, "text": text} for at_s, text in sorted(lines)[:24]]
+
+
+def _decision(s: LedgerSummary, decision: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "at_s": decision["at_s"] - s.started_s,
+        "action": decision["action"],
+        "reason": decision["reason"],
+        "fields": decision["fields"],
+    }
+
+
+def _checkpoints(s: LedgerSummary) -> dict[str, Any]:
+    return {
+        "counts": dict(s.checkpoints_by_phase),
+        "step": s.checkpoint_step,
+        "interval_s": s.checkpoint_interval_s,
+        "blocked_s": s.checkpoint_blocked_s,
+        "latency_s": s.checkpoint_latency_s,
+    }
+
+
+def _curve(name: str, points: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """Values over steps as the history ended; a step that was repeated has its newest value."""
+    newest = {step: value for step, value in points if math.isfinite(value)}
+    steps = sorted(newest)
+    stride = max(1, -(-len(steps) // MAX_POINTS))
+    kept = sorted({*steps[::stride], *steps[-1:]})
+    return {"name": name, "points": [[step, newest[step]] for step in kept]}
+
+
+def _seat(seat: Seat) -> dict[str, Any]:
+    shards = f"{seat.shards[0]}-{seat.shards[1] - 1}" if seat.shards and seat.shards[1] > seat.shards[0] else ""
+    return {
+        "slot": seat.slot, "incarnation": seat.incarnation, "state": seat.state, "node": seat.node[:12], "pid": seat.pid,
+        "shards": shards, "cause": seat.cause,
+    }  # fmt: skip

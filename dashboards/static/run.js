@@ -1,0 +1,251 @@
+import { $, duration, follow, headers, make, percent, say, svg } from "./parts.js";
+
+const name = decodeURIComponent(location.pathname.split("/")[2]);
+const api = `/api/runs/${encodeURIComponent(name)}`;
+const SIGNS = { loss: "✕", "fault-executed": "▼", "fault-healed": "▲", "fault-suppressed": "▽" };
+let state = null;
+let chosen = null;
+
+const cell = (text, kind = "") => make("td", { class: kind }, text);
+const fill = (id, rows) => $(id).tBodies[0].replaceChildren(...rows);
+
+function bar(share, left, colour) {
+  const inner = make("span");
+  inner.hidden = share <= 0;
+  inner.style.marginLeft = `${100 * left}%`;
+  inner.style.width = `${Math.max(0, 100 * share)}%`;
+  inner.style.background = colour;
+  return make("td", { class: "track" }, inner);
+}
+
+// ---- now -------------------------------------------------------------------------------------------------------------
+
+function figures(now) {
+  const spares = now.spares ? ` + ${now.spares} spare${now.spares > 1 ? "s" : ""}` : "";
+  const rows = [
+    ["goodput", percent(now.goodput), `${percent(now.scheduling_goodput)} with spares`],
+    ["progress", `${now.steps.toLocaleString()} steps`, `${duration(now.step_s)} each, ${now.rolled_back} rolled back`],
+    ["world size", `${now.view_size} of ${now.world}`, `view ${now.generation}${spares}`],
+    ["lost", `${now.losses}`, `processes, ${now.views} views`],
+    ["wall time", duration(state.wall_s), `${percent(now.ettr)} of it in committed steps`],
+    ...Object.entries(now.measurements).slice(0, 4).map(([key, value]) => [key, value === null ? "not finite" : value.toPrecision(4), "newest value"]),
+  ];
+  $("figures").replaceChildren(...rows.map(([key, value, note]) => make("div", {}, make("dt", {}, key), make("dd", {}, value, make("small", {}, note)))));
+}
+
+// ---- timeline --------------------------------------------------------------------------------------------------------
+
+function timeline({ rows, marks, slots_left_out: hidden }) {
+  const wall = state.wall_s || 1;
+  const shown = new Set();
+  const lost = marks.filter((mark) => mark.kind === "loss");
+  $("rows").replaceChildren(...rows.map(({ slot, bars }) => {
+    const sums = {};
+    const picture = svg("svg", { viewBox: `0 0 ${wall} 10`, preserveAspectRatio: "none", role: "img" });
+    for (const [start, end, what] of bars) {
+      shown.add(what);
+      sums[what] = (sums[what] || 0) + end - start;
+      const rect = svg("rect", { x: start, y: 0, width: Math.max(end - start, wall / 1500), height: 10, fill: state.colours[what] });
+      const title = svg("title");
+      title.textContent = `slot ${slot}: ${what} for ${duration(end - start)} from ${duration(start)}`;
+      rect.append(title);
+      picture.append(rect);
+    }
+    const words = Object.entries(sums).sort((a, b) => b[1] - a[1]).map(([what, seconds]) => `${what} ${duration(seconds)}`);
+    picture.setAttribute("aria-label", `slot ${slot}: ${words.join(", ") || "nothing yet"}`);
+    const crosses = lost.filter((mark) => mark.slot === slot).map((mark) => {
+      const cross = make("b", { "aria-hidden": "true", title: mark.text }, "✕");
+      cross.style.left = `${(100 * mark.at_s) / wall}%`;
+      return cross;
+    });
+    return make("div", { class: "row" }, make("span", { "aria-hidden": "true" }, slot), picture, ...crosses);
+  }));
+  views(marks.filter((mark) => mark.kind === "view"), wall);
+  buttons(marks.filter((mark) => mark.kind !== "view"), wall);
+  $("ticks").replaceChildren(...[0, 1, 2, 3, 4, 5].map((part) => make("span", {}, duration((wall * part) / 5))));
+  $("legend").replaceChildren(
+    ...Object.entries(state.colours).filter(([what]) => shown.has(what)).map(([what, colour]) => {
+      const patch = make("i");
+      patch.style.background = colour;
+      return make("li", {}, patch, what);
+    }),
+    make("li", {}, "▼ fault"), make("li", {}, "▲ healed"), make("li", {}, "▽ suppressed"), make("li", {}, "✕ process lost"), make("li", {}, "┊ new view"));
+  say("timeline-words", hidden ? `${hidden} slots that lost less are not drawn.` : "");
+}
+
+function views(marks, wall) {
+  $("views").replaceChildren(...marks.map((mark) => {
+    const line = make("i", { title: mark.text });
+    line.style.left = `${(100 * mark.at_s) / wall}%`;
+    return line;
+  }));
+}
+
+const faultOf = (mark) => state.faults.find((fault) => (mark.kind === "loss"
+  ? fault.members.includes(mark.text.split(" ")[0])
+  : mark.text.startsWith(`${fault.id} `)));
+
+const APART = 2.6; // percent of the width between two buttons of a lane
+
+function lanes(marks, wall) {
+  const ends = [];
+  return marks.map((mark) => {
+    const left = Math.min(99, Math.max(0.5, (100 * mark.at_s) / wall));
+    let lane = ends.findIndex((end) => left - end >= APART);
+    if (lane < 0) lane = ends.length < 5 ? ends.length : ends.indexOf(Math.min(...ends));
+    ends[lane] = left;
+    return { mark, left, lane };
+  });
+}
+
+function buttons(all, wall) {
+  const marks = all.filter((mark) => mark.kind !== "loss" || (faultOf(mark)?.id ?? "loss-").startsWith("loss-"));
+  const placed = lanes(marks, wall);
+  $("marks").style.height = `${1.4 * (1 + Math.max(0, ...placed.map(({ lane }) => lane)))}rem`;
+  const focused = document.activeElement && document.activeElement.dataset.mark;
+  $("marks").replaceChildren(...placed.map(({ mark, left, lane }) => {
+    const fault = faultOf(mark);
+    const key = `${mark.kind} ${mark.at_s}`;
+    const button = make("button", {
+      type: "button", class: mark.kind.replace("fault-", ""), title: mark.text, "data-mark": key,
+      "aria-label": `${mark.text}, at ${duration(mark.at_s)}`, "aria-pressed": String(fault !== undefined && fault.id === chosen),
+      onclick: () => choose(fault ? fault.id : null),
+    }, SIGNS[mark.kind] || "•");
+    button.style.left = `${left}%`;
+    button.style.top = `${1.4 * lane}rem`;
+    return button;
+  }));
+  if (focused) [...$("marks").children].find((button) => button.dataset.mark === focused)?.focus({ preventScroll: true });
+}
+
+function choose(id) {
+  chosen = id;
+  timeline(state.timeline);
+  story();
+}
+
+let told = "";
+function story() {
+  const fault = state.faults.find((each) => each.id === chosen);
+  const text = JSON.stringify(fault || null);
+  if (text === told || (!fault && !chosen)) return;
+  told = text;
+  if (!fault) return $("story").replaceChildren(make("p", { class: "soft" }, "It is not on record any more."));
+  const costs = Object.entries(fault.cost).map(([what, seconds]) => `${what} ${duration(seconds)}`);
+  $("story").replaceChildren(
+    make("h3", {}, `${fault.id}: ${fault.kind} (${fault.component}), ${duration(fault.cost_s)} of rank time`),
+    make("p", {}, costs.length ? `${costs.join(", ")}.` : "It cost nothing.", ` A fault like this should cost ${duration(fault.expected_s)}.`),
+    make("p", { class: "soft" }, `Stall ${duration(fault.stall_s)}; all in all ${duration(fault.excess_s)} of wall time.`),
+    make("ol", {}, ...fault.story.map((line) => make("li", {}, `${duration(line.at_s)}  ${line.text}`))));
+}
+
+// ---- tables ----------------------------------------------------------------------------------------------------------
+
+function tables() {
+  fill("waterfall", state.waterfall.map((row) => make("tr", {}, cell(row.name, "l"), cell(duration(row.rank_s)), cell(percent(row.share)), bar(row.share, row.left, row.colour))));
+  const { terms, goodput, drift } = state.prediction;
+  fill("prediction", [...terms.map((term) => make("tr", {}, cell(term.name, "l"), cell(percent(term.predicted)), cell(percent(term.measured)))),
+    make("tr", {}, make("th", { scope: "row", class: "l" }, "goodput"), cell(percent(goodput)), cell(percent(state.now.goodput)))]);
+  say("prediction-words", `Measured is ${percent(Math.abs(drift))} ${drift < 0 ? "below" : "above"} what each fault should have cost.`);
+  const step = state.law.reduce((sum, part) => sum + part.seconds, 0) || 1;
+  fill("law", state.law.map((part) => make("tr", {}, cell(part.name, "l"), cell(duration(part.seconds)), bar(part.seconds / step, 0, state.colours.step))));
+  fill("faults", state.faults.map((fault) => make("tr", {},
+    make("td", { class: "l" }, make("button", { type: "button", onclick: () => { choose(fault.id); $("story").scrollIntoView({ block: "nearest" }); } }, fault.id)),
+    cell(duration(fault.at_s)), cell(`${fault.kind} ${fault.phase}`, "l"),
+    cell(fault.members.join(", ") + (fault.members_left_out ? ` +${fault.members_left_out}` : "") || "-", "l"), cell(duration(fault.cost_s)), cell(duration(fault.stall_s)))));
+  const counts = state.fault_counts.map((each) => `${each.count} ${each.kind} ${each.phase}`);
+  say("fault-words", counts.length ? `${counts.join(", ")}.` : state.faults.length ? "" : "Nothing has struck.");
+  fill("seats", state.seats.map((seat) => make("tr", {}, cell(seat.slot), cell(seat.incarnation), cell(seat.state + (seat.cause ? `: ${seat.cause}` : ""), seat.state === "lost" ? "l lost" : "l"),
+    cell(seat.node || "-", "l"), cell(seat.pid || "-"), cell(seat.shards || "-"))));
+}
+
+function words() {
+  const { interval, checkpoints, ledger } = state;
+  $("interval").replaceChildren(...(interval.length ? interval.map((each) => make("li", {}, make("b", {}, each.action), ` at ${duration(each.at_s)}: ${each.reason}`))
+    : [make("li", { class: "soft" }, "No interval was decided on.")]));
+  const counts = Object.entries(checkpoints.counts).map(([phase, count]) => `${count} ${phase}`).join(", ") || "none";
+  say("checkpoints", `Checkpoints: ${counts}. The newest, of step ${checkpoints.step}, blocked the loop for ${duration(checkpoints.blocked_s)} and was durable after ${duration(checkpoints.latency_s)}.`);
+  say("ledger", `The ledger ${ledger.closes ? "closes" : "does not close"}; ${percent(ledger.other)} of rank time was recorded by nobody.${ledger.digest ? ` Final state ${ledger.digest}.` : ""}`);
+}
+
+function curves() {
+  $("curves").replaceChildren(...(state.curves.length ? state.curves.map(({ name: what, points }) => {
+    const values = points.map((point) => point[1]);
+    const low = Math.min(...values), span = Math.max(...values) - low || 1, first = points.length ? points[0][0] : 0;
+    const length = (points.length ? points[points.length - 1][0] - first : 0) || 1;
+    const picture = svg("svg", { viewBox: "0 0 100 100", preserveAspectRatio: "none", class: "curve", role: "img" });
+    picture.setAttribute("aria-label", `${what}: from ${values[0]} to ${values[values.length - 1]}`);
+    picture.append(svg("polyline", { points: points.map(([x, y]) => `${(100 * (x - first)) / length},${94 - (88 * (y - low)) / span}`).join(" ") }));
+    return make("div", {}, make("p", { class: "soft" }, `${what}: ${values.length ? values[0].toPrecision(4) : "-"} → ${values.length ? values[values.length - 1].toPrecision(4) : "-"}`), picture);
+  }) : [make("p", { class: "soft" }, "The program has reported no figures yet.")]));
+}
+
+function show(newest) {
+  if (newest === null) return say("status", "starting");
+  state = newest;
+  document.title = state.now ? `${percent(state.now.goodput)} ${state.run}` : state.run;
+  say("run", state.run);
+  say("status", state.status);
+  $("status").className = `badge ${state.status}`;
+  say("reason", state.reason || "");
+  $("damage").hidden = !state.damage;
+  say("damage", state.damage ? `The journal is read up to here, and no further: ${state.damage}` : "");
+  if (!state.now) return;
+  $("page").hidden = false;
+  figures(state.now);
+  timeline(state.timeline);
+  story();
+  tables();
+  words();
+  curves();
+  chaos();
+}
+
+// ---- chaos -----------------------------------------------------------------------------------------------------------
+
+let asked = 0;
+async function chaos(force = false) {
+  if (!force && Date.now() - asked < 2000) return;
+  asked = Date.now();
+  try {
+    const answer = await fetch(`${api}/chaos`, { headers: headers() });
+    if (answer.ok) controls(await answer.json());
+  } catch (error) {
+    $("chaos").hidden = true;
+  }
+}
+
+function controls({ running, ended, kinds, slots, nodes, may }) {
+  $("chaos").hidden = ended || !may;
+  say("chaos-words", running ? "Planned faults strike." : "No planned fault strikes.");
+  $("chaos-start").disabled = running;
+  $("chaos-stop").disabled = !running;
+  if ($("strike-kind").options.length !== kinds.length) $("strike-kind").replaceChildren(...kinds.map((kind) => make("option", { value: kind }, kind)));
+  const onNode = $("strike-kind").value === "lose_node";
+  say("strike-where", onNode ? "node" : "slot");
+  $("strike-place").max = (onNode ? nodes : slots) - 1;
+}
+
+async function order(body) {
+  try {
+    const answer = await fetch(`${api}/chaos`, { method: "POST", headers: headers({ "Content-Type": "application/json" }), body: JSON.stringify(body) });
+    const { said, detail } = await answer.json();
+    say("chaos-said", answer.ok ? `Ordered: ${said}` : `Refused: ${detail}`);
+  } catch (error) {
+    say("chaos-said", "The server cannot be reached.");
+  }
+  chaos(true);
+}
+
+$("chaos-start").addEventListener("click", () => order({ action: "start" }));
+$("chaos-stop").addEventListener("click", () => order({ action: "stop" }));
+$("strike-kind").addEventListener("change", () => chaos(true));
+$("strike").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const kind = $("strike-kind").value;
+  const place = { [kind === "lose_node" ? "node" : "slot"]: Number($("strike-place").value) };
+  order({ action: "strike", kind, ...place, duration_s: Number($("strike-s").value) });
+});
+
+say("run", name);
+follow(`${api}/events`, (text) => say("line", text), show);

@@ -1,0 +1,105 @@
+"""``fleet watch``: the live page, of a run that goes on or of one that has ended."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import quote
+
+import typer
+from rich.console import Console
+
+from fleet.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dashboards.feeds import Feeds
+    from dashboards.server import ChaosPort, WatchServer
+    from fleet.follow import Follower
+
+PRIVATE = ".fleet"
+"""Folder beside the runs: the write token, the audit log, what `fleet up` wrote."""
+console = Console(stderr=True, highlight=False)
+
+
+class Watch:
+    """A server and what it serves."""
+
+    def __init__(self, feeds: Feeds, server: WatchServer, token: str) -> None:
+        self._feeds, self.server, self._token = feeds, server, token
+
+    def show(self, name: str, follower: Follower, chaos: ChaosPort) -> None:
+        """Serve run ``name`` from ``follower``, and let the page order ``chaos``."""
+        self._feeds.adopt(name, follower)
+        self.server.control(name, chaos)
+
+    def release(self, name: str) -> None:
+        """The run has ended: it can still be seen, and takes no orders."""
+        self.server.release(name)
+
+    def link(self, name: str = "") -> str:
+        """Where to look. The token is behind the #, which browsers keep to themselves."""
+        path = f"/runs/{quote(name)}" if name else "/"
+        return f"{self.server.url}{path}#token={self._token}"
+
+
+@contextmanager
+def serving(root: Path, host: str, port: int, read_token: str | None = None) -> Iterator[Watch]:
+    """The live page of the runs under ``root``. Raises ConfigError when it cannot listen there."""
+    from dashboards.access import LOOPBACK, Access, Audit, stored_token
+    from dashboards.feeds import Feeds
+    from dashboards.server import WatchServer
+
+    token = stored_token(root / PRIVATE)
+    if host not in LOOPBACK and read_token is None:
+        read_token = token  # who can reach it from elsewhere must show something
+    access = Access(token, read_token, () if host in ("0.0.0.0", "::") else (*LOOPBACK, host))
+    with Feeds(root) as feeds:
+        server = WatchServer(feeds, access, Audit(root / PRIVATE / "audit.jsonl"), host, port)
+        try:
+            server.__enter__()
+        except OSError as error:
+            raise ConfigError(
+                "--port", port, f"cannot listen on {host}: {error.strerror}", "Choose another, or 0 for a free one."
+            ) from error
+        try:
+            yield Watch(feeds, server, token)
+        finally:
+            server.__exit__(None, None, None)
+
+
+def watch(
+    run: Annotated[str, typer.Argument(help="A run's folder, or its name under --storage; empty: all runs.")] = "",
+    storage: Annotated[str, typer.Option(help="Folder that holds the runs.")] = "runs",
+    host: Annotated[str, typer.Option(help="Address to listen on; others than loopback ask every reader for the token.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0: a free one.")] = 0,
+) -> None:
+    """Open RUN, or all runs, in the browser: live, or from the journal."""
+    root, name = Path(storage), ""
+    if run:
+        from fleet.plans import find_run
+
+        folder = find_run(run, root).resolve()
+        root, name = folder.parent, folder.name
+    with serving(root, host, port) as server:
+        console.print(f"[bold]{server.link(name)}[/]", soft_wrap=True)
+        wait_for_a_signal()
+
+
+def wait_for_a_signal() -> None:
+    """Until Ctrl-C or SIGTERM."""
+    stop = threading.Event()
+    before = {each: signal.signal(each, lambda *_: stop.set()) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        stop.wait()
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this file to ``app``."""
+    app.command()(watch)

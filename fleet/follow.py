@@ -1,0 +1,184 @@
+"""Follows a journal, while its run goes on or afterwards: ledger, timeline, history, and who is where, in step with the writer.
+
+The memory it takes is bounded by the world's size, whatever the journal's length: the file is read in pieces, the timeline has a fixed
+number of buckets, and of all else the newest is kept.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from fleet.clock import unix_time_s
+from fleet.errors import FleetError, JournalError, LedgerError
+from fleet.goodput import Ledger
+from fleet.journal import JournalTail, decode_line, read_journal
+from fleet.ledger_report import History, Report
+from fleet.ledger_summary import LedgerSummary
+from fleet.ledger_timeline import Timeline
+from fleet.records import ProcessLost, ProcessUp, Record, Resumed, RunEnded, RunStarted, ViewPublished
+from fleet.types import Member, View
+
+T = TypeVar("T")
+PIECE_BYTES = 4 * 2**20
+MOST = 2_000
+"""Of each kind of happening, the newest so many are kept."""
+SILENT_S = 30.0
+"""A journal that has not grown for so long, and has no end, is one whose writer is gone."""
+TAIL_BYTES = 65_536
+TRAINS, STANDS_BY, STARTS, LOST = "trains", "stands by", "starts", "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Who fills a slot. ``shards`` is the half-open range that it computes, None when it is in no view."""
+
+    slot: int
+    incarnation: int
+    state: str
+    node: str = ""
+    pid: int = 0
+    shards: tuple[int, int] | None = None
+    cause: str = ""
+
+
+class Census:
+    """Who is where, folded from processes, losses and views."""
+
+    def __init__(self) -> None:
+        self.seats: dict[int, Seat] = {}
+
+    def add(self, record: Record) -> None:
+        match record:
+            case ProcessUp(member=member, process=process):
+                self.seats[member.slot] = Seat(member.slot, member.incarnation, STARTS, process.node, process.pid)
+            case ProcessLost(member=member, cause=cause):
+                seat = self.seats.get(member.slot)
+                if seat is None or seat.incarnation <= member.incarnation:
+                    node, pid = (seat.node, seat.pid) if seat is not None else ("", 0)
+                    self.seats[member.slot] = Seat(member.slot, member.incarnation, LOST, node, pid, None, cause)
+            case ViewPublished(view=view):
+                self._seat(view)
+
+    def _seat(self, view: View) -> None:
+        ranges = dict(zip(view.members, view.ranges, strict=True))
+        for member in view.members:
+            seat = self.seats.get(member.slot)
+            if seat is None or seat.incarnation < member.incarnation:
+                self.seats[member.slot] = Seat(member.slot, member.incarnation, STARTS)
+        for slot, seat in self.seats.items():
+            shards = ranges.get(Member(slot, seat.incarnation))
+            if shards is not None:
+                self.seats[slot] = dataclasses.replace(seat, state=TRAINS, shards=shards)
+            elif seat.state == TRAINS:
+                self.seats[slot] = dataclasses.replace(seat, state=STANDS_BY, shards=None)
+
+
+class Follower:
+    """One journal, folded as it grows. Safe to use from several threads.
+
+    Attributes:
+        damage: why reading stopped before the end of the file, empty while all is well. What lies before it is folded.
+        version: rises with every poll that brought something.
+    """
+
+    def __init__(self, journal: Path) -> None:
+        self.journal = journal
+        self.damage = ""
+        self.version = 0
+        self._lock = threading.Lock()
+        self._tail = JournalTail(journal)
+        self._ledger = Ledger(Timeline())
+        self._history, self._census = History(MOST), Census()
+        self._anchor = (0.0, 0.0)
+        self._last_s = 0.0
+
+    def poll(self, limit_bytes: int = PIECE_BYTES) -> list[Record]:
+        """Fold what the journal has gained, a piece of it at most; the new records, oldest first. Damage ends it, see ``damage``."""
+        with self._lock:
+            if self.damage:
+                return []
+            try:
+                records = self._tail.poll(limit_bytes)
+            except JournalError as error:
+                self.damage, records = str(error), []
+            folded = self._fold(records)
+            self.version += bool(records or self.damage)
+            return folded
+
+    def _fold(self, records: list[Record]) -> list[Record]:
+        for number, record in enumerate(records):
+            try:
+                self._ledger.apply(record)
+            except LedgerError as error:
+                self.damage = f"{self.journal}: {error}"
+                return records[:number]
+            self._history.add(record)
+            self._census.add(record)
+            if isinstance(record, RunStarted | Resumed):
+                self._anchor = (record.at_s, record.unix_time_s)
+        return records
+
+    def read(self) -> Follower:
+        """Fold all that there is now; returns the follower itself."""
+        while self.poll():
+            continue
+        return self
+
+    @property
+    def ended(self) -> bool:
+        return self._ledger.ended is not None
+
+    @property
+    def started(self) -> RunStarted | None:
+        return self._ledger.started
+
+    def silent(self, unix_s: float | None = None) -> bool:
+        """The run has no end, and nobody writes its journal any more."""
+        if self.ended or not self.journal.exists():
+            return False
+        return (unix_time_s() if unix_s is None else unix_s) - self.journal.stat().st_mtime > SILENT_S
+
+    def now_s(self) -> float | None:
+        """The time on the run's clock, by this host's calendar; None when the run does not go on: its last record's time counts then."""
+        if self.ended or self.damage or self._tail.behind_bytes > PIECE_BYTES or self.silent():
+            return None
+        at_s, unix_s = self._anchor
+        return at_s + unix_time_s() - unix_s
+
+    def summary(self) -> LedgerSummary | None:
+        """The ledger now; None before the run's first record."""
+        with self._lock:
+            return self._ledger.summary(self.now_s()) if self._ledger.started is not None else None
+
+    def look(self, how: Callable[[Report], T]) -> T | None:
+        """``how`` of the run's report now; None before the run's first record. Keep nothing of the timeline: it goes on changing."""
+        with self._lock:
+            if self._ledger.started is None:
+                return None
+            summary = self._ledger.summary(self.now_s())
+            timeline = self._ledger.closed_timeline()
+            assert timeline is not None
+            return how(Report(summary, timeline, self._history.as_dict()))
+
+    def seats(self) -> list[Seat]:
+        """Who is where, by slot."""
+        with self._lock:
+            return [self._census.seats[slot] for slot in sorted(self._census.seats)]
+
+
+def last_words(journal: Path) -> tuple[RunStarted | None, RunEnded | None]:
+    """First record of a journal, and how the run ended if it has, without reading what lies between: what a list of runs shows."""
+    try:
+        first = next(read_journal(journal, spans=False, on_torn=lambda message: None), None)
+        with journal.open("rb") as file:
+            file.seek(max(0, journal.stat().st_size - TAIL_BYTES))
+            lines = [line for line in file.read().split(b"\n")[:-1] if line.startswith((b'["RunEnded",', b'["Resumed",'))]
+        last = decode_line(lines[-1]) if lines else None
+    except (FleetError, ValueError, OSError):
+        return None, None
+    return (first if isinstance(first, RunStarted) else None), (last if isinstance(last, RunEnded) else None)

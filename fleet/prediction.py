@@ -1,0 +1,66 @@
+"""What a run's goodput should be by now, from what was known before each fault struck: set beside what the ledger measured.
+
+A fault is expected to cost what its kind costs: a pause of every rank, and the empty seats until replacements train, unless spares take
+them. Start-up is taken as measured; a checkpoint costs what the newest one blocked, once in an interval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fleet.ledger_summary import Incident, LedgerSummary
+
+STALL_S = 0.25
+"""Pause of all ranks while a view is formed without the lost one."""
+REPLACE_S = 6.0
+"""Until a replacement process trains, on a local cluster."""
+START_NAMES = ("provision", "init", "reform", "restore", "detect")
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One part of the loss, as shares of ``world x wall``."""
+
+    name: str
+    predicted: float
+    measured: float
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """``goodput`` is 1 less the predicted shares of ``terms``; ``drift`` is measured less predicted goodput."""
+
+    goodput: float
+    drift: float
+    terms: tuple[Term, ...]
+
+
+def expected_cost_s(incident: Incident, world: int, spares: int, heartbeat_s: float) -> float:
+    """Rank-seconds that a fault of this kind should cost a run of ``world`` ranks: 0 for what takes no rank out of training."""
+    lost = len(incident.members)
+    if not lost:
+        return 0.0
+    noticed_s = heartbeat_s if incident.kind == "hang" else 0.0
+    seats = max(0, lost - spares)
+    return (STALL_S + noticed_s) * world + REPLACE_S * seats
+
+
+def predict(summary: LedgerSummary, timeouts: Mapping[str, float] | None = None) -> Prediction:
+    """The prediction for ``summary.now_s``. ``timeouts`` are the run's; a hang is noticed after ``heartbeat_s`` (default 3 s)."""
+    heartbeat_s = float((timeouts or {}).get("heartbeat_s", 3.0))
+    wall_s, world, slots = max(summary.wall_s, 1e-9), summary.world, summary.world + summary.spares
+    faults_s = sum(item.cost_s + item.init_s for item in summary.incidents)
+    start_share = max(0.0, sum(summary.categories[name] for name in START_NAMES) - faults_s) / (slots * wall_s)
+    interval_s = summary.checkpoint_interval_s or 0.0
+    saving = summary.checkpoint_blocked_s / interval_s if interval_s > 0 else 0.0
+    expected_s = sum(expected_cost_s(item, world, summary.spares, heartbeat_s) for item in summary.incidents)
+    rank_s = world * wall_s
+    measured_s = faults_s
+    terms = (
+        Term("start-up", start_share, start_share),
+        Term("checkpoints", (1.0 - start_share) * saving, summary.categories["checkpoint_stall"] / rank_s),
+        Term("faults", expected_s / rank_s, measured_s / rank_s),
+    )
+    goodput = max(0.0, 1.0 - sum(term.predicted for term in terms))
+    return Prediction(goodput, summary.goodput - goodput, terms)

@@ -1,0 +1,124 @@
+"""Following a journal: live and afterwards alike, in bounded pieces, as far as it is good."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fleet import records as r
+from fleet.follow import LOST, STANDS_BY, STARTS, TRAINS, Follower, last_words
+from fleet.goodput import Ledger
+from fleet.journal import JournalTail, JournalWriter, encode_line
+from fleet.ledger_report import History
+from fleet.types import Member, Process, StateId
+from tests.golden.journals import Story, one_loss
+
+
+def write(path: Path, story: Story, tail: bytes = b"") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"".join(map(encode_line, story.records)) + tail)
+    return path
+
+
+def test_in_pieces_it_comes_to_what_the_ledger_comes_to(tmp_path: Path) -> None:
+    story = one_loss("f1")
+    follower, polls = Follower(write(tmp_path / "journal.jsonl", story)), 0
+    while follower.poll(limit_bytes=200):
+        polls += 1
+    assert polls > 5
+    assert follower.summary() == Ledger().apply_all(story.records).summary()
+    assert follower.look(lambda report: len(report.history["views"])) == 3
+
+
+def test_it_goes_on_where_the_writer_goes_on(tmp_path: Path) -> None:
+    story, path = one_loss(), tmp_path / "journal.jsonl"
+    writer, follower = JournalWriter(path), Follower(path)
+    assert follower.summary() is None
+    for record in story.records:
+        writer.append(record)
+        writer.flush()
+        assert follower.poll() == [record]
+    writer.close()
+    assert follower.ended
+    assert follower.poll() == []
+
+
+@pytest.mark.parametrize("damage", [b'["Committed",[0,99],"soon"\n', b"\x00\x00\x00\n", b'["Meteor",1]\n', b'["Spans",[0,7]]\n'])
+def test_a_damaged_journal_opens_as_far_as_it_is_good(damage: bytes, tmp_path: Path) -> None:
+    story = one_loss()
+    path = write(tmp_path / "journal.jsonl", story, damage + encode_line(r.Committed(StateId(0, 100), 9.0)))
+    follower = Follower(path).read()
+    assert f"{path}:{len(story.records) + 1}:" in follower.damage
+    assert follower.summary() == Ledger().apply_all(story.records).summary()
+    assert follower.poll() == []
+
+
+def test_a_journal_whose_time_overlaps_opens_up_to_there(tmp_path: Path) -> None:
+    story = one_loss()
+    good = Ledger().apply_all(story.records[:5]).summary()
+    story.records[5:] = [r.Spans(Member(0, 0), 1, 0, 10, 5, (100,), "c")]
+    follower = Follower(write(tmp_path / "journal.jsonl", story)).read()
+    assert "overlap" in follower.damage
+    summary = follower.summary()
+    assert summary is not None
+    assert summary.steps == good.steps
+
+
+def test_a_torn_last_line_is_waited_for(tmp_path: Path) -> None:
+    path = write(tmp_path / "journal.jsonl", Story(world=1), encode_line(r.Committed(StateId(0, 1), 1.0))[:-5])
+    follower = Follower(path).read()
+    assert follower.damage == ""
+    assert follower.summary() is not None
+
+
+def test_the_tail_gives_what_is_good_before_it_complains(tmp_path: Path) -> None:
+    tail = JournalTail(write(tmp_path / "journal.jsonl", Story(world=1), b"nonsense\n"))
+    assert len(tail.poll()) == 1
+    with pytest.raises(Exception, match=r"journal\.jsonl:2"):
+        tail.poll()
+
+
+def test_who_is_where(tmp_path: Path) -> None:
+    story = Story(world=2, spares=1)
+    for slot in range(3):
+        story.records.append(r.ProcessUp(Member(slot, 0), Process(f"node-{slot}", 100 + slot, 1), "t", 0.1))
+    follower = Follower(write(tmp_path / "journal.jsonl", story)).read()
+    assert [seat.state for seat in follower.seats()] == [STARTS] * 3
+    story.view(1, [(0, 0), (1, 0)], 200)
+    story.lost(1, 0, 300)
+    story.view(2, [(0, 0), (2, 0)], 310, causes=("1.0",))
+    story.view(3, [(2, 0)], 400)
+    follower = Follower(write(tmp_path / "journal.jsonl", story)).read()
+    assert [(seat.state, seat.shards) for seat in follower.seats()] == [(STANDS_BY, None), (LOST, None), (TRAINS, (0, 16))]
+    assert follower.seats()[1].cause == "signal 9"
+    assert follower.seats()[2].pid == 102
+
+
+def test_what_is_kept_of_a_long_run_is_bounded() -> None:
+    history = History(most=50)
+    for step in range(10_000):
+        history.add(r.Measurement(StateId(0, step), "loss", 1.0, step))
+        history.add(r.DecisionMade("interval", "save", "because", {}, step))
+    for name in range(1_000):
+        history.add(r.Measurement(StateId(0, 1), f"name-{name}", 1.0, 1.0))
+    kept = history.as_dict()
+    points = kept["measurements"]["loss"]
+    assert len(points) <= 50
+    assert points[0] == [0, 1.0]
+    assert points[-1] == [9_999, 1.0]
+    assert len(kept["decisions"]) == 50
+    assert len(kept["measurements"]) <= 64
+
+
+def test_a_list_of_runs_needs_first_and_last_words_alone(tmp_path: Path) -> None:
+    story = one_loss()
+    first, last = last_words(write(tmp_path / "journal.jsonl", story))
+    assert first is not None
+    assert first.run == "story"
+    assert last is not None
+    assert last.status == "completed"
+    story.resumed(8_000)
+    assert last_words(write(tmp_path / "journal.jsonl", story))[1] is None
+    (tmp_path / "journal.jsonl").write_text("no journal\n")
+    assert last_words(tmp_path / "journal.jsonl") == (None, None)

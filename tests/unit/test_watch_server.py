@@ -1,0 +1,233 @@
+"""The server of the live page: what it shows, whom it lets do what, and that nothing that is sent to it breaks it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+
+from chaos.controls import ChaosControls
+from dashboards.access import Access, stored_token
+from dashboards.openapi import openapi
+from fleet.errors import ConfigError
+from fleet.follow import Follower
+from tests.golden.journals import one_loss
+from tests.support.waiting import until
+from tests.support.watching import READ_TOKEN, WRITE_TOKEN, Watched, controls, watched
+
+LIMIT_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    with watched(tmp_path_factory.mktemp("runs")) as server:
+        server.write("good", list(one_loss("f1").records))
+        yield server
+
+
+@pytest.fixture(scope="module")
+def chaos(served: Watched) -> ChaosControls:
+    port = controls()
+    served.server.control("good", port)
+    return port
+
+
+def get(served: Watched, path: str, **arguments: Any) -> requests.Response:
+    return requests.get(served.url + path, timeout=LIMIT_S, **arguments)
+
+
+def order(served: Watched, body: Any, token: str = WRITE_TOKEN, **headers: str) -> requests.Response:
+    sent = {"Authorization": f"Bearer {token}", "Content-Type": "application/json", **headers}
+    data = body if isinstance(body, (bytes, str)) else json.dumps(body)
+    return requests.post(f"{served.url}/api/runs/good/chaos", data=data, headers=sent, timeout=LIMIT_S)
+
+
+def state(served: Watched, name: str) -> dict[str, Any]:
+    """Once the journal is read to its end, or to its damage."""
+    until(lambda: (seen := get(served, f"/api/runs/{name}").json()) is not None and seen["status"] != "running", f"{name} is read")
+    found: dict[str, Any] = get(served, f"/api/runs/{name}").json()
+    return found
+
+
+def test_the_state_is_the_ledgers(served: Watched) -> None:
+    seen = state(served, "good")
+    assert seen["now"]["goodput"] == pytest.approx(0.6812, abs=1e-4)
+    assert sum(row["share"] for row in seen["waterfall"][1:]) == pytest.approx(1.0, abs=1e-6)
+    [fault] = seen["faults"]
+    assert fault["cost_s"] == pytest.approx(1.54)
+    assert [line["text"] for line in fault["story"]][1:] == ["rank 1.0 is lost: signal 9", "view 2 is formed: 1 ranks, because"]
+    assert get(served, "/api/runs").json()["runs"][0]["name"] == "good"
+    assert get(served, "/api/runs/good/journal").content.startswith(b'["RunStarted",')
+
+
+def test_the_stream_sends_the_state_and_what_is_new(served: Watched) -> None:
+    records = list(one_loss().records)
+    served.write("grows", records[:8])
+    seen = []
+    with get(served, "/api/runs/grows/events", stream=True) as answer:
+        assert answer.headers["Content-Type"] == "text/event-stream"
+        lines = (line for line in answer.iter_lines() if line.startswith(b"data: "))
+        seen.append(json.loads(next(lines)[6:]))
+        served.write("grows", records[8:])
+        for line in lines:
+            seen.append(json.loads(line[6:]))
+            if seen[-1] is not None and seen[-1]["status"] == "completed":
+                break
+    assert seen[-1]["now"]["steps"] == 60
+
+
+def test_metrics_are_those_of_the_runs_that_go_on(served: Watched) -> None:
+    until(lambda: 'fleet_steps_committed_total{run="story"} 60.0' in get(served, "/metrics").text, "the run is scraped", LIMIT_S)
+    old = served.root / "old"
+    served.write("old", list(one_loss().records))
+    os.utime(old / "journal.jsonl", (1e9, 1e9))
+    assert get(served, "/metrics").text.count("fleet_run_info{") == len({"good", "grows"} & set(os.listdir(served.root)))
+
+
+# ---- who may do what -----------------------------------------------------------------------------------------------------------------
+
+
+def test_an_order_is_taken_and_written_down(served: Watched, chaos: ChaosControls) -> None:
+    answer = order(served, {"action": "strike", "kind": "hang", "slot": 2, "duration_s": 3})
+    assert answer.status_code == 202
+    [strike] = chaos.take()
+    assert strike.fault.kind == "hang"  # type: ignore[union-attr]
+    last = json.loads((served.root / "audit.jsonl").read_text().splitlines()[-1])
+    assert (last["run"], last["asked"]["kind"], last["outcome"], last["remote"]) == ("good", "hang", strike.fault.id, "127.0.0.1")  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("token", ["", "x" * 32, READ_TOKEN, WRITE_TOKEN[:-1], "ü" * 16])
+def test_without_the_write_token_nothing_is_changed(served: Watched, chaos: ChaosControls, token: str) -> None:
+    headers = {"Authorization": f"Bearer {token}".encode(), "Content-Type": "application/json"}
+    answer = requests.post(f"{served.url}/api/runs/good/chaos", data=b'{"action":"stop"}', headers=headers, timeout=LIMIT_S)
+    assert answer.status_code == 401
+    assert not chaos.waiting
+
+
+@pytest.mark.parametrize("headers", [{"Origin": "https://elsewhere.example"}, {"Origin": "null"}, {"Host": "elsewhere.example"}])
+def test_another_sites_page_changes_nothing(served: Watched, chaos: ChaosControls, headers: dict[str, str]) -> None:
+    assert order(served, {"action": "stop"}, **headers).status_code in (403, 421)
+    assert not chaos.waiting
+    assert order(served, {"action": "stop"}, Origin=served.url).status_code == 202
+    chaos.take()
+
+
+def test_a_server_with_a_read_token_shows_its_runs_to_nobody_else(tmp_path: Path) -> None:
+    with watched(tmp_path, READ_TOKEN) as served:
+        served.write("good", list(one_loss().records))
+        for path in ("/api/runs", "/api/runs/good", "/api/runs/good/events", "/api/runs/good/journal", "/metrics"):
+            assert get(served, path).status_code == 401
+        assert get(served, "/api/runs", headers={"Authorization": f"Bearer {READ_TOKEN}"}).status_code == 200
+        assert order(served, {"action": "stop"}, READ_TOKEN).status_code == 401
+        assert "all steps are committed" not in get(served, "/runs/good").text
+
+
+def test_the_token_is_its_owners_alone_and_stays(tmp_path: Path) -> None:
+    token = stored_token(tmp_path)
+    assert len(token) >= 32
+    assert stat.S_IMODE((tmp_path / "token").stat().st_mode) == 0o600
+    assert stored_token(tmp_path) == token
+    with pytest.raises(ConfigError, match="16 characters"):
+        Access("short")
+
+
+# ---- hostility -----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["..", "../secret", "%2e%2e%2fsecret", "..%2f..%2fetc%2fpasswd", "/etc", "good%00", "a%0d%0ab", "link", "x" * 5000, "%3Cimg%3E"]
+)
+def test_no_name_leads_out_of_the_folder(served: Watched, name: str) -> None:
+    (served.root.parent / "secret").mkdir(exist_ok=True)
+    (served.root.parent / "secret" / "journal.jsonl").write_text("secret")
+    if not (served.root / "link").exists():
+        (served.root / "link").symlink_to(served.root.parent / "secret")
+    for tail in ("", "/journal", "/events"):
+        request = requests.Request("GET", served.url).prepare()
+        request.url = f"{served.url}/api/runs/{name}{tail}"
+        answer = requests.Session().send(request, timeout=LIMIT_S)
+        assert answer.status_code in (400, 404)
+        assert "secret" not in answer.text
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"x" * 20_000, 413), (b"{", 400), (b"[]", 400), (b"\xff\xfe", 400), (b"[" * 16_000, 400), ({"action": "explode"}, 400), ({}, 400),
+        ({"action": "strike", "kind": "meteor", "slot": 0}, 400), ({"action": "strike", "kind": "kill_rank", "slot": True}, 400),
+        ({"action": "strike", "kind": "kill_rank", "slot": 10**400}, 400), ({"action": "stop", "<script>": 1}, 400),
+        ('{"action":"strike","kind":"slow","slot":0,"severity":NaN}', 400),
+        ('{"action":"strike","kind":"hang","slot":0,"duration_s":1e999}', 400),
+    ],
+)  # fmt: skip
+def test_a_bad_body_is_refused_with_its_reason(served: Watched, chaos: ChaosControls, body: Any, status: int) -> None:
+    answer = order(served, body)
+    assert answer.status_code == status
+    assert answer.json()["detail"]
+    assert not chaos.waiting
+
+
+def test_a_slow_client_holds_up_nobody(served: Watched, chaos: ChaosControls) -> None:
+    address = (served.url.removeprefix("http://").split(":")[0], served.server.port)
+    head = f"POST /api/runs/good/chaos HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {WRITE_TOKEN}\r\n"
+    with socket.create_connection(address, LIMIT_S) as slow, socket.create_connection(address, LIMIT_S) as slower:
+        slow.sendall(f"{head}Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{{".encode())
+        slower.sendall(b"GET /api/ru")
+        assert get(served, "/api/runs").status_code == 200
+        assert slow.recv(1000).startswith(b"HTTP/1.1 408")
+    assert not chaos.waiting
+
+
+def test_what_the_journal_says_stays_text(served: Watched) -> None:
+    answer = get(served, "/runs/good")
+    assert "script-src 'self'" in answer.headers["Content-Security-Policy"]
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+    for name in ("run.js", "runs.js", "parts.js"):
+        text = get(served, f"/static/{name}").text
+        assert "innerHTML" not in text
+        assert "http" not in text.replace("http://www.w3.org/2000/svg", "").replace("HTTP", "")
+    assert get(served, "/static/..%2faccess.py").status_code == 404
+
+
+def test_a_damaged_journal_is_shown_as_far_as_it_is_good(served: Watched) -> None:
+    served.write("torn", list(one_loss().records)[:-1])
+    with open(served.root / "torn" / "journal.jsonl", "ab") as file:
+        file.write(b"<b>not a record</b>\n")
+    until(lambda: (get(served, "/api/runs/torn").json() or {}).get("damage"), "the damage is found", LIMIT_S)
+    seen = get(served, "/api/runs/torn").json()
+    assert seen["now"]["steps"] == 60
+    assert "not a record" in seen["damage"]
+
+
+def test_a_follower_is_served_as_it_is(served: Watched, tmp_path: Path) -> None:
+    served.server._feeds.adopt("lent", Follower(tmp_path / "none" / "journal.jsonl"))
+    assert get(served, "/api/runs/lent").json() is None
+
+
+OPERATIONS = [
+    (path, method) for path, operations in openapi()["paths"].items() for method in operations if not path.endswith("/events")
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "method"), OPERATIONS)
+def test_whatever_schemathesis_sends_is_answered_as_described(served: Watched, chaos: ChaosControls, path: str, method: str) -> None:
+    schema = schemathesis.openapi.from_dict(openapi())
+    operation = schema[path][method.upper()]
+
+    @given(case=operation.as_strategy() | operation.as_strategy(schemathesis.GenerationMode.NEGATIVE))
+    @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None)
+    def send(case: Any) -> None:
+        answer = case.call(base_url=served.url, headers={"Authorization": f"Bearer {WRITE_TOKEN}"})
+        assert answer.status_code < 500
+        chaos.take()
+
+    send()
