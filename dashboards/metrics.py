@@ -23,6 +23,9 @@ COUNTER, GAUGE = "counter", "gauge"
 PER_RANK_UP_TO = 256
 MAX_NODES = 256
 MAX_MEASUREMENTS = 64
+CHECKPOINT_PHASES = ("requested", "durable", "failed")
+RARE_DECISIONS = [("corruption", action) for action in ("evict", "stop", "go_back", "begin_anew")]
+"""Series that alerts watch exist from the start: an increase from nothing to 1 would not be seen."""
 Samples = Iterable[tuple[tuple[str, ...], float]]
 
 
@@ -217,7 +220,7 @@ METRICS = (
         ("phase",),
         "Durable checkpoints, by phase.",
         "Are checkpoints being written?",
-        _by_name(lambda s: s.checkpoints_by_phase),
+        _by_name(lambda s: dict.fromkeys(CHECKPOINT_PHASES, 0) | dict(s.checkpoints_by_phase)),
     ),
     MetricSpec(
         "fleet_checkpoint_step",
@@ -308,7 +311,7 @@ METRICS = (
         ("policy", "action"),
         "Decisions of the policies, where they changed.",
         "What does Fleet do about it?",
-        lambda s: list(s.tallies.decisions.items()),
+        lambda s: list((dict.fromkeys(RARE_DECISIONS, 0) | dict(s.tallies.decisions)).items()),
     ),
     MetricSpec(
         "fleet_step_part_seconds",

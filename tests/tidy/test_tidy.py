@@ -21,7 +21,7 @@ SKIPPED: dict[str, str] = {}
 
 DISTRIBUTIONS = {
     "grpc": "grpcio", "prometheus_client": "prometheus-client", "grafana_api": "grafana-api", "sklearn": "scikit-learn",
-    "grafana_foundation_sdk": "grafana-foundation-sdk",
+    "grafana_foundation_sdk": "grafana-foundation-sdk", "yaml": "pyyaml",
 }  # fmt: skip
 """Imported name -> distribution, where they differ."""
 

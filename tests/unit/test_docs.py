@@ -17,6 +17,8 @@ from typer.main import get_command
 from actors.messages import DOWN, UP
 from benchmarks.tables import BENCHMARKS, NO_FIGURE, NO_RESULT, replaced, section, tables
 from chaos import settings as chaos
+from dashboards.metrics import metrics_table
+from dashboards.rules import alerts_table, recordings, shortened
 from fleet.cli import app
 from fleet.events import EVENTS
 from fleet.instructions import INSTRUCTIONS
@@ -83,12 +85,21 @@ def loop_diff() -> str:
     return "\n".join(["```diff", *(line for line in lines if not line.startswith("@@")), "```"]) + "\n"
 
 
+def recordings_table() -> str:
+    shown = {name: shortened(expr, 1.0).replace("|", "\\|") for name, expr in recordings().items()}
+    rows = [f"| `{name}` | `{expr}` |" for name, expr in shown.items()]
+    return "\n".join(["| rule | expression |", "|---|---|", *rows]) + "\n"
+
+
 PARTS = {
     "docs/cli.md": {
         "run": lambda: options_of("run"),
         "chaos": chaos_settings,
         "report": lambda: options_of("report"),
         "watch": lambda: options_of("watch"),
+        "up": lambda: options_of("up"),
+        "dashboard push": lambda: options_of("dashboard push"),
+        "dashboard write": lambda: options_of("dashboard write"),
         "plan": lambda: options_of("plan"),
         "plan fields": plan_fields,
         "simulate": lambda: options_of("simulate"),
@@ -98,6 +109,7 @@ PARTS = {
         "checkpoint export": lambda: options_of("checkpoint export"),
         "checkpoint delete": lambda: options_of("checkpoint delete"),
     },
+    "docs/metrics.md": {"metrics": metrics_table, "alerts": alerts_table, "recordings": recordings_table},
     "docs/laws.md": {"laws": law.table},
     "README.md": {"diff": loop_diff},
 }

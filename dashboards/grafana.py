@@ -1,0 +1,109 @@
+"""Fleet's dashboards as Grafana has them: built by the official builders, and stamped, so that a copy that somebody changed is known."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from grafana_foundation_sdk.builders import bargauge, common, dashboard, prometheus, stat, timeseries
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models.common import StackingMode
+from grafana_foundation_sdk.models.dashboard import DataSourceRef
+
+from dashboards.panels import BARS, BOARDS, NUMBER, RUN, Board, Panel
+
+SOURCE_UID = "fleet-prometheus"
+FOLDER_UID, FOLDER_TITLE = "fleet", "Fleet"
+STAMP = "fleet-"
+"""Tag of a dashboard: this and the digest of what it was when it was pushed."""
+STAMP_DIGITS = 12
+TAG = "fleet"
+
+
+def _source(uid: str) -> DataSourceRef:
+    return DataSourceRef(type_val="prometheus", uid=uid)
+
+
+def _panel(panel: Panel, source: str) -> Any:
+    kinds = {NUMBER: stat.Panel, BARS: bargauge.Panel}
+    built: Any = kinds.get(panel.kind, timeseries.Panel)()
+    built.title(panel.title).description(panel.question).unit(panel.unit).datasource(_source(source))
+    built.span(panel.width).height(4 if panel.kind == NUMBER else 8)
+    if panel.stacked:
+        built.stacking(common.StackingConfig().mode(StackingMode.NORMAL)).fill_opacity(60)
+    for number, (expr, legend) in enumerate(panel.queries):
+        query = prometheus.Dataquery().expr(expr).legend_format(legend or "__auto").ref_id(chr(ord("A") + number))
+        built.with_target(query.instant() if panel.kind == BARS else query.range())
+    return built
+
+
+def _annotation(source: str) -> Any:
+    expr = f'sum by (kind) (increase(fleet_faults_total{{{RUN},phase="executed"}}[$__interval])) > 0'
+    return dashboard.AnnotationQuery().name("faults").datasource(_source(source)).enable(True).icon_color("red").expr(expr)
+
+
+def build(board: Board, source: str = SOURCE_UID) -> dict[str, Any]:
+    """A dashboard as Grafana's JSON model. ``source``: uid of the Prometheus data source."""
+    built = dashboard.Dashboard(board.title).uid(board.uid).refresh("5s").time("now-30m", "now").readonly().editable()
+    if board.of_a_run:
+        choice = dashboard.QueryVariable("run").label("run").query("label_values(fleet_run_info, run)").datasource(_source(source))
+        built.with_variable(choice.refresh(dashboard_refresh()).sort(1)).annotation(_annotation(source))
+    for title, row in board.rows.items():
+        built.with_row(dashboard.Row(title))
+        for panel in row:
+            built.with_panel(_panel(panel, source))
+    model: dict[str, Any] = _without_nothing(json.loads(JSONEncoder(sort_keys=True).encode(built.build())))
+    for number, panel_model in enumerate(model["panels"], start=1):
+        panel_model["id"] = number
+    model["annotations"]["list"] = [*model["annotations"].get("list", []), _pushed_annotations(board)]
+    model["tags"] = [TAG]
+    model["tags"].append(STAMP + digest(model))
+    return model
+
+
+def dashboard_refresh() -> Any:
+    """The list of runs is asked for whenever the time range changes."""
+    from grafana_foundation_sdk.models.dashboard import VariableRefresh
+
+    return VariableRefresh.ON_TIME_RANGE_CHANGED
+
+
+def _pushed_annotations(board: Board) -> dict[str, Any]:
+    """Faults with their ids, as ``push_faults`` writes them."""
+    tags = [TAG, "fault", *(["$run"] if board.of_a_run else [])]
+    target = {"type": "tags", "tags": tags, "matchAny": False, "limit": 200}
+    source = {"type": "grafana", "uid": "-- Grafana --"}
+    return {"name": "fault ids", "datasource": source, "enable": True, "iconColor": "orange", "target": target}
+
+
+def _without_nothing(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nothing(item) for key, item in value.items() if item is not None}
+    return [_without_nothing(item) for item in value] if isinstance(value, list) else value
+
+
+def digest(model: dict[str, Any]) -> str:
+    """SHA-256, shortened, of what a person would change in a dashboard: words, panels and where they lie, queries, variables.
+
+    What Grafana adds when it stores a dashboard (ids, versions, defaults) does not count.
+    """
+    panels = [
+        [panel.get(key) for key in ("title", "type", "description", "gridPos")]
+        + [panel.get("fieldConfig", {}).get("defaults", {}).get("unit"), [target.get("expr") for target in panel.get("targets", [])]]
+        for panel in model.get("panels", [])
+    ]
+    variables = [[each.get("name"), each.get("query")] for each in model.get("templating", {}).get("list", [])]
+    tags = [tag for tag in model.get("tags", []) if not tag.startswith(STAMP)]
+    content = json.dumps([model.get("title"), tags, panels, variables], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()[:STAMP_DIGITS]
+
+
+def stamp_of(model: dict[str, Any]) -> str | None:
+    """The digest that a dashboard was pushed with; None when Fleet did not push it."""
+    return next((tag.removeprefix(STAMP) for tag in model.get("tags", []) if tag.startswith(STAMP)), None)
+
+
+def all_boards(source: str = SOURCE_UID) -> list[dict[str, Any]]:
+    """Every dashboard, built."""
+    return [build(board, source) for board in BOARDS]

@@ -1,0 +1,83 @@
+"""Files for Prometheus and Grafana: what ``fleet up`` writes for those of this machine, ``fleet dashboard write`` for others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dashboards.grafana import FOLDER_TITLE, SOURCE_UID, all_boards
+from dashboards.push import SOURCE_NAME
+from dashboards.rules import rules
+from fleet.launch.prometheus import scrape_configuration
+
+RAY_TARGETS = "/tmp/ray/prom_metrics_service_discovery.json"
+"""Where Ray's dashboard writes the addresses of its nodes' metrics."""
+EVERY_S = 5.0
+
+
+def write_yaml(path: Path, content: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(content, sort_keys=False, width=1_000))
+    return path
+
+
+def write_prometheus(folder: Path, target: str, ray_targets: str | None) -> dict[str, Any]:
+    """Rules, targets and configuration for a Prometheus in ``folder``; returns the configuration.
+
+    Args:
+        target: ``host:port`` of Fleet's server.
+        ray_targets: Ray's service-discovery file; None: where Ray puts it.
+    """
+    rule_file = write_yaml(folder / "fleet.rules.yml", rules())
+    target_file = folder / "fleet.json"
+    target_file.write_text(json.dumps([{"targets": [target]}]) + "\n")
+    configuration = scrape_configuration([target_file], [Path(ray_targets or RAY_TARGETS)], [rule_file], EVERY_S)
+    write_yaml(folder / "prometheus.yml", configuration)
+    return configuration
+
+
+def write_files(folder: Path, target: str, ray_targets: str | None) -> None:
+    """Everything for ``docker compose up`` in ``folder``: Ray, Prometheus and Grafana beside Fleet's server on this host."""
+    write_prometheus(folder / "prometheus", target, ray_targets)
+    for model in all_boards():
+        path = folder / "grafana" / "dashboards" / f"{model['uid']}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(model, indent=1) + "\n")
+    source = {"name": SOURCE_NAME, "uid": SOURCE_UID, "type": "prometheus", "access": "proxy", "url": "http://127.0.0.1:9090"}
+    provisioning = folder / "grafana" / "provisioning"
+    write_yaml(provisioning / "datasources" / "fleet.yml", {"apiVersion": 1, "datasources": [source]})
+    options = {"path": "/var/lib/grafana/dashboards"}
+    provider = {"name": "fleet", "folder": FOLDER_TITLE, "type": "file", "allowUiUpdates": False, "options": options}
+    write_yaml(provisioning / "dashboards" / "fleet.yml", {"apiVersion": 1, "providers": [provider]})
+    write_yaml(folder / "compose.yml", _compose(folder.absolute()))
+
+
+def _compose(folder: Path) -> dict[str, Any]:
+    """All on the host's network: Fleet listens on loopback. Prometheus sees its files under the names that they have outside."""
+    grafana = ["./grafana/provisioning:/etc/grafana/provisioning:ro", "./grafana/dashboards:/var/lib/grafana/dashboards:ro"]
+    prometheus = [f"{folder}/prometheus:{folder}/prometheus:ro", "/tmp/ray:/tmp/ray:ro"]
+    return {
+        "services": {
+            "ray": {
+                "image": "rayproject/ray:2.60.0",
+                "command": "ray start --head --block --dashboard-host=127.0.0.1",
+                "network_mode": "host",
+                "volumes": ["/tmp/ray:/tmp/ray"],
+            },
+            "prometheus": {
+                "image": "prom/prometheus:latest",
+                "command": [f"--config.file={folder}/prometheus/prometheus.yml", "--web.listen-address=127.0.0.1:9090"],
+                "network_mode": "host",
+                "volumes": prometheus,
+            },
+            "grafana": {
+                "image": "grafana/grafana:latest",
+                "environment": {"GF_SERVER_HTTP_ADDR": "127.0.0.1"},
+                "network_mode": "host",
+                "volumes": grafana,
+            },
+        }
+    }

@@ -1,0 +1,138 @@
+"""``fleet up``, ``status`` and ``down``: the live page and metrics of all runs of a folder, as a service of its own on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from fleet.cli_watch import PRIVATE, serving, wait_for_a_signal
+from fleet.errors import ConfigError, RunFailed
+
+console = Console(stderr=True, highlight=False, soft_wrap=True)
+START_S = 60.0
+STOP_S = 20.0
+Storage = Annotated[str, typer.Option(help="Folder that holds the runs.")]
+
+
+def _note(root: Path) -> Path:
+    return root / PRIVATE / "up.json"
+
+
+def running(root: Path) -> dict[str, Any] | None:
+    """What the service of this folder wrote about itself; None when none runs."""
+    try:
+        note: dict[str, Any] = json.loads(_note(root).read_text())
+        command = Path(f"/proc/{note['pid']}/cmdline").read_bytes()
+    except (OSError, ValueError):
+        return None
+    return note if b"fleet.cli_up" in command else None
+
+
+def up(
+    storage: Storage = "runs",
+    host: Annotated[str, typer.Option(help="Address to listen on; others than loopback ask every reader for the token.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0: a free one.")] = 8700,
+    with_prometheus: Annotated[bool, typer.Option("--with-prometheus", help="Start the Prometheus of this machine beside it.")] = False,
+    prometheus_port: Annotated[int, typer.Option(help="Port of that Prometheus; 0: a free one.")] = 9090,
+    ray_targets: Annotated[str, typer.Option(help="Ray's service-discovery file; empty: where Ray puts it.")] = "",
+) -> None:
+    """Serve pages and metrics of all runs until `fleet down`, and write the configuration for Prometheus."""
+    root = Path(storage).absolute()
+    if (note := running(root)) is not None:
+        raise ConfigError("--storage", storage, f"already up at {note['url']}", "Use fleet status, or fleet down.")
+    settings = {
+        "root": str(root), "host": host, "port": port, "ray_targets": ray_targets or None,
+        "prometheus_port": prometheus_port if with_prometheus else None,
+    }  # fmt: skip
+    _note(root).parent.mkdir(parents=True, exist_ok=True)
+    _note(root).unlink(missing_ok=True)
+    log = root / PRIVATE / "up.log"
+    program = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r}); from fleet.cli_up import serve; serve()"
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-c", program, json.dumps(settings)],
+            stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True,
+        )  # fmt: skip
+    deadline_s = time.monotonic() + START_S
+    while running(root) is None:
+        if process.poll() is not None or time.monotonic() > deadline_s:
+            process.kill()
+            raise RunFailed("fleet up did not come up", log.read_text(errors="replace")[-2000:])
+        time.sleep(0.05)
+    _tell(root)
+
+
+def serve() -> None:
+    """The service itself: runs until it is told to stop."""
+    settings = json.loads(sys.argv[1])
+    root = Path(settings["root"])
+    with ExitStack() as stack:
+        watch = stack.enter_context(serving(root, settings["host"], settings["port"]))
+        note = {"pid": os.getpid(), "url": watch.server.url, "prometheus": _prometheus(stack, root, watch.server.port, settings)}
+        _note(root).write_text(json.dumps(note))
+        stack.callback(_note(root).unlink, missing_ok=True)
+        wait_for_a_signal()
+
+
+def _prometheus(stack: ExitStack, root: Path, port: int, settings: dict[str, Any]) -> str | None:
+    """Its configuration, and where it runs, if it does. Without it the service goes on, with one warning."""
+    from dashboards.provisioning import write_prometheus
+    from fleet.launch.prometheus import Prometheus
+
+    folder = root / PRIVATE / "prometheus"
+    folder.mkdir(parents=True, exist_ok=True)
+    configuration = write_prometheus(folder, f"127.0.0.1:{port}", settings["ray_targets"])
+    if settings["prometheus_port"] is None:
+        return None
+    try:
+        return stack.enter_context(Prometheus(folder, configuration, port=settings["prometheus_port"])).url
+    except (ConfigError, RunFailed) as error:
+        console.print(f"goes on without Prometheus: {error}")
+        return None
+
+
+def _tell(root: Path) -> None:
+    note = running(root)
+    if note is None:
+        raise ConfigError("--storage", str(root), "nothing is up for this folder", "Start it with fleet up.")
+    token = (root / PRIVATE / "token").read_text().strip()
+    console.print(f"up, process {note['pid']}: [bold]{note['url']}/#token={token}[/]")
+    console.print(f"metrics {note['url']}/metrics; configuration for Prometheus in {root / PRIVATE / 'prometheus'}")
+    log = (root / PRIVATE / "up.log").read_text(errors="replace").strip()
+    console.print(f"Prometheus {note['prometheus']}" if note["prometheus"] else log or "Prometheus is not started: --with-prometheus")
+
+
+def status(storage: Storage = "runs") -> None:
+    """Where the service of this folder is."""
+    _tell(Path(storage).absolute())
+
+
+def down(storage: Storage = "runs") -> None:
+    """Stop the service of this folder, and its Prometheus. Runs go on."""
+    root = Path(storage).absolute()
+    note = running(root)
+    if note is None:
+        raise ConfigError("--storage", storage, "nothing is up for this folder")
+    os.kill(note["pid"], signal.SIGTERM)
+    deadline_s = time.monotonic() + STOP_S
+    while running(root) is not None:
+        if time.monotonic() > deadline_s:
+            raise RunFailed(f"process {note['pid']} did not stop within {STOP_S:g} s")
+        time.sleep(0.05)
+    console.print("down")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this file to ``app``."""
+    for command in (up, status, down):
+        app.command()(command)

@@ -1,0 +1,60 @@
+"""Real Prometheus: its rule tester, and a server that scrapes for the time of a test."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import requests
+
+from fleet.launch.prometheus import Prometheus, scrape_configuration
+from tests.support.browser import program
+from tests.support.waiting import until
+
+LIMIT_S = 60.0
+
+
+def promtool(*arguments: str) -> str:
+    """What promtool says. Raises AssertionError with it when it finds fault."""
+    done = subprocess.run([program("promtool"), *arguments], capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+class Server:
+    """A running Prometheus, asked over its HTTP API."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def query(self, expr: str) -> list[dict[str, Any]]:
+        """The result of an instant query. Raises AssertionError when Prometheus refuses it."""
+        answer = requests.get(f"{self.url}/api/v1/query", params={"query": expr}, timeout=LIMIT_S).json()
+        assert answer["status"] == "success", f"{expr}: {answer}"
+        found: list[dict[str, Any]] = answer["data"]["result"]
+        return found
+
+    def firing(self) -> set[str]:
+        """Names of the alerts that fire."""
+        return {each["metric"]["alertname"] for each in self.query('ALERTS{alertstate="firing"}')}
+
+    def until(self, expr: str, limit_s: float = LIMIT_S) -> list[dict[str, Any]]:
+        """What ``expr`` gives once it gives something."""
+        until(lambda: bool(self.query(expr)), f"Prometheus has an answer to {expr}", limit_s)
+        return self.query(expr)
+
+
+@contextmanager
+def scraping(folder: Path, targets: list[str], rules: dict[str, Any], every_s: float = 0.5) -> Iterator[Server]:
+    """A server on a free port, with its data in ``folder``, that scrapes ``targets`` and evaluates ``rules``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rule_file, target_file = folder / "rules.yml", folder / "targets.json"
+    rule_file.write_text(json.dumps(rules))
+    target_file.write_text(json.dumps([{"targets": targets}]))
+    configuration = scrape_configuration([target_file], [], [rule_file], every_s)
+    with Prometheus(folder, configuration, program("prometheus")) as running:
+        yield Server(running.url)

@@ -1,0 +1,237 @@
+"""Every alert fires when it should, is back to normal afterwards, and keeps silent in between: simulated journals, through the ledger and
+the collector, into Prometheus's own rule tester. ``python -m tests.unit.test_docs`` writes the table of the documentation."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dashboards.metrics import METRICS, RunsCollector
+from dashboards.rules import ALERTS, recordings, rules
+from fleet import records as r
+from fleet.goodput import Ledger
+from fleet.types import Member, Process, StateId
+from tests.golden.journals import Story
+from tests.support.prometheus import promtool
+
+EVERY_S = 15
+ROOT = Path(__file__).parents[2]
+MINUTE = 60.0
+
+
+class Hours(Story):
+    """A story told by the minute: steps take ten seconds, times are in seconds, and the run starts at the epoch."""
+
+    def __init__(self, world: int = 2, spares: int = 0) -> None:
+        super().__init__(world, spares)
+        self.records[0] = r.RunStarted(r.VERSION, "story", 0.0, 0.0, world, spares, 16, "{}")
+        self.step = 0
+        self.seats = [(slot, 0) for slot in range(world)]
+        for slot in range(world + spares):
+            self.records.append(r.ProcessUp(Member(slot, 0), Process("node", 100 + slot, 1), "t", 0.0))
+        self.view(1, self.seats, 0.0)
+        self.generation = 1
+
+    def train(self, from_s: float, to_s: float, step: str = "c6000 x4000 K", idle: tuple[int, ...] = ()) -> None:
+        """Whole steps of ten seconds by everybody in the view; ``idle`` slots stand by."""
+        for at_s in range(round(from_s), round(to_s), 10):
+            for slot, incarnation in self.seats:
+                self.spans(slot, incarnation, step, generation=self.generation, step=self.step, at=1000.0 * at_s)
+            for slot in idle:
+                self.spans(slot, 0, "s10000", generation=-1, at=1000.0 * at_s)
+            self.step += 1
+            self.committed(self.step, 1000.0 * (at_s + 10))
+
+    def form(self, seats: list[tuple[int, int]], at_s: float, *causes: str) -> None:
+        self.generation, self.seats = self.generation + 1, seats
+        self.view(self.generation, seats, 1000.0 * at_s, self.step, causes=causes)
+
+    def up(self, slot: int, incarnation: int, at_s: float) -> None:
+        self.records.append(r.ProcessUp(Member(slot, incarnation), Process("node", 200 + incarnation, 1), "t", at_s))
+
+
+def steady() -> Hours:
+    story = Hours()
+    story.train(0, 45 * MINUTE)
+    return story
+
+
+def burning(until_s: float) -> Hours:
+    """Both ranks spend their time on starting again, from minute 10 on."""
+    story = Hours()
+    story.train(0, 600)
+    for slot in (0, 1):
+        story.lost(slot, 0, 600_000.0)
+    for at_s in range(600, round(until_s), 60):
+        for slot in (0, 1):
+            story.spans(slot, 1, "i60000", generation=-1, at=1000.0 * at_s)
+    story.form([(0, 1), (1, 1)], until_s, "0.0", "1.0")
+    story.train(until_s, until_s + 90 * MINUTE)
+    return story
+
+
+def hanging() -> Hours:
+    story = Hours()
+    story.train(0, 600)
+    for slot in (0, 1):
+        story.spans(slot, 0, "x900000", step=story.step)
+    story.form([(0, 0), (1, 0)], 1500)
+    story.train(1500, 40 * MINUTE)
+    return story
+
+
+def crashing() -> Hours:
+    story = Hours()
+    story.train(0, 600)
+    story.lost(1, 0, 600_000.0)
+    story.form([(0, 0)], 600, "1.0")
+    for incarnation, at_s in enumerate(range(660, 900, 60), start=1):
+        story.up(1, incarnation, at_s)
+        story.lost(1, incarnation, 1000.0 * at_s + 30_000, generation=-1)
+    story.train(600, 45 * MINUTE)
+    return story
+
+
+def without_spares() -> Hours:
+    story = Hours(world=1, spares=1)
+    story.train(0, 600, idle=(1,))
+    story.lost(1, 0, 600_000.0, generation=-1)
+    story.train(600, 1200)
+    story.up(1, 1, 1200)
+    story.train(1200, 30 * MINUTE)
+    return story
+
+
+def checkpoints(durable: range, failed: range, again: range) -> Hours:
+    story = Hours()
+    story.records.append(r.DecisionMade("interval", "wait", "every 60 s", {"interval_s": 60.0}, 0.0))
+    for minute in range(60):
+        if minute in durable or minute in again:
+            story.durable(story.step, MINUTE * 1000 * minute)
+        if minute in failed:
+            story.records.append(r.CheckpointRecord(f"request-{minute}", "failed", StateId(0, story.step), MINUTE * minute, detail="503"))
+        story.train(MINUTE * minute, MINUTE * (minute + 1))
+    return story
+
+
+def corrupted() -> Hours:
+    story = Hours()
+    story.train(0, 600)
+    story.records.append(r.DecisionMade("corruption", "evict", "1.0 differs from the majority", {}, 600.0))
+    story.train(600, 40 * MINUTE)
+    return story
+
+
+def drifting() -> Hours:
+    """One loss costs four minutes of everybody's time, and the run outgrows it."""
+    story = Hours()
+    story.train(0, 600)
+    story.lost(1, 0, 600_000.0)
+    story.up(1, 1, 601)
+    story.form([(0, 0), (1, 1)], 602, "1.0")
+    for at_s in range(600, 840, 60):
+        story.spans(0, 0, "f60000", generation=2, step=story.step)
+        story.spans(1, 1, "r60000", generation=2, step=story.step, at=1000.0 * at_s)
+    story.train(840, 65 * MINUTE)
+    return story
+
+
+def straggling() -> Hours:
+    story = Hours()
+    story.train(0, 600)
+    story.train(600, 1800, "c3000 w6000 x1000 K")
+    story.train(1800, 45 * MINUTE)
+    return story
+
+
+SCENES: dict[str, tuple[Callable[[], Hours], float, float, float]] = {
+    "FleetGoodputBurnsFast": (lambda: burning(45 * MINUTE), 5, 44, 60),
+    "FleetGoodputBurnsSlowly": (lambda: burning(60 * MINUTE), 5, 50, 140),
+    "FleetNoProgress": (hanging, 9, 20, 35),
+    "FleetCrashLoop": (crashing, 9, 16, 40),
+    "FleetSparesExhausted": (without_spares, 9, 15, 25),
+    "FleetCheckpointOverdue": (lambda: checkpoints(range(10), range(0), range(25, 60)), 9, 20, 30),
+    "FleetStoreFailing": (lambda: checkpoints(range(10), range(10, 30), range(45, 60)), 9, 30, 50),
+    "FleetCorruption": (corrupted, 9, 12, 30),
+    "FleetPredictionDrift": (drifting, 9, 22, 60),
+    "FleetStragglerPersists": (straggling, 9, 25, 44),
+}
+"""Alert -> what happens, and at which minutes it is silent, fires, and is silent again."""
+
+
+def _at_s(record: Any) -> float:
+    return (record.start_us + sum(record.durations_us)) / 1e6 if isinstance(record, r.Spans) else float(record.at_s)
+
+
+def series(story: Story, until_s: float) -> list[dict[str, str]]:
+    """What scrapes every 15 s would have seen of the run, as promtool's input."""
+    ledger, ahead = Ledger(), list(reversed(story.records))
+    seen: dict[str, list[str]] = {}
+    for number, at_s in enumerate(range(0, round(until_s) + 1, EVERY_S)):
+        while ahead and _at_s(ahead[-1]) <= at_s:
+            ledger.apply(ahead.pop())
+        summary = ledger.summary(at_s)
+        for family in RunsCollector(lambda summary=summary: [summary], per_rank=False).collect():
+            for sample in family.samples:
+                labels = ",".join(f'{key}="{value}"' for key, value in sample.labels.items())
+                values = seen.setdefault(f"{sample.name}{{{labels}}}", [])
+                values += ["_"] * (number - len(values)) + [repr(float(sample.value))]
+    return [{"series": name, "values": " ".join(values)} for name, values in seen.items()]
+
+
+def scene(alert: str) -> dict[str, Any]:
+    tell, *minutes = SCENES[alert]
+    checks = [
+        {
+            "expr": f'count(ALERTS{{alertname="{alert}",alertstate="firing"}}) or vector(0)',
+            "eval_time": f"{minute:g}m",
+            "exp_samples": [{"labels": "{}", "value": value}],
+        }
+        for minute, value in zip(minutes, (0, 1, 0), strict=True)
+    ]
+    return {"interval": f"{EVERY_S}s", "input_series": series(tell(), MINUTE * minutes[-1]), "promql_expr_test": checks, "name": alert}
+
+
+def judged(folder: Path, tests: list[dict[str, Any]]) -> None:
+    (folder / "rules.yml").write_text(json.dumps(rules()))
+    content = {"rule_files": ["rules.yml"], "evaluation_interval": f"{EVERY_S}s", "tests": tests}
+    (folder / "tests.yml").write_text(json.dumps(content))
+    promtool("test", "rules", str(folder / "tests.yml"))
+
+
+def test_prometheus_takes_the_rules(tmp_path: Path) -> None:
+    for scale in (1.0, 0.01):
+        (tmp_path / "rules.yml").write_text(json.dumps(rules(scale)))
+        assert f"{len(ALERTS) + len(recordings())} rules found" in promtool("check", "rules", str(tmp_path / "rules.yml"))
+
+
+@pytest.mark.parametrize("alert", [alert.name for alert in ALERTS])
+def test_it_fires_when_it_should_and_is_back_to_normal(alert: str, tmp_path: Path) -> None:
+    judged(tmp_path, [scene(alert)])
+
+
+def test_a_steady_run_alarms_nobody(tmp_path: Path) -> None:
+    silence = {"expr": "count(ALERTS) or vector(0)", "exp_samples": [{"labels": "{}", "value": 0}]}
+    checks = [silence | {"eval_time": f"{minute}m"} for minute in (1, 5, 20, 44)]
+    goodput = {"expr": "fleet:goodput:ratio_rate5m", "eval_time": "40m"}
+    goodput |= {"exp_samples": [{"labels": 'fleet:goodput:ratio_rate5m{run="story"}', "value": 1}]}
+    scenes = {"interval": f"{EVERY_S}s", "input_series": series(steady(), 45 * MINUTE), "promql_expr_test": [*checks, goodput]}
+    judged(tmp_path, [scenes])
+
+
+def test_rules_ask_only_for_metrics_that_exist() -> None:
+    text = json.dumps(rules())
+    known = {spec.name for spec in METRICS}
+    asked = set(re.findall(r"fleet_[a-z_]+", text))
+    assert asked <= known
+    assert len(asked) > 8
+
+
+def test_every_alert_has_its_section_in_the_runbook() -> None:
+    headings = [line.removeprefix("## ") for line in (ROOT / "docs" / "runbook.md").read_text().splitlines() if line.startswith("## ")]
+    assert [alert.name for alert in ALERTS] == headings[: len(ALERTS)]

@@ -1,0 +1,185 @@
+"""Grafana dashboards: built from the table, pushed as often as one likes, and never over what somebody changed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from grafana_api.grafana_face import GrafanaFace
+
+from dashboards import grafana as boards
+from dashboards.metrics import METRICS
+from dashboards.panels import BOARDS, panels
+from dashboards.provisioning import write_files
+from dashboards.push import CREATED, LEFT_ALONE, NOT_OURS, UNCHANGED, UPDATED, connect, push, push_faults
+from dashboards.rules import recordings
+from fleet.errors import ConfigError, RunFailed
+from fleet.goodput import Ledger
+from tests.golden.journals import one_loss
+from tests.support.fake_grafana import TOKEN, FakeGrafana
+from tests.support.fake_grafana import grafana as serving
+from tests.support.prometheus import promtool
+
+PROMETHEUS = "http://127.0.0.1:9090"
+
+
+@pytest.fixture
+def there() -> Iterator[FakeGrafana]:
+    with serving() as fake:
+        yield fake
+
+
+@pytest.fixture
+def face(there: FakeGrafana) -> Iterator[GrafanaFace]:
+    client = connect(there.url, TOKEN)
+    yield client
+    client.api.s.close()
+
+
+def results(face: GrafanaFace) -> set[str]:
+    return set(push(face, PROMETHEUS).values())
+
+
+def test_panels_ask_for_metrics_that_exist_and_say_what_they_answer() -> None:
+    known = {spec.name for spec in METRICS} | set(recordings()) | {"ALERTS"}
+    asked = set()
+    for _, panel in panels():
+        assert panel.question.endswith("?")
+        for expr, _ in panel.queries:
+            names = set(re.findall(r"fleet[_:][a-z_:0-9]+|ALERTS", re.sub(r"\{[^}]*\}", "", expr)))
+            assert names
+            assert names <= known, expr
+            asked |= names
+    unseen = {spec.name for spec in METRICS} - asked - {"fleet_start_timestamp_seconds", "fleet_spares_wanted"}
+    assert not unseen, f"no panel shows {unseen}"
+    assert len({(board.uid, panel.title) for board, panel in panels()}) == len(panels())
+
+
+def test_models_are_complete() -> None:
+    for board, model in zip(BOARDS, boards.all_boards(), strict=True):
+        assert boards.stamp_of(model) == boards.digest(model)
+        assert [each["id"] for each in model["panels"]] == list(range(1, len(model["panels"]) + 1))
+        names = [each["name"] for each in model["templating"]["list"]] if board.of_a_run else []
+        assert names == ["run"] * board.of_a_run
+        for panel in model["panels"]:
+            for target in panel.get("targets", []):
+                assert target["refId"]
+                assert ("$run" in target["expr"]) == board.of_a_run
+            if panel["type"] != "row":
+                assert panel["datasource"]["uid"] == boards.SOURCE_UID
+        assert "fleet_faults_total" in json.dumps(model["annotations"]) or not board.of_a_run
+
+
+def test_a_push_creates_all_and_a_second_one_changes_nothing(there: FakeGrafana, face: GrafanaFace) -> None:
+    assert results(face) == {CREATED}
+    assert there.sources["Fleet Prometheus"]["url"] == PROMETHEUS
+    assert set(there.dashboards) == {board.uid for board in BOARDS}
+    before = there.writes
+    assert results(face) == {UNCHANGED}
+    assert there.writes == before
+
+
+def test_a_new_version_replaces_an_old_one_that_nobody_touched(
+    there: FakeGrafana, face: GrafanaFace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = boards.all_boards()
+    monkeypatch.setattr("dashboards.push.all_boards", lambda source: [{**m, "title": "Old", "tags": retagged(m, "Old")} for m in old])
+    push(face, PROMETHEUS)
+    monkeypatch.undo()
+    assert results(face) == {UPDATED}
+    assert {d["version"] for d in there.dashboards.values()} == {2}
+
+
+def retagged(model: dict[str, Any], title: str) -> list[str]:
+    return [boards.TAG, boards.STAMP + boards.digest({**model, "title": title})]
+
+
+def test_what_somebody_changed_or_made_is_left_alone(there: FakeGrafana, face: GrafanaFace) -> None:
+    push(face, PROMETHEUS)
+    run = there.dashboards["fleet-run"]
+    run["panels"][1]["targets"][0]["expr"] = "my_own_query"
+    there.dashboards["fleet-chaos"] = {"uid": "fleet-chaos", "title": "mine", "tags": [], "version": 3}
+    done = push(face, PROMETHEUS)
+    assert done["Fleet: one run"] == LEFT_ALONE
+    assert done["Fleet: chaos experiment"] == NOT_OURS
+    assert there.dashboards["fleet-run"]["panels"][1]["targets"][0]["expr"] == "my_own_query"
+    assert there.dashboards["fleet-chaos"]["title"] == "mine"
+
+
+def test_a_source_and_a_folder_that_are_there_are_used(there: FakeGrafana, face: GrafanaFace) -> None:
+    there.sources["Fleet Prometheus"] = {"id": 1, "uid": "mine", "url": "http://elsewhere.example"}
+    there.folders["fleet"] = {"uid": "fleet", "title": "Renamed"}
+    push(face, PROMETHEUS)
+    assert there.sources["Fleet Prometheus"]["url"] == "http://elsewhere.example"
+    assert there.folders["fleet"]["title"] == "Renamed"
+    assert there.dashboards["fleet-run"]["panels"][1]["datasource"]["uid"] == "mine"
+
+
+def test_one_that_is_made_or_saved_at_the_same_moment(there: FakeGrafana, face: GrafanaFace) -> None:
+    there.fail = {"POST /api/datasources": 409, "POST /api/folders": 412}
+    there.folders["x"] = {}
+    with pytest.raises(RunFailed, match="dashboard fleet-overview"):
+        push(face, PROMETHEUS)  # the folder is not there: Grafana says 400
+    there.fail = {}
+    push(face, PROMETHEUS)
+    there.dashboards["fleet-run"]["title"] = "Old"
+    there.dashboards["fleet-run"]["tags"] = retagged(there.dashboards["fleet-run"], "Old")
+
+    def meddle() -> None:
+        there.dashboards["fleet-run"]["version"] += 1
+
+    there.meddle = meddle
+    with pytest.raises(RunFailed, match="at the same time"):
+        push(face, PROMETHEUS)
+
+
+@pytest.mark.parametrize(("status", "words"), [(401, "wrong or has run out"), (403, "Editor"), (500, "when it is well"), (503, "well")])
+def test_a_refusal_says_what_to_do_and_a_later_push_finishes(there: FakeGrafana, face: GrafanaFace, status: int, words: str) -> None:
+    there.fail = {"POST /api/dashboards": status}
+    with pytest.raises(RunFailed, match=words):
+        push(face, PROMETHEUS)
+    there.fail = {}
+    assert results(face) == {CREATED}
+
+
+def test_a_wrong_token_or_no_grafana(there: FakeGrafana) -> None:
+    client = connect(there.url, "wrong")
+    with pytest.raises(RunFailed, match="GRAFANA_TOKEN"):
+        push(client, PROMETHEUS)
+    client.api.s.close()
+    client = connect("http://127.0.0.1:9", TOKEN)
+    with pytest.raises(RunFailed, match="cannot be reached"):
+        push(client, PROMETHEUS)
+    client.api.s.close()
+    with pytest.raises(ConfigError, match="--grafana"):
+        connect("grafana:3000", TOKEN)
+    with pytest.raises(ConfigError, match="GRAFANA_TOKEN"):
+        connect(there.url, "")
+
+
+def test_faults_become_annotations_once(there: FakeGrafana, face: GrafanaFace) -> None:
+    summary = Ledger().apply_all(one_loss("f1").records).summary()
+    assert push_faults(face, summary) == 1
+    assert push_faults(face, summary) == 0
+    [note] = there.annotations
+    assert note["tags"] == ["fleet", "fault", "story", "f1"]
+    assert note["time"] == round(1000 * (1.7e9 + 2.149))
+    assert "1.54 rank-seconds" in note["text"]
+
+
+def test_files_for_those_who_provision(tmp_path: Path) -> None:
+    write_files(tmp_path, "127.0.0.1:8700", None)
+    promtool("check", "config", str(tmp_path / "prometheus" / "prometheus.yml"))
+    assert json.loads((tmp_path / "grafana" / "dashboards" / "fleet-run.json").read_text())["uid"] == "fleet-run"
+    [source] = yaml.safe_load((tmp_path / "grafana" / "provisioning" / "datasources" / "fleet.yml").read_text())["datasources"]
+    assert source["uid"] == boards.SOURCE_UID
+    compose = yaml.safe_load((tmp_path / "compose.yml").read_text())
+    assert set(compose["services"]) == {"ray", "prometheus", "grafana"}
+    for service in compose["services"].values():
+        for volume in service.get("volumes", []):
+            assert (tmp_path / volume.split(":")[0]).exists() or not volume.startswith("./")
