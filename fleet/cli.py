@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from fleet import cli_checkpoint, cli_dashboard, cli_plan, cli_simulate, cli_up, cli_watch
+from fleet import cli_checkpoint, cli_dashboard, cli_diagnose, cli_plan, cli_simulate, cli_up, cli_watch
 from fleet.config import CheckpointSettings, RunSettings
 from fleet.errors import ConfigError, FleetError
 
@@ -31,6 +31,7 @@ app = typer.Typer(name="fleet", help=HELP, no_args_is_help=True, add_completion=
 console = Console(stderr=True)
 cli_plan.register(app)
 cli_simulate.register(app)
+cli_diagnose.register(app)
 cli_checkpoint.register(app)
 cli_watch.register(app)
 cli_up.register(app)

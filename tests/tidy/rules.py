@@ -17,6 +17,7 @@ EDGE = (
     "fleet.cli",
     "fleet.cli_checkpoint",
     "fleet.cli_dashboard",
+    "fleet.cli_diagnose",
     "fleet.cli_plan",
     "fleet.cli_simulate",
     "fleet.cli_up",

@@ -100,6 +100,7 @@ PARTS = {
         "up": lambda: options_of("up"),
         "dashboard push": lambda: options_of("dashboard push"),
         "dashboard write": lambda: options_of("dashboard write"),
+        "diagnose": lambda: options_of("diagnose"),
         "plan": lambda: options_of("plan"),
         "plan fields": plan_fields,
         "simulate": lambda: options_of("simulate"),

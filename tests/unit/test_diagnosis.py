@@ -1,0 +1,98 @@
+"""What a run's ledger says about why it was slow."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fleet.cli import app
+from fleet.diagnosis import Finding, diagnose, explain
+from fleet.goodput import Ledger
+from fleet.journal import JournalWriter
+from fleet.ledger_summary import LedgerSummary
+from tests.golden.journals import Story, one_loss
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "diagnosis.txt"
+
+
+def summary(story: Story) -> LedgerSummary:
+    return Ledger().apply_all(story.records).summary()
+
+
+def steady(codes: dict[int, str], steps: int = 50) -> Story:
+    """A run without faults; every slot does the same in each step."""
+    story = Story(world=len(codes))
+    story.view(1, [(slot, 0) for slot in codes], 0)
+    for slot, text in codes.items():
+        story.spans(slot, 0, f"{text} K " * steps)
+    ends_ms = max(story.ends_us.values()) / 1e3
+    for step in range(1, steps + 1):
+        story.committed(step, ends_ms * step / steps)
+    story.ended(ends_ms)
+    return story
+
+
+def first(story: Story) -> Finding:
+    return diagnose(summary(story))[0]
+
+
+def test_golden() -> None:
+    found = summary(one_loss("gpu-1"))
+    assert explain(found, diagnose(found)) == GOLDEN.read_text()
+
+
+@pytest.mark.parametrize(
+    ("codes", "metric", "where", "layer", "said"),
+    [
+        ({0: "c60 w40", 1: "c100 w0", 2: "c62 w38"}, "straggler_wait", "compute", "the node of slot 1", "Slot 1 waited 0.0%"),
+        ({0: "c60 w40", 1: "c60 w40"}, "straggler_wait", "compute", "the batch: shards that take unequal time", "All slots wait"),
+        ({0: "c40 x60", 1: "c40 x60"}, "exposed_comm", "communication", "the reduction of gradients", "rho = 1.50"),
+        ({0: "c40 d60", 1: "c40 d60"}, "data_wait", "coordination", "the feed: storage and decoding", "waits 60 ms"),
+        ({0: "c40 k60", 1: "c40 k60"}, "checkpoint_stall", "coordination", "snapshots and the store", "60.0%"),
+    ],
+)
+def test_the_dearest_thing_is_named_first(codes: dict[int, str], metric: str, where: str, layer: str, said: str) -> None:
+    finding = first(steady(codes))
+    assert (finding.metric, finding.where, finding.layer) == (metric, where, layer)
+    assert any(said in sentence for sentence in finding.evidence), finding.evidence
+
+
+def test_shares_are_of_all_rank_seconds_and_ranked() -> None:
+    found = summary(one_loss("gpu-1"))
+    findings = diagnose(found)
+    assert [each.share for each in findings] == sorted((each.share for each in findings), reverse=True)
+    for each in findings:
+        assert each.share == pytest.approx(found.categories[each.metric] / found.rank_s)
+
+
+def test_a_run_that_lost_nothing_has_no_finding() -> None:
+    assert diagnose(summary(steady({0: "c100", 1: "c100"}))) == ()
+
+
+def test_a_slot_that_is_lost_again_and_again_is_a_place_and_no_chance() -> None:
+    story = Story(world=2)
+    story.view(1, [(0, 0), (1, 0)], 0)
+    story.spans(0, 0, "c100 K " * 40)
+    story.spans(1, 0, "c100 K " * 10)
+    for number in range(3):
+        begin = 1000 + 500 * number
+        story.lost(1, number, begin, generation=1)
+        story.spans(1, number + 1, "i400 c50", generation=-1, at=begin + 50)
+    for step in range(1, 41):
+        story.committed(step, 100 * step)
+    story.ended(4000)
+    findings = diagnose(summary(story))
+    assert any(each.metric == "losses" and each.layer == "the node of slot 1" and "3 times of 3" in each.evidence[0] for each in findings)
+
+
+def test_the_command_says_the_same(tmp_path: Path) -> None:
+    writer = JournalWriter(tmp_path / "journal.jsonl")
+    for record in one_loss("gpu-1").records:
+        writer.append(record)
+    writer.close()
+    assert CliRunner().invoke(app, ["diagnose", str(tmp_path)]).output == GOLDEN.read_text()
+    data = json.loads(CliRunner().invoke(app, ["diagnose", str(tmp_path), "--json"]).output)
+    assert data["findings"][0]["remedy"] and data["run"] == "story"
