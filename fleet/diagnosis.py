@@ -46,7 +46,7 @@ def diagnose(summary: LedgerSummary) -> tuple[Finding, ...]:
     found = [rule(summary) for rule in RULES]
     ranked = sorted((finding for finding in found if finding is not None and finding.share > 0), key=lambda each: -each.share)
     notable = [finding for finding in ranked if finding.share >= NOTABLE] or ranked[:1]
-    return tuple([*notable, *_places(summary)])
+    return (*notable, *_places(summary))
 
 
 def _share(summary: LedgerSummary, name: str) -> float:
@@ -55,7 +55,7 @@ def _share(summary: LedgerSummary, name: str) -> float:
 
 def _spent(summary: LedgerSummary, name: str) -> str:
     spent, share = summary.categories[name], _share(summary, name)
-    return f"{name} took {rank_time(spent)} of {rank_time(summary.rank_s)} rank-seconds ({share:.1%})."
+    return f"{name} took {rank_time(spent)} of all {rank_time(summary.rank_s)} that the ranks had ({share:.1%})."
 
 
 # ---- steps -------------------------------------------------------------------------------------------------------------------------------
@@ -122,10 +122,8 @@ def _interval(summary: LedgerSummary) -> list[str]:
     if every_s is None or not blocked_s or not mtbf_s:
         return []
     best_s = float(exact_work_s(blocked_s, mtbf_s)) + blocked_s
-    return [
-        f"A checkpoint blocks for {duration(blocked_s)} and is written every {duration(every_s)}; if each of the losses, one every "
-        f"{duration(mtbf_s)}, needed it, every {duration(best_s)} would be best."
-    ]
+    used = f"A checkpoint blocks for {duration(blocked_s)} and is written every {duration(every_s)}; "
+    return [f"{used}if each of the losses, one every {duration(mtbf_s)}, needed it, every {duration(best_s)} would be best."]
 
 
 def _checkpoints(summary: LedgerSummary) -> Finding:
@@ -143,7 +141,8 @@ def _rework(summary: LedgerSummary) -> Finding:
         evidence.append(f"{summary.rolled_back_total:,} committed steps were rolled back to a checkpoint.")
         evidence += _interval(summary)
     return Finding(
-        "Work is done twice.", "rework", _share(summary, "rework"), COORDINATION, "checkpoints" if summary.rolled_back_total else "the step",
+        "Work is done twice.", "rework", _share(summary, "rework"), COORDINATION,
+        "checkpoints" if summary.rolled_back_total else "the step",
         "Write checkpoints more often, or keep a copy in other ranks." if summary.rolled_back_total else "Make steps shorter.",
         "to checkpoint_stall" if summary.rolled_back_total else "to exposed_comm, as shorter steps reduce as much", tuple(evidence),
     )  # fmt: skip
@@ -163,9 +162,8 @@ def _by_fault(summary: LedgerSummary, name: str) -> list[str]:
         return []
     worst = costs[0]
     each = sum(cost for cost, _ in costs) / len(costs)
-    return [
-        f"{len(costs)} faults cost {rank_time(each)} of it each; the dearest is {worst[1].id} ({worst[1].kind}) with {rank_time(worst[0])}."
-    ]
+    count = f"{len(costs)} faults cost {rank_time(each)} of it each" if len(costs) > 1 else "One fault has a part in it"
+    return [f"{count}; the dearest is {worst[1].id} ({worst[1].kind}) with {rank_time(worst[0])}."]
 
 
 def _of_faults(name: str, symptom: str, layer: str, remedy: str, moves_to: str) -> Callable[[LedgerSummary], Finding]:
@@ -239,9 +237,9 @@ def _places(summary: LedgerSummary) -> list[Finding]:
 RULES: tuple[Callable[[LedgerSummary], Finding | None], ...] = (
     _slow_rank, _wire, _data, _checkpoints, _rework, _empty, _spares, _start, _unexplained,
     _of_faults("detect", "Faults are noticed late.", "failure detection: connections and time-outs",
-               "Shorten the time-out that fired, or watch the process itself.", "to false alarms: a rank that is only slow is taken for dead"),
+               "Shorten the time-out that fired, or watch the process itself.", "to false alarms: a slow rank is taken for dead"),
     _of_faults("reform", "Survivors take long to meet again.", "membership and process groups",
-               "Have fewer view changes, and groups that are built before they are needed.", "to memory, for groups that are kept ready"),
+               "Have fewer view changes, or build groups before they are needed.", "to memory, for groups that are kept ready"),
     _of_faults("restore", "Newcomers take long to get the state.", "state transfer",
                "Send it from several peers, or keep a copy beside the spare.", "to exposed_comm, while copies are kept up to date"),
 )  # fmt: skip
