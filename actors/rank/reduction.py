@@ -22,9 +22,6 @@ BUCKET_BYTES = 8 << 20
 """Measured with ``benchmarks.reduction``: smaller buckets pay for their messages, larger ones overlap too little."""
 
 BUCKETS_IN_FLIGHT = 2
-DIRECT_BYTES = 1 << 20
-"""Up to so much in a bucket every rank receives all of it, and adds all by itself: more traffic, but one exchange to wait for, not two."""
-
 SIDE_TAG = 1 << 24
 KINDS = ("ordered", "native")
 
@@ -138,16 +135,15 @@ def addition_plan(leaves: Sequence[Block], shards: int) -> list[tuple[int, int]]
 
 
 class _Bucket:
-    """One stretch of one flat buffer, on its way through the exchange. A ``direct`` one is not cut up: it is every rank's chunk."""
+    """One stretch of one flat buffer, on its way through the exchange."""
 
-    def __init__(self, flat: int, lo: int, hi: int, size: int, direct: bool) -> None:
-        self.flat, self.direct = flat, direct
-        self.cuts = [(lo, hi)] * size if direct else list(itertools.pairwise(_cuts(lo, hi, size)))
+    def __init__(self, flat: int, lo: int, hi: int, size: int) -> None:
+        self.flat, self.cuts = flat, _cuts(lo, hi, size)
         self.incoming: list[torch.Tensor] = []
         self.arrival: Work | None = None
 
     def chunk(self, flats: Sequence[torch.Tensor], rank: int) -> torch.Tensor:
-        return flats[self.flat][slice(*self.cuts[rank])]
+        return flats[self.flat][self.cuts[rank] : self.cuts[rank + 1]]
 
 
 class Reducer:
@@ -241,9 +237,8 @@ class Reducer:
             bucket.arrival.wait()
             mine = bucket.chunk(out, group.rank)
             self._add(self._leaves(group, bucket, local), [rank != group.rank for rank, _ in self._order], mine)
-            if not bucket.direct:
-                receives = [] if group.receives_ahead else self._returns(bucket, out)
-                returning.append(group.start([(mine, peer) for peer in self._peers], receives, 2 * number + 1))
+            receives = [] if group.receives_ahead else self._returns(bucket, out)
+            returning.append(group.start([(mine, peer) for peer in self._peers], receives, 2 * number + 1))
             if number + BUCKETS_IN_FLIGHT < len(buckets):
                 returning += self._scatter(group, number + BUCKETS_IN_FLIGHT, buckets[number + BUCKETS_IN_FLIGHT], local, out)
         for work in returning:
@@ -257,10 +252,8 @@ class Reducer:
         """Cut all flat buffers into buckets of equal length, at most ``bucket_bytes``."""
         found = []
         for index, flat in enumerate(flats):
-            length = flat.numel() * flat.element_size()
-            count = -(-length // self._bucket_bytes)
-            direct = length * (size - 1) <= DIRECT_BYTES
-            found += [_Bucket(index, lo, hi, size, direct) for lo, hi in itertools.pairwise(_cuts(0, flat.numel(), count))] if count else []
+            count = -(-flat.numel() * flat.element_size() // self._bucket_bytes)
+            found += [_Bucket(index, lo, hi, size) for lo, hi in itertools.pairwise(_cuts(0, flat.numel(), count))] if count else []
         return found
 
     def _scatter(
@@ -275,8 +268,7 @@ class Reducer:
         bucket.incoming = self._stage(mine, number % BUCKETS_IN_FLIGHT, len(sources), group.size)
         sends = [(bucket.chunk(flats, peer), peer) for peer in self._peers for flats in local]
         bucket.arrival = group.start(sends, list(zip(bucket.incoming, sources, strict=True)), 2 * number)
-        ahead = group.receives_ahead and not bucket.direct
-        return [group.start([], self._returns(bucket, out), 2 * number + 1)] if ahead else []
+        return [group.start([], self._returns(bucket, out), 2 * number + 1)] if group.receives_ahead else []
 
     def _leaves(self, group: Group, bucket: _Bucket, local: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
         """This rank's chunk of all partial sums, in order of shards."""
@@ -287,7 +279,7 @@ class Reducer:
 
     def _stage(self, like: torch.Tensor, half: int, count: int, size: int) -> list[torch.Tensor]:
         """``count`` buffers like ``like``, from memory that is kept for the run; each half serves one of the buckets in flight."""
-        room = -(-(max(self._bucket_bytes // size, DIRECT_BYTES // (size - 1)) + 64) // 64) * 64
+        room = -(-(self._bucket_bytes // size + 64) // 64) * 64
         needed = BUCKETS_IN_FLIGHT * count * room
         stage = self._stages.get(like.device)
         if stage is None or stage.numel() < needed:
