@@ -162,7 +162,7 @@ class Run:
             return
         self._saver.settle()
         self._recorder.switch(FINISH)
-        digest = state.digest()
+        digest = state.digest(self._here().step)
         with self._client.lock:
             protocol.finished(digest)
         self._client.say()

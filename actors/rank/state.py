@@ -99,9 +99,12 @@ class TrackedState:
         for name, tracked in self.objects.items():
             tracked.load_state_dict(parts[name])
 
-    def digest(self) -> str:
-        """SHA-256 in hex over all of the state and the state of the random generators; equal on ranks that are equal bit for bit."""
-        return hashlib.sha256(repr(sorted(self.digest_parts().items())).encode()).hexdigest()
+    def digest(self, step: int) -> str:
+        """SHA-256 in hex over all of the state, the random generators and the data cursor; equal on ranks that are equal bit for bit.
+
+        The cursor is ``step``, the number of committed steps: with the run's seed, the samples that come next follow from it.
+        """
+        return hashlib.sha256(repr(sorted({**self.digest_parts(), "cursor": step}.items())).encode()).hexdigest()
 
     def digest_parts(self) -> dict[str, str]:
         """A digest for each tracked object and one for ``rng``, to tell which one differs."""

@@ -49,11 +49,16 @@ def build(seed: int, steps: int, width: int = 9) -> TrackedState:
 
 def digest(state: TrackedState) -> str:
     seed_step(0, 0)
-    return state.digest()
+    return state.digest(step=3)
 
 
 def moved(skeleton: str, tensors: list[torch.Tensor]) -> tuple[str, list[torch.Tensor]]:
     return skeleton, [tensor.clone() for tensor in tensors]
+
+
+def test_the_data_cursor_is_in_the_digest() -> None:
+    state = build(0, 3)
+    assert state.digest(step=3) != state.digest(step=4)
 
 
 def test_a_fresh_optimizer_takes_over_what_it_has_not_created_yet() -> None:
