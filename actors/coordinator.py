@@ -13,12 +13,27 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from actors.messages import DOWN, UP, AgentHello, AgentWelcome, Operate, Operated, SpanAck, SpanBatch, ViewChange, ViewWanted
+from actors.messages import (
+    DOWN,
+    UP,
+    AgentHello,
+    AgentWelcome,
+    Operate,
+    Operated,
+    SettingAnswer,
+    SettingWanted,
+    SpanAck,
+    SpanBatch,
+    ViewChange,
+    ViewWanted,
+)
 from actors.node import boot_id
 from fleet.clock import Clock
 from fleet.driver import Driver
-from fleet.events import Event, FaultReported, Joined, NodeJoined, NodeSilent, StopRequested
+from fleet.errors import ConfigError
+from fleet.events import Event, FaultReported, Joined, NodeJoined, NodeSilent, SettingChanged, StopRequested
 from fleet.instructions import EndRun, Evict, Fence, Instruction, Propose, Publish, Welcome
+from fleet.live_settings import changed, parsed
 from fleet.machine import FleetMachine
 from fleet.machine_state import END
 from fleet.ports import CheckpointPort, JournalPort
@@ -137,6 +152,9 @@ class Coordinator:
         line: AgentLine | None = None
         try:
             hello = UP.decode(await read_frame(reader))
+            if isinstance(hello, SettingWanted):
+                writer.write(frame(DOWN.encode(SettingAnswer(self._change(hello)))))
+                return
             line = self._greet(hello, writer)
             while True:
                 self._take(line, UP.decode(await read_frame(reader)))
@@ -147,6 +165,16 @@ class Coordinator:
             self._hung_up(line)
         finally:
             writer.close()
+
+    def _change(self, wanted: SettingWanted) -> str:
+        """Why it is refused, or "" once it is in the journal."""
+        try:
+            value = parsed(wanted.key, wanted.text)
+            changed(self.machine.settings, wanted.key, value)
+        except ConfigError as error:
+            return error.reason + (f" {error.way_out}" if error.way_out else "")
+        self._driver.submit(SettingChanged(wanted.key, value))
+        return "" if not self.ended else "the run has ended"
 
     def _greet(self, hello: AgentHello, writer: asyncio.StreamWriter) -> AgentLine:
         line = AgentLine(hello.node, hello.index, writer)

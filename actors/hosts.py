@@ -18,6 +18,7 @@ from fleet.clock import Clock, MonotonicClock, unix_time_s
 from fleet.events import FaultReported
 from fleet.instructions import EndRun, Write
 from fleet.journal import JournalWriter, read_journal
+from fleet.live_settings import ADDRESS_FILE
 from fleet.machine import FleetMachine
 from fleet.ports import CheckpointPort, ProcessPort
 from fleet.records import Record, Resumed, RunStarted, Spans
@@ -81,6 +82,8 @@ class CoordinatorHost:
         self._begin(spec, machine, records, journal, clock)
         self._coordinator = Coordinator(machine, clock, journal, spec.store(), self._on_end, ends, round(clock.offset_s * 1e6))
         await self._coordinator.start(spec.host, spec.port)
+        self._address = spec.journal.parent / ADDRESS_FILE
+        self._address.write_text(f"{spec.host}:{spec.port}")
         self._copy = spec.mirror() if spec.mirror is not None else None
         self._journal = spec.journal
         self._mirroring = asyncio.create_task(self._mirror_forever())
@@ -143,6 +146,7 @@ class CoordinatorHost:
     async def close(self) -> None:
         """Everything that was said is in the journal, and the journal where it belongs."""
         self._mirroring.cancel()
+        self._address.unlink(missing_ok=True)
         await self._coordinator.stop()
         await self._mirror()
 

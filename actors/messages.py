@@ -83,5 +83,20 @@ class Operated:
     at_s: float
 
 
-UP = Codec([*Event.__args__, AgentHello, SpanBatch, ViewWanted, Operated])
-DOWN = Codec([*Instruction.__args__, AgentWelcome, SpanAck, ViewChange, Operate])
+@dataclass(frozen=True, slots=True)
+class SettingWanted:
+    """First and only frame of a connection by which a user changes a setting of the run; the text is as it was typed."""
+
+    key: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class SettingAnswer:
+    """``refused`` says why nothing was changed; empty when it was."""
+
+    refused: str
+
+
+UP = Codec([*Event.__args__, AgentHello, SpanBatch, ViewWanted, Operated, SettingWanted])
+DOWN = Codec([*Instruction.__args__, AgentWelcome, SpanAck, ViewChange, Operate, SettingAnswer])

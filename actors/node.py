@@ -19,7 +19,8 @@ from actors.messages import DOWN, UP, AgentHello, AgentWelcome, Operate, Operate
 from actors.rank.lifeline import TOKEN_BYTES, lifeline_path
 from actors.rank.recorder import RingReader, now_us
 from actors.rank.spans import SpanBuilder
-from fleet.events import EVENTS, Heartbeat, Joined, Lost
+from actors.rank.timing import OwnTime, StepTimer, summary, thinned
+from fleet.events import EVENTS, Heartbeat, Joined, Lost, StepsTimed
 from fleet.instructions import INSTRUCTIONS, Evict, Fence, Instruction, Propose, Publish, Welcome
 from fleet.ports import ProcessPort
 from fleet.records import Spans
@@ -48,7 +49,7 @@ class LocalRank:
     writer: asyncio.StreamWriter | None = None
     member: Member | None = None
     builder: SpanBuilder | None = None
-    slow: bool = False
+    timer: StepTimer = field(default_factory=StepTimer)
 
 
 @dataclass(slots=True)
@@ -295,11 +296,25 @@ class NodeAgent:
             spans: list[Spans] = []
             for rank in self._ranks.values():
                 if rank.builder is not None:
-                    spans += rank.builder.add(rank.ring.drain())
+                    rows = rank.ring.drain()
+                    rank.timer.add(rows)
+                    spans += rank.builder.add(rows)
                     since = rank.builder.open_since_us
                     if since is not None and now_us() - since > CUT_S * 1e6:
                         spans += rank.builder.cut(now_us())
             self._send_spans(spans)
+            self._send_times()
+
+    def _send_times(self) -> None:
+        """How long the steps took that were committed since; one message for each view that they were of. What is lost is not missed."""
+        found: dict[int, list[tuple[LocalRank, list[OwnTime]]]] = {}
+        for rank in self._ranks.values():
+            done = rank.timer.take()
+            for generation in dict.fromkeys(time.generation for time in done):
+                found.setdefault(generation, []).append((rank, [time for time in done if time.generation == generation]))
+        for generation, timed in sorted(found.items()):
+            ranks = tuple(summary(rank.member, thinned(steps)) for rank, steps in timed if rank.member is not None)
+            self._up.send(StepsTimed(self.node, generation, max(rank.ring.total() for rank, _ in timed), ranks))
 
     def _send_spans(self, spans: list[Spans]) -> None:
         if not spans:

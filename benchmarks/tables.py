@@ -124,6 +124,37 @@ BENCHMARKS: dict[str, Benchmark] = {
             "fleet_peak_bytes": Target("<=", 10_000_000),
         },
     ),
+    "store": Benchmark(
+        "How fast are checkpoints written and read back, against raw files and torch.distributed.checkpoint?",
+        {
+            **{
+                f"{system}_{place}_{what}_bytes_per_s": None
+                for place in ("local", "s3")
+                for what in ("save", "restore")
+                for system in ("raw", "dcp", "fleet")
+            },
+            "fleet_peer_restore_over_tcp_ratio": None,
+        },
+    ),
+    "detect": Benchmark(
+        "Who finds the slow rank, how soon, and whom else does it accuse?",
+        {
+            "fleet_precision": Target(">=", 0.99),
+            "fleet_recall": Target(">=", 0.97, why="from 1.25x on, within 20 steps"),
+            "fleet_latency_steps_p95": Target("<=", 20.0),
+            "fleet_false_accusations_clean": Target("=", 0.0),
+            "nvrx_precision": None,
+            "nvrx_recall": None,
+            "fleet_false_accusations": None,
+        },
+    ),
+    "straggler": Benchmark(
+        "A rank falls to half speed: how near does the run come to the best split of its shards?",
+        {
+            "fleet_over_best_split_ratio": Target(">=", 0.95),
+            "unmitigated_over_best_split_ratio": None,
+        },
+    ),
 }
 
 

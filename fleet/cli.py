@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from fleet import cli_checkpoint, cli_dashboard, cli_diagnose, cli_plan, cli_simulate, cli_up, cli_watch
-from fleet.config import CheckpointSettings, RunSettings
+from fleet import cli_checkpoint, cli_dashboard, cli_diagnose, cli_plan, cli_set, cli_simulate, cli_up, cli_watch
+from fleet.config import CheckpointSettings, RunSettings, Timeouts
 from fleet.errors import ConfigError, FleetError
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ cli_checkpoint.register(app)
 cli_watch.register(app)
 cli_up.register(app)
 cli_dashboard.register(app)
+cli_set.register(app)
 
 
 @app.command()
@@ -51,6 +52,7 @@ def run(
     chaos: Annotated[str, typer.Option(help="off, storm, or e.g. mtbf=15s,kinds=kill_rank+hang.")] = "off",
     reduction: Annotated[str, typer.Option(help="tree (bit-identical) or native (plain all-reduce).")] = "tree",
     checkpoint: Annotated[str, typer.Option(help="Interval policy: exact, daly, young, or seconds.")] = "exact",
+    timeout: Annotated[list[str] | None, typer.Option(help="name=seconds, e.g. progress_s=30; repeatable. A wrong one lists all.")] = None,
     storage: Annotated[str, typer.Option("--storage", "--store", help="Folder or fsspec URL for journals and checkpoints.")] = "runs",
     twin: Annotated[bool, typer.Option("--twin", help="Run again without faults, and compare the final bits.")] = False,
     twin_world: Annotated[int, typer.Option(help="World size of the twin; 0: the same.")] = 0,
@@ -64,7 +66,7 @@ def run(
 
     scripts.check_not_shadowed()
     root = Path("runs" if "://" in storage else storage).resolve()
-    settings = _settings(world, spares, nodes, shards, min_ranks, seed, set_ or [], reduction, checkpoint, storage)
+    settings = _settings(world, spares, nodes, shards, min_ranks, seed, set_ or [], reduction, checkpoint, storage, timeout or [])
     plan = _plan(script, settings, chaos, resume, root)
     if twin_world:
         dataclasses.replace(settings, world=twin_world, spares=0)  # refused now, not after the run
@@ -72,17 +74,30 @@ def run(
 
 
 def _settings(world: int, spares: int, nodes: int, shards: int, min_ranks: int, seed: int, pairs: list[str], reduction: str,
-              checkpoint: str, storage: str) -> RunSettings:  # fmt: skip
+              checkpoint: str, storage: str, timeouts: list[str]) -> RunSettings:  # fmt: skip
     return RunSettings(
         world=world, spares=spares, nodes=nodes, shards=shards, min_ranks=min_ranks, seed=seed, options=_options(pairs),
-        reduction=reduction, checkpoint=_checkpoint(checkpoint), storage=storage,
+        reduction=reduction, checkpoint=_checkpoint(checkpoint), storage=storage, timeouts=_timeouts(timeouts),
     )  # fmt: skip
 
 
-def _options(pairs: list[str]) -> dict[str, str]:
+def _timeouts(pairs: list[str]) -> Timeouts:
+    known = Timeouts.__slots__
+    given: dict[str, Any] = {}
+    for name, text in _options(pairs, "--timeout").items():
+        if name not in known:
+            raise ConfigError("--timeout", f"{name}={text}", "there is no such time-out", f"Known: {', '.join(known)}.")
+        try:
+            given[name] = float(text)
+        except ValueError:
+            raise ConfigError(f"timeouts.{name}", text, "not a number of seconds") from None
+    return Timeouts(**given)
+
+
+def _options(pairs: list[str], option: str = "--set") -> dict[str, str]:
     for pair in pairs:
         if "=" not in pair:
-            raise ConfigError("--set", pair, "not of the form key=value")
+            raise ConfigError(option, pair, "not of the form key=value")
     return dict(pair.split("=", 1) for pair in pairs)
 
 

@@ -3,18 +3,44 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fleet.errors import ConfigError
 
+ORDER = ("heartbeat_s", "park_s", "form_s", "progress_s", "collective_s", "run_s")
+"""Time-outs, from the check that must fire first to the one that must fire last."""
+
+
+def check_order(timeouts: Mapping[str, float], order: Sequence[str] = ORDER) -> None:
+    """Refuse time-outs of which a slower one would fire first and hide what the quicker one knows.
+
+    Args:
+        timeouts: name -> seconds. Names of ``order`` that are missing are not used by the run, and not compared.
+        order: names, shortest first.
+
+    Raises:
+        ConfigError: names the first pair that is out of order, or a time-out that is not a positive number.
+    """
+    used = [name for name in order if name in timeouts]
+    for name in used:
+        if not timeouts[name] > 0:
+            raise ConfigError(f"timeouts.{name}", timeouts[name], "a time-out must be greater than 0 s")
+    for short, long in itertools.pairwise(used):
+        if not timeouts[short] < timeouts[long]:
+            reason = f"must be greater than timeouts.{short} = {timeouts[short]:g}, or it fires first and hides the cause"
+            way_out = f"Sane is {' < '.join(used)}: raise {long} above {timeouts[short]:g} s, or lower {short}."
+            raise ConfigError(f"timeouts.{long}", timeouts[long], reason, way_out)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeouts:
-    """Seconds. Sane means heartbeat <= node, and heartbeat < park < form < progress < collective: none may be hidden by a shorter one.
+    """Seconds. Sane is heartbeat <= node, and heartbeat < park < form < progress < collective < run: none may be hidden by a shorter one.
 
     ``hangup_s`` is how long a node whose agent's connection broke has to connect again: an agent that lives does so at once.
-    ``collective_s`` bounds a wait inside a process group that nobody ends earlier, ``progress_s`` the time a rank may take without a step.
+    ``progress_s`` is the longest that a rank may take without a step; the time-out follows the steps below that. ``collective_s`` bounds a
+    wait inside a process group that nobody ends earlier: it is no sign of a hang, as all wait there for one that is in a long call.
+    ``run_s``: the run is stopped in order after so long; None: never.
     """
 
     heartbeat_s: float = 3.0
@@ -27,19 +53,17 @@ class Timeouts:
     checkpoint_s: float = 120.0
     resend_s: float = 1.0
     hangup_s: float = 0.1
+    run_s: float | None = None
 
     def __post_init__(self) -> None:
-        for name in self.__slots__:
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"timeouts.{name}", getattr(self, name), "a time-out must be greater than 0 s")
+        given = {name: value for name in self.__slots__ if (value := getattr(self, name)) is not None}
+        check_order(given)
+        for name, value in given.items():
+            if not value > 0:
+                raise ConfigError(f"timeouts.{name}", value, "a time-out must be greater than 0 s")
         if self.node_s < self.heartbeat_s:
             reason = f"less than timeouts.heartbeat_s = {self.heartbeat_s}: one late heartbeat would cost the whole node"
             raise ConfigError("timeouts.node_s", self.node_s, reason)
-        order = ("heartbeat_s", "park_s", "form_s", "progress_s", "collective_s")
-        for short, long in itertools.pairwise(order):
-            if not getattr(self, short) < getattr(self, long):
-                reason = f"must be greater than timeouts.{short} = {getattr(self, short)}, or the slower check fires first"
-                raise ConfigError(f"timeouts.{long}", getattr(self, long), reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +96,36 @@ class CheckpointSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StragglerSettings:
+    """What is done about slow ranks. ``enabled`` False: they are borne.
+
+    Args:
+        compute_slowdown, network_slowdown, data_slowdown: own time / the others' from which a rank may be called slow.
+        gain: share of what it costs to go on as now that another way must save.
+        changes, window_s: so many view changes for slow ranks' sake are made in so many seconds at most.
+    """
+
+    enabled: bool = True
+    compute_slowdown: float = 1.16
+    network_slowdown: float = 1.3
+    data_slowdown: float = 1.25
+    gain: float = 0.1
+    changes: int = 6
+    window_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        for name in ("compute_slowdown", "network_slowdown", "data_slowdown"):
+            if not getattr(self, name) > 1:
+                raise ConfigError(f"straggler.{name}", getattr(self, name), "a ratio of times: must be greater than 1")
+        if not 0 <= self.gain < 1:
+            raise ConfigError("straggler.gain", self.gain, "is a share, from 0 to below 1")
+        if self.changes < 0:
+            raise ConfigError("straggler.changes", self.changes, "must not be below 0")
+        if not self.window_s > 0:
+            raise ConfigError("straggler.window_s", self.window_s, "must be greater than 0 s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
     """Everything that defines a run, but for the train function and chaos."""
 
@@ -88,6 +142,7 @@ class RunSettings:
     timeouts: Timeouts = field(default_factory=Timeouts)
     budgets: Budgets = field(default_factory=Budgets)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
+    straggler: StragglerSettings = field(default_factory=StragglerSettings)
 
     @property
     def slots(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fleet.codec import Codec
+from fleet.slowness import RankTimes
 from fleet.types import Fault, Member, Part, Process, Pulse, StateId
 
 
@@ -131,6 +132,16 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
+class StepsTimed:
+    """What the ranks of one node measured in steps of ``generation``, gathered by its agent. ``total``: the run's steps, 0 when unknown."""
+
+    node: str
+    generation: int
+    total: int
+    ranks: tuple[RankTimes, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PartWritten:
     """The rank has written its part of checkpoint ``checkpoint``, as ``request`` asked; the loop was blocked for ``blocked_s``."""
 
@@ -182,6 +193,14 @@ class StopRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class SettingChanged:
+    """The user changes a setting of the running run; on and off are 1 and 0. See ``fleet.live_settings``."""
+
+    key: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed. Level-based: a missed tick does no harm."""
 
@@ -199,11 +218,13 @@ Event = (
     | Raised
     | Finished
     | Measured
+    | StepsTimed
     | PartWritten
     | CheckpointDurable
     | CheckpointFailed
     | FaultReported
     | StopRequested
+    | SettingChanged
     | Tick
 )
 EVENTS = Codec(Event.__args__)

@@ -14,6 +14,7 @@ from fleet.goodput import Ledger
 from fleet.ledger_summary import COST_NAMES, STEP_NAMES, Incident, LedgerSummary
 from fleet.ledger_timeline import Timeline
 from fleet.records import CheckpointRecord, DecisionMade, Measurement, ProcessLost, Record, ViewPublished
+from fleet.verdicts import Verdicts
 
 HAPPENINGS = ("losses", "views", "checkpoints", "decisions")
 MAX_CURVES = 64
@@ -76,8 +77,10 @@ class History:
         self._most = most
         self._kinds: dict[str, deque[dict[str, Any]]] = {name: deque(maxlen=most) for name in HAPPENINGS}
         self._points: dict[str, list[list[float]]] = {}
+        self._verdicts = Verdicts(most)
 
     def add(self, record: Record) -> None:
+        self._verdicts.apply(record)
         match record:
             case ProcessLost():
                 self._kinds["losses"].append({**dataclasses.asdict(record), "member": str(record.member)})
@@ -102,7 +105,8 @@ class History:
     def as_dict(self) -> dict[str, Any]:
         """A copy, for a :class:`Report`."""
         points = {name: list(points) for name, points in self._points.items()}
-        return {**{name: list(items) for name, items in self._kinds.items()}, "measurements": points}
+        happened = {name: list(items) for name, items in self._kinds.items()}
+        return {**happened, "measurements": points, "stragglers": self._verdicts.plain()}
 
 
 def build_report(records: Iterable[Record]) -> Report:

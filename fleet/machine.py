@@ -31,16 +31,22 @@ from fleet.events import (
     PartWritten,
     Raised,
     Ready,
+    SettingChanged,
+    StepsTimed,
     StopRequested,
     Tick,
 )
-from fleet.instructions import Cancel, EndRun, Evict, Fence, Instruction, Park, Propose, Publish, Release, Welcome, Write
+from fleet.instructions import EndRun, Evict, Fence, Instruction, Park, Publish, Release, Welcome, Write
 from fleet.machine_checkpoints import Checkpoints
 from fleet.machine_losses import RAISED, Losses
+from fleet.machine_progress import Progress
+from fleet.machine_proposals import cancel, try_grow, watch
 from fleet.machine_replay import move, rebuild, settle
+from fleet.machine_settings import on_setting
 from fleet.machine_state import END, FORM, GATHER, RUN, Rank, Roster
-from fleet.machine_views import Source, grown, situation, source
-from fleet.ports import IntervalPolicy, PlacementPolicy, RecoveryPolicy
+from fleet.machine_stragglers import Stragglers
+from fleet.machine_views import Source, situation, source
+from fleet.ports import IntervalPolicy, PlacementPolicy, ProgressPolicy, RecoveryPolicy, StragglerPolicy
 from fleet.records import (
     Committed,
     DecisionMade,
@@ -52,7 +58,7 @@ from fleet.records import (
     RunEnded,
     ViewPublished,
 )
-from fleet.types import Formation, Member, StateId, View
+from fleet.types import Formation, Member, Ranges, StateId, View
 
 START = StateId(0, 0)
 
@@ -62,7 +68,8 @@ class FleetMachine:
 
     Args:
         settings: the run's settings.
-        recovery, placement, interval: pure policies.
+        recovery, placement, interval, straggler, progress: pure policies. Without a straggler policy slow ranks are borne; without one for
+            progress that time-out is fixed.
         checkpoint: id and state of the newest durable checkpoint, when the run resumes one.
         checkpoint_rate_per_s: rate of faults that need a durable checkpoint, for the interval policy.
         now_s: when the run starts, on the run's clock.
@@ -75,6 +82,8 @@ class FleetMachine:
         placement: PlacementPolicy,
         interval: IntervalPolicy,
         *,
+        straggler: StragglerPolicy | None = None,
+        progress: ProgressPolicy | None = None,
         checkpoint: tuple[str, StateId] | None = None,
         checkpoint_rate_per_s: float = 0.0,
         now_s: float = 0.0,
@@ -90,6 +99,9 @@ class FleetMachine:
         self.ended: RunEnded | None = None
         self.checkpoints = Checkpoints(settings, interval, checkpoint, checkpoint_rate_per_s, now_s)
         self.losses = Losses()
+        self.stragglers = Stragglers(straggler)
+        self.progress = Progress(progress, settings.timeouts.progress_s, now_s)
+        self.started_s = now_s
         self.missing: set[Member] = set()
         self.since_s = now_s
         self._finished: set[Member] = set()
@@ -112,7 +124,7 @@ class FleetMachine:
             return self._out
         outstanding = bool(self.roster.outstanding)
         self._observe(event, now_s)
-        if self.phase != END and not isinstance(event, Heartbeat | Measured):
+        if self.phase != END and not isinstance(event, Heartbeat | Measured | StepsTimed):
             # Policies look at all ranks: they are asked at ticks, and when the last rank has answered, not for each word of each rank.
             self._reconcile(now_s, isinstance(event, Tick) or (outstanding and not self.roster.outstanding))
         return self._out
@@ -155,6 +167,8 @@ class FleetMachine:
                 self._on_raised(event, now_s)
             case Measured(member=member) if self._current(member):
                 self._write(Measurement(event.state, event.name, event.value, now_s))
+            case StepsTimed():
+                self.stragglers.take(event, self.view, now_s)
             case PartWritten(member=member) if self._current(member) and self._seated(member) and self.view is not None:
                 self._out += self.checkpoints.part(event, self.view)
             case CheckpointDurable():
@@ -163,6 +177,8 @@ class FleetMachine:
                 self._out += self.checkpoints.failed(event.reason, now_s)
             case FaultReported():
                 self._on_fault(event)
+            case SettingChanged():
+                on_setting(self, event, now_s)
             case StopRequested(reason=reason, error=error) if error:
                 self._end("failed", reason, error, now_s)
             case StopRequested(reason=reason) if self._stopping is None:
@@ -212,7 +228,7 @@ class FleetMachine:
         if self.phase in (RUN, FORM) and self.view is not None and event.generation >= self.view.generation and self._seated(event.member):
             self.gather(now_s, f"rank {event.member} left generation {event.generation}: {event.reason}")
         elif self.proposal is not None and event.generation >= self.proposal.generation and event.member in self.proposal.members:
-            self._cancel(now_s, f"newcomer {event.member} could not form it: {event.reason}")
+            cancel(self, now_s, f"newcomer {event.member} could not form it: {event.reason}")
 
     def _seated(self, member: Member) -> bool:
         """Whether ``member`` is in the view. Asked for each word of each rank, so the members are kept as a set."""
@@ -287,7 +303,7 @@ class FleetMachine:
         if seated and self.phase in (RUN, FORM):
             self.gather(now_s, f"rank {member} lost: {cause}", in_person=False)
         elif self.proposal is not None and member in self.proposal.members:
-            self._cancel(now_s, f"newcomer {member} lost: {cause}")
+            cancel(self, now_s, f"newcomer {member} lost: {cause}")
         self.judge(now_s)
 
     def judge(self, now_s: float) -> None:
@@ -332,12 +348,14 @@ class FleetMachine:
             self._on_node_lost(node, cause, at_s, now_s)
         for rank, silence_s in self.roster.silent_ranks(limits, now_s):
             self._evict(rank, f"no heartbeat for {silence_s:.1f} s", now_s)
-        stuck = self.roster.stuck_rank(limits.progress_s, now_s) if self.phase == RUN else None
+        stuck = self.roster.stuck_rank(self.progress.limit_s, now_s) if self.phase == RUN else None
         if stuck is not None:
             self._unstick(stuck, now_s)
         if self.phase == GATHER:
             self._press(now_s)
         self._note_commits(now_s)
+        if limits.run_s is not None and now_s - self.started_s > limits.run_s:
+            self._observe(StopRequested(f"it has run for timeouts.run_s = {limits.run_s:g} s"), now_s)
 
     def _unstick(self, rank: Rank, now_s: float) -> None:
         """Nobody in the view moves. All are called out: whoever hangs does not answer. If all do and it happens again, one has to go."""
@@ -402,7 +420,7 @@ class FleetMachine:
             if now_s - self._sent_s >= self.settings.timeouts.resend_s:
                 self._park(now_s)
         elif ask:
-            self._form(self.recovery.form(situation(self), now_s), now_s)
+            self._form(self.recovery.form(situation(self, now_s), now_s), now_s)
 
     def _press(self, now_s: float) -> None:
         """Ranks that have not yet said that they left: their node may be gone, or their time may be up."""
@@ -441,9 +459,13 @@ class FleetMachine:
         self._sit(view, now_s)
         self._send_view(now_s)
 
-    def _make_view(self, members: Sequence[Member], chosen: Source, state: StateId, checkpoint: str | None = None) -> View:
+    def _make_view(
+        self, members: Sequence[Member], chosen: Source, state: StateId, checkpoint: str | None = None, ranges: Ranges | None = None
+    ) -> View:
         self.generation += 1
-        ranges = self.placement.ranges(self.settings.shards, len(members))
+        if ranges is None:
+            speeds = [self.stragglers.speeds.get(member, 1.0) for member in members]
+            ranges = self.placement.weighted_ranges(self.settings.shards, speeds)
         store = self.roster.by_slot[members[chosen.donor].slot].store
         return View(self.generation, tuple(members), ranges, chosen.donor, chosen.receivers, state, store, checkpoint)
 
@@ -489,11 +511,13 @@ class FleetMachine:
         elif self._finished:
             return
         elif self.proposal is not None:
-            self._watch_proposal(now_s)
+            watch(self, now_s)
         elif ask and len(self.view.members) < self.settings.world and now_s >= self._no_growth_until_s:
-            self._try_grow(now_s)
+            try_grow(self, now_s)
         if ask and self.phase == RUN and self.proposal is None and self._stopping is None:
             self._out += self.checkpoints.tick(self.view, now_s)
+            self._out += self.progress.tick(self.stragglers.steps_s, now_s)
+            self.stragglers.tick(self, now_s)
 
     def _complete(self, finished: list[Rank], now_s: float) -> None:
         digests = {rank.digest for rank in finished}
@@ -503,43 +527,6 @@ class FleetMachine:
             self._end("failed", "the ranks end with different states, which is silent corruption or a bug", held, now_s)
         else:
             self._end("completed", "all steps are committed", "", now_s, digests.pop() or "")
-
-    # ---- growing beside running steps ----------------------------------------------------------------------------------------------------
-
-    def _try_grow(self, now_s: float) -> None:
-        formation = self.recovery.grow(situation(self), now_s)
-        assert self.view is not None
-        if formation.decision.action != "grow" or self.checkpoints.pending or not set(self.view.members) <= set(formation.members):
-            return  # nobody leaves a running view by a proposal
-        self.proposal = self._make_view(formation.members, grown(formation.members, self.view), self.committed)
-        self._announce(self.proposal, formation, True, now_s)
-        self._proposed_s = now_s
-        self._send_proposal(now_s)
-
-    def _send_proposal(self, now_s: float) -> None:
-        assert self.proposal is not None
-        self._sent_s = now_s
-        for member in self.proposal.members:
-            self.roster.sent(member, self.proposal.generation)
-        self._say(Propose(self.proposal))
-
-    def _watch_proposal(self, now_s: float) -> None:
-        limits = self.settings.timeouts
-        if now_s - self._proposed_s > limits.form_s + limits.progress_s:
-            self._cancel(now_s, "it was not entered in time")
-        elif now_s - self._sent_s >= limits.resend_s:
-            self._send_proposal(now_s)
-
-    def _cancel(self, now_s: float, reason: str) -> None:
-        assert self.proposal is not None
-        proposal, self.proposal = self.proposal, None
-        self._decide("recovery", "cancel", f"generation {proposal.generation}: {reason}", {"generation": proposal.generation}, now_s)
-        seated = set(self.view.members) if self.view else set()
-        self._no_growth_until_s = now_s + self.settings.timeouts.resend_s
-        self._say(Cancel(tuple(member for member in proposal.members if member in seated), proposal.generation))
-        newcomers = tuple(member for member in proposal.members if member not in seated and self._current(member))
-        if newcomers:
-            self._say(Park(newcomers, proposal.generation))
 
     # ---- the end -------------------------------------------------------------------------------------------------------------------------
 

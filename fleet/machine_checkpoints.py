@@ -44,6 +44,11 @@ class Checkpoints:
     def pending(self) -> bool:
         return self._request is not None
 
+    def configure(self, settings: RunSettings) -> None:
+        """New settings hold from now on."""
+        self.settings, self.interval = settings, self.interval.configured(settings.checkpoint)
+        self._ask_again_s = self._last_s
+
     def tick(self, view: View, now_s: float) -> list[Instruction]:
         """While a view runs: ask for a checkpoint when the policy says so, repeat the request, or give it up."""
         request = self._request

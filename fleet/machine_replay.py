@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from fleet.machine_losses import Losses
+from fleet.machine_settings import configure
 from fleet.machine_state import END, GATHER, RUN, Rank
 from fleet.records import (
     Committed,
@@ -17,6 +18,7 @@ from fleet.records import (
     Record,
     Resumed,
     RunEnded,
+    RunStarted,
     ViewPublished,
 )
 
@@ -62,6 +64,14 @@ def _apply(machine: FleetMachine, record: Record) -> None:
             machine.losses.replay_fault(record)
         case DecisionMade(policy="recovery", action="enter" | "cancel" as action):
             _settle_proposal(machine, action == "enter", int(record.fields["generation"]))
+        case DecisionMade(policy="settings"):
+            for key, value in record.fields.items():
+                configure(machine, key, value)
+        case DecisionMade():
+            machine.stragglers.replay(record)
+            machine.progress.replay(record)
+        case RunStarted(at_s=at_s):
+            machine.started_s = at_s
         case Resumed():
             machine.generation += FORGOTTEN
         case RunEnded():

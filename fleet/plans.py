@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos.settings import ChaosSettings
-from fleet.config import Budgets, CheckpointSettings, RunSettings, Timeouts
+from fleet.config import Budgets, CheckpointSettings, RunSettings, StragglerSettings, Timeouts
 from fleet.errors import ConfigError
 from fleet.journal import read_journal
 from fleet.records import RunEnded, RunStarted
@@ -94,8 +94,8 @@ def resumed_plan(folder: Path, script: str, storage: str = "") -> RunPlan:
     settings = dict(content["settings"])
     if without_credentials(storage) == settings["storage"]:
         settings["storage"] = storage
-    nested = {"timeouts": Timeouts, "budgets": Budgets, "checkpoint": CheckpointSettings}
-    settings |= {name: kind(**settings[name]) for name, kind in nested.items()}
+    nested = {"timeouts": Timeouts, "budgets": Budgets, "checkpoint": CheckpointSettings, "straggler": StragglerSettings}
+    settings |= {name: kind(**settings[name]) for name, kind in nested.items() if name in settings}
     train = load_train(script)
     return RunPlan(name=first.run, folder=folder, settings=RunSettings(**settings), train=train, script=script, resume=True)
 

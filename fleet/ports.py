@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from fleet.config import CheckpointSettings, StragglerSettings
 from fleet.decisions import Decision
 from fleet.instructions import CommitCheckpoint, Instruction
 from fleet.records import Record
-from fleet.types import Formation, Loss, Process, Situation
+from fleet.slowness import Circumstances, Remedy, Timings
+from fleet.types import Formation, Loss, Process, Ranges, Situation
 
 
 class JournalPort(Protocol):
@@ -84,10 +86,36 @@ class RecoveryPolicy(Protocol):
 class PlacementPolicy(Protocol):
     """Which shards each view rank computes. Pure; see ``policies.placement``."""
 
-    def ranges(self, shards: int, ranks: int) -> tuple[tuple[int, int], ...]: ...
+    def weighted_ranges(self, shards: int, weights: Sequence[float]) -> Ranges:
+        """``weights`` are the ranks' speeds, 1 for each that is well."""
+        ...
+
+
+class StragglerPolicy(Protocol):
+    """Who is slow, and what is the cheapest to do about it. Remembers the times it was shown; see ``policies.mitigation``."""
+
+    def configure(self, settings: StragglerSettings) -> None:
+        """New settings hold from now on."""
+        ...
+
+    def look(self, timings: Timings | None, circumstances: Circumstances, now_s: float) -> Remedy:
+        """Judge the steps that are new, if there are any, and say what to do. Must not raise: one that cannot tell accuses nobody."""
+        ...
+
+
+class ProgressPolicy(Protocol):
+    """How long a rank may go without a step before it counts as hung. Pure; see ``policies.timeouts``."""
+
+    def decide(self, steps_s: Sequence[float], present_s: float) -> Decision:
+        """Action ``keep`` or ``set``; ``fields["progress_s"]`` is what holds from now on."""
+        ...
 
 
 class IntervalPolicy(Protocol):
     """When the next durable checkpoint is due. Pure; see ``policies.interval``."""
+
+    def configured(self, settings: CheckpointSettings) -> IntervalPolicy:
+        """The policy under new settings."""
+        ...
 
     def due(self, now_s: float, last_s: float, blocked_s: float, latency_s: float, rate_per_s: float) -> Decision: ...

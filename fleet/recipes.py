@@ -41,7 +41,9 @@ from fleet.records import VERSION, RunStarted
 from fleet.types import Fault
 from policies import placement
 from policies.interval import CheckpointInterval, checkpoint_rate_per_s
+from policies.mitigation import Mitigator
 from policies.recovery import ReformPromoteRegrow
+from policies.timeouts import ProgressTimeout
 from storage.mirror import JournalMirror
 from storage.parts import Parts, RetainingStore, newest_checkpoint
 
@@ -74,7 +76,16 @@ def make_machine(settings: RunSettings, store_url: str, run: str, rate_per_s: fl
     recovery = ReformPromoteRegrow(settings.budgets, settings.timeouts.start_s)
     interval = CheckpointInterval(law=law.policy, interval_s=law.interval_s)
     newest = newest_checkpoint(store_url, run) if resume else None
-    return FleetMachine(settings, recovery, placement, interval, checkpoint=newest, checkpoint_rate_per_s=rate_per_s, now_s=now_s)
+    return FleetMachine(
+        settings, recovery, placement, interval, straggler=Mitigator(settings.straggler), progress=progress_policy(settings),
+        checkpoint=newest, checkpoint_rate_per_s=rate_per_s, now_s=now_s,
+    )  # fmt: skip
+
+
+def progress_policy(settings: RunSettings) -> ProgressTimeout:
+    """Never above what is set, and never so low that a view which is hard to form counts as a hang."""
+    limits = settings.timeouts
+    return ProgressTimeout(floor_s=min(2 * limits.form_s, limits.progress_s), ceiling_s=limits.progress_s, factor=10.0)
 
 
 def node_id(index: int, limit_s: float = 30.0) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from fleet.ledger_report import Report, build_report, duration, losses_by_size, rank_time
 from fleet.ledger_summary import COST_NAMES, STEP_NAMES, Incident, LedgerSummary
@@ -20,6 +22,7 @@ def render_table(report: Report, *, colour: bool = False) -> str:
     """The report as text of at most 120 columns: headline, waterfall, faults with their cost. ``colour`` adds ANSI codes."""
     paint = _Paint(colour)
     parts = [_headline(report.summary, paint), _waterfall(report.summary, paint), _step(report.summary), _faults(report.summary, paint)]
+    parts.append(_slow_ranks(report.history["stragglers"], report.summary.started_s, paint))
     return "\n".join([*(part for part in parts if part), _footer(report.summary, paint)]) + "\n"
 
 
@@ -84,6 +87,29 @@ def _faults(s: LedgerSummary, paint: _Paint) -> str:
         rest = items[MAX_ROWS:]
         lines.append(f"  and {len(rest)} more, {rank_time(sum(item.cost_s for item in rest))} in all")
     return "\n".join([*lines, ""])
+
+
+def _slow_ranks(told: Mapping[str, Any], started_s: float, paint: _Paint) -> str:
+    """Who was found slow and why; what was done, what else could have been, and what it saved against doing nothing."""
+    lines = [paint(DIM, "  slow ranks")] if told["verdicts"] or told["actions"] else []
+    for case in told["verdicts"][:MAX_ROWS]:
+        sure = (
+            f"; confidence {case['confidence']:.1%}, from step {case['since_step']:.0f}, seen at {case['step']:.0f}" if case["rank"] else ""
+        )
+        until = f"; until {duration(case['cleared_s'] - started_s)}" if case["cleared_s"] is not None else ""
+        lines += _wrapped(f"{duration(case['at_s'] - started_s)}  {case['reason']}{sure}{until}")
+    for action in told["actions"][:MAX_ROWS]:
+        costs = ", ".join(f"{name} {rank_time(cost)}" for name, cost in sorted(action["costs_rank_s"].items(), key=lambda item: item[1]))
+        saved = ""
+        if action["saved_rank_s"] is not None:
+            each = f"{action['steps']} steps that would have taken {duration(action['step_without_s'])} each"
+            saved = f"; saved {rank_time(action['saved_rank_s'])} of rank time: {each}"
+        lines += _wrapped(f"{duration(action['at_s'] - started_s)}  {action['action']}; expected loss: {costs}{saved}")
+    return "\n".join([*lines, ""]) if lines else ""
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, width=114, initial_indent="  ", subsequent_indent="      ")
 
 
 def _row(item: Incident, started_s: float) -> list[str]:

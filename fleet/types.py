@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from fleet.decisions import Decision
 
+Ranges = tuple[tuple[int, int], ...]
+"""Half-open ranges of batch shards, by view rank."""
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Member:
@@ -50,7 +53,7 @@ class View:
 
     generation: int
     members: tuple[Member, ...]
-    ranges: tuple[tuple[int, int], ...]
+    ranges: Ranges
     donor: int
     receivers: tuple[int, ...]
     state: StateId
@@ -70,7 +73,7 @@ class ViewDelta:
     generation: int
     removed: tuple[int, ...]
     added: tuple[tuple[int, Member], ...]
-    ranges: tuple[tuple[int, int], ...]
+    ranges: Ranges
     donor: int
     receivers: tuple[int, ...]
     state: StateId

@@ -96,6 +96,7 @@ class Sensitivity:
         window: steps that a score looks at.
         stride: steps from one score to the next.
         persistence, release: scores in a row that make a rank guilty, or clear it.
+        haste: a score far beyond the threshold counts for as many as it is beyond, and for so many at most.
         release_ratio: share of the threshold below which a score counts for clearing.
         warmup: first steps of a rank, or of a view's network, that are not looked at.
         learn: steps after those until a rank may be accused: how much scores waver has to be seen first.
@@ -112,6 +113,7 @@ class Sensitivity:
     window: int = 14
     stride: int = 2
     persistence: int = 5
+    haste: float = 2.0
     release: int = 5
     release_ratio: float = 0.5
     warmup: int = 5
@@ -132,6 +134,7 @@ class Sensitivity:
         for name in ("compute_slowdown", "network_slowdown", "data_slowdown", "best_slowdown"):
             self._need(name, getattr(self, name) > 1, "a ratio of times: must be greater than 1")
         self._need("release_ratio", 0 <= self.release_ratio < 1, "must be from 0 to below 1, or a verdict would flap")
+        self._need("haste", self.haste >= 1, "a score counts for one at least")
         for name in ("z", "peak", "noise_floor"):
             self._need(name, getattr(self, name) > 0, "must be greater than 0")
 

@@ -5,10 +5,12 @@ The rate that counts is that of faults which need *this* checkpoint. A rank that
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from fleet.config import CheckpointSettings
 from fleet.decisions import Decision
 from fleet.errors import ConfigError
 from fleet.laws.checkpointing import daly_work_s, exact_work_s, young_work_s
@@ -43,6 +45,10 @@ class CheckpointInterval:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ConfigError(f"checkpoint.{name}", value, "must be a positive number of seconds")
+
+    def configured(self, settings: CheckpointSettings) -> CheckpointInterval:
+        """The same under new settings."""
+        return dataclasses.replace(self, law=settings.policy, interval_s=settings.interval_s)
 
     def due(self, now_s: float, last_s: float, blocked_s: float, latency_s: float, rate_per_s: float) -> Decision:
         """Save now, or wait until ``valid_until_s``.

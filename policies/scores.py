@@ -36,14 +36,19 @@ def locations(log_s: Array, least: int) -> tuple[Array, Array]:
     return np.where(enough, medians, np.nan), np.where(enough, midmeans, np.nan)
 
 
-def median_of_others(values: Array) -> Array:
+def median_of_others(values: Array, slow: NDArray[np.bool_] | None = None) -> Array:
     """For each of ``values`` [ranks] the median of all others; NaN where a value is missing or no other is there.
 
     Leaving the own value out matters in small worlds: of two ranks the other is the reference, and of four a pair of stragglers cannot
-    hide behind each other.
+    hide behind each other. Those known to be ``slow`` (a mask) are nobody's reference, while at least two others are.
     """
     known = np.flatnonzero(np.isfinite(values))
     result = np.full(len(values), np.nan)
+    if slow is not None and slow.any() and (well := known[~slow[known]]).size >= 2:
+        result[well] = median_of_others(values[well])
+        ill = known[slow[known]]
+        result[ill] = np.median(values[well])
+        return result
     if len(known) < 2:
         return result
     order = known[np.argsort(values[known], kind="stable")]
@@ -82,6 +87,24 @@ def noise(excesses: Array, floor: float) -> tuple[float, float]:
         return math.inf, math.inf
     half, most = np.quantile(known, (0.5, 0.9))
     return max(floor, float(half) / NORMAL_MAD, float(most) / NORMAL_90), max(floor, float(known.max()))
+
+
+def without_apart(excesses: Array, least: float) -> Array:
+    """``excesses`` [ranks, scores] without the ranks that were apart by ``least`` or more all the time, if they are a minority.
+
+    A rank that has been slow from the first step on is no measure of what a rank does that is well. It shifts what the others are compared
+    with, so theirs are then taken from their own median.
+    """
+    known = np.isfinite(excesses)
+    if not known.any():
+        return excesses
+    ordered, last = np.sort(excesses, axis=1), np.maximum(known.sum(axis=1) - 1, 0)
+    rows = np.arange(len(ordered))
+    apart = ordered[rows, last // 10] >= least
+    if not apart.any() or 2 * apart.sum() >= len(excesses):
+        return excesses
+    middle = ordered[rows, last // 2]
+    return np.asarray(np.where(apart[:, None], np.nan, excesses - middle[:, None]))
 
 
 def window_noise(log_s: Array) -> float:

@@ -178,7 +178,7 @@ def ways_out(standing: Standing, left_s: float) -> list[Way]:
         return ranks * max(0.0, 1 - well_s / step_s)
 
     now = Way(TOLERATE, 0.0, lost(standing.step_s(standing.ranges, standing.slowdowns)), left_s)
-    found = [now, _rebalance(standing, left_s, lost), _replace(standing, lost), _evict(standing, lost)]
+    found = [now, _rebalance(standing, left_s, lost), _replace(standing, lost), _evict(standing, left_s, lost)]
     return [way for way in found if way is not None]
 
 
@@ -206,8 +206,9 @@ def _replace(standing: Standing, lost: _Lost) -> Way | None:
     return Way(REPLACE, at_once, lost(standing.step_s(split, after)), standing.remaining_s, None, tuple(sorted(swaps)))
 
 
-def _evict(standing: Standing, lost: _Lost) -> Way | None:
-    """The node of the slowest rank: its ranks are gone until they are filled by spares at once, and by replacements later."""
+def _evict(standing: Standing, left_s: float, lost: _Lost) -> Way | None:
+    """The node of the slowest rank: its ranks are gone; spares take their place at once, replacements later, or they themselves when the
+    slowness is expected to be over."""
     worst = max(range(len(standing.slowdowns)), key=standing.slowdowns.__getitem__)
     gone = tuple(rank for rank, node in enumerate(standing.nodes) if node == standing.nodes[worst])
     stay = [slow for rank, slow in enumerate(standing.slowdowns) if rank not in gone]
@@ -218,7 +219,7 @@ def _evict(standing: Standing, lost: _Lost) -> Way | None:
     used = len(after) - len(stay)
     miss = 1 - math.exp(-standing.spare_rate_per_s * _until_filled_s(standing))
     at_once = len(standing.ranges) * standing.evict_s + used * miss * _until_filled_s(standing)
-    return Way(EVICT, at_once, lost(step_s), _until_filled_s(standing), None, gone)
+    return Way(EVICT, at_once, lost(step_s), min(_until_filled_s(standing), left_s), None, gone)
 
 
 def _until_filled_s(standing: Standing) -> float:

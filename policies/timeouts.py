@@ -1,38 +1,13 @@
-"""How long a rank may go without a step before it counts as hung, from how long steps take; and which orders of time-outs are insane."""
+"""How long a rank may go without a step before it counts as hung, from how long steps take."""
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fleet.decisions import Decision
 from fleet.errors import ConfigError
-
-ORDER = ("heartbeat_s", "collective_s", "progress_s", "run_s")
-"""From the check that must fire first to the one that must fire last."""
-
-
-def check_order(timeouts: Mapping[str, float], order: Sequence[str] = ORDER) -> None:
-    """Refuse time-outs of which a slower one would fire first and hide what the quicker one knows.
-
-    Args:
-        timeouts: name -> seconds. Names of ``order`` that are missing are not used by the run, and not compared.
-        order: names, shortest first.
-
-    Raises:
-        ConfigError: names the first pair that is out of order, or a time-out that is not a positive number.
-    """
-    used = [name for name in order if name in timeouts]
-    for name in used:
-        if not timeouts[name] > 0:
-            raise ConfigError(f"timeouts.{name}", timeouts[name], "a time-out must be greater than 0 s")
-    for short, long in itertools.pairwise(used):
-        if not timeouts[short] < timeouts[long]:
-            reason = f"must be greater than timeouts.{short} = {timeouts[short]:g}, or it fires first and hides the cause"
-            way_out = f"Sane is {' < '.join(used)}: raise {long} above {timeouts[short]:g} s, or lower {short}."
-            raise ConfigError(f"timeouts.{long}", timeouts[long], reason, way_out)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -129,12 +129,12 @@ class WindowedDetector:
     def _figures(self, kind: str, median: Array, midmean: Array, weight: float) -> Scores:
         track, limits = self._tracks[kind], self.limits
         own = self._less_waiting if kind == NETWORK else np.asarray
-        excess = own(midmean) - scores.median_of_others(midmean)
-        median_excess = own(median) - scores.median_of_others(median)
+        accused = np.asarray(track.guilty > 0)
+        excess = own(midmean) - scores.median_of_others(midmean, accused)
+        median_excess = own(median) - scores.median_of_others(median, accused)
         settled = track.past[:, : -max(1, LAG_STEPS // limits.stride)]
-        usual, peak = scores.noise(settled, limits.noise_floor)
+        usual, peak = scores.noise(scores.without_apart(settled, math.log(limits.slowdown(kind))), limits.noise_floor)
         noise = max(usual, scores.window_noise(track.times))
-        accused = track.guilty > 0
         track.past[:, :-1] = track.past[:, 1:]
         track.past[:, -1] = np.where(accused | (accused.any() and len(accused) <= FEW), np.nan, excess)
         track.best = np.fmin(track.best, median)
@@ -145,11 +145,11 @@ class WindowedDetector:
         track, limits = self._tracks[kind], self.limits
         known = np.isfinite(strength) & (self._age[kind] >= limits.warmup + limits.learn)
         suspect, calm = known & (strength >= 1), known & (strength < limits.release_ratio)
-        track.streak = np.where(suspect, track.streak + 1, 0)
+        track.streak = np.where(suspect, track.streak + np.clip(strength, 1, limits.haste), 0)
         track.calm = np.where(calm, track.calm + 1, 0)
         begins = (track.streak >= limits.persistence) & (track.guilty == 0)
-        if begins.any():  # what led to the verdict is no noise
-            track.past[begins | (len(begins) <= FEW), -LAG_STEPS // limits.stride :] = np.nan
+        if begins.any():  # what led to the verdict is no noise, neither of the slow rank nor of those that were compared with it
+            track.past[:, -LAG_STEPS // limits.stride :] = np.nan
         track.since = np.where(begins, step - limits.stride * (limits.persistence - 1) - limits.window + 1, track.since)
         track.guilty = np.where(begins, 1.0, np.where(track.calm >= limits.release, 0.0, track.guilty))
         for row, member in enumerate(self._members):

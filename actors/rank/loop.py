@@ -87,6 +87,7 @@ class Run:
             raise FleetError(f"total = {total}: a run has at least one step")
         self._engine = Engine(state, self._settings, self._recorder, clip_norm)
         self._seat.serve(state, self._engine)
+        self._recorder.total(total)
         self._client.protocol.ready()
         self._client.say()
         yield from self._rehearse()
@@ -308,6 +309,7 @@ class Step:
             batch = feed.get(self.number, shard)
             recorder.switch(COMPUTE)
             yield from self._compute(shard, batch)
+        recorder.worked()
 
     def _compute(self, shard: int, batch: Any) -> Iterator[Any]:
         recorder = self._run._recorder

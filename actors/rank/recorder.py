@@ -20,7 +20,7 @@ from fleet.records import ABANDON, COMMIT, HOLD, INIT
 ROW = struct.Struct("<qqiic7x")
 HEADER_BYTES = 128
 CAPACITY = 1 << 15
-WRITTEN, READ, BEAT, PROGRESS, GENERATION, LINEAGE, STEP, SHARD, STEPPING, DROPPED = range(0, 80, 8)
+WRITTEN, READ, BEAT, PROGRESS, GENERATION, LINEAGE, STEP, SHARD, STEPPING, DROPPED, TOTAL = range(0, 88, 8)
 WORD = struct.Struct("<q")
 
 
@@ -107,6 +107,15 @@ class Recorder:
         """The step attempt stops for a lost peer; what it has computed counts, what it has waited does not."""
         self._append(max(self._clock(), self._last_us), HOLD)
 
+    def worked(self) -> None:
+        """The shards of this step are computed; what follows is the step's own work, whoever computes how many of them."""
+        if not self.paused:
+            self._append(max(self._clock(), self._last_us), self.code)
+
+    def total(self, steps: int) -> None:
+        """How many steps the run has: how long a remedy pays depends on it."""
+        WORD.pack_into(self._map, TOTAL, steps)
+
     def shard(self, shard: int) -> None:
         """The shard in work, or -1: names the culprit when a shard kills whoever computes it."""
         WORD.pack_into(self._map, SHARD, shard)
@@ -152,6 +161,10 @@ class RingReader:
 
     def position(self) -> Position:
         return read_position(self._map)
+
+    def total(self) -> int:
+        """Steps of the whole run, 0 before the rank knows."""
+        return int(WORD.unpack_from(self._map, TOTAL)[0])
 
     def dropped(self) -> int:
         return int(WORD.unpack_from(self._map, DROPPED)[0])

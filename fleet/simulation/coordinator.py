@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any
 
-from fleet.events import CheckpointDurable, CheckpointFailed, Event, Heartbeat, Joined, Tick
+from fleet.events import CheckpointDurable, CheckpointFailed, Event, Heartbeat, Joined, StepsTimed, Tick
 from fleet.instructions import CommitCheckpoint, EndRun, Evict, Fence, Instruction, Propose, Publish, Welcome, Write
 from fleet.machine import FleetMachine
 from fleet.simulation.nodes import SimNode
@@ -27,6 +27,9 @@ class Network:
 
     def up(self, node: SimNode, event: Event) -> None:
         target = self.world.coordinator
+        if isinstance(event, StepsTimed):  # nobody waits for it, and what is lost is not sent again
+            self.world.clock.after(self.world.plan.delay_s[1], lambda: self._deliver(node, event, target))
+            return
         if not isinstance(event, Heartbeat):
             self.up_messages += 1
         for delay_s in self._delays(node, True):

@@ -71,6 +71,8 @@ class Faults:
             case "hang":
                 for victim in self._victims(trouble, rank):
                     victim.hung = True
+            case "slow" | "slow_link":
+                self._slow(trouble, self._victims(trouble, rank))
             case "forget":
                 world.train.forget(trouble.slot or 0)
             case "coordinator":
@@ -103,6 +105,14 @@ class Faults:
             self.world.submit(FaultReported(fault, "executed", now_s, members))
         for victim in victims:
             victim.die("killed")
+
+    def _slow(self, trouble: Trouble, victims: list[SimRank]) -> None:
+        """The process is slow, and what replaces it is not."""
+        name = "slowness" if trouble.kind == "slow" else "link_slowness"
+        for victim in victims:
+            setattr(victim, name, trouble.severity)
+            victim.was_slow = True
+            self.world.clock.after(trouble.duration_s, lambda victim=victim: setattr(victim, name, 1.0))  # type: ignore[misc]
 
     def _stop(self) -> None:
         """The driver asks until it is heard: a coordinator may have died with the word."""

@@ -36,7 +36,7 @@ class Group:
 
     A reduction gives all members' values to every member, at a time of its own for each: when a member dies meanwhile, some have the result
     and others have not. ``completed`` is told of each reduction that every member has entered. A state that the donor posts reaches each
-    receiver after a time of its own too.
+    receiver after a time of its own too. ``complete_s`` is when the last member came to the latest reduction.
     """
 
     def __init__(self, clock: Clockwork, rng: random.Random, view: View, completed: Callable[[View, dict[Member, Any]], None]) -> None:
@@ -50,6 +50,7 @@ class Group:
         self._listening: list[Future] = []
         self._state: Any = None
         self._receivers: dict[Member, Future] = {}
+        self.complete_s = 0.0
 
     def arrive(self, member: Member, timeout_s: float) -> Future:
         """Resolves once all members of the view have arrived."""
@@ -80,6 +81,7 @@ class Group:
         if len(values) == len(self.view.members):
             ordered = {each: values[each] for each in self.view.members}
             self._completed(self.view, ordered)
+            self.complete_s = self.clock.now_s
             for waiting in results.values():
                 self._resolve_after(waiting, self.rng.uniform(0.002, 0.03), ordered)
             del self._values[number], self._results[number]

@@ -15,7 +15,8 @@ from fleet.events import Event, Heartbeat, Joined
 from fleet.instructions import CommitCheckpoint, Instruction, Propose, Publish
 from fleet.machine import FleetMachine
 from fleet.machine_state import FORM, RUN
-from fleet.records import Committed, LineageBegun, ProcessLost, ProcessUp, Record, RunEnded, ViewPublished
+from fleet.machine_stragglers import ACTIONS
+from fleet.records import Committed, DecisionMade, LineageBegun, ProcessLost, ProcessUp, Record, RunEnded, ViewPublished
 from fleet.simulation.model import POISON, gradient
 from fleet.types import Member, StateId, View
 
@@ -427,6 +428,45 @@ class BudgetsHold(Checker):
         return max(counts.values(), default=0)
 
 
+class HealthyStay(Checker):
+    """No rank that was never slow is evicted for being slow; of a node that is evicted, one was."""
+
+    name = "healthy stay"
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._action = ""
+
+    def record(self, record: Record) -> None:
+        if isinstance(record, DecisionMade) and record.policy == "straggler":
+            self._action = record.action
+        elif isinstance(record, ProcessLost) and "it is slow" in record.cause:
+            rank = self.process(record.member)
+            self.require(rank is not None and self._guilty(rank), f"{record.member} was never slow and is lost: {record.cause}")
+
+    def _guilty(self, rank: SimRank) -> bool:
+        beside = [other for other in self.world.train.processes if other.node is rank.node] if self._action == "evict" else [rank]
+        return any(other.was_slow for other in beside)
+
+
+class ChangesBounded(Checker):
+    """The view changes for a slow rank's sake no more often than the settings allow."""
+
+    name = "changes bounded"
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._acted_s: list[float] = []
+
+    def record(self, record: Record) -> None:
+        if not isinstance(record, DecisionMade) or record.policy != "straggler" or record.action not in ACTIONS:
+            return
+        limits = self.world.settings.straggler
+        self._acted_s = [at_s for at_s in [*self._acted_s, record.at_s] if record.at_s - at_s < limits.window_s]
+        often = f"{len(self._acted_s)} view changes for slow ranks in {limits.window_s:g} s"
+        self.require(len(self._acted_s) <= limits.changes, f"{often}, limit {limits.changes}")
+
+
 class Traffic(Checker):
     """7: what the coordinator says grows with nodes, view changes and waiting time, not with ranks squared nor with ticks."""
 
@@ -444,7 +484,7 @@ class Traffic(Checker):
 
 CHECKERS: tuple[type[Checker], ...] = (
     Donor, Dirty, Stale, Repeat, OneIncarnation, ExactlyOnce, Identical, Agreement, WholeCheckpoint, Persisted, Journal, Rebuilt, Ends,
-    BudgetsHold, Traffic,
+    BudgetsHold, HealthyStay, ChangesBounded, Traffic,
 )  # fmt: skip
 HOOKS = (
     *("record", "truncated", "sent", "checkpoint", "end"),

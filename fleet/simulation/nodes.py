@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from fleet.events import Event, Heartbeat, Lost, NodeJoined
+from fleet.events import Event, Heartbeat, Lost, NodeJoined, StepsTimed
 from fleet.instructions import Evict, Fence, Instruction, Propose, Publish, Welcome
 from fleet.simulation.ranks import SimRank
 from fleet.types import Member
@@ -55,7 +55,14 @@ class SimNode:
             return
         pulses = tuple(rank.pulse() for rank in self.ranks.values() if rank.named)
         self.up(Heartbeat(self.name, pulses))
+        self._report_times()
         self.world.clock.after(BEAT_S, self._beat)
+
+    def _report_times(self) -> None:
+        timed = [rank for rank in self.ranks.values() if rank.named and rank.times]
+        for generation in sorted({rank.timed_generation for rank in timed}):
+            here = [rank for rank in timed if rank.timed_generation == generation]
+            self.up(StepsTimed(self.name, generation, self.world.plan.steps, tuple(rank.take_times() for rank in here)))
 
     def on_death(self, rank: SimRank, cause: str) -> None:
         self.ranks.pop(rank.protocol.token, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field, replace
 
-from fleet.config import Budgets, RunSettings, Timeouts
+from fleet.config import Budgets, RunSettings, StragglerSettings, Timeouts
 from fleet.rng import stream
 
 POINTS = (
@@ -34,7 +34,8 @@ class Trouble:
     """One misfortune, at a time, or at a named point of a rank's loop, at ``step`` and ``at_s`` or later.
 
     ``kind``: kill, raise, freeze, hang (a rank; one that hangs still beats); lose_node, partition, join (a node); forget (Ray Train takes a
-    living process for dead); coordinator; store; stop; shard (kills whoever computes it), nan (everyone raises).
+    living process for dead); coordinator; store; stop; shard (kills whoever computes it), nan (everyone raises); slow, slow_link (the
+    victims' compute, or exchange, takes ``severity`` times as long).
 
     Args:
         slot: the victim; None at a point: whoever comes there first.
@@ -59,11 +60,14 @@ class Trouble:
     stale: int = 0
     heard: bool = False
     times: int = 1
+    severity: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """``capacity`` is ranks per node; ``delay_s`` the network's, ``restart_s`` Ray Train's, ``build_s`` a rank's, as (least, most).
+
+    ``jitter`` are the least and the most that computing takes, as a share of ``shard_s`` for each shard.
 
     ``statuses`` are the ways in which the run may end; a failed one gives one of ``failures`` as its reason.
     """
@@ -73,6 +77,7 @@ class Plan:
     steps: int = 10
     capacity: int = 2
     shard_s: float = 0.01
+    jitter: tuple[float, float] = (0.5, 1.5)
     delay_s: tuple[float, float] = (0.0005, 0.005)
     fifo: bool = True
     loss: float = 0.0
@@ -119,6 +124,31 @@ def random_plan(seed: int) -> Plan:
     )
     plan = _with_network(plan, stream(seed, "network plan"))
     return with_troubles(plan, _random_troubles(plan, stream(seed, "troubles")))
+
+
+def slow_plan(seed: int) -> Plan:
+    """A run of ``seed`` in which ranks and links are slow for a while, beside a few other troubles; long enough for that to be seen."""
+    rng = stream(seed, "slow plan")
+    world, spares, nodes = rng.randint(2, 5), rng.choice((0, 0, 1)), rng.randint(1, 3)
+    settings = replace(small(world, spares, nodes), shards=rng.choice((8, 16)), straggler=StragglerSettings(changes=rng.choice((1, 3, 6))))
+    plan = Plan(
+        seed=seed, settings=settings, steps=rng.randint(120, 220), capacity=-(-(world + spares) // nodes) + 1, shard_s=0.02,
+        jitter=rng.choice(((0.97, 1.03), (0.9, 1.1), (0.7, 1.3))), save_every_s=rng.choice((3.0, 1000.0)),
+    )  # fmt: skip
+    troubles = [_slowness(plan, rng) for _ in range(rng.choice((0, 1, 1, 2, 3)))]
+    for kind in rng.sample(("kill", "freeze", "coordinator", "lose_node"), rng.choice((0, 0, 1, 2))):
+        at_s, slot, node = rng.uniform(3.0, 15.0), rng.randrange(settings.slots), rng.randrange(settings.nodes)
+        troubles.append(Trouble(kind=kind, at_s=at_s, slot=slot, node=node, duration_s=rng.uniform(0.1, 0.9)))
+        troubles += [Trouble(kind="join", at_s=at_s + 2.0)] if kind == "lose_node" else []
+    return with_troubles(plan, tuple(troubles))
+
+
+def _slowness(plan: Plan, rng: random.Random) -> Trouble:
+    one, everyone = (rng.randrange(plan.settings.slots),), tuple(range(plan.settings.slots))
+    return Trouble(
+        kind=rng.choice(("slow", "slow", "slow_link")), at_s=rng.uniform(1.0, 15.0), slots=rng.choice((one, one, one, everyone)),
+        severity=rng.choice((1.3, 2.0, 4.0, 8.0)), duration_s=rng.choice((1.0, 5.0, 60.0)),
+    )  # fmt: skip
 
 
 def with_troubles(plan: Plan, troubles: tuple[Trouble, ...]) -> Plan:

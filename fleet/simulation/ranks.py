@@ -14,6 +14,7 @@ from fleet.shards import share
 from fleet.simulation.clockwork import Coroutine, Future, Steps
 from fleet.simulation.groups import Broken, Group
 from fleet.simulation.model import POISON, gradient, updated
+from fleet.slowness import RankTimes
 from fleet.types import Member, Part, Process, Pulse, StateId, View
 
 if TYPE_CHECKING:
@@ -61,6 +62,11 @@ class SimRank:
         self.sitting: Sitting | None = None
         self.held: dict[int, int] = {}
         self.due: tuple[int, ...] = ()
+        self.slowness = self.link_slowness = 1.0
+        self.was_slow = False
+        self.times: list[tuple[int, ...]] = []
+        self.timed_generation = -1
+        self._own: list[float] = []
         self._deferred: list[Callable[[], None]] = []
         self._news: list[Future] = []
         self._failed_proposal = -1
@@ -121,6 +127,11 @@ class SimRank:
         beat_age_s = now_s - self.frozen_s if self.frozen_s >= 0 else 0.0
         state = protocol.state or StateId(0, 0)
         return Pulse(self.member, protocol.generation, state, beat_age_s, now_s - self.progress_s, self.stepping)
+
+    def take_times(self) -> RankTimes:
+        """What it measured since it was asked last; nothing but whole steps of one view."""
+        times, self.times = self.times, []
+        return RankTimes(self.member, *zip(*times, strict=True))
 
     def _leave_groups(self) -> None:
         if self.named and self.beside is not None:
@@ -429,6 +440,7 @@ class SimRank:
 
     def _compute(self, step: int) -> Steps:
         """The shards that are due of this rank; it stops early when it is wanted."""
+        self._own = []
         middle = len(self.due) // 2
         for number, shard in enumerate(self.due):
             if self._wanted:
@@ -438,7 +450,9 @@ class SimRank:
                 yield self._pause()
             self.held[shard] = gradient(self.weights, step, shard)
             if number == middle:
-                yield self.rng.uniform(0.5, 1.5) * self.world.plan.shard_s * len(self.due)
+                began_s = self.world.clock.now_s
+                yield self.rng.uniform(*self.world.plan.jitter) * self.world.plan.shard_s * len(self.due) * self.slowness
+                self._own = [float(len(self.due)), self.world.clock.now_s - began_s]
         self.where = (step, -1)
 
     def _reduce(self, group: Group, number: int) -> Steps:
@@ -449,6 +463,10 @@ class SimRank:
         self.world.watch.contribute(self, view, protocol.state, protocol.dirty)
         offer = protocol.offer()
         values: dict[Member, Any] = yield group.reduce(self.member, number, (protocol.state, self.weights, dict(self.held), offer))
+        took_s = self.world.clock.now_s - group.complete_s
+        if self.link_slowness > 1:
+            yield took_s * (self.link_slowness - 1)
+        self._own.append(took_s * self.link_slowness)
         self.world.watch.reduced(self, view, number, values)
         if self.at("reduced"):
             yield self._pause()
@@ -463,13 +481,25 @@ class SimRank:
         self.protocol.mutating()
         if self.at("mutating"):
             yield self._pause()
-        yield self.rng.uniform(0.001, 0.02)
+        apply_s = self.rng.uniform(0.001, 0.02)
+        yield apply_s
         self.weights = updated(before, merged, self.world.settings.shards)
         state = self.protocol.committed()
+        self._note_times(state.step - 1, apply_s)
         self.progress_s = self.world.clock.now_s
         self.world.watch.commit(self, state)
         if self.at("committed"):
             yield self._pause()
+
+    def _note_times(self, step: int, apply_s: float) -> None:
+        """As the agent of a live rank has it: of whole steps alone."""
+        if len(self._own) != 3 or self._own[0] != len(self._whole()):
+            return
+        view = self.protocol.view
+        if view is not None and view.generation != self.timed_generation:
+            self.timed_generation, self.times = view.generation, []
+        shards, compute_s, network_s = self._own
+        self.times.append((step, int(shards), round(compute_s * 1e6), 0, round(network_s * 1e6), round(apply_s * 1e6)))
 
     def _enter(self, view: View) -> Steps:
         """Every member has agreed to go on in ``view`` from here."""

@@ -5,19 +5,20 @@ from __future__ import annotations
 import argparse
 import sys
 
-from tests.simulation.runs import COMMAND, simulate_seed
+from tests.simulation.runs import COMMAND, simulate_seed, simulate_slow
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog=COMMAND)
     parser.add_argument("--seed", type=int, help="the run to repeat")
     parser.add_argument("--seeds", type=int, nargs=2, metavar=("FIRST", "LAST"), help="run all of these, stop at none")
+    parser.add_argument("--slow", action="store_true", help="of the family of runs with slow ranks")
     parser.add_argument("--trace", action="store_true", help="print every line of the trace")
     chosen = parser.parse_args()
     seeds = range(chosen.seeds[0], chosen.seeds[1] + 1) if chosen.seeds else [chosen.seed or 0]
     failed = 0
     for seed in seeds:
-        outcome = simulate_seed(seed, chosen.trace)
+        outcome = (simulate_slow if chosen.slow else simulate_seed)(seed, chosen.trace)
         if outcome.broken:
             failed += 1
             print(outcome.report(COMMAND))

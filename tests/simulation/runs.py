@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fleet.config import RunSettings
 from fleet.machine import FleetMachine
-from fleet.simulation.plan import Plan, random_plan
+from fleet.simulation.plan import Plan, random_plan, slow_plan
 from fleet.simulation.world import Outcome, World
+from fleet.types import Ranges
 from policies.interval import CheckpointInterval
-from policies.placement import ranges
+from policies.mitigation import Mitigator
+from policies.placement import weighted_ranges
 from policies.recovery import ReformPromoteRegrow
 
 COMMAND = "python -m tests.simulation"
@@ -16,14 +20,15 @@ COMMAND = "python -m tests.simulation"
 class Placement:
     """``PlacementPolicy``, as the live run has it."""
 
-    def ranges(self, shards: int, ranks: int) -> tuple[tuple[int, int], ...]:
-        return ranges(shards, ranks)
+    def weighted_ranges(self, shards: int, weights: Sequence[float]) -> Ranges:
+        return weighted_ranges(shards, weights)
 
 
 def make_machine(settings: RunSettings, plan: Plan, now_s: float) -> FleetMachine:
     """The machine of a live run, policies and all."""
     recovery = ReformPromoteRegrow(settings.budgets, settings.timeouts.start_s)
-    return FleetMachine(settings, recovery, Placement(), CheckpointInterval(law="fixed", interval_s=plan.save_every_s), now_s=now_s)
+    interval = CheckpointInterval(law="fixed", interval_s=plan.save_every_s)
+    return FleetMachine(settings, recovery, Placement(), interval, straggler=Mitigator(settings.straggler), now_s=now_s)
 
 
 def simulate(plan: Plan, keep_trace: bool = False) -> Outcome:
@@ -32,3 +37,7 @@ def simulate(plan: Plan, keep_trace: bool = False) -> Outcome:
 
 def simulate_seed(seed: int, keep_trace: bool = False) -> Outcome:
     return simulate(random_plan(seed), keep_trace)
+
+
+def simulate_slow(seed: int, keep_trace: bool = False) -> Outcome:
+    return simulate(slow_plan(seed), keep_trace)

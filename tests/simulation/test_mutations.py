@@ -208,11 +208,11 @@ def writing_goes_on_after_the_end(patch: Patch) -> None:
 def rank_computes_with_the_wrong_shards(patch: Patch) -> None:
     from tests.simulation.runs import Placement
 
-    def wrong(self: Placement, shards: int, ranks: int) -> tuple[tuple[int, int], ...]:
-        each = shards // ranks
-        return tuple((i * each, (i + 1) * each) for i in range(ranks))
+    def wrong(self: Placement, shards: int, weights: Sequence[float]) -> tuple[tuple[int, int], ...]:
+        each = shards // len(weights)
+        return tuple((i * each, (i + 1) * each) for i in range(len(weights)))
 
-    patch.setattr(Placement, "ranges", wrong)
+    patch.setattr(Placement, "weighted_ranges", wrong)
 
 
 def lost_shards_are_computed_by_everyone(patch: Patch) -> None:

@@ -29,6 +29,7 @@ from fleet.records import VERSION, Record, RunStarted, Spans
 from fleet.types import Member, Process
 from policies import placement
 from policies.interval import CheckpointInterval
+from policies.mitigation import Mitigator
 from policies.recovery import ReformPromoteRegrow
 from storage.parts import Parts, RetainingStore
 
@@ -108,7 +109,8 @@ class PlainFleet:
         settings = self.settings
         machine = FleetMachine(
             settings, ReformPromoteRegrow(settings.budgets, settings.timeouts.start_s), placement,
-            CheckpointInterval(law=settings.checkpoint.policy, interval_s=settings.checkpoint.interval_s), now_s=clock.now_s(),
+            CheckpointInterval(law=settings.checkpoint.policy, interval_s=settings.checkpoint.interval_s),
+            straggler=Mitigator(settings.straggler), now_s=clock.now_s(),
         )  # fmt: skip
         if records:
             machine.replay(records, clock.now_s())

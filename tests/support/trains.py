@@ -169,3 +169,14 @@ def with_loader(run: Any) -> None:
                     batches = iter(loader)
 
     _loop(run, in_shard=strike)
+
+
+def with_waits(run: Any) -> None:
+    """Each shard is many short waits: a process that is stopped half of the time takes twice as long, whoever else computes."""
+    each_s = float(run.options.get("shard_s", "0")) / 8
+
+    def wait(run: Any, step: Any) -> None:
+        for _ in range(8 if each_s else 0):
+            time.sleep(each_s)
+
+    _loop(run, in_shard=wait)

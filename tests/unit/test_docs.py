@@ -23,6 +23,7 @@ from fleet.cli import app
 from fleet.events import EVENTS
 from fleet.instructions import INSTRUCTIONS
 from fleet.laws import law
+from fleet.live_settings import LIVE
 from fleet.planning import inputs
 from fleet.plans import STORM
 
@@ -101,6 +102,7 @@ PARTS = {
         "dashboard push": lambda: options_of("dashboard push"),
         "dashboard write": lambda: options_of("dashboard write"),
         "diagnose": lambda: options_of("diagnose"),
+        "set": lambda: options_of("set"),
         "plan": lambda: options_of("plan"),
         "plan fields": plan_fields,
         "simulate": lambda: options_of("simulate"),
@@ -164,6 +166,11 @@ def test_decisions_are_numbered_and_have_their_three_parts() -> None:
         headings = re.findall(r"^#+ .*$", page.read_text(), re.M)
         assert headings[0].startswith(f"# {int(page.name[:4])}. ")
         assert headings[1:] == ["## Context", "## Decision", "## Consequences"]
+
+
+def test_the_page_names_every_setting_that_can_change() -> None:
+    page = (ROOT / "docs/cli.md").read_text()
+    assert all(f"`{key}`" in page for key in LIVE)
 
 
 # ---- the tables of benchmarks ------------------------------------------------------------------------------------------------------------

@@ -9,31 +9,34 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleet.config import ORDER, Timeouts, check_order
 from fleet.errors import ConfigError
-from policies.timeouts import ORDER, ProgressTimeout, check_order, quantile
+from policies.timeouts import ProgressTimeout, quantile
 
 STEPS = st.lists(st.floats(0.001, 1000), max_size=300)
 
 
 def test_the_sane_order_passes() -> None:
-    check_order({"heartbeat_s": 3, "collective_s": 30, "progress_s": 60, "run_s": math.inf})
+    check_order({"heartbeat_s": 3, "progress_s": 60, "collective_s": 600, "run_s": math.inf})
 
 
 @pytest.mark.parametrize(("short", "long"), list(itertools.pairwise(ORDER)))
 @pytest.mark.parametrize("factor", [1.0, 2.0])
 def test_each_insane_pair_is_named(short: str, long: str, factor: float) -> None:
-    timeouts = dict(zip(ORDER, (1.0, 10.0, 100.0, 1000.0), strict=True))
+    timeouts = {name: 10.0**place for place, name in enumerate(ORDER)}
     timeouts[short] = factor * timeouts[long]
     with pytest.raises(ConfigError, match=rf"timeouts.{long} = .*timeouts.{short} = ") as caught:
         check_order({name: timeouts[name] for name in (short, long)})
     assert f"{short} < {long}" in caught.value.way_out
+    with pytest.raises(ConfigError, match=r"must be greater than timeouts\."):
+        Timeouts(**timeouts, node_s=timeouts["heartbeat_s"] + 1)
 
 
 def test_a_missing_timeout_is_not_compared_and_another_order_can_be_given() -> None:
     check_order({"heartbeat_s": 3, "run_s": 60})
-    check_order({"progress_s": 60, "collective_s": 600}, ("progress_s", "collective_s"))
+    check_order({"progress_s": 60, "collective_s": 6}, ("collective_s", "progress_s"))
     with pytest.raises(ConfigError, match="collective_s"):
-        check_order({"progress_s": 60, "collective_s": 6}, ("progress_s", "collective_s"))
+        check_order({"progress_s": 60, "collective_s": 6})
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan])

@@ -1,0 +1,129 @@
+"""`straggler`: one of four ranks falls to half speed; how near does the run come to the best split of its shards?
+
+- Computing is a timed wait for each shard, so that ranks do not contend for cores; the slow rank waits twice as long from ``ONSET`` on.
+- The same run with and without mitigation, in turn. Steps are timed by what a rank itself logs at its commits.
+- The yardstick is computed, not chosen: a step takes ``f + u x`` (shards of the fullest rank, the slow one's counted twice). Steps before
+  the onset have 4, steps of the run without mitigation after it 8: that gives ``u`` and ``f``. The best integer split of 16 shards has 5.
+- A ratio is the time that ``STEPS`` steps from the onset on would take at the best split, over the time that they took: noticing, deciding
+  and changing the view are in it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import harness
+from fleet.config import RunSettings, StragglerSettings
+from policies.placement import weighted_ranges
+
+WORLD, SHARDS, SLOW_SLOT, SLOWDOWN = 4, 16, 2, 2.0
+ONSET, STEPS, SETTLE = 60, 200, 10
+SHARD_S = 0.025
+REPETITIONS = 3
+
+
+def train(run: Any) -> None:
+    """The loop of one rank; it logs when its steps are committed."""
+    import torch
+
+    torch.manual_seed(run.seed)
+    model = torch.nn.Linear(8, 1)
+    state = run.track(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=1e-3))
+    data = torch.utils.data.TensorDataset(torch.zeros(SHARDS, 8))
+    log = Path(run.options["folder"]) / f"commits-{run.slot}"
+    for step in run.steps(state, total=ONSET + STEPS + 1):
+        for (batch,) in step.batches(data, batch_size=SHARDS):
+            time.sleep(SHARD_S * (SLOWDOWN if run.slot == SLOW_SLOT and step.number >= ONSET else 1.0))
+            step.backward(model(batch).sum())
+        if step.commit():
+            with log.open("a") as file:
+                file.write(f"{step.number} {time.monotonic()}\n")
+
+
+def commit_times(folder: Path) -> list[float]:
+    """When each step was committed, by step; of the first rank."""
+    lines = (line.split() for line in (folder / "commits-0").read_text().splitlines())
+    times = {int(step): float(at_s) for step, at_s in lines}
+    return [times[step] for step in range(ONSET + STEPS + 1)]
+
+
+def one_run(cluster: Any, folder: Path, mitigated: bool) -> list[float]:
+    """Commit times of a run on ``cluster``. Raises RuntimeError when it does not complete."""
+    from fleet.recipes import LiveRun, RunPlan
+
+    settings = dataclasses.replace(chosen(), straggler=StragglerSettings(enabled=mitigated), options={"folder": str(folder)})
+    result = LiveRun(RunPlan(name=folder.name, folder=folder, settings=settings, train=train), cluster).execute()
+    if result.status != "completed":
+        raise RuntimeError(f"{folder.name}: {result.status}: {result.reason} {result.detail}")
+    return commit_times(folder)
+
+
+def chosen() -> RunSettings:
+    return RunSettings(world=WORLD, nodes=2, shards=SHARDS)
+
+
+def yardstick(plain: Sequence[float]) -> tuple[float, float]:
+    """(u, f) in seconds, from the run without mitigation; see the module's text. Medians of steps."""
+    well_s = statistics.median(b - a for a, b in zip(plain[SETTLE : ONSET - 1], plain[SETTLE + 1 : ONSET], strict=True))
+    slow_s = statistics.median(b - a for a, b in zip(plain[ONSET + 1 : -1], plain[ONSET + 2 :], strict=True))
+    each = SHARDS // WORLD
+    unit_s = (slow_s - well_s) / (each * (SLOWDOWN - 1))
+    return unit_s, well_s - each * unit_s
+
+
+def best_split() -> tuple[list[int], float]:
+    """Shards by rank, and those of the fullest one, the slow rank's counted as often as they take longer."""
+    speeds = [1 / SLOWDOWN if slot == SLOW_SLOT else 1.0 for slot in range(WORLD)]
+    loads = [end - begin for begin, end in weighted_ranges(SHARDS, speeds)]
+    return loads, max(load / speed for load, speed in zip(loads, speeds, strict=True))
+
+
+def measure(quick: bool = False) -> dict[str, Any]:
+    """Throughput over the best integer split, detection and settling included, with mitigation and without."""
+    from fleet.recipes import local_cluster
+
+    loads, fullest = best_split()
+    samples: dict[str, list[float]] = {
+        "fleet_over_best_split_ratio": [],
+        "unmitigated_over_best_split_ratio": [],
+        "fleet_settled_steps": [],
+    }
+    with local_cluster(chosen()) as cluster, tempfile.TemporaryDirectory(prefix="bench-straggler-", ignore_cleanup_errors=True) as root:
+        for number in range(1 if quick else REPETITIONS):
+            runs = {}
+            for name, mitigated in (("unmitigated", False), ("fleet", True)):
+                folder = Path(root) / f"{name}-{number}"
+                folder.mkdir()
+                runs[name] = one_run(cluster, folder, mitigated)
+            unit_s, fixed_s = yardstick(runs["unmitigated"])
+            best_s = fixed_s + unit_s * fullest
+            for name, times in runs.items():
+                samples[f"{name}_over_best_split_ratio"].append(STEPS * best_s / (times[ONSET + STEPS - 1] - times[ONSET - 1]))
+            samples["fleet_settled_steps"].append(settled(runs["fleet"], (best_s + fixed_s + unit_s * 2 * SHARDS / WORLD) / 2))
+    figures = {name: statistics.median(values) for name, values in samples.items()}
+    figures |= {"best_split_step_s": best_s, "unit_s": unit_s, "fixed_s": fixed_s}
+    return {
+        "settings": {"world": WORLD, "shards": SHARDS, "slowdown": SLOWDOWN, "onset_step": ONSET, "steps": STEPS, "shard_s": SHARD_S},
+        "figures": figures,
+        "samples": samples,
+        "notes": [
+            f"the best integer split of {SHARDS} shards is {loads}: the fullest rank takes as long as {fullest:g} shards of a well one",
+            f"the rank is well for {ONSET} steps and slow from then on; settled: steps until one was nearer to the best split than to none",
+        ],
+    }
+
+
+def settled(times: Sequence[float], limit_s: float) -> float:
+    """Steps from the onset until one took less than ``limit_s``; all of them when none did."""
+    took = (b - a for a, b in zip(times[ONSET:-1], times[ONSET + 1 :], strict=True))
+    return float(next((number for number, step_s in enumerate(took, start=1) if step_s < limit_s), STEPS))
+
+
+if __name__ == "__main__":
+    harness.run("straggler", measure)

@@ -1,0 +1,35 @@
+"""The time-outs of ``FleetMachine`` that move: how long a rank may take without a step, and how long the run may take in all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fleet.instructions import Instruction, Write
+from fleet.ports import ProgressPolicy
+from fleet.records import DecisionMade, Record
+
+REVIEW_S = 5.0
+
+
+class Progress:
+    """``limit_s`` holds now: it follows the steps, and is never above ``ceiling_s``. Rebuilt from the journal."""
+
+    def __init__(self, policy: ProgressPolicy | None, ceiling_s: float, now_s: float) -> None:
+        self.policy, self.ceiling_s, self.limit_s = policy, ceiling_s, ceiling_s
+        self._review_s = now_s
+
+    def tick(self, steps_s: Sequence[float], now_s: float) -> list[Instruction]:
+        """While a view runs, every now and then; ``steps_s`` are how long the last steps took, newest last."""
+        if self.policy is None or now_s < self._review_s:
+            return []
+        self._review_s = now_s + REVIEW_S
+        decision = self.policy.decide(steps_s, self.limit_s)
+        if decision.action != "set":
+            return []
+        self.limit_s = min(decision.fields["progress_s"], self.ceiling_s)
+        return [Write(DecisionMade("progress", decision.action, decision.reason, dict(decision.fields), now_s))]
+
+    def replay(self, record: Record) -> None:
+        """Take up what was decided before."""
+        if isinstance(record, DecisionMade) and record.policy == "progress":
+            self.limit_s = min(record.fields["progress_s"], self.ceiling_s)

@@ -1,0 +1,72 @@
+"""The part of ``FleetMachine`` that changes a view beside the running steps: its members form the next one and enter it at a boundary.
+
+A proposal takes in newcomers, or gives the same members other shards. Nobody leaves a running view by one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fleet.instructions import Cancel, Park, Propose
+from fleet.machine_views import Source, grown, situation
+from fleet.types import Formation, Ranges, View
+
+if TYPE_CHECKING:
+    from fleet.machine import FleetMachine
+
+
+def try_grow(machine: FleetMachine, now_s: float) -> None:
+    """Ranks that stand by are taken in where some are missing, if the recovery policy says so."""
+    formation = machine.recovery.grow(situation(machine, now_s), now_s)
+    view = machine.view
+    assert view is not None
+    if formation.decision.action != "grow" or machine.checkpoints.pending or not set(view.members) <= set(formation.members):
+        return
+    proposal = machine._make_view(formation.members, grown(formation.members, view), machine.committed)
+    propose(machine, proposal, formation, now_s)
+
+
+def reshare(machine: FleetMachine, ranges: Ranges, formation: Formation, now_s: float) -> None:
+    """The present members go on with other shards; everyone keeps its state."""
+    assert machine.view is not None
+    proposal = machine._make_view(machine.view.members, Source(0, (), machine.committed), machine.committed, ranges=ranges)
+    propose(machine, proposal, formation, now_s)
+
+
+def propose(machine: FleetMachine, proposal: View, formation: Formation, now_s: float) -> None:
+    """Let its members form it beside the running steps."""
+    machine.proposal = proposal
+    machine._announce(proposal, formation, True, now_s)
+    machine._proposed_s = now_s
+    _send(machine, proposal, now_s)
+
+
+def _send(machine: FleetMachine, proposal: View, now_s: float) -> None:
+    machine._sent_s = now_s
+    for member in proposal.members:
+        machine.roster.sent(member, proposal.generation)
+    machine._say(Propose(proposal))
+
+
+def watch(machine: FleetMachine, now_s: float) -> None:
+    """Repeat what may have been lost, and give up what nobody enters."""
+    limits = machine.settings.timeouts
+    assert machine.proposal is not None
+    if now_s - machine._proposed_s > limits.form_s + limits.progress_s:
+        cancel(machine, now_s, "it was not entered in time")
+    elif now_s - machine._sent_s >= limits.resend_s:
+        _send(machine, machine.proposal, now_s)
+
+
+def cancel(machine: FleetMachine, now_s: float, reason: str) -> None:
+    """Forget the proposal, unless it was entered already: then its members will say so."""
+    assert machine.proposal is not None
+    proposal, machine.proposal = machine.proposal, None
+    fields = {"generation": proposal.generation}
+    machine._decide("recovery", "cancel", f"generation {proposal.generation}: {reason}", fields, now_s)
+    seated = set(machine.view.members) if machine.view else set()
+    machine._no_growth_until_s = now_s + machine.settings.timeouts.resend_s
+    machine._say(Cancel(tuple(member for member in proposal.members if member in seated), proposal.generation))
+    newcomers = tuple(member for member in proposal.members if member not in seated and machine.roster.current(member))
+    if newcomers:
+        machine._say(Park(newcomers, proposal.generation))

@@ -1,0 +1,58 @@
+"""What the report tells of slow ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+from fleet import records as r
+from fleet.ledger_report import build_report
+from fleet.report import render_table
+from fleet.types import StateId
+from tests.golden.journals import Story
+
+EVIDENCE = {"slot": 1.0, "incarnation": 0.0, "score": 0.5, "confidence": 0.999, "since_step": 40.0, "step": 60.0, "robust_z": 9.0}
+COSTS = {"cost_tolerate": 40.0, "cost_rebalance": 16.0, "cost_evict": 47.0, "slowdown": 2.0, "step_now_s": 0.2, "step_then_s": 0.12}
+
+
+def story(*, cleared_s: float | None = None) -> Story:
+    """Two ranks; rank 1 is found slow at 12 s, gets fewer shards, and 100 steps are committed in the 13 s after that."""
+    told = Story(world=2)
+    told.view(1, [(0, 0), (1, 0)], 0)
+    for slot in (0, 1):
+        told.spans(slot, 0, "c25000")
+    told.committed(60, 12_000)
+    told.records.append(r.DecisionMade("straggler", "accuse", "rank 1.0: compute takes 2.00 times", dict(EVIDENCE), 12.0))
+    told.records.append(r.DecisionMade("straggler", "rebalance", "it costs less", dict(COSTS), 12.0))
+    for count in range(101):
+        if cleared_s is not None and 12.0 + 0.13 * count >= cleared_s and told.records[-1].__class__ is r.Committed:
+            told.records.append(r.DecisionMade("straggler", "clear", "rank 1.0: well", dict(EVIDENCE), 12.0 + 0.13 * count))
+            cleared_s = None
+        told.records.append(r.Committed(StateId(0, 61 + count), 12.0 + 0.13 * count))
+    told.ended(25_000)
+    return told
+
+
+def test_an_action_is_told_with_its_alternatives_and_what_it_saved() -> None:
+    report = build_report(story().records)
+    told = report.to_dict()["stragglers"]
+    [case], [action] = told["verdicts"], told["actions"]
+    assert (case["rank"], case["score"], case["evidence"]) == ("1.0", 0.5, {"robust_z": 9.0})
+    assert action["costs_rank_s"] == {"tolerate": 40.0, "rebalance": 16.0, "evict": 47.0}
+    assert action["steps"] == 100
+    assert action["saved_rank_s"] == pytest.approx(2 * (100 * 0.2 - 13.0))
+    text = render_table(report)
+    assert "rank 1.0: compute takes 2.00 times" in text and "expected loss: rebalance 16.00 s, tolerate 40.00 s, evict 47.00 s" in text
+    assert "saved 14.00 s" in text and max(map(len, text.splitlines())) <= 120
+
+
+def test_nothing_is_saved_once_the_rank_is_well() -> None:
+    [action] = build_report(story(cleared_s=18.0).records).to_dict()["stragglers"]["actions"]
+    assert 40 <= action["steps"] <= 50
+
+
+def test_a_run_without_slow_ranks_says_nothing() -> None:
+    told = Story(world=1)
+    told.view(1, [(0, 0)], 0)
+    told.spans(0, 0, "c1000 K")
+    told.ended(1_000)
+    assert "slow ranks" not in render_table(build_report(told.records))
