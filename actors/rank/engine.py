@@ -13,6 +13,7 @@ from actors.rank.process_group import Group, Work
 from actors.rank.recorder import Recorder
 from actors.rank.reduction import Reducer, SideChannel
 from actors.rank.state import TrackedState
+from actors.rank.stopwatch import Stopwatch
 from fleet.config import RunSettings
 from fleet.errors import ConfigError
 from fleet.records import COMM, STRAGGLER
@@ -57,6 +58,7 @@ class Engine:
         if not self._gradients.parameters:
             raise ConfigError("track", sorted(state.objects), "no module with parameters that require a gradient", "Track model=... too.")
         self.device = self._gradients.parameters[0].device
+        self._stopwatch = Stopwatch(self.device)
         self._reducer = Reducer(settings.shards, "native" if settings.reduction == "native" else "ordered")
         self._side: SideChannel | None = None
         self._shares = self._whole = Shares((), ())
@@ -104,6 +106,7 @@ class Engine:
         """The rehearsal is over: one more set of buffers is made for its mean, and nothing else remains."""
         self._gradients.rehearse_mean()
         self._gradients.abandon()
+        self._stopwatch.forget()
         self.losses = {}
 
     def _held_by_all(self, begun: bool) -> list[frozenset[int]]:
@@ -132,11 +135,13 @@ class Engine:
         self._side = SideChannel(self._group, FLAGS + max(map(len, self._brought)))
 
     def begin_shard(self) -> None:
+        self._stopwatch.begin()
         self._gradients.begin_step()
         self._gradients.begin_shard()
 
     def end_shard(self, shard: int, loss: float) -> None:
         self._gradients.end_shard(shard)
+        self._stopwatch.end()
         self.losses[shard] = loss
 
     def scaled(self, loss: torch.Tensor) -> torch.Tensor:
@@ -147,6 +152,7 @@ class Engine:
         if self._gradients.begun:
             self._recorder.abandon()
         self._gradients.abandon()
+        self._stopwatch.forget()
         self.losses = {}
 
     def repeat(self) -> None:
@@ -188,6 +194,7 @@ class Engine:
 
     def apply(self) -> None:
         """Clip, step optimizer, scaler and schedulers, give buffers their new values. The state is dirty meanwhile."""
+        self._recorder.measured(self._stopwatch.take_us())
         if self._scaler is not None:
             self._scaler.unscale_(self._optimizer)
         if self._clip_norm is not None:

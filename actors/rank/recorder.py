@@ -17,6 +17,9 @@ from typing import NamedTuple
 
 from fleet.records import ABANDON, COMMIT, HOLD, INIT
 
+OWN = "g"
+"""Code of a row that is no span: ``step`` holds microseconds that the accelerator took for the shards of the step at hand."""
+
 ROW = struct.Struct("<qqiic7x")
 HEADER_BYTES = 128
 CAPACITY = 1 << 15
@@ -112,6 +115,11 @@ class Recorder:
         if not self.paused:
             self._append(max(self._clock(), self._last_us), self.code)
 
+    def measured(self, us: int) -> None:
+        """The accelerator took so long for the shards of this step; 0 says nothing."""
+        if us and not self.paused:
+            self._append(self._last_us, OWN, us)
+
     def total(self, steps: int) -> None:
         """How many steps the run has: how long a remedy pays depends on it."""
         WORD.pack_into(self._map, TOTAL, steps)
@@ -130,12 +138,12 @@ class Recorder:
     def where(self) -> Position:
         return read_position(self._map)
 
-    def _append(self, at_us: int, code: str) -> None:
+    def _append(self, at_us: int, code: str, step: int | None = None) -> None:
         if self._written - WORD.unpack_from(self._map, READ)[0] >= CAPACITY:
             WORD.pack_into(self._map, DROPPED, WORD.unpack_from(self._map, DROPPED)[0] + 1)
             return
         offset = HEADER_BYTES + (self._written % CAPACITY) * ROW.size
-        ROW.pack_into(self._map, offset, at_us, self.step, self.generation, self.lineage, code.encode())
+        ROW.pack_into(self._map, offset, at_us, self.step if step is None else step, self.generation, self.lineage, code.encode())
         self._written += 1
         self._last_us = at_us
         WORD.pack_into(self._map, WRITTEN, self._written)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from actors.rank.recorder import Row
+from actors.rank.recorder import OWN, Row
 from fleet.records import ABANDON, COMMIT, HOLD, Spans
 from fleet.types import Member
 
@@ -21,6 +21,8 @@ class SpanBuilder:
         """Rows in order of time; returns the spans that they close, one record for each stretch of equal (generation, lineage)."""
         out: list[_Draft] = []
         for row in rows:
+            if row.code == OWN:
+                continue
             if self._open is None:
                 self._open, self._code = row, row.code
                 continue

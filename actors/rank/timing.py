@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from actors.rank.recorder import Row
+from actors.rank.recorder import OWN, Row
 from fleet.records import ABANDON, CHECKPOINT, COMM, COMMIT, COMPUTE, DATA, HOLD, STRAGGLER
 from fleet.slowness import RankTimes
 from fleet.types import Member
@@ -34,7 +34,8 @@ class OwnTime:
 class StepTimer:
     """Adds up what one process did in each step. A step in which a peer was lost, or that began in another view, is left out.
 
-    What is computed right after a shard's data came is the shard's; what else is computed is the step's own work.
+    What is computed right after a shard's data came is the shard's; what else is computed is the step's own work. Where an accelerator says
+    what it took for the shards, that counts.
     """
 
     def __init__(self) -> None:
@@ -42,10 +43,14 @@ class StepTimer:
         self._now = OwnTime()
         self._open: Row | None = None
         self._in_shard = self._torn = False
+        self._accelerator_us = 0
 
     def add(self, rows: Iterable[Row]) -> None:
         """Rows of the ring, in order of time."""
         for row in rows:
+            if row.code == OWN:
+                self._accelerator_us += row.step
+                continue
             if self._open is not None:
                 self._close(self._open.code, max(0, row.at_us - self._open.at_us))
             if row.code in (COMMIT, ABANDON, HOLD):
@@ -59,8 +64,9 @@ class StepTimer:
         if row.code == COMMIT:
             if not self._torn and self._now.shards:
                 self._now.generation, self._now.step = row.generation, row.step
+                self._now.compute_us = self._accelerator_us or self._now.compute_us
                 self._done.append(self._now)
-            self._now, self._torn = OwnTime(), False
+            self._now, self._torn, self._accelerator_us = OwnTime(), False, 0
         elif self._now.shards:
             self._torn = True
         if self._open is not None:
