@@ -9,6 +9,7 @@ import asyncio
 import dataclasses
 import itertools
 import logging
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -127,6 +128,7 @@ class Coordinator:
         self._numbers = itertools.count(1)
         self._server: asyncio.AbstractServer | None = None
         self._ticker: asyncio.Task[None] | None = None
+        self.on_failure: Callable[[], None] = lambda: sys.exit(1)
 
     @property
     def machine(self) -> FleetMachine:
@@ -136,8 +138,14 @@ class Coordinator:
         """Listen on ``host:port`` (0: any); returns the port."""
         self._server = await asyncio.start_server(self._serve, host, port)
         self._ticker = asyncio.create_task(self._driver.tick_forever())
-        self._ticker.add_done_callback(_complain)
+        self._ticker.add_done_callback(self._complain)
         return int(self._server.sockets[0].getsockname()[1])
+
+    def _complain(self, task: asyncio.Task[None]) -> None:
+        """A coordinator that no longer ticks must not look alive: end the process, Ray restarts it and the journal rebuilds it."""
+        if not task.cancelled() and task.exception() is not None:
+            log.critical("the coordinator's loop failed", exc_info=task.exception())
+            self.on_failure()
 
     async def stop(self) -> None:
         if self._ticker is not None:
@@ -290,10 +298,3 @@ def trim(spans: Spans, known: SpanEnd) -> Spans | None:
         at_us += duration_us
         step += code == COMMIT
     return None
-
-
-def _complain(task: asyncio.Task[None]) -> None:
-    """A coordinator that no longer ticks must not look alive: end the process, Ray restarts it and the journal rebuilds it."""
-    if not task.cancelled() and task.exception() is not None:
-        log.critical("the coordinator's loop failed", exc_info=task.exception())
-        raise SystemExit(1)

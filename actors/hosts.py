@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,6 +82,7 @@ class CoordinatorHost:
         machine = spec.machine(clock.now_s())
         self._begin(spec, machine, records, journal, clock)
         self._coordinator = Coordinator(machine, clock, journal, spec.store(), self._on_end, ends, round(clock.offset_s * 1e6))
+        self._coordinator.on_failure = lambda: os._exit(1)  # an exception would end Ray's loop in here, and leave the process
         await self._coordinator.start(spec.host, spec.port)
         self._address = spec.journal.parent / ADDRESS_FILE
         self._address.write_text(f"{spec.host}:{spec.port}")

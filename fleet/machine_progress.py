@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from fleet.instructions import Instruction, Write
 from fleet.ports import ProgressPolicy
@@ -18,12 +18,12 @@ class Progress:
         self.policy, self.ceiling_s, self.limit_s = policy, ceiling_s, ceiling_s
         self._review_s = now_s
 
-    def tick(self, steps_s: Sequence[float], now_s: float) -> list[Instruction]:
+    def tick(self, steps_s: Iterable[float], now_s: float) -> list[Instruction]:
         """While a view runs, every now and then; ``steps_s`` are how long the last steps took, newest last."""
         if self.policy is None or now_s < self._review_s:
             return []
         self._review_s = now_s + REVIEW_S
-        decision = self.policy.decide(steps_s, self.limit_s)
+        decision = self.policy.decide(tuple(steps_s), self.limit_s)
         if decision.action != "set":
             return []
         self.limit_s = min(decision.fields["progress_s"], self.ceiling_s)

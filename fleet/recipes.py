@@ -77,15 +77,9 @@ def make_machine(settings: RunSettings, store_url: str, run: str, rate_per_s: fl
     interval = CheckpointInterval(law=law.policy, interval_s=law.interval_s)
     newest = newest_checkpoint(store_url, run) if resume else None
     return FleetMachine(
-        settings, recovery, placement, interval, straggler=Mitigator(settings.straggler), progress=progress_policy(settings),
+        settings, recovery, placement, interval, straggler=Mitigator(settings.straggler), progress=ProgressTimeout.of(settings.timeouts),
         checkpoint=newest, checkpoint_rate_per_s=rate_per_s, now_s=now_s,
     )  # fmt: skip
-
-
-def progress_policy(settings: RunSettings) -> ProgressTimeout:
-    """Never above what is set, and never so low that a view which is hard to form counts as a hang."""
-    limits = settings.timeouts
-    return ProgressTimeout(floor_s=min(2 * limits.form_s, limits.progress_s), ceiling_s=limits.progress_s, factor=10.0)
 
 
 def node_id(index: int, limit_s: float = 30.0) -> str:

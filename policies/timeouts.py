@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fleet.config import Timeouts
 from fleet.decisions import Decision
 from fleet.errors import ConfigError
 
@@ -40,6 +41,11 @@ class ProgressTimeout:
                 raise ConfigError(f"progress.{name}", getattr(self, name), "must lie between 0 and 1")
         if not 1 <= self.least <= self.window:
             raise ConfigError("progress.least", self.least, f"must be from 1 to window = {self.window}")
+
+    @classmethod
+    def of(cls, limits: Timeouts) -> ProgressTimeout:
+        """A run's: never above what is set, and never so low that a view which is hard to form counts as a hang."""
+        return cls(floor_s=min(2 * limits.form_s, limits.progress_s), ceiling_s=limits.progress_s, factor=10.0)
 
     def decide(self, steps_s: Sequence[float], present_s: float) -> Decision:
         """Action ``keep`` or ``set``; ``fields["progress_s"]`` is the time-out that holds from now on.

@@ -13,6 +13,7 @@ from policies.interval import CheckpointInterval
 from policies.mitigation import Mitigator
 from policies.placement import weighted_ranges
 from policies.recovery import ReformPromoteRegrow
+from policies.timeouts import ProgressTimeout
 
 COMMAND = "python -m tests.simulation"
 
@@ -28,7 +29,15 @@ def make_machine(settings: RunSettings, plan: Plan, now_s: float) -> FleetMachin
     """The machine of a live run, policies and all."""
     recovery = ReformPromoteRegrow(settings.budgets, settings.timeouts.start_s)
     interval = CheckpointInterval(law="fixed", interval_s=plan.save_every_s)
-    return FleetMachine(settings, recovery, Placement(), interval, straggler=Mitigator(settings.straggler), now_s=now_s)
+    return FleetMachine(
+        settings,
+        recovery,
+        Placement(),
+        interval,
+        straggler=Mitigator(settings.straggler),
+        progress=ProgressTimeout.of(settings.timeouts),
+        now_s=now_s,
+    )
 
 
 def simulate(plan: Plan, keep_trace: bool = False) -> Outcome:

@@ -31,6 +31,7 @@ from policies import placement
 from policies.interval import CheckpointInterval
 from policies.mitigation import Mitigator
 from policies.recovery import ReformPromoteRegrow
+from policies.timeouts import ProgressTimeout
 from storage.parts import Parts, RetainingStore
 
 FORKED = multiprocessing.get_context("forkserver")
@@ -110,7 +111,7 @@ class PlainFleet:
         machine = FleetMachine(
             settings, ReformPromoteRegrow(settings.budgets, settings.timeouts.start_s), placement,
             CheckpointInterval(law=settings.checkpoint.policy, interval_s=settings.checkpoint.interval_s),
-            straggler=Mitigator(settings.straggler), now_s=clock.now_s(),
+            straggler=Mitigator(settings.straggler), progress=ProgressTimeout.of(settings.timeouts), now_s=clock.now_s(),
         )  # fmt: skip
         if records:
             machine.replay(records, clock.now_s())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import deque
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,9 @@ from hypothesis import strategies as st
 
 from fleet.config import ORDER, Timeouts, check_order
 from fleet.errors import ConfigError
+from fleet.instructions import Write
+from fleet.machine_progress import Progress
+from fleet.records import DecisionMade
 from policies.timeouts import ProgressTimeout, quantile
 
 STEPS = st.lists(st.floats(0.001, 1000), max_size=300)
@@ -85,3 +89,17 @@ def test_the_quantile_lies_within_the_values_and_ends_at_them(values: list[float
 def test_impossible_settings_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=f"progress.{next(iter(wrong))} = "):
         ProgressTimeout(**wrong)  # type: ignore[arg-type]
+
+
+def test_the_machine_keeps_what_was_decided_and_journals_it() -> None:
+    progress = Progress(ProgressTimeout.of(Timeouts()), 60.0, 0.0)
+    [first] = progress.tick(deque([0.1] * 100), 0.0)
+    assert isinstance(first, Write) and isinstance(first.record, DecisionMade)
+    assert progress.limit_s == first.record.fields["progress_s"] < 60.0
+    assert not progress.tick([0.1] * 100, 1.0), "it is asked now and then only"
+    again = Progress(None, 60.0, 0.0)
+    again.replay(first.record)
+    assert again.limit_s == progress.limit_s
+    for number in range(100):
+        progress.tick([0.1] * 100, 10.0 * (number + 1))
+    assert progress.limit_s == pytest.approx(2 * Timeouts().form_s, rel=0.02)
