@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fleet.cli_set import ask
+from fleet.live_settings import ADDRESS_FILE
 from fleet.records import DecisionMade, ViewPublished
+from fleet.report import build_report
 from tests.fault.test_bad_luck import of, settings, survived, train_through
 from tests.support import trains
 from tests.support.plain import PlainFleet
@@ -15,7 +18,10 @@ SLOW_SLOT = 2
 
 
 def slow_down(fleet: PlainFleet) -> None:
-    """From step 60 on: by then the detector knows how much times waver."""
+    """From step 60 on: by then the detector knows how much times waver. Before that, a threshold is changed as ``fleet set`` does it."""
+    (fleet.folder / ADDRESS_FILE).write_text(f"127.0.0.1:{fleet.port}")
+    assert not ask(fleet.folder, "straggler.gain", "0.05")
+    assert "cannot change while a run goes on" in ask(fleet.folder, "world", "5")
     fleet.wait_for(lambda: fleet.step >= 60)
     process = next(process for member, process, _ in fleet.census() if member.slot == SLOW_SLOT)
     answer = fleet.call(fleet.coordinator.operate("slow", process, SEVERITY, FOR_S))
@@ -28,10 +34,13 @@ def test_a_rank_that_is_slowed_gets_fewer_shards_and_no_bit_changes(tmp_path: Pa
     outcome, records, digest = train_through(trains.with_waits, chosen, tmp_path / "run", slow_down)
     truth = train_through(trains.with_waits, twin, tmp_path / "twin")[2]
     survived(outcome, records, digest, truth)
+    assert [record.fields for record in of(DecisionMade, records) if record.policy == "settings"] == [{"straggler.gain": 0.05}]
     found = [record for record in of(DecisionMade, records) if record.policy == "straggler"]
     accused = {int(record.fields["slot"]) for record in found if record.action == "accuse" and "compute" in record.reason}
     assert SLOW_SLOT in accused, found
     assert any(record.action == "rebalance" and record.fields["cost_rebalance"] < record.fields["cost_tolerate"] for record in found)
+    told = build_report(records).to_dict()["stragglers"]
+    assert any(action["action"] == "rebalance" and action["saved_rank_s"] is not None for action in told["actions"])
     views = [record.view for record in of(ViewPublished, records)]
     loads = [{member.slot: end - begin for member, (begin, end) in zip(view.members, view.ranges, strict=True)} for view in views]
     assert any(load[SLOW_SLOT] == 1 for load in loads), loads

@@ -107,3 +107,12 @@ def test_a_report_of_nothing_is_refused(fleet: Callable[..., Done]) -> None:
     done = fleet("report", "nothing")
     assert done.returncode == 2
     assert "no journal.jsonl" in done.stderr
+
+
+def test_a_setting_of_a_run_that_does_not_go_on_is_refused(tmp_path: Path, fleet: Callable[..., Done]) -> None:
+    (tmp_path / "over").mkdir()
+    (tmp_path / "over" / "journal.jsonl").touch()
+    done = fleet("set", "over", "straggler.gain=0.2")
+    assert done.returncode == 1 and "no coordinator answers" in done.stderr
+    done = fleet("set", "over", "straggler.gain")
+    assert done.returncode == 2 and "not of the form key=value" in done.stderr
