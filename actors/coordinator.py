@@ -152,6 +152,7 @@ class Coordinator:
             self._ticker.cancel()
         if self._server is not None:
             self._server.close()
+        await self._driver.stop()
         for line in self._lines.by_node.values():
             line.writer.close()
         self._journal.flush()

@@ -21,7 +21,7 @@ from fleet.instructions import EndRun, Write
 from fleet.journal import JournalWriter, read_journal
 from fleet.live_settings import ADDRESS_FILE
 from fleet.machine import FleetMachine
-from fleet.ports import CheckpointPort, ProcessPort
+from fleet.ports import CheckpointPort, MemoryPort, ProcessPort
 from fleet.records import Record, Resumed, RunStarted, Spans
 from fleet.types import Member, Process
 
@@ -137,8 +137,10 @@ class CoordinatorHost:
     async def report_fault(self, event: FaultReported) -> None:
         self._coordinator.report_fault(event)
 
-    async def census(self) -> tuple[str, list[tuple[Member, Process, bool]]]:
-        return self._coordinator.machine.phase, self._coordinator.census()
+    async def census(self) -> tuple[str, list[tuple[Member, Process, bool]], bool]:
+        """(phase, live ranks, whether a run that lost all of them could go on from a later state than its first)."""
+        machine = self._coordinator.machine
+        return machine.phase, self._coordinator.census(), machine.checkpoints.newest_id is not None
 
     async def operate(self, operation: str, process: Process, severity: float, duration_s: float) -> tuple[str, float]:
         """(why it was refused or "", when it happened on the run's clock)."""
@@ -156,9 +158,12 @@ class CoordinatorHost:
 class AgentHost:
     """The actor of one node's agent."""
 
-    async def __init__(self, node: str, index: int, folder: Path, coordinator: str, processes: Callable[[], ProcessPort]) -> None:
+    async def __init__(
+        self, node: str, index: int, folder: Path, coordinator: str, processes: Callable[[], ProcessPort],
+        memory: Callable[[], MemoryPort] | None,
+    ) -> None:  # fmt: skip
         folder.mkdir(parents=True, exist_ok=True)
-        self._agent = NodeAgent(node, index, folder, coordinator, processes())
+        self._agent = NodeAgent(node, index, folder, coordinator, processes(), memory() if memory is not None else None)
         await self._agent.start()
 
     async def ready(self) -> str:
@@ -171,11 +176,13 @@ def start_coordinator(spec: CoordinatorSpec) -> Any:
     return ray.remote(CoordinatorHost).options(name=f"fleet-{spec.cluster}", **options).remote(spec)
 
 
-def start_agent(node: str, index: int, folder: Path, coordinator: str, processes: Callable[[], ProcessPort]) -> Any:
-    """Create the agent actor of ``node``."""
+def start_agent(
+    node: str, index: int, folder: Path, coordinator: str, processes: Callable[[], ProcessPort], memory: Callable[[], MemoryPort] | None
+) -> Any:
+    """Create the agent actor of ``node``; ``memory`` makes what keeps copies for other nodes."""
     strategy = NodeAffinitySchedulingStrategy(node, soft=False)
     options = {"num_cpus": 0, "max_restarts": -1, "scheduling_strategy": strategy}
-    return ray.remote(AgentHost).options(**options).remote(node, index, folder, coordinator, processes)
+    return ray.remote(AgentHost).options(**options).remote(node, index, folder, coordinator, processes, memory)
 
 
 def _cluster_of(records: list[Record]) -> str:

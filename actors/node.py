@@ -20,11 +20,11 @@ from actors.rank.lifeline import TOKEN_BYTES, lifeline_path
 from actors.rank.recorder import RingReader, now_us
 from actors.rank.spans import SpanBuilder
 from actors.rank.timing import OwnTime, StepTimer, summary, thinned
-from fleet.events import EVENTS, Heartbeat, Joined, Lost, StepsTimed
+from fleet.events import EVENTS, CopiesHeld, Heartbeat, Joined, Lost, StepsTimed
 from fleet.instructions import INSTRUCTIONS, Evict, Fence, Instruction, Propose, Publish, Welcome
-from fleet.ports import ProcessPort
+from fleet.ports import MemoryPort, ProcessPort
 from fleet.records import Spans
-from fleet.types import Member, Process, Pulse, StateId, View, apply_delta
+from fleet.types import Copy, Member, Process, Pulse, StateId, View, apply_delta
 from fleet.wire import frame, read_frame
 
 log = logging.getLogger("fleet.agent")
@@ -32,6 +32,8 @@ HEARTBEAT_S = 0.1
 SPANS_S = 0.25
 CUT_S = 1.0
 RECONNECT_S = 0.05
+DOMAIN = "FLEET_DOMAIN"
+"""Nodes where it has the same value fail together: a rack, a switch, a power supply. Copies go to others where they can."""
 
 
 def boot_id() -> str:
@@ -75,11 +77,15 @@ class NodeAgent:
         folder: where the socket and the ranks' rings lie (tmpfs).
         coordinator: ``host:port``.
         processes: carries out fault operations.
+        memory: keeps copies for ranks of other nodes; it lives as long as this agent. ``FLEET_DOMAIN`` names what fails with this node.
     """
 
-    def __init__(self, node: str, index: int, folder: Path, coordinator: str, processes: ProcessPort) -> None:
+    def __init__(
+        self, node: str, index: int, folder: Path, coordinator: str, processes: ProcessPort, memory: MemoryPort | None = None
+    ) -> None:  # fmt: skip
         self.node, self.index, self.folder, self.coordinator = node, index, folder, coordinator
-        self._processes = processes
+        self._processes, self._memory = processes, memory
+        self._told: tuple[Copy, ...] | None = None
         self._ranks: dict[str, LocalRank] = {}
         self._up = Uplink()
         self._views: dict[int, View] = {}
@@ -103,6 +109,8 @@ class NodeAgent:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for server in self._servers:
             server.close()
+        if self._memory is not None:
+            self._memory.close()
         for rank in self._ranks.values():
             asyncio.get_running_loop().remove_reader(rank.pidfd)
             os.close(rank.pidfd)
@@ -201,6 +209,8 @@ class NodeAgent:
         self._align(DOWN.decode(await read_frame(reader)))
         for message in [*self._up.unacked, *self._up.lost.values()]:
             self._up.send(message)
+        self._told = None
+        self._tell_copies()
         for rank in self._ranks.values():
             self._hang_up_on(rank)  # it says hello again at once, with its last status: the coordinator may be a new one
         while True:
@@ -281,7 +291,15 @@ class NodeAgent:
         while True:
             pulses = tuple(self._pulse(rank, rank.member) for rank in self._ranks.values() if rank.member is not None)
             self._up.send(Heartbeat(self.node, pulses))
+            self._tell_copies()
             await asyncio.sleep(HEARTBEAT_S)
+
+    def _tell_copies(self) -> None:
+        """What the memory holds, when the coordinator may not know it."""
+        held = self._memory.held() if self._memory is not None else None
+        if self._memory is not None and held is not None and held != self._told and self._up.writer is not None:
+            self._told = held
+            self._up.send(CopiesHeld(self.node, self._memory.address, os.environ.get(DOMAIN, ""), held))
 
     @staticmethod
     def _pulse(rank: LocalRank, member: Member) -> Pulse:

@@ -49,6 +49,11 @@ class FitOutcome:
     seconds: float
     forced: bool = False
 
+    @property
+    def lost_controller(self) -> bool:
+        """Ray Train's controller died, and with it the ranks: nothing of it says that the run itself cannot go on."""
+        return self.status == "failed" and (self.error or "").startswith(("ActorDiedError", "ActorUnavailableError"))
+
 
 def fit(
     train_fn: TrainFunction,

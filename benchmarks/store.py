@@ -7,6 +7,9 @@ A restore begins with cold caches (of files; a store's own memory is its own) an
 used again and again, `dcp` and `fleet` in tensors. Raw and DCP restore by as many processes as there were writers, each its share; Fleet by
 one process with several threads, because that is what a restart does, and with every digest compared.
 
+`fleet_peer_restore_over_tcp_ratio` is the time of a part (one of four ranks) from another process, verified, over that of a plain
+copy of the same bytes over loopback TCP (`benchmarks/store_peers.py`).
+
 Headline figures are each system's median at the number of processes that suits it best; the ratios take Fleet at its worst number.
 """
 
@@ -28,7 +31,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from benchmarks import harness
+from benchmarks import harness, store_peers
 from tests.support.seaweed import SeaweedServer, s3_client, serving
 
 RANKS = (1, 2, 4)
@@ -36,7 +39,7 @@ SYSTEMS = ("raw", "dcp", "fleet")
 MEDIA = ("local", "s3")
 TENSOR_BYTES = 8 << 20
 STATE_BYTES, QUICK_STATE_BYTES = 512 << 20, 128 << 20
-REPETITIONS, QUICK_REPETITIONS = 5, 2
+REPETITIONS, QUICK_REPETITIONS, PEER_REPETITIONS = 5, 2, 7
 RAW_BLOCK_BYTES, RAW_PART_BYTES, RAW_THREADS = 8 << 20, 16 << 20, 4
 BOUND_S = 300.0
 CHECKPOINT = "000000-000000000001-g00000001"
@@ -307,7 +310,8 @@ def measure(quick: bool) -> dict[str, Any]:
                 fleet.close()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    named = {f"{s}_{m}_{w}_{ranks}_ranks_bytes_per_s": values for (s, m, w, ranks), values in samples.items()}
+    peers = store_peers.collect(state_bytes // max(RANKS), PEER_REPETITIONS)
+    named = {f"{s}_{m}_{w}_{ranks}_ranks_bytes_per_s": values for (s, m, w, ranks), values in samples.items()} | peers
     settings = {
         "state_bytes": state_bytes, "tensor_bytes": TENSOR_BYTES, "repetitions": repetitions, "ranks": RANKS,
         "raw_threads_s3": RAW_THREADS, "raw_part_bytes": RAW_PART_BYTES,
@@ -316,7 +320,9 @@ def measure(quick: bool) -> dict[str, Any]:
         "headlines: each system at its best number of ranks; ratios: Fleet at its worst over the other at its best",
         "files are read from a cold cache; the object store, one SeaweedFS server, shares processor, memory and disk with its clients",
     ]
-    return {"settings": settings, "figures": figures(samples), "samples": named, "notes": notes}
+    ratio = statistics.median(peers["fleet_peer_restore_s"]) / statistics.median(peers["tcp_copy_s"])
+    found = figures(samples) | {"fleet_peer_restore_over_tcp_ratio": ratio}
+    return {"settings": settings, "figures": found, "samples": named, "notes": notes}
 
 
 if __name__ == "__main__":

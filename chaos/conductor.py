@@ -51,6 +51,9 @@ class AddNode:
     """A lost node comes back: as a new one, whose index the launcher chooses."""
 
 
+JOB_WIDE = "software"
+"""The component of the catalogue whose blast radius is the job."""
+
 Operation = Kill | Stop | Resume | Slow | LoseNode | AddNode
 
 
@@ -65,11 +68,13 @@ class Occupant:
 
 @dataclass(frozen=True, slots=True)
 class ChaosView:
-    """What chaos sees of the world: live slots, the slots on each live worker node (by the node's index), and whether the run trains."""
+    """What chaos sees of the world: live slots, the slots on each live worker node (by the node's index), whether the run trains, and
+    whether a copy in memory or a durable checkpoint could bring it back if all ranks were lost."""
 
     slots: Mapping[int, Occupant]
     nodes: Mapping[int, tuple[int, ...]]
     running: bool
+    restorable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +102,14 @@ class Conductor:
         min_ranks: the run's least number of ranks; a fault that would leave fewer of those in view is suppressed.
         repair_s: a lost node comes back after that long; None: never.
         max_nodes_down: how many nodes may be lost at a time; more would have no room to be replaced in.
+        lose_all: all ranks may be lost, when there is something to go on from; a fault of software then takes them all.
     """
 
-    def __init__(self, plan: Iterable[Fault], *, min_ranks: int = 1, repair_s: float | None = None, max_nodes_down: int = 1) -> None:
+    def __init__(
+        self, plan: Iterable[Fault], *, min_ranks: int = 1, repair_s: float | None = None, max_nodes_down: int = 1, lose_all: bool = False
+    ) -> None:
         self._ahead = sorted(plan, key=lambda fault: (fault.at_s, fault.id), reverse=True)
-        self._min_ranks, self._repair_s, self._max_nodes_down = min_ranks, repair_s, max_nodes_down
+        self._min_ranks, self._repair_s, self._max_nodes_down, self._lose_all = min_ranks, repair_s, max_nodes_down, lose_all
         self._open: dict[str, _Open] = {}
         self._gone: set[Member] = set()
         self._down = 0
@@ -222,11 +230,17 @@ class Conductor:
     def _too_few(self, targets: list[Occupant], world: ChaosView) -> str | None:
         hit = {target.member for target in targets if target.in_view} - self._gone
         left = sum(o.in_view and o.member not in self._gone and o.member not in hit for o in world.slots.values())
-        return f"it would leave {left} ranks of at least {self._min_ranks}" if hit and left < self._min_ranks else None
+        if not hit or left >= self._min_ranks:
+            return None
+        if not self._lose_all:
+            return f"it would leave {left} ranks of at least {self._min_ranks}"
+        return None if world.restorable else f"it would leave {left} ranks, and neither memory nor store holds a state to go on from"
 
     def _targets(self, fault: Fault, world: ChaosView) -> list[Occupant]:
-        if fault.slot is not None:
-            slots: tuple[int, ...] = (fault.slot,)
+        if self._lose_all and fault.component == JOB_WIDE:
+            slots: tuple[int, ...] = tuple(world.slots)
+        elif fault.slot is not None:
+            slots = (fault.slot,)
         else:
             index = self._node(fault.node, world)
             slots = () if index is None else world.nodes[index]

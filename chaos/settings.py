@@ -33,6 +33,8 @@ class ChaosSettings:
         repair_s: a lost node comes back after that long; None: never.
         step_s: estimate of a step, to refuse a rate at which nothing could commit.
         seed: of the faults; None: the run's own.
+        lose_all: faults of software, whose blast radius is the job, take all ranks at once, and others may take the last one. Only when
+            there is a copy in memory, or a durable checkpoint, from which the run can go on; suppressed by name otherwise.
     """
 
     fleet_gpus: int = 16_384
@@ -50,6 +52,7 @@ class ChaosSettings:
     repair_s: float | None = 30.0
     step_s: float | None = None
     seed: int | None = None
+    lose_all: bool = False
 
     def __post_init__(self) -> None:
         Topology(gpus=self.fleet_gpus, gpus_per_node=self.gpus_per_node)
@@ -121,6 +124,12 @@ def _repair(text: str) -> float | None:
     return None if text == "never" else seconds(text)
 
 
+def _yes(text: str) -> bool:
+    if text not in ("yes", "no"):
+        raise ValueError(text)
+    return text == "yes"
+
+
 _KEYS: dict[str, tuple[str, Callable[[str], object], str]] = {
     "mtbf": ("mtbf_s", seconds, "a time such as 15s or 5m"),
     "compression": ("compression", float, "a number"),
@@ -137,6 +146,7 @@ _KEYS: dict[str, tuple[str, Callable[[str], object], str]] = {
     "repair": ("repair_s", _repair, "a time such as 30s, or never"),
     "step": ("step_s", seconds, "a time such as 50ms"),
     "seed": ("seed", int, "a whole number"),
+    "lose_all": ("lose_all", _yes, "yes or no"),
 }
 
 

@@ -23,7 +23,7 @@ COUNTER, GAUGE = "counter", "gauge"
 PER_RANK_UP_TO = 256
 MAX_NODES = 256
 MAX_MEASUREMENTS = 64
-CHECKPOINT_PHASES = ("requested", "durable", "failed")
+CHECKPOINT_PHASES = ("requested", "durable", "failed", "skipped")
 RARE_DECISIONS = [("corruption", action) for action in ("evict", "stop", "go_back", "begin_anew")]
 """Series that alerts watch exist from the start: an increase from nothing to 1 would not be seen."""
 Samples = Iterable[tuple[tuple[str, ...], float]]
@@ -221,6 +221,22 @@ METRICS = (
         "Durable checkpoints, by phase.",
         "Are checkpoints being written?",
         _by_name(lambda s: dict.fromkeys(CHECKPOINT_PHASES, 0) | dict(s.checkpoints_by_phase)),
+    ),
+    MetricSpec(
+        "fleet_peer_copies_total",
+        COUNTER,
+        ("phase",),
+        "Copies of the state in the memory of other nodes, by phase.",
+        "Could we go on from memory?",
+        _by_name(lambda s: s.copies_by_phase),
+    ),
+    MetricSpec(
+        "fleet_peer_copy_interval_seconds",
+        GAUGE,
+        (),
+        "Time between copies in memory that the policy aims at.",
+        "How far would the loss of all ranks set us back?",
+        _optional(lambda s: s.copy_interval_s),
     ),
     MetricSpec(
         "fleet_checkpoint_step",

@@ -13,6 +13,7 @@ import jinja2
 from fleet.ledger_report import Report, duration, losses_by_size, rank_time
 from fleet.ledger_summary import COST_NAMES, STEP_NAMES, LedgerSummary
 from fleet.ledger_timeline import STEP, Timeline
+from fleet.levels import STORE
 
 WIDTH, ROW, LEFT = 1_000.0, 16, 44
 MAX_SLOTS = 64
@@ -190,13 +191,14 @@ def _curve(name: str, points: Sequence[Sequence[float]]) -> dict[str, Any]:
 
 
 def interval_decisions(decisions: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The newest decisions on the interval, where the reason changed."""
-    mine = [decision for decision in decisions if decision["policy"] == "interval"]
+    """The newest decisions on the interval of either level, where the reason changed."""
+    mine = [decision for decision in decisions if decision["policy"].startswith("interval")]
     changed = mine[:1] + [after for before, after in pairwise(mine) if before["reason"] != after["reason"]]
     return changed[-8:]
 
 
 def _checkpoints(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    records = [record for record in records if record["level"] == STORE]
     durable = [record for record in records if record["phase"] == "durable"]
     failed = [record for record in records if record["phase"] == "failed"]
     means = {name: sum(record[name] for record in durable) / len(durable) if durable else None for name in ("blocked_s", "latency_s")}

@@ -220,6 +220,15 @@ CHECKPOINTS = Board(
                 (f'fleet_rank_seconds_total{{{RUN},category=~"checkpoint_stall|restore"}}', "{{category}}"),
             ),
         ),
+        "Copies in memory": (
+            _lines("Made", "Could we go on from memory?", COUNT, (f"fleet_peer_copies_total{{{RUN}}}", "{{phase}}")),
+            _lines(
+                "Interval",
+                "How far would the loss of all ranks set us back?",
+                SECONDS,
+                (f"fleet_peer_copy_interval_seconds{{{RUN}}}", "interval"),
+            ),
+        ),
     },
 )
 

@@ -47,6 +47,7 @@ def run(
     nodes: Annotated[int, typer.Option(help="Worker nodes of the local cluster.")] = 2,
     shards: Annotated[int, typer.Option(help="Batch shards of each step; fixed for the whole run.")] = 16,
     min_ranks: Annotated[int, typer.Option(help="Wait instead of training with fewer.")] = 1,
+    peer_copies: Annotated[int, typer.Option(help="On how many other nodes the memory keeps a copy of the state.")] = 1,
     seed: Annotated[int, typer.Option(help="Seed of model, data and chaos.")] = 0,
     set_: Annotated[list[str] | None, typer.Option("--set", help="key=value for run.options; repeatable.")] = None,
     chaos: Annotated[str, typer.Option(help="off, storm, or e.g. mtbf=15s,kinds=kill_rank+hang.")] = "off",
@@ -66,7 +67,9 @@ def run(
 
     scripts.check_not_shadowed()
     root = Path("runs" if "://" in storage else storage).resolve()
-    settings = _settings(world, spares, nodes, shards, min_ranks, seed, set_ or [], reduction, checkpoint, storage, timeout or [])
+    settings = _settings(
+        world, spares, nodes, shards, min_ranks, seed, set_ or [], reduction, checkpoint, storage, timeout or [], peer_copies
+    )  # fmt: skip
     plan = _plan(script, settings, chaos, resume, root)
     if twin_world:
         dataclasses.replace(settings, world=twin_world, spares=0)  # refused now, not after the run
@@ -74,10 +77,10 @@ def run(
 
 
 def _settings(world: int, spares: int, nodes: int, shards: int, min_ranks: int, seed: int, pairs: list[str], reduction: str,
-              checkpoint: str, storage: str, timeouts: list[str]) -> RunSettings:  # fmt: skip
+              checkpoint: str, storage: str, timeouts: list[str], peer_copies: int) -> RunSettings:  # fmt: skip
     return RunSettings(
         world=world, spares=spares, nodes=nodes, shards=shards, min_ranks=min_ranks, seed=seed, options=_options(pairs),
-        reduction=reduction, checkpoint=_checkpoint(checkpoint), storage=storage, timeouts=_timeouts(timeouts),
+        reduction=reduction, checkpoint=_checkpoint(checkpoint), storage=storage, timeouts=_timeouts(timeouts), peer_copies=peer_copies,
     )  # fmt: skip
 
 

@@ -88,10 +88,14 @@ class Budgets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSettings:
-    """``policy``: fixed, young, daly or exact. ``interval_s`` is for fixed only."""
+    """``policy``: fixed, young, daly or exact. ``interval_s`` is for fixed only.
+
+    ``peer_interval_s`` fixes the interval of copies in the memory of other nodes; None: it follows from cost and rate, whatever the policy.
+    """
 
     policy: str = "exact"
     interval_s: float | None = None
+    peer_interval_s: float | None = None
     keep: int = 3
 
 
@@ -127,13 +131,17 @@ class StragglerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """Everything that defines a run, but for the train function and chaos."""
+    """Everything that defines a run, but for the train function and chaos.
+
+    ``peer_copies``: on how many other nodes the memory keeps a copy of each rank's part of the state; 0: on none.
+    """
 
     world: int = 4
     spares: int = 0
     nodes: int = 2
     shards: int = 16
     min_ranks: int = 1
+    peer_copies: int = 1
     seed: int = 0
     reduction: str = "tree"
     threads_per_rank: int = 1
@@ -154,6 +162,7 @@ class RunSettings:
         self._at_least("nodes", 1)
         self._at_least("threads_per_rank", 1)
         self._at_least("min_ranks", 1)
+        self._at_least("peer_copies", 0)
         if self.shards < self.world:
             raise ConfigError(
                 "shards", self.shards, f"fewer batch shards than ranks ({self.world}): some ranks would have nothing to compute",

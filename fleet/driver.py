@@ -9,6 +9,7 @@ from collections.abc import Callable
 from fleet.clock import Clock
 from fleet.events import CheckpointDurable, CheckpointFailed, Event, Tick
 from fleet.instructions import CommitCheckpoint, EndRun, Instruction, Write
+from fleet.levels import PEERS, STORE
 from fleet.machine import FleetMachine
 from fleet.ports import CheckpointPort, JournalPort, MembersPort
 
@@ -68,14 +69,22 @@ class Driver:
                 self._members.send(instruction)
 
     async def _commit(self, order: CommitCheckpoint) -> None:
+        level = PEERS if order.place else STORE
         try:
             size = await asyncio.to_thread(self._checkpoints.commit, order)
         except Exception as error:  # noqa: BLE001 - whatever fails in a store, to the run this checkpoint does not exist
             log.warning("checkpoint %s was not committed: %r", order.checkpoint, error)
-            self.submit(CheckpointFailed(order.checkpoint, f"{type(error).__name__}: {error}"))
+            self.submit(CheckpointFailed(order.checkpoint, f"{type(error).__name__}: {error}", level))
             return
         latency_s = self.clock.now_s() - order.requested_at_s
-        self.submit(CheckpointDurable(order.checkpoint, order.state, size, order.blocked_s, latency_s))
+        self.submit(CheckpointDurable(order.checkpoint, order.state, size, order.blocked_s, latency_s, level))
+
+    async def stop(self) -> None:
+        """Leave what is being committed to itself: nobody hears of it any more."""
+        tasks = list(self._background)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def tick_forever(self) -> None:
         while True:

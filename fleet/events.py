@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fleet.codec import Codec
+from fleet.levels import STORE
 from fleet.slowness import RankTimes
-from fleet.types import Fault, Member, Part, Process, Pulse, StateId
+from fleet.types import Copy, Fault, Member, Part, Process, Pulse, StateId
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +156,28 @@ class PartWritten:
 
 
 @dataclass(frozen=True, slots=True)
+class PartFailed:
+    """The rank could not write its part of what ``request`` asked for; ``reason`` is a sentence."""
+
+    member: Member
+    request: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CopiesHeld:
+    """All that the memory of a node holds of checkpoints, whenever that has changed, and to every coordinator that is new.
+
+    ``address`` is where it is served; another one says that it began anew. Nodes of one ``domain`` fail together ("": not known).
+    """
+
+    node: str
+    address: str
+    domain: str
+    copies: tuple[Copy, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointDurable:
     """The manifest of a checkpoint is committed; it took ``latency_s`` from the request."""
 
@@ -163,6 +186,7 @@ class CheckpointDurable:
     bytes: int
     blocked_s: float
     latency_s: float
+    level: str = STORE
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +195,7 @@ class CheckpointFailed:
 
     checkpoint: str
     reason: str
+    level: str = STORE
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +245,8 @@ Event = (
     | Measured
     | StepsTimed
     | PartWritten
+    | PartFailed
+    | CopiesHeld
     | CheckpointDurable
     | CheckpointFailed
     | FaultReported

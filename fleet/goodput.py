@@ -33,6 +33,7 @@ from fleet.ledger_slots import (
 from fleet.ledger_summary import COST_NAMES, Incident, LawTerms, LedgerSummary
 from fleet.ledger_tallies import Tally
 from fleet.ledger_timeline import Timeline
+from fleet.levels import PEERS, STORE
 from fleet.records import (
     CheckpointRecord,
     Committed,
@@ -97,9 +98,10 @@ class Ledger:
         self._productive_us = 0.0
         self._fault_counts: Counter[tuple[str, str]] = Counter()
         self._views_total = self._view_size = 0
-        self._checkpoint_counts: Counter[str] = Counter()
+        self._checkpoint_counts: Counter[tuple[str, str]] = Counter()
         self._checkpoint: CheckpointRecord | None = None
         self._interval_s: float | None = None
+        self._copy_interval_s: float | None = None
         self._measurements: dict[str, tuple[int, float]] = {}
         self._tally = Tally()
         self._closed: Ledger | None = None
@@ -384,9 +386,9 @@ class Ledger:
 
     def _checkpointed(self, record: CheckpointRecord) -> None:
         self._seen(record)
-        self._checkpoint_counts[record.phase] += 1
-        if record.phase != "durable":
-            return
+        self._checkpoint_counts[record.level, record.phase] += 1
+        if record.phase != "durable" or record.level != STORE:
+            return  # copies in memory come too often to keep the step of each, and the last is never far back
         self._checkpoint = record
         if not self._boundaries or record.state.step > self._boundaries[-1]:
             self._boundaries = [*self._boundaries, record.state.step][-KEPT_BOUNDARIES:]
@@ -395,7 +397,13 @@ class Ledger:
 
     def _decided(self, record: DecisionMade) -> None:
         self._seen(record)
-        self._interval_s = record.fields.get("interval_s", self._interval_s)
+        if record.policy == "interval":
+            self._interval_s = record.fields.get("interval_s", self._interval_s)
+        elif record.policy == f"interval of {PEERS}":
+            self._copy_interval_s = record.fields.get("interval_s", self._copy_interval_s)
+
+    def _by_phase(self, level: str) -> dict[str, int]:
+        return {phase: count for (of, phase), count in self._checkpoint_counts.items() if of == level}
 
     def _measured(self, record: Measurement) -> None:
         self._seen(record)
@@ -511,7 +519,9 @@ def _summary(ledger: Ledger, closed: Ledger, now_us: int) -> LedgerSummary:
         faults_by_kind_phase=dict(closed._fault_counts),
         incidents=tuple(_incidents(closed.book, charged, median_us)),
         uncharged=_seconds(uncharged),
-        checkpoints_by_phase=dict(closed._checkpoint_counts),
+        checkpoints_by_phase=closed._by_phase(STORE),
+        copies_by_phase=closed._by_phase(PEERS),
+        copy_interval_s=closed._copy_interval_s,
         checkpoint_step=durable.state.step if durable else 0,
         checkpoint_interval_s=closed._interval_s,
         checkpoint_blocked_s=durable.blocked_s if durable else 0.0,

@@ -54,7 +54,7 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class SaveCheckpoint:
-    """Write a checkpoint at the next step boundary on which all members agree. ``request`` only ever grows."""
+    """Write a checkpoint at the next step boundary on which all members agree. ``request`` names its level, and grows within it."""
 
     members: tuple[Member, ...]
     generation: int
@@ -63,7 +63,7 @@ class SaveCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class CommitCheckpoint:
-    """All parts are written: put the manifest in place, then report ``CheckpointDurable``."""
+    """All parts are written: put the manifest in place, then report ``CheckpointDurable``. ``place``: URL of the memories, "" the store."""
 
     checkpoint: str
     state: StateId
@@ -71,6 +71,7 @@ class CommitCheckpoint:
     meta: str
     blocked_s: float
     requested_at_s: float
+    place: str = ""
 
 
 @dataclass(frozen=True, slots=True)

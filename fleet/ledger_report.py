@@ -151,6 +151,7 @@ def _counts(summary: LedgerSummary) -> dict[str, Any]:
         "in_view_losses": summary.in_view_losses,
         "views": summary.views_total,
         "checkpoints": dict(summary.checkpoints_by_phase),
+        "copies": dict(summary.copies_by_phase),
     }
 
 

@@ -120,6 +120,8 @@ class LedgerSummary:
     checkpoints_by_phase: Mapping[str, int]
     checkpoint_step: int
     checkpoint_interval_s: float | None
+    copies_by_phase: Mapping[str, int]
+    copy_interval_s: float | None
     checkpoint_blocked_s: float
     checkpoint_latency_s: float
     measurements: Mapping[str, tuple[int, float]]

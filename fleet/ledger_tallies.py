@@ -34,7 +34,7 @@ class Tally:
                 self._seated = frozenset(view.members)
             case DecisionMade(policy=policy, action=action):
                 self._decisions[policy, action] += 1
-            case CheckpointRecord(phase="durable", at_s=at_s, bytes=size):
+            case CheckpointRecord(phase="durable", at_s=at_s, bytes=size, level="store"):
                 self._durable_s, self._bytes = at_s, size
 
     def now(self) -> Tallies:

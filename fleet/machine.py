@@ -14,8 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from fleet.config import RunSettings
 from fleet.events import (
-    CheckpointDurable,
-    CheckpointFailed,
+    CopiesHeld,
     Event,
     FaultReported,
     Finished,
@@ -28,7 +27,6 @@ from fleet.events import (
     NodeLost,
     NodeSilent,
     Parked,
-    PartWritten,
     Raised,
     Ready,
     SettingChanged,
@@ -37,7 +35,6 @@ from fleet.events import (
     Tick,
 )
 from fleet.instructions import EndRun, Evict, Fence, Instruction, Park, Publish, Release, Welcome, Write
-from fleet.machine_checkpoints import Checkpoints
 from fleet.machine_losses import RAISED, Losses
 from fleet.machine_progress import Progress
 from fleet.machine_proposals import cancel, try_grow, watch
@@ -45,6 +42,7 @@ from fleet.machine_replay import move, rebuild, settle
 from fleet.machine_settings import on_setting
 from fleet.machine_state import END, FORM, GATHER, RUN, Rank, Roster
 from fleet.machine_stragglers import Stragglers
+from fleet.machine_tiers import Tiers
 from fleet.machine_views import Source, situation, source
 from fleet.ports import IntervalPolicy, PlacementPolicy, ProgressPolicy, RecoveryPolicy, StragglerPolicy
 from fleet.records import (
@@ -60,8 +58,6 @@ from fleet.records import (
 )
 from fleet.types import Formation, Member, Ranges, StateId, View
 
-START = StateId(0, 0)
-
 
 class FleetMachine:
     """Decides membership, views, checkpoints and the end of one run.
@@ -71,7 +67,8 @@ class FleetMachine:
         recovery, placement, interval, straggler, progress: pure policies. Without a straggler policy slow ranks are borne; without one for
             progress that time-out is fixed.
         checkpoint: id and state of the newest durable checkpoint, when the run resumes one.
-        checkpoint_rate_per_s: rate of faults that need a durable checkpoint, for the interval policy.
+        peers: interval of copies in the memory of other nodes; None: none are made.
+        rates_per_s: rate of the faults that need a durable checkpoint, and of those that need copies in memory.
         now_s: when the run starts, on the run's clock.
     """
 
@@ -85,7 +82,8 @@ class FleetMachine:
         straggler: StragglerPolicy | None = None,
         progress: ProgressPolicy | None = None,
         checkpoint: tuple[str, StateId] | None = None,
-        checkpoint_rate_per_s: float = 0.0,
+        peers: IntervalPolicy | None = None,
+        rates_per_s: tuple[float, float] = (0.0, 0.0),
         now_s: float = 0.0,
     ) -> None:
         self.settings, self.recovery, self.placement = settings, recovery, placement
@@ -94,10 +92,9 @@ class FleetMachine:
         self.view: View | None = None
         self.proposal: View | None = None
         self.generation = 0
-        self.lineage = checkpoint[1].lineage if checkpoint else -1
-        self.committed = checkpoint[1] if checkpoint else START
+        self.committed, self.lineage = (checkpoint[1], checkpoint[1].lineage) if checkpoint else (StateId(0, 0), -1)
         self.ended: RunEnded | None = None
-        self.checkpoints = Checkpoints(settings, interval, checkpoint, checkpoint_rate_per_s, now_s)
+        self.checkpoints = Tiers(settings, self.roster, interval, peers, checkpoint, rates_per_s, now_s)
         self.losses = Losses()
         self.stragglers = Stragglers(straggler)
         self.progress = Progress(progress, settings.timeouts.progress_s, now_s)
@@ -169,12 +166,8 @@ class FleetMachine:
                 self._write(Measurement(event.state, event.name, event.value, now_s))
             case StepsTimed():
                 self.stragglers.take(event, self.view, now_s)
-            case PartWritten(member=member) if self._current(member) and self._seated(member) and self.view is not None:
-                self._out += self.checkpoints.part(event, self.view)
-            case CheckpointDurable():
-                self._out += self.checkpoints.durable(event, now_s)
-            case CheckpointFailed():
-                self._out += self.checkpoints.failed(event.reason, now_s)
+            case CopiesHeld() if self.checkpoints.hold(event, self.view) and self.phase == RUN:
+                self.gather(now_s, f"the memory of {event.node}, which kept copies, began anew")
             case FaultReported():
                 self._on_fault(event)
             case SettingChanged():
@@ -184,6 +177,8 @@ class FleetMachine:
             case StopRequested(reason=reason) if self._stopping is None:
                 self._stopping = (reason, now_s + self.settings.timeouts.park_s)
                 self._out += self.checkpoints.request(self.view, now_s) if self.phase == RUN and self.view else []
+            case _ if (said_by := getattr(event, "member", None)) is None or (self._current(said_by) and self._seated(said_by)):
+                self._out += self.checkpoints.handle(event, self.view, now_s)
 
     # ---- facts: who is there -------------------------------------------------------------------------------------------------------------
 
@@ -440,6 +435,8 @@ class FleetMachine:
             self._decide("recovery", decision.action, decision.reason, decision.fields, now_s)
             for rank in ranks:  # "restart" names those who have to go; "wait" nobody
                 self._evict(rank, decision.reason, now_s)
+        elif (chosen is None or chosen.state is None) and self.checkpoints.unsure(self.roster.silent):
+            self._decide("recovery", "wait", "a node is silent that may hold the newest state in its memory", {}, now_s)
         elif chosen is None:
             self._refresh(ranks[0], now_s)
         else:
@@ -466,8 +463,10 @@ class FleetMachine:
         if ranges is None:
             speeds = [self.stragglers.speeds.get(member, 1.0) for member in members]
             ranges = self.placement.weighted_ranges(self.settings.shards, speeds)
-        store = self.roster.by_slot[members[chosen.donor].slot].store
-        return View(self.generation, tuple(members), ranges, chosen.donor, chosen.receivers, state, store, checkpoint)
+        ranks = [self.roster.by_slot[member.slot] for member in members]
+        copies = self.checkpoints.targets(self.placement, [rank.process.node for rank in ranks])
+        rest = (chosen.donor, chosen.receivers, state, ranks[chosen.donor].store, checkpoint, copies)
+        return View(self.generation, tuple(members), ranges, *rest)
 
     def _announce(self, view: View, formation: Formation, graceful: bool, now_s: float) -> None:
         decision = formation.decision
@@ -476,7 +475,8 @@ class FleetMachine:
         self.losses.causes.clear()
 
     def _begin_lineage(self, now_s: float) -> StateId:
-        start, rolled_back = self.checkpoints.newest_state, self.lineage >= 0
+        rolled_back = self.lineage >= 0
+        start = self.checkpoints.begin(rolled_back)
         self.lineage += 1
         if rolled_back:
             self._write(LineageBegun(self.lineage, start, now_s, "no rank holds a clean state"))

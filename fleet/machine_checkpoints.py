@@ -1,15 +1,25 @@
-"""The durable-checkpoint half of ``FleetMachine``: when one is due, whose parts are in, which is the newest."""
+"""One level of checkpoints of ``FleetMachine``: when one is due, whose parts are in, which is the newest."""
 
 from __future__ import annotations
 
+import statistics
+from collections import deque
 from dataclasses import dataclass, field
 
 from fleet.config import RunSettings
-from fleet.events import CheckpointDurable, PartWritten
+from fleet.events import CheckpointDurable, PartFailed, PartWritten
 from fleet.instructions import CommitCheckpoint, Instruction, SaveCheckpoint, Write
+from fleet.levels import PEERS, STORE, peers_url, request_number
 from fleet.ports import IntervalPolicy
 from fleet.records import CheckpointRecord, DecisionMade, Record
 from fleet.types import Member, StateId, View
+
+COSTS = 8
+"""Costs are averaged over so many checkpoints."""
+CHANGE = 0.05
+"""An interval that differs by less from what was last written down is not written down."""
+TRIES, FIRST_RETRY_S = 5, 2.0
+"""A checkpoint that fails is tried again after 2, 4, 8 and 16 s, then skipped."""
 
 
 @dataclass(slots=True)
@@ -27,18 +37,37 @@ class Checkpoints:
     """At most one request is pending; it dies with its view and is asked for again."""
 
     def __init__(
-        self, settings: RunSettings, interval: IntervalPolicy, newest: tuple[str, StateId] | None, rate_per_s: float, now_s: float
+        self,
+        level: str,
+        settings: RunSettings,
+        interval: IntervalPolicy,
+        newest: tuple[str, StateId] | None,
+        rate_per_s: float,
+        now_s: float,
     ) -> None:
+        self.level, self._policy = level, "interval" if level == STORE else f"interval of {level}"
         self.settings, self.interval, self.rate_per_s = settings, interval, rate_per_s
         self.newest_id = newest[0] if newest else None
         self.newest_state = newest[1] if newest else StateId(0, 0)
-        self.blocked_s = self.latency_s = 0.0
         self.interval_s = 0.0
         self._request: Request | None = None
-        self._number = 0
+        self._count = 0
         self._last_s = now_s
         self._ask_again_s = now_s
-        self._reason = ""
+        self._said = False
+        self._costs: deque[tuple[float, float]] = deque(maxlen=COSTS)
+        self._failures = 0
+        self.events, self.since_s = 0, now_s
+
+    @property
+    def blocked_s(self) -> float:
+        """C: what one blocks the loop for, the mean of the last few; 0 while it is not known."""
+        return statistics.fmean(blocked_s for blocked_s, _ in self._costs) if self._costs else 0.0
+
+    @property
+    def latency_s(self) -> float:
+        """L: how long one takes until it is durable, the mean of the last few; 0 while it is not known."""
+        return statistics.fmean(latency_s for _, latency_s in self._costs) if self._costs else 0.0
 
     @property
     def pending(self) -> bool:
@@ -62,12 +91,15 @@ class Checkpoints:
         return []
 
     def _when_due(self, view: View, now_s: float) -> list[Instruction]:
-        decision = self.interval.due(now_s, self._last_s, self.blocked_s, self.latency_s, self.rate_per_s)
-        self.interval_s = decision.fields.get("interval_s", 0.0)
+        exposure_s = now_s - self.since_s
+        decision = self.interval.due(
+            now_s, self._last_s, self.blocked_s, self.latency_s, self.rate_per_s, events=self.events, exposure_s=exposure_s
+        )
+        interval_s = decision.fields.get("interval_s", 0.0)
         out: list[Instruction] = []
-        if decision.reason != self._reason:
-            self._reason = decision.reason
-            out.append(Write(DecisionMade("interval", decision.action, decision.reason, dict(decision.fields), now_s)))
+        if not self._said or abs(interval_s - self.interval_s) > CHANGE * self.interval_s:
+            self.interval_s, self._said = interval_s, True
+            out.append(Write(DecisionMade(self._policy, decision.action, decision.reason, dict(decision.fields), now_s)))
         if decision.action == "save":
             return out + self.request(view, now_s)
         self._ask_again_s = min(decision.valid_until_s, now_s + 60.0)
@@ -76,10 +108,11 @@ class Checkpoints:
     def request(self, view: View, now_s: float) -> list[Instruction]:
         if self._request is not None:
             return []
-        self._number += 1
-        self._request = Request(self._number, now_s, now_s)
-        asked = CheckpointRecord(f"request-{self._number}", "requested", self.newest_state, now_s)
-        return [Write(asked), SaveCheckpoint(view.members, view.generation, self._number)]
+        self._count += 1
+        number = request_number(self.level, self._count)
+        self._request = Request(number, now_s, now_s)
+        asked = CheckpointRecord(f"request-{number}", "requested", self.newest_state, now_s, level=self.level)
+        return [Write(asked), SaveCheckpoint(view.members, view.generation, number)]
 
     def part(self, event: PartWritten, view: View) -> list[Instruction]:
         """A member's part is written; with the last one the manifest can be put in place."""
@@ -93,32 +126,60 @@ class Checkpoints:
         parts = [request.parts[member] for member in view.members]
         blocked_s = max(part.blocked_s for part in parts)
         meta = next((part.meta for part in parts if part.meta), "")
-        return [CommitCheckpoint(event.checkpoint, event.state, tuple(part.part for part in parts), meta, blocked_s, request.at_s)]
+        written = tuple(part.part for part in parts)
+        return [CommitCheckpoint(event.checkpoint, event.state, written, meta, blocked_s, request.at_s, self._place(view))]
+
+    def _place(self, view: View) -> str:
+        """All memories that hold a part hold the manifest too: each that is left knows how many parts there must be."""
+        addresses = sorted({address for targets in view.copies for address in targets})
+        return peers_url(addresses) if self.level == PEERS else ""
+
+    def part_failed(self, event: PartFailed, now_s: float) -> list[Instruction]:
+        """A member could not write its part: there is no use in waiting for the others."""
+        request = self._request
+        if request is None or event.request != request.number or request.committing:
+            return []
+        return self.failed(f"{event.member}: {event.reason}", now_s)
 
     def durable(self, event: CheckpointDurable, now_s: float) -> list[Instruction]:
         if self.newest_id is None or event.state > self.newest_state:
             self.newest_id, self.newest_state = event.checkpoint, event.state
-        self.blocked_s, self.latency_s = event.blocked_s, event.latency_s
+        self._costs.append((event.blocked_s, event.latency_s))
+        self._failures = 0
         self._settle(now_s)
         return [
             Write(
-                CheckpointRecord(event.checkpoint, "durable", event.state, now_s, event.bytes, event.blocked_s, event.latency_s)
+                CheckpointRecord(
+                    event.checkpoint, "durable", event.state, now_s, event.bytes, event.blocked_s, event.latency_s, level=self.level
+                )
             )
         ]  # fmt: skip
 
     def failed(self, reason: str, now_s: float) -> list[Instruction]:
         if self._request is None:
             return []
-        number = self._request.number
+        number, self._request = self._request.number, None
+        return [self._failure(number, now_s, reason), *self._after_failure(now_s)]
+
+    def _after_failure(self, now_s: float) -> list[Instruction]:
+        """Try again soon, then later, then leave it until the next one is due: what fails for a minute costs no interval."""
+        self._failures += 1
+        if self._failures % TRIES:
+            self._ask_again_s = now_s + FIRST_RETRY_S * 2.0 ** (self._failures % TRIES - 1)
+            return []
         self._settle(now_s)
-        return [Write(CheckpointRecord(f"request-{number}", "failed", self.newest_state, now_s, detail=reason))]
+        reason = f"given up after {TRIES} tries, until the next one is due"
+        return [Write(CheckpointRecord("", "skipped", self.newest_state, now_s, detail=reason, level=self.level))]
 
     def abandoned(self, now_s: float, reason: str) -> list[Instruction]:
         """The view changed under the request. It is asked for again at once: its time had come."""
         if self._request is None or self._request.committing:
             return []
         number, self._request = self._request.number, None
-        return [Write(CheckpointRecord(f"request-{number}", "failed", self.newest_state, now_s, detail=reason))]
+        return [self._failure(number, now_s, reason)]
+
+    def _failure(self, number: int, now_s: float, reason: str) -> Instruction:
+        return Write(CheckpointRecord(f"request-{number}", "failed", self.newest_state, now_s, detail=reason, level=self.level))
 
     def _settle(self, now_s: float) -> None:
         self._request = None
@@ -129,11 +190,11 @@ class Checkpoints:
         self._last_s = self._ask_again_s = now_s
 
     def replay(self, record: Record) -> None:
-        if not isinstance(record, CheckpointRecord):
+        if not isinstance(record, CheckpointRecord) or record.level != self.level:
             return
         if record.phase == "requested":  # numbers are never used twice: no rank may take a new request for an old one
-            self._number += 1
+            self._count += 1
         elif record.phase == "durable":
             if self.newest_id is None or record.state > self.newest_state:
                 self.newest_id, self.newest_state = record.checkpoint, record.state
-            self.blocked_s, self.latency_s = record.blocked_s, record.latency_s
+            self._costs.append((record.blocked_s, record.latency_s))

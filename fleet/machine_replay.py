@@ -56,6 +56,7 @@ def _apply(machine: FleetMachine, record: Record) -> None:
                 machine.losses.replay_loss(record, rank, machine.committed.step)
         case ViewPublished():
             _apply_view(machine, record)
+            machine.checkpoints.replay(record)
         case LineageBegun(lineage=lineage):
             machine.lineage = max(machine.lineage, lineage)
         case Committed(state=state):

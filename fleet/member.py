@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from fleet.events import Event, Finished, Formed, Joined, Parked, Ready
 from fleet.instructions import Cancel, Fence, Instruction, Park, Propose, Publish, Release, SaveCheckpoint, Welcome
+from fleet.levels import PEERS, STORE, level_of
 from fleet.types import Member, Process, StateId, View
 
 NOTHING, INTERRUPT = "", "interrupt"
+
+Offer = tuple[int, int, int]
+"""What a rank says at a step boundary; see :meth:`MemberProtocol.offer`."""
 
 
 class MemberProtocol:
@@ -42,8 +46,8 @@ class MemberProtocol:
         self._proposal_formed = False
         self._offered = False
         self._cancelled = False
-        self._save_request = 0
-        self._saved = 0
+        self._save_requests: dict[str, int] = {}
+        self._saved: set[int] = set()
 
     @property
     def member(self) -> Member:
@@ -96,7 +100,8 @@ class MemberProtocol:
                 self._on_cancel(generation)
             case SaveCheckpoint(members=members, generation=generation, request=request) if self._me_in(members):
                 if generation == self.generation:
-                    self._save_request = max(self._save_request, request)
+                    level = level_of(request)
+                    self._save_requests[level] = max(self._save_requests.get(level, 0), request)
             case Release(members=members, reason=reason) if self._me_in(members):
                 self.released = reason
                 return INTERRUPT
@@ -177,7 +182,7 @@ class MemberProtocol:
 
     def _sit(self, view: View) -> None:
         self.view, self.forming, self._status = view, True, None
-        self._save_request = self._saved = 0
+        self._save_requests, self._saved = {}, set()
         if self._proposal and self._proposal.generation <= view.generation:
             self._drop_proposal()
 
@@ -228,28 +233,29 @@ class MemberProtocol:
         if self._proposal is not None and self._proposal.generation == generation:
             self._proposal_formed = True
 
-    def offer(self) -> tuple[int, int]:
+    def offer(self) -> Offer:
         """This rank's part of the agreement that travels with each step's reduction.
 
-        (proposal that it has formed or -1, checkpoint request that it was sent in this view and has not served or 0).
+        (proposal that it has formed or -1; of store and peers each the newest checkpoint request of this view, or 0 once it is served).
         """
         self._offered = self._proposal is not None and self._proposal_formed
         offered = self._proposal.generation if self._offered and self._proposal else -1
-        return offered, self._save_request if self._save_request > self._saved else 0
+        store, peers = (self._save_requests.get(level, 0) for level in (STORE, PEERS))
+        return offered, store if store not in self._saved else 0, peers if peers not in self._saved else 0
 
-    def agree(self, offers: list[tuple[int, int]]) -> tuple[View | None, int | None]:
+    def agree(self, offers: list[Offer]) -> tuple[View | None, int | None]:
         """All members' offers -> (view to enter after this step or None, checkpoint request to serve after this step or None).
 
-        Done only when all offer the same. Every member sees the same offers and looks at nothing else, so all decide alike; a member that
+        Done only when all offer the same; of two requests the store's comes first, and the other at the next boundary.
+        Every member sees the same offers and looks at nothing else, so all decide alike; a member that
         died in the reduction leads to a new view instead.
         """
-        generations = {generation for generation, _ in offers}
-        requests = {request for _, request in offers}
+        generations, *requests = (set(column) for column in zip(*offers, strict=True))
         proposal = self._proposal
         enter = proposal if proposal is not None and generations == {proposal.generation} else None
         self.withdraw(entered=enter is not None)
-        save = requests.pop() if len(requests) == 1 else 0
-        self._saved = max(self._saved, save)
+        save = next((request for level in requests if len(level) == 1 for request in level if request), 0)
+        self._saved.add(save)
         return enter, save or None
 
     def withdraw(self, *, entered: bool = False) -> None:

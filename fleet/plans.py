@@ -80,6 +80,10 @@ def check(settings: RunSettings, chaos: ChaosSettings) -> None:
     """Refuse what no single setting shows to be impossible. Raises ConfigError."""
     CheckpointInterval(law=settings.checkpoint.policy, interval_s=settings.checkpoint.interval_s)
     chaos.plan(seed=settings.seed, world=settings.slots, nodes=settings.nodes)
+    in_memory, interval_s = settings.nodes > 1 and settings.peer_copies > 0, settings.checkpoint.interval_s
+    if chaos.lose_all and not in_memory and interval_s is not None and interval_s >= chaos.duration_s:
+        reason = f"no node keeps copies in its memory, and the first durable checkpoint comes after {interval_s:g} s, when chaos is over"
+        raise ConfigError("chaos.lose_all", "yes", reason, "Use two nodes with --peer-copies 1, or a shorter --checkpoint interval.")
 
 
 def resumed_plan(folder: Path, script: str, storage: str = "") -> RunPlan:

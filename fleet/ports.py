@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from fleet.config import CheckpointSettings, StragglerSettings
@@ -10,7 +10,7 @@ from fleet.decisions import Decision
 from fleet.instructions import CommitCheckpoint, Instruction
 from fleet.records import Record
 from fleet.slowness import Circumstances, Remedy, Timings
-from fleet.types import Formation, Loss, Process, Ranges, Situation
+from fleet.types import Copy, Formation, Loss, Process, Ranges, Situation
 
 
 class JournalPort(Protocol):
@@ -57,6 +57,18 @@ class ProcessPort(Protocol):
         ...
 
 
+class MemoryPort(Protocol):
+    """One node's memory for other nodes' copies, served by its agent's process. ``address`` is ``host:port``."""
+
+    address: str
+
+    def held(self) -> tuple[Copy, ...]:
+        """The checkpoints of which parts are here."""
+        ...
+
+    def close(self) -> None: ...
+
+
 class NodePort(Protocol):
     """Whole nodes, which only the launcher can lose and replace."""
 
@@ -84,10 +96,14 @@ class RecoveryPolicy(Protocol):
 
 
 class PlacementPolicy(Protocol):
-    """Which shards each view rank computes. Pure; see ``policies.placement``."""
+    """Which shards each view rank computes, and where its copies go. Pure; see ``policies.placement``."""
 
     def weighted_ranges(self, shards: int, weights: Sequence[float]) -> Ranges:
         """``weights`` are the ranks' speeds, 1 for each that is well."""
+        ...
+
+    def copies(self, homes: Sequence[str], domains: Mapping[str, str], copies: int) -> tuple[tuple[str, ...], ...]:
+        """Nodes that keep the copies of each view rank, at home on ``homes``, out of those in ``domains`` (node -> failure domain)."""
         ...
 
 
@@ -112,10 +128,13 @@ class ProgressPolicy(Protocol):
 
 
 class IntervalPolicy(Protocol):
-    """When the next durable checkpoint is due. Pure; see ``policies.interval``."""
+    """When the next checkpoint of a level is due. Pure; see ``policies.interval``."""
 
     def configured(self, settings: CheckpointSettings) -> IntervalPolicy:
         """The policy under new settings."""
         ...
 
-    def due(self, now_s: float, last_s: float, blocked_s: float, latency_s: float, rate_per_s: float) -> Decision: ...
+    def due(
+        self, now_s: float, last_s: float, blocked_s: float, latency_s: float, rate_per_s: float, *,
+        events: int = 0, exposure_s: float = 0.0,
+    ) -> Decision: ...  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import logging
 import secrets
 import shutil
 import socket
@@ -25,7 +26,7 @@ from actors.trainer import FitOutcome, fit
 from actors.worker import RankSpec, rank_main
 from chaos.arrivals import compression_for
 from chaos.catalogue import Topology, load_catalogue
-from chaos.conductor import Action, ChaosView, Conductor, Occupant, perform
+from chaos.conductor import JOB_WIDE, Action, ChaosView, Conductor, Occupant, perform
 from chaos.controls import ChaosControls, obey
 from chaos.processes import LocalProcesses
 from chaos.settings import parse_chaos
@@ -35,6 +36,7 @@ from fleet.errors import RunFailed
 from fleet.events import FaultReported
 from fleet.instructions import EndRun
 from fleet.launch.local import LocalCluster, node_resource
+from fleet.laws.reliability import all_lost_rate_per_s
 from fleet.machine import FleetMachine
 from fleet.plans import STORM, RunPlan, RunResult, describe, store_url
 from fleet.records import VERSION, RunStarted
@@ -46,10 +48,20 @@ from policies.recovery import ReformPromoteRegrow
 from policies.timeouts import ProgressTimeout
 from storage.mirror import JournalMirror
 from storage.parts import Parts, RetainingStore, newest_checkpoint
+from storage.peers import PeerMemory
+
+log = logging.getLogger("fleet.recipes")
 
 HEAD_COMPONENTS = ("host_parts", "host_maintenance")
+NODE_COMPONENTS = (*HEAD_COMPONENTS, "switch_or_cable")
+NODE_REPAIR_S = 3600.0
 REPAIR_S = 6.0
 """A lost rank's process is replaced in about that long on a local cluster."""
+
+PEERS_LONGEST_S = 300.0
+"""A copy in memory costs a fraction of a second: however rare the fault that needs it, it shall cost no more than this."""
+CONTROLLER_RESTARTS = 8
+"""After so many losses of Ray Train's controller the next one ends the run."""
 
 HOST = "127.0.0.1"
 CHAOS_POLL_S = 0.05
@@ -70,15 +82,19 @@ def local_cluster(settings: RunSettings) -> Iterator[LocalCluster]:
         yield cluster
 
 
-def make_machine(settings: RunSettings, store_url: str, run: str, rate_per_s: float, resume: bool, now_s: float) -> FleetMachine:
+def make_machine(
+    settings: RunSettings, store_url: str, run: str, rates_per_s: tuple[float, float], resume: bool, now_s: float
+) -> FleetMachine:  # fmt: skip
     """The decision core with its policies; the newest durable checkpoint is looked up when a run is resumed."""
     law = settings.checkpoint
     recovery = ReformPromoteRegrow(settings.budgets, settings.timeouts.start_s)
     interval = CheckpointInterval(law=law.policy, interval_s=law.interval_s)
+    every_s = law.peer_interval_s
+    peers = CheckpointInterval(law="fixed", interval_s=every_s) if every_s else CheckpointInterval(first_s=3.0, max_s=PEERS_LONGEST_S)
     newest = newest_checkpoint(store_url, run) if resume else None
     return FleetMachine(
         settings, recovery, placement, interval, straggler=Mitigator(settings.straggler), progress=ProgressTimeout.of(settings.timeouts),
-        checkpoint=newest, checkpoint_rate_per_s=rate_per_s, now_s=now_s,
+        checkpoint=newest, peers=peers, rates_per_s=rates_per_s, now_s=now_s,
     )  # fmt: skip
 
 
@@ -120,14 +136,14 @@ class LiveRun:
 
     def _spec(self) -> CoordinatorSpec:
         plan, url, name = self.plan, self.store_url, self.plan.name
-        settings, resume, rate_per_s = plan.settings, plan.resume, durable_rate_per_s(plan)
+        settings, resume, rates_per_s = plan.settings, plan.resume, level_rates_per_s(plan)
         first = RunStarted(VERSION, plan.name, 0.0, unix_time_s(), settings.world, settings.spares, settings.shards, describe(plan))
         return CoordinatorSpec(
             journal=plan.journal,
             host=HOST,
             port=self.port,
             cluster=plan.name if not resume else f"{plan.name}-{secrets.token_hex(4)}",
-            machine=lambda now_s: make_machine(settings, url, name, rate_per_s, resume, now_s),
+            machine=lambda now_s: make_machine(settings, url, name, rates_per_s, resume, now_s),
             store=lambda: RetainingStore(url, settings.checkpoint.keep, name),
             started=lambda now_s: dataclasses.replace(first, at_s=now_s),
             mirror=(lambda: JournalMirror(url).copy) if not url.startswith("file://") else None,
@@ -135,11 +151,12 @@ class LiveRun:
 
     def add_agent(self, index: int) -> None:
         node = self._nodes[index] = node_id(index)
-        self.agents[index] = start_agent(node, index, self.shm, self.address, functools.partial(LocalProcesses, node))
+        memory = functools.partial(PeerMemory, HOST) if self.plan.settings.peer_copies else None
+        self.agents[index] = start_agent(node, index, self.shm, self.address, functools.partial(LocalProcesses, node), memory)
 
     def node_of(self, pid: int) -> int:
         """Index of the node on which rank process ``pid`` lives. Raises KeyError."""
-        _, ranks = ray.get(self.coordinator.census.remote(), timeout=30)
+        _, ranks, _ = ray.get(self.coordinator.census.remote(), timeout=30)
         names = {process.pid: process.node for _, process, _ in ranks}
         return next(index for index, name in self._nodes.items() if name == names[pid])
 
@@ -151,7 +168,7 @@ class LiveRun:
         chaos.start()
         watch.start()
         try:
-            fitted = self._fit()
+            fitted = self._fit_to_the_end()
         finally:
             self._stop.set()
             self.controls.close()
@@ -167,7 +184,16 @@ class LiveRun:
         self.coordinator.stop_run.remote("Ray Train ended before the run did", fitted.error or "")
         return self._outcome()
 
-    def _fit(self) -> FitOutcome:
+    def _fit_to_the_end(self) -> FitOutcome:
+        """Ray Train's controller may die, and takes its ranks along. Coordinator and agents live on: new ranks begin from their memory."""
+        for attempt in range(CONTROLLER_RESTARTS):
+            fitted = self._fit(f"train-{attempt}")
+            if not fitted.lost_controller or self._outcome(0.0) is not None:
+                return fitted
+            log.warning("Ray Train's controller was lost (%s); it is started again.", fitted.error)
+        return self._fit("train")
+
+    def _fit(self, name: str) -> FitOutcome:
         from ray import cloudpickle
 
         settings = self.plan.settings
@@ -180,7 +206,7 @@ class LiveRun:
             slots=settings.slots,
             resources_per_slot={"fleet_rank": 1},
             storage_path=str(self.plan.folder / "ray"),
-            name="train",
+            name=name,
             done=self._done.is_set,
         )
 
@@ -214,7 +240,7 @@ class LiveRun:
         """Carry out the plan of faults, counted from the first view on, and what an operator orders beside it."""
         settings, chaos = self.plan.settings, self.plan.chaos
         plan = chaos.plan(seed=settings.seed, world=settings.slots, nodes=settings.nodes)
-        conductor = Conductor(plan, min_ranks=settings.min_ranks, repair_s=chaos.repair_s)
+        conductor = Conductor(plan, min_ranks=settings.min_ranks, repair_s=chaos.repair_s, lose_all=chaos.lose_all)
         origin_s = self._await_training() if plan or self._await_order() else None
         if origin_s is None:
             return
@@ -246,7 +272,7 @@ class LiveRun:
         return None
 
     def _see(self) -> ChaosView:
-        phase, ranks = ray.get(self.coordinator.census.remote(), timeout=30)
+        phase, ranks, restorable = ray.get(self.coordinator.census.remote(), timeout=30)
         slots = {member.slot: Occupant(member, process, seated) for member, process, seated in ranks}
         alive = self.cluster.alive()
         by_node = {self._nodes[index]: index for index in alive if index in self._nodes}
@@ -254,7 +280,7 @@ class LiveRun:
         for slot, occupant in slots.items():
             if occupant.process.node in by_node:
                 nodes[by_node[occupant.process.node]].append(slot)
-        return ChaosView(slots, {index: tuple(found) for index, found in nodes.items()}, phase == "run")
+        return ChaosView(slots, {index: tuple(found) for index, found in nodes.items()}, phase == "run", restorable)
 
     def _strike(self, conductor: Conductor, actions: list[Action], origin_s: float) -> None:
         processes = RemoteProcesses(self.coordinator)
@@ -287,10 +313,12 @@ class _Nodes:
         return list(self._run.cluster.alive())
 
 
-def durable_rate_per_s(plan: RunPlan) -> float:
-    """Rate of the faults that need the durable checkpoint: all ranks lost together, or the node of the control plane.
+def level_rates_per_s(plan: RunPlan) -> tuple[float, float]:
+    """Rates of the faults that need the durable checkpoint, and of those that need copies in memory.
 
-    From the fault catalogue for this run's world, and as compressed as its chaos is. A rank lost in place needs none.
+    From the fault catalogue for this run's world, and as compressed as its chaos is. A rank lost in place needs neither. Without copies the
+    store is for all ranks lost together, and for the node of the control plane. With them it is for that node, and for so many nodes at a
+    time that copies are lost; and memory is for all ranks, by bad luck or by software that takes them all where chaos may do that.
     """
     settings, chaos = plan.settings, plan.chaos
     catalogue, fleet = load_catalogue(), Topology(gpus=chaos.fleet_gpus, gpus_per_node=chaos.gpus_per_node)
@@ -300,6 +328,11 @@ def durable_rate_per_s(plan: RunPlan) -> float:
     ranks = Topology(gpus=settings.world, gpus_per_node=max(1, settings.world // settings.nodes))
     faults_per_s = (chaos.mtbf_s and 1.0 / chaos.mtbf_s) or compression * sum(catalogue.rates(ranks).values())
     head_per_s = compression * sum(catalogue.rates(Topology(gpus=1, gpus_per_node=1), HEAD_COMPONENTS).values())
-    return checkpoint_rate_per_s(
-        fault_rate_per_s=faults_per_s, world=settings.world, ranks_per_fault=1, repair_s=REPAIR_S, whole_run_rate_per_s=head_per_s
-    )  # fmt: skip
+    whole_s = compression * catalogue.rates(ranks, (JOB_WIDE,))[JOB_WIDE] if chaos.lose_all else 0.0
+    all_ranks = functools.partial(checkpoint_rate_per_s, fault_rate_per_s=faults_per_s, ranks_per_fault=1, repair_s=REPAIR_S)
+    if settings.nodes == 1 or not settings.peer_copies:
+        return all_ranks(world=settings.world, whole_run_rate_per_s=head_per_s + whole_s), 0.0
+    nodes_per_s = compression * sum(catalogue.rates(ranks, NODE_COMPONENTS).values())
+    down_s = chaos.repair_s or NODE_REPAIR_S
+    copies_lost_per_s = all_lost_rate_per_s(nodes_per_s, min(settings.nodes, settings.peer_copies + 1), down_s)
+    return head_per_s + copies_lost_per_s, all_ranks(world=settings.world, whole_run_rate_per_s=whole_s)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fleet.codec import Codec
+from fleet.levels import STORE
 from fleet.types import Fault, Member, Process, StateId, View
 
 VERSION = 1
@@ -173,7 +174,10 @@ class DecisionMade:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRecord:
-    """``phase``: requested, durable or failed."""
+    """``phase``: requested, durable, failed, or skipped after several failures.
+
+    ``level``: ``store``, or ``peers`` for copies in the memory of other nodes.
+    """
 
     checkpoint: str
     phase: str
@@ -183,6 +187,7 @@ class CheckpointRecord:
     blocked_s: float = 0.0
     latency_s: float = 0.0
     detail: str = ""
+    level: str = STORE
 
 
 @dataclass(frozen=True, slots=True)

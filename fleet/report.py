@@ -23,6 +23,7 @@ def render_table(report: Report, *, colour: bool = False) -> str:
     paint = _Paint(colour)
     parts = [_headline(report.summary, paint), _waterfall(report.summary, paint), _step(report.summary), _faults(report.summary, paint)]
     parts.append(_slow_ranks(report.history["stragglers"], report.summary.started_s, paint))
+    parts.append(_levels(report))
     return "\n".join([*(part for part in parts if part), _footer(report.summary, paint)]) + "\n"
 
 
@@ -110,6 +111,17 @@ def _slow_ranks(told: Mapping[str, Any], started_s: float, paint: _Paint) -> str
 
 def _wrapped(text: str) -> list[str]:
     return textwrap.wrap(text, width=114, initial_indent="  ", subsequent_indent="      ")
+
+
+def _levels(report: Report) -> str:
+    """What was saved in memory and in the store, how often it is, and why."""
+    s, lines = report.summary, []
+    for name, policy, counts in (("memory", "interval of peers", s.copies_by_phase), ("store", "interval", s.checkpoints_by_phase)):
+        reasons = [decision["reason"] for decision in report.history["decisions"] if decision["policy"] == policy]
+        saved = ", ".join(f"{counts[phase]} {phase}" for phase in ("durable", "failed", "skipped") if counts.get(phase))
+        if reasons or saved:
+            lines.append(f"  saved to {name:<7}{saved or 'nothing yet'}; {reasons[-1] if reasons else ''}".rstrip("; "))
+    return "\n".join([*lines, ""]) if lines else ""
 
 
 def _row(item: Incident, started_s: float) -> list[str]:

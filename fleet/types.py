@@ -48,7 +48,8 @@ class View:
     ``members`` are in order of view rank. ``ranges[r]`` is the half-open range of batch shards that view rank ``r`` computes; together
     they tile ``0..shards``. ``donor`` is the view rank that gives its state to the view ranks in ``receivers``. With ``checkpoint`` set
     the donor first loads that durable checkpoint; ``state`` is what every member holds once formed.
-    ``store`` is the ``host:port`` of the key-value store on which the process group meets.
+    ``store`` is the ``host:port`` of the key-value store on which the process group meets. ``copies`` says where each view rank sends
+    redundant copies of its part: addresses of memories on other nodes; () when there is nowhere to send them.
     """
 
     generation: int
@@ -59,6 +60,7 @@ class View:
     state: StateId
     store: str
     checkpoint: str | None = None
+    copies: tuple[tuple[str, ...], ...] = ()
 
     def rank_of(self, member: Member) -> int:
         """View rank of ``member``, or -1."""
@@ -79,6 +81,7 @@ class ViewDelta:
     state: StateId
     store: str
     checkpoint: str | None = None
+    copies: tuple[tuple[str, ...], ...] = ()
 
 
 def view_delta(base: View, view: View) -> ViewDelta:
@@ -88,8 +91,9 @@ def view_delta(base: View, view: View) -> ViewDelta:
     known = set(base.members)
     added = tuple((i, member) for i, member in enumerate(view.members) if member not in known)
     return ViewDelta(
-        base.generation, view.generation, removed, added, view.ranges, view.donor, view.receivers, view.state, view.store, view.checkpoint
-    )
+        base.generation, view.generation, removed, added, view.ranges, view.donor, view.receivers, view.state, view.store, view.checkpoint,
+        view.copies,
+    )  # fmt: skip
 
 
 def apply_delta(base: View, delta: ViewDelta) -> View:
@@ -100,7 +104,8 @@ def apply_delta(base: View, delta: ViewDelta) -> View:
     members = [member for i, member in enumerate(base.members) if i not in gone]
     for index, member in delta.added:
         members.insert(index, member)
-    return View(delta.generation, tuple(members), delta.ranges, delta.donor, delta.receivers, delta.state, delta.store, delta.checkpoint)
+    rest = (delta.ranges, delta.donor, delta.receivers, delta.state, delta.store, delta.checkpoint, delta.copies)
+    return View(delta.generation, tuple(members), *rest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,17 +50,26 @@ class CheckpointInterval:
         """The same under new settings."""
         return dataclasses.replace(self, law=settings.policy, interval_s=settings.interval_s)
 
-    def due(self, now_s: float, last_s: float, blocked_s: float, latency_s: float, rate_per_s: float) -> Decision:
+    def due(
+        self, now_s: float, last_s: float, blocked_s: float, latency_s: float, rate_per_s: float, *,
+        events: int = 0, exposure_s: float = 0.0,
+    ) -> Decision:  # fmt: skip
         """Save now, or wait until ``valid_until_s``.
 
         Args:
-            now_s, last_s: now, and when the last checkpoint was asked for (or the run began).
+            now_s, last_s: now, and when the last checkpoint was done with (or the run began).
             blocked_s: C, what one checkpoint blocks the loop for. Unknown when neither it nor ``latency_s`` is above 0.
             latency_s: L, how long one takes until it is durable. The interval is never below it.
-            rate_per_s: rate of the faults that need this checkpoint.
+            rate_per_s: rate of the faults that need this level's checkpoint, as it was expected before the run. With several levels each
+                has its own, and its interval is the first-order optimum of all together (:func:`fleet.laws.tiers.multilevel_work_s`).
+            events, exposure_s: how many such faults the run has met, in how long. The rate is the mean of the Gamma posterior.
         """
+        rate_per_s = updated_rate_per_s(rate_per_s, events, exposure_s)
         interval_s, why = self._interval(blocked_s, latency_s, rate_per_s)
+        if events:
+            why = f"{why}; {events} of them in {exposure_s:.0f} s"
         fields = {"interval_s": interval_s, "blocked_s": blocked_s, "latency_s": latency_s, "rate_per_s": rate_per_s}
+        fields |= {"events": float(events), "exposure_s": exposure_s}
         # The reason names no moment, so that it changes only when the interval does.
         reason = f"every {interval_s:.1f} s: {why}"
         due_s = last_s + interval_s

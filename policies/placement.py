@@ -7,10 +7,11 @@ cut 6, 6, 4: two, two and one partial sums; 6, 5, 5 would need two, three and tw
 
 from __future__ import annotations
 
+import bisect
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from fleet.errors import ConfigError
 from fleet.shards import blocks
@@ -128,3 +129,39 @@ def _greedy(shards: int, caps: tuple[int, ...], weights: tuple[float, ...]) -> l
         even = start + (shards - start) * weight / speeds[len(weights) - rank]
         cuts.append(min(bounds.stops(rank, start), key=lambda stop: (len(blocks(start, stop, shards)), abs(stop - even), stop)))
     return cuts
+
+
+# ---- copies in the memory of other nodes -------------------------------------------------------------------------------------------------
+
+
+def copies(homes: Sequence[str], domains: Mapping[str, str], copies: int) -> tuple[tuple[str, ...], ...]:
+    """Nodes that keep the copies of each view rank: never its own, and as few as there are when there are fewer than ``copies``.
+
+    Other failure domains come first, also than those that keep a copy already; then the node that has least to keep; then the next one
+    after the rank's own in order of names, so that a view of one rank a node becomes a ring.
+
+    Args:
+        homes: the node of each view rank.
+        domains: the failure domain of every node that has memory to offer; "" when it is not known.
+    """
+    order = sorted(domains)
+    load = dict.fromkeys(order, 0)
+    chosen: list[tuple[str, ...]] = []
+    for home in homes:
+        mine: list[str] = []
+        for _ in range(min(copies, len(order) - (home in domains))):
+            node = min(
+                (node for node in order if node != home and node not in mine), key=lambda n: _burden(n, home, mine, domains, load, order)
+            )
+            load[node] += 1
+            mine.append(node)
+        chosen.append(tuple(mine))
+    return tuple(chosen)
+
+
+def _burden(
+    node: str, home: str, mine: Sequence[str], domains: Mapping[str, str], load: Mapping[str, int], order: Sequence[str]
+) -> tuple[int, int, int]:  # fmt: skip
+    """The less, the better a place: shared domains, copies that it keeps already, distance along the ring of names."""
+    shared = sum(domains[node] == domains.get(other, "") != "" for other in (home, *mine))
+    return shared, load[node], (order.index(node) - bisect.bisect_left(order, home)) % len(order)

@@ -60,13 +60,14 @@ class CheckpointStore:
 
     Args:
         run: name of the run; checkpoints of another are refused. "" takes any.
+        index: write the index of ``torch.distributed.checkpoint`` at the commit. Without it Fleet alone can load the checkpoint.
         options: for :func:`storage.files.open_files` (credentials, endpoint, time-outs).
 
     Methods raise OSError when the store fails.
     """
 
-    def __init__(self, url: str, *, run: str = "", **options: Any) -> None:
-        self.url, self.run = redact(url), run
+    def __init__(self, url: str, *, run: str = "", index: bool = True, **options: Any) -> None:
+        self.url, self.run, self._index = redact(url), run, index
         self._files = checkpoint_files(url, **options)
 
     def commit(self, order: CommitCheckpoint) -> int:
@@ -85,7 +86,7 @@ class CheckpointStore:
         reach("commit: parts checked")
         if self._committed(checkpoint):
             return self._again(order)
-        files = dcp.write_index(self._files, checkpoint, order.parts, order.meta)
+        files = dcp.write_index(self._files, checkpoint, order.parts, order.meta) if self._index else ()
         manifest = Manifest(checkpoint, order.state, order.parts, order.meta, self.run, files)
         put(self._files, f"{checkpoint}/{MANIFEST}", encode_manifest(manifest))
         reach("commit: manifest written")

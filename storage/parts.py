@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fleet.instructions import CommitCheckpoint
+from fleet.levels import peers_url
 from fleet.types import Part, StateId
 from storage.checkpoint import CheckpointStore, write_part
-from storage.manifest import checkpoint_id, parse_checkpoint_id, safe_name
-from storage.peer_files import PeerFiles, in_blocks, peers_url
+from storage.manifest import CheckpointDamaged, checkpoint_id, parse_checkpoint_id, safe_name
+from storage.peer_files import PeerFiles, in_blocks
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,14 +25,34 @@ class Parts:
     def __init__(self, url: str, run: str = "", **options: Any) -> None:
         self.url, self.run, self._options = url, run, options
 
-    def write(self, state: StateId, generation: int, index: int, count: int, tensors: list[tuple[int, Tensor]]) -> tuple[str, Part]:
-        """(id of the checkpoint, the part as written). Raises OSError when the store fails."""
+    def write(
+        self, state: StateId, generation: int, index: int, count: int, tensors: Sequence[tuple[Any, ...]], place: str = ""
+    ) -> tuple[str, Part]:  # fmt: skip
+        """(id of the checkpoint, the part as written). Raises OSError when the store, or a memory of ``place``, fails.
+
+        ``tensors`` are (index, tensor), or (index, rows of it, where they begin, its shape).
+        """
+        from storage.layout import Piece
+
         checkpoint = checkpoint_id(state, generation)
-        return checkpoint, write_part(self.url, checkpoint, index, count, tensors, **self._options)
+        pieces = [Piece(*item) if len(item) == 4 else Piece.whole(*item) for item in tensors]
+        if place:
+            return checkpoint, write_part(place, checkpoint, index, count, pieces)
+        return checkpoint, write_part(self.url, checkpoint, index, count, pieces, **self._options)
 
     def load(self, checkpoint: str) -> tuple[str, list[Tensor]]:
-        """(skeleton, tensors in order). Raises CheckpointDamaged naming the bad part."""
-        meta, tensors = CheckpointStore(self.url, run=self.run, **self._options).load(checkpoint)
+        """(skeleton, tensors in order), of the store or, given a URL, from memories. Raises CheckpointDamaged naming the bad part.
+
+        What is damaged in memory is deleted there, so that nobody is sent to it again.
+        """
+        place, _, name = checkpoint.rpartition("/")
+        store = CheckpointStore(place, run=self.run) if place else CheckpointStore(self.url, run=self.run, **self._options)
+        try:
+            meta, tensors = store.load(name)
+        except (CheckpointDamaged, FileNotFoundError):
+            if place:
+                store.delete(name)
+            raise
         return meta, [tensors[index] for index in range(len(tensors))]
 
 
@@ -55,16 +76,17 @@ class StepCopies:
 
 
 class RetainingStore:
-    """The coordinator's end: a ``CheckpointPort`` that keeps the last ``keep`` checkpoints."""
+    """The coordinator's end: a ``CheckpointPort`` that keeps the last ``keep`` checkpoints; in memories the last one."""
 
     def __init__(self, url: str, keep: int, run: str = "", **options: Any) -> None:
-        self._store, self._keep = CheckpointStore(url, run=run, **options), keep
+        self._store, self._keep, self._run = CheckpointStore(url, run=run, **options), keep, run
 
     def commit(self, order: CommitCheckpoint) -> int:
         """Total bytes. What is old is deleted then; a store that fails in that has the checkpoint all the same."""
-        size = self._store.commit(order)
+        store, keep = (CheckpointStore(order.place, run=self._run, index=False), 1) if order.place else (self._store, self._keep)
+        size = store.commit(order)
         try:
-            self._store.retain(self._keep)
+            store.retain(keep)
         except OSError as error:
             _log.warning("checkpoint %s is committed; older ones were not deleted, and will be after the next: %s", order.checkpoint, error)
         return size

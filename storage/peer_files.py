@@ -17,21 +17,16 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from fleet.levels import PEERS_SCHEME
 from storage.blocks import BLOCK_BYTES, Reader, Segments, Sink, block_digest
 from storage.files import StoreError
 from storage.peers import CHECKPOINTS, Refused, receive_header, receive_into, send
 from storage.points import reach
 
-SCHEME = "peers://"
 CONNECT_S, ANSWER_S = 3.0, 20.0
 WORKERS = 2
 
 T = TypeVar("T")
-
-
-def peers_url(addresses: Sequence[str]) -> str:
-    """Where files in these memories lie."""
-    return SCHEME + ",".join(addresses)
 
 
 class Peer:
@@ -115,11 +110,11 @@ class PeerFiles:
     """Files under ``peers://HOST:PORT,.../SERIES``; see :class:`storage.files.Files`."""
 
     def __init__(self, url: str) -> None:
-        hosts, _, series = url.removeprefix(SCHEME).partition("/")
+        hosts, _, series = url.removeprefix(PEERS_SCHEME).partition("/")
         self._url, self._series = url, series.strip("/") or CHECKPOINTS
         self._peers = [peer(address) for address in hosts.split(",") if address]
         if not self._peers:
-            raise StoreError(url, "bucket", f"it must be {SCHEME}HOST:PORT, or several of them")
+            raise StoreError(url, "bucket", f"it must be {PEERS_SCHEME}HOST:PORT, or several of them")
 
     # ---- writing -------------------------------------------------------------------------------------------------------------------------
 

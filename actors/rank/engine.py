@@ -16,12 +16,13 @@ from actors.rank.state import TrackedState
 from actors.rank.stopwatch import Stopwatch
 from fleet.config import RunSettings
 from fleet.errors import ConfigError
+from fleet.member import Offer
 from fleet.records import COMM, STRAGGLER
 from fleet.shards import Shares, share
 from fleet.types import StateId, View
 
 HELD_TAG = (1 << 24) + 1
-FLAGS = 3
+FLAGS = 4
 """Numbers that each rank sends beside the gradients, before its shards' losses: proposal, checkpoint request, time of arrival."""
 
 
@@ -29,11 +30,11 @@ FLAGS = 3
 class Outcome:
     """What a reduction told every rank alike.
 
-    ``offers`` are all ranks' (proposal, checkpoint request); ``loss`` the mean over shards; ``culprit`` the first shard whose loss is not
+    ``offers`` are all ranks' (see ``MemberProtocol.offer``); ``loss`` the mean over shards; ``culprit`` the first shard whose loss is not
     finite, -1 when only their gradient is not, None when all is well, and ``why`` says so in words.
     """
 
-    offers: list[tuple[int, int]]
+    offers: list[Offer]
     loss: float
     culprit: int | None
     why: str = ""
@@ -164,7 +165,7 @@ class Engine:
         """The group is gone or left; what this rank has computed of the step stays."""
         self._gradients.hold()
 
-    def reduce(self, offer: tuple[int, int]) -> Outcome:
+    def reduce(self, offer: Offer) -> Outcome:
         """Exchange gradients and a few numbers with all ranks. Raises GroupBroken: what this rank has computed stays."""
         assert self._side is not None
         arrived_us = self._recorder.switch(STRAGGLER)
@@ -173,11 +174,11 @@ class Engine:
         self._side.start([*offer, arrived_us, *mine, *[0.0] * (width - len(mine))])
         self._gradients.reduce(self._reducer)
         numbers = self._side.wait().tolist()
-        self._recorder.switch(COMM, min(self._recorder.now_us(), int(max(row[2] for row in numbers))))
+        self._recorder.switch(COMM, min(self._recorder.now_us(), int(max(row[FLAGS - 1] for row in numbers))))
         losses = {shard: row[FLAGS + i] for row, shards in zip(numbers, self._brought, strict=True) for i, shard in enumerate(shards)}
         by_shard = [losses[shard] for shard in range(self._shards)]
         culprit, why = self._suspect(by_shard)
-        return Outcome([(int(row[0]), int(row[1])) for row in numbers], math.fsum(by_shard) / self._shards, culprit, why)
+        return Outcome([(int(row[0]), int(row[1]), int(row[2])) for row in numbers], math.fsum(by_shard) / self._shards, culprit, why)
 
     def _suspect(self, losses: list[float]) -> tuple[int | None, str]:
         """With a gradient scaler, infinite gradients are its business: it skips the update and lowers its scale."""

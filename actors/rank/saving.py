@@ -7,7 +7,7 @@ state. From then on a thread of its own writes the part, and says so when it is 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,8 +18,9 @@ import torch
 from actors.rank.client import Client
 from actors.rank.recorder import Recorder
 from actors.rank.snapshot import Snapshot, Snapshotter
-from actors.rank.state import TrackedState, partition
-from fleet.events import PartWritten
+from actors.rank.state import Slice, TrackedState, slices
+from fleet.events import PartFailed, PartWritten
+from fleet.levels import PEERS, STORE, level_of, peers_url
 from fleet.records import CHECKPOINT
 from fleet.types import Part, StateId, View
 
@@ -27,38 +28,45 @@ log = logging.getLogger("fleet.rank")
 
 
 class PartsPort(Protocol):
-    """Durable checkpoints as a rank sees them; ``storage`` implements it."""
+    """Checkpoints as a rank sees them; ``storage`` implements it."""
 
-    def write(self, state: StateId, generation: int, index: int, count: int, tensors: list[tuple[int, torch.Tensor]]) -> tuple[str, Part]:
-        """(id of the checkpoint, the part as written); durable when this returns."""
+    def write(
+        self, state: StateId, generation: int, index: int, count: int, tensors: Sequence[Slice], place: str = ""
+    ) -> tuple[str, Part]:  # fmt: skip
+        """(id of the checkpoint, the part as written); durable when this returns. ``place``: URL of memories, "" for the store.
+
+        Raises OSError.
+        """
         ...
 
     def load(self, checkpoint: str) -> tuple[str, list[torch.Tensor]]:
-        """(skeleton, tensors) of a committed checkpoint, verified."""
+        """(skeleton, tensors) of a committed checkpoint, verified: of the store by id, of memories by URL. Raises OSError."""
         ...
 
 
 @dataclass(frozen=True)
 class Order:
-    """One checkpoint as one rank writes it: the part ``index`` of ``count``, asked for as ``request`` in ``generation``."""
+    """One checkpoint as one rank writes it: the part ``index`` of ``count``, asked for as ``request`` in ``generation``, to ``place``."""
 
     request: int
     state: StateId
     generation: int
     index: int
     count: int
+    place: str = ""
 
 
 class Saver:
     """``begin`` and ``settle`` belong to the loop's thread.
 
-    What fails is logged and not reported: training goes on, and the coordinator asks again once the request is out of time.
+    What fails is logged and reported: training goes on, and the coordinator asks again later.
     """
 
     def __init__(self, client: Client, recorder: Recorder, parts: PartsPort) -> None:
         self._client, self._recorder, self._parts = client, recorder, parts
         self._snapshots = Snapshotter()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="fleet-save")
+        # Copies for peers are made every few seconds, and must not wait behind a store that takes minutes.
+        self._threads = {level: ThreadPoolExecutor(1, thread_name_prefix=f"fleet-save-{level}") for level in (STORE, PEERS)}
         self._order: Order | None = None
         self._begun_s = 0.0
 
@@ -68,10 +76,11 @@ class Saver:
         with self._blocked():
             before_us = self._recorder.now_us()
             if self._snapshots.begin(here, state):
-                self._order = Order(request, here, view.generation, rank, len(view.members))
+                place = peers_url(view.copies[rank]) if level_of(request) == PEERS else ""
+                self._order = Order(request, here, view.generation, rank, len(view.members), place)
                 self._begun_s = (self._recorder.now_us() - before_us) / 1e6
             else:
-                log.warning("the state at step %d was not saved: the two before it are still being written", here.step)
+                self._give_up(request, here, "the two snapshots before it are still being written")
 
     def settle(self) -> None:
         """Before the state changes: wait until it is copied, then have it written."""
@@ -82,9 +91,13 @@ class Saver:
             blocked_s = self._begun_s + self._snapshots.settle()
         snapshot = self._snapshots.hold()
         if snapshot is not None and snapshot.state_id == order.state:
-            self._thread.submit(self._write, order, snapshot, blocked_s)
+            self._threads[level_of(order.request)].submit(self._write, order, snapshot, blocked_s)
         elif snapshot is not None:
             snapshot.release()
+
+    def _give_up(self, request: int, here: StateId, reason: str) -> None:
+        log.warning("the state at step %d was not saved for the %s: %s", here.step, level_of(request), reason)
+        self._client.say(PartFailed(self._client.protocol.member, request, reason))
 
     @contextmanager
     def _blocked(self) -> Iterator[None]:
@@ -98,11 +111,10 @@ class Saver:
     def _write(self, order: Order, snapshot: Snapshot, blocked_s: float) -> None:
         try:
             with snapshot:
-                share = partition(snapshot.tensors, order.count)[order.index]
-                mine = [(index, snapshot.tensors[index]) for index in share]
-                name, part = self._parts.write(order.state, order.generation, order.index, order.count, mine)
+                mine = slices(snapshot.tensors, order.count)[order.index]
+                name, part = self._parts.write(order.state, order.generation, order.index, order.count, mine, order.place)
         except OSError as error:
-            log.warning("part of a checkpoint at step %d was not written: %s", order.state.step, error)
+            self._give_up(order.request, order.state, f"{type(error).__name__}: {error}")
             return
         meta = snapshot.skeleton if order.index == 0 else ""
         self._client.say(PartWritten(self._client.protocol.member, order.request, name, order.state, part, blocked_s, meta))

@@ -15,6 +15,8 @@ from actors.rank.saving import PartsPort
 from actors.rank.state import TrackedState, receive_state, send_state
 from fleet.config import Timeouts
 from fleet.errors import FleetError
+from fleet.levels import PEERS_SCHEME
+from fleet.member import Offer
 from fleet.records import REFORM, RESTORE, STANDBY
 from fleet.types import StateId, View
 
@@ -165,7 +167,7 @@ class Seat:
         self._clear()
         self._join(sitting)
 
-    def offer(self) -> tuple[int, int]:
+    def offer(self) -> Offer:
         """What this rank says at the next step boundary; see ``MemberProtocol.offer``."""
         with self._client.lock:
             if self._next is not None and self._next[1].done:
@@ -266,11 +268,21 @@ class Seat:
         self._engine.reset()
         if view.checkpoint is not None:
             self._recorder.switch(RESTORE)
+            skeleton, tensors = self._load(view, view.checkpoint)
             self._protocol.receiving()
-            self._state.load(*self._parts.load(view.checkpoint))
+            self._state.load(skeleton, tensors)
         elif not self._fresh:
             raise FleetError("there is no checkpoint to go back to, and this rank's initial state is gone: a fresh process has to begin")
         return view.state
+
+    def _load(self, view: View, checkpoint: str) -> tuple[str, list[torch.Tensor]]:
+        """A memory may go while it is read: the coordinator will say from what to begin instead. A store that fails ends this rank."""
+        try:
+            return self._parts.load(checkpoint)
+        except OSError as error:
+            if not checkpoint.startswith(PEERS_SCHEME):
+                raise
+            raise GroupBroken(f"the copies of {view.state} cannot be read: {error}", view.generation) from error
 
     # ---- from the listening thread -----------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import itertools
 import pickle
 import random
 from collections import deque
@@ -216,16 +217,36 @@ def _update(found: Any, value: Any) -> None:
 # ---- parts -------------------------------------------------------------------------------------------------------------------------------
 
 
-def partition(tensors: Sequence[torch.Tensor], count: int) -> list[list[int]]:
-    """Tensor indices in ``count`` parts of about equal bytes: the largest that is left goes to the part that has least."""
-    parts: list[list[int]] = [[] for _ in range(count)]
-    loads = [0] * count
-    sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
-    for index in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
-        lightest = min(range(count), key=lambda part: (loads[part], part))
-        parts[lightest].append(index)
-        loads[lightest] += sizes[index]
-    return [sorted(part) for part in parts]
+Slice = tuple[int, torch.Tensor, tuple[int, ...], tuple[int, ...]]
+"""(index of a tensor, some of its rows, where they begin in it, its shape)."""
+
+CUT_BYTES = 64 << 10
+"""Smaller tensors are not cut."""
+
+
+def slices(tensors: Sequence[torch.Tensor], count: int) -> list[list[Slice]]:
+    """The state in ``count`` parts of about equal bytes: whole tensors one after the other, the large ones cut between rows.
+
+    Where a part begins is rounded to a row, so that one part has at most a row of a tensor more than its share, or less.
+    """
+    parts: list[list[Slice]] = [[] for _ in range(count)]
+    share = sum(_size(tensor) for tensor in tensors) / count
+    start = 0
+    for index, tensor in enumerate(tensors):
+        size = _size(tensor)
+        rows = tensor.shape[0] if tensor.ndim and size > CUT_BYTES else 1
+        cuts = [round((min(max(share * part, start), start + size) - start) / max(size, 1) * rows) for part in range(1, count)]
+        for part, (low, high) in enumerate(itertools.pairwise([0, *cuts, rows])):
+            if low < high and rows > 1:
+                parts[part].append((index, tensor[low:high], (low, *(0,) * (tensor.ndim - 1)), tuple(tensor.shape)))
+            elif low < high:
+                parts[part].append((index, tensor, (0,) * tensor.ndim, tuple(tensor.shape)))
+        start += size
+    return parts
+
+
+def _size(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
 
 
 # ---- transfer ----------------------------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fleet.events import CheckpointDurable, CheckpointFailed, Event, Heartbeat, Joined, StepsTimed, Tick
 from fleet.instructions import CommitCheckpoint, EndRun, Evict, Fence, Instruction, Propose, Publish, Welcome, Write
+from fleet.levels import PEERS, STORE
 from fleet.machine import FleetMachine
 from fleet.simulation.nodes import SimNode
 from fleet.types import Member
@@ -83,15 +84,32 @@ class Store:
         self.world.clock.after(self.rng.uniform(0.02, 0.5), lambda: self._commit(order, coordinator))
 
     def _commit(self, order: CommitCheckpoint, coordinator: SimCoordinator) -> None:
+        level = PEERS if order.place else STORE
+        done = self._commit_in_memory(order) if order.place else self._commit_here(order)
+        if not done:
+            coordinator.submit(CheckpointFailed(order.checkpoint, f"the {level} fails", level))
+            return
+        latency_s = self.world.clock.now_s - order.requested_at_s
+        coordinator.submit(CheckpointDurable(order.checkpoint, order.state, len(order.parts), order.blocked_s, latency_s, level))
+
+    def _commit_here(self, order: CommitCheckpoint) -> bool:
         parts = [self._parts.get((order.checkpoint, rank)) for rank in range(len(order.parts))]
         self.world.watch.checkpoint(order, parts)
-        if self.failing:
-            coordinator.submit(CheckpointFailed(order.checkpoint, "the store fails"))
-            return
-        assert parts[0] is not None
-        self._committed[order.checkpoint] = parts[0]
-        latency_s = self.world.clock.now_s - order.requested_at_s
-        coordinator.submit(CheckpointDurable(order.checkpoint, order.state, len(parts), order.blocked_s, latency_s))
+        if not self.failing and parts[0] is not None:
+            self._committed[order.checkpoint] = parts[0]
+        return not self.failing
+
+    def _commit_in_memory(self, order: CommitCheckpoint) -> bool:
+        """In all memories of its place, each of which answers, and if every part is in one of them."""
+        nodes = self.world.memories(order.place)
+        generation = int(order.checkpoint.rpartition("-g")[2])
+        parts = [self.world.part_of(nodes, order.checkpoint, number) for number in range(len(order.parts))]
+        if len(nodes) < order.place.count(",") + 1 or None in parts:
+            return False
+        self.world.watch.checkpoint(order, parts)
+        for node in nodes:
+            node.memory.commit(order.checkpoint, order.state, generation, len(parts))
+        return True
 
 
 class SimCoordinator:

@@ -83,6 +83,8 @@ class Faults:
                 self._stop()
             case "join":
                 world.add_node()
+            case "amnesia":
+                world.nodes[trouble.node].begin_anew()
             case "lose_node" | "partition":
                 self._node(trouble)
             case "raise" | "nan":

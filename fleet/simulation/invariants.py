@@ -7,16 +7,29 @@ belongs to sharded optimizer state and has no checker here: all simulated state 
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fleet.events import Event, Heartbeat, Joined
+from fleet.events import CopiesHeld, Event, Heartbeat, Joined
 from fleet.instructions import CommitCheckpoint, Instruction, Propose, Publish
+from fleet.levels import PEERS_SCHEME, STORE
 from fleet.machine import FleetMachine
 from fleet.machine_state import FORM, RUN
 from fleet.machine_stragglers import ACTIONS
-from fleet.records import Committed, DecisionMade, LineageBegun, ProcessLost, ProcessUp, Record, RunEnded, ViewPublished
+from fleet.machine_tiers import TRIES
+from fleet.records import (
+    CheckpointRecord,
+    Committed,
+    DecisionMade,
+    LineageBegun,
+    ProcessLost,
+    ProcessUp,
+    Record,
+    Resumed,
+    RunEnded,
+    ViewPublished,
+)
 from fleet.simulation.model import POISON, gradient
 from fleet.types import Member, StateId, View
 
@@ -36,10 +49,11 @@ class Violation(Exception):
 class Checker:
     """One invariant. A checker defines the hooks it needs; ``Watch`` calls nothing else.
 
-    Hooks: ``record(record)``, ``truncated(journal)``, ``sent(machine, instruction)``, ``checkpoint(order, parts)``, ``end()``; of one
-    rank: ``sit(rank, view)``, ``seated(rank, view, state)``, ``contribute(rank, view, state, dirty)``,
-    ``reduced(rank, view, number, values)``, ``agreed(rank, view, number, enter, save)``, ``commit(rank, state)``,
-    ``save(rank, view, request, state)``; of a group: ``meet(view, view)``, ``completed(view, values)`` once for each reduction.
+    Hooks: ``record(record)``, ``truncated(journal)``, ``sent(machine, instruction)``, ``told(event)``, ``checkpoint(order, parts)``,
+    ``end()``; of one rank: ``restored(rank, view, weights)``, ``sit(rank, view)``, ``seated(rank, view, state)``,
+    ``contribute(rank, view, state, dirty)``, ``reduced(rank, view, number, values)``, ``agreed(rank, view, number, enter, save)``,
+    ``commit(rank, state)``, ``save(rank, view, request, state)``; of a group: ``meet(view, view)``, ``completed(view, values)`` once for
+    each reduction.
     """
 
     name = ""
@@ -266,6 +280,56 @@ class WholeCheckpoint(Checker):
         self.require(all(part == right for part in parts), f"checkpoint {order.checkpoint} is put together from {parts}, not from {right}")
 
 
+class Restored(Checker):
+    """2: when nobody holds a clean state, the newest complete checkpoint that was told of is used, in memory or in the store."""
+
+    name = "restored"
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._copies: dict[str, CopiesHeld] = {}
+        self._durable = StateId(-1, -1)
+        self._tried: Counter[str] = Counter()
+
+    def told(self, event: CopiesHeld) -> None:
+        """What the living coordinator has heard."""
+        self._copies[event.node] = event
+
+    def record(self, record: Record) -> None:
+        if isinstance(record, CheckpointRecord) and record.phase == "durable" and record.level == STORE:
+            self._durable = max(self._durable, record.state)
+        elif isinstance(record, Resumed):
+            self._copies = {}  # a coordinator that begins has heard nothing
+        elif isinstance(record, ViewPublished) and (record.view.checkpoint or "").startswith(PEERS_SCHEME):
+            name = (record.view.checkpoint or "").rpartition("/")[2]
+            self._tried[name] += 1
+            self.require(name in self._complete(), f"generation {record.view.generation} begins from {name}, of which a part is missing")
+        elif isinstance(record, LineageBegun):
+            usable = [state for name, state in self._complete().items() if self._tried[name] < TRIES]
+            newest = max([self._durable, StateId(0, 0), *usable])
+            self.require(record.from_state >= newest, f"lineage {record.lineage} begins at {record.from_state}, {newest} is complete")
+
+    def truncated(self, journal: Sequence[Record]) -> None:
+        self._durable, self._copies = StateId(-1, -1), {}
+        for record in journal:
+            if isinstance(record, CheckpointRecord) and record.phase == "durable" and record.level == STORE:
+                self._durable = max(self._durable, record.state)
+
+    def _complete(self) -> dict[str, StateId]:
+        """Checkpoints of which some memory says of how many parts they consist, and all of them together hold these parts."""
+        coordinator = self.world.coordinator
+        there = coordinator.machine.roster.nodes if coordinator is not None else ()
+        told = [copy for held in self._copies.values() for copy in held.copies if held.node in there]
+        parts: dict[str, set[int]] = defaultdict(set)
+        for copy in told:
+            parts[copy.checkpoint] |= set(copy.parts)
+        return {one.checkpoint: one.state for one in told if 0 < one.count <= len(parts[one.checkpoint] & set(range(one.count)))}
+
+    def restored(self, rank: SimRank, view: View, weights: int) -> None:
+        right = self.world.chain.weights(view.state.step)
+        self.require(weights == right, f"{rank} begins generation {view.generation} from what is not the state of {view.state}")
+
+
 class Persisted(Checker):
     """3 and 8: a view is in the journal before anyone hears of it, generations only grow, and one generation is one view."""
 
@@ -356,7 +420,7 @@ class Rebuilt(Checker):
             one, other = getattr(living, what), getattr(rebuilt, what)
             self.require(one == other, f"{what} is {one}, rebuilt it is {other}")
         for what in ("newest_id", "newest_state"):
-            one, other = getattr(living.checkpoints, what), getattr(rebuilt.checkpoints, what)
+            one, other = getattr(living.checkpoints.store, what), getattr(rebuilt.checkpoints.store, what)
             self.require(one == other, f"{what} of the checkpoints is {one}, rebuilt it is {other}")
         one, other = self._living(living), self._living(rebuilt)
         self.require(one == other, f"the living ranks are {one}, rebuilt they are {other}")
@@ -483,11 +547,11 @@ class Traffic(Checker):
 
 
 CHECKERS: tuple[type[Checker], ...] = (
-    Donor, Dirty, Stale, Repeat, OneIncarnation, ExactlyOnce, Identical, Agreement, WholeCheckpoint, Persisted, Journal, Rebuilt, Ends,
-    BudgetsHold, HealthyStay, ChangesBounded, Traffic,
+    Donor, Dirty, Stale, Repeat, OneIncarnation, ExactlyOnce, Identical, Agreement, WholeCheckpoint, Restored, Persisted, Journal, Rebuilt,
+    Ends, BudgetsHold, HealthyStay, ChangesBounded, Traffic,
 )  # fmt: skip
 HOOKS = (
-    *("record", "truncated", "sent", "checkpoint", "end"),
+    *("record", "truncated", "sent", "told", "checkpoint", "restored", "end"),
     *("meet", "sit", "seated", "contribute", "completed", "reduced", "agreed", "commit", "save"),
 )
 
@@ -504,6 +568,8 @@ class Watch:
         """Let ``machine`` handle ``event``, watched."""
         if isinstance(event, Heartbeat | Joined):
             return machine.handle(event, now_s)
+        if isinstance(event, CopiesHeld):
+            self.told(event)
         after = self._stale.handle(machine, event)
         out = machine.handle(event, now_s)
         if after is not None:

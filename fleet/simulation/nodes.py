@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from fleet.events import Event, Heartbeat, Lost, NodeJoined, StepsTimed
+from fleet.events import CopiesHeld, Event, Heartbeat, Lost, NodeJoined, StepsTimed
 from fleet.instructions import Evict, Fence, Instruction, Propose, Publish, Welcome
+from fleet.simulation.memory import SimMemory
 from fleet.simulation.ranks import SimRank
-from fleet.types import Member
+from fleet.types import Copy, Member
 
 if TYPE_CHECKING:
     from fleet.simulation.world import World
@@ -25,6 +26,8 @@ class SimNode:
         self.name = f"node-{index}"
         self.alive = self.reachable = True
         self.ranks: dict[str, SimRank] = {}
+        self.memory = SimMemory(f"{self.name}:0")
+        self._told: tuple[Copy, ...] | None = None
         self._lost: dict[Member, Lost] = {}
         self._beat()
 
@@ -38,6 +41,8 @@ class SimNode:
         if not (self.alive and self.reachable):
             return
         self.up(NodeJoined(self.name, self.index))
+        self._told = None
+        self.tell_copies()
         for lost in self._lost.values():
             self.up(lost)
         for rank in list(self.ranks.values()):
@@ -50,9 +55,25 @@ class SimNode:
     def from_rank(self, rank: SimRank, event: Event) -> None:
         self.up(event)
 
+    def tell_copies(self) -> None:
+        """What the memory holds, if the coordinator may not know it."""
+        held = self.memory.held()
+        if held != self._told and self.alive and self.reachable:
+            self._told = held
+            self.up(CopiesHeld(self.name, self.memory.address, "", held))
+
+    def begin_anew(self) -> None:
+        """The agent's process died and is there again: what its memory held is gone."""
+        self.world.note("memory lost", self)
+        self.memory = SimMemory(f"{self.name}:{self.world.clock.calls}")
+        self.connect()
+
     def _beat(self) -> None:
         if not self.alive:
             return
+        if not self.world.plan.fifo:
+            self._told = None  # messages are lost: a connection that loses one is no connection, so it is said again
+        self.tell_copies()
         pulses = tuple(rank.pulse() for rank in self.ranks.values() if rank.named)
         self.up(Heartbeat(self.name, pulses))
         self._report_times()

@@ -33,9 +33,9 @@ BOUND_S = 150.0
 class Trouble:
     """One misfortune, at a time, or at a named point of a rank's loop, at ``step`` and ``at_s`` or later.
 
-    ``kind``: kill, raise, freeze, hang (a rank; one that hangs still beats); lose_node, partition, join (a node); forget (Ray Train takes a
-    living process for dead); coordinator; store; stop; shard (kills whoever computes it), nan (everyone raises); slow, slow_link (the
-    victims' compute, or exchange, takes ``severity`` times as long).
+    ``kind``: kill, raise, freeze, hang (a rank; one that hangs still beats); lose_node, partition, join (a node); amnesia (its agent begins
+    anew, with an empty memory); forget (Ray Train takes a living process for dead); coordinator; store; stop; shard (kills whoever computes
+    it), nan (everyone raises); slow, slow_link (the victims' compute, or exchange, takes ``severity`` times as long).
 
     Args:
         slot: the victim; None at a point: whoever comes there first.
@@ -86,6 +86,7 @@ class Plan:
     restart_s: tuple[float, float] = (0.3, 2.5)
     build_s: tuple[float, float] = (0.1, 1.0)
     save_every_s: float = 1.5
+    copy_every_s: float | None = None
     troubles: tuple[Trouble, ...] = ()
     statuses: tuple[str, ...] = ("completed",)
     failures: tuple[str, ...] = ()
@@ -123,7 +124,23 @@ def random_plan(seed: int) -> Plan:
         save_every_s=rng.choice((0.5, 1.5, 6.0, 1000.0)),
     )
     plan = _with_network(plan, stream(seed, "network plan"))
-    return with_troubles(plan, _random_troubles(plan, stream(seed, "troubles")))
+    plan, more = _with_copies(plan, stream(seed, "copies"))
+    return with_troubles(plan, _random_troubles(plan, stream(seed, "troubles")) + more)
+
+
+def _with_copies(plan: Plan, rng: random.Random) -> tuple[Plan, tuple[Trouble, ...]]:
+    """Half of the runs keep copies in memory. What only those can survive well comes more often there."""
+    if plan.settings.nodes == 1 or rng.random() < 0.5:
+        return plan, ()
+    everyone = tuple(range(plan.settings.slots))
+    rare = rng.choice((
+        (),
+        (Trouble(kind="kill", at_s=rng.uniform(1.0, 6.0), slots=everyone),),
+        (Trouble(kind="amnesia", at_s=rng.uniform(0.5, 6.0), node=rng.randrange(plan.settings.nodes)),),
+        (Trouble(kind="kill", point=rng.choice(("mutating", "saving", "committed")), step=rng.randrange(plan.steps), slots=everyone),),
+    ))  # fmt: skip
+    settings = replace(plan.settings, peer_copies=rng.choice((1, 1, 2)))
+    return replace(plan, settings=settings, copy_every_s=rng.choice((0.1, 0.4, 1.5))), rare
 
 
 def slow_plan(seed: int) -> Plan:

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fleet.events import Event, PartWritten, Raised
+from fleet.events import Event, PartFailed, PartWritten, Raised
 from fleet.instructions import Instruction
-from fleet.member import INTERRUPT, MemberProtocol
+from fleet.levels import PEERS, level_of
+from fleet.member import INTERRUPT, MemberProtocol, Offer
 from fleet.shards import share
 from fleet.simulation.clockwork import Coroutine, Future, Steps
 from fleet.simulation.groups import Broken, Group
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from fleet.simulation.nodes import SimNode
     from fleet.simulation.world import World
 
-Offer = tuple[StateId, int, dict[int, int], tuple[int, int]]
+Contribution = tuple[StateId, int, dict[int, int], Offer]
 
 
 class Dead(Exception):
@@ -376,12 +377,16 @@ class SimRank:
         view, protocol = group.view, self.protocol
         state = protocol.state
         if view.checkpoint is not None:
+            self.held = {}
+            yield self.rng.uniform(0.01, 0.1)
+            weights = self.world.load(view.checkpoint)
+            if weights is None:
+                raise Broken("a memory does not give its part")
+            self.world.watch.restored(self, view, weights)
             protocol.receiving()
             self.weights = POISON
-            self.held = {}
             yield self.rng.uniform(0.02, 0.3)
-            self.weights = self.world.store.load(view.checkpoint)
-            state = view.state
+            self.weights, state = weights, view.state
         elif state is None or (not graceful and state.lineage != view.state.lineage):
             if self.protocol.dirty or state is not None:
                 raise UserError("there is no checkpoint to go back to, and this rank's initial state is gone")
@@ -472,7 +477,7 @@ class SimRank:
             yield self._pause()
         return values
 
-    def _update(self, values: dict[Member, Offer]) -> Steps:
+    def _update(self, values: dict[Member, Contribution]) -> Steps:
         merged: dict[int, int] = {}
         for _, _, contributions, _ in values.values():
             merged.update(contributions)
@@ -532,14 +537,20 @@ class SimRank:
         blocked_s = self.rng.uniform(0.001, 0.02)
         yield blocked_s
         rank = view.rank_of(self.member)
-        name = f"step-{state.step}-lineage-{state.lineage}-request-{request}"
+        name = f"step-{state.step}-lineage-{state.lineage}-request-{request}-g{view.generation}"
         part = Part(f"{name}/{rank}", 1, str(weights), (rank,))
         event = PartWritten(self.member, request, name, state, part, blocked_s, "meta" if rank == 0 else "")
-        self.world.clock.after(self.rng.uniform(0.01, 0.4), lambda: self.gate(lambda: self._written(name, rank, weights, event)))
+        self.world.clock.after(self.rng.uniform(0.01, 0.4), lambda: self.gate(lambda: self._written(view, rank, weights, event)))
 
-    def _written(self, name: str, rank: int, weights: int, event: PartWritten) -> None:
-        if self.world.store.put(name, rank, weights):
+    def _written(self, view: View, rank: int, weights: int, event: PartWritten) -> None:
+        if level_of(event.request) == PEERS:
+            done = self.world.copy(view, rank, weights, event)
+        else:
+            done = self.world.store.put(event.checkpoint, rank, weights)
+        if done:
             self.flush(event)
+        elif self.rng.random() < 0.5:  # or the word is lost, and the request runs out of time
+            self.flush(PartFailed(event.member, event.request, "nobody takes it"))
 
     def _finish(self) -> Steps:
         """Wait at the barrier until the run is over, or a peer's loss sends everyone back."""

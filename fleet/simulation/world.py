@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from fleet.config import RunSettings
-from fleet.events import Event
+from fleet.events import Event, PartWritten
+from fleet.levels import PEERS_SCHEME
 from fleet.machine import FleetMachine
 from fleet.records import VERSION, Record, Resumed, RunStarted
 from fleet.rng import stream
@@ -19,7 +20,7 @@ from fleet.simulation.coordinator import Network, SimCoordinator, Store
 from fleet.simulation.faults import Faults
 from fleet.simulation.groups import Group
 from fleet.simulation.invariants import Violation, Watch
-from fleet.simulation.model import Chain
+from fleet.simulation.model import POISON, Chain
 from fleet.simulation.nodes import SimNode, SimTrain
 from fleet.simulation.plan import Plan
 from fleet.simulation.ranks import SimRank
@@ -141,6 +142,37 @@ class World:
             group = self._groups[view.generation, view.store] = Group(self.clock, self._group_rng, view, self.watch.completed)
         self.watch.meet(group.view, view)
         return group
+
+    # ---- memories ------------------------------------------------------------------------------------------------------------------------
+
+    def memories(self, place: str) -> list[SimNode]:
+        """The nodes whose memories a URL names, as far as they answer."""
+        addresses = place.removeprefix(PEERS_SCHEME).split(",")
+        return [node for node in self.nodes if node.memory.address in addresses and node.alive and node.reachable]
+
+    @staticmethod
+    def part_of(nodes: Iterable[SimNode], checkpoint: str, number: int) -> int | None:
+        held = (node.memory.checkpoints.get(checkpoint) for node in nodes)
+        return next((one.parts[number] for one in held if one is not None and number in one.parts), None)
+
+    def copy(self, view: View, rank: int, weights: int, event: PartWritten) -> bool:
+        """A rank sends its part to the memories that keep it. False when one of them does not answer, or refuses."""
+        addresses = view.copies[rank]
+        nodes = self.memories(",".join(addresses))
+        taken = [node.memory.put(event.checkpoint, event.state, view.generation, rank, weights) for node in nodes]
+        return len(taken) == len(addresses) and all(taken)
+
+    def load(self, checkpoint: str) -> int | None:
+        """The weights of a checkpoint; poison when its parts are not of one state, None when one of them cannot be had."""
+        if not checkpoint.startswith(PEERS_SCHEME):
+            return self.store.load(checkpoint)
+        place, _, name = checkpoint.rpartition("/")
+        nodes = self.memories(place)
+        count = max((node.memory.checkpoints[name].count for node in nodes if name in node.memory.checkpoints), default=0)
+        parts = [self.part_of(nodes, name, number) for number in range(count)]
+        if not parts or None in parts:
+            return None
+        return parts[0] if len(set(parts)) == 1 else POISON
 
     # ---- the coordinator -----------------------------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ import torch
 
 from actors.rank.state import TrackedState
 from fleet.instructions import CommitCheckpoint
+from fleet.levels import peers_url
 from fleet.ports import CheckpointPort
 from fleet.types import Part, StateId
 from storage.blocks import BLOCK_BYTES
@@ -25,7 +26,6 @@ from storage.checkpoint import CheckpointStore, checkpoint_files, write_part
 from storage.files import put
 from storage.layout import Piece
 from storage.manifest import CheckpointDamaged, checkpoint_id
-from storage.peer_files import peers_url
 from storage.peers import PeerMemory
 from tests.support.seaweed import SeaweedServer
 

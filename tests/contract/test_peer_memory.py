@@ -11,12 +11,12 @@ import torch
 
 from actors.rank.copies import Copies
 from fleet.instructions import CommitCheckpoint
+from fleet.levels import peers_url
 from fleet.types import Copy, StateId
 from storage.checkpoint import CheckpointStore, write_part
 from storage.files import StoreError
 from storage.manifest import CheckpointDamaged, checkpoint_id
 from storage.parts import StepCopies
-from storage.peer_files import peers_url
 from storage.peers import PeerMemory, Refused, send
 from tests.support.waiting import until
 

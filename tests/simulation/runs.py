@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from fleet.config import RunSettings
 from fleet.machine import FleetMachine
@@ -11,7 +11,7 @@ from fleet.simulation.world import Outcome, World
 from fleet.types import Ranges
 from policies.interval import CheckpointInterval
 from policies.mitigation import Mitigator
-from policies.placement import weighted_ranges
+from policies.placement import copies, weighted_ranges
 from policies.recovery import ReformPromoteRegrow
 from policies.timeouts import ProgressTimeout
 
@@ -24,20 +24,17 @@ class Placement:
     def weighted_ranges(self, shards: int, weights: Sequence[float]) -> Ranges:
         return weighted_ranges(shards, weights)
 
+    def copies(self, homes: Sequence[str], domains: Mapping[str, str], wanted: int) -> tuple[tuple[str, ...], ...]:
+        return copies(homes, domains, wanted)
+
 
 def make_machine(settings: RunSettings, plan: Plan, now_s: float) -> FleetMachine:
     """The machine of a live run, policies and all."""
     recovery = ReformPromoteRegrow(settings.budgets, settings.timeouts.start_s)
-    interval = CheckpointInterval(law="fixed", interval_s=plan.save_every_s)
-    return FleetMachine(
-        settings,
-        recovery,
-        Placement(),
-        interval,
-        straggler=Mitigator(settings.straggler),
-        progress=ProgressTimeout.of(settings.timeouts),
-        now_s=now_s,
-    )
+    store = CheckpointInterval(law="fixed", interval_s=plan.save_every_s)
+    peers = CheckpointInterval(law="fixed", interval_s=plan.copy_every_s) if plan.copy_every_s is not None else None
+    slow, progress = Mitigator(settings.straggler), ProgressTimeout.of(settings.timeouts)
+    return FleetMachine(settings, recovery, Placement(), store, straggler=slow, progress=progress, peers=peers, now_s=now_s)
 
 
 def simulate(plan: Plan, keep_trace: bool = False) -> Outcome:

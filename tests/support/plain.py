@@ -33,6 +33,7 @@ from policies.mitigation import Mitigator
 from policies.recovery import ReformPromoteRegrow
 from policies.timeouts import ProgressTimeout
 from storage.parts import Parts, RetainingStore
+from storage.peers import PeerMemory
 
 FORKED = multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload(
@@ -108,9 +109,11 @@ class PlainFleet:
                     records.append(record)
         self.journal = JournalWriter(self.journal_path)
         settings = self.settings
+        copy_s = settings.checkpoint.peer_interval_s
+        peers = CheckpointInterval(law="fixed", interval_s=copy_s) if copy_s else None
         machine = FleetMachine(
             settings, ReformPromoteRegrow(settings.budgets, settings.timeouts.start_s), placement,
-            CheckpointInterval(law=settings.checkpoint.policy, interval_s=settings.checkpoint.interval_s),
+            CheckpointInterval(law=settings.checkpoint.policy, interval_s=settings.checkpoint.interval_s), peers=peers,
             straggler=Mitigator(settings.straggler), progress=ProgressTimeout.of(settings.timeouts), now_s=clock.now_s(),
         )  # fmt: skip
         if records:
@@ -123,7 +126,8 @@ class PlainFleet:
 
     async def start_agent(self, index: int) -> None:
         node = f"node{index}"
-        self.agents[node] = NodeAgent(node, index, self.shm, f"127.0.0.1:{self.port}", LocalProcesses(node))
+        memory = PeerMemory("127.0.0.1") if self.settings.peer_copies else None
+        self.agents[node] = NodeAgent(node, index, self.shm, f"127.0.0.1:{self.port}", LocalProcesses(node), memory)
         await self.agents[node].start()
 
     async def kill_coordinator(self) -> None:

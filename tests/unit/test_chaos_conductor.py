@@ -102,6 +102,19 @@ def test_never_leaves_fewer_ranks_than_the_run_needs(kind: str) -> None:
     assert (refused.phase, refused.detail) == ("suppressed", f"it would leave {left} ranks of at least {left + 1}")
 
 
+def test_loses_all_ranks_where_asked_for_and_only_when_something_can_bring_them_back() -> None:
+    crash = Fault("c", 1.0, "software", "kill_rank", slot=2)
+    assert only(Conductor([crash]).due(1.0, world())).report.members == (Member(2, 0),), "not asked for"
+    refused = only(Conductor([crash], lose_all=True).due(1.0, world())).report
+    assert (refused.phase, refused.members) == ("suppressed", ())
+    assert refused.detail == "it would leave 0 ranks, and neither memory nor store holds a state to go on from"
+    action = only(Conductor([crash], lose_all=True).due(1.0, replace(world(), restorable=True)))
+    assert action.operations == tuple(Kill(process(slot)) for slot in range(4))
+    assert action.report.members == tuple(Member(slot, 0) for slot in range(4))
+    plan = [fault(f"k{slot}", 1.0, "kill_rank", slot) for slot in range(4)]
+    assert len(Conductor(plan, lose_all=True).due(1.0, replace(world(), restorable=True))) == 4
+
+
 def test_counts_what_it_has_just_killed_though_the_view_is_stale() -> None:
     plan = [fault(f"k{slot}", 1.0, "kill_rank", slot) for slot in range(4)]
     conductor = Conductor(plan, min_ranks=2)

@@ -6,6 +6,7 @@ import pytest
 
 from fleet.errors import ConfigError
 from fleet.laws.checkpointing import daly_work_s, exact_work_s, young_work_s
+from fleet.laws.tiers import multilevel_work_s
 from policies.interval import CheckpointInterval, checkpoint_rate_per_s, updated_rate_per_s
 
 
@@ -14,7 +15,8 @@ def test_waits_until_the_interval_is_over_and_then_saves() -> None:
     interval = exact_work_s(0.5, 600.0) + 0.5
     wait = policy.due(100.0, 99.0, 0.5, 2.0, 1 / 600)
     assert (wait.action, wait.valid_until_s) == ("wait", 99.0 + interval)
-    assert wait.fields == {"interval_s": interval, "blocked_s": 0.5, "latency_s": 2.0, "rate_per_s": 1 / 600}
+    known = {"interval_s": interval, "blocked_s": 0.5, "latency_s": 2.0, "rate_per_s": 1 / 600, "events": 0.0, "exposure_s": 0.0}
+    assert wait.fields == pytest.approx(known)
     assert policy.due(wait.valid_until_s, 99.0, 0.5, 2.0, 1 / 600).action == "save"
     assert policy.due(math.nextafter(wait.valid_until_s, 0), 99.0, 0.5, 2.0, 1 / 600).action == "wait"
 
@@ -76,6 +78,23 @@ def test_only_losing_every_rank_needs_a_checkpoint() -> None:
     assert ranks < nodes < alone
     assert ranks < rate / 100
     assert checkpoint_rate_per_s(fault_rate_per_s=0.0, world=4, ranks_per_fault=2, repair_s=5.0, whole_run_rate_per_s=1e-4) == 1e-4
+
+
+def test_each_level_has_the_interval_of_the_optimum_for_all_levels() -> None:
+    blocked_s, rates_per_s = (0.02, 4.0), (1 / 900, 1 / 86_400)
+    policy = CheckpointInterval(law="young", max_s=1e6)
+    chosen = [policy.due(0.0, 0.0, c, 0.0, rate).fields["interval_s"] - c for c, rate in zip(blocked_s, rates_per_s, strict=True)]
+    assert chosen == pytest.approx(multilevel_work_s(blocked_s, rates_per_s))
+
+
+def test_an_interval_is_shorter_once_faults_have_needed_it_and_longer_after_quiet_times() -> None:
+    def interval_s(events: int, exposure_s: float) -> float:
+        return CheckpointInterval().due(0.0, 0.0, 0.5, 1.0, 1 / 3600, events=events, exposure_s=exposure_s).fields["interval_s"]
+
+    expected = interval_s(0, 0.0)
+    assert interval_s(0, 7200.0) == pytest.approx(expected * math.sqrt(3), rel=0.05), "a prior worth one fault, and two times its MTBF"
+    assert interval_s(20, 7200.0) < expected / 2
+    assert "20 of them in 7200 s" in CheckpointInterval().due(0.0, 0.0, 0.5, 1.0, 1 / 3600, events=20, exposure_s=7200.0).reason
 
 
 def test_observation_moves_the_rate() -> None:

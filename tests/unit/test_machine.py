@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from fleet.config import Budgets, RunSettings
 from fleet.events import (
     CheckpointDurable,
+    CopiesHeld,
     Event,
     FaultReported,
     Finished,
@@ -21,6 +23,7 @@ from fleet.events import (
     NodeLost,
     NodeSilent,
     Parked,
+    PartFailed,
     PartWritten,
     Raised,
     Ready,
@@ -42,9 +45,10 @@ from fleet.instructions import (
     Welcome,
     Write,
 )
+from fleet.levels import PEERS, level_of
 from fleet.machine import FleetMachine
-from fleet.records import Committed, LineageBegun, ProcessLost, Record, RunEnded, ViewPublished
-from fleet.types import Fault, Member, Part, Process, Pulse, StateId
+from fleet.records import CheckpointRecord, Committed, LineageBegun, ProcessLost, Record, RunEnded, ViewPublished
+from fleet.types import Copy, Fault, Member, Part, Process, Pulse, StateId
 from policies.interval import CheckpointInterval
 from policies.recovery import ReformPromoteRegrow
 from tests.simulation.runs import Placement
@@ -60,8 +64,10 @@ class Bench:
     """A machine with its clock and everything that it has said."""
 
     def __init__(
-        self, world: int = 4, checkpoint: tuple[str, StateId] | None = None, budgets: Budgets | None = None, **settings: Any
-    ) -> None:
+        self, world: int = 4, checkpoint: tuple[str, StateId] | None = None, budgets: Budgets | None = None, interval_s: float = 1e6,
+        peers_s: float | None = None, **settings: Any,
+    ) -> None:  # fmt: skip
+        self.interval_s, self.peers_s = interval_s, peers_s
         self.settings = RunSettings(world=world, shards=max(16, world), budgets=budgets or Budgets(), **settings)
         self.checkpoint = checkpoint
         self.machine = self.new_machine()
@@ -71,8 +77,9 @@ class Bench:
 
     def new_machine(self) -> FleetMachine:
         policy = ReformPromoteRegrow(self.settings.budgets, self.settings.timeouts.start_s)
-        interval = CheckpointInterval(law="fixed", interval_s=1e6)
-        return FleetMachine(self.settings, policy, Placement(), interval, checkpoint=self.checkpoint)
+        interval = CheckpointInterval(law="fixed", interval_s=self.interval_s)
+        peers = CheckpointInterval(law="fixed", interval_s=self.peers_s) if self.peers_s is not None else None
+        return FleetMachine(self.settings, policy, Placement(), interval, checkpoint=self.checkpoint, peers=peers)
 
     def tell(self, *events: Event) -> list[Instruction]:
         """What the machine says to these, without what it writes."""
@@ -485,6 +492,87 @@ def test_parts_of_an_older_request_or_of_strangers_do_not_count() -> None:
     part = Part("p", 1, "", (0,))
     assert not bench.tell(PartWritten(member(0), save.request - 1, "c", STEP_4, part, 0.1))
     assert not bench.tell(PartWritten(member(5), save.request, "c", STEP_4, part, 0.1))
+
+
+def test_a_checkpoint_that_fails_is_tried_again_soon_then_later_then_skipped_and_counted() -> None:
+    bench = Bench(world=2, interval_s=10.0).start(STEP_3)
+    asked: list[float] = []
+    while not any(record.phase == "skipped" for record in bench.of(CheckpointRecord)):
+        for one in bench.after(0.5):
+            if isinstance(one, SaveCheckpoint):
+                asked.append(bench.now_s)
+                bench.tell(PartFailed(member(0), one.request, "the disk is full"))
+    assert [round(late - early) for early, late in itertools.pairwise(asked)] == [2, 4, 8, 16]
+    assert [record.phase for record in bench.of(CheckpointRecord)] == ["requested", "failed"] * 5 + ["skipped"]
+    assert "the disk is full" in bench.of(CheckpointRecord)[1].detail
+    assert not [one for _ in range(18) for one in bench.after(0.5) if isinstance(one, SaveCheckpoint)], "not before the next one is due"
+    assert only(SaveCheckpoint, bench.after(1.5))
+
+
+def with_copies(**settings: Any) -> Bench:
+    """Two ranks on two nodes, whose memories keep copies; the store is never asked."""
+    bench = Bench(world=2, nodes=2, peers_s=1.0, **settings)
+    bench.tell(*(CopiesHeld(f"n{i}", f"n{i}:1", "", ()) for i in range(2)))
+    return bench.start(STEP_3)
+
+
+def held(node: int, state: StateId, parts: tuple[int, ...], count: int = 2) -> CopiesHeld:
+    name = f"{state.lineage:06d}-{state.step:012d}-g00000001"
+    return CopiesHeld(f"n{node}", f"n{node}:1", "", (Copy(name, state, parts, count),))
+
+
+def test_copies_are_asked_for_where_the_other_node_has_memory() -> None:
+    bench = with_copies()
+    assert bench.machine.view is not None and bench.machine.view.copies == (("n1:1",), ("n0:1",))
+    save = only(SaveCheckpoint, bench.after(1.0))
+    assert level_of(save.request) == PEERS
+    parts = [PartWritten(member(slot), save.request, "c4", STEP_4, Part(f"p{slot}", 1, "", (slot,)), 0.1) for slot in range(2)]
+    assert only(CommitCheckpoint, bench.tell(*parts)).place == "peers://n0:1,n1:1"
+
+
+def lose_both(bench: Bench, *silent: int) -> list[Instruction]:
+    bench.tell(Lost(member(0), "killed", bench.now_s), Lost(member(1), "killed", bench.now_s))
+    bench.tell(hello(0, "a"), hello(1, "b"), Ready(member(0, 1)), Ready(member(1, 1)))
+    return bench.after(0.1, *silent)
+
+
+@pytest.mark.parametrize(
+    ("parts", "durable", "begins"),
+    [
+        (((1,), (0,)), None, "peers://n0:1,n1:1/000000-000000000004-g00000001"),
+        (((1,), (0,)), STEP_3, "peers://n0:1,n1:1/000000-000000000004-g00000001"),
+        (((1,), (1,)), STEP_3, "store"),
+        (((1,), (0,)), StateId(0, 5), "store"),
+    ],
+    ids=["memory", "memory is newer", "a part is missing", "the store is newer"],
+)
+def test_when_all_ranks_are_lost_the_newest_complete_checkpoint_is_used(
+    parts: tuple[tuple[int, ...], tuple[int, ...]], durable: StateId | None, begins: str
+) -> None:
+    bench = with_copies()
+    bench.tell(held(0, STEP_4, parts[0]), held(1, STEP_4, parts[1]))
+    if durable is not None:
+        bench.tell(CheckpointDurable("store", durable, 1, 0.1, 0.1))
+    view = only(Publish, lose_both(bench)).view
+    assert view.checkpoint == begins
+    assert view.state.lineage == 1
+    assert bench.machine.checkpoints.peers is not None
+    assert (bench.machine.checkpoints.peers.events, bench.machine.checkpoints.store.events) == ((0, 1) if begins == "store" else (1, 0))
+
+
+def test_a_silent_node_that_may_hold_the_newest_copy_is_waited_for_until_it_is_lost() -> None:
+    bench = with_copies()
+    bench.tell(NodeJoined("n2", 2), held(0, STEP_4, (1,)), held(2, STEP_4, (0,)), NodeSilent("n2", bench.now_s + 0.1))
+    assert not [one for one in lose_both(bench) if isinstance(one, Publish)]
+    bench.tell(NodeJoined("n2", 2), held(2, STEP_4, (0,)))
+    assert (only(Publish, bench.after(0.1)).view.checkpoint or "").startswith("peers://")
+
+
+def test_a_memory_that_began_anew_gets_a_view_that_knows_its_address() -> None:
+    bench = with_copies()
+    said = bench.tell(CopiesHeld("n1", "n1:2", "", ()))
+    assert only(Park, said).members == (member(0), member(1))
+    assert only(Publish, bench.park([0, 1], STEP_3)).view.copies == (("n1:2",), ("n0:1",))
 
 
 @pytest.mark.parametrize("world", [16, 64, 256])

@@ -152,14 +152,14 @@ def test_a_proposal_is_entered_when_all_offer_it(seated: MemberProtocol) -> None
     proposal = view(6, ME, PEER, NEW)
     seated.receive(Propose(proposal))
     assert seated.proposal() == proposal
-    assert seated.offer() == (-1, 0)
-    assert seated.agree([(-1, 0), (6, 0)]) == (None, None)
+    assert seated.offer() == (-1, 0, 0)
+    assert seated.agree([(-1, 0, 0), (6, 0, 0)]) == (None, None)
     seated.proposal_formed(6)
     assert seated.proposal() is None
-    assert seated.offer() == (6, 0)
-    assert seated.agree([(6, 0), (-1, 0)]) == (None, None)
-    assert seated.offer() == (6, 0)
-    assert seated.agree([(6, 0), (6, 0)]) == (proposal, None)
+    assert seated.offer() == (6, 0, 0)
+    assert seated.agree([(6, 0, 0), (-1, 0, 0)]) == (None, None)
+    assert seated.offer() == (6, 0, 0)
+    assert seated.agree([(6, 0, 0), (6, 0, 0)]) == (proposal, None)
     seated.enter(proposal)
     seated.formed(HERE)
     assert seated.outbox == [Formed(ME, 6, HERE)]
@@ -181,7 +181,7 @@ def test_a_cancelled_proposal_is_dropped_unless_it_was_offered(seated: MemberPro
     seated.receive(Propose(view(6, ME, PEER, NEW)))
     seated.receive(Cancel((ME,), 6))
     assert not seated.holds_proposal(6)
-    assert seated.offer() == (-1, 0)
+    assert seated.offer() == (-1, 0, 0)
 
 
 def test_an_offer_counts_although_the_cancellation_came_meanwhile(seated: MemberProtocol) -> None:
@@ -190,11 +190,11 @@ def test_an_offer_counts_although_the_cancellation_came_meanwhile(seated: Member
     seated.proposal_formed(6)
     seated.offer()
     seated.receive(Cancel((ME,), 6))
-    assert seated.agree([(6, 0), (6, 0)]) == (proposal, None)
+    assert seated.agree([(6, 0, 0), (6, 0, 0)]) == (proposal, None)
 
 
 def test_a_cancelled_offer_that_was_not_taken_is_dropped(seated: MemberProtocol) -> None:
-    for answer in (lambda: seated.agree([(6, 0), (-1, 0)]), seated.withdraw):
+    for answer in (lambda: seated.agree([(6, 0, 0), (-1, 0, 0)]), seated.withdraw):
         seated.receive(Propose(view(6, ME, PEER, NEW)))
         seated.proposal_formed(6)
         seated.offer()
@@ -208,7 +208,7 @@ def test_a_newer_proposal_does_not_push_out_one_that_is_offered(seated: MemberPr
     seated.proposal_formed(6)
     seated.offer()
     seated.receive(Propose(view(7, ME, PEER, NEW)))
-    assert seated.agree([(6, 0), (6, 0)])[0] == view(6, ME, PEER, NEW)
+    assert seated.agree([(6, 0, 0), (6, 0, 0)])[0] == view(6, ME, PEER, NEW)
     seated.withdraw()
     seated.receive(Propose(view(7, ME, PEER, NEW)))
     assert seated.holds_proposal(7)
@@ -222,26 +222,35 @@ def test_a_newcomer_is_called_by_a_proposal(rank: MemberProtocol) -> None:
 
 
 def test_checkpoint_requests_are_served_once_and_only_when_all_have_them(seated: MemberProtocol) -> None:
-    seated.receive(SaveCheckpoint((ME,), 5, 3))
-    assert seated.offer() == (-1, 3)
-    assert seated.agree([(-1, 3), (-1, 0)]) == (None, None)
-    assert seated.agree([(-1, 3), (-1, 3)]) == (None, 3)
-    seated.receive(SaveCheckpoint((ME,), 5, 3))
-    assert seated.offer() == (-1, 0)
+    seated.receive(SaveCheckpoint((ME,), 5, 4))
+    assert seated.offer() == (-1, 4, 0)
+    assert seated.agree([(-1, 4, 0), (-1, 0, 0)]) == (None, None)
+    assert seated.agree([(-1, 4, 0), (-1, 4, 0)]) == (None, 4)
+    seated.receive(SaveCheckpoint((ME,), 5, 4))
+    assert seated.offer() == (-1, 0, 0)
+
+
+def test_requests_of_both_levels_are_served_one_after_the_other_and_neither_waits_for_the_other(seated: MemberProtocol) -> None:
+    for request in (4, 3, 5):
+        seated.receive(SaveCheckpoint((ME,), 5, request))
+    assert seated.offer() == (-1, 4, 5), "the newest of each level"
+    assert seated.agree([(-1, 4, 5), (-1, 0, 5)]) == (None, 5), "the peer has not heard of the store's"
+    assert seated.agree([(-1, 4, 0), (-1, 4, 0)]) == (None, 4)
+    assert seated.offer() == (-1, 0, 0)
 
 
 def test_a_checkpoint_request_of_another_generation_is_refused(seated: MemberProtocol) -> None:
-    seated.receive(SaveCheckpoint((ME,), 4, 3))
-    assert seated.offer() == (-1, 0)
+    seated.receive(SaveCheckpoint((ME,), 4, 4))
+    assert seated.offer() == (-1, 0, 0)
 
 
 def test_a_checkpoint_request_dies_with_its_view(seated: MemberProtocol) -> None:
-    seated.receive(SaveCheckpoint((ME,), 5, 3))
+    seated.receive(SaveCheckpoint((ME,), 5, 4))
     seated.broken("a peer is gone")
     seated.receive(Publish(view(6, ME)))
     seated.next_view()
     seated.formed(HERE)
-    assert seated.offer() == (-1, 0)
+    assert seated.offer() == (-1, 0, 0)
 
 
 def test_release_and_fence_interrupt(seated: MemberProtocol) -> None:

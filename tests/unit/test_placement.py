@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fleet.errors import ConfigError
 from fleet.shards import blocks, tree
-from policies.placement import ranges
+from policies.placement import copies, ranges
 
 
 def partials(split: tuple[tuple[int, int], ...], shards: int) -> int:
@@ -58,3 +61,26 @@ def test_blocks_are_nodes_of_the_tree_and_tile_any_range(shards: int) -> None:
         found = blocks(start, stop, shards)
         assert set(found) <= tree(shards)
         assert [i for a, b in found for i in range(a, b)] == list(range(start, stop))
+
+
+def test_copies_go_round_the_ring_and_never_stay_at_home() -> None:
+    nodes = dict.fromkeys("abcd", "")
+    assert copies(list("abcd"), nodes, 1) == (("b",), ("c",), ("d",), ("a",))
+    assert copies(list("aabb"), dict.fromkeys("ab", ""), 1) == (("b",), ("b",), ("a",), ("a",))
+    assert copies(list("aa"), dict.fromkeys("ab", ""), 2) == (("b",), ("b",)), "as few as there are"
+    assert copies(["a"], {"a": ""}, 1) == ((),)
+    assert copies(["new"], {"a": ""}, 1) == (("a",),), "a node that has no memory to offer has ranks to copy all the same"
+
+
+@given(st.integers(1, 12), st.integers(1, 4), st.integers(1, 3), st.integers(1, 3))
+def test_copies_are_spread_evenly_over_other_domains(nodes: int, per_node: int, wanted: int, racks: int) -> None:
+    domains = {f"n{i:02}": f"rack{i % racks}" for i in range(nodes)}
+    homes = [node for node in domains for _ in range(per_node)]
+    chosen = copies(homes, domains, wanted)
+    for home, kept in zip(homes, chosen, strict=True):
+        assert home not in kept and len(set(kept)) == len(kept) == min(wanted, nodes - 1)
+        if racks > 1 and nodes >= racks > 1 and kept:
+            assert domains[kept[0]] != domains[home]
+    if racks == 1 and nodes > 1:
+        load = Counter(node for kept in chosen for node in kept)
+        assert max(load.values()) - min(load[node] for node in domains) <= max(2, per_node)

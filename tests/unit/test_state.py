@@ -16,7 +16,7 @@ from torch import nn
 import actors.rank.state as state_module
 from actors.rank.process_group import Forming, Group, GroupBroken, StoreServer
 from actors.rank.sampling import seed_step
-from actors.rank.state import TrackedState, checksum, partition, receive_state, send_state
+from actors.rank.state import TrackedState, checksum, receive_state, send_state, slices
 from fleet.errors import ConfigError
 
 BOUND_S = 30.0
@@ -122,13 +122,20 @@ def test_what_cannot_be_tracked_is_refused_by_name() -> None:
         TrackedState(model=nn.Linear(1, 1)).load(*TrackedState(other=nn.Linear(1, 1)).flatten())
 
 
-def test_partition_is_balanced_and_complete() -> None:
-    tensors = [torch.zeros(n) for n in (100, 1, 50, 49, 30, 30, 40)]
-    parts = partition(tensors, 3)
-    assert sorted(i for part in parts for i in part) == list(range(7))
-    loads = [sum(tensors[i].numel() for i in part) for part in parts]
-    assert max(loads) <= 100 * 4 / 3  # what this rule guarantees; 100 would be the best split
-    assert partition([], 2) == [[], []]
+@pytest.mark.parametrize("count", [1, 3, 4])
+def test_slices_are_balanced_and_make_up_the_state(count: int) -> None:
+    tensors = [torch.randn(3000, 40), torch.tensor(3.0), torch.zeros(0, 4), torch.randn(7), torch.randn(90_001), torch.randn(1, 50_000)]
+    parts = slices(tensors, count)
+    loads = [sum(item[1].numel() for item in part) for part in parts]
+    assert sum(loads) == sum(tensor.numel() for tensor in tensors)
+    assert max(loads) - min(loads) <= (0 if count == 1 else 100_000), "a tensor of one row is not cut"
+    for index, tensor in enumerate(tensors):
+        mine = [item for part in parts for item in part if item[0] == index]
+        if tensor.numel():
+            assert [item[2][:1] for item in mine] == sorted(item[2][:1] for item in mine)
+            assert torch.equal(torch.cat([item[1].reshape(-1) for item in mine]), tensor.reshape(-1))
+    assert sum(item[0] == 2 for part in parts for item in part) == 1, "an empty tensor has to be in one of them"
+    assert slices([], 2) == [[], []]
 
 
 def test_checksums_see_bits_and_order() -> None:

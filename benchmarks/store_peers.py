@@ -1,0 +1,95 @@
+"""One lost rank's part of the state, from the memory of another node's agent, against a plain copy of the same bytes over loopback TCP.
+
+Both ends of both are processes of their own. A restore ends with the bytes in memory that was not there before; Fleet's includes finding
+out who holds the part, and comparing every block with its digest.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import time
+from multiprocessing.connection import Connection
+
+import numpy as np
+
+from fleet.types import StateId
+
+HOST = "127.0.0.1"
+SERIES, STATE, SLOT = "part", StateId(0, 1), 0
+CHUNK_BYTES = 16 << 20
+
+
+def _serve_memory(pipe: Connection) -> None:
+    from storage.peers import PeerMemory
+
+    memory = PeerMemory(HOST)
+    pipe.send(memory.address)
+    pipe.recv()
+    memory.close()
+
+
+def _serve_plainly(pipe: Connection, size: int) -> None:
+    """Sends ``size`` bytes to whoever connects."""
+    data = memoryview(np.frombuffer(os.urandom(size), dtype=np.uint8)).cast("B")
+    with socket.create_server((HOST, 0)) as server:
+        pipe.send(f"{HOST}:{server.getsockname()[1]}")
+        while not pipe.poll():
+            server.settimeout(0.1)
+            try:
+                stream, _ = server.accept()
+            except TimeoutError:
+                continue
+            with stream:
+                stream.settimeout(None)
+                stream.sendall(data)
+
+
+def _plain_copy_s(address: str, size: int) -> float:
+    host, port = address.split(":")
+    begun_s = time.perf_counter()
+    buffer = memoryview(np.empty(size, dtype=np.uint8)).cast("B")
+    with socket.create_connection((host, int(port))) as stream:
+        at = 0
+        while at < size:
+            at += stream.recv_into(buffer[at:], size - at, socket.MSG_WAITALL)
+    return time.perf_counter() - begun_s
+
+
+def _restore_s(address: str, size: int) -> float:
+    from storage.parts import StepCopies
+
+    begun_s = time.perf_counter()
+    blocks = StepCopies().get(SERIES, STATE, SLOT, [address])
+    taken_s = time.perf_counter() - begun_s
+    if sum(map(len, blocks)) != size:
+        raise RuntimeError("the part came back short")
+    return taken_s
+
+
+def collect(size: int, repetitions: int) -> dict[str, list[float]]:
+    """Seconds of every restore and every plain copy, in turn, the first of each left out."""
+    from storage.parts import StepCopies
+
+    context = multiprocessing.get_context("spawn")
+    (memory, theirs), (plain, other) = context.Pipe(), context.Pipe()
+    servers = [context.Process(target=_serve_memory, args=(theirs,)), context.Process(target=_serve_plainly, args=(other, size))]
+    for server in servers:
+        server.start()
+    samples: dict[str, list[float]] = {"fleet_peer_restore_s": [], "tcp_copy_s": []}
+    try:
+        address, raw = memory.recv(), plain.recv()
+        part = memoryview(np.random.default_rng(0).bytes(size)).cast("B")
+        StepCopies().put(SERIES, STATE, 1, SLOT, [part], [address])
+        for repetition in range(-1, repetitions):
+            restored_s, copied_s = _restore_s(address, size), _plain_copy_s(raw, size)
+            if repetition >= 0:
+                samples["fleet_peer_restore_s"].append(restored_s)
+                samples["tcp_copy_s"].append(copied_s)
+    finally:
+        for pipe, server in zip((memory, plain), servers, strict=True):
+            pipe.send(None)
+            server.join(20)
+            server.kill()
+    return samples

@@ -1,0 +1,170 @@
+"""What ``FleetMachine`` knows of both levels of checkpoints: when either is due, and from which of them a new history can begin."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from fleet.config import RunSettings
+from fleet.events import CheckpointDurable, CheckpointFailed, CopiesHeld, Event, PartFailed, PartWritten
+from fleet.instructions import Instruction
+from fleet.levels import PEERS, PEERS_SCHEME, STORE, level_of, peers_url
+from fleet.machine_checkpoints import Checkpoints
+from fleet.machine_state import Roster
+from fleet.ports import IntervalPolicy, PlacementPolicy
+from fleet.records import Record, RunStarted, ViewPublished
+from fleet.types import StateId, View
+
+TRIES = 3
+"""From one copy in memory so many views may begin. When none of them holds, it cannot be read, whatever the agents say of it."""
+
+
+class Tiers:
+    """The durable store, and the memory of the nodes. ``peers`` is None when no copies are wanted."""
+
+    def __init__(
+        self, settings: RunSettings, roster: Roster, store: IntervalPolicy, peers: IntervalPolicy | None,
+        newest: tuple[str, StateId] | None, rates_per_s: tuple[float, float], now_s: float,
+    ) -> None:  # fmt: skip
+        self.settings, self._roster = settings, roster
+        self.store = Checkpoints(STORE, settings, store, newest, rates_per_s[0], now_s)
+        wanted = peers is not None and settings.peer_copies > 0
+        self.peers = Checkpoints(PEERS, settings, peers, None, rates_per_s[1], now_s) if wanted and peers is not None else None
+        self.memories: dict[str, CopiesHeld] = {}
+        self._tries: Counter[str] = Counter()
+
+    @property
+    def levels(self) -> list[Checkpoints]:
+        return [self.store, self.peers] if self.peers is not None else [self.store]
+
+    # ---- where a new history begins ------------------------------------------------------------------------------------------------------
+
+    @property
+    def newest_id(self) -> str | None:
+        return self._newest()[0]
+
+    @property
+    def newest_state(self) -> StateId:
+        return self._newest()[1]
+
+    def _newest(self) -> tuple[str | None, StateId]:
+        """The newest complete checkpoint of both levels; of two at the same step the one in memory, which is there sooner."""
+        tired = {checkpoint for checkpoint, tries in self._tries.items() if tries >= TRIES}
+        copy = newest_copy(self._within_reach.values(), tired)
+        if copy is not None and (self.store.newest_id is None or copy[1] >= self.store.newest_state):
+            return copy
+        return self.store.newest_id, self.store.newest_state
+
+    def begin(self, rolled_back: bool) -> StateId:
+        """A view is made that begins from the newest; returns its state. ``rolled_back``: a fault has come to that."""
+        checkpoint, state = self._newest()
+        if checkpoint is not None and checkpoint.startswith(PEERS_SCHEME):
+            self._tries[checkpoint.rpartition("/")[2]] += 1
+        if rolled_back:
+            self._needed(checkpoint)
+        return state
+
+    def _needed(self, checkpoint: str | None) -> None:
+        """A fault needed this level: one more from which its rate is learned."""
+        self._of(PEERS if (checkpoint or "").startswith(PEERS_SCHEME) else STORE).events += 1
+
+    def unsure(self, silent: Collection[str]) -> bool:
+        """Whether a node that has fallen silent may hold the newest copy: it answers soon, or is lost for good."""
+        return any(node in self._within_reach for node in silent)
+
+    # ---- who holds what ------------------------------------------------------------------------------------------------------------------
+
+    def hold(self, event: CopiesHeld, view: View | None) -> bool:
+        """Note what a node's memory holds. True when it began anew, so that members of ``view`` have nobody to send their copies to."""
+        before = self.memories.get(event.node)
+        self.memories[event.node] = event
+        moved = before is not None and before.address != event.address
+        return moved and view is not None and any(before.address in targets for targets in view.copies if before)
+
+    @property
+    def _within_reach(self) -> dict[str, CopiesHeld]:
+        """Of the nodes that are not given up. One that is heard of again still has what it said that it holds."""
+        return {node: memory for node, memory in self.memories.items() if node in self._roster.nodes}
+
+    def targets(self, placement: PlacementPolicy, homes: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+        """Where each member of a view, at home on these nodes, sends its copies: addresses, by view rank; () when there is nowhere."""
+        if self.peers is None:
+            return ()
+        domains = {node: memory.domain for node, memory in self._within_reach.items()}
+        chosen = placement.copies(homes, domains, self.settings.peer_copies)
+        return tuple(tuple(self.memories[node].address for node in nodes) for nodes in chosen) if all(chosen) else ()
+
+    # ---- requests ------------------------------------------------------------------------------------------------------------------------
+
+    def handle(self, event: Event, view: View | None, now_s: float) -> list[Instruction]:
+        """What became of a part or of a whole checkpoint."""
+        match event:
+            case PartWritten() if view is not None:
+                return self._of(level_of(event.request)).part(event, view)
+            case PartFailed():
+                return self._of(level_of(event.request)).part_failed(event, now_s)
+            case CheckpointDurable():
+                return self._of(event.level).durable(event, now_s)
+            case CheckpointFailed():
+                return self._of(event.level).failed(event.reason, now_s)
+        return []
+
+    def _of(self, level: str) -> Checkpoints:
+        return self.peers if level == PEERS and self.peers is not None else self.store
+
+    def configure(self, settings: RunSettings) -> None:
+        """New settings hold from now on; the interval of copies in memory is not among those that change."""
+        self.settings = settings
+        self.store.configure(settings)
+        if self.peers is not None:
+            self.peers.settings = settings
+
+    @property
+    def pending(self) -> bool:
+        return any(level.pending for level in self.levels)
+
+    def tick(self, view: View, now_s: float) -> list[Instruction]:
+        out = self.store.tick(view, now_s)
+        return out + (self.peers.tick(view, now_s) if self.peers is not None and view.copies else [])
+
+    def request(self, view: View, now_s: float) -> list[Instruction]:
+        """A durable one, now."""
+        return self.store.request(view, now_s)
+
+    def abandoned(self, now_s: float, reason: str) -> list[Instruction]:
+        return [instruction for level in self.levels for instruction in level.abandoned(now_s, reason)]
+
+    def restarted(self, now_s: float) -> None:
+        for level in self.levels:
+            level.restarted(now_s)
+
+    def replay(self, record: Record) -> None:
+        match record:
+            case RunStarted(at_s=at_s):
+                for level in self.levels:
+                    level.since_s = at_s
+            case ViewPublished(view=view) if view.checkpoint is not None:
+                self._needed(view.checkpoint)
+        for level in self.levels:
+            level.replay(record)
+
+
+def newest_copy(memories: Iterable[CopiesHeld], excluded: Collection[str]) -> tuple[str, StateId] | None:
+    """(URL with id, state) of the newest checkpoint of which every part is in some memory, or None."""
+    found: dict[str, dict[str, set[int]]] = defaultdict(dict)
+    counts: Counter[str] = Counter()
+    states: dict[str, StateId] = {}
+    for memory in memories:
+        for copy in memory.copies:
+            found[copy.checkpoint][memory.address] = set(copy.parts)
+            counts[copy.checkpoint] = max(counts[copy.checkpoint], copy.count)
+            states[copy.checkpoint] = copy.state
+    complete = [name for name, holders in found.items() if name not in excluded and _is_complete(holders, counts[name])]
+    if not complete:
+        return None
+    newest = max(complete, key=lambda name: (states[name], name))
+    return f"{peers_url(sorted(found[newest]))}/{newest}", states[newest]
+
+
+def _is_complete(holders: Mapping[str, Collection[int]], count: int) -> bool:
+    return count > 0 and set(range(count)) <= {part for parts in holders.values() for part in parts}

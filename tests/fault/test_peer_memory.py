@@ -1,0 +1,45 @@
+"""All ranks are lost, and the agents' memory holds the state: the run goes on from there, on real processes, to the bits of its twin."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleet.config import CheckpointSettings
+from fleet.levels import PEERS
+from fleet.records import CheckpointRecord, LineageBegun, ViewPublished
+from tests.fault.test_bad_luck import fault_free, of, settings, survived, train_through
+from tests.support import trains
+from tests.support.plain import PlainFleet
+
+__all__ = ["fault_free"]
+
+SELDOM = CheckpointSettings(policy="fixed", interval_s=3600.0, peer_interval_s=0.2)
+
+
+def copies_made(fleet: PlainFleet) -> list[CheckpointRecord]:
+    return [record for record in of(CheckpointRecord, fleet.records()) if record.level == PEERS and record.phase == "durable"]
+
+
+def lose_all_ranks(fleet: PlainFleet) -> None:
+    fleet.wait_for(lambda: fleet.coordinator.machine.checkpoints.newest_state.step > 0)
+    for slot in range(fleet.settings.slots):
+        fleet.kill(slot)
+
+
+def views_from_memory(records: list[Any]) -> list[Any]:
+    return [record for record in of(ViewPublished, records) if (record.view.checkpoint or "").startswith("peers://")]
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_all_ranks_are_lost_and_the_run_goes_on_from_memory(tmp_path: Path, fault_free: str, copies: int) -> None:
+    chosen = settings(tmp_path, nodes=3, checkpoint=SELDOM, peer_copies=copies)
+    outcome, records, digest = train_through(trains.plain, chosen, tmp_path, lose_all_ranks)
+    survived(outcome, records, digest, fault_free, other_ratio=0.05)
+    [view] = views_from_memory(records)
+    [rollback] = of(LineageBegun, records)
+    assert rollback.from_state.step == view.view.state.step > 0
+    assert all(len(targets) == copies for targets in view.view.copies)
+    assert not [record for record in of(CheckpointRecord, records) if record.level != PEERS], "the store had nothing to do with it"
