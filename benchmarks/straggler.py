@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import statistics
 import tempfile
 import time
@@ -96,7 +97,7 @@ def measure(quick: bool = False) -> dict[str, Any]:
     }
     with local_cluster(chosen()) as cluster, tempfile.TemporaryDirectory(prefix="bench-straggler-", ignore_cleanup_errors=True) as root:
         for number in range(1 if quick else REPETITIONS):
-            runs = {}
+            runs: dict[str, list[float]] = {}
             for name, mitigated in (("unmitigated", False), ("fleet", True)):
                 folder = Path(root) / f"{name}-{number}"
                 folder.mkdir()
@@ -104,9 +105,10 @@ def measure(quick: bool = False) -> dict[str, Any]:
             unit_s, fixed_s = yardstick(runs["unmitigated"])
             best_s = fixed_s + unit_s * fullest
             for name, times in runs.items():
+                samples.setdefault(f"{name}_step_s", []).extend(round(b - a, 4) for a, b in itertools.pairwise(times))
                 samples[f"{name}_over_best_split_ratio"].append(STEPS * best_s / (times[ONSET + STEPS - 1] - times[ONSET - 1]))
             samples["fleet_settled_steps"].append(settled(runs["fleet"], (best_s + fixed_s + unit_s * 2 * SHARDS / WORLD) / 2))
-    figures = {name: statistics.median(values) for name, values in samples.items()}
+    figures = {name: statistics.median(values) for name, values in samples.items() if not name.endswith("_step_s")}
     figures |= {"best_split_step_s": best_s, "unit_s": unit_s, "fixed_s": fixed_s}
     return {
         "settings": {"world": WORLD, "shards": SHARDS, "slowdown": SLOWDOWN, "onset_step": ONSET, "steps": STEPS, "shard_s": SHARD_S},
