@@ -25,7 +25,7 @@ from policies.placement import weighted_ranges
 
 WORLD, SHARDS, SLOW_SLOT, SLOWDOWN = 4, 16, 2, 2.0
 ONSET, STEPS, SETTLE = 60, 200, 10
-SHARD_S = 0.025
+SHARD_S = 0.04
 REPETITIONS = 3
 
 
