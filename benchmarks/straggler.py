@@ -15,13 +15,23 @@ import itertools
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks import harness
 from fleet.config import RunSettings, StragglerSettings
+from fleet.machine import FleetMachine
+from fleet.records import Committed
+from fleet.simulation.plan import Plan, Trouble
+from fleet.simulation.world import World
+from policies import placement
+from policies.interval import CheckpointInterval
+from policies.mitigation import Mitigator
 from policies.placement import weighted_ranges
+from policies.recovery import ReformPromoteRegrow
 
 WORLD, SHARDS, SLOW_SLOT, SLOWDOWN = 4, 16, 2, 2.0
 ONSET, STEPS, SETTLE = 60, 200, 10
@@ -69,10 +79,10 @@ def chosen() -> RunSettings:
     return RunSettings(world=WORLD, nodes=2, shards=SHARDS)
 
 
-def yardstick(plain: Sequence[float]) -> tuple[float, float]:
-    """(u, f) in seconds, from the run without mitigation; see the module's text. Medians of steps."""
-    well_s = statistics.median(b - a for a, b in zip(plain[SETTLE : ONSET - 1], plain[SETTLE + 1 : ONSET], strict=True))
-    slow_s = statistics.median(b - a for a, b in zip(plain[ONSET + 1 : -1], plain[ONSET + 2 :], strict=True))
+def yardstick(plain: Sequence[float], typical: Callable[[Iterable[float]], float] = statistics.median) -> tuple[float, float]:
+    """(u, f) in seconds, from the run without mitigation; see the module's text. Of ``typical`` steps before the onset and after it."""
+    took = [b - a for a, b in itertools.pairwise(plain)]
+    well_s, slow_s = typical(took[SETTLE : ONSET - 1]), typical(took[ONSET + 1 :])
     each = SHARDS // WORLD
     unit_s = (slow_s - well_s) / (each * (SLOWDOWN - 1))
     return unit_s, well_s - each * unit_s
@@ -83,6 +93,28 @@ def best_split() -> tuple[list[int], float]:
     speeds = [1 / SLOWDOWN if slot == SLOW_SLOT else 1.0 for slot in range(WORLD)]
     loads = [end - begin for begin, end in weighted_ranges(SHARDS, speeds)]
     return loads, max(load / speed for load, speed in zip(loads, speeds, strict=True))
+
+
+def simulated(mitigated: bool) -> list[float]:
+    """When each step was committed, of the same run on a simulated world, by the live policy; nothing else runs there."""
+    settings = dataclasses.replace(chosen(), straggler=StragglerSettings(enabled=mitigated))
+    slow = Trouble(kind="slow", point="compute", step=ONSET, slots=(SLOW_SLOT,), severity=SLOWDOWN, duration_s=3600.0)
+    plan = Plan(
+        seed=1, settings=settings, steps=ONSET + STEPS + 1, shard_s=SHARD_S, jitter=(0.98, 1.02), save_every_s=3600.0, quiet_s=1000.0
+    )
+    world = World(dataclasses.replace(plan, troubles=(slow,)), _machine)
+    outcome = world.run()
+    if outcome.broken or outcome.status != "completed":
+        raise RuntimeError(outcome.report("simulated"))
+    noted = [(0, 0.0), *((record.state.step, record.at_s) for record in world.journal if isinstance(record, Committed))]
+    steps, times = zip(*noted, strict=True)
+    return [float(at_s) for at_s in np.interp(range(1, ONSET + STEPS + 2), steps, times)]
+
+
+def _machine(settings: RunSettings, plan: Plan, now_s: float) -> FleetMachine:
+    recovery = ReformPromoteRegrow(settings.budgets, settings.timeouts.start_s)
+    interval = CheckpointInterval(law="fixed", interval_s=plan.save_every_s)
+    return FleetMachine(settings, recovery, placement, interval, straggler=Mitigator(settings.straggler), now_s=now_s)
 
 
 def measure(quick: bool = False) -> dict[str, Any]:
@@ -106,9 +138,11 @@ def measure(quick: bool = False) -> dict[str, Any]:
             best_s = fixed_s + unit_s * fullest
             for name, times in runs.items():
                 samples.setdefault(f"{name}_step_s", []).extend(round(b - a, 4) for a, b in itertools.pairwise(times))
-                samples[f"{name}_over_best_split_ratio"].append(STEPS * best_s / (times[ONSET + STEPS - 1] - times[ONSET - 1]))
+                samples[f"{name}_over_best_split_ratio"].append(over_best(times, best_s))
             samples["fleet_settled_steps"].append(settled(runs["fleet"], (best_s + fixed_s + unit_s * 2 * SHARDS / WORLD) / 2))
     figures = {name: statistics.median(values) for name, values in samples.items() if not name.endswith("_step_s")}
+    each_s, rest_s = yardstick(simulated(mitigated=False), statistics.fmean)  # commits are noted at ticks there
+    figures |= {"fleet_simulated_over_best_split_ratio": over_best(simulated(mitigated=True), rest_s + each_s * fullest)}
     figures |= {"best_split_step_s": best_s, "unit_s": unit_s, "fixed_s": fixed_s}
     return {
         "settings": {"world": WORLD, "shards": SHARDS, "slowdown": SLOWDOWN, "onset_step": ONSET, "steps": STEPS, "shard_s": SHARD_S},
@@ -116,9 +150,15 @@ def measure(quick: bool = False) -> dict[str, Any]:
         "samples": samples,
         "notes": [
             f"the best integer split of {SHARDS} shards is {loads}: the fullest rank takes as long as {fullest:g} shards of a well one",
+            "simulated: the same run on the simulator, by the same policy object, where no other process takes the cores",
             f"the rank is well for {ONSET} steps and slow from then on; settled: steps until one was nearer to the best split than to none",
         ],
     }
+
+
+def over_best(times: Sequence[float], best_s: float) -> float:
+    """The time of ``STEPS`` steps at ``best_s`` each, over what they took from the onset on."""
+    return STEPS * best_s / (times[ONSET + STEPS - 1] - times[ONSET - 1])
 
 
 def settled(times: Sequence[float], limit_s: float) -> float:
