@@ -49,7 +49,7 @@ class Stragglers:
 
     def take(self, event: StepsTimed, view: View | None, now_s: float) -> None:
         """Note one node's report. What is of another view is of no use: its ranks had other shards."""
-        if view is None or event.generation != view.generation:
+        if self.policy is None or view is None or event.generation != view.generation:
             return
         if self._generation != view.generation:
             self._generation, self._steps, self._judged = view.generation, {}, -1
