@@ -145,14 +145,20 @@ def _faults(s: LedgerSummary, settings: Mapping[str, Any], history: Mapping[str,
     heartbeat_s = float(settings.get("timeouts", {}).get("heartbeat_s", 3.0))
     return [
         _fault(s, item, expected_cost_s(item, s.world, s.spares, heartbeat_s), history)
-        for item in sorted(struck, key=lambda item: -item.at_s)[:MAX_FAULTS]
+        for item in sorted(struck, key=_when_s, reverse=True)[:MAX_FAULTS]
     ]
+
+
+def _when_s(item: Incident) -> float:
+    """When it struck or was kept from it: until then a fault's own time is one of the plan, which counts from another start."""
+    done = [at_s for phase, at_s, _ in item.phases if phase not in ("planned", "aimed")]
+    return min(done, default=item.at_s)
 
 
 def _fault(s: LedgerSummary, item: Incident, expected_s: float, history: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "id": item.id,
-        "at_s": item.at_s - s.started_s,
+        "at_s": _when_s(item) - s.started_s,
         "kind": item.kind,
         "component": item.component,
         "slot": item.slot,

@@ -20,7 +20,7 @@ from fleet.journal import JournalTail, decode_line, read_journal
 from fleet.ledger_report import History, Report
 from fleet.ledger_summary import LedgerSummary
 from fleet.ledger_timeline import Timeline
-from fleet.records import ProcessLost, ProcessUp, Record, Resumed, RunEnded, RunStarted, ViewPublished
+from fleet.records import STANDBY, ProcessLost, ProcessUp, Record, Resumed, RunEnded, RunStarted, Spans, ViewPublished
 from fleet.types import Member, View
 
 T = TypeVar("T")
@@ -54,6 +54,10 @@ class Census:
 
     def add(self, record: Record) -> None:
         match record:
+            case Spans(member=member, codes=codes):
+                seat = self.seats.get(member.slot)
+                if codes.endswith(STANDBY) and seat is not None and seat.state == STARTS and seat.incarnation == member.incarnation:
+                    self.seats[member.slot] = dataclasses.replace(seat, state=STANDS_BY)
             case ProcessUp(member=member, process=process):
                 self.seats[member.slot] = Seat(member.slot, member.incarnation, STARTS, process.node, process.pid)
             case ProcessLost(member=member, cause=cause):

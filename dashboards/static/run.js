@@ -130,6 +130,10 @@ function story() {
   const text = JSON.stringify(fault || null);
   if (text === told || (!fault && !chosen)) return;
   told = text;
+  if (fault && fault.phase === "suppressed") {
+    return $("story").replaceChildren(make("h3", {}, `${fault.id}: ${fault.kind} (${fault.component})`), make("p", {}, "It was kept from striking."),
+      make("ol", {}, ...fault.story.map((line) => make("li", {}, `${duration(line.at_s)}  ${line.text}`))));
+  }
   if (!fault) return $("story").replaceChildren(make("p", { class: "soft" }, "It is not on record any more."));
   const costs = Object.entries(fault.cost).map(([what, seconds]) => `${what} ${duration(seconds)}`);
   $("story").replaceChildren(

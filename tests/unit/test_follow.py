@@ -85,7 +85,10 @@ def test_who_is_where(tmp_path: Path) -> None:
         story.records.append(r.ProcessUp(Member(slot, 0), Process(f"node-{slot}", 100 + slot, 1), "t", 0.1))
     follower = Follower(write(tmp_path / "journal.jsonl", story)).read()
     assert [seat.state for seat in follower.seats()] == [STARTS] * 3
+    story.spans(2, 0, "i100 s50", generation=-1)
     story.view(1, [(0, 0), (1, 0)], 200)
+    follower = Follower(write(tmp_path / "journal.jsonl", story)).read()
+    assert [seat.state for seat in follower.seats()] == [TRAINS, TRAINS, STANDS_BY]
     story.lost(1, 0, 300)
     story.view(2, [(0, 0), (2, 0)], 310, causes=("1.0",))
     story.view(3, [(2, 0)], 400)
