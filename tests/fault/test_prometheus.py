@@ -1,4 +1,4 @@
-"""Real Prometheus scrapes a real run under chaos: every panel has data, alerts fire and clear, and ``fleet up`` brings both up by itself."""
+"""Real Prometheus and a real run under chaos: every panel has data, alerts fire and clear; ``fleet up`` brings both up by itself."""
 
 from __future__ import annotations
 
