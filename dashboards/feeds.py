@@ -13,6 +13,7 @@ from dashboards.state import run_state
 from fleet.clock import unix_time_s
 from fleet.follow import Follower, last_words
 from fleet.ledger_summary import LedgerSummary
+from fleet.snapshots import EVERY_BYTES, LEAST_BYTES
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}")
 POLL_S = 0.25
@@ -132,6 +133,8 @@ class Feeds:
             with self._lock:
                 feeds = [feed for feed in self._open.values() if feed.unread]
             busy = [feed for feed in feeds if feed.follower.poll()]
+            for feed in feeds:
+                feed.follower.keep(LEAST_BYTES if feed.follower.ended else EVERY_BYTES)
             if not busy:
                 self._wanted.wait(POLL_S)
                 self._wanted.clear()

@@ -1,7 +1,7 @@
 """Follows a journal, while its run goes on or afterwards: ledger, timeline, history, and who is where, in step with the writer.
 
 The memory it takes is bounded by the world's size, whatever the journal's length: the file is read in pieces, the timeline has a fixed
-number of buckets, and of all else the newest is kept.
+number of buckets, and of all else the newest is kept. A long journal is opened from the snapshot beside it, if there is one.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from fleet import snapshots
 from fleet.clock import unix_time_s
 from fleet.errors import FleetError, JournalError, LedgerError
 from fleet.goodput import Ledger
@@ -99,7 +100,27 @@ class Follower:
         self._ledger = Ledger(Timeline())
         self._history, self._census = History(MOST), Census()
         self._anchor = (0.0, 0.0)
-        self._last_s = 0.0
+        self._kept_bytes = 0
+        self._restore()
+
+    def _restore(self) -> None:
+        kept = snapshots.load(self.journal)
+        if kept is not None:
+            self._kept_bytes, line, (self._ledger, self._history, self._census, self._anchor) = kept
+            self._tail = JournalTail(self.journal, self._kept_bytes, line)
+            self.version = 1
+
+    def keep(self, least_bytes: int = snapshots.LEAST_BYTES) -> bool:
+        """Keep a snapshot of the fold beside the journal, unless the last one is less than ``least_bytes`` old. Whether it was kept."""
+        with self._lock:
+            offset, line = self._tail.place
+            if self.damage or offset - self._kept_bytes < least_bytes:
+                return False
+            fold = (self._ledger, self._history, self._census, self._anchor)
+            if snapshots.save(self.journal, offset, line, fold):
+                self._kept_bytes = offset
+                return True
+            return False
 
     def poll(self, limit_bytes: int = PIECE_BYTES) -> list[Record]:
         """Fold what the journal has gained, a piece of it at most; the new records, oldest first. Damage ends it, see ``damage``."""
@@ -128,9 +149,10 @@ class Follower:
         return records
 
     def read(self) -> Follower:
-        """Fold all that there is now; returns the follower itself."""
+        """Fold all that there is now, and keep a snapshot when that was much; returns the follower itself."""
         while self.poll():
-            continue
+            self.keep(snapshots.EVERY_BYTES)
+        self.keep()
         return self
 
     @property

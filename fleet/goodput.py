@@ -105,7 +105,10 @@ class Ledger:
         self._measurements: dict[str, tuple[int, float]] = {}
         self._tally = Tally()
         self._closed: Ledger | None = None
-        self._handlers: dict[type, Any] = {
+        self._handlers = self._bound()
+
+    def _bound(self) -> dict[type, Any]:
+        return {
             Spans: self._spans,
             RunStarted: self._run_started,
             Resumed: self._resumed,
@@ -121,6 +124,14 @@ class Ledger:
             RunEnded: self._run_ended,
             ProcessUp: self._seen,
         }
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For a snapshot: all but what follows from the rest."""
+        return self.__dict__ | {"_handlers": None, "_closed": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._handlers = self._bound()
 
     def apply(self, record: Record) -> None:
         """Add one record. Raises LedgerError when the rank-seconds overlap or leave a gap; names the member and the times."""

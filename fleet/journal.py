@@ -106,12 +106,16 @@ def _check_first(path: Path, number: int, record: Record) -> None:
 
 
 class JournalTail:
-    """Reads a journal that is still being written. Each poll gives the records that were completed since the last one."""
+    """Reads a journal that is still being written. Each poll gives the records that were completed since the last one.
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    Args:
+        path: the journal.
+        offset, line: bytes and lines of it that are known already.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], offset: int = 0, line: int = 0) -> None:
         self._path = Path(path)
-        self._offset = 0
-        self._line = 0
+        self._offset, self._line = offset, line
 
     def poll(self, limit_bytes: int = 1 << 62) -> list[Record]:
         """New records, oldest first; empty while the file does not exist. Reads at most about ``limit_bytes``: call again for the rest.
@@ -132,6 +136,11 @@ class JournalTail:
             self._line += 1
             self._offset += len(line)
         return records
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Bytes and lines that were read."""
+        return self._offset, self._line
 
     @property
     def behind_bytes(self) -> int:

@@ -10,6 +10,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from fleet.follow import Follower
 from fleet.records import FaultRecord, Measurement, ProcessLost, Record, ViewPublished
+from fleet.snapshots import EVERY_BYTES
 
 POLL_S = 0.25
 
@@ -41,6 +42,7 @@ class LiveView:
         while not self._stop.wait(POLL_S):
             for record in self._follower.poll():
                 self._tell(record)
+            self._follower.keep(EVERY_BYTES)
             self._show()
 
     def _tell(self, record: Record) -> None:

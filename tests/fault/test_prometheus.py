@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -30,17 +32,31 @@ from tests.support.watching import watched
 ROOT = Path(__file__).resolve().parents[2]
 SHORT = 0.03
 """Ten minutes of a rule are 18 s here."""
-KILLS_S = (1.0, 4.0, 7.0, 10.0, 13.0)
+ALERT = "FleetCheckpointOverdue"
 
 
 def plan(root: Path) -> RunPlan:
-    save_trace([Fault(f"kill-{number}", at_s, "gpu", "kill_rank", slot=1) for number, at_s in enumerate(KILLS_S)], root / "trace.csv")
+    """It goes on until it is stopped; two ranks are killed on the way."""
+    save_trace([Fault(f"kill-{slot}", 3.0 * slot, "gpu", "kill_rank", slot=slot) for slot in (1, 2)], root / "trace.csv")
     settings = RunSettings(
         world=3, spares=1, nodes=3, shards=8, timeouts=FAST, checkpoint=CheckpointSettings(policy="fixed", interval_s=1.0),
-        options={"steps": "180", "pause_s": "0.1", "flags": str(root)},
+        options={"steps": "100000", "pause_s": "0.1", "flags": str(root)},
     )  # fmt: skip
     chaos = ChaosSettings(trace=str(root / "trace.csv"))
     return RunPlan(name="chaotic", folder=root / "chaotic", settings=settings, train=trains.plain, chaos=chaos)
+
+
+@contextmanager
+def broken_store(folder: Path) -> Iterator[None]:
+    """Where checkpoints go there is a file, and no folder."""
+    aside = folder.with_name("aside")
+    folder.rename(aside)
+    folder.write_text("no folder")
+    try:
+        yield
+    finally:
+        folder.unlink()
+        aside.rename(folder)
 
 
 def answers(prometheus: Server, expr: str) -> bool:
@@ -48,32 +64,40 @@ def answers(prometheus: Server, expr: str) -> bool:
     return bool(prometheus.query(asked))
 
 
+def unanswered(prometheus: Server) -> set[str]:
+    """Queries of panels that have had no data yet, when all that could come has come."""
+    ahead = {expr for _, panel in panels() for expr, _ in panel.queries}
+
+    def all_answered() -> bool:
+        ahead.difference_update([expr for expr in ahead if answers(prometheus, expr)])
+        return not ahead
+
+    with suppress(TimeoutError):
+        until(all_answered, "every panel has data", 45.0)
+    return ahead
+
+
 def test_every_panel_has_data_and_an_alert_fires_and_clears(cluster: LocalCluster, tmp_path: Path) -> None:
     results: list[RunResult] = []
     live = LiveRun(plan(tmp_path), cluster)
     thread = threading.Thread(target=lambda: results.append(live.execute()))
+    firing = f'ALERTS{{alertname="{ALERT}",alertstate="firing",run="chaotic"}}'
     with watched(tmp_path) as served, scraping(tmp_path / "prometheus", [served.url.removeprefix("http://")], rules(SHORT)) as prometheus:
         thread.start()
         try:
-            prometheus.until('fleet_run_info{run="chaotic",status="running"}')
-            prometheus.until('ALERTS{alertname="FleetCrashLoop",alertstate="firing",run="chaotic"}')
-            ahead = {expr for _, panel in panels() for expr, _ in panel.queries}
-
-            def all_answered() -> bool:
-                ahead.difference_update([expr for expr in ahead if answers(prometheus, expr)])
-                return not ahead
-
-            try:
-                until(all_answered, "every panel has data", 30.0)
-            except TimeoutError:
-                raise AssertionError(f"no data for {sorted(ahead)}") from None
+            prometheus.until('fleet_checkpoints_total{run="chaotic",phase="durable"} > 1')
+            assert not unanswered(prometheus)
+            prometheus.until(f"absent({firing})")
+            with broken_store(tmp_path / "chaotic" / "checkpoints"):
+                prometheus.until(firing)
+                prometheus.until('fleet_checkpoints_total{run="chaotic",phase="failed"} > 0')
+            prometheus.until(f"absent({firing})")
+            live.stop("seen enough")
         finally:
+            live.stop("the test is over")
             thread.join(120)
-        assert results[0].status == "completed"
-        prometheus.until('fleet_run_info{run="chaotic",status="completed"}')
-        until(lambda: "FleetCrashLoop" not in prometheus.firing(), "the alert is back to normal", 60.0)
-        [steps] = prometheus.query('fleet_steps_committed_total{run="chaotic"}')
-        assert float(steps["value"][1]) >= 180
+        assert results[0].status == "stopped"
+        prometheus.until('fleet_run_info{run="chaotic",status="stopped"}')
 
 
 def fleet(*arguments: str) -> str:

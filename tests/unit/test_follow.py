@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 from pathlib import Path
 
 import pytest
 
 from fleet import records as r
+from fleet import snapshots
 from fleet.follow import LOST, STANDS_BY, STARTS, TRAINS, Follower, last_words
 from fleet.goodput import Ledger
 from fleet.journal import JournalTail, JournalWriter, encode_line
@@ -112,6 +115,56 @@ def test_what_is_kept_of_a_long_run_is_bounded() -> None:
     assert points[-1] == [9_999, 1.0]
     assert len(kept["decisions"]) == 50
     assert len(kept["measurements"]) <= 64
+
+
+def test_a_snapshot_spares_what_was_folded_and_shows_nowhere(tmp_path: Path) -> None:
+    for story in (one_loss("f1"), without_end(one_loss("f1"))):
+        half, path = len(story.records) // 2, tmp_path / f"{len(story.records)}" / "journal.jsonl"
+        whole = write(path, story).read_bytes()
+        path.write_bytes(b"".join(map(encode_line, story.records[:half])))
+        first = Follower(path).read()
+        assert first.keep(1)
+        assert not first.keep(1)
+        path.write_bytes(whole)
+        os.utime(path, (1e9, 1e9))  # nobody writes it any more: its last record's time counts
+        seen = list[r.Record]()
+        again = Follower(path)
+        while new := again.poll(100):
+            seen += new
+        assert seen == story.records[half:]
+        assert again.summary() == Ledger().apply_all(story.records).summary()
+        (path.parent / snapshots.NAME).unlink()
+        anew = Follower(path).read()
+        assert again.look(lambda report: report.history) == anew.look(lambda report: report.history)
+        assert again.seats() == anew.seats()
+
+
+def without_end(story: Story) -> Story:
+    story.records.pop()
+    return story
+
+
+def test_a_snapshot_that_does_not_fit_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path, story = tmp_path / "journal.jsonl", one_loss()
+    good = Follower(write(path, story)).read().summary()
+    Follower(path).read().keep(1)
+    kept = (tmp_path / snapshots.NAME).read_bytes()
+    evil = pickle.dumps(Evil())
+    header = kept.split(b"\n", 2)[:2]
+    for damaged in (b"", b"nonsense", kept[:-50], kept.replace(b'"code": "', b'"code": "0'), b"\n".join([*header, evil])):
+        (tmp_path / snapshots.NAME).write_bytes(damaged)
+        assert Follower(path).read().summary() == good
+    assert "is no part of a fold" in caplog.text
+    (tmp_path / snapshots.NAME).write_bytes(kept)
+    write(path, one_loss("other"))
+    assert Follower(path).read().summary() == Ledger().apply_all(one_loss("other").records).summary()
+
+
+class Evil:
+    """Would run a program when it is unpickled."""
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, ("echo unpickled",)
 
 
 def test_a_list_of_runs_needs_first_and_last_words_alone(tmp_path: Path) -> None:
