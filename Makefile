@@ -8,7 +8,7 @@ PYTHON ?= $(firstword $(foreach name,python3 python3.13 python3.12 python3.11,$(
 USED := $(or $(PYTHON),python3)
 
 DEMO ?= examples/gpt.py --world 4 --spares 1 --seed 7 --chaos storm --twin
-BENCHMARKS ?= recovery storm reduction machine snapshot simulate store detect straggler
+BENCHMARKS ?= recovery storm reduction machine snapshot simulate store detect straggler scrape
 BENCH_FLAGS ?= --quick
 TRUTH_SEEDS ?= 2000
 TOOLS := chromium prometheus fonts-dejavu-core

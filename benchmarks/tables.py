@@ -155,6 +155,20 @@ BENCHMARKS: dict[str, Benchmark] = {
             "unmitigated_over_best_split_ratio": None,
         },
     ),
+    "scrape": Benchmark(
+        "What does it cost to be watched: scrapes of large runs, many open pages, long journals, and does a run notice?",
+        {
+            "fleet_scrape_100k_ranks_s": Target("<=", 1.0),
+            "fleet_scrape_10k_per_rank_s": Target("<=", 1.0),
+            "fleet_scrape_peak_bytes": Target("<=", 200_000_000),
+            "fleet_view_change_ms_quiet": None,
+            "fleet_view_change_ms_scraped": Target("<=", "fleet_view_change_ms_quiet", 1.1),
+            "fleet_page_update_s_max": Target("<=", 2.0, why="200 pages"),
+            "fleet_open_first_s": None,
+            "fleet_open_again_s": Target("<=", 10.0, why="10 million events, from the snapshot"),
+            "fleet_open_peak_bytes": None,
+        },
+    ),
 }
 
 

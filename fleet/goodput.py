@@ -10,7 +10,8 @@ from __future__ import annotations
 import copy
 import statistics
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from typing import Any
 
 from fleet.errors import LedgerError
@@ -485,8 +486,7 @@ def _summary(ledger: Ledger, closed: Ledger, now_us: int) -> LedgerSummary:
     assert ledger.started is not None
     started, wall_us = ledger.started, now_us - to_us(ledger.started.at_s)
     us, pending_us = _slot_times(closed, now_us)
-    totals = [sum(column) for column in zip(*us, strict=True)]
-    settled = [sum(column) for column in zip(*(slot.us for slot in ledger.slots), strict=True)]
+    totals, settled = _columns(us), _columns([slot.us for slot in ledger.slots])
     step_us = sum(totals[:STEP_KINDS])
     samples = closed._step_gaps_us
     median_us = statistics.median(samples) if samples else 0.0
@@ -504,7 +504,7 @@ def _summary(ledger: Ledger, closed: Ledger, now_us: int) -> LedgerSummary:
         spares=started.spares,
         shards=started.shards,
         categories=_seconds(totals),
-        slot_us=tuple(map(tuple, us)),
+        slot_us=tuple(us),
         pending_s=pending_us / 1e6,
         settled=_seconds([a + b for a, b in zip(settled, ledger.reclassified_us, strict=True)]),
         reclassified=_seconds(ledger.reclassified_us),
@@ -546,17 +546,23 @@ def _seconds(us: Iterable[int]) -> dict[str, float]:
     return {name: value / 1e6 for name, value in zip(NAMES, us, strict=True)}
 
 
-def _slot_times(ledger: Ledger, now_us: int) -> tuple[list[list[int]], int]:
+def _columns(rows: Sequence[Sequence[int]]) -> list[int]:
+    """Sums over all slots, without an object for each: there may be 100,000."""
+    return [sum(map(itemgetter(index), rows)) for index in range(len(NAMES))]
+
+
+def _slot_times(ledger: Ledger, now_us: int) -> tuple[list[tuple[int, ...]], int]:
     """Microseconds by category of each slot up to ``now_us``, and those that are not decided yet."""
     pending_us = sum(duration for held in ledger._held.values() for item in held for _, duration, _ in item.pieces)
     times = []
     for slot in ledger.slots:
-        us = list(slot.us)
-        vacant_us = 0
+        us, vacant_us = tuple(slot.us), 0
         if slot.empty:
             vacant_us = max(0, now_us - max(slot.cursor_us, slot.lost_us or 0))
-            us[PROVISION] += vacant_us
-        pending_us += now_us - slot.cursor_us - vacant_us + sum(duration for _, duration, _ in slot.attempt)
+            us = (*us[:PROVISION], us[PROVISION] + vacant_us, *us[PROVISION + 1 :])
+        pending_us += now_us - slot.cursor_us - vacant_us
+        if slot.attempt:
+            pending_us += sum(duration for _, duration, _ in slot.attempt)
         times.append(us)
     return times, pending_us
 

@@ -1,0 +1,244 @@
+"""`scrape`: what it costs to be watched.
+
+- scrape: summary and exposition of a run of 100,000 ranks, and of 10,000 with series of their own; what memory it takes beside the fold.
+- view change: from the loss of a rank to the view without it, in real runs of four ranks, quiet and under a storm of scrapes.
+- pages: 200 pages are open on a run that goes on; how long after it was written do they show a commit?
+- open: a journal of 10 million recorded events (1 million with --quick), from its first byte and from the snapshot beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import requests
+from prometheus_client import CollectorRegistry, generate_latest
+
+from benchmarks import harness
+from benchmarks.fold import STEP_CODES, STEP_US, write_journal
+from chaos.arrivals import save_trace
+from chaos.settings import ChaosSettings
+from dashboards.access import LOOPBACK, Access, Audit
+from dashboards.feeds import Feeds
+from dashboards.metrics import RunsCollector
+from dashboards.server import WatchServer
+from fleet import plans, recipes
+from fleet.config import RunSettings
+from fleet.follow import Follower
+from fleet.goodput import Ledger
+from fleet.journal import JournalWriter, read_journal
+from fleet.records import VERSION, Committed, ProcessLost, Record, RunStarted, Spans, ViewPublished
+from fleet.scripts import load_train
+from fleet.types import Fault, Member, StateId, View
+
+SCRAPERS, PAGES = 4, 200
+
+
+def measure(quick: bool = False) -> dict[str, Any]:
+    """Scrapes, pages and long journals, and whether a run notices."""
+    repetitions, events, kills = (3, 1_000_000, 4) if quick else (7, 10_000_000, 8)
+    many, per_rank = _scrapes(100_000, False, repetitions), _scrapes(10_000, True, repetitions)
+    pages = _pages()
+    opened = _opened(events)
+    samples = {
+        "fleet_scrape_100k_ranks_s": many[0],
+        "fleet_scrape_10k_per_rank_s": per_rank[0],
+        "fleet_page_update_s": pages,
+        "fleet_view_change_ms_quiet": _view_changes(kills, scraped=False),
+        "fleet_view_change_ms_scraped": _view_changes(kills, scraped=True),
+    }
+    figures = {name: statistics.median(values) for name, values in samples.items()}
+    figures["fleet_page_update_s_max"] = max(pages)
+    figures |= {"fleet_scrape_peak_bytes": float(max(many[1], per_rank[1])), **opened}
+    settings = {"pages": PAGES, "scrapers": SCRAPERS, "kills": kills, "events": events, "repetitions": repetitions}
+    notes = ["medians", f"opened: a journal of {events:,} events, 100 a record, and again from the snapshot that the first time left"]
+    return {"settings": settings, "figures": figures, "samples": samples, "notes": notes}
+
+
+def peak_of(work: Callable[[], object]) -> int:
+    """Bytes of resident memory that ``work`` took at its peak, beyond what was there before. Linux."""
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    before = _status_bytes("VmRSS")
+    work()
+    return _status_bytes("VmHWM") - before
+
+
+def _status_bytes(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
+
+
+# ---- scrapes -----------------------------------------------------------------------------------------------------------------------------
+
+
+def _large(world: int) -> Ledger:
+    """A run of ``world`` ranks, twenty steps old."""
+    members = tuple(Member(slot, 0) for slot in range(world))
+    view = View(1, members, tuple((slot, slot + 1) for slot in range(world)), 0, (), StateId(0, 0), "127.0.0.1:1")
+    records: list[Record] = [RunStarted(VERSION, "large", 0.0, 0.0, world, 0, world, "{}"), ViewPublished(view, 0.0, "start", False, ())]
+    ledger = Ledger().apply_all(records)
+    for member in members:
+        ledger.apply(Spans(member, 1, 0, 0, 0, STEP_US * 20, STEP_CODES * 20))
+    for step in range(1, 21):
+        ledger.apply(Committed(StateId(0, step), step * sum(STEP_US) / 1e6))
+    return ledger
+
+
+def _scrapes(world: int, per_rank: bool, repetitions: int) -> tuple[list[float], int]:
+    """Seconds of each scrape, and the bytes that one takes beside the fold."""
+    ledger = _large(world)
+    registry = CollectorRegistry()
+    registry.register(RunsCollector(lambda: [ledger.summary()], per_rank))
+    peak = peak_of(lambda: generate_latest(registry))
+    taken = []
+    for _ in range(repetitions):
+        begin = time.perf_counter()
+        text = generate_latest(registry)
+        taken.append(time.perf_counter() - begin)
+    if text.count(b"fleet_slot_seconds{") != (3 * world if per_rank else 0):
+        raise AssertionError("the scrape does not hold what it should")
+    return taken, peak
+
+
+# ---- pages -------------------------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _server(root: Path) -> Iterator[WatchServer]:
+    with Feeds(root) as feeds, WatchServer(feeds, Access("w" * 32, None, LOOPBACK), Audit(root / "audit")) as server:
+        yield server
+
+
+def _pages() -> list[float]:
+    """For each open page, the time from a commit's flush to the state that shows it; the longest of five commits."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        path = root / "run" / "journal.jsonl"
+        write_journal(path, 50_000, 100)
+        text = path.read_bytes().splitlines(keepends=True)
+        path.write_bytes(b"".join(text[:-1]))  # without its end: it goes on
+        newest = max(record.state.step for record in read_journal(path) if isinstance(record, Committed))
+        with _server(root) as server, closing(JournalWriter(path)) as writer:
+            return asyncio.run(_update(server.url, writer, newest))
+
+
+async def _update(url: str, writer: JournalWriter, newest: int) -> list[float]:
+    at_s: dict[int, float] = {}
+    ready = asyncio.Semaphore(0)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector, read_bufsize=2**22) as session:
+        pages = [asyncio.create_task(_page(session, url, ready, at_s, newest + 5)) for _ in range(PAGES)]
+        for _ in pages:
+            await ready.acquire()
+        for step in range(newest + 1, newest + 6):
+            writer.append(Committed(StateId(0, step), 1e6 + step))
+            writer.flush()
+            at_s[step] = time.perf_counter()
+            await asyncio.sleep(2.0)
+        return [await page for page in pages]
+
+
+async def _page(session: aiohttp.ClientSession, url: str, ready: asyncio.Semaphore, at_s: dict[int, float], last: int) -> float:
+    """The longest that a commit took to be shown on one page."""
+    worst, seen = 0.0, last - 5
+    async with session.get(f"{url}/api/runs/run/events") as answer:
+        async for line in answer.content:
+            if not line.startswith(b"data: {"):
+                continue
+            steps = json.loads(line[6:])["now"]["steps"]
+            if steps == seen == last - 5:
+                ready.release()
+            worst = max([worst, *(time.perf_counter() - at_s[step] for step in range(seen + 1, steps + 1))])
+            seen = max(seen, steps)
+            if seen == last:
+                return worst
+    raise AssertionError("the stream ended")
+
+
+# ---- long journals -----------------------------------------------------------------------------------------------------------------------
+
+
+def _opened(events: int) -> dict[str, float]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "journal.jsonl"
+        write_journal(path, events, 100)
+        begin = time.perf_counter()
+        peak = peak_of(lambda: Follower(path).read())
+        first_s = time.perf_counter() - begin
+        begin = time.perf_counter()
+        follower = Follower(path)
+        summary = follower.read().summary()
+        again_s = time.perf_counter() - begin
+        if summary is None or not summary.closes:
+            raise AssertionError("the ledger does not close")
+    return {"fleet_open_first_s": first_s, "fleet_open_again_s": again_s, "fleet_open_peak_bytes": float(peak)}
+
+
+# ---- does a run notice? ------------------------------------------------------------------------------------------------------------------
+
+
+def _view_changes(kills: int, scraped: bool) -> list[float]:
+    """Milliseconds from each loss to the view without the lost rank, in one real run."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        faults = [Fault(f"kill-{number}", 3.0 + 3.0 * number, "gpu", "kill_rank", slot=number % 4) for number in range(kills)]
+        save_trace(faults, root / "trace.csv")
+        settings = RunSettings(world=4, shards=16, options={"steps": str(60 * (kills + 2))})
+        script = str(Path(__file__).parents[1] / "examples" / "digits.py")
+        chaos = ChaosSettings(trace=str(root / "trace.csv"))
+        plan = plans.RunPlan(name="run", folder=root / "run", settings=settings, train=load_train(script), script=script, chaos=chaos)
+        with (
+            recipes.local_cluster(settings) as cluster,
+            _server(root) as server,
+            _storm(f"{server.url}/metrics", SCRAPERS if scraped else 0),
+        ):
+            result = recipes.LiveRun(plan, cluster).execute()
+        if result.status != "completed":
+            raise AssertionError(f"the run {result.status}: {result.reason}")
+        return changes_ms(list(read_journal(plan.journal, spans=False)))
+
+
+def changes_ms(records: list[Record]) -> list[float]:
+    """From each loss of a rank in a view to the first view that names it as its cause."""
+    lost_s = {str(r.member): r.at_s for r in records if isinstance(r, ProcessLost) and r.generation >= 0}
+    found = []
+    for record in records:
+        if isinstance(record, ViewPublished) and not record.graceful:
+            found += [1e3 * (record.at_s - lost_s.pop(cause)) for cause in record.causes if cause in lost_s]
+    return found
+
+
+@contextmanager
+def _storm(url: str, scrapers: int) -> Iterator[None]:
+    """Threads that scrape without pause."""
+    stop = threading.Event()
+
+    def scrape() -> None:
+        with requests.Session() as session:
+            while not stop.is_set():
+                session.get(url, timeout=60).raise_for_status()
+
+    threads = [threading.Thread(target=scrape, daemon=True) for _ in range(scrapers)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(60)
+
+
+if __name__ == "__main__":
+    harness.run("scrape", measure)
