@@ -116,11 +116,8 @@ class Follower:
             offset, line = self._tail.place
             if self.damage or offset - self._kept_bytes < least_bytes:
                 return False
-            fold = (self._ledger, self._history, self._census, self._anchor)
-            if snapshots.save(self.journal, offset, line, fold):
-                self._kept_bytes = offset
-                return True
-            return False
+            self._kept_bytes = offset  # also when it cannot be written: it is tried again when the journal has grown
+            return snapshots.save(self.journal, offset, line, (self._ledger, self._history, self._census, self._anchor))
 
     def poll(self, limit_bytes: int = PIECE_BYTES) -> list[Record]:
         """Fold what the journal has gained, a piece of it at most; the new records, oldest first. Damage ends it, see ``damage``."""
@@ -129,7 +126,7 @@ class Follower:
                 return []
             try:
                 records = self._tail.poll(limit_bytes)
-            except JournalError as error:
+            except (JournalError, OSError) as error:
                 self.damage, records = str(error), []
             folded = self._fold(records)
             self.version += bool(records or self.damage)

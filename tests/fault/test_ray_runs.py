@@ -152,6 +152,7 @@ def test_ctrl_c_stops_in_order_and_leaves_nothing_behind(tmp_path: Path) -> None
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 130, said
     assert "stopping in order" in said
+    assert "watch it at http://127.0.0.1:" in said
     assert json.loads((tmp_path / "report.json").read_text())["status"] == "stopped"
     _, alive = psutil.wait_procs(family, timeout=10)
     assert not alive
