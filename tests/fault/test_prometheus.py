@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -39,7 +40,8 @@ def plan(root: Path) -> RunPlan:
     """It goes on until it is stopped; two ranks are killed on the way."""
     save_trace([Fault(f"kill-{slot}", 3.0 * slot, "gpu", "kill_rank", slot=slot) for slot in (1, 2)], root / "trace.csv")
     settings = RunSettings(
-        world=3, spares=1, nodes=3, shards=8, timeouts=FAST, checkpoint=CheckpointSettings(policy="fixed", interval_s=1.0),
+        world=3, spares=1, nodes=3, shards=8, timeouts=dataclasses.replace(FAST, checkpoint_s=5.0),
+        checkpoint=CheckpointSettings(policy="fixed", interval_s=1.0),
         options={"steps": "100000", "pause_s": "0.1", "flags": str(root)},
     )  # fmt: skip
     chaos = ChaosSettings(trace=str(root / "trace.csv"))
