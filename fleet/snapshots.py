@@ -30,13 +30,20 @@ EVERY_BYTES = 64 * 2**20
 LEAST_BYTES = 4 * 2**20
 """A shorter journal is folded as fast as a snapshot of it is read."""
 MODULES = (goodput, ledger_costs, ledger_report, ledger_slots, ledger_summary, ledger_tallies, ledger_timeline, records, types)
+OURS = {"fleet.follow"} | {
+    kind.__module__
+    for module in MODULES
+    for kind in vars(module).values()
+    if isinstance(kind, type) and kind.__module__.startswith("fleet.")
+}
+"""Modules whose classes a fold is made of: those of these modules, and of all that they use."""
 BUILTIN = {("collections", kind.__name__) for kind in (Counter, OrderedDict, deque)} | {("builtins", "set"), ("builtins", "frozenset")}
 
 
 @cache
 def _code() -> str:
     """Digest of the code that makes a fold: another version's snapshot may mean something else."""
-    sources = [Path(str(module.__file__)).read_bytes() for module in (*MODULES, sys.modules["fleet.follow"])]
+    sources = [Path(str(sys.modules[name].__file__)).read_bytes() for name in sorted(OURS)]
     return hashlib.sha256(b"\0".join(sources)).hexdigest()
 
 
@@ -44,8 +51,7 @@ class _Reader(pickle.Unpickler):
     """Makes objects of the fold's own classes alone."""
 
     def find_class(self, module: str, name: str) -> Any:
-        ours = {each.__name__ for each in MODULES} | {"fleet.follow"}
-        found = super().find_class(module, name) if module in ours or (module, name) in BUILTIN else None
+        found = super().find_class(module, name) if module in OURS or (module, name) in BUILTIN else None
         if not isinstance(found, type) or found.__module__ != module:
             raise pickle.UnpicklingError(f"{module}.{name} is no part of a fold")
         return found
