@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from fleet import cli_checkpoint, cli_dashboard, cli_diagnose, cli_plan, cli_set, cli_simulate, cli_up, cli_watch
+from fleet import cli_checkpoint, cli_dashboard, cli_diagnose, cli_plan, cli_runs, cli_set, cli_simulate, cli_up, cli_watch
 from fleet.config import CheckpointSettings, RunSettings, Timeouts
 from fleet.errors import ConfigError, FleetError
 
@@ -35,6 +35,7 @@ cli_diagnose.register(app)
 cli_checkpoint.register(app)
 cli_watch.register(app)
 cli_up.register(app)
+cli_runs.register(app)
 cli_dashboard.register(app)
 cli_set.register(app)
 
@@ -58,6 +59,7 @@ def run(
     twin: Annotated[bool, typer.Option("--twin", help="Run again without faults, and compare the final bits.")] = False,
     twin_world: Annotated[int, typer.Option(help="World size of the twin; 0: the same.")] = 0,
     resume: Annotated[str, typer.Option(help="Go on with this run from its newest durable checkpoint.")] = "",
+    repeat: Annotated[str, typer.Option(help="Run this run once more, as its journal has it: settings, seed, chaos.")] = "",
     json_: Annotated[str, typer.Option("--json", help="Write the report as JSON to this file; - for stdout.")] = "",
     html: Annotated[str, typer.Option(help="Write the report as one HTML page.")] = "",
     port: Annotated[int, typer.Option(help="Serve the live page and /metrics on this port; 0: a free one.")] = 0,
@@ -70,7 +72,7 @@ def run(
     settings = _settings(
         world, spares, nodes, shards, min_ranks, seed, set_ or [], reduction, checkpoint, storage, timeout or [], peer_copies
     )  # fmt: skip
-    plan = _plan(script, settings, chaos, resume, root)
+    plan = _plan(script, settings, chaos, resume, repeat, root)
     if twin_world:
         dataclasses.replace(settings, world=twin_world, spares=0)  # refused now, not after the run
     raise typer.Exit(_execute(plan, twin, twin_world, json_, html, port))
@@ -113,7 +115,7 @@ def _checkpoint(text: str) -> CheckpointSettings:
         return CheckpointSettings(policy=text)
 
 
-def _plan(script: str, settings: RunSettings, chaos: str, resume: str, root: Path) -> RunPlan:
+def _plan(script: str, settings: RunSettings, chaos: str, resume: str, repeat: str, root: Path) -> RunPlan:
     from chaos.settings import parse_chaos
     from fleet import plans, scripts
 
@@ -125,6 +127,8 @@ def _plan(script: str, settings: RunSettings, chaos: str, resume: str, root: Pat
 
             JournalMirror(f"{settings.storage.rstrip('/')}/{resume}").fetch(root / resume / "journal.jsonl")
         return plans.resumed_plan(plans.find_run(resume, root), script, settings.storage)
+    if repeat:
+        return plans.repeated_plan(plans.find_run(repeat, root), script, root)
     if not script:
         raise ConfigError("SCRIPT", script, "missing", "Name a Python file with a function train(run), or use --resume RUN.")
     train = scripts.load_train(script)

@@ -15,6 +15,7 @@ from chaos.settings import ChaosSettings
 from fleet.config import Budgets, CheckpointSettings, RunSettings, StragglerSettings, Timeouts
 from fleet.errors import ConfigError
 from fleet.journal import read_journal
+from fleet.launch.provenance import provenance
 from fleet.records import RunEnded, RunStarted
 from fleet.scripts import load_train
 from policies.interval import CheckpointInterval
@@ -71,9 +72,13 @@ def stored_at(folder: Path) -> str:
 
 
 def describe(plan: RunPlan) -> str:
-    """The plan as JSON text, from which :func:`resumed_plan` makes it again. Credentials in the storage's URL are not in it."""
+    """The plan as JSON text, from which :func:`resumed_plan` and :func:`repeated_plan` make it again, and of what the run is made.
+
+    Credentials in the storage's URL are not in it.
+    """
     settings = dataclasses.asdict(plan.settings) | {"storage": without_credentials(plan.settings.storage)}
-    return json.dumps({"script": plan.script, "settings": settings, "chaos": dataclasses.asdict(plan.chaos)})
+    chaos = dataclasses.asdict(plan.chaos)
+    return json.dumps({"script": plan.script, "settings": settings, "chaos": chaos, "made_of": provenance(plan.script)})
 
 
 def check(settings: RunSettings, chaos: ChaosSettings) -> None:
@@ -91,17 +96,39 @@ def resumed_plan(folder: Path, script: str, storage: str = "") -> RunPlan:
 
     ``storage`` is the same place again, perhaps with credentials in its URL, which the journal does not keep.
     """
+    run, content = _recorded(folder)
+    script = script or content["script"]
+    settings = _settings(content, storage)
+    return RunPlan(name=run, folder=folder, settings=settings, train=load_train(script), script=script, resume=True)
+
+
+def repeated_plan(folder: Path, script: str, root: Path) -> RunPlan:
+    """The same run once more, under a new name: its settings, its seed and its chaos, from its journal. Raises ConfigError."""
+    _, content = _recorded(folder)
+    script = script or content["script"]
+    chaos = content["chaos"]
+    if chaos["kinds"] is not None:
+        chaos["kinds"] = tuple(chaos["kinds"])
+    name, settings = new_name(script), _settings(content, "")
+    train = load_train(script)
+    return RunPlan(name=name, folder=root / name, settings=settings, train=train, script=script, chaos=ChaosSettings(**chaos))
+
+
+def _recorded(folder: Path) -> tuple[str, dict[str, Any]]:
+    """A run's name, and what :func:`describe` wrote of it."""
     first = next(read_journal(folder / "journal.jsonl", spans=False))
     assert isinstance(first, RunStarted)
-    content = json.loads(first.config)
-    script = script or content["script"]
+    content: dict[str, Any] = json.loads(first.config)
+    return first.run, content
+
+
+def _settings(content: dict[str, Any], storage: str) -> RunSettings:
     settings = dict(content["settings"])
     if without_credentials(storage) == settings["storage"]:
         settings["storage"] = storage
     nested = {"timeouts": Timeouts, "budgets": Budgets, "checkpoint": CheckpointSettings, "straggler": StragglerSettings}
     settings |= {name: kind(**settings[name]) for name, kind in nested.items() if name in settings}
-    train = load_train(script)
-    return RunPlan(name=first.run, folder=folder, settings=RunSettings(**settings), train=train, script=script, resume=True)
+    return RunSettings(**settings)
 
 
 def find_run(name: str, root: Path) -> Path:

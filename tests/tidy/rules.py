@@ -19,6 +19,7 @@ EDGE = (
     "fleet.cli_dashboard",
     "fleet.cli_diagnose",
     "fleet.cli_plan",
+    "fleet.cli_runs",
     "fleet.cli_simulate",
     "fleet.cli_up",
     "fleet.cli_watch",

@@ -99,6 +99,8 @@ PARTS = {
         "report": lambda: options_of("report"),
         "watch": lambda: options_of("watch"),
         "up": lambda: options_of("up"),
+        "runs": lambda: options_of("runs"),
+        "diff": lambda: options_of("diff"),
         "dashboard push": lambda: options_of("dashboard push"),
         "dashboard write": lambda: options_of("dashboard write"),
         "diagnose": lambda: options_of("diagnose"),
