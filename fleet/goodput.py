@@ -15,7 +15,8 @@ from operator import itemgetter
 from typing import Any
 
 from fleet.errors import LedgerError
-from fleet.ledger_costs import CostBook, Floors, Loss
+from fleet.ledger_costs import CostBook, Floors
+from fleet.ledger_incidents import incidents, seconds
 from fleet.ledger_slots import (
     CLOCK_NOISE_US,
     DETECT,
@@ -31,7 +32,7 @@ from fleet.ledger_slots import (
     clip,
     cut_front,
 )
-from fleet.ledger_summary import COST_NAMES, Incident, LawTerms, LedgerSummary
+from fleet.ledger_summary import LawTerms, LedgerSummary
 from fleet.ledger_tallies import Tally
 from fleet.ledger_timeline import Timeline
 from fleet.levels import PEERS, STORE
@@ -61,9 +62,6 @@ END_NOISE_US = 100_000
 """Spans may end this much after the run, by hosts whose clocks are not quite aligned; the run then ends with the last of them."""
 FINISH_INDEX = NAMES.index("finish")
 NOWHERE = 1 << 62
-
-Charged = dict[str, list[int]]
-"""Microseconds by category, by the id of the loss that is charged with them."""
 
 
 def to_us(seconds: float) -> int:
@@ -503,11 +501,11 @@ def _summary(ledger: Ledger, closed: Ledger, now_us: int) -> LedgerSummary:
         world=started.world,
         spares=started.spares,
         shards=started.shards,
-        categories=_seconds(totals),
+        categories=seconds(totals),
         slot_us=tuple(us),
         pending_s=pending_us / 1e6,
-        settled=_seconds([a + b for a, b in zip(settled, ledger.reclassified_us, strict=True)]),
-        reclassified=_seconds(ledger.reclassified_us),
+        settled=seconds([a + b for a, b in zip(settled, ledger.reclassified_us, strict=True)]),
+        reclassified=seconds(ledger.reclassified_us),
         holes=sum(slot.holes for slot in closed.slots),
         stale_s=closed._stale_us / 1e6,
         hole_s=sum(slot.hole_us for slot in closed.slots) / 1e6,
@@ -528,8 +526,8 @@ def _summary(ledger: Ledger, closed: Ledger, now_us: int) -> LedgerSummary:
         losses_total=sum(not name.startswith("outage-") for name in closed.book.losses),
         in_view_losses=sum(loss.generation >= 0 for loss in closed.book.losses.values()),
         faults_by_kind_phase=dict(closed._fault_counts),
-        incidents=tuple(_incidents(closed.book, charged, median_us)),
-        uncharged=_seconds(uncharged),
+        incidents=tuple(incidents(closed.book, charged, median_us)),
+        uncharged=seconds(uncharged),
         checkpoints_by_phase=closed._by_phase(STORE),
         copies_by_phase=closed._by_phase(PEERS),
         copy_interval_s=closed._copy_interval_s,
@@ -540,10 +538,6 @@ def _summary(ledger: Ledger, closed: Ledger, now_us: int) -> LedgerSummary:
         measurements=dict(closed._measurements),
         tallies=closed._tally.now(),
     )
-
-
-def _seconds(us: Iterable[int]) -> dict[str, float]:
-    return {name: value / 1e6 for name, value in zip(NAMES, us, strict=True)}
 
 
 def _columns(rows: Sequence[Sequence[int]]) -> list[int]:
@@ -565,46 +559,3 @@ def _slot_times(ledger: Ledger, now_us: int) -> tuple[list[tuple[int, ...]], int
             pending_us += sum(duration for _, duration, _ in slot.attempt)
         times.append(us)
     return times, pending_us
-
-
-def _incidents(book: CostBook, charged: Charged, median_us: float) -> list[Incident]:
-    """Faults in the order in which they were first heard of, then losses that no fault explains, and outages that cost something."""
-    explained: dict[str, list[Loss]] = {name: [] for name in book.faults}
-    alone: list[Loss] = []
-    for loss in book.losses.values():
-        if loss.fault in explained:
-            explained[loss.fault].append(loss)
-        elif any(charged[loss.id]) or not loss.id.startswith("outage-"):
-            alone.append(loss)
-    incidents = [_of_fault(book, charged, name, losses, median_us) for name, losses in explained.items()]
-    return incidents + [_of_loss(book, charged, loss, median_us) for loss in alone]
-
-
-def _of_fault(book: CostBook, charged: Charged, name: str, losses: list[Loss], median_us: float) -> Incident:
-    records = book.faults[name]
-    fault = records[-1].fault
-    phases = tuple((record.phase, record.at_s, record.detail) for record in records)
-    at_s = next((at for phase, at, _ in phases if phase == "executed"), fault.at_s)
-    lost, costs = tuple(loss.id for loss in losses), _costs(book, charged, losses, median_us)
-    return Incident(
-        name, at_s, fault.component, fault.kind, fault.slot, fault.node, phases, lost, tuple(loss.cause for loss in losses), *costs
-    )
-
-
-def _of_loss(book: CostBook, charged: Charged, loss: Loss, median_us: float) -> Incident:
-    costs = _costs(book, charged, [loss], median_us)
-    if loss.id.startswith("outage-"):
-        return Incident(loss.id, loss.at_us / 1e6, "run", "outage", None, None, (), (), (loss.cause,), *costs)
-    slot = int(loss.id.partition(".")[0])
-    return Incident(f"loss-{loss.id}", loss.at_us / 1e6, "unknown", "loss", slot, None, (), (loss.id,), (loss.cause,), *costs)
-
-
-def _costs(
-    book: CostBook, charged: Charged, losses: list[Loss], median_us: float
-) -> tuple[dict[str, float], float, float | None, float | None]:
-    """Cost by category, the replacements' start-up, stall and excess, all in seconds."""
-    sums = _seconds([sum(column) for column in zip(*(charged[loss.id] for loss in losses), strict=True)] if losses else [0] * len(NAMES))
-    stalls = [stall for loss in losses if (stall := book.stall_us(loss, median_us)) is not None]
-    excesses = [excess for loss in losses if (excess := book.excess_us(loss, median_us)) is not None]
-    cost = {name: sums[name] for name in COST_NAMES}
-    return cost, sums["init"], max(stalls, default=0.0) / 1e6 if stalls else None, max(excesses) / 1e6 if excesses else None
