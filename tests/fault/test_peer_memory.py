@@ -43,3 +43,13 @@ def test_all_ranks_are_lost_and_the_run_goes_on_from_memory(tmp_path: Path, faul
     assert rollback.from_state.step == view.view.state.step > 0
     assert all(len(targets) == copies for targets in view.view.copies)
     assert not [record for record in of(CheckpointRecord, records) if record.level != PEERS], "the store had nothing to do with it"
+
+
+def test_a_store_that_takes_nothing_stops_nothing_and_every_failure_is_told(tmp_path: Path, fault_free: str) -> None:
+    (tmp_path / "checkpoints").write_text("a file where the store wants a folder")
+    often = CheckpointSettings(policy="fixed", interval_s=0.2)
+    outcome, records, digest = train_through(trains.plain, settings(tmp_path, checkpoint=often), tmp_path)
+    survived(outcome, records, digest, fault_free, other_ratio=0.05)
+    failed = [record for record in of(CheckpointRecord, records) if record.phase == "failed"]
+    assert failed and "checkpoints" in failed[0].detail
+    assert not [record for record in of(CheckpointRecord, records) if record.phase == "durable"]
