@@ -1,9 +1,9 @@
 """Verdicts on slow ranks, from the journal: evidence, the ways that were weighed, and what the one that was taken saved.
 
-What an action saved is told against doing nothing. That world is computed, not simulated: each step that was committed while the action
-held would have taken ``step_now_s``, the closed form ``fixed + shard x (shards of the rank that takes longest, counted as often as it is
-slower)`` of the split and the slowness at the moment of the decision, with the medians that were measured then. From that comes off what
-the steps did take, everything included. An action holds until all who were accused are cleared, the next action, or the end. Of a rank that
+What an action saved is told against doing nothing, ever. That world is computed, not simulated: each step that was committed while the
+action held would have taken ``step_even_s``, the closed form ``fixed + shard x (shards of the rank that takes longest, counted as often as
+it is slower)`` of an even split and the slowness at the moment of the decision, with the medians that were measured then. From that comes
+off what the steps did take, everything included. An action holds until all who were accused are cleared, the next action, or the end. Of a rank that
 is gone nobody sees when it would have been well again: there it holds for as long as the slowness was expected to last.
 """
 
@@ -85,23 +85,31 @@ class Verdicts:
             figures = {name: fields[name] for name in ("score", "confidence", "since_step", "step")}
             evidence = {name: fields[name] for name in EVIDENCE if name in fields}
             self._cases.append(
-                {"rank": rank, "at_s": record.at_s, "reason": record.reason, **figures, "evidence": evidence, "cleared_s": None}
+                {
+                    "rank": rank,
+                    "kind": _kind(record),
+                    "at_s": record.at_s,
+                    "reason": record.reason,
+                    **figures,
+                    "evidence": evidence,
+                    "cleared_s": None,
+                }
             )
         elif record.action == "unknown":
-            self._cases.append({"rank": None, "at_s": record.at_s, "reason": record.reason, "evidence": {}, "cleared_s": None})
+            self._cases.append({"rank": None, "kind": "", "at_s": record.at_s, "reason": record.reason, "evidence": {}, "cleared_s": None})
         elif record.action == "clear":
-            self._clear(f"{int(fields['slot'])}.{int(fields['incarnation'])}", record.at_s)
+            self._clear(f"{int(fields['slot'])}.{int(fields['incarnation'])}", _kind(record), record.at_s)
         elif record.action in ("tolerate", *ACTIONS):
             costs = {name.removeprefix("cost_"): value for name, value in fields.items() if name.startswith("cost_")}
             acts = record.action in ACTIONS
-            without_s = fields.get("step_now_s") if acts and fields.get("slowdown", 1.0) > 1 else None
+            without_s = fields.get("step_even_s") if acts and fields.get("slowdown", 1.0) > 1 else None
             left_s = math.inf if record.action == "rebalance" else fields.get("expected_left_s", math.inf)
             self._actions.append(Action(record.at_s, record.action, record.reason, costs, without_s, self._ranks, record.at_s + left_s))
             self._holds = self._actions[-1] if acts else self._holds
 
-    def _clear(self, rank: str, at_s: float) -> None:
+    def _clear(self, rank: str, kind: str, at_s: float) -> None:
         for case in self._cases:
-            if case["rank"] == rank and case["cleared_s"] is None:
+            if (case["rank"], case["kind"]) == (rank, kind) and case["cleared_s"] is None:
                 case["cleared_s"] = at_s
         if not any(case["rank"] and case["cleared_s"] is None for case in self._cases):
             self._holds = None
@@ -109,3 +117,8 @@ class Verdicts:
     def plain(self) -> dict[str, Any]:
         """For the report, in order of time."""
         return {"verdicts": [dict(case) for case in self._cases], "actions": [action.plain() for action in self._actions]}
+
+
+def _kind(record: DecisionMade) -> str:
+    """What is slow: compute, network or data."""
+    return next((name.removeprefix("kind ") for name in record.fields if name.startswith("kind ")), "")

@@ -229,16 +229,18 @@ def _finding(action: str, verdict: Verdict, what: str) -> Decision:
     figures = {
         "slot": float(verdict.member.slot), "incarnation": float(verdict.member.incarnation), "score": verdict.score,
         "confidence": verdict.confidence, "since_step": float(verdict.since_step), "step": float(verdict.step),
+        f"kind {verdict.kind}": 1.0,
     }  # fmt: skip
     return Decision(action, f"rank {verdict.member}: {what}", figures | dict(verdict.evidence))
 
 
 def _with_steps(decision: Decision, standing: Standing, split: Ranges | None) -> Decision:
-    """What the counterfactual of the report is computed from: a step as the split is now, and as it would be."""
+    """What the counterfactual of the report is computed from: a step as the split is, as it would be, and had nothing ever been done."""
+    even = even_ranges(standing.shards, len(standing.ranges))
     steps = {
         "shard_s": standing.shard_s, "fixed_s": standing.fixed_s,
         "step_now_s": standing.step_s(standing.ranges, standing.slowdowns),
-        "step_well_s": standing.step_s(even_ranges(standing.shards, len(standing.ranges)), (1.0,) * len(standing.ranges)),
+        "step_even_s": standing.step_s(even, standing.slowdowns), "step_well_s": standing.step_s(even, (1.0,) * len(standing.ranges)),
     }  # fmt: skip
     if split is not None:
         steps["step_then_s"] = standing.step_s(split, standing.slowdowns)

@@ -10,8 +10,17 @@ from fleet.report import render_table
 from fleet.types import StateId
 from tests.golden.journals import Story
 
-EVIDENCE = {"slot": 1.0, "incarnation": 0.0, "score": 0.5, "confidence": 0.999, "since_step": 40.0, "step": 60.0, "robust_z": 9.0}
-COSTS = {"cost_tolerate": 40.0, "cost_rebalance": 16.0, "cost_evict": 47.0, "slowdown": 2.0, "step_now_s": 0.2, "step_then_s": 0.12}
+EVIDENCE = {
+    "slot": 1.0,
+    "incarnation": 0.0,
+    "score": 0.5,
+    "confidence": 0.999,
+    "since_step": 40.0,
+    "step": 60.0,
+    "robust_z": 9.0,
+    "kind compute": 1.0,
+}
+COSTS = {"cost_tolerate": 40.0, "cost_rebalance": 16.0, "cost_evict": 47.0, "slowdown": 2.0, "step_even_s": 0.2, "step_then_s": 0.12}
 
 
 def story(*, cleared_s: float | None = None) -> Story:
@@ -48,6 +57,15 @@ def test_an_action_is_told_with_its_alternatives_and_what_it_saved() -> None:
 def test_nothing_is_saved_once_the_rank_is_well() -> None:
     [action] = build_report(story(cleared_s=18.0).records).to_dict()["stragglers"]["actions"]
     assert 40 <= action["steps"] <= 50
+
+
+def test_what_is_cleared_is_one_kind_of_one_rank() -> None:
+    told = story()
+    data = {name: value for name, value in EVIDENCE.items() if not name.startswith("kind")} | {"kind data": 1.0}
+    told.records.insert(-1, r.DecisionMade("straggler", "accuse", "rank 1.0: data takes 3.00 times", dict(data), 24.0))
+    told.records.insert(-1, r.DecisionMade("straggler", "clear", "rank 1.0: data is as with the others", dict(data), 24.5))
+    cases = build_report(told.records).to_dict()["stragglers"]["verdicts"]
+    assert [(case["kind"], case["cleared_s"]) for case in cases] == [("compute", None), ("data", 24.5)]
 
 
 def test_a_run_without_slow_ranks_says_nothing() -> None:
