@@ -3,8 +3,8 @@
 What an action saved is told against doing nothing, ever. That world is computed, not simulated: each step that was committed while the
 action held would have taken ``step_even_s``, the closed form ``fixed + shard x (shards of the rank that takes longest, counted as often as
 it is slower)`` of an even split and the slowness at the moment of the decision, with the medians that were measured then. From that comes
-off what the steps did take, everything included. An action holds until all who were accused are cleared, the next action, or the end. Of a rank that
-is gone nobody sees when it would have been well again: there it holds for as long as the slowness was expected to last.
+off what the steps did take, everything included. An action holds until all who were accused are cleared, the next action, or the end. Of
+a rank that is gone nobody sees when it would have been well again: there it holds for as long as the slowness was expected to last.
 """
 
 from __future__ import annotations
