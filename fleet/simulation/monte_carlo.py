@@ -79,6 +79,9 @@ def _check(model: FleetModel, runs: int) -> None:
     late = [fault.name for fault in model.faults if fault.notice_s > 0]
     if late:
         raise ConfigError(f"faults.{late[0]}.notice_s", next(f.notice_s for f in model.faults if f.notice_s > 0), reason, way_out)
+    other = [fault.name for fault in model.faults if fault.nodes and fault.repair_s not in (None, model.repair_s)]
+    if other:
+        raise ConfigError(f"faults.{other[0]}.repair_s", model.repair_s, reason, way_out)
     for name, plain in (("crews", None), ("min_nodes", 1), ("lemon_share", 0.0)):
         if getattr(model, name) != plain:
             raise ConfigError(name, getattr(model, name), reason, way_out)
@@ -107,11 +110,10 @@ class _Setting:
     detect_s: Floats
     nodes: Ints
     announced: Flags
-    repair_s: Floats
     mix: Floats
     rate_per_s: float
     wait_s: float
-    columns: int
+    away: bool
 
     @classmethod
     def of(cls, model: FleetModel, recovery: RecoveryPolicy, intervals: Sequence[IntervalPolicy]) -> _Setting:
@@ -122,12 +124,8 @@ class _Setting:
         schedules = [
             schedule(policy, model, tier, model.tier_rate_per_s(tier, restarting)) for tier, policy in enumerate(intervals)
         ]  # fmt: skip
-        repair_s = np.array([model.repair_s if f.repair_s is None else f.repair_s for f in model.faults])
         nodes = np.array([fault.nodes for fault in model.faults])
-        down = float(np.sum(rates * nodes * repair_s))
-        columns = 0
-        if poisson_quantile(down, 1 - 1e-12) > model.spares or model.replace_s > 0:
-            columns = int(4 * max(4, poisson_quantile(down, 1 - 1e-12)) + 8 * nodes.max(initial=1))
+        down = float(np.sum(rates * nodes)) * model.repair_s
         return cls(
             model=model,
             schedules=schedules,
@@ -135,16 +133,17 @@ class _Setting:
             detect_s=np.array([fault.detect_s for fault in model.faults]),
             nodes=nodes,
             announced=np.array([fault.announced for fault in model.faults]),
-            repair_s=repair_s,
             mix=np.cumsum(rates) / rates.sum() if rates.sum() > 0 else rates,
             rate_per_s=float(rates.sum()),
             wait_s=wait.wait_s if wait.action == WAIT else 0.0,
-            columns=columns,
+            away=poisson_quantile(down, 1 - 1e-12) > model.spares or model.replace_s > 0,
         )
 
 
 class _Batch:
-    """Runs side by side. Every array is [runs], or [tiers, runs], or [runs, columns] for nodes that are away."""
+    """Runs side by side. Every array is [runs], or [tiers, runs], and nodes that are away are counted. Repairs are exponential, so that
+    their number is all there is to know; when they are more than the spares, ``rest`` has how long each of them is still away, longest
+    first, for the runs ``short``."""
 
     def __init__(self, setting: _Setting, runs: int, rng: np.random.Generator) -> None:
         self.setting, self.runs, self.rng = setting, runs, rng
@@ -157,9 +156,9 @@ class _Batch:
         self.work, self.stall = np.zeros(runs), np.zeros(runs)
         self.work_at, self.stall_at = np.zeros((tiers, runs)), np.zeros((tiers, runs))
         self.lost = {name: np.zeros(runs) for name in ("rework", "detect", "reform", "restore", "provision")}
-        self.away = np.zeros((runs, setting.columns))
-        self.fetched = np.zeros((runs, 4 if setting.model.replace_s > 0 and setting.columns else 0))
-        self.column = 0
+        self.gone, self.seen, self.absence = np.zeros(runs, dtype=np.int64), np.zeros(runs), np.zeros(runs)
+        self.short, self.rest = np.zeros(0, dtype=np.int64), np.zeros((0, 0))
+        self.fetched = np.zeros((runs, 4 if setting.model.replace_s > 0 else 0))
         self.faults = np.zeros(runs)
 
     def run(self) -> None:
@@ -174,6 +173,7 @@ class _Batch:
             self._strike(live.copy())
         self.now = np.full(self.runs, end_s)
         everyone = np.full(self.runs, True)
+        self._advance()
         self._stretch(everyone & (self.up < end_s))
         self._book(everyone)
         self.lost["detect"] -= np.maximum(0.0, self.down - end_s)
@@ -189,8 +189,9 @@ class _Batch:
         setting = self.setting
         kind = np.minimum(np.searchsorted(setting.mix, self.rng.random(self.runs), "right"), len(setting.mix) - 1)
         nodes = np.where(live, setting.nodes[kind], 0)
-        if setting.columns:
-            struck = self.rng.random(self.runs) * setting.model.nodes >= self._missing(self.now)
+        self._advance()
+        if setting.away:
+            struck = self.rng.random(self.runs) * setting.model.nodes >= self._missing()
             live = live & (struck | (nodes == 0))
         self.faults += live
         need, announced = setting.needs[kind], setting.announced[kind]
@@ -198,8 +199,8 @@ class _Batch:
         absorbed = live & (self.now < self.down)
         fresh = live & ~absorbed
         self._stretch(running)
-        if setting.columns:
-            self._take(np.where(live, nodes, 0), self.rng.standard_exponential(self.runs) * setting.repair_s[kind])
+        if setting.away:
+            self._take(np.where(live, nodes, 0))
         if setting.model.step_s > 0:
             self._half_step(running & (need == HELD) & ~announced)
         self._book(fresh)
@@ -222,7 +223,7 @@ class _Batch:
         held = self.need == HELD
         self.there = np.where(moved, self.down + np.where(held, 0.0, model.restart_s), self.there)
         go = self.there
-        if setting.columns and setting.wait_s > 0:
+        if setting.away and setting.wait_s > 0:
             go = np.where(held, go, np.clip(self._full(), go, np.maximum(go, self.now + setting.wait_s)))
         self.go = np.where(moved, go, self.go)
         restore_s = np.array([tier.restore_s for tier in model.tiers] or [0.0])[np.maximum(self.need, 0)]
@@ -247,6 +248,7 @@ class _Batch:
         begin, end = self.up, self.now
         first = np.maximum(self.next, begin)
         absent = self._absent(begin, end, running)
+        self.absence[running] = 0.0
         share = np.divide(absent, end - begin, out=np.zeros(self.runs), where=running & (end > begin))
         for tier, at in enumerate(self.setting.schedules):
             if at.interval_s == math.inf:
@@ -302,46 +304,70 @@ class _Batch:
 
     # ---- nodes that are away -------------------------------------------------------------------------------------------------------------
 
-    def _take(self, nodes: Ints, repair_s: Floats) -> None:
-        for number in range(int(nodes.max(initial=0))):
-            takes = nodes > number
-            place = self.column % self.setting.columns
-            if (self.away[takes, place] > self.now[takes]).any():  # somebody who has been away for very long sits there
-                place = int(np.argmin(self.away[takes].max(axis=0)))
-            self.away[takes, place] = (self.now + repair_s)[takes]
-            self.column += 1
+    def _advance(self) -> None:
+        """Nodes that came back since the last look; what was missing of a stretch meanwhile, in node-seconds."""
+        if not self.setting.away:
+            return
+        passed = self.now - self.seen
+        calm = (passed > 0) & (self.gone > 0)
+        calm[self.short] = False
+        stay = np.exp(-passed[calm] / self.setting.model.repair_s)
+        self.gone[calm] = self.rng.binomial(self.gone[calm], stay)
+        if len(self.short):
+            begin = np.clip(self.up - self.seen, 0.0, passed)[self.short, None]
+            passed = passed[self.short, None]
+            over = self.rest[:, self.setting.model.spares :]
+            self.absence[self.short] += (np.clip(over, begin, passed) - begin).sum(axis=1)
+            self.rest = np.maximum(self.rest - passed, 0.0)
+            self.gone[self.short] = (self.rest > 0.0).sum(axis=1)
+            self._keep(self.short, self.rest)
+        self.seen = self.now.copy()
+
+    def _keep(self, short: Ints, rest: Floats) -> None:
+        """Only the runs that are still short, and as many columns as the longest of them needs."""
+        still = self.gone[short] > self.setting.model.spares
+        self.short = short[still]
+        self.rest = rest[still, : int(self.gone[self.short].max(initial=0))]
+
+    def _take(self, nodes: Ints) -> None:
+        """Nodes go to repair, and spares are fetched. Runs that are short from here on get a time for each node that is away."""
+        setting, rng = self.setting, self.rng
+        before, self.gone = self.gone, self.gone + nodes
+        short = np.flatnonzero(self.gone > setting.model.spares)
+        if len(short):
+            known = np.zeros(self.runs, dtype=np.int64)
+            known[self.short] = before[self.short]
+            width = int(self.gone[short].max())
+            table = np.zeros((len(short), width))
+            place = np.full(self.runs, -1)
+            place[short] = np.arange(len(short))
+            table[place[self.short], : self.rest.shape[1]] = self.rest
+            column = np.arange(width)
+            fresh = (column >= known[short, None]) & (column < self.gone[short, None])
+            table[fresh] = rng.standard_exponential(int(fresh.sum())) * setting.model.repair_s
+            self.short, self.rest = short, np.sort(table, axis=1)[:, ::-1]
         if self.fetched.shape[1]:
-            called = (nodes > 0) & (self._down(self.now) <= self.setting.model.spares)
+            called = (nodes > 0) & (self.gone <= setting.model.spares)
             oldest = np.argmin(self.fetched, axis=1)
-            self.fetched[called, oldest[called]] = (self.now + self.setting.model.replace_s)[called]
+            self.fetched[called, oldest[called]] = (self.now + setting.model.replace_s)[called]
 
-    def _down(self, at_s: Floats) -> Ints:
-        return np.asarray((self.away > at_s[:, None]).sum(axis=1))
-
-    def _missing(self, at_s: Floats) -> Floats:
-        short = np.maximum(0, self._down(at_s) - self.setting.model.spares)
-        return np.asarray(short + (self.fetched > at_s[:, None]).sum(axis=1), dtype=np.float64)
+    def _missing(self) -> Floats:
+        coming = (self.fetched > self.now[:, None]).sum(axis=1)
+        return np.asarray(np.maximum(0, self.gone - self.setting.model.spares) + coming, dtype=np.float64)
 
     def _full(self) -> Floats:
         """When no place will be empty any more, as far as is known now."""
-        spares = self.setting.model.spares
         full: Floats = self.fetched.max(axis=1, initial=0.0)
-        short = self._down(self.now) > spares
-        if short.any():
-            away = np.sort(self.away[short], axis=1)[:, ::-1]
-            full[short] = np.maximum(full[short], away[:, spares] if spares < away.shape[1] else 0.0)
+        if len(self.short):
+            full[self.short] = np.maximum(full[self.short], self.now[self.short] + self.rest[:, self.setting.model.spares])
         return full
 
     def _absent(self, begin: Floats, end: Floats, running: Flags) -> Floats:
-        """Node-seconds missing between ``begin`` and ``end``, in seconds of the whole fleet."""
-        total = np.zeros(self.runs)
+        """What was missing between ``begin`` and ``end``, in seconds of the whole fleet."""
         model = self.setting.model
-        if not self.setting.columns:
-            return total
+        if not self.setting.away:
+            return np.zeros(self.runs)
+        total = self.absence
         if self.fetched.shape[1]:
-            total += (np.clip(self.fetched, begin[:, None], end[:, None]) - begin[:, None]).sum(axis=1)
-        short = running & (self._down(begin) > model.spares)
-        if short.any():
-            away = np.sort(self.away[short], axis=1)[:, ::-1][:, model.spares :]
-            total[short] += (np.clip(away, begin[short, None], end[short, None]) - begin[short, None]).sum(axis=1)
+            total = total + (np.clip(self.fetched, begin[:, None], end[:, None]) - begin[:, None]).sum(axis=1)
         return np.where(running, np.minimum(total * model.replica_nodes / model.nodes, end - begin), 0.0)
