@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 OBJECTIVE = 0.95
-RUNBOOK = "https://fleet-train.readthedocs.io/runbook#{}"
+RUNBOOK = "docs/runbook.md#{}"
 STEPS = "compute|exposed_comm|straggler_wait|data_wait"
 RUNNING = 'and on (run) fleet_run_info{status="running"} == 1'
 PAGE, TICKET = "page", "ticket"

@@ -191,6 +191,7 @@ function show(newest) {
   say("run", state.run);
   say("status", state.status);
   $("status").className = `badge ${state.status}`;
+  say("line", state.status === "running" ? "live" : "from the journal");
   say("reason", state.reason || "");
   $("damage").hidden = !state.damage;
   say("damage", state.damage ? `The journal is read up to here, and no further: ${state.damage}` : "");

@@ -18,6 +18,7 @@ from fleet.goodput import Ledger
 from fleet.types import Member, Process, StateId
 from tests.golden.journals import Story
 from tests.support.prometheus import promtool
+from tests.tidy import documents
 
 EVERY_S = 15
 ROOT = Path(__file__).parents[2]
@@ -233,5 +234,8 @@ def test_rules_ask_only_for_metrics_that_exist() -> None:
 
 
 def test_every_alert_has_its_section_in_the_runbook() -> None:
+    anchors = documents.anchors((ROOT / "docs" / "runbook.md").read_text())
+    links = {rule["annotations"]["runbook_url"] for group in rules()["groups"] for rule in group["rules"] if "alert" in rule}
+    assert {link.removeprefix("docs/runbook.md#") for link in links} <= set(anchors)
     headings = [line.removeprefix("## ") for line in (ROOT / "docs" / "runbook.md").read_text().splitlines() if line.startswith("## ")]
     assert [alert.name for alert in ALERTS] == headings[: len(ALERTS)]
