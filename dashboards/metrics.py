@@ -158,6 +158,22 @@ METRICS = (
         _one(lambda s: s.ettr),
     ),
     MetricSpec(
+        "fleet_expected_goodput_ratio",
+        GAUGE,
+        (),
+        "Goodput between start-up and end that was expected before the first fault, from the faults that were planned.",
+        "What should be left of the run?",
+        _optional(lambda s: s.expected_goodput),
+    ),
+    MetricSpec(
+        "fleet_goodput_drift_ratio",
+        GAUGE,
+        (),
+        "Goodput between start-up and end, measured less expected.",
+        "Does anything cost more than faults should?",
+        _optional(lambda s: s.goodput_drift),
+    ),
+    MetricSpec(
         "fleet_other_ratio",
         GAUGE,
         (),

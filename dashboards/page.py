@@ -95,10 +95,20 @@ def _headline(s: LedgerSummary) -> list[tuple[str, str, str]]:
         (f"{s.goodput:.2%}", "goodput", "committed, never rolled back steps, of the rank-seconds of the world"),
         (f"{s.scheduling_goodput:.2%}", "scheduling goodput", "the same, of all that was allocated, spares included"),
         (f"{s.ettr:.2%}", "ETTR", "wall time of committed steps, of all wall time"),
+        *_expected(s),
         (f"{s.steps:,}", "steps", f"committed; {s.rolled_back_total:,} were rolled back"),
         (duration(s.wall_s), "wall time", f"{s.world} ranks, spares: {s.spares}"),
         (f"{s.in_view_losses}", "ranks lost in training", f"{s.losses_total} processes lost in all, {s.views_total} views"),
     ]
+
+
+def _expected(s: LedgerSummary) -> list[tuple[str, str, str]]:
+    if s.expected_goodput is None or s.goodput_drift is None:
+        return []
+    meaning = (
+        f"said before the first fault; {s.training_goodput:.2%} was measured between start-up and end: {100 * s.goodput_drift:+.2f} points"
+    )
+    return [(f"{s.expected_goodput:.2%}", "expected goodput", meaning)]
 
 
 def _waterfall(s: LedgerSummary) -> list[tuple[str, str, str, Bar]]:

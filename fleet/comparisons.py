@@ -12,9 +12,10 @@ from fleet.goodput import Ledger
 from fleet.journal import read_journal
 from fleet.ledger_summary import LedgerSummary
 from fleet.plans import find_run
-from fleet.scenarios import RECOVERIES, Scenario, prepare
+from fleet.scenarios import Scenario, prepare
 from fleet.simulation.compare import Sequential, Verdict, compare
 from fleet.simulation.fleet_model import Partial
+from policies.recovery import RECOVERIES
 
 
 def recovery_of(name: str) -> str:

@@ -134,6 +134,7 @@ class RunSettings:
     """Everything that defines a run, but for the train function and chaos.
 
     ``peer_copies``: on how many other nodes the memory keeps a copy of each rank's part of the state; 0: on none.
+    ``recovery``: in-place, or restart of all ranks after each loss. ``form_delay_s`` is put in before survivors go on.
     """
 
     world: int = 4
@@ -145,6 +146,8 @@ class RunSettings:
     seed: int = 0
     reduction: str = "tree"
     threads_per_rank: int = 1
+    recovery: str = "in-place"
+    form_delay_s: float = 0.0
     storage: str = "runs"
     options: Mapping[str, str] = field(default_factory=dict)
     timeouts: Timeouts = field(default_factory=Timeouts)
@@ -170,6 +173,10 @@ class RunSettings:
             )  # fmt: skip
         if self.min_ranks > self.world:
             raise ConfigError("min_ranks", self.min_ranks, f"more than the world of {self.world} ranks: the run could never start")
+        if self.recovery not in ("in-place", "restart"):
+            raise ConfigError("recovery", self.recovery, "unknown", "Choose in-place (survivors go on) or restart (of all ranks).")
+        if not 0 <= self.form_delay_s < float("inf"):
+            raise ConfigError("form_delay_s", self.form_delay_s, "must be finite and at least 0 s")
         if self.reduction not in ("tree", "native"):
             raise ConfigError("reduction", self.reduction, "unknown", "Choose tree (bit-identical) or native (plain all-reduce).")
 

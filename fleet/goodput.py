@@ -8,6 +8,7 @@ a process reports after another took its place (its node was cut off, and came b
 from __future__ import annotations
 
 import copy
+import json
 import statistics
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
@@ -537,6 +538,7 @@ def _summary(ledger: Ledger, closed: Ledger, now_us: int) -> LedgerSummary:
         checkpoint_latency_s=durable.latency_s if durable else 0.0,
         measurements=dict(closed._measurements),
         tallies=closed._tally.now(),
+        expected_goodput=json.loads(started.config or "{}").get("expected_goodput"),
     )
 
 

@@ -126,6 +126,20 @@ class LedgerSummary:
     checkpoint_latency_s: float
     measurements: Mapping[str, tuple[int, float]]
     tallies: Tallies
+    expected_goodput: float | None = None
+
+    @property
+    def training_goodput(self) -> float:
+        """Goodput of the world's slots with start-up, end and waiting spares left out: what ``expected_goodput`` is said of."""
+        again = sum(incident.init_s for incident in self.incidents)
+        begun = max(0.0, self.categories["init"] - again) + self.categories["finish"] + self.categories["idle_spare"]
+        trained = self.rank_s - begun
+        return sum(self.categories[name] for name in STEP_NAMES) / trained if trained > 0 else 0.0
+
+    @property
+    def goodput_drift(self) -> float | None:
+        """Measured less expected; None where nothing was expected."""
+        return None if self.expected_goodput is None else self.training_goodput - self.expected_goodput
 
     @property
     def slots(self) -> tuple[Mapping[str, float], ...]:

@@ -14,6 +14,7 @@ from typing import Any
 from chaos.settings import ChaosSettings
 from fleet.config import Budgets, CheckpointSettings, RunSettings, StragglerSettings, Timeouts
 from fleet.errors import ConfigError
+from fleet.expectation import expected_goodput
 from fleet.journal import read_journal
 from fleet.launch.provenance import provenance
 from fleet.records import RunEnded, RunStarted
@@ -77,8 +78,10 @@ def describe(plan: RunPlan) -> str:
     Credentials in the storage's URL are not in it.
     """
     settings = dataclasses.asdict(plan.settings) | {"storage": without_credentials(plan.settings.storage)}
-    chaos = dataclasses.asdict(plan.chaos)
-    return json.dumps({"script": plan.script, "settings": settings, "chaos": chaos, "made_of": provenance(plan.script)})
+    faults = plan.chaos.plan(seed=plan.settings.seed, world=plan.settings.slots, nodes=plan.settings.nodes)
+    expected = expected_goodput(faults, plan.settings, plan.chaos.duration_s, plan.chaos.repair_s)
+    content = {"script": plan.script, "settings": settings, "chaos": dataclasses.asdict(plan.chaos), "made_of": provenance(plan.script)}
+    return json.dumps(content | {"expected_goodput": expected})
 
 
 def check(settings: RunSettings, chaos: ChaosSettings) -> None:

@@ -39,12 +39,14 @@ from fleet.launch.local import LocalCluster, node_resource
 from fleet.laws.reliability import all_lost_rate_per_s
 from fleet.machine import FleetMachine
 from fleet.plans import STORM, RunPlan, RunResult, describe, store_url
+from fleet.ports import RecoveryPolicy
 from fleet.records import VERSION, RunStarted
 from fleet.types import Fault
 from policies import placement
+from policies.delays import Delayed
 from policies.interval import CheckpointInterval, checkpoint_rate_per_s
 from policies.mitigation import Mitigator
-from policies.recovery import ReformPromoteRegrow
+from policies.recovery import RECOVERIES
 from policies.timeouts import ProgressTimeout
 from storage.mirror import JournalMirror
 from storage.parts import Parts, RetainingStore, newest_checkpoint
@@ -87,7 +89,9 @@ def make_machine(
 ) -> FleetMachine:  # fmt: skip
     """The decision core with its policies; the newest durable checkpoint is looked up when a run is resumed."""
     law = settings.checkpoint
-    recovery = ReformPromoteRegrow(settings.budgets, settings.timeouts.start_s)
+    recovery: RecoveryPolicy = RECOVERIES[settings.recovery](settings.budgets, settings.timeouts.start_s)
+    if settings.form_delay_s:
+        recovery = Delayed(recovery, settings.form_delay_s)
     interval = CheckpointInterval(law=law.policy, interval_s=law.interval_s)
     every_s = law.peer_interval_s
     peers = CheckpointInterval(law="fixed", interval_s=every_s) if every_s else CheckpointInterval(first_s=3.0, max_s=PEERS_LONGEST_S)
@@ -328,6 +332,8 @@ def level_rates_per_s(plan: RunPlan) -> tuple[float, float]:
     ranks = Topology(gpus=settings.world, gpus_per_node=max(1, settings.world // settings.nodes))
     faults_per_s = (chaos.mtbf_s and 1.0 / chaos.mtbf_s) or compression * sum(catalogue.rates(ranks).values())
     head_per_s = compression * sum(catalogue.rates(Topology(gpus=1, gpus_per_node=1), HEAD_COMPONENTS).values())
+    if settings.recovery == "restart":
+        return faults_per_s + head_per_s, faults_per_s if settings.peer_copies else 0.0
     whole_s = compression * catalogue.rates(ranks, (JOB_WIDE,))[JOB_WIDE] if chaos.lose_all else 0.0
     all_ranks = functools.partial(checkpoint_rate_per_s, fault_rate_per_s=faults_per_s, ranks_per_fault=1, repair_s=REPAIR_S)
     if settings.nodes == 1 or not settings.peer_copies:

@@ -42,6 +42,8 @@ def _headline(s: LedgerSummary, paint: _Paint) -> str:
     title = f"{paint(BOLD, s.run)}  {paint(STATUS_COLOUR.get(s.status, BOLD), state)}"
     ratios = f"scheduling {s.scheduling_goodput:.2%}   ETTR {s.ettr:.2%}"
     size = f"{s.steps:,} steps{back}   {s.world} ranks{spares} for {duration(s.wall_s)}"
+    if s.expected_goodput is not None and s.goodput_drift is not None:
+        size += f"\nwhile training {s.training_goodput:.2%}, expected {s.expected_goodput:.2%}, drift {100 * s.goodput_drift:+.2f} points"
     return f"{title}\n{paint(BOLD + GREEN, f'goodput {s.goodput:.2%}')}   {ratios}   {size}\n"
 
 

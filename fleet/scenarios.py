@@ -25,7 +25,7 @@ from fleet.simulation.fleet_run import FleetRun
 from policies.interval import CheckpointInterval
 from policies.lemons import History, Incident, Lemons
 from policies.placement import ranges
-from policies.recovery import ReformPromoteRegrow, RestartAll
+from policies.recovery import RECOVERIES
 from policies.straggler import EVICT, REBALANCE, REPLACE, LeastLoss, Standing
 
 LOCAL, OBJECT = 0, 1
@@ -34,8 +34,6 @@ NEEDS = {"software": LOCAL, "hang": LOCAL, "silent_corruption": OBJECT}
 
 STAYS = ("software", "hang")
 """Components whose faults take no node."""
-
-RECOVERIES: dict[str, type[ReformPromoteRegrow]] = {"in-place": ReformPromoteRegrow, "restart": RestartAll}
 
 
 @dataclass(frozen=True, kw_only=True)

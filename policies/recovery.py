@@ -83,6 +83,10 @@ class RestartAll(ReformPromoteRegrow):
         return super().form(situation, now_s)
 
 
+RECOVERIES: dict[str, type[ReformPromoteRegrow]] = {"in-place": ReformPromoteRegrow, "restart": RestartAll}
+"""By the names that settings and commands use."""
+
+
 def _holds_state(candidate: Candidate) -> bool:
     return candidate.state is not None and not candidate.dirty
 

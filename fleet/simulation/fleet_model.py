@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from fleet.decisions import Decision
@@ -187,7 +187,6 @@ class Outcome:
     asked: int
     kept_out: tuple[int, ...] = ()
     complete_s: float = 0.0
-    wait_s: float = 0.0
 
     @property
     def goodput(self) -> float:
@@ -219,4 +218,4 @@ def _at_least_zero(owner: object, where: str, names: Sequence[str]) -> None:
 class Partial:
     """Set from outside, e.g. by a signal: the run stops at the next fault, and says how far it came."""
 
-    stop: bool = field(default=False)
+    stop: bool = False

@@ -155,6 +155,16 @@ def test_llama3_has_its_interruptions_and_their_causes() -> None:
         assert found.var() == pytest.approx(found.mean(), rel=0.2), "the variance of a Poisson count is its mean"
 
 
+def test_llama3_keeps_90_percent_when_all_ranks_are_back_in_17_minutes() -> None:
+    """More than 90% effective time was published: 7,776 lost minutes in 54 days at most, 18.6 for each of 419 interruptions. Detection,
+    rework and checkpoints take 1.1 points of the ten, so that 16.9 minutes are left for the restart itself."""
+    asked = PlanInput(recovery="restart", restart_s=16.9 * 60, replace_s=0.0)
+    prepared = prepare(Scenario(plan=asked, days=54, stragglers=False))
+    outcomes = [prepared.run(prepared.arrivals(seed)) for seed in range(16)]
+    assert np.mean([outcome.goodput for outcome in outcomes]) == pytest.approx(0.900, abs=0.002)
+    assert np.mean([outcome.shares["restore"] for outcome in outcomes]) == pytest.approx(0.089, abs=0.003)
+
+
 def test_a_trace_brings_the_same_run_back(tmp_path: Path) -> None:
     slow = (SlowClass(name="net", rate_per_s=1e-4, duration_s=900, severity=1.5, mitigated=1.1, notice_s=60),)
     model = replace(random_model(3), slow=slow, duration_s=1e6)
