@@ -61,7 +61,8 @@ def measure(quick: bool = False) -> dict[str, Any]:
     figures["fleet_page_update_s_max"] = max(pages)
     figures |= {"fleet_scrape_peak_bytes": float(max(many[1], per_rank[1])), **opened}
     settings = {"pages": PAGES, "scrapers": SCRAPERS, "kills": kills, "events": events, "repetitions": repetitions}
-    notes = ["medians", f"opened: a journal of {events:,} events, 100 a record, and again from the snapshot that the first time left"]
+    size = f"{events:,} events (10 million without `--quick`), 100 a record"
+    notes = ["medians", f"opened: a journal of {size}, and again from the snapshot that the first time left"]
     return {"settings": settings, "figures": figures, "samples": samples, "notes": notes}
 
 
