@@ -134,6 +134,7 @@ def _one_step(recorder: Recorder, shards: int) -> None:
         recorder.switch(COMPUTE)
         recorder.shard(shard)
         recorder.shard(-1)
+    recorder.worked()
     recorder.switch(STRAGGLER)
     recorder.switch(COMM)
     recorder.commit(recorder.switch(COMPUTE))
