@@ -53,6 +53,7 @@ def run(
     set_: Annotated[list[str] | None, typer.Option("--set", help="key=value for run.options; repeatable.")] = None,
     chaos: Annotated[str, typer.Option(help="off, storm, or e.g. mtbf=15s,kinds=kill_rank+hang.")] = "off",
     reduction: Annotated[str, typer.Option(help="tree (bit-identical) or native (plain all-reduce).")] = "tree",
+    optimizer_sharding: Annotated[str, typer.Option(help="none, or zero1: each rank has a part of the optimizer's state.")] = "none",
     checkpoint: Annotated[str, typer.Option(help="Interval policy: exact, daly, young, or seconds.")] = "exact",
     timeout: Annotated[list[str] | None, typer.Option(help="name=seconds, e.g. progress_s=30; repeatable. A wrong one lists all.")] = None,
     storage: Annotated[str, typer.Option("--storage", "--store", help="Folder or fsspec URL for journals and checkpoints.")] = "runs",
@@ -70,7 +71,8 @@ def run(
     scripts.check_not_shadowed()
     root = Path("runs" if "://" in storage else storage).resolve()
     settings = _settings(
-        world, spares, nodes, shards, min_ranks, seed, set_ or [], reduction, checkpoint, storage, timeout or [], peer_copies
+        world, spares, nodes, shards, min_ranks, seed, set_ or [], reduction, checkpoint, storage, timeout or [], peer_copies,
+        optimizer_sharding
     )  # fmt: skip
     plan = _plan(script, settings, chaos, resume, repeat, root)
     if twin_world:
@@ -79,10 +81,12 @@ def run(
 
 
 def _settings(world: int, spares: int, nodes: int, shards: int, min_ranks: int, seed: int, pairs: list[str], reduction: str,
-              checkpoint: str, storage: str, timeouts: list[str], peer_copies: int) -> RunSettings:  # fmt: skip
+              checkpoint: str, storage: str, timeouts: list[str], peer_copies: int,
+              optimizer_sharding: str) -> RunSettings:  # fmt: skip
     return RunSettings(
         world=world, spares=spares, nodes=nodes, shards=shards, min_ranks=min_ranks, seed=seed, options=_options(pairs),
         reduction=reduction, checkpoint=_checkpoint(checkpoint), storage=storage, timeouts=_timeouts(timeouts), peer_copies=peer_copies,
+        optimizer_sharding=optimizer_sharding,
     )  # fmt: skip
 
 

@@ -145,6 +145,8 @@ class RunSettings:
     peer_copies: int = 1
     seed: int = 0
     reduction: str = "tree"
+    optimizer_sharding: str = "none"
+    optimizer_copies: int = 1
     threads_per_rank: int = 1
     recovery: str = "in-place"
     form_delay_s: float = 0.0
@@ -179,6 +181,24 @@ class RunSettings:
             raise ConfigError("form_delay_s", self.form_delay_s, "must be finite and at least 0 s")
         if self.reduction not in ("tree", "native"):
             raise ConfigError("reduction", self.reduction, "unknown", "Choose tree (bit-identical) or native (plain all-reduce).")
+
+        self._check_sharding()
+
+    def _check_sharding(self) -> None:
+        chosen = self.optimizer_sharding
+        if chosen not in ("none", "zero1"):
+            reason = "unknown"
+            raise ConfigError(
+                "optimizer_sharding", chosen, reason, "Choose none, or zero1 (each rank keeps a part of the optimizer's state)."
+            )
+        if chosen == "zero1" and self.reduction == "native":
+            reason = "the ranks' chunks are those of the fixed-order reduction, and reduction is native"
+            raise ConfigError("optimizer_sharding", chosen, reason, "Set reduction to tree.")
+        if not 0 <= self.optimizer_copies <= 3:
+            reason = "each chunk of the optimizer's state is kept by its owner and by up to 3 other ranks"
+            raise ConfigError(
+                "optimizer_copies", self.optimizer_copies, reason, "Choose 0 to 3; with 0 any loss goes back to a checkpoint."
+            )
 
     def _at_least(self, name: str, least: int) -> None:
         if getattr(self, name) < least:

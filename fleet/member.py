@@ -25,6 +25,9 @@ class MemberProtocol:
         token: drawn once by the process; makes a doubled hello harmless.
         process: how its node's agent can signal it.
         store: address of the key-value store that it offers for rendezvous.
+
+    Attributes:
+        sharded: a part of the state is spread over the ranks, so that it moves whenever the view changes.
     """
 
     def __init__(self, slot: int, token: str, process: Process, store: str) -> None:
@@ -39,6 +42,7 @@ class MemberProtocol:
         self.floor = -1
         self.forming = False
         self.aside = False
+        self.sharded = False
         self._in_person = False
         self._status: Event | None = None
         self._pending: View | None = None
@@ -277,7 +281,7 @@ class MemberProtocol:
 
         ``steady``: what is tracked stays as it is while shards are computed.
         """
-        receives = view.rank_of(self.member) in view.receivers
+        receives = view.rank_of(self.member) in view.receivers or self.sharded
         return not receives and not self.begins(view) and (steady or not self.gives(view))
 
     def enter(self, view: View) -> None:

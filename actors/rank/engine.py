@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from actors.rank.clipping import clip
 from actors.rank.gradients import GradientBuffers
 from actors.rank.process_group import Group, Work
 from actors.rank.recorder import Recorder
 from actors.rank.reduction import Reducer, SideChannel
+from actors.rank.saving import Share, WholeTensors
 from actors.rank.state import TrackedState
 from actors.rank.stopwatch import Stopwatch
 from fleet.config import RunSettings
@@ -60,7 +63,7 @@ class Engine:
             raise ConfigError("track", sorted(state.objects), "no module with parameters that require a gradient", "Track model=... too.")
         self.device = self._gradients.parameters[0].device
         self._stopwatch = Stopwatch(self.device)
-        self._reducer = Reducer(settings.shards, "native" if settings.reduction == "native" else "ordered")
+        self._reducer = self._make_reducer(settings)
         self._side: SideChannel | None = None
         self._shares = self._whole = Shares((), ())
         self._brought: list[list[int]] = []
@@ -68,6 +71,9 @@ class Engine:
         self._told: tuple[Work, torch.Tensor] | None = None  # memory of what is on its way to the peers
         self._state: StateId | None = None
         self.losses: dict[int, float] = {}
+
+    def _make_reducer(self, settings: RunSettings) -> Reducer:
+        return Reducer(settings.shards, "native" if settings.reduction == "native" else "ordered")
 
     @property
     def due(self) -> tuple[int, ...]:
@@ -135,6 +141,25 @@ class Engine:
         self._brought = [[shard for block in blocks for shard in range(*block)] for blocks in leaves]
         self._side = SideChannel(self._group, FLAGS + max(map(len, self._brought)))
 
+    def begin(self, state: StateId) -> None:
+        """All of ``state`` was loaded or built here."""
+
+    def outcome_of(self, step: int) -> Outcome | None:
+        """What the reduction of ``step`` said, when it was applied without the loop; see :mod:`actors.rank.sharded`."""
+        return None
+
+    def finish(self, then: Callable[[], None]) -> None:
+        """The step is applied: ``then`` is what follows, once the state is whole everywhere."""
+        then()
+
+    def share(self) -> Share:
+        """What this rank writes of a checkpoint, as one of the ranks of its view."""
+        return WholeTensors(self.state, self._group.rank, self._group.size)
+
+    def digest(self, step: int) -> str:
+        """Of all of the state, after ``step`` steps; the same on all ranks."""
+        return self.state.digest(step)
+
     def begin_shard(self) -> None:
         self._stopwatch.begin()
         self._gradients.begin_step()
@@ -193,13 +218,16 @@ class Engine:
         total = torch.stack([flat.sum() for flat in self._gradients.mean_flats if flat.is_floating_point()])
         return bool(torch.isfinite(total).all()) or all(bool(torch.isfinite(flat).all()) for flat in self._gradients.mean_flats)
 
+    def _clip(self, norm: float) -> None:
+        clip([flat[:extent] for flat, extent in zip(self._gradients.mean_flats, self._gradients.extents, strict=True)], norm)
+
     def apply(self) -> None:
         """Clip, step optimizer, scaler and schedulers, give buffers their new values. The state is dirty meanwhile."""
         self._recorder.measured(self._stopwatch.take_us())
         if self._scaler is not None:
             self._scaler.unscale_(self._optimizer)
         if self._clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self._gradients.parameters, self._clip_norm)
+            self._clip(self._clip_norm)
         if self._scaler is not None:
             self._scaler.step(self._optimizer)
             self._scaler.update()

@@ -16,8 +16,9 @@ from actors.rank.reduction import Reducer, ShardSums
 from fleet.errors import ConfigError
 from fleet.shards import Block
 
-ALIGNMENT = 16
-"""Elements; each parameter's part of a flat buffer begins at a multiple of it."""
+ALIGNMENT = 64
+"""Elements; each parameter's part of a flat buffer begins at a multiple of it. No vector register is longer, so a stretch of a parameter
+between two multiples is computed by the same instructions as in the whole: in 16-bit types what is left over at an end rounds otherwise."""
 
 AVERAGED_BUFFER_LIMIT = 1 << 16
 """Elements; floating-point buffers up to this size are averaged over shards. Larger ones (masks, tables) have to stay constant."""
@@ -101,6 +102,7 @@ class GradientBuffers:
         self._sort_buffers()
         self._lengths: dict[Key, int] = {}
         self._places = [self._place(parameter) for parameter in self.parameters]
+        self._extents = list(self._lengths.values())
         self._change_places = [self._place(buffer.tensor) for buffer in self._averaged]
         self._sums = ShardSums(self._shards, lambda: GradientSet(self._lengths, self._places, self._change_places))
 
@@ -119,6 +121,16 @@ class GradientBuffers:
         start = self._lengths.get(key, 0)
         self._lengths[key] = start + -(-like.numel() // ALIGNMENT) * ALIGNMENT
         return _Place(list(self._lengths).index(key), start, like)
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """By parameter: (flat buffer, element) at which its gradient begins, in the order of its memory."""
+        return [(place.flat, place.start) for place in self._places]
+
+    @property
+    def extents(self) -> list[int]:
+        """By flat buffer, how many of its first elements are gradients; what comes after them are changes of buffers."""
+        return self._extents + [0] * (len(self._lengths) - len(self._extents))
 
     @property
     def constant(self) -> bool:
@@ -195,6 +207,24 @@ class GradientBuffers:
         if self._mean is not None:
             self._sums.put_back(self._mean)
             self._mean = None
+
+    def take_mean(self) -> GradientSet:
+        """Lay the step's mean aside, until it is given to :meth:`give_mean`."""
+        assert self._mean is not None, "take_mean() without reduce()"
+        mean, self._mean = self._mean, None
+        return mean
+
+    def give_mean(self, mean: GradientSet) -> None:
+        """What :meth:`take_mean` gave is the step's mean again."""
+        self._forget_mean()
+        self._mean = mean
+
+    def borrow(self) -> GradientSet:
+        """A set of buffers to use for something else, between steps; contents undefined, and again to be once it is given back."""
+        return self._sums.take()
+
+    def give_back(self, buffers: GradientSet) -> None:
+        self._sums.put_back(buffers)
 
     @property
     def mean_flats(self) -> list[torch.Tensor]:

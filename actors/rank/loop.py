@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from actors.rank.client import Client
+from actors.rank.custody import Custody
 from actors.rank.data import Feed
 from actors.rank.engine import Engine, Outcome
 from actors.rank.process_group import GroupBroken
@@ -20,6 +21,7 @@ from actors.rank.recorder import Recorder, now_us
 from actors.rank.sampling import seed_shard, seed_step
 from actors.rank.saving import PartsPort, Saver
 from actors.rank.seat import Seat
+from actors.rank.sharded import ShardedEngine, check_tracked
 from actors.rank.state import TrackedState
 from fleet.config import RunSettings
 from fleet.errors import FleetError
@@ -58,6 +60,7 @@ class Run:
         self._rehearsing = False
         self._feeds: dict[tuple[int, int], Feed] = {}
         self._suspect: int | None = None
+        self._attempted: Step | None = None
 
     @property
     def generation(self) -> int:
@@ -71,7 +74,10 @@ class Run:
 
     def track(self, **objects: Any) -> TrackedState:
         """Name what makes up the training state: model, optimizer, and if there are any scheduler, scaler, and others with a state_dict."""
-        return TrackedState(**objects)
+        state = TrackedState(**objects)
+        if self._settings.optimizer_sharding != "none":
+            check_tracked(state, self._settings.threads_per_rank)
+        return state
 
     def steps(self, state: TrackedState, *, total: int, clip_norm: float | None = None) -> Iterator[Step]:
         """Yield steps until ``total`` are committed; the same step again, for the lost shards, when a peer was lost in it.
@@ -85,8 +91,7 @@ class Run:
         """
         if total < 1:
             raise FleetError(f"total = {total}: a run has at least one step")
-        self._engine = Engine(state, self._settings, self._recorder, clip_norm)
-        self._seat.serve(state, self._engine)
+        self._engine = self._make_engine(state, clip_norm)
         self._recorder.total(total)
         self._client.protocol.ready()
         self._client.say()
@@ -98,7 +103,16 @@ class Run:
                 if not step.closed:
                     raise FleetError(f"step {step.number}: the loop body ended without step.commit()")
             if not self._seat.over:
-                self._finish(state)
+                self._finish()
+
+    def _make_engine(self, state: TrackedState, clip_norm: float | None) -> Engine:
+        if self._settings.optimizer_sharding == "none":
+            engine = Engine(state, self._settings, self._recorder, clip_norm)
+            self._seat.serve(state, engine)
+            return engine
+        sharded = ShardedEngine(state, self._settings, self._recorder, clip_norm)
+        self._seat.serve(state, sharded, Custody(sharded, self._client.protocol, self._settings.optimizer_copies, self._advance))
+        return sharded
 
     def _rehearse(self) -> Iterator[Step]:
         """A rank that waits to be called runs the loop body once, on its initial state, and forgets it; ``commit`` says False.
@@ -156,14 +170,19 @@ class Run:
         if math.isfinite(value):
             self._client.say(Measured(self._client.protocol.member, self._here(), name, value))
 
-    def _finish(self, state: TrackedState) -> None:
+    def _finish(self) -> None:
         """Wait at the barrier until the run is over, or this rank is called into another view."""
         protocol = self._client.protocol
         if not self._seat.claim():
             return
+        assert self._engine is not None
         self._saver.settle()
         self._recorder.switch(FINISH)
-        digest = state.digest(self._here().step)
+        try:
+            digest = self._engine.digest(self._here().step)
+        except GroupBroken as error:
+            self._seat.leave(str(error))
+            return
         with self._client.lock:
             protocol.finished(digest)
         self._client.say()
@@ -200,10 +219,12 @@ class Run:
         A view may break and another begin in here: this rank waits for it with what it has computed, which counts there.
         """
         assert self._engine is not None
+        self._attempted = step
         while True:
             if not self._seat.claim():
-                if not self._sit_down() or self._engine.due or self._here().step != step.number:
-                    return None
+                seated, outcome = self._sit_down(), self._engine.outcome_of(step.number)
+                if outcome is not None or not seated or self._engine.due or self._here().step != step.number:
+                    return outcome
                 continue
             try:
                 reduced = self._engine.reduce(self._seat.offer())
@@ -227,9 +248,14 @@ class Run:
             return None
         with self._client.lock:
             view, request = self._client.protocol.agree(reduced.offers)
-        self._apply(step, reduced)
+        try:
+            self._apply(step, reduced)
+        except GroupBroken as error:  # applied here, and not yet whole: it will be once there is a view again
+            self._seat.leave(str(error))
+            self._sit_down()
+            return reduced
         if request is not None:
-            self._saver.begin(request, self._here(), self._seat.view, self._rank, self._engine.state)
+            self._saver.begin(request, self._here(), self._seat.view, self._engine.share())
         if view is not None:
             self._change_seat(view)
         else:
@@ -246,21 +272,36 @@ class Run:
         self._engine.repeat()
 
     def _apply(self, step: Step, reduced: Outcome) -> None:
-        protocol, engine = self._client.protocol, self._engine
-        assert engine is not None
+        assert self._engine is not None
+        self._mutate(step, self._engine.apply)
+        self._engine.finish(lambda: self._tell(step, reduced.loss))
+
+    def _mutate(self, step: Step, apply: Callable[[], None]) -> None:
+        protocol = self._client.protocol
         self._saver.settle()
         at_us = self._recorder.switch(COMPUTE)
         seed_step(self.seed, step.number)
         protocol.mutating()
-        engine.apply()
+        apply()
         protocol.committed()
         self._recorder.commit(max(at_us, now_us()))
         self._committed = True
+
+    def _advance(self, factor: float) -> None:
+        """Others took the step that this rank was about to take when its view broke: it takes it too."""
+        step, engine = self._attempted, self._engine
+        assert step is not None and isinstance(engine, ShardedEngine)
+        before = self._recorder.code
+        self._mutate(step, lambda: engine.advance(factor))
+        engine.afterwards(lambda: self._tell(step, engine.loss))
+        self._recorder.switch(before)
+
+    def _tell(self, step: Step, loss: float) -> None:
         for fn in step.callbacks:
             fn()
         if self._rank == 0 and now_us() - self._measured_us > MEASURE_EVERY_US:
             self._measured_us = now_us()
-            self._measure("loss", reduced.loss)
+            self._measure("loss", loss)
 
     def _change_seat(self, view: Any) -> None:
         try:

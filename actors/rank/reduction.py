@@ -238,11 +238,15 @@ class Reducer:
             mine = bucket.chunk(out, group.rank)
             self._add(self._leaves(group, bucket, local), [rank != group.rank for rank, _ in self._order], mine)
             receives = [] if group.receives_ahead else self._returns(bucket, out)
-            returning.append(group.start([(mine, peer) for peer in self._peers], receives, 2 * number + 1))
+            returning.append(group.start(self._gifts(bucket, mine), receives, 2 * number + 1))
             if number + BUCKETS_IN_FLIGHT < len(buckets):
                 returning += self._scatter(group, number + BUCKETS_IN_FLIGHT, buckets[number + BUCKETS_IN_FLIGHT], local, out)
         for work in returning:
             work.wait()
+
+    def _gifts(self, bucket: _Bucket, mine: torch.Tensor) -> list[tuple[torch.Tensor, int]]:
+        """Who gets this rank's sums."""
+        return [(mine, peer) for peer in self._peers]
 
     def _returns(self, bucket: _Bucket, out: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, int]]:
         """Where the peers' sums go."""

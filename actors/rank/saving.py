@@ -7,7 +7,7 @@ state. From then on a thread of its own writes the part, and says so when it is 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,13 +18,51 @@ import torch
 from actors.rank.client import Client
 from actors.rank.recorder import Recorder
 from actors.rank.snapshot import Snapshot, Snapshotter
-from actors.rank.state import Slice, TrackedState, slices
+from actors.rank.state import Flat, Slice, TrackedState, slices
 from fleet.events import PartFailed, PartWritten
 from fleet.levels import PEERS, STORE, level_of, peers_url
 from fleet.records import CHECKPOINT
 from fleet.types import Part, StateId, View
 
 log = logging.getLogger("fleet.rank")
+
+
+class Share(Protocol):
+    """What one rank writes of a state. The snapshot is taken of what :meth:`flat` names; :meth:`items` tells what of it is written.
+
+    Attributes:
+        index, count: which part of the checkpoint it is, and of how many.
+        before_load: see :class:`actors.rank.state.TrackedState`.
+    """
+
+    index: int
+    count: int
+    before_load: Callable[[], object]
+
+    def flat(self) -> Flat: ...
+
+    def items(self, tensors: Sequence[torch.Tensor]) -> list[Slice]: ...
+
+
+class WholeTensors:
+    """Of a state that all ranks hold, each writes some of the tensors."""
+
+    def __init__(self, state: TrackedState, index: int, count: int) -> None:
+        self.state, self.index, self.count = state, index, count
+
+    @property
+    def before_load(self) -> Callable[[], object]:
+        return self.state.before_load
+
+    @before_load.setter
+    def before_load(self, settle: Callable[[], object]) -> None:
+        self.state.before_load = settle
+
+    def flat(self) -> Flat:
+        return self.state.flat()
+
+    def items(self, tensors: Sequence[torch.Tensor]) -> list[Slice]:
+        return slices(tensors, self.count)[self.index]
 
 
 class PartsPort(Protocol):
@@ -46,13 +84,12 @@ class PartsPort(Protocol):
 
 @dataclass(frozen=True)
 class Order:
-    """One checkpoint as one rank writes it: the part ``index`` of ``count``, asked for as ``request`` in ``generation``, to ``place``."""
+    """One checkpoint as one rank writes it, asked for as ``request`` in ``generation``, to ``place``."""
 
     request: int
     state: StateId
     generation: int
-    index: int
-    count: int
+    share: Share
     place: str = ""
 
 
@@ -70,14 +107,14 @@ class Saver:
         self._order: Order | None = None
         self._begun_s = 0.0
 
-    def begin(self, request: int, here: StateId, view: View, rank: int, state: TrackedState) -> None:
+    def begin(self, request: int, here: StateId, view: View, share: Share) -> None:
         """Take the state as it is now, for ``request``. It may change after :meth:`settle`."""
         self.settle()
         with self._blocked():
             before_us = self._recorder.now_us()
-            if self._snapshots.begin(here, state):
-                place = peers_url(view.copies[rank]) if level_of(request) == PEERS else ""
-                self._order = Order(request, here, view.generation, rank, len(view.members), place)
+            if self._snapshots.begin(here, share):
+                place = peers_url(view.copies[share.index]) if level_of(request) == PEERS else ""
+                self._order = Order(request, here, view.generation, share, place)
                 self._begun_s = (self._recorder.now_us() - before_us) / 1e6
             else:
                 self._give_up(request, here, "the two snapshots before it are still being written")
@@ -111,10 +148,11 @@ class Saver:
     def _write(self, order: Order, snapshot: Snapshot, blocked_s: float) -> None:
         try:
             with snapshot:
-                mine = slices(snapshot.tensors, order.count)[order.index]
-                name, part = self._parts.write(order.state, order.generation, order.index, order.count, mine, order.place)
+                share = order.share
+                mine = share.items(snapshot.tensors)
+                name, part = self._parts.write(order.state, order.generation, share.index, share.count, mine, order.place)
         except OSError as error:
             self._give_up(order.request, order.state, f"{type(error).__name__}: {error}")
             return
-        meta = snapshot.skeleton if order.index == 0 else ""
+        meta = snapshot.skeleton if order.share.index == 0 else ""
         self._client.say(PartWritten(self._client.protocol.member, order.request, name, order.state, part, blocked_s, meta))

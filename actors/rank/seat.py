@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 
 from actors.rank.client import Client
+from actors.rank.custody import Custody
 from actors.rank.engine import Engine
 from actors.rank.process_group import Forming, Group, GroupBroken
 from actors.rank.recorder import Recorder
@@ -74,12 +75,14 @@ class Seat:
         self.group: Group | None = None
         self._state: TrackedState | None = None
         self._engine: Engine | None = None
+        self._custody: Custody | None = None
         client.on_interrupt = self._interrupt
         client.on_message = self._look_ahead
 
-    def serve(self, state: TrackedState, engine: Engine) -> None:
-        """What is given to newcomers, and taken from donors."""
-        self._state, self._engine = state, engine
+    def serve(self, state: TrackedState, engine: Engine, custody: Custody | None = None) -> None:
+        """What is given to newcomers, and taken from donors; ``custody`` of what is spread over all."""
+        self._state, self._engine, self._custody = state, engine, custody
+        self._protocol.sharded = custody is not None
 
     @property
     def view(self) -> View:
@@ -226,6 +229,9 @@ class Seat:
         me, donor = view.rank_of(self._protocol.member), view.donor
         if me == donor and self._protocol.begins(view):
             mine = self._begin(view)
+        if self._custody is not None:
+            self._recorder.switch(RESTORE)
+            return self._custody.exchange(group, view)
         if me in view.receivers:
             self._recorder.switch(RESTORE)
             return self._receive(group, donor)
@@ -273,6 +279,7 @@ class Seat:
             self._state.load(skeleton, tensors)
         elif not self._fresh:
             raise FleetError("there is no checkpoint to go back to, and this rank's initial state is gone: a fresh process has to begin")
+        self._engine.begin(view.state)
         return view.state
 
     def _load(self, view: View, checkpoint: str) -> tuple[str, list[torch.Tensor]]:

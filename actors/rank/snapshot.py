@@ -19,12 +19,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from actors.rank.state import Flat, TrackedState
+from actors.rank.state import Flat
 from fleet.types import StateId
 
 CHUNK_BYTES = 16 << 20
@@ -43,6 +43,14 @@ _NOTHING = torch.empty(0, dtype=torch.uint8)
 
 Task = Callable[[], Any]
 Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+class Source(Protocol):
+    """What a snapshot is taken of: a :class:`TrackedState`, or a part of one."""
+
+    before_load: Callable[[], object]
+
+    def flat(self) -> Flat: ...
 
 
 class Snapshot:
@@ -106,7 +114,7 @@ class Snapshotter:
                 found._slot.holders += 1
             return found
 
-    def begin(self, state_id: StateId, state: TrackedState) -> bool:
+    def begin(self, state_id: StateId, state: Source) -> bool:
         """Begin to copy the state; returns at once. From now until :meth:`settle` nothing but a forward may change it.
 
         ``state.load`` settles by itself. Returns False when this snapshot is skipped.

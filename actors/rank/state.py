@@ -68,6 +68,10 @@ class TrackedState:
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
         return {name: tracked for name, tracked in self.objects.items() if isinstance(tracked, torch.optim.Optimizer)}
 
+    def replace(self, tracked: Any, stand_in: Any) -> None:
+        """Track ``stand_in`` in the place of ``tracked``, under its name."""
+        self.objects = {name: stand_in if one is tracked else one for name, one in self.objects.items()}
+
     def flatten(self) -> tuple[str, list[torch.Tensor]]:
         """(skeleton, tensors). The skeleton is text; it holds everything but the tensors, which are the live ones, not copies.
 
@@ -75,9 +79,9 @@ class TrackedState:
         """
         return self.flat()[:2]
 
-    def flat(self) -> Flat:
-        """As :meth:`flatten`, and which of the tensors a forward may change."""
-        parts = {name: _live_state(tracked) for name, tracked in self.objects.items()}
+    def flat(self, whole: Mapping[str, Any] | None = None) -> Flat:
+        """As :meth:`flatten`, and which of the tensors a forward may change. ``whole``: see :meth:`digest`."""
+        parts = {name: _live_state(tracked) for name, tracked in self.objects.items()} | dict(whole or {})
         pickler = _Pickler(self._seen)
         pickler.dump(parts)
         self._seen = pickler.seen
@@ -100,16 +104,18 @@ class TrackedState:
         for name, tracked in self.objects.items():
             tracked.load_state_dict(parts[name])
 
-    def digest(self, step: int) -> str:
+    def digest(self, step: int, whole: Mapping[str, Any] | None = None) -> str:
         """SHA-256 in hex over all of the state, the random generators and the data cursor; equal on ranks that are equal bit for bit.
 
         The cursor is ``step``, the number of committed steps: with the run's seed, the samples that come next follow from it.
+        ``whole`` are state dicts of objects whose own is not all that there is of them.
         """
-        return hashlib.sha256(repr(sorted({**self.digest_parts(), "cursor": step}.items())).encode()).hexdigest()
+        return hashlib.sha256(repr(sorted({**self.digest_parts(whole), "cursor": step}.items())).encode()).hexdigest()
 
-    def digest_parts(self) -> dict[str, str]:
+    def digest_parts(self, whole: Mapping[str, Any] | None = None) -> dict[str, str]:
         """A digest for each tracked object and one for ``rng``, to tell which one differs."""
-        parts = {name: _digest(tracked.state_dict()) for name, tracked in self.objects.items()}
+        states = {name: tracked.state_dict() for name, tracked in self.objects.items()} | dict(whole or {})
+        parts = {name: _digest(state) for name, state in states.items()}
         return {**parts, "rng": _digest([torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)])}
 
 
@@ -164,7 +170,7 @@ class _Pickler(pickle.Pickler):
 
 def _see(tensor: torch.Tensor) -> _Seen:
     detached = tensor.detach()
-    key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device) if tensor.numel() else id(tensor)
+    key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device) if tensor.data_ptr() else id(tensor)
     return _Seen(tensor, tensor.data_ptr(), detached, key)
 
 

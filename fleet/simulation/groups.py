@@ -44,8 +44,8 @@ class Group:
         self._completed = completed
         self.ends: dict[Member, End] = {}
         self._arrivals: dict[Member, Future] = {}
-        self._values: dict[int, dict[Member, Any]] = {}
-        self._results: dict[int, dict[Member, Future]] = {}
+        self._values: dict[Any, dict[Member, Any]] = {}
+        self._results: dict[Any, dict[Member, Future]] = {}
         self._told: dict[Member, Any] = {}
         self._listening: list[Future] = []
         self._state: Any = None
@@ -71,20 +71,30 @@ class Group:
 
     def reduce(self, member: Member, number: int, value: Any) -> Future:
         """Reduction ``number`` of this group: resolves to all members' values, by member."""
+        return self._meet(member, number, value, self._reduced)
+
+    def _reduced(self, view: View, values: dict[Member, Any]) -> None:
+        self._completed(view, values)
+        self.complete_s = self.clock.now_s
+
+    def exchange(self, member: Member, what: Any, value: Any) -> Future:
+        """As :meth:`reduce`, for what is no step: ``what`` names it."""
+        return self._meet(member, what, value, lambda view, values: None)
+
+    def _meet(self, member: Member, what: Any, value: Any, completed: Callable[[View, dict[Member, Any]], None]) -> Future:
         end = self.ends[member]
         future = self._pend(end)
         if any(other.left for other in self.ends.values()):
             self._break_soon(member, "a peer has left")
             return future  # its chunks cannot be summed any more, whatever the others sent before it left
-        values, results = self._values.setdefault(number, {}), self._results.setdefault(number, {})
+        values, results = self._values.setdefault(what, {}), self._results.setdefault(what, {})
         values[member], results[member] = value, future
         if len(values) == len(self.view.members):
             ordered = {each: values[each] for each in self.view.members}
-            self._completed(self.view, ordered)
-            self.complete_s = self.clock.now_s
+            completed(self.view, ordered)
             for waiting in results.values():
                 self._resolve_after(waiting, self.rng.uniform(0.002, 0.03), ordered)
-            del self._values[number], self._results[number]
+            del self._values[what], self._results[what]
         return future
 
     def tell(self, member: Member, value: Any, givers: Sequence[Member]) -> Future:

@@ -1,7 +1,6 @@
 """What must hold in every run: one checker for each invariant of the protocol, named, so that one can be told from another.
 
-They see the truth (every process's own state), not only what the coordinator was told. Invariant 5 of the design, two-phase commits,
-belongs to sharded optimizer state and has no checker here: all simulated state is replicated.
+They see the truth (every process's own state), not only what the coordinator was told.
 """
 
 from __future__ import annotations
@@ -30,45 +29,14 @@ from fleet.records import (
     RunEnded,
     ViewPublished,
 )
+from fleet.simulation.checker import Checker
 from fleet.simulation.model import POISON, gradient
+from fleet.simulation.two_phase import TwoPhase
 from fleet.types import Member, StateId, View
 
 if TYPE_CHECKING:
     from fleet.simulation.ranks import SimRank
     from fleet.simulation.world import World
-
-
-class Violation(Exception):
-    """An invariant does not hold."""
-
-    def __init__(self, name: str, text: str) -> None:
-        super().__init__(name, text)
-        self.name, self.text = name, text
-
-
-class Checker:
-    """One invariant. A checker defines the hooks it needs; ``Watch`` calls nothing else.
-
-    Hooks: ``record(record)``, ``truncated(journal)``, ``sent(machine, instruction)``, ``told(event)``, ``checkpoint(order, parts)``,
-    ``end()``; of one rank: ``restored(rank, view, weights)``, ``sit(rank, view)``, ``seated(rank, view, state)``,
-    ``contribute(rank, view, state, dirty)``, ``reduced(rank, view, number, values)``, ``agreed(rank, view, number, enter, save)``,
-    ``commit(rank, state)``, ``save(rank, view, request, state)``; of a group: ``meet(view, view)``, ``completed(view, values)`` once for
-    each reduction.
-    """
-
-    name = ""
-
-    def __init__(self, world: World) -> None:
-        self.world = world
-
-    def require(self, holds: bool, text: str) -> None:
-        if not holds:
-            raise Violation(self.name, text)
-
-    def process(self, member: Member) -> SimRank | None:
-        """The process that was granted ``member``'s name."""
-        ranks = (rank for rank in reversed(self.world.train.processes) if rank.named and rank.member == member)
-        return next(ranks, None)
 
 
 class Donor(Checker):
@@ -92,8 +60,9 @@ class Donor(Checker):
             return
         members = [self.process(member) for member in view.members]
         donor = members[view.donor]
-        if donor is None or donor.protocol.view is not None or any(rank is None or rank.protocol.view is not None for rank in members):
-            return  # sent again while members already form it
+        if any(rank is None or rank.protocol.view is not None or rank.protocol.floor >= view.generation for rank in members):
+            return  # sent again while members already form it, or have left it
+        assert donor is not None
         clean = [rank.protocol.state for rank in members if rank is not None and rank.protocol.state and not rank.protocol.dirty]
         if clean and max(clean) >= machine.committed and view.state.lineage == max(clean).lineage:
             self.require(not donor.protocol.dirty, f"donor {donor} of generation {view.generation} is dirty")
@@ -547,12 +516,12 @@ class Traffic(Checker):
 
 
 CHECKERS: tuple[type[Checker], ...] = (
-    Donor, Dirty, Stale, Repeat, OneIncarnation, ExactlyOnce, Identical, Agreement, WholeCheckpoint, Restored, Persisted, Journal, Rebuilt,
-    Ends, BudgetsHold, HealthyStay, ChangesBounded, Traffic,
+    Donor, Dirty, Stale, Repeat, TwoPhase, OneIncarnation, ExactlyOnce, Identical, Agreement, WholeCheckpoint, Restored, Persisted, Journal,
+    Rebuilt, Ends, BudgetsHold, HealthyStay, ChangesBounded, Traffic,
 )  # fmt: skip
 HOOKS = (
     *("record", "truncated", "sent", "told", "checkpoint", "restored", "end"),
-    *("meet", "sit", "seated", "contribute", "completed", "reduced", "agreed", "commit", "save"),
+    *("meet", "sit", "seated", "contribute", "completed", "reduced", "agreed", "commit", "save", "placed"),
 )
 
 

@@ -9,6 +9,7 @@ from fleet.events import CopiesHeld, Event, Heartbeat, Lost, NodeJoined, StepsTi
 from fleet.instructions import Evict, Fence, Instruction, Propose, Publish, Welcome
 from fleet.simulation.memory import SimMemory
 from fleet.simulation.ranks import SimRank
+from fleet.simulation.sharded import ShardedRank
 from fleet.types import Copy, Member
 
 if TYPE_CHECKING:
@@ -157,7 +158,8 @@ class SimTrain:
             return
         node = min(nodes, key=lambda node: (self._used(node), node.index))
         self._numbers += 1
-        rank = SimRank(self.world, slot, node, self._numbers, self.world.stream("rank", self._numbers))
+        kind = ShardedRank if self.world.settings.optimizer_sharding == "zero1" else SimRank
+        rank = kind(self.world, slot, node, self._numbers, self.world.stream("rank", self._numbers))
         self.current[slot] = rank
         self.processes.append(rank)
         node.ranks[rank.protocol.token] = rank

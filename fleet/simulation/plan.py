@@ -14,6 +14,9 @@ POINTS = (
 )  # fmt: skip
 """Where in a rank's loop a trouble can strike."""
 
+SHARDED_POINTS = ("ready", "decided", "gathering", "advancing", "placing", "placed")
+"""And where else, when a part of the state is spread over the ranks: within the commit, and while chunks come to their places."""
+
 FAST = Timeouts(
     heartbeat_s=1.0, node_s=1.5, park_s=2.0, form_s=4.0, progress_s=8.0, start_s=10.0, checkpoint_s=6.0, resend_s=0.5
 )  # fmt: skip
@@ -104,13 +107,15 @@ def small(world: int = 4, spares: int = 0, nodes: int = 2, budgets: Budgets = PA
     )  # fmt: skip
 
 
-def random_plan(seed: int) -> Plan:
-    """The run of ``seed``: its size, network and troubles, each from a stream of its own."""
+def random_plan(seed: int, *, sharded: bool = False) -> Plan:
+    """The run of ``seed``: its size, network and troubles, each from a stream of its own; with ``sharded`` optimizer state or without."""
     rng = stream(seed, "plan")
     world, spares, nodes = rng.randint(2, 5), rng.choice((0, 0, 1)), rng.randint(1, 3)
     capacity = -(-(world + spares) // nodes) + rng.choice((0, 0, 1))
     budgets = IMPATIENT if rng.random() < 0.2 else PATIENT
     settings = small(world, spares, nodes, budgets, min_ranks=rng.choice((1, 1, 1, 2)))
+    if sharded:
+        settings = replace(settings, optimizer_sharding="zero1", optimizer_copies=rng.choice((0, 1, 1, 1, 2)))
     steps = rng.randint(10, 40)
     plan = Plan(
         seed=seed,
@@ -198,13 +203,14 @@ def _random_troubles(plan: Plan, rng: random.Random) -> tuple[Trouble, ...]:
 
 def _random_trouble(plan: Plan, rng: random.Random) -> list[Trouble]:
     settings = plan.settings
+    points = (*POINTS, *SHARDED_POINTS, *SHARDED_POINTS) if settings.optimizer_sharding == "zero1" else POINTS
     at_s, slot, node = rng.uniform(0.2, 6.0), rng.randrange(settings.slots), rng.randrange(settings.nodes)
     match rng.choices(list(WEIGHTS), weights=list(WEIGHTS.values()))[0]:
         case "kill":
             return [Trouble(kind="kill", at_s=at_s, slot=slot, heard=rng.random() < 0.3)]
         case "point":
             kind = rng.choice(("kill", "kill", "kill", "freeze", "coordinator"))
-            return [Trouble(kind=kind, point=rng.choice(POINTS), step=rng.randrange(plan.steps), slot=rng.choice((slot, None)),
+            return [Trouble(kind=kind, point=rng.choice(points), step=rng.randrange(plan.steps), slot=rng.choice((slot, None)),
                             duration_s=rng.uniform(0.1, 3.0), after=rng.randrange(6))]  # fmt: skip
         case "freeze":
             return [Trouble(kind="freeze", at_s=at_s, slot=slot, duration_s=rng.choice((rng.uniform(0.1, 0.9), rng.uniform(1.0, 6.0))))]

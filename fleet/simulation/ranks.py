@@ -374,7 +374,15 @@ class SimRank:
         self.world.note("formed", self, view.generation, state)
 
     def _donate(self, group: Group, graceful: bool) -> Steps:
-        view, protocol = group.view, self.protocol
+        state = yield from self._begin(group.view, graceful)
+        assert state is not None
+        if group.view.receivers:
+            yield from self._post(group, state)
+        return state
+
+    def _begin(self, view: View, graceful: bool) -> Steps:
+        """The donor's state: the one that it holds, unless a new history begins."""
+        protocol = self.protocol
         state = protocol.state
         if view.checkpoint is not None:
             self.held = {}
@@ -386,18 +394,20 @@ class SimRank:
             protocol.receiving()
             self.weights = POISON
             yield self.rng.uniform(0.02, 0.3)
-            self.weights, state = weights, view.state
-        elif state is None or (not graceful and state.lineage != view.state.lineage):
+            self.weights = weights
+            return view.state
+        if state is None or (not graceful and state.lineage != view.state.lineage):
             if self.protocol.dirty or state is not None:
                 raise UserError("there is no checkpoint to go back to, and this rank's initial state is gone")
-            self.weights, state, self.held = self.world.chain.weights(0), view.state, {}
-        assert state is not None
-        if view.receivers:
-            group.post_state((state, self.weights))
-            if self.at("donating"):
-                yield self._pause()
-            yield self.rng.uniform(0.02, 0.2)
+            self.weights, self.held = self.world.chain.weights(0), {}
+            return view.state
         return state
+
+    def _post(self, group: Group, state: StateId) -> Steps:
+        group.post_state((state, self.weights))
+        if self.at("donating"):
+            yield self._pause()
+        yield self.rng.uniform(0.02, 0.2)
 
     def _receive_state(self, group: Group) -> Steps:
         self.held = {}

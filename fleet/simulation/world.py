@@ -15,11 +15,12 @@ from fleet.levels import PEERS_SCHEME
 from fleet.machine import FleetMachine
 from fleet.records import VERSION, Record, Resumed, RunStarted
 from fleet.rng import stream
+from fleet.simulation.checker import Violation
 from fleet.simulation.clockwork import Clockwork
 from fleet.simulation.coordinator import Network, SimCoordinator, Store
 from fleet.simulation.faults import Faults
 from fleet.simulation.groups import Group
-from fleet.simulation.invariants import Violation, Watch
+from fleet.simulation.invariants import Watch
 from fleet.simulation.model import POISON, Chain
 from fleet.simulation.nodes import SimNode, SimTrain
 from fleet.simulation.plan import Plan

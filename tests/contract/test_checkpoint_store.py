@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import copy
 import itertools
 import pickle
 import subprocess
@@ -11,12 +12,17 @@ import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
 import torch
 
+from actors.rank.chunked import ChunkedOptimizer
+from actors.rank.gradients import GradientBuffers
 from actors.rank.state import TrackedState
+from actors.rank.whole import ShardedTensors
+from fleet.chunks import bounds
 from fleet.instructions import CommitCheckpoint
 from fleet.levels import peers_url
 from fleet.ports import CheckpointPort
@@ -26,6 +32,7 @@ from storage.checkpoint import CheckpointStore, checkpoint_files, write_part
 from storage.files import put
 from storage.layout import Piece
 from storage.manifest import CheckpointDamaged, checkpoint_id
+from storage.parts import Parts
 from storage.peers import PeerMemory
 from tests.support.seaweed import SeaweedServer
 
@@ -258,15 +265,51 @@ def test_plain_pytorch_loads_it_in_a_process_that_cannot_import_fleet(url: str, 
     model, optimizer = module_and_optimizer()
     skeleton, tensors = TrackedState(model=model, optimizer=optimizer).flatten()
     store.commit(order("c", parts_of(url, "c", dict(enumerate(tensors)), count), meta=skeleton))
-    expected = tmp_path / "expected.pt"
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, expected)
-    where = f"{url.rstrip('/').removeprefix('file://')}/checkpoints/c"
+    plain_pytorch_loads(url, "c", model.state_dict(), optimizer.state_dict(), tmp_path)
+
+
+def plain_pytorch_loads(url: str, checkpoint: str, model: dict[str, Any], optimizer: dict[str, Any], folder: Path) -> None:
+    expected = folder / "expected.pt"
+    torch.save({"model": model, "optimizer": optimizer}, expected)
+    where = f"{url.rstrip('/').removeprefix('file://')}/checkpoints/{checkpoint}"
     reader = "FsspecReader" if url.startswith("s3") else "default"
     done = subprocess.run(
         [sys.executable, "-c", PLAIN_PYTORCH, where, str(expected), reader],
-        cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
+        cwd=folder, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("url", ["file"], indirect=True)
+@pytest.mark.parametrize("count", [3])
+def test_chunks_of_a_sharded_optimizer_are_an_unsharded_checkpoint(url: str, store: CheckpointStore, tmp_path: Path, count: int) -> None:
+    """Each rank writes rectangles of what it owns. The whole loads without Fleet, and in an unsharded run, with the same bits."""
+    model, optimizer = module_and_optimizer()
+    weights, moments = model.state_dict(), copy.deepcopy(optimizer.state_dict())
+    whole_bytes = sum(tensor.nbytes for tensor in TrackedState(model=model, optimizer=optimizer).flat().tensors)
+    parts = []
+    for index in range(count):
+        of_rank, its_optimizer = module_and_optimizer()
+        buffers = GradientBuffers({"model": of_rank}, 4)
+        state = TrackedState(model=of_rank, optimizer=its_optimizer)
+        chunks = ChunkedOptimizer(its_optimizer, buffers.parameters, buffers.places, buffers.extents)
+        state.replace(its_optimizer, chunks)
+        own = (count, index)
+        chunks.adopt((own,), [piece for flat, extent in enumerate(chunks.extents) for piece in chunks.cut(flat, *bounds(extent, own))])
+        share = ShardedTensors(state, "optimizer", chunks, index, count)
+        flat = share.flat()
+        assert sum(tensor.nbytes for tensor in flat.tensors) < 0.5 * whole_bytes
+        written = Parts(url).write(StateId(0, 1), 1, index, count, share.items(flat.tensors))
+        parts.append(written[1])
+        checkpoint, skeleton = written[0], flat.skeleton
+    store.commit(order(checkpoint, tuple(parts), meta=skeleton))
+    plain_pytorch_loads(url, checkpoint, weights, moments, tmp_path)
+    other, its_optimizer = module_and_optimizer()
+    its_optimizer.state.clear()
+    TrackedState(model=other, optimizer=its_optimizer).load(*Parts(url).load(checkpoint))
+    for number, values in moments["state"].items():
+        for name, value in values.items():
+            assert torch.equal(its_optimizer.state_dict()["state"][number][name], value), (number, name)
 
 
 def test_nothing_valid_is_none(url: str, store: CheckpointStore) -> None:

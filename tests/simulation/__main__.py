@@ -14,11 +14,12 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs=2, metavar=("FIRST", "LAST"), help="run all of these, stop at none")
     parser.add_argument("--slow", action="store_true", help="of the family of runs with slow ranks")
     parser.add_argument("--trace", action="store_true", help="print every line of the trace")
+    parser.add_argument("--sharded", action="store_true", help="with the optimizer's state spread over the ranks")
     chosen = parser.parse_args()
     seeds = range(chosen.seeds[0], chosen.seeds[1] + 1) if chosen.seeds else [chosen.seed or 0]
     failed = 0
     for seed in seeds:
-        outcome = (simulate_slow if chosen.slow else simulate_seed)(seed, chosen.trace)
+        outcome = simulate_slow(seed, chosen.trace) if chosen.slow else simulate_seed(seed, chosen.trace, chosen.sharded)
         if outcome.broken:
             failed += 1
             print(outcome.report(COMMAND))

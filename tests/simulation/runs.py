@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import multiprocessing
+from collections.abc import Callable, Mapping, Sequence
 
 from fleet.config import RunSettings
 from fleet.machine import FleetMachine
@@ -37,12 +38,22 @@ def make_machine(settings: RunSettings, plan: Plan, now_s: float) -> FleetMachin
     return FleetMachine(settings, recovery, Placement(), store, straggler=slow, progress=progress, peers=peers, now_s=now_s)
 
 
+def in_parts(failed: Callable[[range], list[str]], seeds: int, part: int = 100) -> list[str]:
+    """What ``failed`` reports of seeds ``0..seeds``, on two processes, ``part`` seeds at a time."""
+    parts = [range(first, min(first + part, seeds)) for first in range(0, seeds, part)]
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        reports = [report for found in pool.imap_unordered(failed, parts) for report in found]
+        pool.close()
+        pool.join()
+    return reports
+
+
 def simulate(plan: Plan, keep_trace: bool = False) -> Outcome:
     return World(plan, make_machine, keep_trace).run()
 
 
-def simulate_seed(seed: int, keep_trace: bool = False) -> Outcome:
-    return simulate(random_plan(seed), keep_trace)
+def simulate_seed(seed: int, keep_trace: bool = False, sharded: bool = False) -> Outcome:
+    return simulate(random_plan(seed, sharded=sharded), keep_trace)
 
 
 def simulate_slow(seed: int, keep_trace: bool = False) -> Outcome:

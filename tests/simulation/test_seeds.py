@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 
 import pytest
 
 from fleet.simulation.world import Outcome
-from tests.simulation.runs import COMMAND, simulate_seed
+from tests.simulation.runs import COMMAND, in_parts, simulate_seed
 
 SEEDS = int(os.environ.get("FLEET_SEEDS", "2000"))
-CHUNK = 100
 
 REGRESSIONS = {
     52: "a journal that lost its end: a generation was published twice, as two views",
@@ -30,11 +28,7 @@ def failed(seeds: range) -> list[str]:
 
 
 def test_every_invariant_holds_in_every_seed() -> None:
-    chunks = [range(first, min(first + CHUNK, SEEDS)) for first in range(0, SEEDS, CHUNK)]
-    with multiprocessing.get_context("spawn").Pool(2) as pool:
-        reports = [report for found in pool.imap_unordered(failed, chunks) for report in found]
-        pool.close()
-        pool.join()
+    reports = in_parts(failed, SEEDS)
     assert not reports, "\n\n".join(reports[:3])
 
 

@@ -41,6 +41,15 @@ def once(run: Any, name: str) -> bool:
     return True
 
 
+def until(flag: Path, limit_s: float = 20.0) -> None:
+    """Wait until another process has made the file."""
+    deadline_s = time.monotonic() + limit_s
+    while not flag.exists():
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"{flag.name} did not come within {limit_s:g} s")
+        time.sleep(0.001)
+
+
 def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -92,6 +101,48 @@ def dies_before_commit(run: Any) -> None:
         original(self)
 
     Engine.apply = apply  # type: ignore[method-assign]
+    _loop(run)
+
+
+def dies_between_sums_and_commit(run: Any) -> None:
+    """Slot 1 is killed at step 10, when one of its peers knows that all have the sums, and another one does not. Who advances says so."""
+    from actors.rank.process_group import Group
+    from actors.rank.sharded import READY_TAG, ShardedEngine
+
+    original, advance = Group.all_gather, ShardedEngine.advance
+
+    def all_gather(self: Any, out: Tensor, inp: Tensor, tag: int = 0) -> None:
+        at_the_point = tag == READY_TAG and run._here().step == 10
+        if at_the_point and run.slot == 1 and once(run, "ready"):
+            peers = [(self.rank + i) % self.size for i in range(1, self.size)]
+            self.start([(inp, peers[0])], [(out[peer], peer) for peer in peers], tag).wait()
+            until(Path(run.options["flags"]) / "decided")
+            die()
+        original(self, out, inp, tag)
+        if at_the_point:
+            once(run, "decided")
+
+    def advances(self: Any, factor: float) -> None:
+        advance(self, factor)
+        once(run, "advanced")
+
+    Group.all_gather = all_gather  # type: ignore[method-assign]
+    ShardedEngine.advance = advances  # type: ignore[method-assign]
+    _loop(run)
+
+
+def dies_beside_parameters(run: Any) -> None:
+    """Slot 1 is killed after it has applied step 10, before it has sent its part of the parameters."""
+    from actors.rank.sharded import ShardedEngine
+
+    original = ShardedEngine.gather
+
+    def gather(self: Any, *arguments: Any) -> None:
+        if run.slot == 1 and run._here().step == 11 and once(run, "gather"):
+            die()
+        original(self, *arguments)
+
+    ShardedEngine.gather = gather  # type: ignore[method-assign]
     _loop(run)
 
 

@@ -1,0 +1,45 @@
+"""What the checkers of the simulator have in common."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fleet.types import Member
+
+if TYPE_CHECKING:
+    from fleet.simulation.ranks import SimRank
+    from fleet.simulation.world import World
+
+
+class Violation(Exception):
+    """An invariant does not hold."""
+
+    def __init__(self, name: str, text: str) -> None:
+        super().__init__(name, text)
+        self.name, self.text = name, text
+
+
+class Checker:
+    """One invariant. A checker defines the hooks it needs; ``Watch`` calls nothing else.
+
+    Hooks: ``record(record)``, ``truncated(journal)``, ``sent(machine, instruction)``, ``told(event)``, ``checkpoint(order, parts)``,
+    ``end()``; of one rank: ``restored(rank, view, weights)``, ``sit(rank, view)``, ``seated(rank, view, state)``,
+    ``contribute(rank, view, state, dirty)``, ``placed(rank, view, guarded, state, value)``,
+    ``reduced(rank, view, number, values)``, ``agreed(rank, view, number, enter, save)``,
+    ``commit(rank, state)``, ``save(rank, view, request, state)``; of a group: ``meet(view, view)``, ``completed(view, values)`` once for
+    each reduction.
+    """
+
+    name = ""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def require(self, holds: bool, text: str) -> None:
+        if not holds:
+            raise Violation(self.name, text)
+
+    def process(self, member: Member) -> SimRank | None:
+        """The process that was granted ``member``'s name."""
+        ranks = (rank for rank in reversed(self.world.train.processes) if rank.named and rank.member == member)
+        return next(ranks, None)

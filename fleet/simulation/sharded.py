@@ -1,0 +1,184 @@
+"""A simulated rank with sharded optimizer state, driven as :mod:`actors.rank.sharded` and :mod:`actors.rank.custody` drive the live one."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+from fleet.chunks import BLOCK, WHOLE, Chunk, Claim, follows, guards, kept, lost, route, settled
+from fleet.simulation.clockwork import Steps
+from fleet.simulation.groups import Broken, Group
+from fleet.simulation.model import POISON, updated
+from fleet.simulation.ranks import Contribution, SimRank
+from fleet.types import Member, StateId, View
+
+LENGTH = 60 * BLOCK
+"""Of the one flat buffer: a number of blocks that all world sizes of the simulator divide."""
+
+
+class ShardedRank(SimRank):
+    """``value`` stands for all chunks that the rank holds, at ``at``; ``weights`` for the parameters, poison while they are incomplete.
+
+    ``log`` is what all shards have contributed to a step whose sums are here: with it the step can be taken alone.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.protocol.sharded = True
+        self.chunks: tuple[Chunk, ...] = ()
+        self.beside_chunks: tuple[Chunk, ...] = ()
+        self.value = POISON
+        self.at_state: StateId | None = None
+        self.log: dict[int, int] | None = None
+
+    # ---- a view begins -----------------------------------------------------------------------------------------------------------------
+
+    def claim(self) -> Claim:
+        node = zlib.crc32(self.node.name.encode())
+        if self.at_state is None:
+            return Claim(None, node=node)
+        chunks = self.chunks + (() if self.log is not None else self.beside_chunks)
+        return Claim(self.at_state, self.log is not None, 1.0, self.weights != POISON, node, chunks)
+
+    def _take_state(self, group: Group, graceful: bool) -> Steps:
+        view, rank = group.view, group.view.rank_of(self.member)
+        if rank == view.donor and (view.checkpoint is not None or self.at_state is None or self._other_history(view, graceful)):
+            state = yield from self._begin(view, graceful)
+            if state != self.at_state:
+                self.chunks, self.value, self.at_state, self.log, self.beside_chunks = (WHOLE,), self.weights, state, None, ()
+        told: dict[Any, Claim] = yield group.exchange(self.member, "claims", self.claim())
+        claims = [told[member] for member in view.members]
+        target = claims[view.donor].state
+        if target is None:
+            if rank == view.donor:
+                self.protocol.receiving()
+            raise Broken("the donor holds no state")
+        if follows(claims[rank], target):
+            self.world.note("AT advancing", self, target)
+            if self.at("advancing"):
+                yield self._pause()
+            assert self.log is not None
+            yield from self._mutate(self.log)
+        there = settled(claims, target)
+        self._check_lost(view, there)
+        yield from self._complete(group, there)
+        yield from self._rest(group, there, target)
+        yield from self._move(group, there, target)
+        self.progress_s = self.world.clock.now_s
+        self.protocol.formed(target)
+        self.flush()
+        self.world.note("formed", self, view.generation, target)
+
+    def _other_history(self, view: View, graceful: bool) -> bool:
+        state = self.protocol.state
+        return state is None or (not graceful and state.lineage != view.state.lineage)
+
+    def _check_lost(self, view: View, there: Sequence[Claim]) -> None:
+        if not lost([claim.chunks for claim in there], LENGTH):
+            return
+        self.world.note("lost", self, view.generation)
+        self.protocol.receiving()  # what is here stays: whoever is missed may only be late
+        raise Broken("no member holds some of the state")
+
+    def _drop(self) -> None:
+        self.chunks, self.value, self.at_state, self.log, self.beside_chunks = (), POISON, None, None, ()
+        self.held, self.weights = {}, POISON
+
+    def _complete(self, group: Group, there: Sequence[Claim]) -> Steps:
+        """Parameters that were on their way when a view broke."""
+        if all(claim.complete for claim in there if claim.state is not None):
+            return
+        if self.at("gathering"):
+            yield self._pause()
+        told = yield group.exchange(self.member, "parameters", (self.weights, self.value))
+        rank = group.view.rank_of(self.member)
+        if there[rank].state is not None:
+            held = [(WHOLE,) if claim.complete else claim.chunks for claim in there]
+            values = [
+                told[member][0] if claim.complete else told[member][1] for member, claim in zip(group.view.members, there, strict=True)
+            ]
+            if self.weights == POISON:
+                self.weights = self._assembled(held, values, (WHOLE,), rank)
+                self._note_commit()
+
+    def _note_commit(self) -> None:
+        assert self.at_state is not None
+        self.world.watch.commit(self, self.at_state)
+
+    @staticmethod
+    def _assembled(held: Sequence[Sequence[Chunk]], values: Sequence[int], wanted: Sequence[Chunk], rank: int) -> int:
+        """What ``wanted`` holds once all its stretches have come; poison when they are not of one state."""
+        found = {values[one.source] if one.source >= 0 else POISON for one in route(held, wanted, LENGTH, rank) if one.lo < one.hi}
+        return found.pop() if len(found) == 1 else POISON
+
+    def _rest(self, group: Group, there: Sequence[Claim], target: StateId) -> Steps:
+        """All but the chunks comes from the donor, to whoever holds nothing."""
+        rank = group.view.rank_of(self.member)
+        if rank == group.view.donor and any(claim.state is None for claim in there):
+            yield from self._post(group, target)
+        elif there[rank].state is None:
+            self.protocol.receiving()
+            self._drop()
+            yield from self._receive_state(group)
+
+    def _move(self, group: Group, there: Sequence[Claim], target: StateId) -> Steps:
+        """Each chunk to its owner and its guards; the old ones are dropped once all have the new."""
+        view = group.view
+        rank = view.rank_of(self.member)
+        guarded = guards([claim.node for claim in there], self.world.settings.optimizer_copies)
+        told = yield group.exchange(self.member, "pieces", self.value)
+        wanted = kept(guarded, rank)
+        value = self._assembled([claim.chunks for claim in there], [told[member] for member in view.members], wanted, rank)
+        if self.at("placing"):
+            yield self._pause()
+        yield self.rng.uniform(0.01, 0.1)
+        try:
+            yield group.exchange(self.member, "placed", None)
+        except Broken:
+            if there[rank].state is not None:  # somebody may have dropped what it had
+                self.beside_chunks = tuple(chunk for chunk in dict.fromkeys(self.beside_chunks + wanted) if chunk not in self.chunks)
+            raise
+        self.chunks, self.value, self.at_state, self.log, self.beside_chunks = wanted, value, target, None, ()
+        self.world.watch.placed(self, view, guarded, target, value)
+        if self.at("placed"):
+            yield self._pause()
+
+    # ---- a step ------------------------------------------------------------------------------------------------------------------------
+
+    def _reduce(self, group: Group, number: int) -> Steps:
+        values: dict[Any, Contribution] = yield from super()._reduce(group, number)
+        self.log = {shard: value for each in values.values() for shard, value in each[2].items()}
+        if self.at("ready"):
+            yield self._pause()
+        yield group.exchange(self.member, ("ready", number), None)
+        if self.at("decided"):
+            yield self._pause()
+        return values
+
+    def _update(self, values: dict[Member, Contribution]) -> Steps:
+        assert self.group is not None and self.log is not None
+        yield from self._mutate(self.log)
+        self.due = self._whole()
+        if self.at("gathering"):
+            yield self._pause()
+        view = self.group.view
+        told = yield self.group.exchange(self.member, "parameters", (self.chunks, self.value))
+        ranked = [told[member] for member in view.members]
+        held, parts = [chunks for chunks, _ in ranked], [value for _, value in ranked]
+        self.weights = self._assembled(held, parts, (WHOLE,), view.rank_of(self.member))
+        self._note_commit()
+        if self.at("committed"):
+            yield self._pause()
+
+    def _mutate(self, contributions: dict[int, int]) -> Steps:
+        """Each steps its chunks by itself."""
+        before, self.value, self.weights = self.value, POISON, POISON
+        self.held, self.log, self.beside_chunks = {}, None, ()
+        self.protocol.mutating()
+        if self.at("mutating"):
+            yield self._pause()
+        yield self.rng.uniform(0.001, 0.02)
+        self.value = updated(before, contributions, self.world.settings.shards)
+        self.at_state = self.protocol.committed()
+        self.progress_s = self.world.clock.now_s

@@ -1,0 +1,67 @@
+"""With the optimizer's state spread over the ranks, a run ends with the bits of an unsharded one, through any loss that leaves one copy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleet.config import CheckpointSettings, RunSettings
+from fleet.records import CheckpointRecord, LineageBegun, ViewPublished
+from tests.fault.test_bad_luck import of, settings, survived, train_through
+from tests.fault.test_bit_identity import storm, strike
+from tests.support import trains
+from tests.support.plain import PlainFleet
+
+WIDE = {"width": "1024"}
+"""Thirteen blocks, so that every rank has some."""
+
+
+def sharded(folder: Path, world: int = 4, **changes: Any) -> RunSettings:
+    return settings(folder, world=world, optimizer_sharding="zero1", options=WIDE, **changes)
+
+
+@pytest.fixture(scope="module")
+def unsharded(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The digest of an undisturbed run without sharding, of another world size."""
+    folder = tmp_path_factory.mktemp("unsharded")
+    outcome, _, digest = train_through(trains.plain, settings(folder, world=2, options=WIDE), folder)
+    assert outcome.status == "completed"
+    return digest
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.truth) for seed in range(1, 12))])
+def test_a_storm_changes_no_bit(seed: int, tmp_path: Path, unsharded: str) -> None:
+    outcome, records, digest = train_through(trains.plain, sharded(tmp_path), tmp_path, lambda fleet: strike(fleet, storm(seed, 4)))
+    survived(outcome, records, digest, unsharded)
+    assert len(of(ViewPublished, records)) >= 2, "no kill changed the view"
+    assert not of(LineageBegun, records), "state was lost although a copy was left"
+
+
+@pytest.mark.parametrize("train", [trains.dies_between_sums_and_commit, trains.dies_beside_parameters])
+def test_a_rank_lost_within_the_commit(train: Callable[[Any], None], tmp_path: Path, unsharded: str) -> None:
+    """Its peers may have taken the step already, or not know that all could: they end up on one side, together."""
+    chosen = sharded(tmp_path, world=3)
+    outcome, records, digest = train_through(train, chosen, tmp_path)
+    survived(outcome, records, digest, unsharded)
+    assert len(of(ViewPublished, records)) >= 2
+    assert not of(LineageBegun, records)
+    advanced = (Path(chosen.options["flags"]) / "advanced").exists()
+    assert advanced == (train is trains.dies_between_sums_and_commit)
+
+
+def test_an_owner_lost_with_its_guard_goes_back_to_the_checkpoint(tmp_path: Path, unsharded: str) -> None:
+    """No copy is left. All ranks find so, and begin again from the parts that all had written."""
+
+    def misfortune(fleet: PlainFleet) -> None:
+        fleet.wait_for(lambda: fleet.coordinator.machine.checkpoints.newest_id)
+        for slot in range(3):  # of four ranks on one node, each guards one
+            fleet.kill(slot)
+
+    chosen = sharded(tmp_path, nodes=1, checkpoint=CheckpointSettings(policy="fixed", interval_s=0.2))
+    outcome, records, digest = train_through(trains.plain, chosen, tmp_path, misfortune)
+    survived(outcome, records, digest, unsharded)
+    assert of(LineageBegun, records)
+    assert any(record.phase == "durable" for record in of(CheckpointRecord, records))

@@ -1,0 +1,135 @@
+"""Ranks with sharded optimizer state: every invariant holds through random troubles, and what breaks the commit's two phases is caught."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from fleet import chunks as chunks_module
+from fleet.chunks import Claim
+from fleet.records import CheckpointRecord, LineageBegun, ViewPublished
+from fleet.simulation import sharded as sharded_module
+from fleet.simulation.plan import Plan, Trouble, small, with_troubles
+from fleet.simulation.world import Outcome
+from fleet.types import StateId
+from tests.simulation.runs import COMMAND, in_parts, simulate, simulate_seed
+
+Patch = pytest.MonkeyPatch
+SEEDS = int(os.environ.get("FLEET_SEEDS", "300"))
+MOST = 60
+
+
+def failed(seeds: range) -> list[str]:
+    outcomes = [simulate_seed(seed, sharded=True) for seed in seeds]
+    return [outcome.report(f"{COMMAND} --sharded") for outcome in outcomes if outcome.broken]
+
+
+def test_every_invariant_holds_in_every_seed() -> None:
+    reports = in_parts(failed, SEEDS, 50)
+    assert not reports, "\n\n".join(reports[:3])
+
+
+def run(*troubles: Trouble, world: int = 4, nodes: int = 2, seed: int = 1) -> Outcome:
+    settings = dataclasses.replace(small(world, nodes=nodes), optimizer_sharding="zero1")
+    outcome = simulate(with_troubles(Plan(seed=seed, settings=settings, steps=12, capacity=4), troubles), keep_trace=True)
+    assert not outcome.broken, outcome.report(COMMAND)
+    assert outcome.status == "completed", outcome.reason
+    assert outcome.world.faults.fired >= len(troubles)
+    return outcome
+
+
+def rollbacks(outcome: Outcome) -> int:
+    return sum(isinstance(record, LineageBegun) for record in outcome.world.journal)
+
+
+@pytest.mark.parametrize("point", ["reducing", "ready", "decided", "mutating", "gathering", "committed"])
+def test_one_rank_lost_anywhere_in_a_step_costs_no_state(point: str) -> None:
+    outcome = run(Trouble(kind="kill", point=point, step=5, slot=1))
+    assert rollbacks(outcome) == 0
+    assert sum(isinstance(record, ViewPublished) for record in outcome.world.journal) >= 2
+
+
+@pytest.mark.parametrize("point", ["advancing", "placing", "placed"])
+def test_one_more_lost_while_chunks_move_costs_none_either(point: str) -> None:
+    """Nodes of two ranks: the second loss comes in the view after the first, when one copy of each chunk is left or has moved on."""
+    first = Trouble(kind="kill", point="ready" if point == "advancing" else "compute", step=5, slot=1)
+    outcome = run(first, world=4) if point == "advancing" else run(first, Trouble(kind="kill", point=point, step=5, slot=0))
+    assert rollbacks(outcome) in (0, 1)
+
+
+def within_commit(seed: int) -> Outcome:
+    """Whoever is first to know that all have their sums is killed: others know it too, or have stepped, or find their group broken."""
+    return run(Trouble(kind="kill", point="decided", step=4), seed=seed)
+
+
+def test_whoever_is_ready_follows_those_who_have_stepped() -> None:
+    outcomes = [within_commit(seed) for seed in range(MOST)]
+    assert not any(map(rollbacks, outcomes))
+    assert any("AT advancing" in line for outcome in outcomes for line in outcome.trace), "nobody was left behind in any of the runs"
+
+
+def test_all_copies_lost_goes_back_to_the_newest_checkpoint() -> None:
+    outcome = run(Trouble(kind="kill", point="compute", step=8, slots=(0, 1, 2)))
+    assert rollbacks(outcome) == 1
+    assert any(isinstance(record, CheckpointRecord) for record in outcome.world.journal)
+
+
+# ---- mutations ---------------------------------------------------------------------------------------------------------------------------
+
+
+def nobody_keeps_a_copy(patch: Patch) -> None:
+    patch.setattr(sharded_module, "guards", lambda nodes, copies: tuple(() for _ in nodes))
+
+
+def who_is_ready_does_not_follow(patch: Patch) -> None:
+    right = chunks_module.settled
+
+    def wrong(claims: Sequence[Claim], target: StateId) -> list[Claim]:
+        return right([dataclasses.replace(claim, ready=False) for claim in claims], target)
+
+    patch.setattr(sharded_module, "follows", lambda claim, target: False)
+    patch.setattr(sharded_module, "settled", wrong)
+
+
+def chunks_of_another_step_count(patch: Patch) -> None:
+    right = chunks_module.settled
+
+    def wrong(claims: Sequence[Claim], target: StateId) -> list[Claim]:
+        return [
+            dataclasses.replace(claim, state=target, complete=False) if claim.state is not None else settled
+            for claim, settled in zip(claims, right(claims, target), strict=True)
+        ]
+
+    patch.setattr(sharded_module, "settled", wrong)
+
+
+def steps_before_all_are_ready(patch: Patch) -> None:
+    right = sharded_module.Group.exchange
+
+    def wrong(self: sharded_module.Group, member: object, what: object, value: object) -> object:
+        if isinstance(what, tuple) and what[0] == "ready":
+            return 0.0
+        return right(self, member, what, value)  # type: ignore[arg-type]
+
+    patch.setattr(sharded_module.Group, "exchange", wrong)
+
+
+MUTATIONS = (nobody_keeps_a_copy, who_is_ready_does_not_follow, chunks_of_another_step_count, steps_before_all_are_ready)
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=[mutation.__name__ for mutation in MUTATIONS])
+def test_a_mutation_is_caught(mutation: Callable[[Patch], None], monkeypatch: Patch) -> None:
+    """An invariant breaks, or a single loss costs committed steps."""
+    mutation(monkeypatch)
+    for seed in range(MOST):
+        try:
+            if rollbacks(within_commit(seed)):
+                return
+        except AssertionError as broken:
+            if "two-phase" in str(broken) or "identical" in str(broken):
+                return
+    if not any(simulate_seed(seed, sharded=True).broken in ("two-phase", "identical") for seed in range(2 * MOST)):
+        pytest.fail(f"{mutation.__name__} was not caught in {3 * MOST} runs")

@@ -1,0 +1,116 @@
+"""Steps with sharded optimizer state over a real network: the bits of the unsharded engine, at any number of ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import nn
+
+from actors.rank.custody import Custody
+from actors.rank.engine import Engine
+from actors.rank.process_group import Group
+from actors.rank.recorder import Recorder
+from actors.rank.sharded import ShardedEngine
+from actors.rank.state import TrackedState
+from fleet.config import RunSettings
+from fleet.errors import ConfigError
+from fleet.types import Member, StateId, View
+from policies.placement import ranges
+from tests.unit.test_reduction import with_groups
+
+SHARDS, STEPS = 8, 3
+START = StateId(0, 0)
+
+
+def tracked() -> TrackedState:
+    """Five blocks of parameters, and batch norm, whose statistics go to all ranks."""
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(16, 250), nn.BatchNorm1d(250), nn.Tanh(), nn.Linear(250, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    return TrackedState(model=model, optimizer=optimizer, scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 2))
+
+
+def train(engine: Engine, state: TrackedState) -> list[int]:
+    """All steps; returns how often each was told to be whole."""
+    told = []
+    for step in range(STEPS):
+        for shard in engine.due:
+            x = torch.randn(4, 16, generator=torch.Generator().manual_seed(100 * step + shard))
+            engine.begin_shard()
+            loss = (state.objects["model"](x) - x.sum(1, keepdim=True)).square().mean()
+            loss.backward()
+            engine.end_shard(shard, float(loss.detach()))
+        assert engine.reduce((-1, 0, 0)).culprit is None
+        engine.apply()
+        engine.finish(lambda step=step: told.append(step))  # type: ignore[misc]
+    return told
+
+
+def seat(engine: Engine, group: Group) -> View:
+    members = tuple(Member(slot, 0) for slot in range(group.size))
+    view = View(1, members, ranges(SHARDS, group.size), 0, tuple(range(1, group.size)), START, "")
+    if isinstance(engine, ShardedEngine):
+        protocol = cast(Any, SimpleNamespace(process=SimpleNamespace(node=f"node-{group.rank % 2}"), receiving=lambda: None))
+        if group.rank == 0:
+            engine.begin(START)
+        assert Custody(engine, protocol, 1, lambda factor: None).exchange(group, view) == START
+    engine.seat(group, view, group.rank, START, True)
+    return view
+
+
+def trained(kind: type[Engine], size: int, folder: Path) -> list[tuple[str, int]]:
+    """(digest, bytes of optimizer state) of each rank."""
+    settings = RunSettings(world=size, shards=SHARDS, optimizer_sharding="zero1" if kind is ShardedEngine else "none")
+
+    def rank(group: Group) -> tuple[str, int]:
+        state = tracked()
+        engine = kind(state, settings, Recorder(folder / f"{kind.__name__}-{size}-{group.rank}", 0), 0.5)
+        seat(engine, group)
+        assert train(engine, state) == list(range(STEPS))
+        values = engine._optimizer.state.values()
+        return engine.digest(STEPS), sum(value.nbytes for each in values for value in each.values())
+
+    return with_groups(size, rank)  # type: ignore[return-value]
+
+
+@pytest.fixture(scope="module")
+def unsharded(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, int]:
+    return trained(Engine, 1, tmp_path_factory.mktemp("unsharded"))[0]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_the_bits_are_those_of_the_unsharded_engine(size: int, tmp_path: Path, unsharded: tuple[str, int]) -> None:
+    """And the memory is that of a chunk and of its copies, within a block or two."""
+    digest, whole_bytes = unsharded
+    for found, state_bytes in trained(ShardedEngine, size, tmp_path):
+        assert found == digest
+        assert state_bytes <= whole_bytes * min(1.0, 2 / size) + 4 * 2 * 1024 * 4
+
+
+def test_gradient_scalers_and_other_optimizers_are_refused(tmp_path: Path) -> None:
+    settings, recorder = RunSettings(optimizer_sharding="zero1"), Recorder(tmp_path / "ring", 0)
+    state = tracked()
+    state.objects["scaler"] = torch.amp.GradScaler("cpu")
+    with pytest.raises(ConfigError, match="GradScaler"):
+        ShardedEngine(state, settings, recorder, None)
+    model = nn.Linear(2, 2)
+    with pytest.raises(ConfigError, match="LBFGS"):
+        ShardedEngine(TrackedState(model=model, optimizer=torch.optim.LBFGS(model.parameters())), settings, recorder, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"optimizer_sharding": "zero3"}, "optimizer_sharding"),
+        ({"optimizer_sharding": "zero1", "reduction": "native"}, "reduction"),
+        ({"optimizer_copies": 9}, "optimizer_copies"),
+    ],
+)
+def test_impossible_settings_are_refused_before_anything_starts(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        RunSettings(**changes)
