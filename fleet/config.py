@@ -134,7 +134,7 @@ class RunSettings:
     """Everything that defines a run, but for the train function and chaos.
 
     ``peer_copies``: on how many other nodes the memory keeps a copy of each rank's part of the state; 0: on none.
-    ``recovery``: in-place, or restart of all ranks after each loss. ``form_delay_s`` is put in before survivors go on.
+    ``recovery``: in-place, or restart of all ranks after each loss. ``form_delay_s`` is put in before survivors go on (``fleet rehearse``).
     """
 
     world: int = 4

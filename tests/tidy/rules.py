@@ -26,6 +26,8 @@ EDGE = (
     "fleet.recipes",
     "fleet.scenarios",
     "fleet.comparisons",
+    "fleet.rehearsal",
+    "fleet.cli_rehearse",
     "fleet.plans",
     "fleet.driver",
     "fleet.launch",
@@ -49,6 +51,7 @@ class Zone:
 ZONES = (
     Zone("fleet/cli", SHIPPED, ANY, ("torch",)),
     Zone("fleet/recipes", SHIPPED, ANY, ("torch",)),
+    Zone("fleet/rehearsal.py", SHIPPED, ANY, ("torch", "ray")),
     Zone("fleet/comparisons.py", SHIPPED, ANY, ("torch", "ray")),
     Zone("fleet/scenarios.py", SHIPPED, ANY, ("torch", "ray")),
     Zone("fleet/plans.py", SHIPPED, ANY, ("torch", "ray")),

@@ -109,6 +109,7 @@ PARTS = {
         "plan fields": plan_fields,
         "simulate": lambda: options_of("simulate"),
         "compare": lambda: options_of("compare"),
+        "rehearse": lambda: options_of("rehearse"),
         "checkpoint list": lambda: options_of("checkpoint list"),
         "checkpoint verify": lambda: options_of("checkpoint verify"),
         "checkpoint export": lambda: options_of("checkpoint export"),

@@ -1,0 +1,198 @@
+"""``fleet rehearse``: a large fleet's goodput predicted, and a scale model of it run for real. Heavy imports wait until then."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from chaos.settings import ChaosSettings
+    from fleet.config import RunSettings
+    from fleet.launch.local import LocalCluster
+    from fleet.recipes import LiveRun
+    from fleet.records import Record
+    from fleet.rehearsal import Constants, Prediction, Rehearsal
+    from fleet.scenarios import Prepared
+
+CALIBRATION_GAP_S = 12.0
+"""From one loss of the calibration to the next: as a rule the world is full again by then."""
+CALIBRATION_LIMIT_S = 120.0
+FIRST_LOSS_S = 3.0
+POLL_S = 0.1
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to ``app``."""
+    app.command()(rehearse)
+
+
+def rehearse(
+    gpus: Annotated[int, typer.Option(help="GPUs of the fleet that is rehearsed.")] = 16_384,
+    days: Annotated[float, typer.Option(help="Length of its run.")] = 54.0,
+    recovery: Annotated[str, typer.Option(help="in-place, or restart of all ranks.")] = "in-place",
+    faults: Annotated[int, typer.Option(help="Faults of the small run, about.")] = 10,
+    minutes: Annotated[float, typer.Option(help="How long the small run may take, start-up and calibration not counted.")] = 4.0,
+    mtbf_s: Annotated[float, typer.Option(help="Time between faults of the small run; 0: chosen.")] = 0.0,
+    world: Annotated[int, typer.Option(help="Ranks of the small run.")] = 4,
+    losses: Annotated[int, typer.Option(help="Ranks that are killed to calibrate.")] = 2,
+    seed: Annotated[int, typer.Option(help="Of faults and predictions.")] = 0,
+    storage: Annotated[str, typer.Option(help="Folder for the runs and the frozen prediction.")] = "runs",
+    json_: Annotated[str, typer.Option("--json", help="Write the answer as JSON to this file; - for stdout.")] = "",
+    html: Annotated[str, typer.Option(help="Write one self-contained HTML page to this file.")] = "",
+) -> None:
+    """Run a scale model of a fleet under faults, with the prediction written down before the first of them."""
+    from fleet import plans, recipes
+    from fleet.rehearsal import Rehearsal, target_of
+
+    target = target_of(gpus, days, recovery)
+    folder = Path(storage).resolve() / plans.new_name("rehearsal")
+    base = settings_of(world, recovery, seed)
+    with recipes.local_cluster(base) as cluster:
+        found = Rehearsal(
+            gpus=gpus, days=days, recovery=recovery,
+            **carry_out(cluster, target, base, folder, faults=faults, budget_s=60 * minutes, mtbf_s=mtbf_s, losses=losses),
+        )  # fmt: skip
+    text = json.dumps(found.to_dict(), indent=2) + "\n"
+    if json_ and json_ != "-":
+        Path(json_).write_text(text)
+    if html:
+        from dashboards.rehearsal_page import render_rehearsal
+        from fleet.rehearsal import reasons, rows, spans
+
+        Path(html).write_text(render_rehearsal(found.to_dict(), rows(found), reasons(found), spans(found)))
+    if json_ == "-":
+        sys.stdout.write(text)
+    else:
+        _show(found, folder)
+
+
+def settings_of(world: int, recovery: str, seed: int, **changes: Any) -> RunSettings:
+    """Settings of the small run. What strikes it was put in, so that no number of losses is a crash loop, and no rank is called slow."""
+    from fleet.config import Budgets, RunSettings, StragglerSettings
+
+    plenty = Budgets(slot=10**6, node=10**6, shard=10**6, total=10**6, slot_fruitless=10**6)
+    return RunSettings(
+        world=world, nodes=min(2, world), shards=16, peer_copies=0, seed=seed, recovery=recovery, budgets=plenty,
+        straggler=StragglerSettings(enabled=False), **changes,
+    )  # fmt: skip
+
+
+def carry_out(
+    cluster: LocalCluster, target: Prepared, base: RunSettings, folder: Path, *, faults: int, budget_s: float, mtbf_s: float = 0.0,
+    losses: int = 2,
+) -> dict[str, Any]:  # fmt: skip
+    """Calibrate, choose the scale, freeze the prediction, run. ``prediction`` and ``measured`` of a ``Rehearsal``."""
+    from fleet.journal import read_journal
+    from fleet.rehearsal import chaos_of, choose, measured, predict
+
+    real = _calibrated(cluster, base, folder / "calibration", losses)
+    scale = choose(target, real, base.world, base.recovery, faults, budget_s, mtbf_s)
+    chaos = chaos_of(scale, base.seed)
+    planned = chaos.plan(seed=base.seed, world=base.slots, nodes=base.nodes)
+    prediction = predict(target, real, scale, planned, base.world, base.recovery, base.seed)
+    _freeze(prediction, folder / "prediction.json")
+    chosen = dataclasses.replace(base, form_delay_s=scale.delay_s, options={"wait_s": str(scale.wait_s)})
+    _train(cluster, chosen, chaos, folder / "run", lambda records: False, scale.duration_s)
+    return {"prediction": prediction, "measured": measured(read_journal(folder / "run" / "journal.jsonl"))}
+
+
+def _calibrated(cluster: LocalCluster, base: RunSettings, folder: Path, losses: int) -> Constants:
+    """What a loss costs here: ``losses`` ranks are killed, one after another, and the run goes on until the world is full again."""
+    from chaos.arrivals import save_trace
+    from chaos.settings import ChaosSettings
+    from fleet.journal import read_journal
+    from fleet.rehearsal import constants, recovered
+    from fleet.types import Fault
+
+    folder.mkdir(parents=True)
+    kills = [
+        Fault(f"calibration-{n}", FIRST_LOSS_S + CALIBRATION_GAP_S * n, "gpu", "kill_rank", slot=1 + n % (base.world - 1))
+        for n in range(losses)
+    ]
+    save_trace(kills, folder / "kills.csv")
+    settings = dataclasses.replace(base, options={"wait_s": "0.05"})
+    chaos = ChaosSettings(trace=str(folder / "kills.csv"))
+    _train(cluster, settings, chaos, folder, lambda records: recovered(records, losses), CALIBRATION_LIMIT_S)
+    return constants(read_journal(folder / "journal.jsonl"))
+
+
+def _freeze(prediction: Prediction, path: Path) -> None:
+    """Written down, and not to be written again."""
+    path.write_text(json.dumps(dataclasses.asdict(prediction), indent=2) + "\n")
+    path.chmod(0o444)
+
+
+def _train(
+    cluster: LocalCluster, settings: RunSettings, chaos: ChaosSettings, folder: Path, enough: Callable[[list[Record]], bool], limit_s: float
+) -> None:  # fmt: skip
+    """A run through ``fleet run``'s own machinery, stopped when its journal says ``enough``, or ``limit_s`` after its first view."""
+    from actors.rank.rehearsed import train
+    from fleet.errors import RunFailed
+    from fleet.plans import RunPlan
+    from fleet.recipes import LiveRun
+
+    plan = RunPlan(name=f"{folder.parent.name}-{folder.name}", folder=folder, settings=settings, train=train, chaos=chaos)
+    live, over = LiveRun(plan, cluster), threading.Event()
+    watch = threading.Thread(target=_stop_when, args=(live, plan.journal, enough, limit_s, over), name="fleet-rehearsal", daemon=True)
+    watch.start()
+    try:
+        result = live.execute()
+    finally:
+        over.set()
+        watch.join()
+    if result.status == "failed":
+        raise RunFailed(result.reason, result.detail)
+
+
+def _stop_when(live: LiveRun, journal: Path, enough: Callable[[list[Record]], bool], limit_s: float, over: threading.Event) -> None:
+    from fleet.journal import read_journal
+    from fleet.records import ViewPublished
+
+    first_s = math.inf
+    while not over.wait(POLL_S):
+        records = list(read_journal(journal, spans=False)) if journal.exists() else []
+        if first_s == math.inf and any(isinstance(record, ViewPublished) for record in records):
+            first_s = time.monotonic()
+        if time.monotonic() - first_s >= limit_s or (records and enough(records)):
+            live.stop("the rehearsal is over")
+            return
+
+
+# ---- tables ------------------------------------------------------------------------------------------------------------------------------
+
+
+def _show(found: Rehearsal, folder: Path) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from fleet.rehearsal import reasons, rows
+
+    out = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    scale = found.prediction.scale
+    out.print(f"[bold]{found.gpus:,} GPUs for {found.days:g} days[/], recovery {found.recovery}: time runs {scale.compression:,.0f} times "
+              f"faster here, a fault every {scale.mtbf_s:.1f} s")  # fmt: skip
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("goodput of", "value", "interval"):
+        table.add_column(name, justify="right" if name == "value" else "left")
+    for row in rows(found):
+        table.add_row(*row)
+    out.print(table)
+    groups = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("ratio, over the time between faults", "fleet", "here", "", "why"):
+        groups.add_column(name, justify="right" if name in ("fleet", "here") else "left")
+    for group in scale.groups:
+        groups.add_row(group.name, f"{group.target:.3g}", f"{group.real:.3g}", group.verdict, group.why)
+    out.print(groups)
+    for sentence in reasons(found):
+        out.print(sentence)
+    out.print(f"[dim]the prediction was frozen before the first fault: {folder / 'prediction.json'}, seal {found.prediction.seal[:16]}[/]")

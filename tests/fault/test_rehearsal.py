@@ -1,0 +1,44 @@
+"""A rehearsal for real: calibrated, predicted, run, and measured on a local cluster."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fleet.cli_rehearse import carry_out, settings_of
+from fleet.journal import read_journal
+from fleet.launch.local import LocalCluster
+from fleet.records import FaultRecord, ProcessLost, RunStarted
+from fleet.rehearsal import Rehearsal, reasons, target_of
+
+SHORT = {"faults": 2, "budget_s": 12.0, "losses": 1}
+
+
+def rehearsed(cluster: LocalCluster, folder: Path, recovery: str, seed: int, **how: float) -> Rehearsal:
+    target, settings = target_of(16_384, 54, recovery), settings_of(3, recovery, seed)
+    return Rehearsal(gpus=16_384, days=54, recovery=recovery, **carry_out(cluster, target, settings, folder, **how))
+
+
+def test_a_prediction_is_frozen_and_then_measured(cluster: LocalCluster, tmp_path: Path) -> None:
+    found = rehearsed(cluster, tmp_path / "r", "in-place", 0, **SHORT)
+    frozen = json.loads((tmp_path / "r" / "prediction.json").read_text())
+    assert frozen["seal"] == found.prediction.seal == found.prediction.sealed().seal
+    records = list(read_journal(tmp_path / "r" / "run" / "journal.jsonl"))
+    assert isinstance(records[0], RunStarted) and records[0].unix_time_s > (tmp_path / "r" / "prediction.json").stat().st_mtime
+    executed = [record for record in records if isinstance(record, FaultRecord) and record.phase == "executed"]
+    lost = [record for record in records if isinstance(record, ProcessLost)]
+    assert len(executed) == len(lost) == found.measured.losses > 0
+    assert 0 < found.measured.goodput < 1 and found.prediction.constants.stall_s < found.prediction.constants.refill_s
+    assert str(round(100 * found.error, 2)).lstrip("-") in reasons(found)[0]
+
+
+@pytest.mark.truth
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("mtbf_s", [12.0, 20.0, 35.0])
+@pytest.mark.parametrize("recovery", ["in-place", "restart"])
+def test_the_measurement_is_what_was_predicted(cluster: LocalCluster, tmp_path: Path, mtbf_s: float, recovery: str) -> None:
+    found = rehearsed(cluster, tmp_path / "r", recovery, 7, faults=32, budget_s=32 * mtbf_s, mtbf_s=mtbf_s, losses=4)
+    assert found.prediction.faults >= 20
+    assert abs(found.error) <= 0.03 and found.inside, reasons(found)

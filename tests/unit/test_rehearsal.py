@@ -1,0 +1,139 @@
+"""The wind tunnel: what is matched, what is predicted, and what is said about the difference."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dashboards.rehearsal_page import render_rehearsal
+from fleet import cli_rehearse
+from fleet.errors import ConfigError
+from fleet.journal import JournalWriter
+from fleet.records import ViewPublished
+from fleet.rehearsal import (
+    IMPOSED,
+    MATCHED,
+    UNMATCHED,
+    Constants,
+    Measured,
+    Rehearsal,
+    chaos_of,
+    choose,
+    constants,
+    measured,
+    predict,
+    reasons,
+    recovered,
+    rows,
+    spans,
+    target_of,
+)
+from tests.golden.journals import one_loss
+
+REAL = Constants(step_s=0.05, stalls_s=(0.2, 0.3), refills_s=(6.0, 7.0), blocked_s=0.005, latency_s=0.1)
+FLEET = target_of(16_384, 54, "in-place")
+RESTARTED = target_of(16_384, 54, "restart")
+
+
+def verdicts(scale) -> dict[str, str]:
+    return {group.name: group.verdict for group in scale.groups}
+
+
+def test_with_time_enough_no_constant_of_this_machine_dominates() -> None:
+    scale = choose(FLEET, REAL, 4, "in-place", 10, 1e6)
+    assert scale.dominating == "" and scale.compression == pytest.approx(1 / FLEET.model.rate_per_s / scale.mtbf_s)
+    found = verdicts(scale)
+    assert found["replacement"] == MATCHED and found["stall"] in (MATCHED, IMPOSED)
+    assert found["capacity lost with a node"] == UNMATCHED and found["law of arrivals"] == MATCHED
+
+
+def test_a_delay_makes_a_fast_recovery_as_slow_as_the_fleets() -> None:
+    quick = replace(REAL, stalls_s=(0.01,), refills_s=(6.0,))
+    scale = choose(FLEET, quick, 4, "in-place", 10, 1e6)
+    assert scale.delay_s > 0 and verdicts(scale)["stall"] == IMPOSED
+    stall = next(group for group in scale.groups if group.name == "stall")
+    assert stall.real == pytest.approx(stall.target)
+
+
+def test_in_a_short_time_it_says_what_dominates() -> None:
+    scale = choose(FLEET, REAL, 4, "in-place", 10, 60.0)
+    assert scale.mtbf_s == 6.0 and scale.dominating in ("stall", "replacement")
+    assert verdicts(scale)["replacement"] == UNMATCHED
+    with pytest.raises(ConfigError, match="faults"):
+        choose(FLEET, REAL, 4, "in-place", 0, 60.0)
+
+
+def prediction(recovery: str = "in-place"):
+    target = FLEET if recovery == "in-place" else RESTARTED
+    real = REAL if recovery == "in-place" else replace(REAL, stalls_s=(9.0, 10.0))
+    scale = choose(target, real, 4, recovery, 12, 180.0)
+    faults = chaos_of(scale, 3).plan(seed=3, world=4, nodes=2)
+    return predict(target, real, scale, faults, 4, recovery, 3)
+
+
+def test_the_prediction_is_sealed_and_orders_the_policies() -> None:
+    one, again, other = prediction(), prediction(), prediction("restart")
+    assert one == again and one.seal == one.sealed().seal
+    assert replace(one, run=(0.9, 0.8, 1.0)).sealed().seal != one.seal
+    assert other.run[0] < one.run[0] < 1 and one.run[1] < one.run[0] < one.run[2]
+    assert one.closed_form == FLEET.plan.faults.goodput
+
+
+def test_what_losses_cost_here_is_read_from_a_journal() -> None:
+    found = constants(one_loss("gpu-1").records)
+    assert found.stalls_s == (0.22,) and found.refills_s == pytest.approx((2.05,)) and found.step_s == pytest.approx(0.1)
+    with pytest.raises(ConfigError, match="no loss in it was recovered from"):
+        constants(one_loss().records[:20])
+
+
+def test_start_up_is_not_counted() -> None:
+    found = measured(one_loss("gpu-1").records)
+    assert found.window_s == pytest.approx(6.34) and found.losses == 1
+    assert found.goodput == pytest.approx(10.0 / (2 * 6.34))
+    assert found.shares["init"] == pytest.approx(0.8 / (2 * 6.34))
+
+
+def test_the_page_and_the_sentences_say_what_differs() -> None:
+    made = prediction()
+    shown = Rehearsal(gpus=16_384, days=54, recovery="in-place", prediction=made, measured=Measured(made.run[0] - 0.2, 11, 180.0, {}))
+    assert not shown.inside and "outside the interval" in reasons(shown)[0] and "-20.00 points" in reasons(shown)[0]
+    page = render_rehearsal(shown.to_dict(), rows(shown), reasons(shown), spans(shown))
+    assert made.seal in page and "16,384 GPUs" in page and page.count("<circle") == 4
+    assert "http" not in page.replace("http-equiv", "") and "<script" not in page
+
+
+def test_the_prediction_is_written_between_calibration_and_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """The order of things, with runs that were recorded in place of real ones."""
+    made: list[str] = []
+
+    def trained(cluster: Any, settings: Any, chaos: Any, folder: Path, enough: Any, limit_s: float) -> None:
+        made.append(folder.name + ("+prediction" if (tmp_path / "r" / "prediction.json").exists() else ""))
+        assert settings.recovery == "in-place" and chaos.on and limit_s > 0
+        folder.mkdir(parents=True, exist_ok=True)
+        writer = JournalWriter(folder / "journal.jsonl")
+        for record in one_loss("gpu-1").records:
+            writer.append(record)
+        writer.close()
+
+    monkeypatch.setattr(cli_rehearse, "_train", trained)
+    base = cli_rehearse.settings_of(2, "in-place", 0)
+    done = cli_rehearse.carry_out(None, FLEET, base, tmp_path / "r", faults=5, budget_s=60.0, losses=1)  # type: ignore[arg-type]
+    found = Rehearsal(gpus=16_384, days=54, recovery="in-place", **done)
+    assert made == ["calibration", "run+prediction"]
+    assert json.loads((tmp_path / "r" / "prediction.json").read_text())["seal"] == found.prediction.seal
+    json.dumps(found.to_dict(), allow_nan=False)
+    cli_rehearse._show(found, tmp_path / "r")
+    shown = capsys.readouterr().out
+    assert "this run, measured" in shown and found.prediction.seal[:16] in shown and "unmatched" in shown
+
+
+def test_a_calibration_is_over_when_the_world_has_trained_again() -> None:
+    records = one_loss("gpu-1").records
+    over = [length for length in range(1, len(records) + 1) if recovered(records[:length], 1)]
+    full = next(n for n, record in enumerate(records, 1) if isinstance(record, ViewPublished) and record.view.generation == 3)
+    assert over == list(range(full, len(records) + 1)), "the story tells the step that ends after this view before it"
+    assert not recovered(records, 2)
