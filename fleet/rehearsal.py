@@ -262,10 +262,12 @@ def measured(records: Iterable[Record]) -> Measured:
     last_s = next((record.at_s for record in reversed(listed) if isinstance(record, RunEnded)), summary.now_s)
     window_s = last_s - first_s
     slots = summary.world + summary.spares
-    begun = [first_s - summary.started_s] * slots
     kept = sum(summary.categories[name] for name in STEP_NAMES)
     shares = {name: value / (slots * window_s) for name, value in summary.categories.items()}
-    shares["init"] = max(0.0, shares["init"] - sum(begun) / (slots * window_s))
+    start = (first_s - summary.started_s) / window_s
+    for name in ("init", "provision", "idle_spare"):  # what slots were in before there was a view
+        taken = min(start, shares[name])
+        shares[name], start = shares[name] - taken, start - taken
     return Measured(kept / (slots * window_s), summary.in_view_losses, window_s, shares)
 
 
