@@ -16,8 +16,6 @@ from storage.peer_files import PeerFiles, in_blocks
 if TYPE_CHECKING:
     from torch import Tensor
 
-    Item = tuple[int, Tensor] | tuple[int, Tensor, tuple[int, ...], tuple[int, ...]]
-
 _log = logging.getLogger(__name__)
 
 
