@@ -23,8 +23,9 @@ OWN = "g"
 ROW = struct.Struct("<qqiic7x")
 HEADER_BYTES = 128
 CAPACITY = 1 << 15
-WRITTEN, READ, BEAT, PROGRESS, GENERATION, LINEAGE, STEP, SHARD, STEPPING, DROPPED, TOTAL = range(0, 88, 8)
-WORD = struct.Struct("<q")
+WRITTEN, READ, BEAT, PROGRESS, GENERATION, LINEAGE, STEP, SHARD, STEPPING, DROPPED, TOTAL = range(11)
+"""Words of the header, of 8 bytes. They are read and written as one: ``struct`` zeroes a word before it fills it byte by byte, and a reader
+in another process that comes in between takes the rank for one that never beat."""
 
 
 def now_us() -> int:
@@ -52,8 +53,13 @@ class Position(NamedTuple):
     stepping: bool
 
 
-def read_position(header: mmap.mmap) -> Position:
-    words = [WORD.unpack_from(header, word)[0] for word in (BEAT, PROGRESS, GENERATION, LINEAGE, STEP, SHARD, STEPPING)]
+def header_words(ring: mmap.mmap) -> memoryview:
+    """The header as 64-bit integers, each of which is loaded and stored as one."""
+    return memoryview(ring)[:HEADER_BYTES].cast("q")
+
+
+def read_position(header: memoryview) -> Position:
+    words = [header[word] for word in (BEAT, PROGRESS, GENERATION, LINEAGE, STEP, SHARD, STEPPING)]
     return Position(*words[:6], stepping=bool(words[6]))
 
 
@@ -65,6 +71,7 @@ class Recorder:
         with open(path, "w+b") as file:
             os.ftruncate(file.fileno(), HEADER_BYTES + CAPACITY * ROW.size)
             self._map = mmap.mmap(file.fileno(), 0)
+        self._words = header_words(self._map)
         self.path = path
         self.generation = self.lineage = self.step = -1
         self.code = INIT
@@ -72,7 +79,7 @@ class Recorder:
         self._written = 0
         self._last_us = start_us
         for word, value in ((GENERATION, -1), (LINEAGE, -1), (STEP, -1), (SHARD, -1), (STEPPING, 1), (PROGRESS, start_us)):
-            WORD.pack_into(self._map, word, value)
+            self._words[word] = value
         self.beat()
         self._append(start_us, INIT)
 
@@ -92,15 +99,15 @@ class Recorder:
         """The rank now stands at ``step`` of ``lineage``, in ``generation``."""
         self.generation, self.lineage, self.step = generation, lineage, step
         for word, value in ((GENERATION, generation), (LINEAGE, lineage), (STEP, step), (PROGRESS, self._clock())):
-            WORD.pack_into(self._map, word, value)
+            self._words[word] = value
         self._append(max(self._clock(), self._last_us), self.code)
 
     def commit(self, at_us: int) -> None:
         """The step attempt ends well; the step number goes up."""
         self._append(max(at_us, self._last_us), COMMIT)
         self.step += 1
-        WORD.pack_into(self._map, STEP, self.step)
-        WORD.pack_into(self._map, PROGRESS, at_us)
+        self._words[STEP] = self.step
+        self._words[PROGRESS] = at_us
 
     def abandon(self) -> None:
         """The step attempt ends without a commit."""
@@ -122,31 +129,31 @@ class Recorder:
 
     def total(self, steps: int) -> None:
         """How many steps the run has: how long a remedy pays depends on it."""
-        WORD.pack_into(self._map, TOTAL, steps)
+        self._words[TOTAL] = steps
 
     def shard(self, shard: int) -> None:
         """The shard in work, or -1: names the culprit when a shard kills whoever computes it."""
-        WORD.pack_into(self._map, SHARD, shard)
+        self._words[SHARD] = shard
 
     def stepping(self, yes: bool) -> None:
         """False while a call of the user's may take longer than any step."""
-        WORD.pack_into(self._map, STEPPING, int(yes))
+        self._words[STEPPING] = int(yes)
 
     def beat(self) -> None:
-        WORD.pack_into(self._map, BEAT, self._clock())
+        self._words[BEAT] = self._clock()
 
     def where(self) -> Position:
-        return read_position(self._map)
+        return read_position(self._words)
 
     def _append(self, at_us: int, code: str, step: int | None = None) -> None:
-        if self._written - WORD.unpack_from(self._map, READ)[0] >= CAPACITY:
-            WORD.pack_into(self._map, DROPPED, WORD.unpack_from(self._map, DROPPED)[0] + 1)
+        if self._written - self._words[READ] >= CAPACITY:
+            self._words[DROPPED] = self._words[DROPPED] + 1
             return
         offset = HEADER_BYTES + (self._written % CAPACITY) * ROW.size
         ROW.pack_into(self._map, offset, at_us, self.step if step is None else step, self.generation, self.lineage, code.encode())
         self._written += 1
         self._last_us = at_us
-        WORD.pack_into(self._map, WRITTEN, self._written)
+        self._words[WRITTEN] = self._written
 
 
 class RingReader:
@@ -155,12 +162,13 @@ class RingReader:
     def __init__(self, path: Path) -> None:
         with open(path, "r+b") as file:
             self._map = mmap.mmap(file.fileno(), 0)
+        self._words = header_words(self._map)
         self.path = path
 
     def drain(self) -> list[Row]:
-        written, read = (WORD.unpack_from(self._map, word)[0] for word in (WRITTEN, READ))
+        written, read = (self._words[word] for word in (WRITTEN, READ))
         rows = [self._row(index) for index in range(read, written)]
-        WORD.pack_into(self._map, READ, written)
+        self._words[READ] = written
         return rows
 
     def _row(self, index: int) -> Row:
@@ -168,11 +176,11 @@ class RingReader:
         return Row(at_us, step, generation, lineage, code.decode())
 
     def position(self) -> Position:
-        return read_position(self._map)
+        return read_position(self._words)
 
     def total(self) -> int:
         """Steps of the whole run, 0 before the rank knows."""
-        return int(WORD.unpack_from(self._map, TOTAL)[0])
+        return int(self._words[TOTAL])
 
     def dropped(self) -> int:
-        return int(WORD.unpack_from(self._map, DROPPED)[0])
+        return int(self._words[DROPPED])
