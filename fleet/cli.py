@@ -16,7 +16,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from fleet import cli_checkpoint, cli_dashboard, cli_diagnose, cli_plan, cli_rehearse, cli_runs, cli_set, cli_simulate, cli_up, cli_watch
+from fleet import (
+    cli_checkpoint,
+    cli_dashboard,
+    cli_diagnose,
+    cli_doctor,
+    cli_plan,
+    cli_rehearse,
+    cli_runs,
+    cli_set,
+    cli_simulate,
+    cli_up,
+    cli_watch,
+)
 from fleet.config import CheckpointSettings, RunSettings, Timeouts
 from fleet.errors import ConfigError, FleetError
 
@@ -32,6 +44,7 @@ console = Console(stderr=True)
 cli_plan.register(app)
 cli_simulate.register(app)
 cli_diagnose.register(app)
+cli_doctor.register(app)
 cli_rehearse.register(app)
 cli_checkpoint.register(app)
 cli_watch.register(app)

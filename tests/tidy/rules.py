@@ -18,6 +18,7 @@ EDGE = (
     "fleet.cli_checkpoint",
     "fleet.cli_dashboard",
     "fleet.cli_diagnose",
+    "fleet.cli_doctor",
     "fleet.cli_plan",
     "fleet.cli_runs",
     "fleet.cli_simulate",

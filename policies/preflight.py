@@ -1,0 +1,62 @@
+"""What the figures of a pre-flight check mean, and whether a node may join a run with them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+
+from fleet.decisions import Decision
+from fleet.health import FAIL, PASS, WARN, Check, Measured
+
+MUST_BE_ZERO = {
+    "matmul_wrong": "the same product came out differently: the device computes wrongly",
+    "memory_wrong": "memory did not hold what was written to it",
+    "gather_wrong": "what a peer sent did not arrive as it was sent",
+    "ecc_uncorrected": "uncorrected memory errors since the driver was loaded",
+    "remapped_failed": "a row of memory could not be remapped: the device is to be replaced",
+    "xid_fatal": "the driver has reported errors that end processes (XID)",
+}
+SHOULD_BE_ZERO = {
+    "remapped_pending": "rows of memory wait for a reset of the device to be remapped",
+    "throttled": "the device's clock is held down by heat or power",
+    "xid": "the driver has reported errors (XID)",
+}
+AT_LEAST = {"matmul": 0.7, "memory": 0.7, "gather": 0.5}
+"""Least share of the median of all devices of one kind."""
+HOT_C = 90.0
+
+FATAL_XIDS = frozenset({48, 63, 64, 74, 79, 92, 94, 95, 119, 120, 140})
+"""Double-bit ECC, row remapping, NVLink, fallen off the bus, GSP and uncontained errors (NVIDIA, XID Errors)."""
+
+
+def judge(figures: Sequence[Measured]) -> list[Check]:
+    """One check for each figure, in order. Speeds are compared with the median of the same figure elsewhere, where there are three."""
+    speeds: dict[str, list[float]] = {}
+    for one in figures:
+        speeds.setdefault(one.name, []).append(one.value)
+    return [_judged(one, speeds[one.name]) for one in figures]
+
+
+def _judged(one: Measured, alike: Sequence[float]) -> Check:
+    if one.name in MUST_BE_ZERO and one.value:
+        return Check(one, FAIL, MUST_BE_ZERO[one.name])
+    if one.name in SHOULD_BE_ZERO and one.value:
+        return Check(one, WARN, SHOULD_BE_ZERO[one.name])
+    if one.name == "temperature" and one.value >= HOT_C:
+        return Check(one, WARN, f"{HOT_C:g} C or more: it will be slowed down")
+    if one.name in AT_LEAST and len(alike) >= 3:
+        typical = statistics.median(alike)
+        if one.value < AT_LEAST[one.name] * typical:
+            return Check(one, FAIL, f"{one.value / typical:.0%} of the {typical:.3g} {one.unit} that its like have in the middle")
+    return Check(one, PASS)
+
+
+def admit(checks: Iterable[Check]) -> Decision:
+    """Action ``admit`` or ``keep_out``: a node with a failed check joins no view; a warning is only told."""
+    checks = list(checks)
+    failed = [check for check in checks if check.verdict == FAIL]
+    fields: Mapping[str, float] = {"checks": float(len(checks)), "failed": float(len(failed))}
+    if not failed:
+        return Decision("admit", "no check failed", fields)
+    told = "; ".join(f"{check.measured.name} on {check.measured.where}: {check.reason}" for check in failed)
+    return Decision("keep_out", told, fields)
