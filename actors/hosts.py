@@ -13,8 +13,10 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from actors import fork_server
 from actors.coordinator import Coordinator, SpanEnd, span_end
 from actors.node import NodeAgent
+from actors.rank.environment import RANK_ENVIRONMENT
 from fleet.clock import Clock, MonotonicClock, unix_time_s
 from fleet.events import FaultReported
 from fleet.instructions import EndRun, Write
@@ -26,6 +28,9 @@ from fleet.records import Record, Resumed, RunStarted, Spans
 from fleet.types import Member, Process
 
 log = logging.getLogger("fleet.hosts")
+IMPORTED = ("torch", "torch._dynamo")
+"""An optimizer's first step imports the second, which takes as long as the first."""
+
 MIRROR_S = 5.0
 
 
@@ -162,7 +167,10 @@ class AgentHost:
         self, node: str, index: int, folder: Path, coordinator: str, processes: Callable[[], ProcessPort],
         memory: Callable[[], MemoryPort] | None,
     ) -> None:  # fmt: skip
+        if not fork_server.die_with_parent():
+            log.warning("This agent could not be bound to its node's life.")
         folder.mkdir(parents=True, exist_ok=True)
+        self._forks = fork_server.ForkServer(folder, RANK_ENVIRONMENT, IMPORTED)
         self._agent = NodeAgent(node, index, folder, coordinator, processes(), memory() if memory is not None else None)
         await self._agent.start()
 

@@ -32,15 +32,12 @@ from ray.train.v2.api.exceptions import ControllerError, TrainingFailedError
 from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
 
 from actors.deaths import Condition, DeathWatch, Verdict
-from actors.warm import WarmWorkers
 
 log = logging.getLogger("ray.train.fleet")
 
 PING_S = 1.0
 REPLACE_LIMIT_VARIABLE = "FLEET_REPLACE_LIMIT_S"
 """Set in the controller's environment: a replacement that takes longer hangs; its processes are killed, and the attempt fails."""
-WARM_VARIABLE = "FLEET_WARM_WORKERS"
-"""Set to 1 in the controller's environment: a worker waits on each node to replace a lost one."""
 START_LIMIT_S = 300.0
 KV_NAMESPACE = "fleet_placement_groups"
 
@@ -55,7 +52,6 @@ class ShieldedWorkerGroup(WorkerGroup):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         self._reason = ""
         self._replace_limit_s = float(os.environ[REPLACE_LIMIT_VARIABLE])
-        self._warm: WarmWorkers | None = None
 
     def poll_status(self, timeout: float | None = None) -> WorkerGroupPollStatus:
         status = super().poll_status(timeout)
@@ -81,22 +77,12 @@ class ShieldedWorkerGroup(WorkerGroup):  # type: ignore[misc]
     def _start_impl(self, *args: Any, **kwargs: Any) -> None:
         with self._bounded(START_LIMIT_S):
             super()._start_impl(*args, **kwargs)
-            if os.environ[WARM_VARIABLE] == "1":
-                self._warm = WarmWorkers(self.get_resources_per_worker(), self.execute_single(0, _runtime_env))
         self._joined(range(len(self)))
-
-    def _clear_state(self) -> None:
-        super()._clear_state()
-        if self._warm is not None:
-            self._warm.stop()
 
     def _joined(self, ranks: Iterable[int]) -> None:
         """New workers fill these slots."""
-        workers = self.get_workers()
         for rank in ranks:
             self._deaths.started(rank, time.monotonic())
-            if self._warm is not None:
-                self._warm.taken([workers[rank].metadata.node_id])
 
     def _create_placement_group(self, *args: Any, **kwargs: Any) -> Any:
         """Leave word of the placement group: when this process is killed, nobody else would free it."""
@@ -212,11 +198,6 @@ class PatientFailurePolicy(DefaultFailurePolicy):  # type: ignore[misc]
         error = training_failed_error
         met_the_dead = isinstance(error, ControllerError) and isinstance(error.controller_failure, RayError)
         return bool(met_the_dead or super()._is_retryable_error(error))
-
-
-def _runtime_env() -> str:
-    """Of the process that calls it."""
-    return str(ray.get_runtime_context().get_runtime_env_string())
 
 
 def note_placement_group(controller_id: str, group: PlacementGroup) -> None:

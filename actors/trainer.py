@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import logging
-import os
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -21,17 +18,16 @@ from ray.train.v2._internal.callbacks.placement_group_callback import PlacementG
 from ray.train.v2._internal.constants import get_env_vars_to_propagate
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
-from actors import warm
 from actors.backend import FleetBackendConfig
+from actors.fork_server import die_with_parent
 from actors.rank.environment import RANK_ENVIRONMENT
-from actors.shield import REPLACE_LIMIT_VARIABLE, WARM_VARIABLE, PatientFailurePolicy, ShieldedController, free_placement_group
+from actors.shield import REPLACE_LIMIT_VARIABLE, PatientFailurePolicy, ShieldedController, free_placement_group
 
 log = logging.getLogger("fleet.trainer")
 
 CHECK_S = 0.1
 UNWIND_S = 10.0
 """How long Ray's own call may take to return once the controller is killed."""
-PR_SET_PDEATHSIG = 1
 
 TrainFunction = Callable[[dict[str, Any]], Any]
 
@@ -69,8 +65,7 @@ def fit(
     poll_s: float = 0.25,
     hang_s: float = 30.0,
     replace_limit_s: float = 60.0,
-    modules: tuple[str, ...] = ("torch", "torch._dynamo"),
-    warm_workers: bool = True,
+    runtime_env: dict[str, Any] | None = None,
 ) -> FitOutcome:
     """Run ``train_fn(train_config)`` in ``slots`` workers, replacing the ones that fail, until all have returned. Always returns.
 
@@ -83,9 +78,7 @@ def fit(
         poll_s: seconds between Ray Train's health polls, and so to the notice of a death.
         hang_s: a worker that has not answered a poll for so long is killed.
         replace_limit_s: a replacement that takes longer than this is given up and tried again.
-        modules: what workers import before they are wanted (an optimizer's first step imports ``torch._dynamo``, which takes a second).
-        warm_workers: keep an idle worker on each node, see ``actors.warm``: replacements are up in half a second and not in four, for the
-            memory of a process that has imported ``modules``.
+        runtime_env: of the workers; with that of ``actors.fork_server`` replacements are up in half a second and not in four.
     """
     trainer = _Trainer(
         functools.partial(_bound_to_node, train_fn),
@@ -96,10 +89,10 @@ def fit(
             name=name,
             storage_path=storage_path,
             failure_config=FailureConfig(max_failures=-1, controller_failure_limit=-1),
-            worker_runtime_env={"env_vars": {**RANK_ENVIRONMENT, **warm.environment(modules)}},
+            worker_runtime_env=runtime_env or {"env_vars": RANK_ENVIRONMENT},
         ),
     )
-    trainer.controller_environment = _environment(poll_s, hang_s, replace_limit_s, warm_workers)
+    trainer.controller_environment = _environment(poll_s, hang_s, replace_limit_s)
     return _Fit(trainer, done, stop, backstop_s).run()
 
 
@@ -187,19 +180,18 @@ class _Trainer(DataParallelTrainer):  # type: ignore[misc]
                 log.warning("The run's placement group could not be freed: %s", error)
 
 
-def _environment(poll_s: float, hang_s: float, replace_limit_s: float, warm_workers: bool) -> dict[str, str]:
+def _environment(poll_s: float, hang_s: float, replace_limit_s: float) -> dict[str, str]:
     return {
         "RAY_TRAIN_V2_ENABLED": "1",
         "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": str(poll_s),
         "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": str(hang_s),
         REPLACE_LIMIT_VARIABLE: str(replace_limit_s),
-        WARM_VARIABLE: str(int(warm_workers)),
         "RAY_WARN_BLOCKING_GET_INSIDE_ASYNC": "0",
     }
 
 
 def _bound_to_node(train_fn: TrainFunction, config: dict[str, Any]) -> Any:
     """The train function, in a process that dies with its raylet: SIGKILL reaches even a stopped process."""
-    if os.getppid() == 1 or ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+    if not die_with_parent():
         log.warning("This worker could not be bound to its node's life.")
     return train_fn(config)

@@ -20,7 +20,9 @@ from typing import Any, cast
 
 import ray
 
+from actors import fork_server
 from actors.hosts import CoordinatorSpec, start_agent, start_coordinator
+from actors.rank.environment import RANK_ENVIRONMENT
 from actors.targets import RemoteProcesses
 from actors.trainer import FitOutcome, fit
 from actors.worker import RankSpec, rank_main
@@ -212,6 +214,7 @@ class LiveRun:
             storage_path=str(self.plan.folder / "ray"),
             name=name,
             done=self._done.is_set,
+            runtime_env=fork_server.runtime_env(self.shm, RANK_ENVIRONMENT),
         )
 
     def stop(self, reason: str) -> None:

@@ -13,12 +13,9 @@ from collections.abc import Callable
 from typing import Any
 
 import ray
-from ray._common.utils import load_class
-from ray._private.grpc_utils import init_grpc_channel
-from ray._private.ray_constants import WORKER_PROCESS_SETUP_HOOK_ENV_VAR
-from ray.core.generated.node_manager_pb2 import PrestartWorkersRequest
-from ray.core.generated.node_manager_pb2_grpc import NodeManagerServiceStub
+from ray._private.runtime_env.context import RuntimeEnvContext
 from ray.exceptions import ActorDiedError, ActorHandleNotFoundError, ActorUnavailableError, RayActorError, RayError
+from ray.runtime_env import RuntimeEnv
 from ray.train.backend import Backend
 from ray.train.v2._internal.callbacks import DatasetsCallback, WorkingDirectorySetupCallback
 from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
@@ -31,7 +28,6 @@ from ray.train.v2._internal.execution.worker_group.poll import WorkerStatus
 from ray.train.v2._internal.execution.worker_group.worker import RayTrainWorker, Worker
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
-from actors import warm
 from actors.backend import FleetBackend, FleetBackendConfig
 from actors.shield import PatientFailurePolicy, ShieldedController, ShieldedWorkerGroup
 
@@ -164,12 +160,7 @@ def test_the_callbacks_that_fleet_leaves_out() -> None:
     assert all(callback.__name__ in source for callback in left_out)
 
 
-def test_workers_can_be_started_ahead_of_time() -> None:
-    """The call of the raylets that ``actors.warm`` makes, and the hook that a worker runs at its start."""
-    request = PrestartWorkersRequest.DESCRIPTOR.fields_by_name
-    assert {"language", "job_id", "num_workers", "keep_alive_duration_secs", "runtime_env_info"} <= set(request)
-    assert "serialized_runtime_env" in request["runtime_env_info"].message_type.fields_by_name
-    assert "PrestartWorkers" in dir(NodeManagerServiceStub(init_grpc_channel("127.0.0.1:1")))
-    hook = warm.environment(())[WORKER_PROCESS_SETUP_HOOK_ENV_VAR]
-    assert load_class(hook) is warm.warm_up
-    assert "self._clear_state" in calls_of(WorkerGroup.shutdown) and "self._clear_state" in calls_of(WorkerGroup.abort)
+def test_workers_are_started_by_the_executable_of_their_runtime_environment() -> None:
+    """With arguments of its own, and told which raylet it belongs to: what ``actors.fork_client`` stands on."""
+    assert RuntimeEnv(py_executable="python -I -S client.py").py_executable() == "python -I -S client.py"
+    assert 'executable = ["exec", self.py_executable]' in inspect.getsource(RuntimeEnvContext.exec_worker)

@@ -104,7 +104,14 @@ def test_ray_trains_controller_is_killed_and_the_run_goes_on_from_memory(cluster
 
 def controllers(cluster: LocalCluster) -> set[int]:
     """Processes of this cluster that run Ray Train's controller."""
-    return {pid for pid in cluster.pids() if b"ShieldedController" in Path(f"/proc/{pid}/cmdline").read_bytes()}
+    return {pid for pid in cluster.pids() if b"ShieldedController" in command_of(pid)}
+
+
+def command_of(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except FileNotFoundError:  # it has just ended
+        return b""
 
 
 def wait_for_checkpoint(folder: Path, limit_s: float = 60.0) -> None:

@@ -31,7 +31,6 @@ class Run:
             "storage_path": str(folder / "ray"),
             "name": "shield",
         }
-        arguments["modules"] = options.pop("modules", ())
         self._call = lambda: fit(wait_until_done, config, **arguments, done=self.done.exists, **options)
         self.done = folder / "done"
         self._thread = threading.Thread(target=self._fit, daemon=True)
@@ -158,11 +157,8 @@ def test_a_node_with_two_ranks_is_lost(run: Run, cluster: LocalCluster) -> None:
 
 
 def test_what_hangs_and_is_not_killed_by_others(cluster: LocalCluster, tmp_path: Path) -> None:
-    """A newcomer that hangs before Ray knows it, then a rank that answers no more: the shield ends both, in time.
-
-    Its workers import something else than the other runs': an idle one of theirs would be up at once, and nothing would hang.
-    """
-    run = Run(tmp_path, slots=2, warm_workers=False, replace_limit_s=8.0, hang_s=4.0, modules=("colorsys",))
+    """A newcomer that hangs before Ray knows it, then a rank that answers no more: the shield ends both, in time."""
+    run = Run(tmp_path, slots=2, replace_limit_s=8.0, hang_s=4.0)
     before = run.whole()
     known = set(cluster.pids())
     killed = _logged(cluster, "hangs while a worker is being started; it was killed")

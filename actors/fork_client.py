@@ -1,0 +1,49 @@
+"""What Ray starts in the place of a worker's Python: asks the node's fork server for a process that has imported everything already.
+
+Run by its path, with the standard library alone (``python -I -S``): it has to be up in no time. Where the server cannot be had it becomes
+the worker itself, as slowly as ever. It stays while the worker lives, as Ray looks after the process that it started.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import struct
+import sys
+
+PATH_VARIABLE = "FLEET_FORK_SERVER"
+ANSWER_LIMIT_S = 60.0
+LENGTH = struct.Struct("<I")
+
+
+def ask(path: str, arguments: list[str]) -> int:
+    """Have the server at ``path`` run the script ``arguments[0]`` with the rest, and this process's environment. Returns the pid.
+
+    Raises OSError when there is no server, or none that works. The worker is killed when this process ends before it does.
+    """
+    stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    stream.settimeout(ANSWER_LIMIT_S)
+    stream.connect(path)
+    request = json.dumps({"arguments": arguments, "environment": dict(os.environ), "directory": os.getcwd()}).encode()
+    socket.send_fds(stream, [LENGTH.pack(len(request))], [0, 1, 2])
+    stream.sendall(request)
+    answer = stream.recv(LENGTH.size, socket.MSG_WAITALL)
+    if len(answer) < LENGTH.size:
+        raise ConnectionError("the fork server hung up")
+    stream.detach()  # open as long as this process lives
+    return int(LENGTH.unpack(answer)[0])
+
+
+def main() -> None:
+    arguments = sys.argv[1:]
+    try:
+        pidfd = os.pidfd_open(ask(os.environ[PATH_VARIABLE].format(raylet=os.environ.get("RAY_RAYLET_PID", "")), arguments))
+    except (OSError, KeyError):
+        os.execv(sys.executable, [sys.executable, *arguments])
+    select.select([pidfd], [], [])
+
+
+if __name__ == "__main__":
+    main()

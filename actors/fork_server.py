@@ -1,0 +1,211 @@
+"""One process on each node that has imported what ranks import, and forks workers off itself.
+
+A new worker spends 3 seconds of CPU on imports, beside ranks that compute; forked, it has them, and shares their memory. Ray starts
+workers with the executable of their runtime environment, which is :mod:`actors.fork_client` here.
+
+The server imports and forks, and does nothing else: a process with threads, or with a GPU in use, cannot be forked. (Those of memory
+pools and of BLAS are of the kind that can: their libraries see to it, as DataLoaders fork all the time.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import logging
+import os
+import random
+import runpy
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from actors import fork_client
+from actors.fork_client import LENGTH
+
+log = logging.getLogger("fleet.fork_server")
+
+ALWAYS = ("ray", "ray.train.v2._internal.execution.worker_group.worker", "actors.trainer")
+REQUEST_LIMIT_S = 10.0
+PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> bool:
+    """SIGKILL for this process when the thread that started it ends. False where it cannot be had, or the parent is gone already."""
+    return ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) == 0 and os.getppid() != 1
+
+
+def socket_path(folder: Path) -> str:
+    """Where the server of a node listens: a template, as nodes of one host share ``folder``."""
+    return str(folder / "fork-{raylet}.sock")
+
+
+def runtime_env(folder: Path, variables: dict[str, str]) -> dict[str, Any]:
+    """The runtime environment of workers that are forked off the server of their node, where there is one."""
+    client = f"{sys.executable} -I -S {fork_client.__file__}"
+    return {"py_executable": client, "env_vars": {**variables, fork_client.PATH_VARIABLE: socket_path(folder)}}
+
+
+class ForkServer:
+    """The server's process, as its owner sees it. It lives no longer than the owner.
+
+    Args:
+        folder: where it listens.
+        variables: of the environment; libraries read theirs when they are imported.
+        modules: what it imports beside what all ranks need. A module that is missing is the train function's to complain about.
+    """
+
+    def __init__(self, folder: Path, variables: dict[str, str], modules: Iterable[str]) -> None:
+        path = Path(socket_path(folder).format(raylet=os.environ.get("RAY_RAYLET_PID", "")))
+        path.unlink(missing_ok=True)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+            listening.bind(str(path))
+            listening.listen(64)  # who comes before the imports are done waits
+            command = [sys.executable, "-m", __name__, str(listening.fileno()), ",".join((*ALWAYS, *modules))]
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, env={**os.environ, **variables}, pass_fds=[listening.fileno()], start_new_session=True
+            )
+
+    def close(self) -> None:
+        """End it, and with it all that were forked."""
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+
+def import_all(names: Iterable[str]) -> None:
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            log.info("%s could not be imported ahead of time: %s", name, error)
+
+
+def why_not() -> str:
+    """Why this process cannot be forked, or nothing."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return "an import began to use the GPU"
+    others = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
+    return f"an import started threads: {', '.join(others)}" if others else ""
+
+
+class _Server:
+    def __init__(self, listening: socket.socket) -> None:
+        self._listening = listening
+        self._ready = selectors.DefaultSelector()
+        self._ready.register(listening, selectors.EVENT_READ, self._accept)
+
+    def serve(self) -> NoReturn:
+        while True:
+            for key, _ in self._ready.select():
+                key.data(key.fileobj)
+
+    def _accept(self, _: Any) -> None:
+        stream = self._listening.accept()[0]
+        stream.settimeout(REQUEST_LIMIT_S)
+        try:
+            request, streams = _read(stream)
+        except (OSError, ValueError) as error:
+            log.warning("A request could not be read: %s", error)
+            stream.close()
+            return
+        pid = os.fork()
+        if pid == 0:
+            self._become(request, streams, stream)
+        for number in streams:
+            os.close(number)
+        with contextlib.suppress(OSError):  # the client is gone: its end is seen next
+            stream.sendall(LENGTH.pack(pid))
+        self._watch(pid, stream)
+
+    def _watch(self, pid: int, stream: socket.socket) -> None:
+        pidfd = os.pidfd_open(pid)
+
+        def over(_: Any) -> None:
+            os.waitpid(pid, 0)
+            self._ready.unregister(pidfd)
+            os.close(pidfd)
+            if stream.fileno() >= 0:
+                self._ready.unregister(stream)
+                stream.close()
+
+        def abandoned(_: Any) -> None:
+            if stream.fileno() < 0:  # its worker ended at the same moment
+                return
+            self._ready.unregister(stream)
+            stream.close()
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+
+        self._ready.register(pidfd, selectors.EVENT_READ, over)
+        self._ready.register(stream, selectors.EVENT_READ, abandoned)
+
+    def _become(self, request: dict[str, Any], streams: list[int], stream: socket.socket) -> NoReturn:
+        """In the new process: what the client would have been. It never returns."""
+        code = 1
+        try:
+            self._ready.close()
+            self._listening.close()
+            stream.close()
+            _take_over(request, streams)
+            runpy.run_path(request["arguments"][0], run_name="__main__")
+            code = 0
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        except BaseException:  # noqa: BLE001 - it is reported as the interpreter would, and the process ends
+            sys.excepthook(*sys.exc_info())
+        finally:
+            with contextlib.suppress(OSError, ValueError):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(code)
+
+
+def _read(stream: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    head, streams, _, _ = socket.recv_fds(stream, LENGTH.size, 3)
+    if len(head) < LENGTH.size:
+        raise ConnectionError("the client hung up")
+    data = stream.recv(LENGTH.unpack(head)[0], socket.MSG_WAITALL)
+    return json.loads(data), list(streams)
+
+
+def _take_over(request: dict[str, Any], streams: list[int]) -> None:
+    for number, into in zip(streams, (0, 1, 2), strict=True):
+        os.dup2(number, into)
+        os.close(number)
+    os.setsid()
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["directory"])
+    sys.argv = request["arguments"]
+    sys.path[0] = str(Path(sys.argv[0]).parent)  # as where Python runs a script
+    added = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry and entry not in sys.path]
+    sys.path[1:1] = added
+    random.seed()
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed()
+
+
+def main() -> None:
+    if not die_with_parent():
+        sys.exit("the fork server could not be bound to its owner's life")
+    listening = socket.socket(fileno=int(sys.argv[1]))
+    import_all(sys.argv[2].split(","))
+    if reason := why_not():
+        sys.exit(f"workers are not forked: {reason}")
+    gc.collect()
+    gc.freeze()  # what is there stays in memory that all workers share
+    _Server(listening).serve()
+
+
+if __name__ == "__main__":
+    main()

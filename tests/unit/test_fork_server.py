@@ -1,0 +1,101 @@
+"""Workers that are forked off a process with all imports, through a client that stands in their place."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shlex
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.fork_server import ForkServer, runtime_env
+
+BOUND_S = 60.0
+RAYLET = "4711"
+
+SCRIPT = """
+import json, os, sys
+seen = {"arguments": sys.argv[1:], "variable": os.environ["SPECIAL"], "directory": os.getcwd(), "path": sys.path[0]}
+print(json.dumps({**seen, "pid": os.getpid(), "imported": "colorsys" in sys.modules}), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ForkServer]:
+    monkeypatch.setenv("RAY_RAYLET_PID", RAYLET)
+    monkeypatch.setattr("actors.fork_server.ALWAYS", ())
+    server = ForkServer(tmp_path, {}, ("colorsys", "no_such_module"))
+    yield server
+    server.close()
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    """What Ray does to start a worker."""
+    (folder / "worker.py").write_text(SCRIPT)
+    environment = runtime_env(folder, {"SPECIAL": "one two"})
+    command = f"exec {environment['py_executable']} {shlex.join([str(folder / 'worker.py'), *arguments])}"
+    variables = {**os.environ, "RAY_RAYLET_PID": RAYLET, **environment["env_vars"]}
+    return subprocess.Popen(
+        ["bash", "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=variables, cwd=folder, text=True, start_new_session=True
+    )
+
+
+def heard(client: subprocess.Popen[str]) -> dict[str, Any]:
+    assert client.stdout is not None
+    found: dict[str, Any] = json.loads(client.stdout.readline())
+    return found
+
+
+def ended(pidfd: int) -> bool:
+    return bool(select.select([pidfd], [], [], BOUND_S)[0])
+
+
+@pytest.mark.usefixtures("server")
+def test_a_worker_is_as_if_it_had_been_started_and_has_the_imports(tmp_path: Path) -> None:
+    with start(tmp_path, "--one", "a b") as client:
+        seen = heard(client)
+        expected = {"arguments": ["--one", "a b"], "variable": "one two", "directory": str(tmp_path), "path": str(tmp_path)}
+        assert seen == {**expected, "pid": seen["pid"], "imported": True}
+        assert seen["pid"] != client.pid
+        client.communicate("", timeout=BOUND_S)
+    assert client.returncode == 0
+
+
+@pytest.mark.usefixtures("server")
+def test_a_worker_and_its_client_end_together(tmp_path: Path) -> None:
+    with start(tmp_path) as first, start(tmp_path) as second:
+        pids = [heard(first)["pid"], heard(second)["pid"]]
+        pidfd = os.pidfd_open(pids[0])
+        first.kill()
+        assert ended(pidfd)
+        os.close(pidfd)
+        os.kill(pids[1], signal.SIGKILL)
+        second.wait(BOUND_S)
+
+
+def test_without_a_server_it_starts_as_ever(tmp_path: Path) -> None:
+    with start(tmp_path) as client:
+        seen = heard(client)
+        assert seen["pid"] == client.pid
+        assert not seen["imported"]
+        client.communicate("", timeout=BOUND_S)
+
+
+def test_a_server_that_fails_is_as_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_RAYLET_PID", RAYLET)
+    monkeypatch.setattr("actors.fork_server.ALWAYS", ())
+    (tmp_path / "starts_a_thread.py").write_text("import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n")
+    server = ForkServer(tmp_path, {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}, ("starts_a_thread",))
+    try:
+        with start(tmp_path) as client:
+            assert heard(client)["pid"] == client.pid
+            client.communicate("", timeout=BOUND_S)
+    finally:
+        server.close()
