@@ -83,6 +83,7 @@ ONE_RUN = Board(
         "Now": (
             _now("Goodput", "How much of the run is training?", f"fleet_goodput_ratio{{{RUN}}}", SHARE),
             _now("Predicted", "And how much should be?", f"fleet_predicted_goodput_ratio{{{RUN}}}", SHARE),
+            _now("Drift", "How far is it from what was expected at its start?", f"fleet_goodput_drift_ratio{{{RUN}}}", SHARE),
             _now("Step", "How far is it?", f"fleet_step{{{RUN}}}"),
             _now("Ranks", "How many train?", f"fleet_view_size{{{RUN}}}"),
             _now("Since the newest commit", "Does it make progress?", f"time() - fleet_commit_timestamp_seconds{{{RUN}}}", SECONDS),
@@ -110,6 +111,7 @@ ONE_RUN = Board(
                 (f"fleet_goodput_ratio{{{RUN}}}", "since the start"),
                 (f"fleet:goodput:ratio_rate5m{{{RUN}}}", "last five minutes"),
                 (f"fleet_predicted_goodput_ratio{{{RUN}}}", "predicted"),
+                (f"fleet_expected_goodput_ratio{{{RUN}}}", "expected at the start"),
             ),
             _lines(
                 "What a step is made of",

@@ -538,7 +538,7 @@ def _summary(ledger: Ledger, closed: Ledger, now_us: int) -> LedgerSummary:
         checkpoint_latency_s=durable.latency_s if durable else 0.0,
         measurements=dict(closed._measurements),
         tallies=closed._tally.now(),
-        expected_goodput=json.loads(started.config or "{}").get("expected_goodput"),
+        expected_goodput=_expected_goodput(started.config),
     )
 
 
@@ -561,3 +561,12 @@ def _slot_times(ledger: Ledger, now_us: int) -> tuple[list[tuple[int, ...]], int
             pending_us += sum(duration for _, duration, _ in slot.attempt)
         times.append(us)
     return times, pending_us
+
+
+def _expected_goodput(config: str) -> float | None:
+    """What was written down at the start; a journal may hold any text there."""
+    try:
+        found = json.loads(config)["expected_goodput"]
+    except (ValueError, LookupError, TypeError):
+        return None
+    return float(found) if isinstance(found, int | float) else None

