@@ -245,7 +245,8 @@ class ShardedEngine(Engine):
             parameter.grad = None
 
     def _clip(self, norm: float) -> None:
-        torch._foreach_mul_(self._stepped, self.factor)
+        if self._stepped:  # of a small model a rank may hold nothing
+            torch._foreach_mul_(self._stepped, self.factor)
 
     def advance(self, factor: float) -> None:
         """Take the step that others have taken already, from the sums that are still here. ``factor`` is how they clipped it."""
