@@ -11,6 +11,7 @@ DEMO ?= examples/gpt.py --world 4 --spares 1 --seed 7 --chaos storm --twin
 BENCHMARKS ?= recovery storm reduction machine snapshot simulate store detect straggler scrape
 BENCH_FLAGS ?= --quick
 TRUTH_SEEDS ?= 2000
+SPREAD := tests/unit tests/property tests/simulation tests/tidy
 TOOLS := chromium prometheus fonts-dejavu-core
 
 .PHONY: tools demo test lint bench truth clean
@@ -20,7 +21,10 @@ demo: $(READY)
 	$(BIN)/fleet run $(DEMO)
 
 test: lint tools
-	$(BIN)/python -m pytest -m "not truth"
+	@failed=0; set -x; \
+	$(BIN)/python -m pytest -m "not truth" -n logical --maxprocesses 8 $(SPREAD) || failed=1; \
+	$(BIN)/python -m pytest -m "not truth" $(addprefix --ignore=,$(SPREAD)) tests || failed=1; \
+	exit $$failed
 
 lint: $(READY)
 	$(BIN)/ruff check .
