@@ -12,13 +12,16 @@ import logging
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from actors import evidence
 from actors.messages import (
     DOWN,
     UP,
     AgentHello,
     AgentWelcome,
+    EvidenceGathered,
     Operate,
     Operated,
     SettingAnswer,
@@ -32,13 +35,13 @@ from actors.node import boot_id
 from fleet.clock import Clock
 from fleet.driver import Driver
 from fleet.errors import ConfigError
-from fleet.events import Event, FaultReported, Joined, NodeJoined, NodeSilent, SettingChanged, StopRequested
-from fleet.instructions import EndRun, Evict, Fence, Instruction, Propose, Publish, Welcome
+from fleet.events import Event, EvidenceWritten, FaultReported, Joined, NodeJoined, NodeSilent, SettingChanged, StopRequested
+from fleet.instructions import EndRun, Evict, Fence, Inspect, Instruction, Propose, Publish, Welcome
 from fleet.live_settings import changed, parsed
 from fleet.machine import FleetMachine
 from fleet.machine_state import END
 from fleet.ports import CheckpointPort, JournalPort
-from fleet.records import COMMIT, Spans
+from fleet.records import COMMIT, Spans, Unobserved
 from fleet.types import Member, Process, View, view_delta
 from fleet.wire import frame, read_frame
 
@@ -77,6 +80,9 @@ class AgentLines:
                 self._to(self.tokens.get(token), instruction)
             case Evict(process=process):
                 self._to(process.node, instruction)
+            case Inspect(nodes=nodes):
+                for node in nodes:
+                    self._to(node, instruction)
             case _:
                 for node in {self._node_of(member) for member in getattr(instruction, "members", ())}:
                     self._to(node, instruction)
@@ -108,6 +114,7 @@ class Coordinator:
 
     ``span_ends`` says, for each member, up to when its time is in the journal already (a restarted coordinator reads it from there): agents
     send again what was not acknowledged, and no microsecond may be counted twice. ``offset_us`` is the run's clock less the monotonic one.
+    What agents find when the run hangs goes to ``evidence_folder``, beside the journal.
     """
 
     def __init__(
@@ -119,8 +126,9 @@ class Coordinator:
         on_end: Callable[[EndRun], None],
         span_ends: dict[Member, SpanEnd] | None = None,
         offset_us: int = 0,
+        evidence_folder: Path | None = None,
     ) -> None:
-        self._offset_us = offset_us
+        self._offset_us, self._evidence = offset_us, evidence_folder
         self._lines = AgentLines(machine)
         self._journal = journal
         self._driver = Driver(machine, clock, journal, self._lines, checkpoints, on_end)
@@ -190,7 +198,7 @@ class Coordinator:
         self._lines.by_node[hello.node] = line
         clock_us = int(self._driver.clock.now_s() * 1e6)
         line.send(AgentWelcome(boot_id(), hello.sent_us, clock_us, self._offset_us))
-        self._driver.submit(NodeJoined(hello.node, hello.index))
+        self._driver.submit(NodeJoined(hello.node, hello.index, hello.unfit))
         return line
 
     def _hung_up(self, line: AgentLine | None) -> None:
@@ -213,6 +221,8 @@ class Coordinator:
                 future = line.waiting.pop(number, None)
                 if future is not None and not future.done():
                     future.set_result(message)
+            case EvidenceGathered():
+                self._keep(message)
             case _:
                 self._learn(line, message)
                 self._driver.submit(message)
@@ -224,6 +234,18 @@ class Coordinator:
             if self.ended:
                 self._lines.late[event.slot] = line.node
 
+    def _keep(self, found: EvidenceGathered) -> None:
+        if self._evidence is None:
+            return
+        members = tuple(rank.member for rank in found.ranks)
+        detail = "; ".join(f"{rank.member}: {rank.where}, {rank.process}" for rank in found.ranks)
+        try:
+            path = evidence.keep(found, self._evidence)
+        except OSError as error:
+            log.warning("the evidence of %s was not kept: %s", found.incident, error)
+            return
+        self._driver.submit(EvidenceWritten(found.incident, f"{self._evidence.name}/{path.name}", members, found.reason, detail))
+
     def _repeat_view(self, line: AgentLine) -> None:
         line.seen = None
         machine = self.machine
@@ -234,12 +256,15 @@ class Coordinator:
 
     def _record(self, batch: SpanBatch) -> None:
         for spans in batch.spans:
-            fresh = trim(spans, self._span_ends.get(spans.member, BEGIN))
-            if fresh is not None:
-                self._span_ends[spans.member] = span_end(fresh)
-                self._journal.append(fresh)
-        for hole in batch.unobserved:
-            self._journal.append(hole)
+            known = self._span_ends.get(spans.member, BEGIN)
+            fresh = trim(spans, known)
+            if fresh is None:
+                continue
+            if known is not BEGIN and known.at_us < fresh.start_us:  # what an agent had read, but not reported when another took its place
+                log.warning("%s: nobody reported what it did for %d us", spans.member, fresh.start_us - known.at_us)
+                self._journal.append(Unobserved(spans.member, known.at_us, fresh.start_us))
+            self._span_ends[spans.member] = span_end(fresh)
+            self._journal.append(fresh)
 
     # ---- what the driver process asks --------------------------------------------------------------------------
 
@@ -259,14 +284,14 @@ class Coordinator:
         seated = set(view.members) if view is not None else set()
         return [(rank.member, rank.process, rank.member in seated) for rank in self.machine.roster.in_order()]
 
-    async def operate(self, operation: str, process: Process, severity: float, duration_s: float) -> Operated:
+    async def operate(self, operation: str, process: Process, severity: float = 1.0, duration_s: float = 0.0, seed: int = 0) -> Operated:
         """A fault operation on a rank, by its node's agent. Raises ConnectionError when the node cannot be reached."""
         line = self._lines.by_node.get(process.node)
         if line is None:
             raise ConnectionError(f"node {process.node} has no agent")
         number = next(self._numbers)
         line.waiting[number] = asyncio.get_running_loop().create_future()
-        line.send(Operate(number, operation, process, severity, duration_s))
+        line.send(Operate(number, operation, process, severity, duration_s, seed))
         return await asyncio.wait_for(line.waiting[number], timeout=5.0)
 
 

@@ -17,7 +17,9 @@ from actors import fork_server
 from actors.coordinator import Coordinator, SpanEnd, span_end
 from actors.node import NodeAgent
 from actors.rank.environment import RANK_ENVIRONMENT
+from actors.rank.urgency import be_prompt
 from fleet.clock import Clock, MonotonicClock, unix_time_s
+from fleet.decisions import Decision
 from fleet.events import FaultReported
 from fleet.instructions import EndRun, Write
 from fleet.journal import JournalWriter, read_journal
@@ -79,6 +81,7 @@ class CoordinatorHost:
     """The actor. It is rebuilt from the journal whenever its process is new."""
 
     async def __init__(self, spec: CoordinatorSpec) -> None:
+        be_prompt(children=False)
         records, ends = _history(spec.journal)
         clock = _run_clock(records)
         self.outcome: EndRun | None = None
@@ -86,7 +89,9 @@ class CoordinatorHost:
         journal = JournalWriter(spec.journal)
         machine = spec.machine(clock.now_s())
         self._begin(spec, machine, records, journal, clock)
-        self._coordinator = Coordinator(machine, clock, journal, spec.store(), self._on_end, ends, round(clock.offset_s * 1e6))
+        self._coordinator = Coordinator(
+            machine, clock, journal, spec.store(), self._on_end, ends, round(clock.offset_s * 1e6), spec.journal.parent / "evidence"
+        )
         self._coordinator.on_failure = lambda: os._exit(1)  # an exception would end Ray's loop in here, and leave the process
         await self._coordinator.start(spec.host, spec.port)
         self._address = spec.journal.parent / ADDRESS_FILE
@@ -147,9 +152,9 @@ class CoordinatorHost:
         machine = self._coordinator.machine
         return machine.phase, self._coordinator.census(), machine.checkpoints.newest_id is not None
 
-    async def operate(self, operation: str, process: Process, severity: float, duration_s: float) -> tuple[str, float]:
+    async def operate(self, operation: str, process: Process, severity: float, duration_s: float, seed: int = 0) -> tuple[str, float]:
         """(why it was refused or "", when it happened on the run's clock)."""
-        answer = await self._coordinator.operate(operation, process, severity, duration_s)
+        answer = await self._coordinator.operate(operation, process, severity, duration_s, seed)
         return answer.refused, answer.at_s
 
     async def close(self) -> None:
@@ -160,18 +165,24 @@ class CoordinatorHost:
         await self._mirror()
 
 
+Preflight = Callable[[], Decision]
+
+
 class AgentHost:
     """The actor of one node's agent."""
 
     async def __init__(
         self, node: str, index: int, folder: Path, coordinator: str, processes: Callable[[], ProcessPort],
-        memory: Callable[[], MemoryPort] | None,
+        memory: Callable[[], MemoryPort] | None, preflight: Preflight | None,
     ) -> None:  # fmt: skip
+        be_prompt(children=False)
         if not fork_server.die_with_parent():
             log.warning("This agent could not be bound to its node's life.")
         folder.mkdir(parents=True, exist_ok=True)
         self._forks = fork_server.ForkServer(folder, RANK_ENVIRONMENT, IMPORTED)
-        self._agent = NodeAgent(node, index, folder, coordinator, processes(), memory() if memory is not None else None)
+        decision = await asyncio.to_thread(preflight) if preflight is not None else None
+        unfit = decision.reason if decision is not None and decision.action == "keep_out" else ""
+        self._agent = NodeAgent(node, index, folder, coordinator, processes(), memory() if memory is not None else None, unfit)
         await self._agent.start()
 
     async def ready(self) -> str:
@@ -185,12 +196,16 @@ def start_coordinator(spec: CoordinatorSpec) -> Any:
 
 
 def start_agent(
-    node: str, index: int, folder: Path, coordinator: str, processes: Callable[[], ProcessPort], memory: Callable[[], MemoryPort] | None
-) -> Any:
-    """Create the agent actor of ``node``; ``memory`` makes what keeps copies for other nodes."""
+    node: str, index: int, folder: Path, coordinator: str, processes: Callable[[], ProcessPort], memory: Callable[[], MemoryPort] | None,
+    preflight: Preflight | None = None,
+) -> Any:  # fmt: skip
+    """Create the agent actor of ``node``; ``memory`` makes what keeps copies for other nodes.
+
+    With ``preflight`` the node is checked first, and its ranks join no view when that fails.
+    """
     strategy = NodeAffinitySchedulingStrategy(node, soft=False)
     options = {"num_cpus": 0, "max_restarts": -1, "scheduling_strategy": strategy}
-    return ray.remote(AgentHost).options(**options).remote(node, index, folder, coordinator, processes, memory)
+    return ray.remote(AgentHost).options(**options).remote(node, index, folder, coordinator, processes, memory, preflight)
 
 
 def _cluster_of(records: list[Record]) -> str:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from fleet.codec import Codec
 from fleet.events import Event
 from fleet.instructions import Instruction
-from fleet.records import Spans, Unobserved
-from fleet.types import Process, ViewDelta
+from fleet.records import Spans
+from fleet.types import Member, Process, ViewDelta
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,7 @@ class AgentHello:
     index: int
     boot: str
     sent_us: int
+    unfit: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,6 @@ class SpanBatch:
 
     number: int
     spans: tuple[Spans, ...]
-    unobserved: tuple[Unobserved, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +65,14 @@ class ViewWanted:
 
 @dataclass(frozen=True, slots=True)
 class Operate:
-    """A fault operation (kill, stop, resume, slow) on a process of this node."""
+    """A fault operation on a process of this node: kill, stop, resume, slow, or one that the process does to itself."""
 
     number: int
     operation: str
     process: Process
     severity: float = 1.0
     duration_s: float = 0.0
+    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,5 +99,26 @@ class SettingAnswer:
     refused: str
 
 
-UP = Codec([*Event.__args__, AgentHello, SpanBatch, ViewWanted, Operated, SettingWanted])
+@dataclass(frozen=True, slots=True)
+class RankEvidence:
+    """One rank of a run that hangs: where it is, what it does and since when, its last collective, the state of its process, its stacks."""
+
+    member: Member
+    where: str
+    collective: str
+    process: str
+    stacks: str
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceGathered:
+    """What one node's agent has found for ``incident``."""
+
+    node: str
+    incident: str
+    reason: str
+    ranks: tuple[RankEvidence, ...]
+
+
+UP = Codec([*Event.__args__, AgentHello, SpanBatch, ViewWanted, Operated, SettingWanted, EvidenceGathered])
 DOWN = Codec([*Instruction.__args__, AgentWelcome, SpanAck, ViewChange, Operate, SettingAnswer])

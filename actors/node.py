@@ -10,18 +10,34 @@ import contextlib
 import logging
 import os
 import signal
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from actors.messages import DOWN, UP, AgentHello, AgentWelcome, Operate, Operated, SpanAck, SpanBatch, ViewChange, ViewWanted
+from actors import evidence
+from actors.messages import (
+    DOWN,
+    UP,
+    AgentHello,
+    AgentWelcome,
+    EvidenceGathered,
+    Operate,
+    Operated,
+    SpanAck,
+    SpanBatch,
+    ViewChange,
+    ViewWanted,
+)
 from actors.rank.lifeline import TOKEN_BYTES, lifeline_path
 from actors.rank.recorder import RingReader, now_us
 from actors.rank.spans import SpanBuilder
+from actors.rank.stacks import stacks_path
 from actors.rank.timing import OwnTime, StepTimer, summary, thinned
 from fleet.events import EVENTS, CopiesHeld, Heartbeat, Joined, Lost, StepsTimed
-from fleet.instructions import INSTRUCTIONS, Evict, Fence, Instruction, Propose, Publish, Welcome
+from fleet.instructions import INSTRUCTIONS, Evict, Fence, Inspect, Instruction, Propose, Publish, Spoil, Welcome
+from fleet.machine_state import STOOD_STILL_S
 from fleet.ports import MemoryPort, ProcessPort
 from fleet.records import Spans
 from fleet.types import Copy, Member, Process, Pulse, StateId, View, apply_delta
@@ -78,12 +94,15 @@ class NodeAgent:
         coordinator: ``host:port``.
         processes: carries out fault operations.
         memory: keeps copies for ranks of other nodes; it lives as long as this agent. ``FLEET_DOMAIN`` names what fails with this node.
+        unfit: what the node's pre-flight check has found, empty when it may train.
     """
 
     def __init__(
-        self, node: str, index: int, folder: Path, coordinator: str, processes: ProcessPort, memory: MemoryPort | None = None
+        self, node: str, index: int, folder: Path, coordinator: str, processes: ProcessPort, memory: MemoryPort | None = None,
+        unfit: str = "",
     ) -> None:  # fmt: skip
         self.node, self.index, self.folder, self.coordinator = node, index, folder, coordinator
+        self.unfit = unfit
         self._processes, self._memory = processes, memory
         self._told: tuple[Copy, ...] | None = None
         self._ranks: dict[str, LocalRank] = {}
@@ -91,6 +110,7 @@ class NodeAgent:
         self._views: dict[int, View] = {}
         self._offset_us = 0
         self._tasks: list[asyncio.Task[None]] = []
+        self._inspection: asyncio.Task[EvidenceGathered] | None = None
         self._servers: list[asyncio.AbstractServer] = []
 
     @property
@@ -106,7 +126,7 @@ class NodeAgent:
     async def stop(self) -> None:
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, *([self._inspection] if self._inspection else []), return_exceptions=True)
         for server in self._servers:
             server.close()
         if self._memory is not None:
@@ -115,6 +135,7 @@ class NodeAgent:
             asyncio.get_running_loop().remove_reader(rank.pidfd)
             os.close(rank.pidfd)
             self._hang_up_on(rank)
+        self._ranks.clear()
         if self._up.writer is not None:
             self._up.writer.close()
 
@@ -174,12 +195,13 @@ class NodeAgent:
         self._ranks.pop(rank.token, None)
         if rank.member is None or rank.builder is None:
             return
-        self._send_spans([*rank.builder.add(rank.ring.drain()), *rank.builder.cut(at_us)])
         where = rank.ring.position()
         lost = Lost(rank.member, "its process ended", self._run_s(at_us), where.step, where.shard)
         self._up.lost[rank.member] = lost
-        self._up.send(lost)
+        self._up.send(lost)  # before anything else: everyone waits for what follows from it
+        self._send_spans([*rank.builder.add(rank.ring.drain()), *rank.builder.cut(at_us)])
         rank.ring.path.unlink(missing_ok=True)
+        stacks_path(self.folder, rank.token).unlink(missing_ok=True)
 
     def _run_s(self, at_us: int) -> float:
         return (at_us + self._offset_us) / 1e6
@@ -205,7 +227,7 @@ class NodeAgent:
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._up.writer = writer
-        self._up.send(AgentHello(self.node, self.index, boot_id(), now_us()))
+        self._up.send(AgentHello(self.node, self.index, boot_id(), now_us(), self.unfit))
         self._align(DOWN.decode(await read_frame(reader)))
         for message in [*self._up.unacked, *self._up.lost.values()]:
             self._up.send(message)
@@ -252,7 +274,9 @@ class NodeAgent:
                 if token in self._ranks:
                     self._tell(self._ranks[token], message)
             case Evict():
-                self._evict(message)
+                self._evict_after_inspection(message)
+            case Inspect():
+                self._inspect(message)
             case Operate():
                 self._up.send(self._operate(message))
             case _:
@@ -268,8 +292,23 @@ class NodeAgent:
         if rank.writer is not None and not rank.writer.is_closing():
             rank.writer.write(frame(INSTRUCTIONS.encode(message)))
 
+    def _inspect(self, order: Inspect) -> None:
+        """Of all ranks here. Those who are told to leave, or are evicted, go when this is done: soon, whatever state they are in."""
+        asked = evidence.begin(list(self._ranks.values()), self.folder)
+        self._inspection = asyncio.create_task(evidence.gather(self.node, order, asked, self.folder))
+        self._inspection.add_done_callback(lambda task: None if task.cancelled() else self._up.send(task.result()))
+
+    def _evict_after_inspection(self, message: Evict) -> None:
+        if self._inspection is None or self._inspection.done():
+            self._evict(message)
+        else:
+            self._inspection.add_done_callback(lambda _: self._evict(message))
+
+    def _rank_of(self, process: Process) -> LocalRank | None:
+        return next((rank for rank in self._ranks.values() if rank.process == process), None)
+
     def _evict(self, message: Evict) -> None:
-        rank = next((rank for rank in self._ranks.values() if rank.process == message.process), None)
+        rank = self._rank_of(message.process)
         if rank is not None:
             log.warning("evicting %s (pid %d): %s", message.member, rank.process.pid, message.reason)
             with contextlib.suppress(ProcessLookupError):
@@ -281,18 +320,32 @@ class NodeAgent:
             "stop": lambda: self._processes.stop(order.process),
             "resume": lambda: self._processes.resume(order.process),
             "slow": lambda: self._processes.slow(order.process, order.severity, order.duration_s),
-        }[order.operation]
+        }.get(order.operation, lambda: self._spoil(order))
         at_us = now_us()
         return Operated(order.number, work() or "", self._run_s(at_us))
+
+    def _spoil(self, order: Operate) -> str | None:
+        """Tell the very process that is meant: one that took its pid has another start time, and another token."""
+        rank = self._rank_of(order.process)
+        if rank is None or rank.writer is None:
+            return f"{order.operation}: process {order.process.pid} is not connected to the agent of {self.node}"
+        self._tell(rank, Spoil(rank.token, order.operation, order.seed, order.duration_s))
+        return None
 
     # ---- regular words -------------------------------------------------------------------------------------------------------------------
 
     async def _beat(self) -> None:
+        """Not right after this agent stood still, and with it most likely its machine: the ranks had no time to show that they live."""
         while True:
+            slept_s = -time.monotonic()
+            await asyncio.sleep(HEARTBEAT_S)
+            slept_s += time.monotonic()
+            if slept_s > STOOD_STILL_S:
+                log.warning("this agent stood still for %.1f s", slept_s - HEARTBEAT_S)
+                continue
             pulses = tuple(self._pulse(rank, rank.member) for rank in self._ranks.values() if rank.member is not None)
             self._up.send(Heartbeat(self.node, pulses))
             self._tell_copies()
-            await asyncio.sleep(HEARTBEAT_S)
 
     def _tell_copies(self) -> None:
         """What the memory holds, when the coordinator may not know it."""
@@ -328,8 +381,8 @@ class NodeAgent:
         found: dict[int, list[tuple[LocalRank, list[OwnTime]]]] = {}
         for rank in self._ranks.values():
             done = rank.timer.take()
-            for generation in dict.fromkeys(time.generation for time in done):
-                found.setdefault(generation, []).append((rank, [time for time in done if time.generation == generation]))
+            for generation in dict.fromkeys(own.generation for own in done):
+                found.setdefault(generation, []).append((rank, [own for own in done if own.generation == generation]))
         for generation, timed in sorted(found.items()):
             ranks = tuple(summary(rank.member, thinned(steps)) for rank, steps in timed if rank.member is not None)
             self._up.send(StepsTimed(self.node, generation, max(rank.ring.total() for rank, _ in timed), ranks))

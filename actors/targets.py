@@ -29,9 +29,12 @@ class RemoteProcesses:
     def slow(self, process: Process, severity: float, duration_s: float) -> str | None:
         return self._operate("slow", process, severity, duration_s)
 
-    def _operate(self, operation: str, process: Process, severity: float = 1.0, duration_s: float = 0.0) -> str | None:
+    def spoil(self, process: Process, what: str, seed: int, duration_s: float) -> str | None:
+        return self._operate(what, process, 1.0, duration_s, seed)
+
+    def _operate(self, operation: str, process: Process, severity: float = 1.0, duration_s: float = 0.0, seed: int = 0) -> str | None:
         try:
-            refused, _ = ray.get(self._coordinator.operate.remote(operation, process, severity, duration_s), timeout=ANSWER_S)
+            refused, _ = ray.get(self._coordinator.operate.remote(operation, process, severity, duration_s, seed), timeout=ANSWER_S)
         except (ConnectionError, TimeoutError, ray.exceptions.RayError) as error:
             return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else operation}"
         return refused or None

@@ -33,6 +33,19 @@ def _processor() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
+def stolen() -> tuple[int, int]:
+    """(ticks that the hypervisor gave to others, all ticks) of this machine's processors since it started; zeros where nobody says."""
+    lines = Path("/proc/stat").read_text().splitlines() if Path("/proc/stat").exists() else []
+    ticks = [int(word) for word in lines[0].split()[1:9]] if lines else [0] * 8
+    return ticks[7], sum(ticks)
+
+
+def stolen_note(before: tuple[int, int], after: tuple[int, int]) -> list[str]:
+    """What a reader has to know of a machine that others use, too: its wall-clock times are not its own."""
+    share = (after[0] - before[0]) / max(1, after[1] - before[1])
+    return [f"others on the same host took {share:.0%} of this machine's processor time meanwhile"] if share >= 0.01 else []
+
+
 def versions() -> dict[str, str]:
     """Versions of what may be compared, as far as it is installed."""
     found = {"python": platform.python_version()}
@@ -71,7 +84,9 @@ def run(name: str, measure: Callable[[bool], Mapping[str, Any]], argv: list[str]
     parser.add_argument("--quick", action="store_true", help="the same seeds, fewer repetitions; ends within 5 minutes")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there, too")
     options = parser.parse_args(argv)
+    before = stolen()
     result = complete(name, measure(options.quick))
+    result["notes"] = [*result["notes"], *stolen_note(before, stolen())]
     show(result)
     if options.json is not None:
         options.json.write_text(json.dumps(result, indent=1) + "\n")

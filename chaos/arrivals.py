@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from chaos.catalogue import ASSUMPTIONS, KINDS, NODE_KINDS, Catalogue, Component, Topology
+from chaos.inside import INSIDE
 from fleet.errors import ConfigError
 from fleet.laws.reliability import weibull_scale_s
 from fleet.rng import stream
@@ -229,7 +230,11 @@ def _traced(row: dict[str, str], where: str, line: int) -> Fault:
     if kind not in KINDS:
         raise ConfigError("chaos.trace.kind", kind, f"unknown kind of fault ({where})", f"Known: {', '.join(KINDS)}.")
     slot, node = (int(number(name)) if row.get(name) else None for name in ("slot", "node"))
-    if (slot is None) == (node is None) or (kind in NODE_KINDS and node is None) or (kind in ("kill_rank", "hang") and slot is None):
+    if (
+        (slot is None) == (node is None)
+        or (kind in NODE_KINDS and node is None)
+        or (kind in ("kill_rank", "hang", *INSIDE) and slot is None)
+    ):
         raise ConfigError("chaos.trace.slot", row.get("slot"), f"a {kind} needs {_target_of(kind)}, and only that ({where})")
     severity = number("severity", 1.0)
     if severity < 1:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.resources import files
 
+from chaos.inside import INSIDE
 from fleet.errors import ConfigError
 
 HOUR_S, MINUTE_S, DAY_S = 3600.0, 60.0, 86_400.0
@@ -36,10 +37,10 @@ OPERATIONS = {
 }
 """Component -> ``Fault.kind``. ``gpu_thermal`` kills because the published table counts interruptions, not slow clocks."""
 
-EXECUTABLE = ("kill_rank", "lose_node", "hang", "slow")
+EXECUTABLE = ("kill_rank", "lose_node", "hang", "slow", *INSIDE)
 """Kinds that have an operation. The others are planned, and suppressed with that reason when they are due."""
 
-KINDS = (*EXECUTABLE, "silent_corruption", "lemon_node", "rack")
+KINDS = (*EXECUTABLE, "lemon_node", "rack")
 NODE_KINDS = ("lose_node", "lemon_node", "rack")
 OFF_BY_DEFAULT = ("rack",)
 

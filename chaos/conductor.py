@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from zlib import crc32
 
+from chaos import inside
 from chaos.catalogue import EXECUTABLE
 from fleet.events import FaultReported
 from fleet.ports import NodePort, ProcessPort
@@ -42,6 +44,16 @@ class Slow:
 
 
 @dataclass(frozen=True, slots=True)
+class Spoil:
+    """``what``: one of ``chaos.inside.INSIDE``, or ``heal``. ``seed`` draws the bit."""
+
+    process: Process
+    what: str
+    seed: int = 0
+    duration_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class LoseNode:
     index: int
 
@@ -54,7 +66,8 @@ class AddNode:
 JOB_WIDE = "software"
 """The component of the catalogue whose blast radius is the job."""
 
-Operation = Kill | Stop | Resume | Slow | LoseNode | AddNode
+Operation = Kill | Stop | Resume | Slow | Spoil | LoseNode | AddNode
+HANGS = ("hang", *inside.HANGS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +116,16 @@ class Conductor:
         repair_s: a lost node comes back after that long; None: never.
         max_nodes_down: how many nodes may be lost at a time; more would have no room to be replaced in.
         lose_all: all ranks may be lost, when there is something to go on from; a fault of software then takes them all.
+        sharded: the optimizer's state is spread over the ranks. What is wrong in one of them then ends the run, so no bit of it is flipped.
     """
 
     def __init__(
-        self, plan: Iterable[Fault], *, min_ranks: int = 1, repair_s: float | None = None, max_nodes_down: int = 1, lose_all: bool = False
-    ) -> None:
+        self, plan: Iterable[Fault], *, min_ranks: int = 1, repair_s: float | None = None, max_nodes_down: int = 1, lose_all: bool = False,
+        sharded: bool = False,
+    ) -> None:  # fmt: skip
         self._ahead = sorted(plan, key=lambda fault: (fault.at_s, fault.id), reverse=True)
         self._min_ranks, self._repair_s, self._max_nodes_down, self._lose_all = min_ranks, repair_s, max_nodes_down, lose_all
+        self._sharded = sharded
         self._open: dict[str, _Open] = {}
         self._gone: set[Member] = set()
         self._down = 0
@@ -205,10 +221,14 @@ class Conductor:
         where = f"slot {fault.slot}" if fault.slot is not None else f"node {fault.node}"
         if not targets:
             return f"{where} has no live process"
-        held = {member for opened in self._open.values() for member in opened.members if opened.fault.kind in ("hang", "slow")}
+        held = {member for opened in self._open.values() for member in opened.members if opened.fault.kind in (*HANGS, "slow")}
         if fault.kind != "kill_rank" and any(target.member in held for target in targets):
             return f"{where} is already stopped or slowed"
-        return None if fault.kind == "slow" else self._too_few(targets, world)
+        if inside.holds_wrong(fault) and self._sharded:
+            return "optimizer state is sharded: a majority could not say which rank is wrong, and the run would end"
+        if inside.holds_wrong(fault) and sum(o.in_view and o.member not in self._gone for o in world.slots.values()) < inside.WITNESSES:
+            return f"fewer than {inside.WITNESSES} ranks train: there would be no majority to say which one is wrong"
+        return self._too_few(targets, world) if _takes_ranks(fault) else None
 
     def _strike_node(self, fault: Fault, now_s: float, world: ChaosView) -> Action:
         index = self._node(fault.node, world)
@@ -248,7 +268,7 @@ class Conductor:
 
     def _dead(self, member: Member) -> bool:
         """Struck dead already, though the view may not show it yet. (A hung one is gone from training, but its process is there.)"""
-        hung = {m for opened in self._open.values() if opened.fault.kind == "hang" for m in opened.members}
+        hung = {m for opened in self._open.values() if opened.fault.kind in HANGS for m in opened.members}
         return member in self._gone and member not in hung
 
     # ---- nodes -------------------------------------------------------------------------------------------------------------------------
@@ -271,12 +291,14 @@ class Conductor:
     # ---- heal --------------------------------------------------------------------------------------------------------------------------
 
     def _opened(self, fault: Fault, members: tuple[Member, ...], at_s: float) -> None:
-        if fault.kind != "slow":
+        if _takes_ranks(fault):
             self._gone.update(members)
         if fault.kind == "lose_node":
             self._down += 1
         if fault.kind in ("hang", "slow"):
             self._open[fault.id] = _Open(fault, members, at_s + fault.duration_s)
+        elif fault.kind in inside.INSIDE:
+            self._open[fault.id] = _Open(fault, members, at_s + inside.lasts_s(fault))
         elif fault.kind == "lose_node" and self._repair_s is not None:
             self._open[fault.id] = _Open(fault, members, at_s + self._repair_s)
 
@@ -284,7 +306,7 @@ class Conductor:
         opened = self._open.pop(fault.id, None)
         if opened is not None and fault.kind == "lose_node":
             self._down -= 1
-        if opened is not None and fault.kind == "hang":
+        if opened is not None and fault.kind in HANGS:
             self._gone.difference_update(opened.members)
 
     def _forget(self, report: FaultReported) -> None:
@@ -303,8 +325,17 @@ class Conductor:
         present = {o.member: o.process for o in world.slots.values()}
         alive = [present[member] for member in opened.members if member in present]
         detail = "" if alive else "its process was replaced meanwhile"
-        operations = tuple(Resume(process) for process in alive) if fault.kind == "hang" or now_s < opened.until_s else ()
+        operations: tuple[Operation, ...] = ()
+        if fault.kind in inside.INSIDE:
+            operations = tuple(Spoil(process, "heal") for process in alive) if fault.kind in HANGS else ()
+        elif fault.kind == "hang" or now_s < opened.until_s:
+            operations = tuple(Resume(process) for process in alive)
         return Action(FaultReported(fault, "healed", now_s, opened.members, detail), operations)
+
+
+def _takes_ranks(fault: Fault) -> bool:
+    """Whether its ranks are as good as lost: all but what is only slower, or is wrong for a moment and computed again."""
+    return fault.kind in HANGS or inside.holds_wrong(fault) or fault.kind not in (*inside.INSIDE, "slow")
 
 
 def _suppressed(fault: Fault, now_s: float, why: str) -> Action:
@@ -314,6 +345,8 @@ def _suppressed(fault: Fault, now_s: float, why: str) -> Action:
 def _operation(fault: Fault, process: Process) -> Operation:
     if fault.kind == "kill_rank":
         return Kill(process)
+    if fault.kind in inside.INSIDE:
+        return Spoil(process, inside.operation_of(fault), crc32(fault.id.encode()), fault.duration_s)
     return Stop(process) if fault.kind == "hang" else Slow(process, fault.severity, fault.duration_s)
 
 
@@ -328,6 +361,8 @@ def perform(operation: Operation, processes: ProcessPort, nodes: NodePort) -> st
             return processes.resume(process)
         case Slow(process, severity, duration_s):
             return processes.slow(process, severity, duration_s)
+        case Spoil(process, what, seed, duration_s):
+            return processes.spoil(process, what, seed, duration_s)
         case LoseNode(index):
             return nodes.lose(index)
         case AddNode():

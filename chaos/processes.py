@@ -8,26 +8,12 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
+from fleet.proc import start_ticks
 from fleet.types import Process
 
 CYCLE_S = 0.05
 """Period of the duty cycle that slows a process: about a step, so that every step is slowed and none stops for long."""
-
-
-def start_ticks(pid: int) -> int:
-    """Field 22 of ``/proc/PID/stat``: when the process started, in clock ticks since boot.
-
-    Raises:
-        ProcessLookupError: there is no such process.
-    """
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        raise ProcessLookupError(f"no process {pid}") from None
-    # The second field is the command's name, in brackets, and may itself hold spaces and brackets.
-    return int(stat[stat.rindex(")") + 2 :].split()[19])
 
 
 def this_process(pid: int, node: str) -> Process:
@@ -81,6 +67,10 @@ class LocalProcesses:
             self._cycles = {other: running for other, running in self._cycles.items() if running.alive}
             self._cycles[process] = cycle
         return None
+
+    def spoil(self, process: Process, what: str, seed: int, duration_s: float) -> str | None:
+        """Refused: only the agent of its node has a line into a process."""
+        return f"{what} of process {process.pid}: no signal does that; its node's agent has to tell it"
 
     def close(self) -> None:
         """End all slowdowns and let all stopped processes go on. May be called again."""

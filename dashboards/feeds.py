@@ -11,7 +11,7 @@ from typing import Any
 
 from dashboards.state import run_state
 from fleet.clock import unix_time_s
-from fleet.follow import Follower, last_words
+from fleet.follow import SILENT_S, Follower, last_words
 from fleet.ledger_summary import LedgerSummary
 from fleet.snapshots import EVERY_BYTES, LEAST_BYTES
 
@@ -118,13 +118,16 @@ class Feeds:
 
     def runs(self) -> list[dict[str, Any]]:
         """All runs, newest first: what their first and last records say."""
+        return [_row(path, changed_s) for changed_s, path in self._journals()[:500]]
+
+    def _journals(self) -> list[tuple[float, Path]]:
+        """(when it last changed, journal) of each run, newest first."""
         paths = [path for path in self.root.glob("*/journal.jsonl") if self.journal(path.parent.name) is not None]
-        found = [(path.stat().st_mtime, path) for path in paths]
-        return [_row(path, changed_s) for changed_s, path in sorted(found, reverse=True)[:500]]
+        return sorted(((path.stat().st_mtime, path) for path in paths), reverse=True)
 
     def fresh(self) -> list[LedgerSummary]:
         """Summaries of the runs that go on, or did until a moment ago; for ``/metrics``."""
-        names = [row["name"] for row in self.runs() if unix_time_s() - row["changed_unix_s"] < FRESH_S]
+        names = [path.parent.name for changed_s, path in self._journals() if unix_time_s() - changed_s < FRESH_S]
         feeds = [feed for name in names[:MAX_OPEN] if (feed := self.get(name)) is not None]
         return [summary for feed in feeds if (summary := feed.follower.summary()) is not None]
 
@@ -145,7 +148,7 @@ def _row(path: Path, changed_s: float) -> dict[str, Any]:
     row: dict[str, Any] = {"name": path.parent.name, "changed_unix_s": changed_s}
     if first is None:
         return row | {"status": "damaged"}
-    going_on = unix_time_s() - changed_s < 30.0
+    going_on = unix_time_s() - changed_s < SILENT_S
     return row | {
         "run": first.run,
         "status": last.status if last is not None else "running" if going_on else "silent",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,6 +12,7 @@ from fleet.ledger_report import Report, losses_by_size
 from fleet.ledger_summary import STEP_NAMES, Incident, LedgerSummary
 from fleet.ledger_timeline import STEP, Timeline
 from fleet.prediction import Prediction, expected_cost_s, predict
+from fleet.records import configuration
 
 MAX_SLOTS = 48
 MAX_SEGMENTS = 2_400
@@ -24,10 +24,7 @@ MAX_SEATS = 256
 
 def settings_of(config: str) -> Mapping[str, Any]:
     """The run's settings from its first record, empty when that holds none."""
-    try:
-        settings = json.loads(config).get("settings", {})
-    except (ValueError, AttributeError):
-        return {}
+    settings = configuration(config).get("settings", {})
     return settings if isinstance(settings, dict) else {}
 
 

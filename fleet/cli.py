@@ -29,7 +29,7 @@ from fleet import (
     cli_up,
     cli_watch,
 )
-from fleet.config import CheckpointSettings, RunSettings, Timeouts
+from fleet.config import CheckpointSettings, RunSettings, Timeouts, VerifySettings
 from fleet.errors import ConfigError, FleetError
 
 if TYPE_CHECKING:
@@ -68,6 +68,8 @@ def run(
     chaos: Annotated[str, typer.Option(help="off, storm, or e.g. mtbf=15s,kinds=kill_rank+hang.")] = "off",
     reduction: Annotated[str, typer.Option(help="tree (bit-identical) or native (plain all-reduce).")] = "tree",
     optimizer_sharding: Annotated[str, typer.Option(help="none, or zero1: each rank has a part of the optimizer's state.")] = "none",
+    verify: Annotated[float, typer.Option(help="Share of compute for computing shards again elsewhere; 0: off.")] = 0.0,
+    preflight: Annotated[bool, typer.Option("--preflight", help="Check each node before its ranks join; see fleet doctor.")] = False,
     checkpoint: Annotated[str, typer.Option(help="Interval policy: exact, daly, young, or seconds.")] = "exact",
     timeout: Annotated[list[str] | None, typer.Option(help="name=seconds, e.g. progress_s=30; repeatable. A wrong one lists all.")] = None,
     storage: Annotated[str, typer.Option("--storage", "--store", help="Folder or fsspec URL for journals and checkpoints.")] = "runs",
@@ -85,8 +87,8 @@ def run(
     scripts.check_not_shadowed()
     root = Path("runs" if "://" in storage else storage).resolve()
     settings = _settings(
-        world, spares, nodes, shards, min_ranks, seed, set_ or [], reduction, checkpoint, storage, timeout or [], peer_copies,
-        optimizer_sharding
+        world, spares, nodes, shards, min_ranks, seed, set_ or [], reduction, optimizer_sharding, verify, preflight, checkpoint, storage,
+        timeout or [], peer_copies,
     )  # fmt: skip
     plan = _plan(script, settings, chaos, resume, repeat, root)
     if twin_world:
@@ -95,12 +97,12 @@ def run(
 
 
 def _settings(world: int, spares: int, nodes: int, shards: int, min_ranks: int, seed: int, pairs: list[str], reduction: str,
-              checkpoint: str, storage: str, timeouts: list[str], peer_copies: int,
-              optimizer_sharding: str) -> RunSettings:  # fmt: skip
+              optimizer_sharding: str, verify: float, preflight: bool, checkpoint: str, storage: str, timeouts: list[str],
+              peer_copies: int) -> RunSettings:  # fmt: skip
     return RunSettings(
         world=world, spares=spares, nodes=nodes, shards=shards, min_ranks=min_ranks, seed=seed, options=_options(pairs),
-        reduction=reduction, checkpoint=_checkpoint(checkpoint), storage=storage, timeouts=_timeouts(timeouts), peer_copies=peer_copies,
-        optimizer_sharding=optimizer_sharding,
+        reduction=reduction, optimizer_sharding=optimizer_sharding, verify=VerifySettings(compute=verify), preflight=preflight,
+        checkpoint=_checkpoint(checkpoint), storage=storage, timeouts=_timeouts(timeouts), peer_copies=peer_copies,
     )  # fmt: skip
 
 

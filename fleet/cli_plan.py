@@ -61,7 +61,7 @@ def _answer(asked: PlanInput, json_: str, html: str) -> None:
     from fleet.planning.plan import make_plan
 
     answer = make_plan(asked)
-    _write(answer.to_dict(), json_)
+    write_json(answer.to_dict(), json_)
     if json_ != "-":
         _show(answer)
     if html:
@@ -78,7 +78,8 @@ def _around(asked: PlanInput) -> Sweep:
     return Sweep("gpus", tuple(dict.fromkeys(max(1, round(asked.gpus * 2.0**power)) for power in range(-4, 4))))
 
 
-def _write(data: dict[str, Any], json_: str) -> None:
+def write_json(data: dict[str, Any], json_: str) -> None:
+    """To the file ``json_``, to stdout where that is -, nowhere where it is empty."""
     text = json.dumps(data, indent=2, allow_nan=False) + "\n" if json_ else ""
     if json_ == "-":
         sys.stdout.write(text)
@@ -132,7 +133,7 @@ def _sweep(asked: PlanInput, text: str, json_: str, html: str) -> None:
     except KeyboardInterrupt:
         aside.print(f"interrupted: {len(points)} of {len(what.values)} points are kept")
     rows = [{"value": point.value, "plan": point.plan.to_dict() if point.plan else None, "refusal": point.refusal} for point in points]
-    _write({"field": what.field, "complete": len(points) == len(what.values), "points": rows}, json_)
+    write_json({"field": what.field, "complete": len(points) == len(what.values), "points": rows}, json_)
     if json_ != "-":
         _show_sweep(what.field, points)
     best = max((point.plan for point in points if point.plan), key=lambda each: each.kept_tokens_per_s, default=None)

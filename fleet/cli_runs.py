@@ -20,6 +20,7 @@ OUTCOME = ("status", "reason", "digest", "steps", "wall_s", "goodput", "scheduli
 def record_of(folder: Path) -> dict[str, Any]:
     """All that is known of a run: how it was made, and what it came to."""
     from fleet.follow import Follower
+    from fleet.records import configuration
 
     follower = Follower(folder / "journal.jsonl").read()
     started, summary = follower.started, follower.summary()
@@ -28,7 +29,7 @@ def record_of(folder: Path) -> dict[str, Any]:
     measured = {name: value for name, (_, value) in summary.measurements.items()}
     named = {"losses": summary.losses_total, "views": summary.views_total}
     outcome = {name: named.get(name, getattr(summary, name, None)) for name in OUTCOME}
-    made = {"run": started.run, "started_unix_s": started.unix_time_s, **json.loads(started.config)}
+    made = {"run": started.run, "started_unix_s": started.unix_time_s, **configuration(started.config)}
     return made | {"outcome": outcome, "measured": measured}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 import time
@@ -14,6 +13,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from fleet.cli_plan import write_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -75,7 +76,7 @@ def simulate(
         write_trace(prepared.model, prepared.arrivals(seed, trace), save_trace)
     with _interruptible() as partial:
         answer = _answer(prepared, scenario, runs, seed, trace, partial)
-    _write(answer, json_)
+    write_json(answer, json_)
     if json_ != "-":
         _show(answer)
     if not answer["complete"]:
@@ -118,7 +119,7 @@ def compare(
                 ]  # fmt: skip
                 found[other] = comparisons.of_simulated(made[0], made[1], pairs, seed, alpha, least, _Progress(pairs).tell, partial)
     answer = {"first": names[0], "against": {name: asdict(verdict) for name, verdict in found.items()}, "alpha": alpha, "least": least}
-    _write(comparisons.plain(answer), json_)
+    write_json(comparisons.plain(answer), json_)
     if json_ != "-":
         for name, verdict in found.items():
             print(comparisons.sentence(names[0], name, verdict, alpha))
@@ -219,14 +220,6 @@ def _aside() -> Console:
     from rich.console import Console
 
     return Console(stderr=True, highlight=False)
-
-
-def _write(data: dict[str, Any], json_: str) -> None:
-    text = json.dumps(data, indent=2, allow_nan=False) + "\n" if json_ else ""
-    if json_ == "-":
-        sys.stdout.write(text)
-    elif json_:
-        Path(json_).write_text(text)
 
 
 # ---- tables ------------------------------------------------------------------------------------------------------------------------------

@@ -130,6 +130,23 @@ class StragglerSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VerifySettings:
+    """What silent corruption is looked for with. Each is a share of the time of a step that it may take; 0 turns it off, and costs nothing.
+
+    ``replicas``: before each reduction the ranks compare digests of the state that all of them hold. ``compute``: now and then each rank
+    computes a shard of another one again; off unless asked for, as the loop body runs for that shard, too.
+    """
+
+    replicas: float = 0.01
+    compute: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"verify.{name}", getattr(self, name), "is a share of a step, from 0 (off) to 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
     """Everything that defines a run, but for the train function and chaos.
 
@@ -151,11 +168,13 @@ class RunSettings:
     recovery: str = "in-place"
     form_delay_s: float = 0.0
     storage: str = "runs"
+    preflight: bool = False
     options: Mapping[str, str] = field(default_factory=dict)
     timeouts: Timeouts = field(default_factory=Timeouts)
     budgets: Budgets = field(default_factory=Budgets)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     straggler: StragglerSettings = field(default_factory=StragglerSettings)
+    verify: VerifySettings = field(default_factory=VerifySettings)
 
     @property
     def slots(self) -> int:

@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from fleet.codec import Codec
 from fleet.levels import STORE
 from fleet.slowness import RankTimes
-from fleet.types import Copy, Fault, Member, Part, Process, Pulse, StateId
+from fleet.types import Copy, Fault, Finding, Member, Part, Process, Pulse, StateId
 
 
 @dataclass(frozen=True, slots=True)
 class NodeJoined:
-    """A node agent is up. ``index`` is the node's place among the cluster's nodes, for chaos and placement."""
+    """A node agent is up. ``index`` is the node's place among the cluster's nodes, for chaos and placement. ``unfit`` says what its
+    pre-flight check has found, empty when it may join."""
 
     node: str
     index: int
+    unfit: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,8 @@ class Parked:
     """The rank has stopped in ``generation`` and waits for a later one.
 
     ``state`` is what it holds, None when it never had any. ``dirty`` is set when the state is half written.
-    ``generation`` is the greatest that it was seated in or told to leave.
+    ``generation`` is the greatest that it was seated in or told to leave. ``testimony`` is there when it left because ranks differ in what
+    should be alike.
     """
 
     member: Member
@@ -70,6 +73,7 @@ class Parked:
     state: StateId | None
     dirty: bool
     reason: str
+    testimony: Finding | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +147,20 @@ class StepsTimed:
 
 
 @dataclass(frozen=True, slots=True)
+class NotFinite:
+    """A loss or the gradient of a step is no finite number, so all ranks compute the step once more. Sent by view rank 0.
+
+    ``shard`` is -1 when every loss is finite; ``owner`` is who computed that shard, ``why`` a clause.
+    """
+
+    member: Member
+    state: StateId
+    shard: int
+    owner: Member | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class PartWritten:
     """The rank has written its part of checkpoint ``checkpoint``, as ``request`` asked; the loop was blocked for ``blocked_s``."""
 
@@ -210,6 +228,17 @@ class FaultReported:
 
 
 @dataclass(frozen=True, slots=True)
+class EvidenceWritten:
+    """What the agent of one node has found for a hang is in the file ``path`` of the run's folder. ``detail``: a line on each rank."""
+
+    incident: str
+    path: str
+    members: tuple[Member, ...]
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
 class StopRequested:
     """The user or the driver wants the run to end in order; with ``error`` it has failed already, and only the word is missing."""
 
@@ -244,12 +273,14 @@ Event = (
     | Finished
     | Measured
     | StepsTimed
+    | NotFinite
     | PartWritten
     | PartFailed
     | CopiesHeld
     | CheckpointDurable
     | CheckpointFailed
     | FaultReported
+    | EvidenceWritten
     | StopRequested
     | SettingChanged
     | Tick

@@ -15,7 +15,7 @@ from fleet.types import Fault
 STALL_S = 0.25
 """Survivors are training again that long after a loss."""
 REFILL_S = 6.0
-"""A lost rank's process is replaced in about that long."""
+"""A lost rank's process is replaced in about that long, on a local cluster."""
 RESTART_S = 10.0
 """All ranks are training again that long after a restart, work that is done again not counted."""
 

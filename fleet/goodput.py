@@ -8,7 +8,6 @@ a process reports after another took its place (its node was cut off, and came b
 from __future__ import annotations
 
 import copy
-import json
 import statistics
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
@@ -41,6 +40,7 @@ from fleet.records import (
     CheckpointRecord,
     Committed,
     DecisionMade,
+    EvidenceKept,
     FaultRecord,
     LineageBegun,
     Measurement,
@@ -53,6 +53,7 @@ from fleet.records import (
     Spans,
     Unobserved,
     ViewPublished,
+    configuration,
 )
 from fleet.types import Member
 
@@ -123,6 +124,7 @@ class Ledger:
             Measurement: self._measured,
             RunEnded: self._run_ended,
             ProcessUp: self._seen,
+            EvidenceKept: self._seen,
         }
 
     def __getstate__(self) -> dict[str, Any]:
@@ -190,11 +192,12 @@ class Ledger:
     def _spans(self, record: Spans) -> None:
         if self.ended is not None:
             record = clip(record, to_us(self.ended.at_s))
-            if not record.codes:
-                return
         slot = self._slot(record.member)
         if record.member.incarnation < slot.incarnation:
             self._stale_us += sum(record.durations_us)
+            return
+        record = self._in_life(record)
+        if not record.codes:
             return
         record = self._enter(slot, record)
         if self.timeline is not None:
@@ -213,6 +216,15 @@ class Ledger:
         if len(slot.commits) > MAX_COMMITS:
             slot.compact(sorted({*self._boundaries, slot.commits[MAX_COMMITS // 2].last}))
         self._last_us = max(self._last_us, slot.cursor_us)
+
+    def _in_life(self, record: Spans) -> Spans:
+        """Without what the process did after it was declared lost: its slot was empty by then, or another's."""
+        loss_us = self._loss_us(record.member)
+        if loss_us is None:
+            return record
+        lived = clip(record, loss_us)
+        self._stale_us += sum(record.durations_us) - sum(lived.durations_us)
+        return lived
 
     def _members(self, generation: int) -> int:
         assert self.started is not None
@@ -284,8 +296,9 @@ class Ledger:
         if record.member.incarnation > slot.incarnation:
             self._replace(slot, record.start_us)
             slot.incarnation, slot.lost_us = record.member.incarnation, self._loss_us(record.member)
-        self._hole(slot, record.start_us)
-        end_us = min(record.end_us, to_us(self.ended.at_s)) if self.ended is not None else record.end_us
+        limits = (self._loss_us(record.member), None if self.ended is None else to_us(self.ended.at_s))
+        end_us = min([record.end_us, *(limit for limit in limits if limit is not None)])
+        self._hole(slot, min(record.start_us, end_us))
         start_us, duration = slot.cursor_us, slot.fill(end_us, OTHER_INDEX)
         if self.timeline is not None:
             self.timeline.paint(slot.slot, start_us, duration, OTHER_INDEX)
@@ -564,9 +577,6 @@ def _slot_times(ledger: Ledger, now_us: int) -> tuple[list[tuple[int, ...]], int
 
 
 def _expected_goodput(config: str) -> float | None:
-    """What was written down at the start; a journal may hold any text there."""
-    try:
-        found = json.loads(config)["expected_goodput"]
-    except (ValueError, LookupError, TypeError):
-        return None
+    """What was written down at the start."""
+    found = configuration(config).get("expected_goodput")
     return float(found) if isinstance(found, int | float) else None

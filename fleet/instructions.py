@@ -101,6 +101,25 @@ class Evict:
 
 
 @dataclass(frozen=True, slots=True)
+class Inspect:
+    """To the agents of these nodes: gather evidence of what their ranks do, within a bound, and before any is evicted."""
+
+    nodes: tuple[str, ...]
+    incident: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Spoil:
+    """Chaos, to the process of ``token``: do ``what`` to yourself (see ``actors.rank.saboteur``); ``heal`` ends what lasts."""
+
+    token: str
+    what: str
+    seed: int
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Write:
     """Append to the journal. Written before any instruction that follows it in the same list is performed."""
 
@@ -116,5 +135,8 @@ class EndRun:
     detail: str = ""
 
 
-Instruction = Welcome | Park | Publish | Propose | Cancel | SaveCheckpoint | CommitCheckpoint | Release | Fence | Evict | Write | EndRun
+Instruction = (
+    Welcome | Park | Publish | Propose | Cancel | SaveCheckpoint | CommitCheckpoint | Release | Fence | Evict | Inspect | Spoil | Write
+    | EndRun
+)  # fmt: skip
 INSTRUCTIONS = Codec(Instruction.__args__)

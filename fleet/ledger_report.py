@@ -13,10 +13,11 @@ from typing import Any
 from fleet.goodput import Ledger
 from fleet.ledger_summary import COST_NAMES, STEP_NAMES, Incident, LedgerSummary
 from fleet.ledger_timeline import Timeline
-from fleet.records import CheckpointRecord, DecisionMade, Measurement, ProcessLost, Record, ViewPublished
+from fleet.ledger_verification import verification
+from fleet.records import CheckpointRecord, DecisionMade, EvidenceKept, Measurement, ProcessLost, Record, ViewPublished
 from fleet.verdicts import Verdicts
 
-HAPPENINGS = ("losses", "views", "checkpoints", "decisions")
+HAPPENINGS = ("losses", "views", "checkpoints", "decisions", "evidence")
 MAX_CURVES = 64
 
 
@@ -92,6 +93,8 @@ class History:
             case CheckpointRecord():
                 state = [record.state.lineage, record.state.step]
                 self._kinds["checkpoints"].append({**dataclasses.asdict(record), "state": state})
+            case EvidenceKept():
+                self._kinds["evidence"].append({**dataclasses.asdict(record), "members": [str(member) for member in record.members]})
             case DecisionMade():
                 self._kinds["decisions"].append(dataclasses.asdict(record))
             case Measurement():
@@ -120,7 +123,8 @@ def build_report(records: Iterable[Record]) -> Report:
         ledger.apply(record)
         history.add(record)
     summary = ledger.summary()
-    return Report(summary, ledger.closed_timeline() or timeline, history.as_dict())
+    verified = verification(ledger.started, summary.view_size, summary.median_step_s) if ledger.started else {}
+    return Report(summary, ledger.closed_timeline() or timeline, history.as_dict() | {"verification": verified})
 
 
 def _view(record: ViewPublished) -> dict[str, Any]:

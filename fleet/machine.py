@@ -13,9 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from fleet.config import RunSettings
+from fleet.decisions import Decision
 from fleet.events import (
     CopiesHeld,
     Event,
+    EvidenceWritten,
     FaultReported,
     Finished,
     Formed,
@@ -26,6 +28,7 @@ from fleet.events import (
     NodeJoined,
     NodeLost,
     NodeSilent,
+    NotFinite,
     Parked,
     Raised,
     Ready,
@@ -35,20 +38,22 @@ from fleet.events import (
     Tick,
 )
 from fleet.instructions import EndRun, Evict, Fence, Instruction, Park, Publish, Release, Welcome, Write
-from fleet.machine_losses import RAISED, Losses
+from fleet.machine_corruption import Doubts, judge, judge_the_end
+from fleet.machine_evidence import Evidence, inspect, note
+from fleet.machine_losses import Losses, raised, struck
+from fleet.machine_nodes import joined
 from fleet.machine_progress import Progress
 from fleet.machine_proposals import cancel, try_grow, watch
 from fleet.machine_replay import move, rebuild, settle
 from fleet.machine_settings import on_setting
-from fleet.machine_state import END, FORM, GATHER, RUN, Rank, Roster
+from fleet.machine_state import END, FORM, GATHER, RUN, STOOD_STILL_S, Rank, Roster
 from fleet.machine_stragglers import Stragglers
 from fleet.machine_tiers import Tiers
 from fleet.machine_views import Source, situation, source
-from fleet.ports import IntervalPolicy, PlacementPolicy, ProgressPolicy, RecoveryPolicy, StragglerPolicy
+from fleet.ports import CorruptionPolicy, IntervalPolicy, PlacementPolicy, ProgressPolicy, RecoveryPolicy, StragglerPolicy
 from fleet.records import (
     Committed,
     DecisionMade,
-    FaultRecord,
     LineageBegun,
     Measurement,
     ProcessUp,
@@ -64,8 +69,9 @@ class FleetMachine:
 
     Args:
         settings: the run's settings.
-        recovery, placement, interval, straggler, progress: pure policies. Without a straggler policy slow ranks are borne; without one for
-            progress that time-out is fixed.
+        recovery, placement, interval, straggler, progress, corruption: pure policies. Without a straggler policy slow ranks are borne;
+            without one for progress that time-out is fixed; without one for corruption, ranks that differ end the run.
+        lemons: why nodes stay out for what they did in earlier runs, by their index.
         checkpoint: id and state of the newest durable checkpoint, when the run resumes one.
         peers: interval of copies in the memory of other nodes; None: none are made.
         rates_per_s: rate of the faults that need a durable checkpoint, and of those that need copies in memory.
@@ -81,12 +87,14 @@ class FleetMachine:
         *,
         straggler: StragglerPolicy | None = None,
         progress: ProgressPolicy | None = None,
+        corruption: CorruptionPolicy | None = None,
+        lemons: Mapping[int, Decision] | None = None,
         checkpoint: tuple[str, StateId] | None = None,
         peers: IntervalPolicy | None = None,
         rates_per_s: tuple[float, float] = (0.0, 0.0),
         now_s: float = 0.0,
     ) -> None:
-        self.settings, self.recovery, self.placement = settings, recovery, placement
+        self.settings, self.recovery, self.placement, self.lemons = settings, recovery, placement, lemons or {}
         self.phase = GATHER
         self.roster = Roster()
         self.view: View | None = None
@@ -95,10 +103,10 @@ class FleetMachine:
         self.committed, self.lineage = (checkpoint[1], checkpoint[1].lineage) if checkpoint else (StateId(0, 0), -1)
         self.ended: RunEnded | None = None
         self.checkpoints = Tiers(settings, self.roster, interval, peers, checkpoint, rates_per_s, now_s)
-        self.losses = Losses()
+        self.losses, self.doubts, self.evidence = Losses(), Doubts(corruption), Evidence()
         self.stragglers = Stragglers(straggler)
         self.progress = Progress(progress, settings.timeouts.progress_s, now_s)
-        self.started_s = now_s
+        self.started_s = self._ticked_s = now_s
         self.missing: set[Member] = set()
         self.since_s = now_s
         self._finished: set[Member] = set()
@@ -149,8 +157,7 @@ class FleetMachine:
             case NodeLost(node=node, cause=cause, at_s=at_s):
                 self._on_node_lost(node, cause, at_s, now_s)
             case NodeJoined():
-                self.roster.nodes[event.node] = now_s
-                self.roster.silent.pop(event.node, None)
+                joined(self, event, now_s)
             case NodeSilent(node=node, at_s=at_s):
                 self.roster.silent[node] = at_s
                 if self.phase == GATHER and self.grace_until_s is None:
@@ -161,7 +168,7 @@ class FleetMachine:
     def _observe_rare(self, event: Event, now_s: float) -> None:
         match event:
             case Raised():
-                self._on_raised(event, now_s)
+                raised(self, event, now_s)
             case Measured(member=member) if self._current(member):
                 self._write(Measurement(event.state, event.name, event.value, now_s))
             case StepsTimed():
@@ -169,9 +176,11 @@ class FleetMachine:
             case CopiesHeld() if self.checkpoints.hold(event, self.view) and self.phase == RUN:
                 self.gather(now_s, f"the memory of {event.node}, which kept copies, began anew")
             case FaultReported():
-                self._on_fault(event)
+                struck(self, event)
             case SettingChanged():
                 on_setting(self, event, now_s)
+            case EvidenceWritten() | NotFinite():
+                note(self, event, now_s)
             case StopRequested(reason=reason, error=error) if error:
                 self._end("failed", reason, error, now_s)
             case StopRequested(reason=reason) if self._stopping is None:
@@ -219,6 +228,7 @@ class FleetMachine:
         rank.phase, rank.state, rank.dirty, rank.generation = "standby", event.state, event.dirty, event.generation
         rank.beat_s, rank.heard = now_s, True
         self._learn(event.generation, event.state)
+        self.doubts.hear(event)
         self.roster.parked(rank, event.generation)
         if self.phase in (RUN, FORM) and self.view is not None and event.generation >= self.view.generation and self._seated(event.member):
             self.gather(now_s, f"rank {event.member} left generation {event.generation}: {event.reason}")
@@ -309,24 +319,6 @@ class FleetMachine:
             self._decide("recovery", decision.action, decision.reason, decision.fields, now_s)
             self._end("failed", decision.reason, self.losses.all[-1].detail, now_s)
 
-    def _on_raised(self, event: Raised, now_s: float) -> None:
-        rank = self._current(event.member)
-        if rank is None:
-            return
-        rank.step, rank.shard = event.step, event.shard
-        if self.losses.raised_before(event.step) or self.committed.step == 0:
-            where = f"step {event.step}" if event.step >= 0 else "start-up"
-            self._end("failed", f"{RAISED} at {where} in slot {event.member.slot}: {event.error}", event.traceback, now_s)
-        else:
-            self._say(Evict(rank.member, rank.process, "its train function raised"))
-            self.drop(rank, f"{RAISED} {event.error}", now_s, now_s, event.traceback)
-
-    def _on_fault(self, event: FaultReported) -> None:
-        """``aimed`` comes right before the blow, so that a death that follows at once is known to be injected; it is not journalled."""
-        self.losses.aimed(event, tuple(member for member in event.members if self._current(member)))
-        if event.phase != "aimed":
-            self._write(FaultRecord(event.fault, event.phase, event.at_s, event.members, event.detail))
-
     # ---- facts: time ---------------------------------------------------------------------------------------------------------------------
 
     def _on_heartbeat(self, event: Heartbeat, now_s: float) -> None:
@@ -335,6 +327,9 @@ class FleetMachine:
             self._say(Evict(ghost.member, ghost.process, "given up earlier, and another may have taken its slot"))
 
     def _on_tick(self, now_s: float) -> None:
+        gap_s, self._ticked_s = now_s - self._ticked_s, now_s
+        if gap_s > STOOD_STILL_S:
+            self._excuse(gap_s, now_s)
         if self.grace_until_s is not None:
             settle(self, now_s)
             return
@@ -342,7 +337,7 @@ class FleetMachine:
         for node, cause, at_s in self.roster.silent_nodes(limits, now_s):
             self._on_node_lost(node, cause, at_s, now_s)
         for rank, silence_s in self.roster.silent_ranks(limits, now_s):
-            self._evict(rank, f"no heartbeat for {silence_s:.1f} s", now_s)
+            self._end_hang(rank, f"no heartbeat for {silence_s:.1f} s", now_s)
         stuck = self.roster.stuck_rank(self.progress.limit_s, now_s) if self.phase == RUN else None
         if stuck is not None:
             self._unstick(stuck, now_s)
@@ -352,14 +347,27 @@ class FleetMachine:
         if limits.run_s is not None and now_s - self.started_s > limits.run_s:
             self._observe(StopRequested(f"it has run for timeouts.run_s = {limits.run_s:g} s"), now_s)
 
+    def _excuse(self, gap_s: float, now_s: float) -> None:
+        """This process stood still, and most likely its whole machine: that it heard of nobody meanwhile says nothing about them."""
+        self._decide(
+            "recovery", "excuse", f"the coordinator stood still for {gap_s:.1f} s: nobody's silence counts", {"gap_s": gap_s}, now_s
+        )
+        self.roster.excuse(gap_s, now_s)
+        self._deadline_s += gap_s
+
     def _unstick(self, rank: Rank, now_s: float) -> None:
         """Nobody in the view moves. All are called out: whoever hangs does not answer. If all do and it happens again, one has to go."""
         reason = f"no progress for {now_s - rank.progress_s:.1f} s at step {rank.state}"
         if self._stuck_at == self.committed:
-            self._evict(rank, reason, now_s)
+            self._end_hang(rank, reason, now_s)
         else:
             self._stuck_at = self.committed
+            inspect(self, reason, now_s)
             self.gather(now_s, reason, in_person=True)
+
+    def _end_hang(self, rank: Rank, reason: str, now_s: float) -> None:
+        inspect(self, reason, now_s)
+        self._evict(rank, reason, now_s)
 
     def _evict(self, rank: Rank, reason: str, now_s: float) -> None:
         if self.phase == END:
@@ -415,7 +423,9 @@ class FleetMachine:
             if now_s - self._sent_s >= self.settings.timeouts.resend_s:
                 self._park(now_s)
         elif ask:
-            self._form(self.recovery.form(situation(self, now_s), now_s), now_s)
+            judge(self, now_s)
+            if self.phase == GATHER:
+                self._form(self.recovery.form(situation(self, now_s), now_s), now_s)
 
     def _press(self, now_s: float) -> None:
         """Ranks that have not yet said that they left: their node may be gone, or their time may be up."""
@@ -425,12 +435,12 @@ class FleetMachine:
             if node in self.roster.silent:
                 self._on_node_lost(node, "its agent hung up, and its ranks are missed", self.roster.silent[node], now_s)
             elif rank is not None and now_s >= self._deadline_s:
-                self._evict(rank, "did not leave its process group when told to", now_s)
+                self._end_hang(rank, "did not leave its process group when told to", now_s)
 
     def _form(self, formation: Formation, now_s: float) -> None:
         decision = formation.decision
         ranks = [self.roster.by_slot[member.slot] for member in formation.members]
-        chosen = source(ranks, self.committed, self.checkpoints.newest_id) if decision.action == "form" else None
+        chosen = source(ranks, self.doubts.floor(self.committed), self.checkpoints.newest_id) if decision.action == "form" else None
         if decision.action != "form":
             self._decide("recovery", decision.action, decision.reason, decision.fields, now_s)
             for rank in ranks:  # "restart" names those who have to go; "wait" nobody
@@ -523,8 +533,9 @@ class FleetMachine:
         digests = {rank.digest for rank in finished}
         self._note_commits(now_s)
         if len(digests) > 1:
-            held = ", ".join(f"{rank.member}: {(rank.digest or '')[:12]}" for rank in finished)
-            self._end("failed", "the ranks end with different states, which is silent corruption or a bug", held, now_s)
+            if not judge_the_end(self, finished, now_s):
+                held = ", ".join(f"{rank.member}: {(rank.digest or '')[:12]}" for rank in finished)
+                self._end("failed", "the ranks end with different states, which is silent corruption or a bug", held, now_s)
         else:
             self._end("completed", "all steps are committed", "", now_s, digests.pop() or "")
 

@@ -47,8 +47,8 @@ class Checkpoints:
     ) -> None:
         self.level, self._policy = level, "interval" if level == STORE else f"interval of {level}"
         self.settings, self.interval, self.rate_per_s = settings, interval, rate_per_s
-        self.newest_id = newest[0] if newest else None
-        self.newest_state = newest[1] if newest else StateId(0, 0)
+        self.kept: dict[StateId, str] = {newest[1]: newest[0]} if newest else {}
+        self._doubted: tuple[StateId, StateId] | None = None
         self.interval_s = 0.0
         self._request: Request | None = None
         self._count = 0
@@ -68,6 +68,29 @@ class Checkpoints:
     def latency_s(self) -> float:
         """L: how long one takes until it is durable, the mean of the last few; 0 while it is not known."""
         return statistics.fmean(latency_s for _, latency_s in self._costs) if self._costs else 0.0
+
+    @property
+    def newest_id(self) -> str | None:
+        return self.kept[max(self.kept)] if self.kept else None
+
+    @property
+    def newest_state(self) -> StateId:
+        return max(self.kept, default=StateId(0, 0))
+
+    def _keep(self, checkpoint: str, state: StateId) -> None:
+        """The store keeps as many, and deletes the oldest."""
+        self.kept[state] = checkpoint
+        for old in sorted(self.kept)[: -max(1, self.settings.checkpoint.keep)]:
+            del self.kept[old]
+
+    def withdraw(self, first: StateId, last: StateId, now_s: float, reason: str) -> list[Instruction]:
+        """Checkpoints of the states ``first`` to ``last`` are not to be used: a rank that was wrong had a part in them."""
+        self._doubted = (first, last)
+        doubtful = [(state, self.kept.pop(state)) for state in list(self.kept) if first <= state <= last]
+        return [
+            Write(CheckpointRecord(checkpoint, "withdrawn", state, now_s, detail=reason, level=self.level))
+            for state, checkpoint in doubtful
+        ]
 
     @property
     def pending(self) -> bool:
@@ -142,11 +165,13 @@ class Checkpoints:
         return self.failed(f"{event.member}: {event.reason}", now_s)
 
     def durable(self, event: CheckpointDurable, now_s: float) -> list[Instruction]:
-        if self.newest_id is None or event.state > self.newest_state:
-            self.newest_id, self.newest_state = event.checkpoint, event.state
         self._costs.append((event.blocked_s, event.latency_s))
         self._failures = 0
         self._settle(now_s)
+        if self._doubted is not None and self._doubted[0] <= event.state <= self._doubted[1]:
+            detail = "it was written before a rank that had a part in it was found to be wrong"
+            return [Write(CheckpointRecord(event.checkpoint, "withdrawn", event.state, now_s, detail=detail, level=self.level))]
+        self._keep(event.checkpoint, event.state)
         return [
             Write(
                 CheckpointRecord(
@@ -195,6 +220,7 @@ class Checkpoints:
         if record.phase == "requested":  # numbers are never used twice: no rank may take a new request for an old one
             self._count += 1
         elif record.phase == "durable":
-            if self.newest_id is None or record.state > self.newest_state:
-                self.newest_id, self.newest_state = record.checkpoint, record.state
+            self._keep(record.checkpoint, record.state)
             self._costs.append((record.blocked_s, record.latency_s))
+        elif record.phase == "withdrawn":
+            self.kept.pop(record.state, None)

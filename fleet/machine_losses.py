@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from fleet.events import FaultReported
+from typing import TYPE_CHECKING
+
+from fleet.events import FaultReported, Raised
+from fleet.instructions import Evict
 from fleet.machine_state import Rank
 from fleet.records import FaultRecord, ProcessLost
 from fleet.types import Loss, Member
+
+if TYPE_CHECKING:
+    from fleet.machine import FleetMachine
 
 RAISED = "the train function raised"
 
@@ -58,3 +64,24 @@ class Losses:
             self._injected.update(dict.fromkeys(record.members, record.fault.id))
         else:
             self._forget(record.fault.id, record.members)
+
+
+def raised(machine: FleetMachine, event: Raised, now_s: float) -> None:
+    """A rank's train function raised: the rank is replaced, once; again at the same step, or before any step, the run ends."""
+    rank = machine.roster.current(event.member)
+    if rank is None:
+        return
+    rank.step, rank.shard = event.step, event.shard
+    if machine.losses.raised_before(event.step) or machine.committed.step == 0:
+        where = f"step {event.step}" if event.step >= 0 else "start-up"
+        machine._end("failed", f"{RAISED} at {where} in slot {event.member.slot}: {event.error}", event.traceback, now_s)
+    else:
+        machine._say(Evict(rank.member, rank.process, "its train function raised"))
+        machine.drop(rank, f"{RAISED} {event.error}", now_s, now_s, event.traceback)
+
+
+def struck(machine: FleetMachine, event: FaultReported) -> None:
+    """``aimed`` comes right before the blow, so that a death that follows at once is known to be injected; it is not journalled."""
+    machine.losses.aimed(event, tuple(member for member in event.members if machine.roster.current(member)))
+    if event.phase != "aimed":
+        machine._write(FaultRecord(event.fault, event.phase, event.at_s, event.members, event.detail))

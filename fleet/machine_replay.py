@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from fleet.machine_corruption import replay
 from fleet.machine_losses import Losses
 from fleet.machine_settings import configure
 from fleet.machine_state import END, GATHER, RUN, Rank
@@ -68,6 +69,8 @@ def _apply(machine: FleetMachine, record: Record) -> None:
         case DecisionMade(policy="settings"):
             for key, value in record.fields.items():
                 configure(machine, key, value)
+        case DecisionMade(policy="corruption"):
+            replay(machine, record)
         case DecisionMade():
             machine.stragglers.replay(record)
             machine.progress.replay(record)

@@ -10,6 +10,9 @@ from fleet.events import Heartbeat
 from fleet.types import Member, Process, StateId
 
 GATHER, FORM, RUN, END = "gather", "form", "run", "end"
+STOOD_STILL_S = 1.0
+"""Between two ticks, or two heartbeats of an agent, of which there are ten or more a second: the process itself was stopped, its machine
+paused, or starved."""
 
 
 @dataclass(slots=True)
@@ -44,6 +47,7 @@ class Roster:
 
     by_slot: dict[int, Rank] = field(default_factory=dict)
     nodes: dict[str, float] = field(default_factory=dict)
+    kept_out: set[str] = field(default_factory=set)
     silent: dict[str, float] = field(default_factory=dict)
     incarnations: dict[int, int] = field(default_factory=dict)
     dead_tokens: set[str] = field(default_factory=set)
@@ -114,6 +118,13 @@ class Roster:
                 if not pulse.stepping:
                     self.long_call_s = now_s
         return ghosts
+
+    def excuse(self, gap_s: float, now_s: float) -> None:
+        """What was to be heard within the last ``gap_s`` could not be heard: everyone has that much longer."""
+        for known in (self.nodes, self.silent):
+            known.update({node: min(now_s, at_s + gap_s) for node, at_s in known.items()})
+        for rank in self.by_slot.values():
+            rank.beat_s, rank.progress_s = min(now_s, rank.beat_s + gap_s), min(now_s, rank.progress_s + gap_s)
 
     def silent_nodes(self, limits: Timeouts, now_s: float) -> list[tuple[str, str, float]]:
         """(node, why, since when) of all nodes whose agent hung up and did not come back at once, or was silent for too long."""

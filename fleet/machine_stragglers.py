@@ -10,7 +10,7 @@ from fleet.events import StepsTimed
 from fleet.machine_proposals import reshare
 from fleet.ports import StragglerPolicy
 from fleet.records import DecisionMade, Record
-from fleet.slowness import Circumstances, RankTimes, Remedy, StepTime, Timings
+from fleet.slowness import ACTIONS, Circumstances, RankTimes, Remedy, StepTime, Timings
 from fleet.types import Formation, Member, View
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ LATE_S = 1.0
 
 STEPS_KEPT = 256
 REVIEW_S = 10.0
-ACTIONS = ("rebalance", "replace", "evict")
 _SPEED, _SHUN = "speed ", "shun "
 
 

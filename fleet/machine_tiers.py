@@ -28,10 +28,11 @@ class Tiers:
     ) -> None:  # fmt: skip
         self.settings, self._roster = settings, roster
         self.store = Checkpoints(STORE, settings, store, newest, rates_per_s[0], now_s)
-        wanted = peers is not None and settings.peer_copies > 0
-        self.peers = Checkpoints(PEERS, settings, peers, None, rates_per_s[1], now_s) if wanted and peers is not None else None
+        wanted = peers if settings.peer_copies > 0 else None
+        self.peers = Checkpoints(PEERS, settings, wanted, None, rates_per_s[1], now_s) if wanted is not None else None
         self.memories: dict[str, CopiesHeld] = {}
         self._tries: Counter[str] = Counter()
+        self._doubted: list[tuple[StateId, StateId]] = []
 
     @property
     def levels(self) -> list[Checkpoints]:
@@ -50,10 +51,25 @@ class Tiers:
     def _newest(self) -> tuple[str | None, StateId]:
         """The newest complete checkpoint of both levels; of two at the same step the one in memory, which is there sooner."""
         tired = {checkpoint for checkpoint, tries in self._tries.items() if tries >= TRIES}
-        copy = newest_copy(self._within_reach.values(), tired)
+        held = [copy for memory in self._within_reach.values() for copy in memory.copies]
+        copy = newest_copy(self._within_reach.values(), tired | {copy.checkpoint for copy in held if self._in_doubt(copy.state)})
         if copy is not None and (self.store.newest_id is None or copy[1] >= self.store.newest_state):
             return copy
         return self.store.newest_id, self.store.newest_state
+
+    def _in_doubt(self, state: StateId) -> bool:
+        return any(first <= state <= last for first, last in self._doubted)
+
+    @property
+    def kept(self) -> list[StateId]:
+        """The states that a history may begin from, in order; not all parts of those in memory need be there."""
+        copies = {copy.state for memory in self._within_reach.values() for copy in memory.copies if not self._in_doubt(copy.state)}
+        return sorted(copies | set(self.store.kept))
+
+    def withdraw(self, first: StateId, last: StateId, now_s: float, reason: str) -> list[Instruction]:
+        """Checkpoints of the states ``first`` to ``last`` are not to be used: a rank that was wrong had a part in them."""
+        self._doubted.append((first, last))
+        return [instruction for level in self.levels for instruction in level.withdraw(first, last, now_s, reason)]
 
     def begin(self, rolled_back: bool) -> StateId:
         """A view is made that begins from the newest; returns its state. ``rolled_back``: a fault has come to that."""

@@ -28,11 +28,12 @@ def situation(machine: FleetMachine, now_s: float) -> Situation:
     Those of a node that is kept out come only when there would not be enough without them, or they hold a state.
     """
     seated = frozenset(machine.view.members) if machine.view else frozenset()
-    there = [rank for rank in machine.roster.in_order() if rank.phase != "starting" and rank.store]
+    built = [rank for rank in machine.roster.in_order() if rank.phase != "starting" and rank.store]
+    there = [rank for rank in built if rank.process.node not in machine.roster.kept_out]
     admitted = [rank for rank in there if rank.state is not None or machine.stragglers.admits(rank.process.node, now_s)]
     chosen = admitted if len(admitted) >= machine.settings.min_ranks else there
     candidates = tuple(Candidate(rank.member, rank.process.node, rank.state, rank.dirty, rank.member in seated) for rank in chosen)
-    starting, settings = len(machine.roster.by_slot) - len(there), machine.settings
+    starting, settings = len(machine.roster.by_slot) - len(built), machine.settings
     return Situation(candidates, settings.world, settings.min_ranks, machine.since_s, starting, machine.checkpoints.newest_id)
 
 

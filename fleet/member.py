@@ -9,7 +9,7 @@ from __future__ import annotations
 from fleet.events import Event, Finished, Formed, Joined, Parked, Ready
 from fleet.instructions import Cancel, Fence, Instruction, Park, Propose, Publish, Release, SaveCheckpoint, Welcome
 from fleet.levels import PEERS, STORE, level_of
-from fleet.types import Member, Process, StateId, View
+from fleet.types import Finding, Member, Process, StateId, View
 
 NOTHING, INTERRUPT = "", "interrupt"
 
@@ -43,6 +43,7 @@ class MemberProtocol:
         self.forming = False
         self.aside = False
         self.sharded = False
+        self._testimony: Finding | None = None
         self._in_person = False
         self._status: Event | None = None
         self._pending: View | None = None
@@ -185,7 +186,7 @@ class MemberProtocol:
         return view
 
     def _sit(self, view: View) -> None:
-        self.view, self.forming, self._status = view, True, None
+        self.view, self.forming, self._status, self._testimony = view, True, None, None
         self._save_requests, self._saved = {}, set()
         if self._proposal and self._proposal.generation <= view.generation:
             self._drop_proposal()
@@ -200,10 +201,11 @@ class MemberProtocol:
         self.state, self.dirty, self.forming = state, False, False
         self._say(Formed(self.member, self.view.generation, state))
 
-    def broken(self, reason: str) -> None:
-        """The rank has left its process group: a peer was lost, or it was told to park."""
+    def broken(self, reason: str, testimony: Finding | None = None) -> None:
+        """The rank has left its process group: a peer was lost, it was told to park, or it has seen that ranks differ (``testimony``)."""
         if self.view is not None:
             self.floor = max(self.floor, self.view.generation)
+            self._testimony = testimony
         self.view, self.forming = None, False
         self._drop_proposal()
         self._say_parked(reason)
@@ -299,4 +301,4 @@ class MemberProtocol:
 
     def _say_parked(self, reason: str) -> None:
         if self.incarnation is not None:
-            self._say(Parked(self.member, self.floor, self.state, self.dirty, reason))
+            self._say(Parked(self.member, self.floor, self.state, self.dirty, reason, self._testimony))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos.settings import ChaosSettings
-from fleet.config import Budgets, CheckpointSettings, RunSettings, StragglerSettings, Timeouts
+from fleet.config import Budgets, CheckpointSettings, RunSettings, StragglerSettings, Timeouts, VerifySettings
 from fleet.errors import ConfigError
 from fleet.expectation import expected_goodput
 from fleet.journal import read_journal
@@ -129,7 +129,10 @@ def _settings(content: dict[str, Any], storage: str) -> RunSettings:
     settings = dict(content["settings"])
     if without_credentials(storage) == settings["storage"]:
         settings["storage"] = storage
-    nested = {"timeouts": Timeouts, "budgets": Budgets, "checkpoint": CheckpointSettings, "straggler": StragglerSettings}
+    nested = {
+        "timeouts": Timeouts, "budgets": Budgets, "checkpoint": CheckpointSettings, "straggler": StragglerSettings,
+        "verify": VerifySettings,
+    }  # fmt: skip
     settings |= {name: kind(**settings[name]) for name, kind in nested.items() if name in settings}
     return RunSettings(**settings)
 

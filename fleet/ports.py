@@ -10,7 +10,7 @@ from fleet.decisions import Decision
 from fleet.instructions import CommitCheckpoint, Instruction
 from fleet.records import Record
 from fleet.slowness import Circumstances, Remedy, Timings
-from fleet.types import Copy, Formation, Loss, Process, Ranges, Situation
+from fleet.types import Copy, Formation, Loss, Member, Process, Ranges, Situation, StateId, Verdict
 
 
 class JournalPort(Protocol):
@@ -54,6 +54,10 @@ class ProcessPort(Protocol):
 
     def slow(self, process: Process, severity: float, duration_s: float) -> str | None:
         """Let the process run 1/severity of the time, by a duty cycle of stops, for ``duration_s``."""
+        ...
+
+    def spoil(self, process: Process, what: str, seed: int, duration_s: float) -> str | None:
+        """Have the process do ``what`` to itself: see ``chaos.inside``. ``heal`` ends what lasts."""
         ...
 
 
@@ -138,3 +142,15 @@ class IntervalPolicy(Protocol):
         self, now_s: float, last_s: float, blocked_s: float, latency_s: float, rate_per_s: float, *,
         events: int = 0, exposure_s: float = 0.0,
     ) -> Decision: ...  # fmt: skip
+
+
+class CorruptionPolicy(Protocol):
+    """Who is wrong when ranks differ bit for bit, and which state is still good. Pure; see ``policies.corruption``."""
+
+    def judge(self, votes: Mapping[Member, str], others: Mapping[Member, str]) -> Verdict:
+        """``votes`` are the digests of those who may vote; ``others`` are judged, and have no voice."""
+        ...
+
+    def go_back(self, found: StateId, cleared: StateId, kept: Sequence[StateId]) -> tuple[Decision, StateId | None]:
+        """Where to go on: action ``carry_on`` at ``found``, ``go_back`` to one of the ``kept`` states, or ``begin_anew``."""
+        ...

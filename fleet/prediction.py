@@ -9,12 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from fleet.expectation import REFILL_S, STALL_S
 from fleet.ledger_summary import Incident, LedgerSummary
 
-STALL_S = 0.25
-"""Pause of all ranks while a view is formed without the lost one."""
-REPLACE_S = 6.0
-"""Until a replacement process trains, on a local cluster."""
 START_NAMES = ("provision", "init", "reform", "restore", "detect")
 
 
@@ -43,7 +40,7 @@ def expected_cost_s(incident: Incident, world: int, spares: int, heartbeat_s: fl
         return 0.0
     noticed_s = heartbeat_s if incident.kind == "hang" else 0.0
     seats = max(0, lost - spares)
-    return (STALL_S + noticed_s) * world + REPLACE_S * seats
+    return (STALL_S + noticed_s) * world + REFILL_S * seats
 
 
 def predict(summary: LedgerSummary, timeouts: Mapping[str, float] | None = None) -> Prediction:

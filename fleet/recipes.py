@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -34,9 +34,13 @@ from chaos.processes import LocalProcesses
 from chaos.settings import parse_chaos
 from fleet.clock import unix_time_s
 from fleet.config import RunSettings
+from fleet.decisions import Decision
 from fleet.errors import RunFailed
 from fleet.events import FaultReported
+from fleet.expectation import REFILL_S
+from fleet.health import HOUR_S, histories
 from fleet.instructions import EndRun
+from fleet.journal import read_journal
 from fleet.launch.local import LocalCluster, node_resource
 from fleet.laws.reliability import all_lost_rate_per_s
 from fleet.machine import FleetMachine
@@ -45,11 +49,15 @@ from fleet.ports import RecoveryPolicy
 from fleet.records import VERSION, RunStarted
 from fleet.types import Fault
 from policies import placement
+from policies.corruption import MajorityRules
 from policies.delays import Delayed
 from policies.interval import CheckpointInterval, checkpoint_rate_per_s
+from policies.lemons import Lemons
 from policies.mitigation import Mitigator
+from policies.preflight import FATAL_XIDS, admit, judge
 from policies.recovery import RECOVERIES
 from policies.timeouts import ProgressTimeout
+from storage import nodes
 from storage.mirror import JournalMirror
 from storage.parts import Parts, RetainingStore, newest_checkpoint
 from storage.peers import PeerMemory
@@ -59,9 +67,6 @@ log = logging.getLogger("fleet.recipes")
 HEAD_COMPONENTS = ("host_parts", "host_maintenance")
 NODE_COMPONENTS = (*HEAD_COMPONENTS, "switch_or_cable")
 NODE_REPAIR_S = 3600.0
-REPAIR_S = 6.0
-"""A lost rank's process is replaced in about that long on a local cluster."""
-
 PEERS_LONGEST_S = 300.0
 """A copy in memory costs a fraction of a second: however rare the fault that needs it, it shall cost no more than this."""
 CONTROLLER_RESTARTS = 8
@@ -87,7 +92,8 @@ def local_cluster(settings: RunSettings) -> Iterator[LocalCluster]:
 
 
 def make_machine(
-    settings: RunSettings, store_url: str, run: str, rates_per_s: tuple[float, float], resume: bool, now_s: float
+    settings: RunSettings, store_url: str, run: str, rates_per_s: tuple[float, float], resume: bool, now_s: float,
+    lemons: Mapping[int, Decision],
 ) -> FleetMachine:  # fmt: skip
     """The decision core with its policies; the newest durable checkpoint is looked up when a run is resumed."""
     law = settings.checkpoint
@@ -100,8 +106,20 @@ def make_machine(
     newest = newest_checkpoint(store_url, run) if resume else None
     return FleetMachine(
         settings, recovery, placement, interval, straggler=Mitigator(settings.straggler), progress=ProgressTimeout.of(settings.timeouts),
-        checkpoint=newest, peers=peers, rates_per_s=rates_per_s, now_s=now_s,
+        corruption=MajorityRules(), lemons=lemons, checkpoint=newest, peers=peers, rates_per_s=rates_per_s, now_s=now_s,
     )  # fmt: skip
+
+
+def preflight() -> Decision:
+    """Whether the node that this runs on may train: quick checks of its host and its GPUs."""
+    from actors.preflight import measure
+
+    return admit(judge(measure(FATAL_XIDS, gather=False)))
+
+
+def lasting_name(index: int) -> str:
+    """The name under which a local cluster's node is known from run to run."""
+    return f"{socket.gethostname()}/{index}"
 
 
 def node_id(index: int, limit_s: float = 30.0) -> str:
@@ -142,23 +160,33 @@ class LiveRun:
 
     def _spec(self) -> CoordinatorSpec:
         plan, url, name = self.plan, self.store_url, self.plan.name
-        settings, resume, rates_per_s = plan.settings, plan.resume, level_rates_per_s(plan)
+        settings, resume, rates_per_s, lemons = plan.settings, plan.resume, level_rates_per_s(plan), self._lemons()
         first = RunStarted(VERSION, plan.name, 0.0, unix_time_s(), settings.world, settings.spares, settings.shards, describe(plan))
         return CoordinatorSpec(
             journal=plan.journal,
             host=HOST,
             port=self.port,
             cluster=plan.name if not resume else f"{plan.name}-{secrets.token_hex(4)}",
-            machine=lambda now_s: make_machine(settings, url, name, rates_per_s, resume, now_s),
+            machine=lambda now_s: make_machine(settings, url, name, rates_per_s, resume, now_s, lemons),
             store=lambda: RetainingStore(url, settings.checkpoint.keep, name),
             started=lambda now_s: dataclasses.replace(first, at_s=now_s),
             mirror=(lambda: JournalMirror(url).copy) if not url.startswith("file://") else None,
         )
 
+    def _lemons(self) -> dict[int, Decision]:
+        """Nodes that stay out for what they did in the runs that lie beside this one."""
+        bad = Lemons().keep_out(nodes.load(self.plan.folder.parent / nodes.NAME), unix_time_s() / HOUR_S)
+        return {index: bad[lasting_name(index)] for index in self.cluster.alive() if lasting_name(index) in bad}
+
+    def _remember_nodes(self) -> None:
+        names = {node: lasting_name(index) for index, node in self._nodes.items()}
+        nodes.append(self.plan.folder.parent / nodes.NAME, histories(read_journal(self.plan.journal, spans=False), names))
+
     def add_agent(self, index: int) -> None:
         node = self._nodes[index] = node_id(index)
         memory = functools.partial(PeerMemory, HOST) if self.plan.settings.peer_copies else None
-        self.agents[index] = start_agent(node, index, self.shm, self.address, functools.partial(LocalProcesses, node), memory)
+        check = preflight if self.plan.settings.preflight else None
+        self.agents[index] = start_agent(node, index, self.shm, self.address, functools.partial(LocalProcesses, node), memory, check)
 
     def node_of(self, pid: int) -> int:
         """Index of the node on which rank process ``pid`` lives. Raises KeyError."""
@@ -240,6 +268,7 @@ class LiveRun:
         for actor in [*self.agents.values(), self.coordinator]:
             ray.kill(actor, no_restart=True)
         shutil.rmtree(self.shm, ignore_errors=True)
+        self._remember_nodes()
 
     # ---- chaos -------------------------------------------------------------------------------------------------------------------------
 
@@ -247,7 +276,8 @@ class LiveRun:
         """Carry out the plan of faults, counted from the first view on, and what an operator orders beside it."""
         settings, chaos = self.plan.settings, self.plan.chaos
         plan = chaos.plan(seed=settings.seed, world=settings.slots, nodes=settings.nodes)
-        conductor = Conductor(plan, min_ranks=settings.min_ranks, repair_s=chaos.repair_s, lose_all=chaos.lose_all)
+        sharded = settings.optimizer_sharding != "none"
+        conductor = Conductor(plan, min_ranks=settings.min_ranks, repair_s=chaos.repair_s, lose_all=chaos.lose_all, sharded=sharded)
         origin_s = self._await_training() if plan or self._await_order() else None
         if origin_s is None:
             return
@@ -338,7 +368,7 @@ def level_rates_per_s(plan: RunPlan) -> tuple[float, float]:
     if settings.recovery == "restart":
         return faults_per_s + head_per_s, faults_per_s if settings.peer_copies else 0.0
     whole_s = compression * catalogue.rates(ranks, (JOB_WIDE,))[JOB_WIDE] if chaos.lose_all else 0.0
-    all_ranks = functools.partial(checkpoint_rate_per_s, fault_rate_per_s=faults_per_s, ranks_per_fault=1, repair_s=REPAIR_S)
+    all_ranks = functools.partial(checkpoint_rate_per_s, fault_rate_per_s=faults_per_s, ranks_per_fault=1, repair_s=REFILL_S)
     if settings.nodes == 1 or not settings.peer_copies:
         return all_ranks(world=settings.world, whole_run_rate_per_s=head_per_s + whole_s), 0.0
     nodes_per_s = compression * sum(catalogue.rates(ranks, NODE_COMPONENTS).values())

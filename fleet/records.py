@@ -5,7 +5,9 @@ All ``at_s`` are seconds on the run's clock: the coordinator's monotonic clock, 
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from typing import Any
 
 from fleet.codec import Codec
 from fleet.levels import STORE
@@ -143,7 +145,7 @@ class Spans:
 
 @dataclass(frozen=True, slots=True)
 class Unobserved:
-    """A slot's time that died with its node before it could be reported."""
+    """A slot's time that died with its node, or with the node's agent, before it could be reported."""
 
     member: Member
     start_us: int
@@ -174,7 +176,8 @@ class DecisionMade:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRecord:
-    """``phase``: requested, durable, failed, or skipped after several failures.
+    """``phase``: requested, durable, failed, skipped after several failures, or withdrawn: a rank that was found to be wrong had a part in
+    it, so it is not used.
 
     ``level``: ``store``, or ``peers`` for copies in the memory of other nodes.
     """
@@ -198,6 +201,19 @@ class Measurement:
     name: str
     value: float
     at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceKept:
+    """What these ranks did before a hanging one was ended: their stacks are in the file ``path`` of the run's folder, ``detail`` has a line
+    on each. ``incident`` numbers the hangs of a run."""
+
+    incident: str
+    at_s: float
+    path: str
+    members: tuple[Member, ...]
+    reason: str
+    detail: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +241,16 @@ Record = (
     | DecisionMade
     | CheckpointRecord
     | Measurement
+    | EvidenceKept
     | RunEnded
 )
 RECORDS = Codec(Record.__args__)
+
+
+def configuration(config: str) -> dict[str, Any]:
+    """What ``RunStarted.config`` says; empty where that is no JSON object, as a journal may hold any text there."""
+    try:
+        found = json.loads(config)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

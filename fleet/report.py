@@ -8,6 +8,7 @@ from typing import Any
 
 from fleet.ledger_report import Report, build_report, duration, losses_by_size, rank_time
 from fleet.ledger_summary import COST_NAMES, STEP_NAMES, Incident, LedgerSummary
+from fleet.ledger_verification import in_words
 
 __all__ = ["Report", "build_report", "render_table"]
 
@@ -21,8 +22,9 @@ STATUS_COLOUR = {"completed": GREEN, "failed": RED}
 def render_table(report: Report, *, colour: bool = False) -> str:
     """The report as text of at most 120 columns: headline, waterfall, faults with their cost. ``colour`` adds ANSI codes."""
     paint = _Paint(colour)
-    parts = [_headline(report.summary, paint), _waterfall(report.summary, paint), _step(report.summary), _faults(report.summary, paint)]
-    parts.append(_slow_ranks(report.history["stragglers"], report.summary.started_s, paint))
+    summary = report.summary
+    parts = [_headline(summary, paint), _waterfall(summary, paint), _step(summary), _faults(summary, paint), _verdicts(report, paint)]
+    parts.append(_slow_ranks(report.history["stragglers"], summary.started_s, paint))
     parts.append(_levels(report))
     return "\n".join([*(part for part in parts if part), _footer(report.summary, paint)]) + "\n"
 
@@ -113,6 +115,21 @@ def _slow_ranks(told: Mapping[str, Any], started_s: float, paint: _Paint) -> str
 
 def _wrapped(text: str) -> list[str]:
     return textwrap.wrap(text, width=114, initial_indent="  ", subsequent_indent="      ")
+
+
+def _verdicts(report: Report, paint: _Paint) -> str:
+    """Who was found to be wrong or hanging, and where the evidence is."""
+    started_s = report.summary.started_s
+    lines: list[str] = []
+    judged = [decision for decision in report.history["decisions"] if decision["policy"] == "corruption"]
+    lines += [f"  {duration(one['at_s'] - started_s):>9}  {one['action']}: {one['reason']}" for one in judged]
+    for kept in report.history["evidence"]:
+        lines.append(f"  {duration(kept['at_s'] - started_s):>9}  {kept['incident']}: {kept['reason']}; stacks in {kept['path']}")
+        lines += [f"             {line}" for line in kept["detail"].split("; ")]
+    head = [paint(DIM, "  verdicts and evidence")] if lines else []
+    verified = [line for words in in_words(report.history.get("verification", {})) for line in _wrapped(words)]
+    lines = [*head, *lines, *verified]
+    return "\n".join([*lines, ""]) if lines else ""
 
 
 def _levels(report: Report) -> str:

@@ -14,6 +14,7 @@ from chaos.catalogue import ASSUMPTIONS, Catalogue, Component, Topology, load_ca
 from fleet.config import Budgets
 from fleet.decisions import Decision
 from fleet.errors import ConfigError
+from fleet.health import History, Incident
 from fleet.laws.law import HOUR_S
 from fleet.planning.faults import copy_times
 from fleet.planning.inputs import PlanInput
@@ -23,7 +24,7 @@ from fleet.simulation.fleet_arrivals import Arrivals, draw_arrivals, read_trace
 from fleet.simulation.fleet_model import HELD, SHARES, FaultClass, FleetModel, LemonPolicy, Outcome, Partial, SlowClass, Tier
 from fleet.simulation.fleet_run import FleetRun
 from policies.interval import CheckpointInterval
-from policies.lemons import History, Incident, Lemons
+from policies.lemons import Lemons
 from policies.placement import ranges
 from policies.recovery import RECOVERIES
 from policies.straggler import EVICT, REBALANCE, REPLACE, LeastLoss, Standing

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from fleet.decisions import Decision
 from fleet.types import Member, Ranges, View
 
+ACTIONS = ("rebalance", "replace", "evict")
+"""What of a policy's answers changes the view."""
+
 
 @dataclass(frozen=True, slots=True)
 class RankTimes:

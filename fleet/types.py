@@ -202,6 +202,35 @@ class Loss:
 
 
 @dataclass(frozen=True, slots=True)
+class Finding:
+    """What one rank holds or has computed, when ranks differ in what should be the same bits on all of them.
+
+    Attributes:
+        what: names it: ``weights``, or ``shard 5``.
+        generation, state: where the difference was found; the step that belongs to it is not committed.
+        digest: a hash of it, in hex.
+        cleared: the newest state of which all that it depends on was compared, and was alike.
+        witness: it may vote. A rank that was given its state in this view has nothing to add to its donor's word, until all were found
+            alike there once.
+    """
+
+    what: str
+    generation: int
+    state: StateId
+    digest: str
+    cleared: StateId
+    witness: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A corruption policy's answer: the decision, and the members that are wrong. Action ``carry_on``, ``evict`` or ``stop``."""
+
+    decision: Decision
+    guilty: tuple[Member, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Formation:
     """A recovery policy's answer: the decision, and the members it means, in the order of view ranks."""
 

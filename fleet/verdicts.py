@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fleet.records import Committed, DecisionMade, Record, RunEnded, ViewPublished
+from fleet.slowness import ACTIONS
 
-ACTIONS = ("rebalance", "replace", "evict")
 EVIDENCE = ("relative_score", "individual_score", "robust_z", "impact_ratio", "noise")
 
 

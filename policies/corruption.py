@@ -7,14 +7,12 @@ shard of another rank again, before the commit, and compares bit for bit.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fleet.decisions import Decision
-from fleet.errors import ConfigError
-from fleet.types import Member, StateId
+from fleet.types import Member, StateId, Verdict
 
 AGREED, OUTVOTED, TIE = "agreed", "outvoted", "tie"
 
@@ -62,77 +60,6 @@ def after_vote(outcome: Vote, idle: Sequence[Member]) -> Decision:
     return Decision("stop", reason, fields)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
-    """How often to compute again, from what it may cost.
-
-    In a verified step every rank computes one shard of another rank again, all at the same time: one shard more, where the fullest rank has
-    shards / ranks of them, whatever the number of ranks. ``chunks`` is what checking a chunk of the summation and of the optimizer step
-    adds, as a share of a step's compute.
-    """
-
-    budget: float = 0.01
-    chunks: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.budget <= 1:
-            raise ConfigError("verify.budget", self.budget, "is a share of compute, from 0 (off) to 1")
-        if not self.chunks >= 0:
-            raise ConfigError("verify.chunks", self.chunks, "must not be below 0")
-
-    def cost(self, shards: int, ranks: int) -> float:
-        """Compute of one verification as a share of a step's: one shard of those that the fullest rank has, plus chunks."""
-        if not 1 <= ranks <= shards:
-            raise ConfigError("ranks", ranks, f"each rank needs at least one of the {shards} batch shards")
-        return 1 / math.ceil(shards / ranks) + self.chunks
-
-    def every(self, shards: int, ranks: int) -> int:
-        """Steps from one verification to the next: the least that stays within the budget. 0 when it is off."""
-        return math.ceil(self.cost(shards, ranks) / self.budget - 1e-9) if self.budget > 0 else 0
-
-    @staticmethod
-    def shard(verification: int, begin: int, end: int) -> int:
-        """Which shard of ``begin..end`` the verification of this number samples: each in turn. Raises ValueError when there is none."""
-        if not begin < end:
-            raise ValueError(f"no shard lies in {begin}..{end}")
-        return begin + verification % (end - begin)
-
-
-def expected_steps_to_detection(every: int, hit: float) -> float:
-    """Mean number of steps from the first corrupt step until a verification finds it, both counted: (k + 1) / 2 + k (1 - p) / p.
-
-    Derivation: k = ``every``. The first corrupt step is equally likely anywhere between two verifications, so the next one is the 1st to
-    k-th step from it: (k + 1) / 2 in the mean. Each finds the corruption with probability p = ``hit``, independently, so the number of
-    those that fail before the first that finds it is geometric with mean (1 - p) / p, and each costs k steps. Never for p = 0 or k = 0.
-    """
-    _check_hit(hit)
-    return math.inf if hit == 0 or every == 0 else (every + 1) / 2 + every * (1 - hit) / hit
-
-
-def undetected_ratio(steps: int, every: int, hit: float) -> float:
-    """Probability that a corruption which has lasted for ``steps`` steps is not found yet: (1 - p)^j, averaged over where it began.
-
-    With k = ``every``, ``steps`` = q k + r and 0 <= r < k there were q + 1 verifications for r of the k beginnings, and q for the others.
-    """
-    _check_hit(hit)
-    if every == 0:
-        return 1.0
-    whole, rest = divmod(steps, every)
-    miss = 1 - hit
-    return float((rest * miss ** (whole + 1) + (every - rest) * miss**whole) / every)
-
-
-def hit_probability(corrupt_shards_ratio: float, ranks_corrupt: int = 1) -> float:
-    """p of one verification in which each rank has one of its shards checked: 1 - (1 - q)^c, q the share of shards that come out wrong."""
-    _check_hit(corrupt_shards_ratio)
-    return float(1 - (1 - corrupt_shards_ratio) ** ranks_corrupt)
-
-
-def _check_hit(hit: float) -> None:
-    if not 0 <= hit <= 1:
-        raise ValueError(f"{hit} is no probability")
-
-
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """What is known when corruption is found.
@@ -158,7 +85,7 @@ class Return:
     state: StateId | None
 
 
-def cleared(evidence: Evidence, kept: Sequence[StateId]) -> Return:
+def newest_cleared(evidence: Evidence, kept: Sequence[StateId]) -> Return:
     """The newest of the ``kept`` states that the evidence clears.
 
     Wrong weights of one replica: digests are compared before each sum, so what the others hold is good, and nothing is taken back. A wrong
@@ -179,3 +106,32 @@ def cleared(evidence: Evidence, kept: Sequence[StateId]) -> Return:
     lost = float(evidence.found.step - newest.step)
     reason = f"step {newest.step} is the newest kept state before step {passed[-1].step}, where the rank that is wrong last passed"
     return Return(Decision("go_back", reason, fields | {"steps_lost": lost, "step": float(newest.step)}), newest)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MajorityRules:
+    """The ``CorruptionPolicy`` of live runs: a strict majority names who is wrong, and without one the run stops and says so.
+
+    Args:
+        hit: probability that a verification of a rank finds that it computes wrongly; see :func:`hit_probability`.
+    """
+
+    hit: float = 1.0
+
+    def judge(self, votes: Mapping[Member, str], others: Mapping[Member, str]) -> Verdict:
+        """``others`` are wrong when they differ from what the votes come to. Raises ValueError without any vote."""
+        outcome = vote(votes)
+        wrong = tuple(sorted(member for member, digest in {**votes, **others}.items() if digest != outcome.digest))
+        if outcome.outcome == TIE:
+            return Verdict(after_vote(outcome, ()))
+        judged = Vote(OUTVOTED if wrong else AGREED, wrong, outcome.digest, outcome.votes)
+        return Verdict(after_vote(judged, ()), wrong)
+
+    def go_back(self, found: StateId, cleared: StateId, kept: Sequence[StateId]) -> tuple[Decision, StateId | None]:
+        """All up to ``cleared`` was compared and was alike; so was ``found``, if that is no later: then nothing has to be taken back."""
+        chosen = newest_cleared(Evidence(found, weights=cleared >= found, passed=(cleared,), hit=self.hit), kept)
+        before = [state for state in kept if state.lineage < cleared.lineage]  # what is kept of older histories led to this one
+        if chosen.state is None and before:
+            reason = f"step {max(before).step} of lineage {max(before).lineage} is the newest kept state before step {cleared.step}"
+            return Decision("go_back", reason, chosen.decision.fields), max(before)
+        return chosen.decision, chosen.state

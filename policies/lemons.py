@@ -17,31 +17,10 @@ from scipy.special import gammaincc
 
 from fleet.decisions import Decision
 from fleet.errors import ConfigError
+from fleet.health import History, Incident
 
 WEIGHTS = {"lost": 1.0, "hang": 1.0, "straggler": 0.5, "preflight": 1.0, "corruption": 3.0}
 """How many faults an incident counts for. A straggler may be the neighbours' fault; what was outvoted bit by bit is nobody else's."""
-
-
-@dataclass(frozen=True, slots=True)
-class Incident:
-    """Something that a node did in a run, by itself and not by chaos. ``at_h``: hours on any one clock. ``kind``: a key of ``WEIGHTS``."""
-
-    at_h: float
-    kind: str
-    run: str
-
-
-@dataclass(frozen=True, slots=True)
-class History:
-    """What is known of one node: (begin_h, end_h) of each stretch in which it trained, and its incidents."""
-
-    node: str
-    stretches: tuple[tuple[float, float], ...] = ()
-    incidents: tuple[Incident, ...] = ()
-
-    @property
-    def hours(self) -> float:
-        return sum(end - begin for begin, end in self.stretches)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

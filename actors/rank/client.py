@@ -8,13 +8,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from actors.rank.recorder import Recorder
+from actors.rank.urgency import be_prompt
 from fleet.errors import Fenced
 from fleet.events import EVENTS, Event
-from fleet.instructions import INSTRUCTIONS
+from fleet.instructions import INSTRUCTIONS, Spoil
 from fleet.member import INTERRUPT, MemberProtocol
+from fleet.proc import start_ticks
 from fleet.types import Process
 from fleet.wire import FrameBuffer, connect_unix, frame
 
@@ -22,16 +23,11 @@ BEAT_S = 0.1
 RESEND_S = 1.0
 
 
-def start_ticks(pid: int) -> int:
-    """Field 22 of /proc/PID/stat: with the pid, it names one process for good."""
-    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19])
-
-
 class Client:
     """The protocol of one rank, made safe for two threads, and connected.
 
-    ``lock`` guards ``protocol``; ``changed`` is notified whenever a message arrived. ``on_message`` and ``on_interrupt``
-    are called from the listening thread, without the lock.
+    ``lock`` guards ``protocol``; ``changed`` is notified whenever a message arrived. ``on_message``, ``on_interrupt`` and
+    ``on_spoil`` are called from the listening thread, without the lock.
     """
 
     def __init__(self, slot: int, token: str, node: str, agent_path: str, store: str, recorder: Recorder) -> None:
@@ -41,6 +37,7 @@ class Client:
         self.changed = threading.Condition(self.lock)
         self.on_interrupt: Callable[[], None] = lambda: None
         self.on_message: Callable[[], None] = lambda: None
+        self.on_spoil: Callable[[Spoil], None] = lambda order: None
         self._agent_path, self._recorder = agent_path, recorder
         self._stream: socket.socket | None = None
         self._closing = False
@@ -89,6 +86,7 @@ class Client:
     # ---- the listening thread ------------------------------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
+        be_prompt(children=True)
         while not self._closing:
             self._recorder.beat()
             stream = self._connected()
@@ -125,9 +123,12 @@ class Client:
 
     def _take(self, frames: list[bytes]) -> None:
         interrupt = False
+        orders: list[Spoil] = []
         with self.lock:
             for data in frames:
-                interrupt |= self.protocol.receive(INSTRUCTIONS.decode(data)) == INTERRUPT
+                message = INSTRUCTIONS.decode(data)
+                orders += [message] if isinstance(message, Spoil) else []
+                interrupt |= self.protocol.receive(message) == INTERRUPT
             if self.protocol.waits and time.monotonic() - self._said_s > RESEND_S:
                 self.protocol.outbox.extend(self.protocol.status())
                 self._said_s = time.monotonic()
@@ -139,3 +140,5 @@ class Client:
             self.on_message()
         if interrupt:
             self.on_interrupt()
+        for order in orders:
+            self.on_spoil(order)

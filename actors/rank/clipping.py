@@ -32,5 +32,6 @@ def clip_factor(norms: Iterable[torch.Tensor], clip_norm: float) -> float:
 def clip(flats: Sequence[torch.Tensor], clip_norm: float) -> None:
     """Scale the gradient that lies in ``flats`` to the norm ``clip_norm`` if its own is greater, in place."""
     factor = clip_factor([block_norms(flat) for flat in flats], clip_norm)
-    for flat in flats:
-        flat.mul_(factor)
+    if factor < 1.0:  # most steps need no pass over the gradient
+        for flat in flats:
+            flat.mul_(factor)

@@ -12,21 +12,25 @@ import torch
 from actors.rank.clipping import clip
 from actors.rank.gradients import GradientBuffers
 from actors.rank.process_group import Group, Work
+from actors.rank.recheck import Recheck
 from actors.rank.recorder import Recorder
 from actors.rank.reduction import Reducer, SideChannel
+from actors.rank.replicas import Replicas
 from actors.rank.saving import Share, WholeTensors
 from actors.rank.state import TrackedState
 from actors.rank.stopwatch import Stopwatch
 from fleet.config import RunSettings
 from fleet.errors import ConfigError
 from fleet.member import Offer
-from fleet.records import COMM, STRAGGLER
+from fleet.records import COMM, STRAGGLER, VERIFY
 from fleet.shards import Shares, share
-from fleet.types import StateId, View
+from fleet.types import Finding, StateId, View
 
 HELD_TAG = (1 << 24) + 1
 FLAGS = 4
-"""Numbers that each rank sends beside the gradients, before its shards' losses: proposal, checkpoint request, time of arrival."""
+"""Numbers that each rank sends beside the gradients, before its shards' losses: proposal, a request of each level, time of arrival.
+
+Then come what :mod:`actors.rank.replicas` and :mod:`actors.rank.recheck` compare."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +38,16 @@ class Outcome:
     """What a reduction told every rank alike.
 
     ``offers`` are all ranks' (see ``MemberProtocol.offer``); ``loss`` the mean over shards; ``culprit`` the first shard whose loss is not
-    finite, -1 when only their gradient is not, None when all is well, and ``why`` says so in words.
+    finite, -1 when only their gradient is not, None when all is well, and ``why`` says so in words; ``owner`` is the view rank that
+    computed it. ``disputed``: two ranks have computed different gradients for a shard, so the loop body runs again for those who have not.
     """
 
     offers: list[Offer]
     loss: float
     culprit: int | None
     why: str = ""
+    disputed: bool = False
+    owner: int = -1
 
 
 class Engine:
@@ -64,6 +71,9 @@ class Engine:
         self.device = self._gradients.parameters[0].device
         self._stopwatch = Stopwatch(self.device)
         self._reducer = self._make_reducer(settings)
+        self._replicas = Replicas(state, settings.verify.replicas)
+        self._recheck = Recheck(settings.verify.compute, settings.shards)
+        self._head = FLAGS + self._replicas.width + self._recheck.width
         self._side: SideChannel | None = None
         self._shares = self._whole = Shares((), ())
         self._brought: list[list[int]] = []
@@ -74,6 +84,21 @@ class Engine:
 
     def _make_reducer(self, settings: RunSettings) -> Reducer:
         return Reducer(settings.shards, "native" if settings.reduction == "native" else "ordered")
+
+    @property
+    def parameters(self) -> list[torch.nn.Parameter]:
+        return self._gradients.parameters
+
+    @property
+    def modules(self) -> list[torch.nn.Module]:
+        """All modules, the inner ones too."""
+        return [inner for module in self.state.modules.values() for inner in module.modules()]
+
+    @property
+    def moments(self) -> list[torch.Tensor]:
+        """The tensors of the optimizer's state."""
+        states = self._optimizer.state.values()
+        return [value for one in states for value in one.values() if isinstance(value, torch.Tensor) and value.dim()]
 
     @property
     def due(self) -> tuple[int, ...]:
@@ -100,9 +125,12 @@ class Engine:
         if here != self._state or rank in view.receivers:
             self.reset()
         self._state = here
+        self._gradients.settle()
+        self._replicas.seat(view.generation, here, rank in view.receivers)
         self._whole = share([()] * group.size, view.ranges, self._shards)
         held = self._held_by_all(begun)
         self._share(share(held, view.ranges, self._shards) if any(held) else self._whole)
+        self._recheck.seat(view.generation, rank, here, rank in view.receivers, view.ranges, whole=not any(held))
 
     def rehearse(self) -> None:
         """Alone, for one shard: what a first attempt has to load, compile and allocate is there when this rank is called."""
@@ -139,7 +167,7 @@ class Engine:
         leaves = shares.leaves(self._shards)
         self._reducer.bind(self._group, leaves)
         self._brought = [[shard for block in blocks for shard in range(*block)] for blocks in leaves]
-        self._side = SideChannel(self._group, FLAGS + max(map(len, self._brought)))
+        self._side = SideChannel(self._group, self._head + max(map(len, self._brought)))
 
     def begin(self, state: StateId) -> None:
         """All of ``state`` was loaded or built here."""
@@ -165,7 +193,18 @@ class Engine:
         self._gradients.begin_step()
         self._gradients.begin_shard()
 
+    @property
+    def checks(self) -> tuple[int, ...]:
+        """Shards of other ranks that this one computes again, for comparison: then :meth:`end_check`."""
+        return self._recheck.wanted
+
+    def end_check(self, shard: int) -> None:
+        """The gradients of another rank's shard are there. They count in no sum."""
+        self._recheck.take(shard, self._gradients.last)
+
     def end_shard(self, shard: int, loss: float) -> None:
+        if self._recheck.samples(shard):
+            self.end_check(shard)
         self._gradients.end_shard(shard)
         self._stopwatch.end()
         self.losses[shard] = loss
@@ -185,25 +224,50 @@ class Engine:
         """The step at hand is computed anew, by whom it is computed when nothing is lost. All ranks do so, or none."""
         self.reset()
         self._share(self._whole)
+        assert self._state is not None
+        self._recheck.begin(self._state)
 
     def hold(self) -> None:
         """The group is gone or left; what this rank has computed of the step stays."""
         self._gradients.hold()
 
     def reduce(self, offer: Offer) -> Outcome:
-        """Exchange gradients and a few numbers with all ranks. Raises GroupBroken: what this rank has computed stays."""
-        assert self._side is not None
+        """Exchange gradients and a few numbers with all ranks. Raises GroupBroken: what this rank has computed stays.
+
+        StatesDiffer is one: the ranks do not hold the same, so that what was summed is not to be used.
+        """
+        assert self._side is not None and self._state is not None
+        said = self._look(self._state)
         arrived_us = self._recorder.switch(STRAGGLER)
         mine = [self.losses[shard] for shard in self._brought[self._rank]]
         width = max(map(len, self._brought))
-        self._side.start([*offer, arrived_us, *mine, *[0.0] * (width - len(mine))])
+        self._side.start([*offer, arrived_us, *said, *mine, *[0.0] * (width - len(mine))])
         self._gradients.reduce(self._reducer)
         numbers = self._side.wait().tolist()
         self._recorder.switch(COMM, min(self._recorder.now_us(), int(max(row[FLAGS - 1] for row in numbers))))
-        losses = {shard: row[FLAGS + i] for row, shards in zip(numbers, self._brought, strict=True) for i, shard in enumerate(shards)}
+        middle = FLAGS + self._replicas.width
+        self._replicas.compare([row[FLAGS:middle] for row in numbers])
+        disputed = self._recheck.compare([row[middle : self._head] for row in numbers])
+        losses = {shard: row[self._head + i] for row, shards in zip(numbers, self._brought, strict=True) for i, shard in enumerate(shards)}
         by_shard = [losses[shard] for shard in range(self._shards)]
-        culprit, why = self._suspect(by_shard)
-        return Outcome([(int(row[0]), int(row[1]), int(row[2])) for row in numbers], math.fsum(by_shard) / self._shards, culprit, why)
+        culprit, why = (None, "") if disputed else self._suspect(by_shard)  # which may decide the step: not while it is in dispute
+        offers = [(int(row[0]), int(row[1]), int(row[2])) for row in numbers]
+        return Outcome(offers, math.fsum(by_shard) / self._shards, culprit, why, disputed, self._owner(culprit))
+
+    def _owner(self, shard: int | None) -> int:
+        return next((rank for rank, shards in enumerate(self._brought) if shard in shards), -1)
+
+    @property
+    def testimony(self) -> Finding | None:
+        """What this rank tells when it leaves its group now: its end of a comparison that did not come to a good end."""
+        return self._recheck.open or self._replicas.testimony
+
+    def _look(self, here: StateId) -> list[float]:
+        if not self._replicas.width or self._group.size == 1:
+            return [0.0] * self._replicas.width + self._recheck.look()
+        self._recorder.switch(VERIFY)
+        self._gradients.settle()
+        return self._replicas.look(here) + self._recheck.look()
 
     def _suspect(self, losses: list[float]) -> tuple[int | None, str]:
         """With a gradient scaler, infinite gradients are its business: it skips the update and lowers its scale."""
@@ -238,6 +302,7 @@ class Engine:
         self._gradients.commit()
         assert self._state is not None
         self._state, self.losses = StateId(self._state.lineage, self._state.step + 1), {}
+        self._recheck.begin(self._state)
         if self._shares is not self._whole:
             self._share(self._whole)
 

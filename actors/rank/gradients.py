@@ -154,6 +154,11 @@ class GradientBuffers:
         self._first_count = []
         self.begun = True
 
+    def settle(self) -> None:
+        """Between shards: buffers are as committed."""
+        if self.begun:
+            self._restore()
+
     def begin_shard(self) -> None:
         """Gradients are zero, and buffers as committed. Call it right before the shard's forward."""
         for parameter in self.parameters:
@@ -173,6 +178,11 @@ class GradientBuffers:
         if not self._first_count:
             self._first_count = [buffer.tensor.clone() for buffer in self._counted]
         self._sums.add(shard, into, joined)
+
+    @property
+    def last(self) -> list[torch.Tensor | None]:
+        """What the shard at hand has come to, before :meth:`end_shard`: its gradients, and the buffers as its forward left them."""
+        return [*(parameter.grad for parameter in self.parameters), *(buffer.tensor for buffer in self._averaged)]
 
     @property
     def held(self) -> frozenset[int]:

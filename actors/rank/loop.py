@@ -18,6 +18,7 @@ from actors.rank.data import Feed
 from actors.rank.engine import Engine, Outcome
 from actors.rank.process_group import GroupBroken
 from actors.rank.recorder import Recorder, now_us
+from actors.rank.saboteur import Saboteur
 from actors.rank.sampling import seed_shard, seed_step
 from actors.rank.saving import PartsPort, Saver
 from actors.rank.seat import Seat
@@ -25,8 +26,8 @@ from actors.rank.sharded import ShardedEngine, check_tracked
 from actors.rank.state import TrackedState
 from fleet.config import RunSettings
 from fleet.errors import FleetError
-from fleet.events import Measured
-from fleet.records import COMPUTE, DATA, FINISH
+from fleet.events import Measured, NotFinite
+from fleet.records import COMPUTE, DATA, FINISH, VERIFY
 from fleet.types import StateId
 
 MEASURE_EVERY_US = 500_000
@@ -93,6 +94,7 @@ class Run:
             raise FleetError(f"total = {total}: a run has at least one step")
         self._engine = self._make_engine(state, clip_norm)
         self._recorder.total(total)
+        self._client.on_spoil = Saboteur(self._engine).strike
         self._client.protocol.ready()
         self._client.say()
         yield from self._rehearse()
@@ -178,6 +180,7 @@ class Run:
         assert self._engine is not None
         self._saver.settle()
         self._recorder.switch(FINISH)
+        seed_step(self.seed, self._here().step)  # as the next step would: whoever came after the last commit has drawn no numbers in it
         try:
             digest = self._engine.digest(self._here().step)
         except GroupBroken as error:
@@ -232,9 +235,15 @@ class Run:
             except GroupBroken as error:
                 self._withdraw()
                 self._recorder.hold()
-                self._seat.leave(str(error))
-            else:
+                self._seat.leave(str(error), self._engine.testimony)
+                continue
+            if not reduced.disputed:
                 return self._conclude(step, reduced)
+            self._withdraw()
+            self._engine.hold()
+            if self._engine.checks:
+                self._seat.step_aside()
+                return None
 
     def _withdraw(self) -> None:
         with self._client.lock:
@@ -269,6 +278,9 @@ class Run:
             shard = reduced.culprit
             raise NonFiniteError(f"step {step.number}, shard {shard}: {reduced.why}, and again when it was computed once more")
         self._suspect = step.number
+        if self._rank == 0 and reduced.culprit is not None:
+            owner = self._seat.view.members[reduced.owner] if reduced.owner >= 0 else None
+            self._client.say(NotFinite(self._client.protocol.member, self._here(), reduced.culprit, owner, reduced.why))
         self._engine.repeat()
 
     def _apply(self, step: Step, reduced: Outcome) -> None:
@@ -341,7 +353,8 @@ class Step:
         """
         run, recorder = self._run, self._run._recorder
         feed = run._feed(dataset, batch_size)
-        feed.expect([(self.number, shard) for shard in self.shards] + [(self.number + 1, shard) for shard in self._engine.next_due])
+        now = [(self.number, shard) for shard in self.shards + self._engine.checks]
+        feed.expect(now + [(self.number + 1, shard) for shard in self._engine.next_due])
         for shard in self.shards:
             if run._seat.wanted:
                 self._cut = True
@@ -349,10 +362,16 @@ class Step:
             recorder.switch(DATA)
             batch = feed.get(self.number, shard)
             recorder.switch(COMPUTE)
-            yield from self._compute(shard, batch)
+            yield from self._compute(shard, batch, self._engine.end_shard)
         recorder.worked()
+        for shard in self._engine.checks:
+            if run._seat.wanted:
+                return
+            recorder.switch(VERIFY)
+            yield from self._compute(shard, feed.get(self.number, shard), lambda shard, loss: self._engine.end_check(shard))
+            del self.losses[shard]
 
-    def _compute(self, shard: int, batch: Any) -> Iterator[Any]:
+    def _compute(self, shard: int, batch: Any, end: Callable[[int, float], None]) -> Iterator[Any]:
         recorder = self._run._recorder
         recorder.shard(shard)
         seed_shard(self._run.seed, self.number, shard)
@@ -362,7 +381,7 @@ class Step:
         self.shard = -1
         if shard not in self.losses:
             raise FleetError(f"step {self.number}, shard {shard}: the loop body did not call step.backward(loss) for this batch")
-        self._engine.end_shard(shard, self.losses[shard])
+        end(shard, self.losses[shard])
         recorder.shard(-1)
 
     def backward(self, loss: torch.Tensor) -> None:

@@ -18,6 +18,7 @@ from actors.rank.loop import Run
 from actors.rank.process_group import StoreServer, warm_up
 from actors.rank.recorder import Recorder, now_us
 from actors.rank.saving import PartsPort
+from actors.rank.stacks import Stacks, stacks_path
 from fleet.config import RunSettings
 from fleet.errors import Fenced
 from fleet.events import Raised
@@ -50,6 +51,7 @@ def run_rank(
     store = StoreServer(host)
     client = Client(slot, token, node, agent_path, store.address, recorder)
     lifeline = Lifeline(lifeline_path(folder, node), token)
+    stacks = Stacks(stacks_path(folder, token))
     try:
         client.start(settings.timeouts.start_s)
         warm_up(host)
@@ -59,6 +61,7 @@ def run_rank(
     except BaseException as error:  # noqa: BLE001 - whatever ends a rank is told to the coordinator
         _report(client, recorder, error)
     finally:
+        stacks.close()
         lifeline.close()
         client.close()
         store.close()

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from fleet.records import ABANDON, COMMIT, HOLD, INIT
+from fleet.records import ABANDON, CATEGORIES, COMMIT, HOLD, INIT
 
 OWN = "g"
 """Code of a row that is no span: ``step`` holds microseconds that the accelerator took for the shards of the step at hand."""
@@ -174,6 +174,12 @@ class RingReader:
     def _row(self, index: int) -> Row:
         at_us, step, generation, lineage, code = ROW.unpack_from(self._map, HEADER_BYTES + (index % CAPACITY) * ROW.size)
         return Row(at_us, step, generation, lineage, code.decode())
+
+    def last(self) -> Row | None:
+        """The newest row that says what the rank does, drained or not: the last of a few, the others being marks."""
+        written = self._words[WRITTEN]
+        rows = (self._row(index) for index in range(written - 1, max(-1, written - 8), -1))
+        return next((row for row in rows if row.code in CATEGORIES), None)
 
     def position(self) -> Position:
         return read_position(self._words)

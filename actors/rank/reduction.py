@@ -9,6 +9,7 @@ all-reduce; each further block of a range adds one more chunk a peer.
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import Generic, Protocol, TypeVar
 
@@ -161,6 +162,7 @@ class Reducer:
         self.shards, self.kind, self._bucket_bytes = shards, kind, bucket_bytes
         self._stages: dict[torch.device, torch.Tensor] = {}
         self._group: Group | None = None
+        self._buckets_before: list[_Bucket] = []  # whose sends nobody has waited for: they have arrived when the next ones have
 
     def bind(self, group: Group, leaves: Sequence[Sequence[Block]]) -> None:
         """Use ``group`` from now on; ``leaves[r]`` are the blocks whose sums view rank r brings, from left to right."""
@@ -234,7 +236,7 @@ class Reducer:
             returning += self._scatter(group, number, buckets[number], local, out)
         for number, bucket in enumerate(buckets):
             assert bucket.arrival is not None
-            bucket.arrival.wait()
+            bucket.arrival.arrived()  # and what it sends has arrived, once the peers give back what they have added it up to
             mine = bucket.chunk(out, group.rank)
             self._add(self._leaves(group, bucket, local), [rank != group.rank for rank, _ in self._order], mine)
             receives = [] if group.receives_ahead else self._returns(bucket, out)
@@ -242,7 +244,8 @@ class Reducer:
             if number + BUCKETS_IN_FLIGHT < len(buckets):
                 returning += self._scatter(group, number + BUCKETS_IN_FLIGHT, buckets[number + BUCKETS_IN_FLIGHT], local, out)
         for work in returning:
-            work.wait()
+            work.wait(asked=True)
+        self._buckets_before = buckets
 
     def _gifts(self, bucket: _Bucket, mine: torch.Tensor) -> list[tuple[torch.Tensor, int]]:
         """Who gets this rank's sums."""
@@ -271,8 +274,10 @@ class Reducer:
         sources = [peer for peer in reversed(self._peers) for _ in range(self._counts[peer])]
         bucket.incoming = self._stage(mine, number % BUCKETS_IN_FLIGHT, len(sources), group.size)
         sends = [(bucket.chunk(flats, peer), peer) for peer in self._peers for flats in local]
+        # Asked for first: whoever has this rank's partial sums knows that it may send back what comes of them.
+        asked = [group.start([], self._returns(bucket, out), 2 * number + 1)] if group.receives_ahead else []
         bucket.arrival = group.start(sends, list(zip(bucket.incoming, sources, strict=True)), 2 * number)
-        return [group.start([], self._returns(bucket, out), 2 * number + 1)] if group.receives_ahead else []
+        return asked
 
     def _leaves(self, group: Group, bucket: _Bucket, local: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
         """This rank's chunk of all partial sums, in order of shards."""
@@ -303,19 +308,20 @@ class SideChannel:
 
     def __init__(self, group: Group, width: int, dtype: torch.dtype = torch.float64) -> None:
         self._group = group
-        self._mine = torch.zeros(width, dtype=dtype)
+        self._dtype = dtype
         self._all = torch.zeros(group.size, width, dtype=dtype)
         self._work: Work | None = None
+        self._before: deque[Work] = deque(maxlen=2)  # nobody waits for their sends: two exchanges later they have arrived
 
     def start(self, values: Sequence[float]) -> None:
-        self._mine.copy_(torch.tensor(values, dtype=self._mine.dtype))
-        self._work = self._group.start_all_gather(self._all, self._mine, SIDE_TAG)
+        self._work = self._group.start_all_gather(self._all, torch.tensor(values, dtype=self._dtype), SIDE_TAG)
+        self._before.append(self._work)
 
     def wait(self) -> torch.Tensor:
         """All ranks' numbers, ``[size, width]``; valid until the next :meth:`start`. Raises GroupBroken."""
         if self._work is None:
             raise ProtocolError("SideChannel.wait() before start()")
-        self._work.wait()
+        self._work.arrived()
         self._work = None
         return self._all
 

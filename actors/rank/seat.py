@@ -19,7 +19,7 @@ from fleet.errors import FleetError
 from fleet.levels import PEERS_SCHEME
 from fleet.member import Offer
 from fleet.records import REFORM, RESTORE, STANDBY
-from fleet.types import StateId, View
+from fleet.types import Finding, StateId, View
 
 
 class Sitting:
@@ -141,12 +141,12 @@ class Seat:
             except GroupBroken as error:
                 self.leave(str(error))
 
-    def leave(self, reason: str) -> None:
-        """Give up the group, and tell the coordinator where this rank stands."""
+    def leave(self, reason: str, testimony: Finding | None = None) -> None:
+        """Give up the group, and tell the coordinator where this rank stands, and how it differs from the others."""
         with self._client.lock:
             self._drop_seat()
             self._drop_next()
-            self._protocol.broken(reason)
+            self._protocol.broken(reason, testimony)
         self._clear()
         self._recorder.switch(REFORM)
         self._client.say()

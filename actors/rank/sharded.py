@@ -245,7 +245,7 @@ class ShardedEngine(Engine):
             parameter.grad = None
 
     def _clip(self, norm: float) -> None:
-        if self._stepped:  # of a small model a rank may hold nothing
+        if self._stepped and self.factor < 1.0:  # of a small model a rank may hold nothing
             torch._foreach_mul_(self._stepped, self.factor)
 
     def advance(self, factor: float) -> None:

@@ -3,8 +3,9 @@
 Fleet's own, because a view change waits for it: torch's TCPStore was seen to take 5 s for about one connection in 25, retries past its
 time-out, and cannot be interrupted. This one is a thread of the serving process, and a client that is a plain socket.
 
-A request is ``op, key length, value length, key, value``; the answer to ``GET`` comes when the key is there. Keys begin with
-``generation/``; what generations before the last three have left is dropped.
+A request is ``op, key length, value length, key, value``. ``GET`` names one key or several, apart by line ends: the answer, each value
+with its length before it, comes when all are there. Keys begin with ``generation/``; what generations before the last three have left is
+dropped. A rank that forms a group computes meanwhile, and so may the one that serves: what counts is how often they wait for each other.
 """
 
 from __future__ import annotations
@@ -14,16 +15,20 @@ import selectors
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch.distributed as dist
 
-_REQUEST = struct.Struct("!cHI")
+from actors.rank.urgency import be_prompt
+
+_REQUEST = struct.Struct("!cII")
 _ANSWER = struct.Struct("!I")
 SET, GET = b"S", b"G"
 KEPT_GENERATIONS = 3
 _LONGEST_VALUE = 1 << 24
+_SEND_S = 5.0
+"""A rank that does not take its answer within this time is dropped: the others wait for it meanwhile."""
 
 
 def parse_address(store: str) -> tuple[str, int]:
@@ -42,7 +47,7 @@ class StoreServer:
         self.address = f"{host}:{self._listener.getsockname()[1]}"
         self._wake, self._woken = socket.socketpair()
         self._values: dict[str, bytes] = {}
-        self._waiting: dict[str, list[socket.socket]] = {}
+        self._waiting: dict[socket.socket, tuple[list[str], set[str]]] = {}  # who waits for these keys, of which those are not there
         self._unread: dict[socket.socket, bytearray] = {}
         self._generations: list[int] = []
         self._thread = threading.Thread(target=self._serve, name="fleet-store", daemon=True)
@@ -55,6 +60,7 @@ class StoreServer:
         self._thread.join()
 
     def _serve(self) -> None:
+        be_prompt(children=True)
         with selectors.DefaultSelector() as selector, self._listener, self._wake, self._woken:
             selector.register(self._woken, selectors.EVENT_READ)
             selector.register(self._listener, selectors.EVENT_READ)
@@ -69,7 +75,7 @@ class StoreServer:
 
     def _accept(self, selector: selectors.BaseSelector) -> None:
         connection, _ = self._listener.accept()
-        connection.setblocking(False)
+        connection.settimeout(_SEND_S)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._unread[connection] = bytearray()
         selector.register(connection, selectors.EVENT_READ)
@@ -89,8 +95,7 @@ class StoreServer:
     def _drop(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
         selector.unregister(connection)
         del self._unread[connection]
-        for waiting in self._waiting.values():
-            waiting[:] = [other for other in waiting if other is not connection]
+        self._waiting.pop(connection, None)
         connection.close()
 
     def _drop_all(self, selector: selectors.BaseSelector) -> None:
@@ -98,30 +103,46 @@ class StoreServer:
             self._drop(selector, connection)
 
     def _handle(self, connection: socket.socket, op: bytes, key: str, value: bytes) -> None:
+        keys, generation = key.split("\n"), _generation(key)
         if op == SET:
-            self._forget_old(int(key.partition("/")[0]))
+            self._forget_old(generation)
             self._values[key] = value
-            for waiting in self._waiting.pop(key, ()):
-                with contextlib.suppress(OSError):
-                    waiting.sendall(_ANSWER.pack(len(value)) + value)
-        elif key in self._values:
-            connection.sendall(_ANSWER.pack(len(self._values[key])) + self._values[key])
+            for waiting, (wanted, missing) in list(self._waiting.items()):
+                missing.discard(key)
+                if not missing:
+                    self._answer(waiting, wanted)
+        elif missing := {key for key in keys if key not in self._values}:
+            self._waiting[connection] = keys, missing
         else:
-            self._waiting.setdefault(key, []).append(connection)
+            self._answer(connection, keys)
+
+    def _answer(self, connection: socket.socket, keys: list[str]) -> None:
+        self._waiting.pop(connection, None)
+        answer = b"".join(_ANSWER.pack(len(self._values[key])) + self._values[key] for key in keys)
+        try:
+            connection.sendall(answer)
+        except OSError:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)  # half an answer is none: the selector will find that it has ended
 
     def _forget_old(self, generation: int) -> None:
         if generation in self._generations:
             return
         self._generations = sorted([*self._generations, generation])[-KEPT_GENERATIONS:]
-        kept = {str(g) for g in self._generations}
-        self._values = {key: value for key, value in self._values.items() if key.partition("/")[0] in kept}
+        oldest = self._generations[0]
+        self._values = {key: value for key, value in self._values.items() if _generation(key) >= oldest}
+        self._waiting = {waiting: known for waiting, known in self._waiting.items() if _generation(known[0][0]) >= oldest}
+
+
+def _generation(key: str) -> int:
+    return int(key.partition("/")[0])
 
 
 def _requests(unread: bytearray) -> Iterator[tuple[bytes, str, bytes]]:
     """Cut whole requests off the front of ``unread``. Raises ValueError when it is not this protocol."""
     while len(unread) >= _REQUEST.size:
         op, key_length, value_length = _REQUEST.unpack_from(unread)
-        if op not in (SET, GET) or value_length > _LONGEST_VALUE:
+        if op not in (SET, GET) or max(key_length, value_length) > _LONGEST_VALUE:
             raise ValueError("not a store request")
         middle, end = _REQUEST.size + key_length, _REQUEST.size + key_length + value_length
         if len(unread) < end:
@@ -140,16 +161,20 @@ class StoreClient:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def set(self, key: str, value: bytes) -> None:
-        self._send(SET, key, value)
+        self._send(SET, [key], value)
 
     def get(self, key: str) -> bytes:
         """The value of ``key``, once somebody has set it."""
-        self._send(GET, key, b"")
-        return self._receive(_ANSWER.unpack(self._receive(_ANSWER.size))[0])
+        return self.get_all([key])[0]
 
-    def _send(self, op: bytes, key: str, value: bytes) -> None:
-        name = f"{self._generation}/{key}".encode()
-        self._socket.sendall(_REQUEST.pack(op, len(name), len(value)) + name + value)
+    def get_all(self, keys: Sequence[str]) -> list[bytes]:
+        """The values of ``keys``, once all are set."""
+        self._send(GET, keys, b"")
+        return [self._receive(_ANSWER.unpack(self._receive(_ANSWER.size))[0]) for _ in keys]
+
+    def _send(self, op: bytes, keys: Sequence[str], value: bytes) -> None:
+        names = "\n".join(f"{self._generation}/{key}" for key in keys).encode()
+        self._socket.sendall(_REQUEST.pack(op, len(names), len(value)) + names + value)
 
     def _receive(self, length: int) -> bytes:
         data = bytearray()
@@ -177,7 +202,7 @@ class TorchStore(dist.Store):
         self._client, self._prefix = client, prefix
 
     def set(self, key: str, value: Any) -> None:
-        self._client.set(f"{self._prefix}/{key}", value.encode() if isinstance(value, str) else bytes(value))
+        self._client.set(f"{self._prefix}/{key}", _plain(value))
 
     def get(self, key: str) -> bytes:
         return self._client.get(f"{self._prefix}/{key}")
@@ -185,3 +210,32 @@ class TorchStore(dist.Store):
     def wait(self, keys: list[str], *_: Any) -> None:
         for key in keys:
             self.get(key)
+
+
+class Exchange(TorchStore):
+    """What gloo wants of a store, in one round trip: it sets one key that ends with its rank, and asks for each rank's, twice.
+
+    Beside what gloo says goes ``mine``; ``learn`` is given each rank's, before gloo hears of that rank.
+    """
+
+    def __init__(self, client: StoreClient, prefix: str, size: int, mine: bytes, learn: Callable[[bytes], None]) -> None:
+        super().__init__(client, prefix)
+        self._size, self._mine, self._learn = size, mine, learn
+        self._known: dict[str, bytes] = {}
+
+    def set(self, key: str, value: Any) -> None:
+        super().set(key, _ANSWER.pack(len(self._mine)) + self._mine + _plain(value))
+
+    def get(self, key: str) -> bytes:
+        if key not in self._known:
+            stem = key.rpartition("/")[0]
+            keys = [f"{stem}/{rank}" for rank in range(self._size)]
+            for name, value in zip(keys, self._client.get_all([f"{self._prefix}/{name}" for name in keys]), strict=True):
+                end = _ANSWER.size + _ANSWER.unpack_from(value)[0]
+                self._learn(value[_ANSWER.size : end])
+                self._known[name] = value[end:]
+        return self._known[key]
+
+
+def _plain(value: Any) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from actors.rank.recorder import OWN, Row
-from fleet.records import ABANDON, CHECKPOINT, COMM, COMMIT, COMPUTE, DATA, HOLD, STRAGGLER
+from fleet.records import ABANDON, CHECKPOINT, COMM, COMMIT, COMPUTE, DATA, HOLD, STRAGGLER, VERIFY
 from fleet.slowness import RankTimes
 from fleet.types import Member
 
@@ -34,8 +34,8 @@ class OwnTime:
 class StepTimer:
     """Adds up what one process did in each step. A step in which a peer was lost, or that began in another view, is left out.
 
-    What is computed right after a shard's data came is the shard's; what else is computed is the step's own work. Where an accelerator says
-    what it took for the shards, that counts.
+    What is computed right after a shard's data came is the shard's; what else is computed is the step's own work, but for what is compared
+    with other ranks, now and then. Where an accelerator says what it took for the shards, that counts.
     """
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class StepTimer:
             now.data_us += us
         elif code == COMM:
             now.network_us += us
-        elif code not in (STRAGGLER, CHECKPOINT) and now.shards:
+        elif code not in (STRAGGLER, CHECKPOINT, VERIFY) and now.shards:
             self._torn = True
 
     def take(self) -> list[OwnTime]:

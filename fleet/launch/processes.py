@@ -7,6 +7,8 @@ import signal
 import time
 from collections.abc import Iterator
 
+from fleet.proc import stat_fields
+
 CLUSTER_VARIABLE = "FLEET_CLUSTER"
 """Names the local cluster that a process belongs to; every descendant of its nodes inherits it."""
 NODE_VARIABLE = "FLEET_NODE_INDEX"
@@ -58,11 +60,10 @@ def _processes() -> Iterator[tuple[int, int, list[bytes]]]:
         if not name.isdigit():
             continue
         try:
-            with open(f"/proc/{name}/stat", "rb") as file:
-                state, parent = file.read().rpartition(b")")[2].split()[:2]
+            state, parent = stat_fields(int(name))[:2]
             with open(f"/proc/{name}/environ", "rb") as file:
                 environment = file.read().split(b"\0")
         except OSError:
             continue  # ended meanwhile, or another user's
-        if state != b"Z":
+        if state != "Z":
             yield int(name), int(parent), environment

@@ -6,7 +6,7 @@ import random
 from typing import TYPE_CHECKING, Any
 
 from fleet.events import CheckpointDurable, CheckpointFailed, Event, Heartbeat, Joined, StepsTimed, Tick
-from fleet.instructions import CommitCheckpoint, EndRun, Evict, Fence, Instruction, Propose, Publish, Welcome, Write
+from fleet.instructions import CommitCheckpoint, EndRun, Evict, Fence, Inspect, Instruction, Propose, Publish, Welcome, Write
 from fleet.levels import PEERS, STORE
 from fleet.machine import FleetMachine
 from fleet.simulation.nodes import SimNode
@@ -96,7 +96,8 @@ class Store:
         parts = [self._parts.get((order.checkpoint, rank)) for rank in range(len(order.parts))]
         self.world.watch.checkpoint(order, parts)
         if not self.failing and parts[0] is not None:
-            self._committed[order.checkpoint] = parts[0]
+            right = self.world.chain.weights(order.state.step)
+            self._committed[order.checkpoint] = next((part for part in parts if part is not None and part != right), right)
         return not self.failing
 
     def _commit_in_memory(self, order: CommitCheckpoint) -> bool:
@@ -172,6 +173,8 @@ class SimCoordinator:
                 members: tuple[Member, ...] = view.members
             case Welcome(token=token) | Fence(token=token):
                 return [self._tokens[token]] if token in self._tokens else []
+            case Inspect(nodes=names):
+                return [node for node in self.world.nodes if node.name in names]
             case Evict(process=process):
                 return [node for node in self.world.nodes if node.name == process.node]
             case _:

@@ -6,6 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from fleet.events import FaultReported, NodeSilent, StopRequested
+from fleet.simulation.model import POISON
 from fleet.simulation.plan import Trouble
 from fleet.simulation.ranks import SimRank, UserError
 from fleet.types import Fault
@@ -73,6 +74,9 @@ class Faults:
                     victim.hung = True
             case "slow" | "slow_link":
                 self._slow(trouble, self._victims(trouble, rank))
+            case "flip":
+                for victim in self._victims(trouble, rank):
+                    self._flip(victim)
             case "forget":
                 world.train.forget(trouble.slot or 0)
             case "coordinator":
@@ -97,6 +101,13 @@ class Faults:
             return [rank]
         slots = [*([trouble.slot] if trouble.slot is not None else []), *trouble.slots]
         return [self.world.train.current[slot] for slot in dict.fromkeys(slots) if slot in self.world.train.current]
+
+    def _flip(self, victim: SimRank) -> None:
+        """A bit of what it holds. Nothing flips in what is half written: that is not used."""
+        if victim.alive and victim.weights != POISON:
+            victim.weights, victim.corrupt = hash((victim.weights, victim.protocol.token, "flipped")), True
+            self.world.flipped = True
+            self.world.note("flipped", victim, victim.protocol.state)
 
     def _kill(self, trouble: Trouble, rank: SimRank | None) -> None:
         victims = self._victims(trouble, rank)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from fleet.simulation.clockwork import Clockwork, Future
@@ -153,3 +154,15 @@ class Group:
 
     def _resolve_after(self, future: Future, delay_s: float, value: Any) -> None:
         self.clock.after(delay_s, lambda: future.resolve(value))
+
+
+@dataclass(slots=True)
+class Sitting:
+    """A view that a rank is joining; ``beside``: by its listening thread, while the loop computes."""
+
+    view: View
+    group: Group
+    beside: bool = False
+    graceful: bool = False
+    done: bool = False
+    error: str | None = None

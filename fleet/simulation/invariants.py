@@ -15,7 +15,6 @@ from fleet.instructions import CommitCheckpoint, Instruction, Propose, Publish
 from fleet.levels import PEERS_SCHEME, STORE
 from fleet.machine import FleetMachine
 from fleet.machine_state import FORM, RUN
-from fleet.machine_stragglers import ACTIONS
 from fleet.machine_tiers import TRIES
 from fleet.records import (
     CheckpointRecord,
@@ -30,8 +29,10 @@ from fleet.records import (
     ViewPublished,
 )
 from fleet.simulation.checker import Checker
+from fleet.simulation.corruption import Corruption
 from fleet.simulation.model import POISON, gradient
 from fleet.simulation.two_phase import TwoPhase
+from fleet.slowness import ACTIONS
 from fleet.types import Member, StateId, View
 
 if TYPE_CHECKING:
@@ -129,6 +130,9 @@ class Repeat(Checker):
 
     def reduced(self, rank: SimRank, view: View, number: int, values: Mapping[Member, Any]) -> None:
         for member, (state, weights, contributions, _) in values.items():
+            process = self.process(member)
+            if process is None or process.corrupt:
+                continue
             chain = self.world.chain.weights(state.step)
             self.require(weights == chain, f"{member} reduces step {state} from weights that are not those of the fault-free run")
             right = all(value == gradient(chain, state.step, shard) for shard, value in contributions.items())
@@ -199,15 +203,16 @@ class Identical(Checker):
     name = "identical"
 
     def commit(self, rank: SimRank, state: StateId) -> None:
-        right = self.world.chain.weights(state.step)
-        self.require(rank.weights == right, f"{rank} commits {state} with other weights than the fault-free run")
+        right = rank.corrupt or rank.weights == self.world.chain.weights(state.step)
+        self.require(right, f"{rank} commits {state} with other weights than the fault-free run")
 
     def seated(self, rank: SimRank, view: View, state: StateId) -> None:
-        self.require(rank.weights == self.world.chain.weights(state.step), f"{rank} is seated at {state} with weights of another state")
+        right = rank.corrupt or rank.weights == self.world.chain.weights(state.step)
+        self.require(right, f"{rank} is seated at {state} with weights of another state")
 
     def end(self) -> None:
         ended = next((record for record in self.world.journal if isinstance(record, RunEnded)), None)
-        if ended is not None and ended.status == "completed":
+        if ended is not None and ended.status == "completed" and not self.world.excused:
             digest = str(self.world.chain.weights(self.world.plan.steps))
             self.require(ended.digest == digest, "the run completes with a digest other than the fault-free run's")
 
@@ -246,6 +251,8 @@ class WholeCheckpoint(Checker):
     def checkpoint(self, order: CommitCheckpoint, parts: Sequence[int | None]) -> None:
         sizes, right = self._sizes.get(order.state, set()), self.world.chain.weights(order.state.step)
         self.require(len(parts) in sizes, f"checkpoint {order.checkpoint} has {len(parts)} parts, its view {sizes} members")
+        if self.world.flipped:
+            return  # what a rank saved before it was found out is withdrawn; see ``Corruption``
         self.require(all(part == right for part in parts), f"checkpoint {order.checkpoint} is put together from {parts}, not from {right}")
 
 
@@ -273,7 +280,7 @@ class Restored(Checker):
             name = (record.view.checkpoint or "").rpartition("/")[2]
             self._tried[name] += 1
             self.require(name in self._complete(), f"generation {record.view.generation} begins from {name}, of which a part is missing")
-        elif isinstance(record, LineageBegun):
+        elif isinstance(record, LineageBegun) and not self.world.flipped:
             usable = [state for name, state in self._complete().items() if self._tried[name] < TRIES]
             newest = max([self._durable, StateId(0, 0), *usable])
             self.require(record.from_state >= newest, f"lineage {record.lineage} begins at {record.from_state}, {newest} is complete")
@@ -516,8 +523,8 @@ class Traffic(Checker):
 
 
 CHECKERS: tuple[type[Checker], ...] = (
-    Donor, Dirty, Stale, Repeat, TwoPhase, OneIncarnation, ExactlyOnce, Identical, Agreement, WholeCheckpoint, Restored, Persisted, Journal,
-    Rebuilt, Ends, BudgetsHold, HealthyStay, ChangesBounded, Traffic,
+    Donor, Dirty, Stale, Repeat, TwoPhase, OneIncarnation, ExactlyOnce, Corruption, Identical, Agreement, WholeCheckpoint, Restored,
+    Persisted, Journal, Rebuilt, Ends, BudgetsHold, HealthyStay, ChangesBounded, Traffic,
 )  # fmt: skip
 HOOKS = (
     *("record", "truncated", "sent", "told", "checkpoint", "restored", "end"),

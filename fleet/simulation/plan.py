@@ -37,8 +37,9 @@ class Trouble:
     """One misfortune, at a time, or at a named point of a rank's loop, at ``step`` and ``at_s`` or later.
 
     ``kind``: kill, raise, freeze, hang (a rank; one that hangs still beats); lose_node, partition, join (a node); amnesia (its agent begins
-    anew, with an empty memory); forget (Ray Train takes a living process for dead); coordinator; store; stop; shard (kills whoever computes
-    it), nan (everyone raises); slow, slow_link (the victims' compute, or exchange, takes ``severity`` times as long).
+    anew, with an empty memory); forget (Ray Train takes a living process for dead); flip (a bit of what a rank holds); coordinator; store;
+    stop; shard (kills whoever computes it), nan (everyone raises); slow, slow_link (the victims' compute, or exchange, takes ``severity``
+    times as long).
 
     Args:
         slot: the victim; None at a point: whoever comes there first.
@@ -173,12 +174,32 @@ def _slowness(plan: Plan, rng: random.Random) -> Trouble:
     )  # fmt: skip
 
 
+def flipped_plan(seed: int) -> Plan:
+    """As :func:`random_plan` of at least three ranks, and bits flip in what some of them hold."""
+    rng = stream(seed, "flips")
+    plan = random_plan(seed)
+    settings = replace(plan.settings, world=max(3, plan.settings.world), budgets=PATIENT)
+    capacity = -(-settings.slots // settings.nodes) + 1
+    flips = [_flip(plan, rng, rng.randrange(settings.slots)) for _ in range(rng.choice((1, 1, 2)))]
+    others = plan.troubles if rng.random() < 0.6 else ()
+    return with_troubles(replace(plan, settings=settings, capacity=capacity), (*others, *flips))
+
+
+def _flip(plan: Plan, rng: random.Random, slot: int) -> Trouble:
+    if rng.random() < 0.5:
+        return Trouble(kind="flip", at_s=rng.uniform(1.0, 5.0), slot=slot)
+    point = rng.choice(("compute", "reducing", "reduced", "committed", "donating", "saving", "finished", "forming"))
+    return Trouble(kind="flip", point=point, step=rng.randrange(1, plan.steps), slot=rng.choice((slot, None)))
+
+
 def with_troubles(plan: Plan, troubles: tuple[Trouble, ...]) -> Plan:
     """``plan`` with these troubles, quiet after the last one that has a time."""
     quiet_s = max((trouble.at_s + trouble.duration_s for trouble in troubles if trouble.at_s is not None), default=0.0)
     kinds = {trouble.kind for trouble in troubles}
     failures = ["crash loop"] if plan.settings.budgets != PATIENT else []
     failures += ["the train function raised"] if kinds & {"raise", "nan"} else []
+    if "flip" in kinds:
+        failures += ["no majority names who is wrong", "the ranks end with different states", "a majority proves nothing"]
     statuses = ["completed", *(["stopped"] if "stop" in kinds else []), *(["failed"] if failures else [])]
     return replace(plan, troubles=troubles, statuses=tuple(statuses), failures=tuple(failures), quiet_s=max(quiet_s, 10.0))
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from fleet.alike import Alike
 from fleet.events import Event, PartFailed, PartWritten, Raised
 from fleet.instructions import Instruction
 from fleet.levels import PEERS, level_of
 from fleet.member import INTERRUPT, MemberProtocol, Offer
 from fleet.shards import share
 from fleet.simulation.clockwork import Coroutine, Future, Steps
-from fleet.simulation.groups import Broken, Group
+from fleet.simulation.groups import Broken, Group, Sitting
 from fleet.simulation.model import POISON, gradient, updated
 from fleet.slowness import RankTimes
-from fleet.types import Member, Part, Process, Pulse, StateId, View
+from fleet.types import Finding, Member, Part, Process, Pulse, StateId, View
 
 if TYPE_CHECKING:
     from fleet.simulation.nodes import SimNode
@@ -33,18 +33,6 @@ class UserError(Exception):
     """The train function raised."""
 
 
-@dataclass(slots=True)
-class Sitting:
-    """A view that this rank is joining; ``beside``: by its listening thread, while the loop computes."""
-
-    view: View
-    group: Group
-    beside: bool = False
-    graceful: bool = False
-    done: bool = False
-    error: str | None = None
-
-
 class SimRank:
     """One process. ``where`` is (step, shard), as its node's agent would see it in the rank's shared memory."""
 
@@ -53,6 +41,8 @@ class SimRank:
         self.protocol = MemberProtocol(slot, f"token-{number}", Process(node.name, 1000 + number, number), f"{node.name}:{number}")
         self.alive, self.frozen_s = True, -1.0
         self.weights = POISON
+        self.corrupt = False
+        self.alike = Alike()
         self.where = (-1, -1)
         self.stepping = False
         self.hung = False
@@ -245,7 +235,7 @@ class SimRank:
                 yield from self._seat(sitting)
                 yield from self._steps()
             except Broken as broken:
-                self._abandon(str(broken))
+                self._abandon(str(broken), self.alike.open)
 
     def _called(self) -> Sitting | None:
         """The view to join now, in person."""
@@ -310,12 +300,12 @@ class SimRank:
     def _wanted(self) -> bool:
         return self.protocol.interrupted or (self.sitting is not None and not self.sitting.beside)
 
-    def _abandon(self, reason: str) -> None:
+    def _abandon(self, reason: str, testimony: Finding | None = None) -> None:
         self.world.note("broken", self, reason, f"dirty={self.protocol.dirty}")
         self._leave_groups()
         self.stepping = False
         self.protocol.withdraw()
-        self.protocol.broken(reason)
+        self.protocol.broken(reason, testimony)
         self.flush()
 
     def _seat(self, sitting: Sitting) -> Steps:
@@ -354,6 +344,7 @@ class SimRank:
         state = self.protocol.state
         assert state is not None
         self.stepping = True
+        self.alike.seat(view.generation, state, view.rank_of(self.member) in view.receivers)
         self.world.watch.seated(self, view, state)
 
     def _take_state(self, group: Group, graceful: bool) -> Steps:
@@ -404,6 +395,8 @@ class SimRank:
         return state
 
     def _post(self, group: Group, state: StateId) -> Steps:
+        if self.corrupt and len(group.view.receivers) == len(group.view.members) - 1:
+            self.world.excused = True  # the only one that holds this state: nobody can tell
         group.post_state((state, self.weights))
         if self.at("donating"):
             yield self._pause()
@@ -422,6 +415,7 @@ class SimRank:
         if self.at("received"):
             yield self._pause()
         self.weights = weights
+        self.corrupt = self.world.flipped and weights != self.world.chain.weights(state.step)
         return state
 
     # ---- steps ---------------------------------------------------------------------------------------------------------------------------
@@ -477,12 +471,15 @@ class SimRank:
             yield self._pause()
         self.world.watch.contribute(self, view, protocol.state, protocol.dirty)
         offer = protocol.offer()
+        self.alike.enter(protocol.state, str(self.weights))
         values: dict[Member, Any] = yield group.reduce(self.member, number, (protocol.state, self.weights, dict(self.held), offer))
         took_s = self.world.clock.now_s - group.complete_s
         if self.link_slowness > 1:
             yield took_s * (self.link_slowness - 1)
         self._own.append(took_s * self.link_slowness)
         self.world.watch.reduced(self, view, number, values)
+        if self.alike.differ([value[1] for value in values.values()]):
+            raise Broken("weights differ")
         if self.at("reduced"):
             yield self._pause()
         return values

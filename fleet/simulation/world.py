@@ -73,6 +73,10 @@ class World:
         self.status = self.reason = self.detail = ""
         self.coordinator: SimCoordinator | None = None
         self.coordinator_deaths = 0
+        self.flipped = False
+        """A bit has flipped in what some rank held: without that nothing is excused."""
+        self.excused = False
+        """What is wrong was held by one rank alone when others were given it, so that nobody could tell."""
         self._stale, self._absence_s = 0, 0.05
         self._groups: dict[tuple[int, str], Group] = {}
         self._group_rng = self.stream("groups")
@@ -173,6 +177,8 @@ class World:
         parts = [self.part_of(nodes, name, number) for number in range(count)]
         if not parts or None in parts:
             return None
+        if len(set(parts)) > 1 and self.flipped:
+            return hash(tuple(parts))  # one saved what was wrong in it: not half written, and not right
         return parts[0] if len(set(parts)) == 1 else POISON
 
     # ---- the coordinator -----------------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from fleet.config import Budgets, CheckpointSettings, RunSettings, Timeouts
 from fleet.goodput import Ledger
 from fleet.instructions import EndRun
-from fleet.records import CheckpointRecord, LineageBegun, ProcessLost, ProcessUp, ViewPublished
+from fleet.records import CheckpointRecord, DecisionMade, LineageBegun, ProcessLost, ProcessUp, ViewPublished
 from tests.support import trains
 from tests.support.plain import PlainFleet
 
@@ -88,6 +89,25 @@ def strike_beside_a_spare(fleet: PlainFleet) -> None:
     roster = fleet.coordinator.machine.roster
     fleet.wait_for(lambda: sum(rank.phase == "standby" for rank in roster.by_slot.values()) == 1 and fleet.step >= 4)
     fleet.kill(next(member.slot for member, _, seated in fleet.census() if seated))  # whoever came up last is the spare
+
+
+@pytest.mark.parametrize("sharding", ["none", "zero1"])
+def test_a_newcomer_that_enters_after_the_last_step_ends_with_the_same_state(tmp_path: Path, fault_free: str, sharding: str) -> None:
+    """It has drawn no random numbers in any step, and the others have."""
+
+    def misfortune(fleet: PlainFleet) -> None:
+        machine = fleet.coordinator.machine
+        fleet.wait_for(lambda: fleet.step >= STEPS - 5)
+        fleet.kill(0)
+        fleet.wait_for(lambda: fleet.step == STEPS - 1 and machine.proposal is not None)
+        fleet.wait_for(lambda: machine.roster.by_slot[0].member.incarnation == 1)
+        time.sleep(0.5)  # the members form it beside the step; if they should not have, the test is the ordinary one
+        (tmp_path / "flags" / "end").touch()
+
+    chosen = settings(tmp_path, optimizer_sharding=sharding)
+    outcome, records, digest = train_through(trains.with_a_last_step_that_waits, chosen, tmp_path, misfortune)
+    survived(outcome, records, digest, fault_free)
+    assert [view.graceful for view in of(ViewPublished, records)][-1]
 
 
 def test_a_spare_is_promoted_in_the_same_view_change(tmp_path: Path, fault_free: str) -> None:
@@ -178,6 +198,29 @@ def test_all_ranks_die_and_the_run_goes_on_from_the_last_checkpoint(tmp_path: Pa
     assert any(record.phase == "durable" for record in of(CheckpointRecord, records))
 
 
+def test_a_store_that_is_gone_for_a_while_stops_nothing(tmp_path: Path) -> None:
+    """Its folder is a file: nothing can be written. Training goes on, what fails is counted, and checkpoints come again when it is back."""
+    store, aside = tmp_path / "store", tmp_path / "aside"
+    store.mkdir()
+
+    def misfortune(fleet: PlainFleet) -> None:
+        machine = fleet.coordinator.machine
+        fleet.wait_for(lambda: machine.checkpoints.newest_id)
+        store.rename(aside)
+        store.write_text("no folder")
+        step = fleet.step
+        fleet.wait_for(lambda: any(record.phase == "skipped" for record in of(CheckpointRecord, fleet.records())))
+        assert fleet.step > step
+        store.unlink()
+        aside.rename(store)
+        newest = machine.checkpoints.newest_id
+        fleet.wait_for(lambda: machine.checkpoints.newest_id != newest)
+
+    chosen = settings(tmp_path, checkpoint=CheckpointSettings(policy="fixed", interval_s=0.2), options={"steps": "4000", "pause_s": "0.02"})
+    with PlainFleet(trains.plain, chosen, tmp_path, url=f"file://{store}") as fleet:
+        misfortune(fleet)
+
+
 def test_a_stopped_rank_is_evicted_and_replaced(tmp_path: Path, fault_free: str) -> None:
     def misfortune(fleet: PlainFleet) -> None:
         after(8)(fleet)
@@ -216,7 +259,8 @@ def test_a_zombie_that_wakes_after_its_replacement_is_in_is_fenced(tmp_path: Pat
     chosen = settings(tmp_path, options={"steps": "80", "pause_s": "0.2"})
     alone = tmp_path / "alone"
     truth = train_through(trains.plain, settings(alone, world=2, options={"steps": "80"}), alone)[2]
-    # Nobody recorded what the silent node did until it was given up: that time is `other`, and much of a run that lasts seconds.
+    # Nobody recorded what the silent node did until it was given up, nor what its first agent had read and not reported: that time is
+    # `other`, and much of a run that lasts seconds.
     survived(*train_through(trains.plain, chosen, tmp_path, misfortune), truth, other_ratio=0.1)
 
 
@@ -313,8 +357,12 @@ def test_a_shard_that_kills_whoever_computes_it_ends_the_run_by_name(tmp_path: P
     assert "3 times" in outcome.reason
 
 
-def test_a_nan_is_computed_again(tmp_path: Path, fault_free: str) -> None:
-    survived(*train_through(trains.nan_once, settings(tmp_path), tmp_path), fault_free)
+def test_a_nan_is_computed_again_and_its_rank_is_named(tmp_path: Path, fault_free: str) -> None:
+    outcome, records, digest = train_through(trains.nan_once, settings(tmp_path), tmp_path)
+    survived(outcome, records, digest, fault_free)
+    [told] = [record for record in of(DecisionMade, records) if record.action == "recompute"]
+    assert (told.fields["step"], told.fields["shard"]) == (10, 3)
+    assert told.reason.startswith("step 10, shard 3, computed by ")
 
 
 def test_a_nan_that_comes_again_is_named(tmp_path: Path) -> None:

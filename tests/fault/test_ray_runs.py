@@ -25,9 +25,10 @@ from fleet.journal import read_journal
 from fleet.launch.local import LocalCluster
 from fleet.plans import RunPlan, RunResult, final_digest
 from fleet.recipes import LiveRun
-from fleet.records import Committed, FaultRecord, LineageBegun, Record, ViewPublished
-from fleet.report import build_report
+from fleet.records import Committed, FaultRecord, LineageBegun, ProcessLost, Record, ViewPublished
+from fleet.report import build_report, render_table
 from fleet.types import Fault
+from storage import nodes
 from tests.fault.test_bad_luck import FAST, settings, train_through
 from tests.support import trains
 from tests.support.waiting import until
@@ -71,6 +72,29 @@ def test_a_run_through_kills_and_a_lost_node_is_bit_identical(cluster: LocalClus
     assert report["closes"]
     executed = {r.fault.kind for r in records(chosen.folder) if isinstance(r, FaultRecord) and r.phase == "executed"}
     assert executed == {"kill_rank", "lose_node"}
+
+
+def test_a_flipped_bit_in_one_ranks_weights_is_outvoted_and_changes_no_bit_of_the_result(
+    cluster: LocalCluster, tmp_path: Path, truth: str
+) -> None:
+    save_trace((Fault("f1", 5.0, "silent_corruption", "flip_weight", slot=1),), tmp_path / "trace.csv")
+    slow = plan(tmp_path).settings  # long enough for all ranks to be there when it strikes
+    slow = dataclasses.replace(slow, options={**slow.options, "pause_s": "0.25"})
+    chosen = dataclasses.replace(plan(tmp_path, chaos=ChaosSettings(trace=str(tmp_path / "trace.csv"))), settings=slow)
+    result = LiveRun(chosen, cluster).execute()
+    assert result.status == "completed", result
+    assert final_digest(chosen.folder) == truth
+    kept = records(chosen.folder)
+    [lost] = [record for record in kept if isinstance(record, ProcessLost) and record.fault == "f1"]
+    assert "silent corruption: weights" in lost.cause
+    phases = [record.phase for record in kept if isinstance(record, FaultRecord)]
+    assert phases == ["planned", "executed", "healed"]
+    report = build_report(kept)
+    assert report.to_dict()["closes"]
+    assert "differ from the majority" in render_table(report)
+    known = nodes.load(tmp_path / nodes.NAME)
+    assert known
+    assert not any(one.incidents for one in known), "chaos did it, not the node"
 
 
 def test_a_users_bug_ends_the_run_with_the_users_traceback(cluster: LocalCluster, tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from actors.rank.reduction import Reducer, ShardSums
 from fleet.shards import cover, middle
 
 BOUND_S = 30.0
+Parcel = tuple[torch.Tensor, threading.Event]
+"""What is sent, and whether it was taken."""
 
 
 class Buffers:
@@ -32,20 +34,26 @@ class Boxes:
     def __init__(self) -> None:
         self._lock, self._queues = threading.Lock(), defaultdict(queue.Queue)
 
-    def __getitem__(self, key: tuple[int, int, int]) -> queue.Queue[torch.Tensor]:
+    def __getitem__(self, key: tuple[int, int, int]) -> queue.Queue[Parcel]:
         with self._lock:
             return self._queues[key]
 
 
 class LaterWork:
-    """Receives on wait, as a real network does; what was sent is a copy taken at once."""
+    """Reads what was sent when it is received: whoever changes it before has not waited for what it should."""
 
-    def __init__(self, receives: list[tuple[torch.Tensor, queue.Queue[torch.Tensor]]]) -> None:
-        self._receives = receives
+    def __init__(self, receives: list[tuple[torch.Tensor, queue.Queue[Parcel]]], sent: list[Parcel]) -> None:
+        self._receives, self._sent = receives, sent
 
-    def wait(self) -> None:
+    def arrived(self) -> None:
         for tensor, box in self._receives:
-            tensor.copy_(box.get(timeout=BOUND_S))
+            sent, taken = box.get(timeout=BOUND_S)
+            tensor.copy_(sent)
+            taken.set()
+
+    def wait(self, *, asked: bool = False) -> None:
+        self.arrived()
+        assert all(taken.wait(BOUND_S) for _, taken in self._sent)
 
 
 class ThreadGroup(Group):
@@ -56,13 +64,14 @@ class ThreadGroup(Group):
         self._boxes = boxes
 
     def start(self, sends: Any, receives: Any, tag: int = 0) -> Any:
-        for tensor, peer in sends:
-            self._boxes[self.rank, peer, tag].put(tensor.clone())
-        return LaterWork([(tensor, self._boxes[peer, self.rank, tag]) for tensor, peer in receives])
+        sent = [(tensor, threading.Event()) for tensor, _ in sends]
+        for parcel, (_, peer) in zip(sent, sends, strict=True):
+            self._boxes[self.rank, peer, tag].put(parcel)
+        return LaterWork([(tensor, self._boxes[peer, self.rank, tag]) for tensor, peer in receives], sent)
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
         everyone = torch.empty(self.size, *tensor.shape, dtype=tensor.dtype)
-        self.all_gather(everyone, tensor, 99)
+        self.all_gather(everyone, tensor.clone(), 99)
         tensor.copy_(everyone.sum(0))
 
 

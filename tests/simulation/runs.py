@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from fleet.config import RunSettings
 from fleet.machine import FleetMachine
-from fleet.simulation.plan import Plan, random_plan, slow_plan
+from fleet.simulation.plan import Plan, flipped_plan, random_plan, slow_plan
 from fleet.simulation.world import Outcome, World
 from fleet.types import Ranges
+from policies.corruption import MajorityRules
 from policies.interval import CheckpointInterval
 from policies.mitigation import Mitigator
 from policies.placement import copies, weighted_ranges
@@ -35,7 +36,9 @@ def make_machine(settings: RunSettings, plan: Plan, now_s: float) -> FleetMachin
     store = CheckpointInterval(law="fixed", interval_s=plan.save_every_s)
     peers = CheckpointInterval(law="fixed", interval_s=plan.copy_every_s) if plan.copy_every_s is not None else None
     slow, progress = Mitigator(settings.straggler), ProgressTimeout.of(settings.timeouts)
-    return FleetMachine(settings, recovery, Placement(), store, straggler=slow, progress=progress, peers=peers, now_s=now_s)
+    return FleetMachine(
+        settings, recovery, Placement(), store, straggler=slow, progress=progress, corruption=MajorityRules(), peers=peers, now_s=now_s,
+    )  # fmt: skip
 
 
 def in_parts(failed: Callable[[range], list[str]], seeds: int, part: int = 100) -> list[str]:
@@ -58,3 +61,8 @@ def simulate_seed(seed: int, keep_trace: bool = False, sharded: bool = False) ->
 
 def simulate_slow(seed: int, keep_trace: bool = False) -> Outcome:
     return simulate(slow_plan(seed), keep_trace)
+
+
+def simulate_flips(seed: int, keep_trace: bool = False) -> Outcome:
+    """A run in which bits flip; with the other troubles of the seed in most of them."""
+    return simulate(flipped_plan(seed), keep_trace)

@@ -28,6 +28,7 @@ from fleet.machine import FleetMachine
 from fleet.records import VERSION, Record, RunStarted, Spans
 from fleet.types import Member, Process
 from policies import placement
+from policies.corruption import MajorityRules
 from policies.interval import CheckpointInterval
 from policies.mitigation import Mitigator
 from policies.recovery import ReformPromoteRegrow
@@ -49,10 +50,10 @@ def _rank(train: Callable[[Any], None], settings: RunSettings, slot: int, node: 
 class PlainFleet:
     """``with PlainFleet(train, settings, folder) as fleet: fleet.wait()``. Nodes are agents; slot ``s`` lives on node ``s % nodes``."""
 
-    def __init__(self, train: Callable[[Any], None], settings: RunSettings, folder: Path, respawn: bool = True) -> None:
+    def __init__(self, train: Callable[[Any], None], settings: RunSettings, folder: Path, respawn: bool = True, url: str = "") -> None:
         self.train, self.settings, self.folder, self.respawn = train, settings, folder, respawn
         self.journal_path = folder / "journal.jsonl"
-        self.url = f"file://{folder}"
+        self.url = url or f"file://{folder}"
         self.shm = Path(tempfile.mkdtemp(prefix="fleet-test-", dir="/dev/shm"))
         self.loop = asyncio.new_event_loop()
         self.ended: Future[EndRun] = Future()
@@ -114,14 +115,17 @@ class PlainFleet:
         machine = FleetMachine(
             settings, ReformPromoteRegrow(settings.budgets, settings.timeouts.start_s), placement,
             CheckpointInterval(law=settings.checkpoint.policy, interval_s=settings.checkpoint.interval_s), peers=peers,
-            straggler=Mitigator(settings.straggler), progress=ProgressTimeout.of(settings.timeouts), now_s=clock.now_s(),
+            straggler=Mitigator(settings.straggler), progress=ProgressTimeout.of(settings.timeouts), corruption=MajorityRules(),
+            now_s=clock.now_s(),
         )  # fmt: skip
         if records:
             machine.replay(records, clock.now_s())
         else:
             started = RunStarted(VERSION, "test", clock.now_s(), unix_time_s(), settings.world, settings.spares, settings.shards, "{}")
             self.journal.append(started)
-        self.coordinator = Coordinator(machine, clock, self.journal, RetainingStore(self.url, 3), self._on_end, ends)
+        self.coordinator = Coordinator(
+            machine, clock, self.journal, RetainingStore(self.url, 3), self._on_end, ends, 0, self.folder / "evidence"
+        )
         return await self.coordinator.start("127.0.0.1", port)
 
     async def start_agent(self, index: int) -> None:

@@ -75,6 +75,16 @@ def plain(run: Any) -> None:
     _loop(run)
 
 
+def with_a_last_step_that_waits(run: Any) -> None:
+    """The last step ends when the test says so."""
+
+    def wait(run: Any, step: Any) -> None:
+        if step.number == int(run.options["steps"]) - 1:
+            until(Path(run.options["flags"]) / "end")
+
+    _loop(run, in_shard=wait)
+
+
 def dies_in_optimizer(run: Any) -> None:
     """Slot 1 is killed in the middle of the optimizer's step 10, once."""
     original = torch.optim.AdamW.step

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import harness
 from benchmarks.peers.common import (
     Commit,
     Kill,
@@ -141,3 +142,10 @@ def test_a_system_not_asked_for_is_left_out_and_noted() -> None:
     systems, notes = installed_systems(only=("nothing",))
     assert systems == []
     assert len(notes) == 3
+
+
+def test_a_table_says_what_the_host_gave_to_others() -> None:
+    assert harness.stolen_note((10, 1000), (110, 1500)) == ["others on the same host took 20% of this machine's processor time meanwhile"]
+    assert harness.stolen_note((10, 1000), (10, 1500)) == harness.stolen_note((0, 0), (0, 0)) == []
+    stolen, ticks = harness.stolen()
+    assert 0 <= stolen <= ticks

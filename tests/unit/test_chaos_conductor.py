@@ -16,9 +16,11 @@ from chaos.conductor import (
     Operation,
     Resume,
     Slow,
+    Spoil,
     Stop,
     conduct,
 )
+from chaos.inside import HELD
 from fleet.events import FaultReported
 from fleet.records import FaultRecord
 from fleet.types import Fault, Member, Process
@@ -80,7 +82,7 @@ def test_a_refused_kill_was_suppressed_and_may_be_tried_on_the_next_one() -> Non
     [
         (fault("f", 1.0, "kill_rank", 7), world(), "slot 7 has no live process"),
         (fault("f", 1.0, "kill_rank", 1), world(running=False), "does not train yet"),
-        (fault("f", 1.0, "silent_corruption", 1), world(), "no operation yet"),
+        (fault("f", 1.0, "flip_weight", 1), ChaosView({0: occupant(0), 1: occupant(1)}, {0: (0, 1)}, True), "no majority"),
         (fault("f", 1.0, "lemon_node", 1), world(), "no operation yet"),
         (fault("f", 1.0, "lose_node", 5), world(), "node 5 is not there"),
         (fault("f", 1.0, "lose_node", 0), ChaosView({0: occupant(0)}, {0: (0,)}, True), "last node"),
@@ -257,6 +259,9 @@ class Ports:
     def slow(self, process: Process, severity: float, duration_s: float) -> str | None:
         return self._take(Slow(process, severity, duration_s), process)
 
+    def spoil(self, process: Process, what: str, seed: int, duration_s: float) -> str | None:
+        return self._take(Spoil(process, what, seed, duration_s), process)
+
     def lose(self, index: int) -> str | None:
         self.done.append(LoseNode(index))
         return None
@@ -286,3 +291,26 @@ def test_conduct_performs_every_kind_of_operation_through_the_ports() -> None:
     assert ports.done == [
         Stop(process(0)), Kill(process(3)), Slow(process(1), 2.0, 1.0), LoseNode(1), Resume(process(0)), AddNode(),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "told"), [("flip_weight", "flip_weight"), ("nan", "nan"), ("hang_loop", "hang_loop")])
+def test_a_process_is_told_to_spoil_itself_and_healed(kind: str, told: str) -> None:
+    conductor = Conductor([fault("f", 1.0, kind, 1, duration_s=2.0)])
+    struck = only(conductor.due(1.0, world()))
+    [operation] = struck.operations
+    assert isinstance(operation, Spoil)
+    assert (operation.process, operation.what, operation.duration_s) == (process(1), told, 2.0)
+    healed = only(conductor.due(conductor.next_s(), world()))
+    assert healed.report.phase == "healed"
+    assert healed.operations == ((Spoil(process(1), "heal"),) if kind == "hang_loop" else ())
+
+
+def test_silent_corruption_hits_the_place_that_its_name_draws() -> None:
+    struck = [only(Conductor([fault(name, 1.0, "silent_corruption", 1)]).due(1.0, world())).operations[0] for name in "abcd"]
+    assert {operation.what for operation in struck if isinstance(operation, Spoil)} == set(HELD)
+
+
+@pytest.mark.parametrize(("kind", "phase"), [("flip_weight", "suppressed"), ("silent_corruption", "suppressed"), ("nan", "executed")])
+def test_no_bit_is_flipped_that_would_end_a_run_with_sharded_state(kind: str, phase: str) -> None:
+    report = only(Conductor([fault("f", 1.0, kind, 1)], sharded=True).due(1.0, world())).report
+    assert report.phase == phase

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from chaos.processes import LocalProcesses, start_ticks, this_process
+from chaos.processes import LocalProcesses, this_process
+from fleet.proc import start_ticks
 from fleet.types import Process
 
 BOUND_S = 20.0

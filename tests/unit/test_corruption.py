@@ -5,21 +5,13 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.errors import ConfigError
 from fleet.types import Member, StateId
-from policies.corruption import (
-    Evidence,
-    Sampling,
-    after_vote,
-    cleared,
-    expected_steps_to_detection,
-    hit_probability,
-    undetected_ratio,
-    vote,
-)
+from fleet.verification import Sampling, expected_steps_to_detection, hit_probability, samples, undetected_ratio
+from policies.corruption import Evidence, MajorityRules, after_vote, newest_cleared, vote
 
 A, B, C, D = (Member(slot, 0) for slot in range(4))
 
@@ -102,6 +94,7 @@ def test_time_to_detection_and_exposure_agree_with_trials(every: int, hit: float
         assert undetected == pytest.approx(undetected_ratio(steps, every, hit), abs=0.02)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 40), st.floats(0.05, 1))
 def test_the_mean_is_the_sum_of_what_is_undetected(every: int, hit: float) -> None:
     total = sum(undetected_ratio(steps, every, hit) for steps in range(every * 400))
@@ -117,26 +110,60 @@ def test_what_is_never_looked_at_is_never_found() -> None:
 
 
 def test_wrong_weights_cost_no_step() -> None:
-    back = cleared(Evidence(StateId(1, 90), weights=True), [StateId(1, 50)])
+    back = newest_cleared(Evidence(StateId(1, 90), weights=True), [StateId(1, 50)])
     assert back.decision.action == "carry_on" and back.state == StateId(1, 90)
 
 
 def test_a_wrong_computation_goes_back_to_before_the_last_passed_verification() -> None:
     evidence = Evidence(StateId(1, 90), weights=False, passed=(StateId(1, 40), StateId(1, 65)), hit=0.5)
-    back = cleared(evidence, [StateId(1, 20), StateId(1, 60), StateId(1, 80)])
+    back = newest_cleared(evidence, [StateId(1, 20), StateId(1, 60), StateId(1, 80)])
     assert back.state == StateId(1, 60) and back.decision.action == "go_back"
     assert back.decision.fields["steps_lost"] == 30 and back.decision.fields["residual"] == 0.25
 
 
 @pytest.mark.parametrize("passed", [(), (StateId(1, 10),), (StateId(0, 85),)])
 def test_what_nothing_clears_begins_anew(passed: tuple[StateId, ...]) -> None:
-    back = cleared(Evidence(StateId(1, 90), weights=False, passed=passed), [StateId(1, 20), StateId(0, 80)])
+    back = newest_cleared(Evidence(StateId(1, 90), weights=False, passed=passed), [StateId(1, 20), StateId(0, 80)])
     assert back.state is None and back.decision.action == "begin_anew"
 
 
 @given(st.lists(st.integers(0, 100)), st.lists(st.integers(0, 100)))
 def test_no_state_after_the_last_passed_verification_is_ever_cleared(kept: list[int], passed: list[int]) -> None:
     evidence = Evidence(StateId(2, 50), weights=False, passed=tuple(StateId(2, step) for step in sorted(passed)))
-    state = cleared(evidence, [StateId(2, step) for step in kept]).state
+    state = newest_cleared(evidence, [StateId(2, step) for step in kept]).state
     before = [step for step in passed if step <= 50]
     assert state is None or (before and state.step <= max(before) and state.step in kept)
+
+
+def test_every_rank_is_checked_by_another_one_and_by_each_in_turn() -> None:
+    ranges = [(0, 4), (4, 8), (8, 12), (12, 16)]
+    sampling = Sampling(budget=0.25)
+    found = [(step, samples(sampling, step, ranges, 16)) for step in range(16)]
+    assert [step for step, one in found if one is not None] == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]
+    seen = set()
+    for _, one in found:
+        assert one is not None
+        for rank, shard in enumerate(one.checked):
+            owner = shard // 4
+            assert owner != rank
+            assert one.own[owner] == shard
+            seen.add((rank, owner, shard))
+    assert len({(rank, owner) for rank, owner, _ in seen}) == 12
+    assert {shard for _, _, shard in seen} == set(range(16))
+
+
+def test_off_or_alone_nothing_is_computed_again() -> None:
+    assert samples(Sampling(budget=0.0), 9, [(0, 8), (8, 16)], 16) is None
+    assert samples(Sampling(budget=1.0), 9, [(0, 16)], 16) is None
+
+
+def test_who_has_no_voice_is_judged_by_those_who_have() -> None:
+    verdict = MajorityRules().judge({A: "x"}, {B: "x", C: "y"})
+    assert (verdict.decision.action, verdict.guilty) == ("evict", (C,))
+    assert MajorityRules().judge({A: "x", B: "y"}, {C: "y"}).decision.action == "stop"
+
+
+def test_kept_states_of_older_histories_are_cleared_too() -> None:
+    decision, state = MajorityRules().go_back(StateId(2, 50), StateId(2, 45), [StateId(1, 40)])
+    assert (decision.action, state) == ("go_back", StateId(1, 40))
+    assert MajorityRules().go_back(StateId(2, 50), StateId(2, 50), [])[0].action == "carry_on"

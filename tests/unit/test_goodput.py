@@ -452,6 +452,21 @@ def test_what_a_replaced_process_reports_is_counted_apart() -> None:
     assert summary.stale_s == pytest.approx(0.130)
 
 
+def test_what_a_process_did_after_it_was_declared_lost_is_not_its_slots() -> None:
+    """A whole node fell silent; when it wakes, its agent tells of the time until then before the replacement tells of its own."""
+    story = Story(world=1)
+    story.spans(0, 0, STEPS)
+    story.lost(0, 0, 110)
+    story.spans(0, 0, "c30")
+    story.records.append(r.Unobserved(Member(0, 0), 130_000, 180_000))
+    story.spans(0, 1, STEPS, at=120)
+    story.ended(220)
+    summary = fold(story)
+    check_closes(summary)
+    assert summary.stale_s == pytest.approx(0.020)
+    assert spent(summary.categories)["provision"] == 10
+
+
 def test_generations_must_rise() -> None:
     story = Story(world=1)
     story.view(5, [(0, 0)], 0)

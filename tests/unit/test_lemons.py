@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.errors import ConfigError
-from policies.lemons import History, Incident, Lemons, fleet_rate_per_h
+from fleet.health import History, Incident, histories
+from fleet.records import ProcessLost, ProcessUp, RunEnded, RunStarted
+from fleet.types import Member, Process
+from policies.lemons import Lemons, fleet_rate_per_h
+from storage import nodes
 
 NOW_H = 2000.0
 
@@ -68,3 +74,30 @@ def test_what_has_no_weight_and_impossible_settings_are_refused() -> None:
     for wrong in ({"factor": 1.0}, {"certainty": 1.0}, {"half_life_h": 0.0}, {"share_max": 0.0}):
         with pytest.raises(ConfigError, match=f"lemons.{next(iter(wrong))} = "):
             Lemons(**wrong)
+
+
+def test_what_nodes_did_is_read_from_the_journal_and_survives_the_run(tmp_path: Path) -> None:
+    process = [Process("n1", 1, 1), Process("n1", 2, 2), Process("n2", 3, 3)]
+    members = [Member(slot, 0) for slot in range(3)]
+    records = [
+        RunStarted(1, "demo", 100.0, 3600.0 * 1000 + 100.0, 3, 0, 8, "{}"),
+        *(ProcessUp(member, one, "t", 100.0) for member, one in zip(members, process, strict=True)),
+        ProcessLost(members[0], "its process ended", 200.0, None, 1, 5, 0, ""),
+        ProcessLost(members[1], "its process ended", 200.1, None, 1, 5, 0, ""),
+        ProcessLost(members[2], "evicted: silent corruption: weights at step 9 differ from the majority's", 300.0, None, 2, 9, 0, ""),
+        ProcessLost(members[2], "its process ended", 300.0, "fault-1", 2, 9, 0, ""),
+        ProcessLost(members[2], "the train function raised ValueError", 300.0, None, 2, 9, 0, ""),
+        RunEnded("completed", "", 3700.0, "", ""),
+    ]
+    found = histories(records, {"n1": "host/1", "n2": "host/2"})
+    assert [(one.node, [each.kind for each in one.incidents]) for one in found] == [("host/1", ["lost"]), ("host/2", ["corruption"])]
+    assert found[0].hours == 1.0
+    path = tmp_path / "runs" / nodes.NAME
+    nodes.append(path, found)
+    nodes.append(path, found)
+    again = nodes.load(path)
+    assert [(one.node, one.hours, len(one.incidents)) for one in again] == [("host/1", 2.0, 2), ("host/2", 2.0, 2)]
+    assert again[1].incidents[0] == found[1].incidents[0]
+    path.write_text("{}\n")
+    with pytest.raises(ConfigError, match="nodes.jsonl:1"):
+        nodes.load(path)

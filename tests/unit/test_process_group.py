@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import torch
 
-from actors.rank.process_group import Forming, Group, GroupBroken, StoreServer
-from actors.rank.store import StoreClient
+from actors.rank.process_group import Forming, Group, GroupBroken, StoreServer, Work
+from actors.rank.store import Exchange, StoreClient
 
 BOUND_S = 30.0
 HOST = "127.0.0.1"
@@ -42,6 +42,10 @@ def form_all(store: StoreServer, size: int, generation: int = 1) -> list[Group]:
 def on_all(groups: list[Group], fn: Callable[[Group], Any]) -> list[Any]:
     with ThreadPoolExecutor(len(groups)) as pool:
         return list(pool.map(fn, groups, timeout=BOUND_S))
+
+
+def client_of(store: StoreServer, generation: int, timeout_s: float = BOUND_S) -> contextlib.closing[StoreClient]:
+    return contextlib.closing(StoreClient(store.address, generation, timeout_s))
 
 
 def close_all(groups: list[Group]) -> None:
@@ -101,10 +105,55 @@ def test_a_refused_store_is_a_broken_group() -> None:
         forming(address, 0, 2).wait()
 
 
+def test_several_keys_are_answered_once_all_are_there(store: StoreServer) -> None:
+    with (
+        contextlib.closing(StoreClient(store.address, 5, BOUND_S)) as asking,
+        contextlib.closing(StoreClient(store.address, 5, BOUND_S)) as saying,
+    ):
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(asking.get_all, ["b", "a", "b"])
+            saying.set("a", b"one")
+            assert not answer.done()
+            saying.set("b", b"")
+            assert answer.result(BOUND_S) == [b"", b"one", b""]
+        assert asking.get("a") == b"one"
+
+
+def test_who_waits_for_what_an_old_generation_left_is_not_answered_with_less(store: StoreServer) -> None:
+    with (
+        contextlib.closing(StoreClient(store.address, 1, 0.5)) as old,
+        contextlib.closing(StoreClient(store.address, 0, BOUND_S)) as others,
+    ):
+        others.set("x", b"0")
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(old.get_all, ["x", "y"])
+            for generation in range(2, 7):
+                with client_of(store, generation) as client:
+                    client.set("x", b"new")
+                    assert client.get("x") == b"new"
+            with pytest.raises(OSError):
+                answer.result(BOUND_S)
+
+
+def test_one_round_trip_tells_a_rank_of_all_others(store: StoreServer) -> None:
+    told: list[list[bytes]] = [[], []]
+    with (
+        contextlib.closing(StoreClient(store.address, 1, BOUND_S)) as one,
+        contextlib.closing(StoreClient(store.address, 1, BOUND_S)) as two,
+    ):
+        exchanges = [Exchange(client, "p", 2, mine, told[rank].append) for rank, (client, mine) in enumerate([(one, b"here"), (two, b"")])]
+        for rank, exchange in enumerate(exchanges):
+            exchange.set(f"g/{rank}", bytes([rank]) * 3)
+        exchanges[0].wait(["g/1"])
+        one.interrupt()  # what follows needs no store
+        assert [exchanges[0].get(f"g/{rank}") for rank in range(2)] == [b"\0\0\0", b"\1\1\1"]
+        assert told == [[b"here", b""], []]
+
+
 def test_a_store_that_dies_breaks_the_forming(store: StoreServer) -> None:
     part = forming(store.address, 0, 2)
-    with contextlib.closing(StoreClient(store.address, 1, BOUND_S)) as client:
-        client.get("at/0")
+    with client_of(store, 1) as client:
+        client.get("gloo/0/0")
     store.close()
     with pytest.raises(GroupBroken, match="forming at"):
         part.wait()
@@ -125,6 +174,44 @@ def test_a_forming_can_be_interrupted(store: StoreServer) -> None:
     if "fleet-form-1" in names:
         names["fleet-form-1"].join(BOUND_S)
         assert not names["fleet-form-1"].is_alive()
+
+
+class LostSend:
+    """A send that gloo has forgotten: nothing wakes who waits for it."""
+
+    def __init__(self) -> None:
+        self.released = threading.Event()
+
+    def wait(self) -> bool:
+        return self.released.wait(BOUND_S)
+
+
+def test_an_interrupt_wakes_who_waits_for_a_send_that_is_lost(store: StoreServer) -> None:
+    groups = form_all(store, 2)
+    lost = LostSend()
+    work = Work(groups[0], [], [lost])
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(work.wait)
+        with contextlib.suppress(TimeoutError):
+            waiting.result(0.2)
+        assert not waiting.done()
+        groups[0].interrupt("told to leave")
+        with pytest.raises(GroupBroken, match="told to leave"):
+            waiting.result(BOUND_S / 2)
+    with pytest.raises(GroupBroken, match="told to leave"):
+        work.wait()
+    lost.released.set()
+    close_all(groups)
+
+
+def test_who_waits_for_a_send_hears_that_it_failed(store: StoreServer) -> None:
+    groups = form_all(store, 2)
+    on_all(groups, lambda group: group.start([(torch.ones(3), 1 - group.rank)], [(torch.empty(3), 1 - group.rank)]).wait())
+    unasked = groups[0].start([(torch.ones(3), 1)], [], tag=9)
+    groups[1].close()
+    with pytest.raises(GroupBroken):
+        unasked.wait()
+    close_all(groups)
 
 
 def test_old_generations_do_not_meet_new_ones(store: StoreServer) -> None:

@@ -95,6 +95,25 @@ def test_the_bits_are_those_of_the_unsharded_engine(size: int, tmp_path: Path, u
         assert state_bytes <= whole_bytes * min(1.0, 2 / size) + 4 * 2 * 1024 * 4
 
 
+def test_replicas_are_compared_in_what_all_hold_and_not_in_chunks(tmp_path: Path) -> None:
+    def rank(group: Group) -> list[float]:
+        state = tracked()
+        engine = ShardedEngine(
+            state, RunSettings(world=3, shards=SHARDS, optimizer_sharding="zero1"), Recorder(tmp_path / f"{group.rank}", 0), 0.5
+        )
+        seat(engine, group)
+        train(engine, state)
+        seen = [engine._replicas.look(StateId(0, STEPS))[2]]
+        for spoiled in (engine.moments[0], engine.parameters[0]):
+            spoiled.detach().reshape(-1)[0] += 1
+            seen.append(engine._replicas.look(StateId(0, STEPS))[2])
+        return seen
+
+    found = cast(list[list[float]], with_groups(3, rank))
+    assert len({right for right, _, _ in found}) == 1
+    assert all(right == with_moment != with_parameter for right, with_moment, with_parameter in found)
+
+
 def test_gradient_scalers_and_other_optimizers_are_refused(tmp_path: Path) -> None:
     settings, recorder = RunSettings(optimizer_sharding="zero1"), Recorder(tmp_path / "ring", 0)
     state = tracked()

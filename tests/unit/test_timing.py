@@ -7,7 +7,7 @@ from pathlib import Path
 from actors.rank.recorder import Recorder, RingReader
 from actors.rank.spans import SpanBuilder
 from actors.rank.timing import MOST, OwnTime, StepTimer, summary, thinned
-from fleet.records import COMM, COMPUTE, DATA, REFORM, STRAGGLER
+from fleet.records import COMM, COMPUTE, DATA, REFORM, STRAGGLER, VERIFY
 from fleet.types import Member
 
 
@@ -55,6 +55,20 @@ def test_own_time_is_apart_from_waiting(tmp_path: Path) -> None:
     assert (first.generation, first.step, first.shards) == (1, 0, 2)
     assert (first.compute_us, first.data_us, first.network_us, first.fixed_us) == (400, 40, 50, 27)
     assert second.step == 1 and second.compute_us == 400
+
+
+def test_what_is_compared_with_other_ranks_is_no_ones_own_time_and_tears_no_step(tmp_path: Path) -> None:
+    """Once it tore every step: the digests of replicas are compared in each, and no slow rank was ever found."""
+    ring = Ring(tmp_path)
+    ring.shard()
+    ring.recorder.worked()
+    ring.passes(5).switch(VERIFY)
+    ring.passes(60).switch(STRAGGLER)
+    ring.passes(500).switch(COMM)
+    ring.passes(50).switch(COMPUTE)
+    ring.passes(20).commit(ring.at_us)
+    [step] = timed(ring)
+    assert (step.compute_us, step.data_us, step.network_us, step.fixed_us) == (100, 10, 50, 25)
 
 
 def test_rows_may_come_in_any_portions(tmp_path: Path) -> None:

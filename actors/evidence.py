@@ -1,0 +1,110 @@
+"""What a hanging run looks like from inside: the stacks of every rank, where each is, and what it does there.
+
+Each rank leaves its stacks in a file when a signal says so (``faulthandler``: that needs no interpreter lock, so it works in a process that
+never gives it up). A stopped process cannot; its state says why. Nothing waits for it for longer than a bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from actors.messages import EvidenceGathered, RankEvidence
+from actors.rank.recorder import now_us
+from actors.rank.stacks import STACKS_SIGNAL, stacks_path
+from fleet.instructions import Inspect
+from fleet.proc import stat_fields
+from fleet.records import CATEGORIES, COMM, STRAGGLER
+
+if TYPE_CHECKING:
+    from actors.node import LocalRank
+
+LIMIT_S = 1.0
+POLL_S = 0.01
+GONE = "gone"
+PROCESS_STATES = {
+    "T": "stopped by a signal",
+    "t": "stopped by a tracer",
+    "Z": "ended",
+    "D": "in an uninterruptible call",
+}
+SILENT = (PROCESS_STATES["T"], PROCESS_STATES["t"], PROCESS_STATES["Z"], GONE)
+"""Processes in these states write nothing: nobody waits for them."""
+
+
+def begin(ranks: Sequence[LocalRank], folder: Path) -> list[tuple[LocalRank, int]]:
+    """Ask the ranks for their stacks, now. Returns each with the length of its file before."""
+    asked = [(rank, _size(stacks_path(folder, rank.token))) for rank in ranks if rank.member is not None]
+    for rank, _ in asked:
+        with contextlib.suppress(OSError):  # one that has just ended has a state that says so
+            signal.pidfd_send_signal(rank.pidfd, STACKS_SIGNAL)
+    return asked
+
+
+async def gather(node: str, order: Inspect, asked: Sequence[tuple[LocalRank, int]], folder: Path) -> EvidenceGathered:
+    """What was asked for with :func:`begin`: within about ``LIMIT_S``, whatever state the ranks are in."""
+    seen = [_where(rank) for rank, _ in asked]
+    found = await asyncio.gather(*(_stacks(rank, stacks_path(folder, rank.token), before) for rank, before in asked))
+    ranks = [
+        RankEvidence(rank.member, *where, _process_state(rank.process.pid), stacks)
+        for (rank, _), where, stacks in zip(asked, seen, found, strict=True)
+        if rank.member is not None
+    ]
+    return EvidenceGathered(node, order.incident, order.reason, tuple(ranks))
+
+
+def render(found: EvidenceGathered) -> str:
+    """The text that is kept in the run's folder."""
+    parts = [f"{found.incident}, node {found.node}: {found.reason}"]
+    for rank in found.ranks:
+        head = f"rank {rank.member}: {rank.where}; last collective: {rank.collective}; process: {rank.process}"
+        parts.append(f"{head}\n{rank.stacks or '(no stacks)'}")
+    return "\n\n".join(parts) + "\n\n"
+
+
+def keep(found: EvidenceGathered, folder: Path) -> Path:
+    """Append it to the incident's file; the nodes' agents come one after the other."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{found.incident}.txt"
+    with path.open("a", encoding="utf-8") as file:
+        file.write(render(found))
+    return path
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+async def _stacks(rank: LocalRank, path: Path, before: int) -> str:
+    """What the rank's file has got more; it is whole when it has stopped growing."""
+    last = before
+    for _ in range(round(LIMIT_S / POLL_S)):
+        await asyncio.sleep(POLL_S)
+        size = _size(path)
+        if (size > before and size == last) or _process_state(rank.process.pid) in SILENT:
+            break
+        last = size
+    return path.read_bytes()[before:].decode(errors="replace").strip() if path.exists() else ""
+
+
+def _where(rank: LocalRank) -> tuple[str, str]:
+    """(where it is and what it does, its last collective)."""
+    at, row = rank.ring.position(), rank.ring.last()
+    doing = CATEGORIES.get(row.code, row.code) if row is not None else "nothing"
+    since_s = (now_us() - row.at_us) / 1e6 if row is not None else 0.0
+    shard = f", shard {at.shard}" if at.shard >= 0 else ""
+    where = f"step {at.step}{shard} of generation {at.generation}, {doing} for {since_s:.1f} s"
+    waits = row is not None and row.code in (COMM, STRAGGLER)
+    return where, f"reduction of step {at.step}, not ended" if waits else f"reduction of step {at.step - 1}" if at.step > 0 else "none"
+
+
+def _process_state(pid: int) -> str:
+    try:
+        state = stat_fields(pid)[0]
+    except OSError:
+        return GONE
+    return PROCESS_STATES.get(state, "alive")

@@ -1,0 +1,94 @@
+"""What chaos does inside a rank's process, when its agent says so. Nothing of it is in the loop's way before: methods are wrapped then."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import random
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from actors.rank.engine import Engine
+from fleet.instructions import Spoil
+
+log = logging.getLogger("fleet.chaos")
+ELEMENT_BITS = 20
+"""Bits flip among the lowest ones of an element: what a loss or a norm shows at once is not silent."""
+
+
+class Saboteur:
+    """Carries out orders on the training state of ``engine``. ``strike`` is called from the listening thread."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._healed = threading.Event()
+
+    def strike(self, order: Spoil) -> None:
+        """Do it now, or when the loop next comes to where it can be done. Raises KeyError for what is not known."""
+        if order.what == "heal":
+            self._healed.set()
+            return
+        draw = random.Random(order.seed)
+        log.warning("chaos: %s in this process", order.what)
+        {
+            "flip_weight": lambda: _flip(self._engine.parameters, draw),
+            "flip_optimizer": lambda: _flip(self._engine.moments, draw),
+            "flip_gradient": lambda: self._after_backward(lambda gradients: _flip(gradients, draw)),
+            "nan": lambda: self._after_backward(lambda gradients: gradients[0].reshape(-1)[:1].fill_(float("nan"))),
+            "flip_activation": lambda: self._in_forward(draw),
+            "hang_loop": lambda: self._hang(order.duration_s),
+            "hold_gil": lambda: _hold_interpreter(order.duration_s),
+        }[order.what]()
+
+    def _after_backward(self, spoil: Callable[[Sequence[torch.Tensor]], object]) -> None:
+        """Once, between a shard's backward and its sum."""
+        engine, right = self._engine, self._engine.end_shard
+
+        def wrong(shard: int, loss: float) -> None:
+            engine.end_shard = right  # type: ignore[method-assign]
+            spoil([parameter.grad for parameter in engine.parameters if parameter.grad is not None])
+            right(shard, loss)
+
+        engine.end_shard = wrong  # type: ignore[method-assign]
+
+    def _in_forward(self, draw: random.Random) -> None:
+        """Once, in what the first layer that has weights gives to the next."""
+        layer = next(module for module in self._engine.modules if any(True for _ in module.parameters(recurse=False)))
+
+        def hook(module: Any, inputs: Any, output: Any) -> None:
+            handle.remove()
+            _flip([output], draw)
+
+        handle = layer.register_forward_hook(hook)
+
+    def _hang(self, duration_s: float) -> None:
+        """The loop stands still before its next shard, until it is healed; the process beats meanwhile."""
+        engine, right = self._engine, self._engine.begin_shard
+        self._healed.clear()
+
+        def wrong() -> None:
+            engine.begin_shard = right  # type: ignore[method-assign]
+            self._healed.wait(duration_s)
+            right()
+
+        engine.begin_shard = wrong  # type: ignore[method-assign]
+
+
+def _flip(tensors: Sequence[torch.Tensor], draw: random.Random) -> None:
+    """One bit of one element."""
+    tensor = draw.choice([tensor for tensor in tensors if tensor.numel() and tensor.is_floating_point()]).detach()
+    element = tensor.reshape(-1) if tensor.is_contiguous() else tensor
+    place = draw.randrange(element.numel()) if element.dim() == 1 else tuple(draw.randrange(size) for size in element.shape)
+    one = element[place].reshape(1).clone().view(torch.uint8)
+    bit = draw.randrange(min(ELEMENT_BITS, 4 * one.numel()))
+    one[bit // 8] ^= 1 << bit % 8
+    with torch.no_grad():
+        element[place] = one.view(element.dtype)[0]
+
+
+def _hold_interpreter(duration_s: float) -> None:
+    """Sleep with the interpreter's lock held, as a C extension may that forgets to give it up: no thread of this process runs."""
+    ctypes.PyDLL(None).usleep(ctypes.c_uint(min(int(duration_s * 1e6), 2**32 - 1)))

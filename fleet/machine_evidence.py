@@ -1,0 +1,55 @@
+"""Before a rank that hangs is ended, what all ranks do is written down: afterwards nobody can tell any more."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fleet.events import NotFinite
+from fleet.instructions import Inspect
+from fleet.records import EvidenceKept
+
+if TYPE_CHECKING:
+    from fleet.events import EvidenceWritten
+    from fleet.machine import FleetMachine
+
+AGAIN_S = 5.0
+"""What follows from one hang within this time is the same hang."""
+
+
+class Evidence:
+    """Numbers the incidents of a run, and knows when the last one was."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self._last_s = float("-inf")
+
+    def wanted(self, now_s: float) -> bool:
+        if now_s - self._last_s < AGAIN_S:
+            return False
+        self._last_s = now_s
+        self.number += 1
+        return True
+
+
+def inspect(machine: FleetMachine, reason: str, now_s: float) -> None:
+    """Have the agents gather evidence of all ranks in the view; they do so before they evict any."""
+    ranks = [machine.roster.current(member) for member in (machine.view.members if machine.view else ())]
+    nodes = sorted({rank.process.node for rank in ranks if rank is not None})
+    if nodes and machine.evidence.wanted(now_s):
+        machine._say(Inspect(tuple(nodes), f"hang-{machine.evidence.number}", reason))
+
+
+def note(machine: FleetMachine, event: EvidenceWritten | NotFinite, now_s: float) -> None:
+    """What the journal should name: the file that holds the evidence, or whose loss was no number."""
+    if isinstance(event, NotFinite):
+        _not_finite(machine, event, now_s)
+    else:
+        machine._write(EvidenceKept(event.incident, now_s, event.path, event.members, event.reason, event.detail))
+
+
+def _not_finite(machine: FleetMachine, event: NotFinite, now_s: float) -> None:
+    """A device that is wrong shows there again and again."""
+    where = f"shard {event.shard}, computed by {event.owner}" if event.owner is not None else "no shard by itself"
+    fields = {"step": float(event.state.step), "shard": float(event.shard), "slot": float(event.owner.slot if event.owner else -1)}
+    reason = f"step {event.state.step}, {where}: {event.why}; all compute the step once more"
+    machine._decide("corruption", "recompute", reason, fields, now_s)

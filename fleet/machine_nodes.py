@@ -1,0 +1,31 @@
+"""Nodes that come up, and those whose ranks stay out of every view: repeat offenders, and those that failed their pre-flight check."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fleet.decisions import Decision
+from fleet.events import NodeJoined
+
+if TYPE_CHECKING:
+    from fleet.machine import FleetMachine
+
+
+def joined(machine: FleetMachine, event: NodeJoined, now_s: float) -> None:
+    """Its agent is there. One that is kept out is told once, with the reason; its ranks wait beside the run."""
+    roster = machine.roster
+    roster.nodes[event.node] = now_s
+    roster.silent.pop(event.node, None)
+    if event.node in roster.kept_out:
+        return
+    lemon = machine.lemons.get(event.index)
+    if event.unfit:
+        _keep_out(machine, event, "preflight", Decision("keep_out", event.unfit), now_s)
+    elif lemon is not None:
+        _keep_out(machine, event, "lemons", lemon, now_s)
+
+
+def _keep_out(machine: FleetMachine, event: NodeJoined, policy: str, decision: Decision, now_s: float) -> None:
+    machine.roster.kept_out.add(event.node)
+    fields = dict(decision.fields) | {"node": float(event.index)}
+    machine._decide(policy, "keep_out", f"node {event.index} ({event.node}): {decision.reason}", fields, now_s)

@@ -1,0 +1,28 @@
+"""What the kernel says of a process in ``/proc``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def stat_fields(pid: int) -> list[str]:
+    """``/proc/PID/stat`` from field 3 on: state, parent, ...
+
+    Raises:
+        ProcessLookupError: there is no such process.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        raise ProcessLookupError(f"no process {pid}") from None
+    # The second field is the command's name, in brackets, and may itself hold spaces and brackets.
+    return stat[stat.rindex(")") + 2 :].split()
+
+
+def start_ticks(pid: int) -> int:
+    """Field 22: when the process started, in clock ticks since boot. With the pid, it names one process for good.
+
+    Raises:
+        ProcessLookupError: there is no such process.
+    """
+    return int(stat_fields(pid)[19])

@@ -1,0 +1,33 @@
+"""The checker of what flipped bits may do; the other invariants leave out ranks of which the simulator knows that they are corrupt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from fleet.simulation.checker import Checker
+from fleet.types import Member, StateId, View
+
+if TYPE_CHECKING:
+    from fleet.simulation.ranks import SimRank
+
+
+class Corruption(Checker):
+    """What is wrong in one replica never gets into a sum that is used, nor into what others hold, while another one could tell.
+
+    A rank knows by itself of no flipped bit: it is ``corrupt`` in the simulator's own books.
+    """
+
+    name = "corruption"
+
+    def commit(self, rank: SimRank, state: StateId) -> None:
+        excused = not self.world.flipped or rank.corrupt or self.world.excused  # what went wrong without a flip is for ``Identical``
+        right = excused or rank.weights == self.world.chain.weights(state.step)
+        self.require(right, f"{rank}, which is sound, commits {state} from what a corrupt rank has put in")
+
+    def completed(self, view: View, values: Mapping[Member, Any]) -> None:
+        state = next(iter(values.values()))[0]
+        held = {value[1] for value in values.values()}
+        unseen = len(values) > 1 and held.isdisjoint({self.world.chain.weights(state.step)})
+        excused = not self.world.flipped or self.world.excused
+        self.require(excused or not unseen, f"all of generation {view.generation} go on from {state} with what is wrong")

@@ -1,0 +1,103 @@
+"""Which shards are computed again, when and by whom, and how long a wrong rank goes unseen. Pure, so all ranks know it by themselves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from fleet.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How often to compute again, from what it may cost.
+
+    In a verified step every rank computes one shard of another rank again, all at the same time: one shard more, where the fullest rank has
+    shards / ranks of them, whatever the number of ranks. ``chunks`` is what checking a chunk of the summation and of the optimizer step
+    adds, as a share of a step's compute.
+    """
+
+    budget: float = 0.01
+    chunks: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.budget <= 1:
+            raise ConfigError("verify.budget", self.budget, "is a share of compute, from 0 (off) to 1")
+        if not self.chunks >= 0:
+            raise ConfigError("verify.chunks", self.chunks, "must not be below 0")
+
+    def cost(self, shards: int, ranks: int) -> float:
+        """Compute of one verification as a share of a step's: one shard of those that the fullest rank has, plus chunks."""
+        if not 1 <= ranks <= shards:
+            raise ConfigError("ranks", ranks, f"each rank needs at least one of the {shards} batch shards")
+        return 1 / math.ceil(shards / ranks) + self.chunks
+
+    def every(self, shards: int, ranks: int) -> int:
+        """Steps from one verification to the next: the least that stays within the budget. 0 when it is off."""
+        return math.ceil(self.cost(shards, ranks) / self.budget - 1e-9) if self.budget > 0 else 0
+
+    @staticmethod
+    def shard(verification: int, begin: int, end: int) -> int:
+        """Which shard of ``begin..end`` the verification of this number samples: each in turn. Raises ValueError when there is none."""
+        if not begin < end:
+            raise ValueError(f"no shard lies in {begin}..{end}")
+        return begin + verification % (end - begin)
+
+
+class Samples(NamedTuple):
+    """By view rank: the shard of its own that is computed again, and the shard of another rank that it computes again."""
+
+    own: tuple[int, ...]
+    checked: tuple[int, ...]
+
+
+def samples(sampling: Sampling, step: int, ranges: Sequence[tuple[int, int]], shards: int) -> Samples | None:
+    """What is verified in ``step``: one shard of each rank, by another, who changes from time to time. None when nothing is.
+
+    The first of ``every`` steps has its turn last, so that a run does not begin with a verification.
+    """
+    ranks = len(ranges)
+    every = sampling.every(shards, ranks) if ranks > 1 else 0
+    if every == 0 or step % every != every - 1:
+        return None
+    number = step // every
+    own = tuple(sampling.shard(number, begin, end) for begin, end in ranges)
+    distance = 1 + number % (ranks - 1)
+    return Samples(own, tuple(own[(rank + distance) % ranks] for rank in range(ranks)))
+
+
+def expected_steps_to_detection(every: int, hit: float) -> float:
+    """Mean number of steps from the first corrupt step until a verification finds it, both counted: (k + 1) / 2 + k (1 - p) / p.
+
+    Derivation: k = ``every``. The first corrupt step is equally likely anywhere between two verifications, so the next one is the 1st to
+    k-th step from it: (k + 1) / 2 in the mean. Each finds the corruption with probability p = ``hit``, independently, so the number of
+    those that fail before the first that finds it is geometric with mean (1 - p) / p, and each costs k steps. Never for p = 0 or k = 0.
+    """
+    _check_hit(hit)
+    return math.inf if hit == 0 or every == 0 else (every + 1) / 2 + every * (1 - hit) / hit
+
+
+def undetected_ratio(steps: int, every: int, hit: float) -> float:
+    """Probability that a corruption which has lasted for ``steps`` steps is not found yet: (1 - p)^j, averaged over where it began.
+
+    With k = ``every``, ``steps`` = q k + r and 0 <= r < k there were q + 1 verifications for r of the k beginnings, and q for the others.
+    """
+    _check_hit(hit)
+    if every == 0:
+        return 1.0
+    whole, rest = divmod(steps, every)
+    miss = 1 - hit
+    return float((rest * miss ** (whole + 1) + (every - rest) * miss**whole) / every)
+
+
+def hit_probability(corrupt_shards_ratio: float, ranks_corrupt: int = 1) -> float:
+    """p of one verification in which each rank has one of its shards checked: 1 - (1 - q)^c, q the share of shards that come out wrong."""
+    _check_hit(corrupt_shards_ratio)
+    return float(1 - (1 - corrupt_shards_ratio) ** ranks_corrupt)
+
+
+def _check_hit(hit: float) -> None:
+    if not 0 <= hit <= 1:
+        raise ValueError(f"{hit} is no probability")

@@ -1,0 +1,166 @@
+"""A rank that lies. What it holds or computes is wrong by one bit; the others find it, go on without it, and end with the right bits."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from actors.rank.saboteur import Saboteur
+from fleet.config import CheckpointSettings, VerifySettings
+from fleet.goodput import Ledger
+from fleet.instructions import EndRun, Spoil
+from fleet.records import DecisionMade, LineageBegun, ProcessLost
+from tests.fault.test_bad_luck import after, fault_free, of, settings, survived, train_through
+from tests.support import trains
+from tests.support.plain import PlainFleet
+
+__all__ = ["fault_free"]
+
+
+def flip(tensor: torch.Tensor, bit: int = 3) -> None:
+    """The lowest bits of the first element: no loss and no norm shows that."""
+    memory = tensor.detach().reshape(-1).view(torch.uint8)
+    memory[0] ^= 1 << bit
+
+
+def weight_flips_in_slot_1(run: Any) -> None:
+    def strike(run: Any, step: Any) -> None:
+        if run.slot == 1 and step.number == 10 and trains.once(run, "flip"):
+            flip(next(run._engine.state.objects["model"].parameters()))
+
+    trains._loop(run, in_shard=strike)
+
+
+def test_a_flipped_weight_costs_its_rank_and_no_bit(tmp_path: Path, fault_free: str) -> None:
+    outcome, records, digest = train_through(weight_flips_in_slot_1, settings(tmp_path), tmp_path)
+    survived(outcome, records, digest, fault_free)
+    [lost] = of(ProcessLost, records)
+    assert lost.member.slot == 1
+    assert "silent corruption: weights at step 10" in lost.cause
+    assert not of(LineageBegun, records)
+
+
+def test_two_ranks_that_differ_stop_and_say_so(tmp_path: Path) -> None:
+    outcome, records, _ = train_through(weight_flips_in_slot_1, settings(tmp_path, world=2), tmp_path)
+    assert outcome.status == "failed"
+    assert "no majority" in outcome.reason
+    assert "weights at step 10" in outcome.reason
+    assert [record.action for record in of(DecisionMade, records) if record.policy == "corruption"] == ["stop"]
+
+
+def test_with_sharded_optimizer_state_ranks_that_differ_stop_and_nobody_is_accused(tmp_path: Path) -> None:
+    outcome, records, _ = train_through(weight_flips_in_slot_1, settings(tmp_path, optimizer_sharding="zero1"), tmp_path)
+    assert outcome.status == "failed"
+    assert outcome.reason.startswith("weights of the ranks differ at step 10")
+    assert not of(ProcessLost, records)
+
+
+def strike(fleet: PlainFleet, slot: int, what: str, duration_s: float = 0.0) -> None:
+    """As chaos does, through the agent of the slot's node."""
+    process = next(process for member, process, _ in fleet.census() if member.slot == slot)
+    answer = fleet.call(fleet.coordinator.operate(what, process, seed=5, duration_s=duration_s))
+    assert not answer.refused
+
+
+def train_struck(
+    tmp_path: Path, what: str, duration_s: float = 0.0, then: Callable[[PlainFleet], None] = lambda fleet: None
+) -> tuple[EndRun, list[Any], str]:
+    """A run in which slot 1 is struck after step 8; see ``train_through``."""
+
+    def misfortune(fleet: PlainFleet) -> None:
+        after(8)(fleet)
+        strike(fleet, 1, what, duration_s)
+        then(fleet)
+
+    return train_through(trains.plain, settings(tmp_path), tmp_path, misfortune)
+
+
+def test_the_process_that_is_meant_is_struck_or_none(tmp_path: Path) -> None:
+    with PlainFleet(trains.plain, settings(tmp_path), tmp_path) as fleet:
+        after(2)(fleet)
+        process = next(process for member, process, _ in fleet.census() if member.slot == 1)
+        other = dataclasses.replace(process, start_ticks=process.start_ticks + 1)
+        assert "not connected" in fleet.call(fleet.coordinator.operate("flip_weight", other)).refused
+        assert fleet.wait().status == "completed"
+
+
+@pytest.mark.parametrize("what", ["flip_weight", "flip_optimizer"])
+def test_chaos_flips_a_bit_of_what_a_rank_holds(tmp_path: Path, fault_free: str, what: str) -> None:
+    outcome, records, digest = train_struck(tmp_path, what)
+    survived(outcome, records, digest, fault_free)
+    [lost] = of(ProcessLost, records)
+    assert lost.member.slot == 1
+    assert "silent corruption" in lost.cause
+
+
+def test_a_gradient_that_is_no_number_is_computed_again(tmp_path: Path, fault_free: str) -> None:
+    outcome, records, digest = train_struck(tmp_path, "nan")
+    survived(outcome, records, digest, fault_free)
+    assert not of(ProcessLost, records)
+
+
+def test_a_loop_that_hangs_and_is_healed_costs_time_only(tmp_path: Path, fault_free: str) -> None:
+    def heal(fleet: PlainFleet) -> None:
+        fleet.wait_for(lambda: fleet.coordinator.machine.roster.by_slot[0].progress_s < fleet.coordinator._driver.clock.now_s() - 0.5)
+        strike(fleet, 1, "heal")
+
+    outcome, records, digest = train_struck(tmp_path, "hang_loop", 20.0, heal)
+    survived(outcome, records, digest, fault_free)
+    assert not of(ProcessLost, records)
+
+
+def test_a_rank_whose_interpreter_is_locked_is_evicted(tmp_path: Path, fault_free: str) -> None:
+    outcome, records, digest = train_struck(tmp_path, "hold_gil", 30.0)
+    survived(outcome, records, digest, fault_free)
+    [lost] = of(ProcessLost, records)
+    assert "no heartbeat" in lost.cause
+
+
+def slot_1_computes_wrongly(run: Any) -> None:
+    """From step 10 on one bit of one gradient is wrong in each shard that this process computes; its replacement is sound."""
+    lies = False
+
+    def loss(run: Any, step: Any, error: torch.Tensor) -> torch.Tensor:
+        nonlocal lies
+        lies = lies or (run.slot == 1 and step.number == 10 and trains.once(run, "lie"))
+        if lies:
+            Saboteur(run._engine).strike(Spoil("", "flip_gradient", 7, 0.0))
+        return error
+
+    trains._loop(run, loss=loss)
+
+
+VERIFIED = VerifySettings(compute=1.0)
+
+
+def test_a_rank_that_computes_wrongly_is_found_by_another_and_what_is_in_doubt_is_taken_back(tmp_path: Path, fault_free: str) -> None:
+    chosen = settings(tmp_path, verify=VERIFIED, checkpoint=CheckpointSettings(policy="fixed", interval_s=0.1))
+    outcome, records, digest = train_through(slot_1_computes_wrongly, chosen, tmp_path)
+    survived(outcome, records, digest, fault_free)
+    lost = of(ProcessLost, records)[0]
+    assert lost.member.slot == 1
+    assert "silent corruption: gradients of shard" in lost.cause
+    [begun] = of(LineageBegun, records)
+    assert begun.from_state.step <= 9
+    summary = Ledger().apply_all(records).summary()
+    unheard = 10 - begun.from_state.step - summary.rolled_back_total
+    assert unheard in (0, 1)  # the coordinator may not have heard of the last commit
+    assert summary.categories["verify"] > 0
+
+
+def test_verification_changes_no_bit(tmp_path: Path, fault_free: str) -> None:
+    outcome, records, digest = train_through(trains.plain, settings(tmp_path, verify=VERIFIED), tmp_path)
+    survived(outcome, records, digest, fault_free)
+    assert not of(ProcessLost, records)
+
+
+def test_of_two_ranks_that_compute_differently_none_is_named(tmp_path: Path) -> None:
+    outcome, _, _ = train_through(slot_1_computes_wrongly, settings(tmp_path, world=2, verify=VERIFIED), tmp_path)
+    assert outcome.status == "failed"
+    assert "gradients of shard" in outcome.reason
+    assert "no majority" in outcome.reason

@@ -1,0 +1,52 @@
+"""What is written down before a rank that hangs is ended: everyone's stacks, where each is, and its last collective."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from fleet.records import EvidenceKept, ProcessLost
+from fleet.report import build_report, render_table
+from tests.fault.test_bad_luck import FAST, after, fault_free, of, settings, survived, train_through
+from tests.support import trains
+from tests.support.plain import PlainFleet
+
+__all__ = ["fault_free"]
+
+
+def hangs_in_slot_1(run: Any) -> None:
+    """The user's code hangs in step 10, once; the process beats."""
+
+    def this_is_where_it_hangs(run: Any, step: Any) -> None:
+        if run.slot == 1 and step.number == 10 and trains.once(run, "hang"):
+            time.sleep(600)
+
+    trains._loop(run, in_shard=this_is_where_it_hangs)
+
+
+def test_a_loop_that_hangs_leaves_everyones_stacks(tmp_path: Path, fault_free: str) -> None:
+    quick = dataclasses.replace(FAST, park_s=3.0, form_s=4.0, progress_s=5.0)
+    chosen = dataclasses.replace(settings(tmp_path), timeouts=quick)
+    outcome, records, digest = train_through(hangs_in_slot_1, chosen, tmp_path)
+    survived(outcome, records, digest, fault_free)
+    kept = of(EvidenceKept, records)
+    assert {member.slot for record in kept for member in record.members} == {0, 1, 2}
+    text = (tmp_path / kept[0].path).read_text()
+    assert "this_is_where_it_hangs" in text
+    assert "reduction of step 10, not ended" in text
+    assert "hang-1" in render_table(build_report(records))
+
+
+def test_a_stopped_process_costs_no_more_than_the_bound(tmp_path: Path, fault_free: str) -> None:
+    def misfortune(fleet: PlainFleet) -> None:
+        after(8)(fleet)
+        fleet.kill(1, signal.SIGSTOP)
+
+    outcome, records, digest = train_through(trains.plain, settings(tmp_path), tmp_path, misfortune)
+    survived(outcome, records, digest, fault_free)
+    [lost] = of(ProcessLost, records)
+    assert lost.member.slot == 1
+    assert "stopped by a signal" in "".join(record.detail for record in of(EvidenceKept, records))

@@ -1,0 +1,93 @@
+"""Bits that flip in what simulated ranks hold: what is wrong gets into no sum while another rank can tell, and each safeguard is needed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+
+from fleet import machine as machine_module
+from fleet.alike import Alike
+from fleet.records import ProcessLost
+from fleet.simulation.plan import Plan, Trouble, small, with_troubles
+from fleet.types import StateId
+from tests.simulation.runs import COMMAND, simulate, simulate_flips
+from tests.simulation.test_bad_luck import completed, of, run
+
+Patch = pytest.MonkeyPatch
+SEEDS = 150
+REGRESSIONS = {
+    85: "told to leave by the word of one that saw a difference, the others never said what they held: the view formed again for ever",
+    121: "a rank that was given its state had a voice once the view had formed anew, and outvoted the one that was right",
+}
+
+
+def test_invariants_hold_when_bits_flip() -> None:
+    reports = [outcome.report(COMMAND + " --flips") for outcome in map(simulate_flips, (*range(SEEDS), *REGRESSIONS)) if outcome.broken]
+    assert not reports, "\n\n".join(reports[:3])
+
+
+def test_a_flipped_rank_is_evicted_and_the_run_goes_on_where_it_is() -> None:
+    outcome = completed(Trouble(kind="flip", point="compute", step=5, slot=1))
+    [lost] = of(ProcessLost, outcome)
+    assert lost.member.slot == 1
+    assert "silent corruption: weights at step 5" in lost.cause
+
+
+def test_two_that_differ_stop() -> None:
+    outcome = run(Trouble(kind="flip", point="compute", step=5, slot=1), world=2)
+    assert outcome.status == "failed"
+    assert "no majority" in outcome.reason
+
+
+def test_a_flip_at_the_finish_barrier_is_outvoted() -> None:
+    outcome = completed(Trouble(kind="flip", point="committed", step=30, slot=2))
+    assert [lost.member.slot for lost in of(ProcessLost, outcome)] == [2]
+
+
+def test_with_sharded_state_nobody_is_named() -> None:
+    """Parameters differ: most ranks have each from its owner, so the run ends before the sum is used."""
+    settings = dataclasses.replace(small(4), optimizer_sharding="zero1")
+    trouble = Trouble(kind="flip", point="compute", step=5, slot=1)
+    outcome = simulate(with_troubles(Plan(seed=1, settings=settings, steps=12, capacity=4), (trouble,)))
+    assert not outcome.broken, outcome.report(COMMAND)
+    assert "weights of the ranks differ at step 5" in outcome.reason
+    assert not of(ProcessLost, outcome)
+
+
+def differences_go_unseen(patch: Patch) -> None:
+    right = Alike.differ
+    patch.setattr(Alike, "differ", lambda self, digests: right(self, [0 for _ in digests]))
+
+
+def whoever_was_given_a_state_votes(patch: Patch) -> None:
+    right = Alike.seat
+
+    def wrong(self: Alike, generation: int, here: StateId, receiver: bool) -> None:
+        right(self, generation, here, receiver)
+        self.witness = True
+
+    patch.setattr(Alike, "seat", wrong)
+
+
+def nobody_judges(patch: Patch) -> None:
+    patch.setattr(machine_module, "judge", lambda machine, now_s: None)
+
+
+@pytest.mark.parametrize(
+    ("mutation", "names"),
+    [
+        (differences_go_unseen, ("corruption",)),
+        (whoever_was_given_a_state_votes, ("corruption",)),
+        (nobody_judges, ("ends",)),
+    ],
+)
+def test_a_mutation_is_caught(mutation: Callable[[Patch], None], names: tuple[str, ...], monkeypatch: Patch) -> None:
+    mutation(monkeypatch)
+    met = []
+    for seed in (*REGRESSIONS, *range(400)):
+        met.append(simulate_flips(seed).broken)
+        if met[-1] in names:
+            return
+    pytest.fail(f"{mutation.__name__} broke none of {names}; it broke {sorted(set(met))}")

@@ -1,0 +1,159 @@
+"""The decision core when ranks differ: who goes, what is taken back, and what stops."""
+
+from __future__ import annotations
+
+from fleet.decisions import Decision
+from fleet.events import CheckpointDurable, Finished, NodeJoined, Parked, Ready
+from fleet.instructions import EndRun, Evict, Publish
+from fleet.machine import FleetMachine
+from fleet.records import CheckpointRecord, DecisionMade, LineageBegun
+from fleet.types import Finding, Member, StateId
+from policies.corruption import MajorityRules
+from policies.interval import CheckpointInterval
+from policies.recovery import ReformPromoteRegrow
+from tests.simulation.runs import Placement
+from tests.unit.test_machine import Bench
+
+AT, OLD = StateId(0, 40), StateId(0, 25)
+
+
+class Court(Bench):
+    def new_machine(self) -> FleetMachine:
+        policy = ReformPromoteRegrow(self.settings.budgets, self.settings.timeouts.start_s)
+        interval = CheckpointInterval(law="fixed", interval_s=1e6)
+        return FleetMachine(self.settings, policy, Placement(), interval, corruption=MajorityRules(), checkpoint=self.checkpoint)
+
+    def testify(self, *digests: str, cleared: StateId = AT, given: tuple[int, ...] = (), what: str = "weights") -> list[object]:
+        """All ranks leave at ``AT``; slot ``i`` says ``digests[i]``, or nothing when that is empty."""
+        generation = self.machine.generation
+        out: list[object] = []
+        for slot, digest in enumerate(digests):
+            said = Finding(what, generation, AT, digest, cleared, slot not in given) if digest else None
+            out += self.tell(Parked(self.machine.roster.by_slot[slot].member, generation, AT, False, "differ", said))
+        return [*out, *self.after(0.1)]
+
+    def durable(self, name: str, state: StateId) -> None:
+        self.tell(CheckpointDurable(name, state, 1, 0.0, 0.0))
+
+
+def of(kind: type, items: list[object]) -> list[object]:
+    return [item for item in items if isinstance(item, kind)]
+
+
+def test_the_outvoted_rank_is_evicted_before_a_view_is_made() -> None:
+    court = Court().start(AT)
+    out = court.testify("a", "b", "a", "a")
+    [evicted] = of(Evict, out)
+    [published] = of(Publish, out)
+    assert evicted.member.slot == 1  # type: ignore[attr-defined]
+    assert {member.slot for member in published.view.members} == {0, 2, 3}  # type: ignore[attr-defined]
+    assert published.view.state == AT  # type: ignore[attr-defined]
+    assert out.index(evicted) < out.index(published)
+
+
+def test_no_majority_stops_the_run() -> None:
+    court = Court(world=2).start(AT)
+    [end] = of(EndRun, court.testify("a", "b"))
+    assert end.status == "failed"  # type: ignore[attr-defined]
+    assert "no majority" in end.reason  # type: ignore[attr-defined]
+
+
+def test_who_was_given_its_state_has_no_voice() -> None:
+    """Three say b, but two of them have it from the third: it is one word against another, and then against two."""
+    assert of(EndRun, Court().start(AT).testify("b", "b", "b", "a", given=(1, 2)))
+    evicted = of(Evict, Court(world=5).start(AT).testify("b", "b", "b", "a", "a", given=(1, 2)))
+    assert [one.member.slot for one in evicted] == [0, 1, 2]  # type: ignore[attr-defined]
+
+
+def test_with_sharded_state_most_may_repeat_what_one_has_sent_so_weights_stop_the_run() -> None:
+    court = Court(optimizer_sharding="zero1").start(AT)
+    court.durable("good", StateId(0, 20))
+    court.durable("doubtful", StateId(0, 39))
+    out = court.testify("a", "b", "a", "a")
+    [end] = of(EndRun, out)
+    assert "a majority proves nothing" in end.reason  # type: ignore[attr-defined]
+    assert not of(Evict, out)
+    assert court.machine.checkpoints.newest_id == "good"
+
+
+def test_with_sharded_state_gradients_are_judged_all_the_same() -> None:
+    out = Court(optimizer_sharding="zero1").start(AT).testify("a", "b", "a", "a", what="gradients of shard 5")
+    assert [one.member.slot for one in of(Evict, out)] == [1]  # type: ignore[attr-defined]
+
+
+def test_with_sharded_state_nobody_is_evicted_at_the_finish_barrier() -> None:
+    court = Court(optimizer_sharding="zero1").start(AT)
+    out = court.tell(*(Finished(Member(slot, 0), court.machine.generation, AT, "b" if slot == 1 else "a") for slot in range(4)))
+    assert not of(Evict, out)
+    assert "different states" in of(EndRun, out)[0].reason  # type: ignore[attr-defined]
+
+
+def test_while_one_is_silent_nobody_is_accused() -> None:
+    out = Court().start(AT).testify("a", "b", "", "a")
+    assert not of(Evict, out)
+    assert of(Publish, out)
+
+
+def test_equal_testimonies_mean_nothing() -> None:
+    out = Court().start(AT).testify("a", "a", "", "a")
+    assert not of(Evict, out)
+
+
+def test_what_is_in_doubt_is_taken_back_to_a_checkpoint_from_before() -> None:
+    court = Court().start(AT)
+    court.durable("good", StateId(0, 20))
+    court.durable("doubtful", StateId(0, 30))
+    [published] = of(Publish, court.testify("a", "b", "a", "a", cleared=OLD))
+    view = published.view  # type: ignore[attr-defined]
+    assert (view.checkpoint, view.state) == ("good", StateId(1, 20))
+    assert len(view.receivers) == 2
+    [begun] = of(LineageBegun, court.journal)
+    assert begun.from_state == StateId(0, 20)  # type: ignore[attr-defined]
+    withdrawn = [one.checkpoint for one in of(CheckpointRecord, court.journal) if one.phase == "withdrawn"]  # type: ignore[attr-defined]
+    assert withdrawn == ["doubtful"]
+
+
+def test_a_checkpoint_of_the_very_state_is_withdrawn_also_when_it_is_late() -> None:
+    court = Court().start(AT)
+    court.durable("good", StateId(0, 20))
+    court.testify("a", "b", "a", "a")
+    court.durable("late", AT)
+    assert court.machine.checkpoints.newest_id == "good"
+
+
+def test_without_any_good_checkpoint_a_fresh_process_begins_anew() -> None:
+    court = Court().start(AT)
+    court.durable("doubtful", StateId(0, 30))
+    out = court.testify("a", "b", "a", "a", cleared=OLD)
+    assert court.machine.checkpoints.newest_id is None
+    assert len(of(Evict, out)) == 2, "the guilty one, and one in whose place a fresh process begins"
+    assert not of(Publish, out)
+
+
+def test_a_coordinator_that_dies_after_the_verdict_does_not_forget_what_is_tainted() -> None:
+    court = Court().start(AT)
+    court.durable("good", StateId(0, 20))
+    court.testify("a", "b", "a", "a", cleared=OLD)
+    upto = next(i for i, record in enumerate(court.journal) if isinstance(record, DecisionMade) and record.action == "go_back")
+    reborn = court.new_machine()
+    reborn.replay(court.journal[: upto + 1], 100.0)
+    assert reborn.doubts.tainted == AT
+    assert reborn.doubts.floor(reborn.committed) == StateId(1, 0)
+    assert reborn.checkpoints.newest_id == "good"
+
+
+def test_ranks_of_a_node_that_is_kept_out_wait_beside_the_run() -> None:
+    court = Court(min_ranks=1)
+    court.machine.lemons = {1: Decision("keep_out", "it fails 9 times as often", {"faults": 7.0})}
+    court.tell(NodeJoined("n0", 0), NodeJoined("n1", 1), NodeJoined("n1", 1), NodeJoined("n2", 2, "matmul_wrong on cuda:3"))
+    for slot in range(4):
+        court.join(slot)
+        court.tell(Ready(Member(slot, 0)))
+    court.after(0.1)
+    out = court.after(court.settings.timeouts.start_s + 1)
+    [published] = of(Publish, out)
+    assert {member.slot for member in published.view.members} == {0, 2}  # type: ignore[attr-defined]
+    told = [(one.policy, one.reason) for one in of(DecisionMade, court.journal) if one.action == "keep_out"]  # type: ignore[attr-defined]
+    assert [policy for policy, _ in told] == ["lemons", "preflight"]
+    assert "it fails 9 times as often" in told[0][1]
+    assert "matmul_wrong" in told[1][1]

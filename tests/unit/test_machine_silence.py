@@ -1,0 +1,57 @@
+"""Whom the machine gives up because nothing is heard of it, and whom it does not."""
+
+from __future__ import annotations
+
+from fleet.events import Heartbeat, Lost, Pulse, Tick
+from fleet.instructions import Evict, Park
+from fleet.records import DecisionMade
+from tests.unit.test_machine import STEP_3, Bench, member, only
+
+
+def test_a_silent_rank_is_evicted_and_a_starting_one_may_be_silent_for_longer() -> None:
+    bench = Bench().start(STEP_3)
+    bench.join(9, "starting")
+    limit_s = bench.settings.timeouts.heartbeat_s
+    said = bench.through(limit_s + 0.1, 2, 9)
+    assert [one.member for one in said if isinstance(one, Evict)] == [member(2)]
+
+
+def test_after_the_coordinator_stood_still_nobodys_silence_counts() -> None:
+    """Its machine was paused, and the ranks' with it: all were given up at once, as none had been heard of for longer than allowed."""
+    bench = Bench().start(STEP_3)
+    limits = bench.settings.timeouts
+    still_s = limits.node_s + limits.heartbeat_s
+    everyone = range(bench.settings.world)
+    assert not [one for one in bench.after(still_s, *everyone) if isinstance(one, Evict | Park)]
+    assert "excuse" in {decision.action for decision in bench.of(DecisionMade)}
+    assert not bench.through(limits.heartbeat_s - 0.5, *everyone)
+    assert {one.member.slot for one in bench.through(1.0, *everyone) if isinstance(one, Evict)} == set(everyone)
+
+
+def test_the_time_to_leave_a_group_is_longer_by_what_the_coordinator_stood_still() -> None:
+    bench = Bench().start(STEP_3)
+    bench.tell(Lost(member(0), "killed", bench.now_s))
+    bench.park([1, 2], STEP_3)
+    assert not [one for one in bench.after(bench.settings.timeouts.park_s + 1.0) if isinstance(one, Evict)]
+    said = bench.through(bench.settings.timeouts.park_s)
+    assert [one.member for one in said if isinstance(one, Evict)] == [member(3)]
+
+
+def test_when_nobody_moves_all_are_called_out_and_who_does_not_answer_is_evicted() -> None:
+    bench = Bench().start(STEP_3)
+    limits = bench.settings.timeouts
+    bench.through(limits.progress_s + 1)
+    pulses = tuple(Pulse(member(slot), 1, STEP_3, 0.0, limits.progress_s + 1) for slot in range(4))
+    said = bench.tell(Heartbeat("n0", pulses), Heartbeat("n1", ()), Tick())
+    assert not [one for one in said if isinstance(one, Evict)]
+    assert len(only(Park, said).members) == 4
+    bench.park([0, 1, 3], STEP_3)
+    assert only(Evict, bench.through(limits.park_s + 0.1)).member == member(2)
+
+
+def test_a_long_call_of_one_rank_is_no_hang_of_the_others() -> None:
+    bench = Bench().start(STEP_3)
+    late_s = bench.settings.timeouts.progress_s + 1
+    bench.now_s += late_s
+    pulses = tuple(Pulse(member(slot), 1, STEP_3, 0.0, late_s, stepping=slot != 0) for slot in range(4))
+    assert not bench.tell(Heartbeat("n0", pulses), Heartbeat("n1", ()), Tick())

@@ -1,0 +1,175 @@
+"""Digests of what all ranks hold: they see each bit, whatever the layout, in turns that keep to their budget."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from actors.rank.replicas import MOST_PARTS, SAMPLES, Replicas, StatesDiffer, _device_sum, digest
+from actors.rank.state import TrackedState
+from fleet.alike import Alike
+from fleet.types import StateId
+from tests.support import trains
+
+
+def here(step: int) -> StateId:
+    return StateId(0, step)
+
+
+def tracked(steps: int = 2) -> TrackedState:
+    torch.manual_seed(0)
+    model, optimizer, scheduler = trains.build(16)
+    for _ in range(steps):
+        model(torch.ones(4, trains.FEATURES)).sum().backward()
+        optimizer.step()
+        scheduler.step()
+    return TrackedState(model=model, optimizer=optimizer, scheduler=scheduler)
+
+
+def looked(state: TrackedState, step: int = 1) -> list[float]:
+    replicas = Replicas(state, 0.01)
+    replicas.seat(1, here(step), False)
+    return replicas.look(here(step))
+
+
+def copied(state: TrackedState) -> TrackedState:
+    other = tracked(0)
+    skeleton, tensors = state.flatten()
+    other.load(skeleton, [tensor.clone() for tensor in tensors])
+    return other
+
+
+def test_a_copy_is_alike_whatever_it_grew_from() -> None:
+    state = tracked()
+    assert looked(copied(state)) == looked(state)
+
+
+@pytest.mark.parametrize("what", ["model", "optimizer"])
+def test_each_tensor_of_the_state_is_in_the_digest(what: str) -> None:
+    state = tracked()
+    before = looked(state)
+    tensors = [t for t in (state.objects[what].state_dict() if what == "model" else _moments(state)).values() if t.numel()]
+    for tensor in tensors:
+        memory = tensor.reshape(-1).view(torch.uint8)
+        memory[-1] ^= 1
+        assert looked(state) != before
+        memory[-1] ^= 1
+    assert looked(state) == before
+
+
+def _moments(state: TrackedState) -> dict[str, torch.Tensor]:
+    states = state.objects["optimizer"].state_dict()["state"]
+    return {f"{index}.{name}": value for index, values in states.items() for name, value in values.items()}
+
+
+def test_what_is_no_tensor_is_compared_when_a_view_begins() -> None:
+    state, other = tracked(), tracked()
+    other.objects["scheduler"].last_epoch += 1
+    assert looked(state) != looked(other)
+
+
+def test_the_quick_way_gives_the_same() -> None:
+    replicas = Replicas(tracked(), 0.01)
+    replicas.seat(1, here(1), False)
+    replicas.look(here(1))
+    assert replicas._arrays is not None
+    assert replicas._digest(0, replicas._bytes) == digest(replicas._memory, 0, replicas._bytes)
+
+
+def test_layout_does_not_matter() -> None:
+    plain = torch.arange(24.0).view(2, 3, 4)
+    assert digest([plain.permute(0, 2, 1).contiguous().permute(0, 2, 1)], 0, 96) == digest([plain], 0, 96)
+
+
+@pytest.mark.parametrize("size", [1, 7, 4096, 4099, 9000])
+def test_the_sum_of_a_device_sees_each_flipped_bit(size: int) -> None:
+    data = torch.randint(0, 256, (size + 3,), dtype=torch.uint8)[3:]  # its address is no multiple of 8
+    before = int(_device_sum(data))
+    for place in {0, size // 2, size - 1}:
+        for bit in range(8):
+            data[place] ^= 1 << bit
+            assert int(_device_sum(data)) != before
+            data[place] ^= 1 << bit
+
+
+def test_parts_take_turns_and_cover_all() -> None:
+    state = tracked()
+    replicas = Replicas(state, 0.01)
+    replicas.seat(1, here(1), False)
+    replicas.look(here(1))
+    replicas._alike.cut(4)
+    before = [replicas.look(here(step)) for step in range(5, 9)]
+    state.objects["model"].state_dict()["0.weight"][0, 0] += 1
+    changed = [was != replicas.look(here(step)) for step, was in enumerate(before, start=5)]
+    assert sum(changed) == 1
+
+
+def test_differing_digests_raise_and_what_was_said_stays() -> None:
+    replicas = Replicas(tracked(), 0.01)
+    replicas.seat(7, here(1), False)
+    mine = replicas.look(here(1))
+    with pytest.raises(StatesDiffer):
+        replicas.compare([mine, [1.0, 1.0, mine[2] + 1], mine])
+    said = replicas.testimony
+    assert said is not None
+    assert (said.what, said.generation, said.state) == ("weights", 7, here(1))
+    replicas.compare([mine, mine])
+    assert replicas.testimony is None
+
+
+def test_ranks_agree_on_the_parts_and_do_not_compare_different_ones() -> None:
+    replicas = Replicas(tracked(), 0.01)
+    replicas.seat(1, here(1), False)
+    mine = replicas.look(here(1))
+    replicas.compare([mine, [4.0, 1.0, mine[2]]])
+    later = replicas.look(here(2))
+    assert later[1] == 4.0
+    replicas.compare([later, [4.0, 1.0, later[2] + 1]])
+
+
+def test_a_digest_that_takes_too_long_is_cut() -> None:
+    replicas = Replicas(tracked(), 1e-9)
+    replicas.seat(1, here(0), False)
+    wishes = [replicas.look(here(step))[0] for step in range(SAMPLES + 1)]
+    assert wishes[0] == 1
+    assert wishes[-1] == MOST_PARTS
+
+
+def test_off_costs_nothing() -> None:
+    replicas = Replicas(tracked(), 0.0)
+    replicas.seat(1, here(1), False)
+    assert replicas.width == 0
+    replicas.compare([[], []])
+
+
+def test_cleared_is_one_step_after_the_oldest_comparison() -> None:
+    alike = Alike()
+    alike.seat(1, here(0), receiver=True)
+    alike.cut(2)
+    assert not alike.witness
+    cleared = []
+    for step in range(4):
+        alike.enter(here(step), "same")
+        assert not alike.differ(["same", "same"])
+        cleared.append(alike.cleared.step)
+    assert cleared == [0, 1, 2, 3]
+    assert alike.witness
+    alike.enter(here(4), "mine")
+    assert alike.differ(["mine", "same"])
+    assert alike.open is not None
+    assert alike.open.cleared == here(3)
+    alike.seat(2, here(4), receiver=False)
+    assert alike.witness
+    assert alike.open is None
+
+
+def test_a_learning_rate_that_the_loop_body_sets_is_compared_when_all_have_set_it() -> None:
+    """One rank was in the body when the view began, another was not yet."""
+    early, late = tracked(), tracked()
+    pair = [Replicas(state, 0.01) for state in (early, late)]
+    for state, replicas in zip((early, late), pair, strict=True):
+        if state is early:
+            state.objects["optimizer"].param_groups[0]["lr"] = 0.5
+        replicas.seat(1, here(1), False)
+        state.objects["optimizer"].param_groups[0]["lr"] = 0.5
+    assert pair[0].look(here(1)) == pair[1].look(here(1))

@@ -1,0 +1,56 @@
+"""A thread that asks for short slices gets them, and hands them on only where it shall."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.rank.urgency import SLICE_US, be_prompt
+
+
+def slice_us() -> float:
+    """Of the calling thread, as the kernel tells it."""
+    found = re.search(r"se\.slice\s*:\s*(\d+)", Path("/proc/thread-self/sched").read_text())
+    return int(found[1]) / 1e3 if found else -1.0
+
+
+def in_a_thread(fn: Callable[[], Any]) -> Any:
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(fn()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def told(children: bool) -> tuple[bool, float, float, int]:
+    """(what the kernel said, own slice, slice of a thread that was started afterwards, niceness)."""
+    taken = be_prompt(children=children)
+    return taken, slice_us(), in_a_thread(slice_us), os.getpriority(os.PRIO_PROCESS, 0)
+
+
+@pytest.mark.parametrize("children", [True, False])
+def test_a_thread_gets_the_slice_that_it_asks_for(children: bool) -> None:
+    before, niceness = slice_us(), os.getpriority(os.PRIO_PROCESS, 0)
+    taken, mine, childs, nice_after = in_a_thread(lambda: told(children))
+    assert nice_after == niceness
+    if not taken:  # a kernel before 6.12: nothing has changed
+        assert mine == childs == before
+        return
+    if before >= 0:  # the kernel says what it does
+        assert mine == SLICE_US
+        assert (childs == SLICE_US) == children
+    assert slice_us() == before
+
+
+def test_a_thread_of_another_class_is_left_alone() -> None:
+    code = "import os; from actors.rank.urgency import be_prompt; os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0)); "
+    code += "print(be_prompt(children=True), os.sched_getscheduler(0) == os.SCHED_BATCH)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split() == ["False", "True"]
