@@ -49,11 +49,12 @@ class Alike:
         self.open = Finding(what, self.generation, here, digest, self.cleared, self.witness)
 
     def differ(self, digests: Collection[object]) -> bool:
-        """Whether all ranks' digests, of the same part, are not alike. Then the step must not be applied."""
+        """Whether the digests that ranks have told, of the same part, are not alike. Then the step must not be applied."""
         if len(set(digests)) > 1:
             return True
-        here = self.open.state if self.open is not None else self.cleared
-        self.open = None
+        if self.open is None:
+            return False  # this rank has told nothing
+        here, self.open = self.open.state, None
         if len(digests) > 1:
             self._turns[here.step % self.parts] = here
         if len(self._turns) == self.parts:

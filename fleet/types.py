@@ -66,6 +66,11 @@ class View:
         """View rank of ``member``, or -1."""
         return self.members.index(member) if member in self.members else -1
 
+    @property
+    def idle(self) -> tuple[int, ...]:
+        """View ranks that compute nothing in the view's first step, as the state is on its way to them; none if they are more than half."""
+        return self.receivers if 2 * len(self.receivers) <= len(self.members) else ()
+
 
 @dataclass(frozen=True, slots=True)
 class ViewDelta:

@@ -128,9 +128,24 @@ class Engine:
         self._gradients.settle()
         self._replicas.seat(view.generation, here, rank in view.receivers)
         self._whole = share([()] * group.size, view.ranges, self._shards)
-        held = self._held_by_all(begun)
-        self._share(share(held, view.ranges, self._shards) if any(held) else self._whole)
-        self._recheck.seat(view.generation, rank, here, rank in view.receivers, view.ranges, whole=not any(held))
+        held, idle = self._held_by_all(begun), view.idle if self._spares_newcomers else ()
+        self._share(share(held, view.ranges, self._shards, idle) if idle or any(held) else self._whole)
+        self._recheck.seat(view.generation, rank, here, rank in view.receivers, view.ranges, whole=self._shares is self._whole)
+
+    @property
+    def _spares_newcomers(self) -> bool:
+        """Whether a rank can take a step of which it has computed nothing: not when a forward counts something that only it knows."""
+        return self.steady
+
+    @property
+    def brings(self) -> bool:
+        """This rank computes, or has computed, some of the step at hand."""
+        return bool(self._brought[self._rank])
+
+    @property
+    def trained(self) -> int:
+        """See :attr:`GradientBuffers.trained`."""
+        return self._gradients.trained
 
     def rehearse(self) -> None:
         """Alone, for one shard: what a first attempt has to load, compile and allocate is there when this rank is called."""
@@ -231,13 +246,14 @@ class Engine:
         """The group is gone or left; what this rank has computed of the step stays."""
         self._gradients.hold()
 
-    def reduce(self, offer: Offer) -> Outcome:
+    def reduce(self, offer: Offer, *, early: bool = False) -> Outcome:
         """Exchange gradients and a few numbers with all ranks. Raises GroupBroken: what this rank has computed stays.
 
-        StatesDiffer is one: the ranks do not hold the same, so that what was summed is not to be used.
+        StatesDiffer is one: the ranks do not hold the same, so that what was summed is not to be used. ``early``: the state is still on its
+        way to this rank, which brings nothing.
         """
         assert self._side is not None and self._state is not None
-        said = self._look(self._state)
+        said = self._replicas.abstain() + self._recheck.look() if early else self._look(self._state)
         arrived_us = self._recorder.switch(STRAGGLER)
         mine = [self.losses[shard] for shard in self._brought[self._rank]]
         width = max(map(len, self._brought))

@@ -6,6 +6,7 @@ summed with the gradients, in the same order, and its mean is added to the commi
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -142,6 +143,11 @@ class GradientBuffers:
         """Size of one set of buffers: what a rank exchanges in a step."""
         return sum(length * dtype.itemsize for (dtype, _), length in self._lengths.items())
 
+    @property
+    def trained(self) -> int:
+        """Names the parameters that require a gradient now, so that two ranks can compare theirs: a loop body may change that."""
+        return zlib.crc32(bytes(parameter.requires_grad for parameter in self._all_parameters))
+
     def begin_step(self) -> None:
         """A step begins unless one has. The modules' buffers hold their committed values."""
         if self.begun:
@@ -195,6 +201,7 @@ class GradientBuffers:
 
     def reduce(self, reducer: Reducer) -> None:
         """``.grad`` becomes the mean over all shards of all ranks; buffers are as committed. Raises GroupBroken: all is as before."""
+        self.begin_step()
         self._mean = self._sums.take()
         try:
             reducer.reduce(self._sums, self._mean)

@@ -62,6 +62,8 @@ class Run:
         self._feeds: dict[tuple[int, int], Feed] = {}
         self._suspect: int | None = None
         self._attempted: Step | None = None
+        self._early: Outcome | None = None
+        self._total = 0
 
     @property
     def generation(self) -> int:
@@ -92,7 +94,7 @@ class Run:
         """
         if total < 1:
             raise FleetError(f"total = {total}: a run has at least one step")
-        self._engine = self._make_engine(state, clip_norm)
+        self._engine, self._total = self._make_engine(state, clip_norm), total
         self._recorder.total(total)
         self._client.on_spoil = Saboteur(self._engine).strike
         self._client.protocol.ready()
@@ -197,10 +199,14 @@ class Run:
         """Into a view, with the group and the shards of the step at hand. False when the run is over for this rank."""
         assert self._engine is not None
         self._engine.hold()
+        self._forget_early()
         while self._seat.take():
             try:
                 self._take_shares(begun=True)
+                self._early = self._reduce_early()
             except GroupBroken as error:
+                if self._seat.arriving is not None:
+                    self._engine.reset()
                 self._seat.leave(str(error))
                 continue
             self._seat.step_aside()
@@ -210,11 +216,39 @@ class Run:
 
     def _take_shares(self, *, begun: bool) -> None:
         assert self._engine is not None and self._seat.group is not None
-        view, here = self._seat.view, self._here()
+        view, arriving = self._seat.view, self._seat.arriving
+        here = arriving.state if arriving is not None else self._here()
         self._rank = self._seat.rank
         self._engine.seat(self._seat.group, view, self._rank, here, begun)
-        self._recorder.switch(COMPUTE)
+        if arriving is None:
+            self._recorder.switch(COMPUTE)
         self._recorder.place(view.generation, here.lineage, here.step)
+
+    def _reduce_early(self) -> Outcome | None:
+        """A newcomer waits for its state. It brings nothing to the step at hand, so its part in the sum does not have to wait for that.
+
+        The loop body runs after it, on no batch and with the state in place: it may set a learning rate. None when there is nothing to do
+        early.
+        """
+        assert self._engine is not None
+        arriving = self._seat.arriving
+        outcome = None
+        if arriving is not None and arriving.alike and not self._engine.brings and arriving.state.step < self._total:
+            self._recorder.paused = True  # whatever it does meanwhile, it is being restored
+            try:
+                outcome = self._engine.reduce(self._seat.offer(), early=True)
+            finally:
+                self._recorder.paused = False
+        self._seat.hold_still()
+        self._recorder.switch(COMPUTE)
+        return outcome
+
+    def _forget_early(self) -> None:
+        """The view in which it was summed is gone: others have taken that step, or will do so anew."""
+        assert self._engine is not None
+        if self._early is not None:
+            self._early = None
+            self._engine.reset()
 
     def _attempt(self, step: Step) -> Outcome | None:
         """Reduce and apply one step. None when the loop body has to run again first: for shards of a lost rank, or from another state.
@@ -230,7 +264,7 @@ class Run:
                     return outcome
                 continue
             try:
-                reduced = self._engine.reduce(self._seat.offer())
+                reduced, self._early = self._early or self._engine.reduce(self._seat.offer()), None
                 self._seat.hold_still()
             except GroupBroken as error:
                 self._withdraw()

@@ -180,8 +180,8 @@ class Reducer:
         Integers are summed, not divided.
         """
         group = self._group
-        if group is None or not self._blocks:
-            raise ProtocolError("reduce() before bind(), or with nothing to bring")
+        if group is None:
+            raise ProtocolError("reduce() before bind()")
         local = [partial.flats for partial in sums.partials(self._blocks)]
         if self.kind == "native":
             self._native(group, local, out.flats)
@@ -199,9 +199,9 @@ class Reducer:
             total.mul_(1 / self.shards)  # exact, so the same bits, and twice as fast
 
     def _native(self, group: Group, local: Sequence[Sequence[torch.Tensor]], out: Sequence[torch.Tensor]) -> None:
-        for into, first, *others in zip(out, *local, strict=True):
-            into.copy_(first)
-            for other in others:
+        for into, *partials in zip(out, *local, strict=True):
+            into.zero_() if not partials else into.copy_(partials[0])
+            for other in partials[1:]:
                 into.add_(other)
             group.all_reduce(into)
             self._mean(into)
@@ -224,6 +224,8 @@ class Reducer:
         if self._plan:
             left, right = self._plan[-1]
             torch.add(leaves[left], leaves[right], out=out)
+        else:
+            out.copy_(leaves[0])
         self._mean(out)
 
     # ---- the exchange --------------------------------------------------------------------------------------------------------------------

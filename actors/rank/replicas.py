@@ -61,6 +61,10 @@ class Replicas:
             self._alike.seat(generation, here, receiver)
             self._new, self._last_s = True, None
 
+    def abstain(self) -> list[float]:
+        """The numbers to send while this rank's state is on its way to it: there is nothing to compare."""
+        return [0.0] * self.width
+
     def look(self, here: StateId) -> list[float]:
         """The numbers to send before the reduction of the step from ``here``: all tensors are as they were committed."""
         begin_s = time.perf_counter()
@@ -88,11 +92,12 @@ class Replicas:
         """All ranks' numbers, in order. Raises StatesDiffer; the step must not be applied then."""
         if not self.width or len(rows) < 2:
             return
-        comparable = len({row[1] for row in rows}) == 1  # else they do not speak of the same part, for one step
-        if comparable and self._alike.differ([row[2] for row in rows]):
+        told = [row for row in rows if row[1]]
+        comparable = len({row[1] for row in told}) == 1  # else they do not speak of the same part, for one step
+        if comparable and self._alike.differ([row[2] for row in told]):
             raise StatesDiffer("the ranks do not hold the same weights", self._alike.generation)
         self._alike.open = None
-        parts = int(max(max(row[0], row[1]) for row in rows))
+        parts = int(max(max(row[0], row[1]) for row in told))
         if parts != self._alike.parts:
             self._alike.cut(parts)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
@@ -31,22 +32,29 @@ class Sitting:
         self.error = ""
 
 
-class Giving:
-    """The state on its way to newcomers, in a thread of its own: it does not change until the step that they take part in is reduced."""
+class Arriving(NamedTuple):
+    """The state that is on its way to this rank. ``alike``: its donor trains the same parameters."""
 
-    def __init__(self, give: Callable[[], None]) -> None:
-        self._give, self._error = give, ""
-        self.thread = threading.Thread(target=self._run, name="fleet-give")
+    state: StateId
+    alike: bool
+
+
+class Transfer:
+    """The state on its way, at either end in a thread of its own: it changes only once the step that newcomers take part in is reduced."""
+
+    def __init__(self, carry: Callable[[], None], name: str) -> None:
+        self._carry, self._error = carry, ""
+        self.thread = threading.Thread(target=self._run, name=name)
         self.thread.start()
 
     def _run(self) -> None:
         try:
-            self._give()
+            self._carry()
         except GroupBroken as error:
             self._error = str(error)
 
     def join(self) -> None:
-        """Until it is given. Raises GroupBroken."""
+        """Until it is there. Raises GroupBroken."""
         self.thread.join()
         if self._error:
             raise GroupBroken(self._error)
@@ -71,7 +79,8 @@ class Seat:
         self._next: tuple[View, Forming] | None = None
         self._fresh = True
         self._stale: list[Sitting | Group] = []
-        self._giving: Giving | None = None
+        self._transfer: Transfer | None = None
+        self.arriving: Arriving | None = None
         self.group: Group | None = None
         self._state: TrackedState | None = None
         self._engine: Engine | None = None
@@ -152,10 +161,10 @@ class Seat:
         self._client.say()
 
     def hold_still(self) -> None:
-        """Before the state changes: whoever was given it has it. (They take part in the step, so they do.)"""
-        if self._giving is not None:
-            self._giving.join()
-            self._giving = None
+        """Before the state changes or is used: it is where it was on its way to. Raises GroupBroken."""
+        if self._transfer is not None:
+            self._transfer.join()
+            self._transfer = self.arriving = None
 
     def enter(self, view: View) -> None:
         """At the agreed step boundary: change into the proposal that was formed beside the running steps."""
@@ -199,11 +208,13 @@ class Seat:
             self._check(sitting)
             self.group, self._sitting = group, None
         if not sitting.beside:
-            state = self._exchange(sitting.view, group)
-            with self._client.lock:
-                self._protocol.formed(state)
-            self._client.say()
+            self._exchange(sitting.view, group)
         self._fresh = False
+
+    def _formed(self, state: StateId) -> None:
+        with self._client.lock:
+            self._protocol.formed(state)
+        self._client.say()
 
     def _form(self, view: View) -> Forming:
         assert self._engine is not None, "called into a view before serve()"
@@ -218,30 +229,35 @@ class Seat:
             host=self._host,
         )
 
+    def _check_seated(self, view: View) -> None:
+        if self._protocol.view is not view:
+            raise GroupBroken("left meanwhile", view.generation)
+
     def _check(self, sitting: Sitting) -> None:
         """The interrupt may have come before there was anything to interrupt."""
         if self._protocol.interrupted or self._protocol.view is not sitting.view:
             raise GroupBroken("told to leave", sitting.view.generation)
 
-    def _exchange(self, view: View, group: Group) -> StateId:
-        """The donor gives its state to the receivers; everyone else goes on. Returns the state that all hold now."""
+    def _exchange(self, view: View, group: Group) -> None:
+        """The donor gives its state to the receivers; everyone else goes on. Each says that it is there once it holds the state."""
         mine = self._protocol.state
         me, donor = view.rank_of(self._protocol.member), view.donor
         if me == donor and self._protocol.begins(view):
             mine = self._begin(view)
         if self._custody is not None:
             self._recorder.switch(RESTORE)
-            return self._custody.exchange(group, view)
-        if me in view.receivers:
+            self._formed(self._custody.exchange(group, view))
+        elif me in view.receivers:
             self._recorder.switch(RESTORE)
-            return self._receive(group, donor)
-        mine = mine or view.state
-        if self._protocol.gives(view):
-            self._give(view, group, mine)
-            if not self._steady:
-                self._recorder.switch(RESTORE)
-                self.hold_still()
-        return mine
+            self._receive(view, group, donor)
+        else:
+            mine = mine or view.state
+            if self._protocol.gives(view):
+                self._give(view, group, mine)
+                if not self._steady:
+                    self._recorder.switch(RESTORE)
+                    self.hold_still()
+            self._formed(mine)
 
     @property
     def _steady(self) -> bool:
@@ -250,23 +266,40 @@ class Seat:
 
     def _give(self, view: View, group: Group, mine: StateId) -> None:
         """Begin to give the state to those who need it; ``hold_still`` waits until they have it."""
-        state = self._state
-        assert state is not None
+        state, engine = self._state, self._engine
+        assert state is not None and engine is not None
 
         def give() -> None:
             for receiver in view.receivers:
-                group.send(_numbers(mine), receiver)
+                group.send(torch.tensor([mine.lineage, mine.step, engine.trained]), receiver)
+            for receiver in view.receivers:
                 send_state(group, receiver, state)
 
-        self._giving = Giving(give)
+        self._transfer = Transfer(give, "fleet-give")
 
-    def _receive(self, group: Group, donor: int) -> StateId:
-        assert self._state is not None and self._engine is not None
-        self._engine.reset()
-        numbers = _numbers(StateId(0, 0))
+    def _receive(self, view: View, group: Group, donor: int) -> None:
+        """Learn which state it will be, and begin to receive it; ``hold_still`` waits until it is here."""
+        state, engine = self._state, self._engine
+        assert state is not None and engine is not None
+        engine.reset()
+        numbers = torch.empty(3, dtype=torch.int64)
         group.recv(numbers, donor)
-        receive_state(group, donor, self._state, self._protocol.receiving)
-        return StateId(*numbers.tolist())
+        lineage, step, trained = numbers.tolist()
+
+        def dirty() -> None:
+            with self._client.lock:  # whoever has left has said what it holds
+                self._check_seated(view)
+                self._protocol.receiving()
+
+        def take() -> None:
+            receive_state(group, donor, state, dirty)
+            with self._client.lock:
+                self._check_seated(view)
+                self._protocol.formed(StateId(lineage, step))
+            self._client.say()
+
+        self.arriving = Arriving(StateId(lineage, step), trained == engine.trained)
+        self._transfer = Transfer(take, "fleet-take")
 
     def _begin(self, view: View) -> StateId:
         """No rank held a clean state: the donor starts from the checkpoint, or from the state that the train function built."""
@@ -357,9 +390,9 @@ class Seat:
     def _clear(self) -> None:
         with self._client.lock:
             stale, self._stale = self._stale, []
-        if stale and self._giving is not None:
-            self._giving.thread.join()  # its group was interrupted
-            self._giving = None
+        if stale and self._transfer is not None:
+            self._transfer.thread.join()  # its group was interrupted
+            self._transfer = self.arriving = None
         for part in stale:
             if isinstance(part, Group):
                 part.close()
@@ -370,7 +403,3 @@ class Seat:
         if self._next is not None:
             ahead, self._next = self._next[1], None
             ahead.interrupt("the proposal was dropped")
-
-
-def _numbers(state: StateId) -> torch.Tensor:
-    return torch.tensor([state.lineage, state.step], dtype=torch.int64)

@@ -132,6 +132,11 @@ class ShardedEngine(Engine):
 
     # ---- where this rank stands --------------------------------------------------------------------------------------------------------
 
+    @property
+    def _spares_newcomers(self) -> bool:
+        """Chunks move before the step, and everyone waits for them."""
+        return False
+
     def claim(self, node: int) -> Claim:
         """What this rank holds."""
         if self._state is None:

@@ -134,6 +134,9 @@ class Repeat(Checker):
             if process is None or process.corrupt:
                 continue
             chain = self.world.chain.weights(state.step)
+            if weights is None:
+                self.require(not contributions, f"{member} contributes to step {state} before it has its weights")
+                continue
             self.require(weights == chain, f"{member} reduces step {state} from weights that are not those of the fault-free run")
             right = all(value == gradient(chain, state.step, shard) for shard, value in contributions.items())
             self.require(right, f"{member} contributes something else to step {state} than in the fault-free run")

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from fleet.simulation.nodes import SimNode
     from fleet.simulation.world import World
 
-Contribution = tuple[StateId, int, dict[int, int], Offer]
+Contribution = tuple[StateId, int | None, dict[int, int], Offer]
+"""What a rank brings into a reduction: the state it steps from, its weights (None: they are on their way to it), shards, offer."""
 
 
 class Dead(Exception):
@@ -53,6 +54,8 @@ class SimRank:
         self.sitting: Sitting | None = None
         self.held: dict[int, int] = {}
         self.due: tuple[int, ...] = ()
+        self.arrival: tuple[StateId, Future] | None = None
+        self.early: dict[Member, Contribution] | None = None
         self.slowness = self.link_slowness = 1.0
         self.was_slow = False
         self.times: list[tuple[int, ...]] = []
@@ -303,6 +306,7 @@ class SimRank:
     def _abandon(self, reason: str, testimony: Finding | None = None) -> None:
         self.world.note("broken", self, reason, f"dirty={self.protocol.dirty}")
         self._leave_groups()
+        self.arrival = self.early = None
         self.stepping = False
         self.protocol.withdraw()
         self.protocol.broken(reason, testimony)
@@ -321,31 +325,53 @@ class SimRank:
         if self.sitting is not sitting or self.protocol.interrupted:
             raise Broken("told to leave")
         self.group, self.sitting = sitting.group, None
+        self.arrival = self.early = None
         if not sitting.beside:
             yield from self._take_state(self.group, sitting.graceful)
         self._begin_stepping(self.group.view)
         yield from self._take_shares(self.group)
+        yield from self._reduce_early(self.group)
+        self._check_seated(self.group.view)
 
     def _take_shares(self, group: Group) -> Steps:
         """What each has computed of the step at hand counts; the rest is dealt anew. Nobody waits for a receiver, who has nothing."""
         view = group.view
         told: dict[Member, Any] = yield group.tell(self.member, sorted(self.held), self._givers(view))
-        shares = share([told.get(member, ()) for member in view.members], view.ranges, self.world.settings.shards)
+        shares = share([told.get(member, ()) for member in view.members], view.ranges, self.world.settings.shards, self._idle(view))
         rank = view.rank_of(self.member)
         kept = {shard for lo, hi in shares.kept[rank] for shard in range(lo, hi)}
         self.held = {shard: value for shard, value in self.held.items() if shard in kept}
         self.due = shares.due[rank]
+
+    def _idle(self, view: View) -> tuple[int, ...]:
+        return view.idle
+
+    def _reduce_early(self, group: Group) -> Steps:
+        """A newcomer that brings nothing takes part in the sum while its state is on its way."""
+        if self.arrival is None:
+            return
+        state, arrived = self.arrival
+        if not self.due and not self.held and state.step < self.world.plan.steps:
+            offer = self.protocol.offer()
+            values = yield group.reduce(self.member, 0, (state, None, {}, offer))
+            self._compare(values)
+            self.early = values
+        yield arrived
+        self.arrival = None
 
     @staticmethod
     def _givers(view: View) -> list[Member]:
         return [member for rank, member in enumerate(view.members) if rank not in view.receivers]
 
     def _begin_stepping(self, view: View) -> None:
-        state = self.protocol.state
+        state = self.protocol.state if self.arrival is None else self.arrival[0]
         assert state is not None
         self.stepping = True
         self.alike.seat(view.generation, state, view.rank_of(self.member) in view.receivers)
-        self.world.watch.seated(self, view, state)
+
+    def _check_seated(self, view: View) -> None:
+        assert self.protocol.state is not None
+        self.world.watch.seated(self, view, self.protocol.state)
 
     def _take_state(self, group: Group, graceful: bool) -> Steps:
         """The donor gives, receivers take, the others go on with what they have; ends with the word that this rank is there."""
@@ -355,12 +381,20 @@ class SimRank:
         if rank == view.donor:
             state = yield from self._donate(group, graceful)
         elif rank in view.receivers:
-            state = yield from self._receive_state(group)
+            offered = yield from self._offered(group)
+            self.arrival = offered[0], Future()
+            Coroutine(self.world.clock, self._receive_beside(group, offered, self.arrival[1]), self.gate)
+            if not self.alive:
+                raise Dead
+            return
         if group.broken_for(self.member) is not None:
             raise Broken(group.broken_for(self.member))
         assert state is not None
+        self._formed(view, state)
+
+    def _formed(self, view: View, state: StateId) -> None:
         self.progress_s = self.world.clock.now_s
-        protocol.formed(state)
+        self.protocol.formed(state)
         self.flush()
         self.world.note("formed", self, view.generation, state)
 
@@ -402,9 +436,32 @@ class SimRank:
             yield self._pause()
         yield self.rng.uniform(0.02, 0.2)
 
+    def _receive_beside(self, group: Group, offered: tuple[StateId, int], arrived: Future) -> Steps:
+        view, state = group.view, offered[0]
+        try:
+            yield from self._take_in(group, *offered)
+            if self.protocol.view is not view:
+                raise Broken("left meanwhile")
+        except Broken as broken:
+            arrived.resolve(error=broken)
+        except Dead:
+            return
+        else:
+            self._formed(view, state)
+            arrived.resolve()
+
     def _receive_state(self, group: Group) -> Steps:
+        offered = yield from self._offered(group)
+        yield from self._take_in(group, *offered)
+        return offered[0]
+
+    def _offered(self, group: Group) -> Steps:
         self.held = {}
-        state, weights = yield group.receive_state(self.member)
+        return (yield group.receive_state(self.member))
+
+    def _take_in(self, group: Group, state: StateId, weights: int) -> Steps:
+        if self.protocol.view is not group.view:
+            raise Broken("left meanwhile")  # and has said what it holds
         self.protocol.receiving()
         self.weights = POISON
         if self.at("receiving"):
@@ -416,7 +473,6 @@ class SimRank:
             yield self._pause()
         self.weights = weights
         self.corrupt = self.world.flipped and weights != self.world.chain.weights(state.step)
-        return state
 
     # ---- steps ---------------------------------------------------------------------------------------------------------------------------
 
@@ -429,7 +485,7 @@ class SimRank:
             yield from self._compute(protocol.state.step)
             if not self._claim():
                 return
-            values = yield from self._reduce(self.group, number)
+            values = self._taken_early() or (yield from self._reduce(self.group, number))
             enter, save = protocol.agree([value[3] for value in values.values()])
             self.world.watch.agreed(self, view, number, enter, save)
             number += 1
@@ -464,6 +520,12 @@ class SimRank:
                 self._own = [float(len(self.due)), self.world.clock.now_s - began_s]
         self.where = (step, -1)
 
+    def _taken_early(self) -> dict[Member, Contribution] | None:
+        values, self.early = self.early, None
+        if values is not None and self.group is not None:
+            self.world.watch.reduced(self, self.group.view, 0, values)
+        return values
+
     def _reduce(self, group: Group, number: int) -> Steps:
         protocol, view = self.protocol, group.view
         assert protocol.state is not None
@@ -478,11 +540,14 @@ class SimRank:
             yield took_s * (self.link_slowness - 1)
         self._own.append(took_s * self.link_slowness)
         self.world.watch.reduced(self, view, number, values)
-        if self.alike.differ([value[1] for value in values.values()]):
-            raise Broken("weights differ")
+        self._compare(values)
         if self.at("reduced"):
             yield self._pause()
         return values
+
+    def _compare(self, values: dict[Member, Contribution]) -> None:
+        if self.alike.differ([value[1] for value in values.values() if value[1] is not None]):
+            raise Broken("weights differ")
 
     def _update(self, values: dict[Member, Contribution]) -> Steps:
         merged: dict[int, int] = {}
@@ -526,8 +591,9 @@ class SimRank:
             yield self._pause()
         yield from self._take_state(self.group, graceful=True)
         self._begin_stepping(view)
+        self._check_seated(view)
         self.group.tell(self.member, (), self._givers(view))  # the newcomers ask; the members know that nothing has begun
-        self.due = self._whole()
+        self.due = share([()] * len(view.members), view.ranges, self.world.settings.shards, self._idle(view)).due[view.rank_of(self.member)]
 
     def _whole(self) -> tuple[int, ...]:
         """The shards of this rank in a step that begins."""

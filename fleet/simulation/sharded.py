@@ -32,6 +32,9 @@ class ShardedRank(SimRank):
         self.at_state: StateId | None = None
         self.log: dict[int, int] | None = None
 
+    def _idle(self, view: View) -> tuple[int, ...]:
+        return ()
+
     # ---- a view begins -----------------------------------------------------------------------------------------------------------------
 
     def claim(self) -> Claim:

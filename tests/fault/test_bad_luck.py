@@ -189,7 +189,7 @@ def test_all_ranks_die_and_the_run_goes_on_from_the_last_checkpoint(tmp_path: Pa
         for slot in range(3):
             fleet.kill(slot)
 
-    chosen = settings(tmp_path, checkpoint=CheckpointSettings(policy="fixed", interval_s=0.5))
+    chosen = settings(tmp_path, checkpoint=CheckpointSettings(policy="fixed", interval_s=0.5), options={"pause_s": "0.1"})
     outcome, records, digest = train_through(trains.plain, chosen, tmp_path, misfortune)
     survived(outcome, records, digest, fault_free)
     begun = of(LineageBegun, records)

@@ -48,6 +48,19 @@ def test_survivors_of_one_view_keep_all_they_hold(situation: tuple[int, int, lis
     assert max(map(len, found.due)) <= -(-missing // ranks)
 
 
+@given(situations(), st.data())
+def test_newcomers_bring_nothing_and_the_others_everything(situation: tuple[int, int, list[set[int]]], data: st.DataObject) -> None:
+    shards, ranks, held = situation
+    idle = data.draw(st.sets(st.integers(0, ranks - 1), max_size=ranks // 2))
+    held = [set() if rank in idle else held[rank] for rank in range(ranks)]
+    found = share(held, ranges(shards, ranks), shards, idle)
+    leaves = found.leaves(shards)
+    assert [rank for rank in range(ranks) if not leaves[rank]] == sorted(idle)
+    assert sorted(shard for of_one in leaves for lo, hi in of_one for shard in range(lo, hi)) == list(range(shards))
+    sizes = [len(due) for rank, due in enumerate(found.due) if rank not in idle]
+    assert any(held) or max(sizes) - min(sizes) <= -(-shards // ranks)
+
+
 @given(st.integers(1, 64), st.data())
 def test_a_range_is_covered_by_its_blocks(shards: int, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, shards - 1))

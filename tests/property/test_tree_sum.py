@@ -122,11 +122,14 @@ def ranges(cuts: list[int]) -> list[list[int]]:
 
 @st.composite
 def splits(draw: st.DrawFn) -> list[list[int]]:
-    """Shards by rank: ranges, or dealt in any order, as after losses."""
+    """Shards by rank: ranges, or dealt in any order, as after losses; newcomers bring none."""
     shards = draw(st.integers(1, 24))
     inner = draw(st.sets(st.integers(1, shards - 1), max_size=6)) if shards > 1 else set()
     order = draw(st.one_of(st.just(list(range(shards))), st.permutations(range(shards))))
-    return [[order[place] for place in mine] for mine in ranges([0, *sorted(inner), shards])]
+    dealt = [[order[place] for place in mine] for mine in ranges([0, *sorted(inner), shards])]
+    for _ in range(draw(st.integers(0, 2))):
+        dealt.insert(draw(st.integers(0, len(dealt))), [])
+    return dealt
 
 
 def same_bits(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
