@@ -12,14 +12,16 @@ import os
 import select
 import shutil
 import sys
+from pathlib import Path
 from typing import Any
 
 import ray
 from ray._private import ray_constants
+from ray._private import workers as rays_workers
 from ray._private.node import Node
 from ray._private.parameter import RayParams
 
-from fleet.launch import processes
+from fleet.launch import processes, setup_worker
 
 
 class _Headless(Node):  # type: ignore[misc]
@@ -35,7 +37,9 @@ def start(settings: dict[str, Any], dashboard: bool) -> Node:
         ray._private.utils.get_dashboard_dependency_error = lambda: ImportError("switched off")  # agents start with --minimal
     node_class = Node if dashboard else _Headless
     head = settings.get("gcs_address") is None
-    return node_class(RayParams(**settings), head=head, shutdown_at_exit=False, spawn_reaper=True)
+    os.environ[setup_worker.RAYS] = str(Path(rays_workers.__file__).parent / ray_constants.SETUP_WORKER_FILENAME)
+    parameters = RayParams(**settings, setup_worker_path=setup_worker.__file__)
+    return node_class(parameters, head=head, shutdown_at_exit=False, spawn_reaper=True)
 
 
 def main() -> None:

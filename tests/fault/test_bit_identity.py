@@ -32,11 +32,12 @@ def strike(fleet: PlainFleet, kills: list[tuple[int, int]]) -> None:
 
 def digests(seed: int, folder: Path, reduction: str = "tree") -> tuple[str, str, int]:
     """(digest under faults at world 4, digest of a fault-free twin at a world of 1, 2, 3 or 5, number of views of the first)."""
-    chosen: RunSettings = settings(folder / "run", world=4, seed=seed, reduction=reduction)
+    norm = {"norm": ("batch", "layer")[seed % 2]}
+    chosen: RunSettings = settings(folder / "run", world=4, seed=seed, reduction=reduction, options=norm)
     outcome, records, under_faults = train_through(trains.plain, chosen, folder / "run", lambda fleet: strike(fleet, storm(seed, 4)))
     assert outcome.status == "completed", outcome
     world = (1, 2, 3, 5)[seed % 4] if reduction == "tree" else 4
-    twin = dataclasses.replace(settings(folder / "twin", world=world), seed=seed, reduction=reduction)
+    twin = dataclasses.replace(settings(folder / "twin", world=world, options=norm), seed=seed, reduction=reduction)
     outcome, _, fault_free = train_through(trains.plain, twin, folder / "twin")
     assert outcome.status == "completed", outcome
     return under_faults, fault_free, len(of(ViewPublished, records))

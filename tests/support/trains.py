@@ -1,4 +1,4 @@
-"""Train functions for tests: a tiny model with dropout and BatchNorm, and misfortunes that strike at an exact place, once."""
+"""Train functions for tests: a tiny model with dropout and a norm, and misfortunes that strike at an exact place, once."""
 
 from __future__ import annotations
 
@@ -26,8 +26,12 @@ class Numbers(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
         return x, x.sum().reshape(1)
 
 
-def build(width: int = 32) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
-    model = nn.Sequential(nn.Linear(FEATURES, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Dropout(0.1), nn.Linear(width, 1))
+NORMS = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
+"""With the first a forward changes buffers, so a newcomer computes in its first step; with the second it does not."""
+
+
+def build(width: int = 32, norm: str = "batch") -> tuple[nn.Module, torch.optim.Optimizer, Any]:
+    model = nn.Sequential(nn.Linear(FEATURES, width), NORMS[norm](width), nn.ReLU(), nn.Dropout(0.1), nn.Linear(width, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     return model, optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
 
@@ -55,7 +59,7 @@ def die() -> None:
 
 
 def _loop(run: Any, in_shard: Callable[..., None] | None = None, tail: Callable[..., None] | None = None, loss: Any = None) -> None:
-    model, optimizer, scheduler = build(int(run.options.get("width", "32")))
+    model, optimizer, scheduler = build(int(run.options.get("width", "32")), run.options.get("norm", "batch"))
     state = run.track(model=model, optimizer=optimizer, scheduler=scheduler)
     pause_s = float(run.options.get("pause_s", "0.01"))
     for step in run.steps(state, total=int(run.options.get("steps", "40")), clip_norm=1.0):

@@ -117,6 +117,30 @@ def test_differing_digests_raise_and_what_was_said_stays() -> None:
     assert replicas.testimony is None
 
 
+def test_a_newcomer_has_no_say_in_its_first_step_and_one_from_then_on() -> None:
+    """Its peers compare what is no tensor in the step in which it cannot."""
+    pair = [Replicas(tracked(), 0.01) for _ in range(2)]
+    for number, replicas in enumerate(pair):
+        replicas.seat(1, here(125), number == 1)
+    rows = [pair[0].look(here(125)), pair[1].abstain()]
+    for replicas in pair:
+        replicas.compare(rows)
+        assert replicas.testimony is None
+    for step in (126, 127, 128, 129):
+        mine, newcomers = (replicas.look(here(step)) for replicas in pair)
+        assert mine[1:] == newcomers[1:]
+        for replicas in pair:
+            replicas.compare([mine, newcomers])
+
+
+def test_a_newcomer_sees_that_the_others_differ() -> None:
+    replicas = Replicas(tracked(), 0.01)
+    replicas.seat(1, here(1), True)
+    with pytest.raises(StatesDiffer):
+        replicas.compare([[1.0, 1.0, 5.0], replicas.abstain(), [1.0, 1.0, 6.0]])
+    assert replicas.testimony is None
+
+
 def test_ranks_agree_on_the_parts_and_do_not_compare_different_ones() -> None:
     replicas = Replicas(tracked(), 0.01)
     replicas.seat(1, here(1), False)
