@@ -11,7 +11,7 @@ DEMO ?= examples/gpt.py --world 4 --spares 1 --seed 7 --chaos storm --twin
 BENCHMARKS ?= recovery storm reduction machine snapshot simulate store detect straggler scrape
 BENCH_FLAGS ?= --quick
 TRUTH_SEEDS ?= 2000
-SPREAD := tests/unit tests/property tests/simulation tests/tidy
+SPREAD := tests/unit tests/property tests/simulation tests/tidy tests/contract/test_checkpoint_store.py tests/contract/test_peer_memory.py
 TOOLS := chromium prometheus fonts-dejavu-core
 
 .PHONY: tools demo test lint bench truth clean

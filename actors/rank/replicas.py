@@ -50,7 +50,7 @@ class Replicas:
         self._memory: list[torch.Tensor] = []
         self._arrays: list[Any] | None = None  # the same memory for a quicker loop, where all of it is the host's
         self._plain = self._bytes = 0
-        self._fresh, self._new, self._behind = -1, True, False
+        self._fresh, self._new, self._again = -1, True, False
         self._costs_s: deque[float] = deque(maxlen=SAMPLES)
         self._steps_s: deque[float] = deque(maxlen=SAMPLES)
         self._last_s: float | None = None
@@ -59,22 +59,19 @@ class Replicas:
         """A view begins, at state ``here``. ``receiver``: this rank was given that state in it."""
         if self.width:
             self._alike.seat(generation, here, receiver)
-            self._new, self._behind, self._last_s = True, False, None
+            self._new, self._again, self._last_s = True, False, None
 
     def abstain(self) -> list[float]:
         """The numbers to send while this rank's state is on its way to it: there is nothing to compare."""
-        self._new, self._behind = False, True
+        self._new = False
         return [0.0] * self.width
 
     def look(self, here: StateId) -> list[float]:
         """The numbers to send before the reduction of the step from ``here``: all tensors are as they were committed."""
         begin_s = time.perf_counter()
-        turn = here.step % REFRESH_STEPS == 0 and here.step != self._fresh
-        if self._new or self._behind or turn:
+        if self._new or self._again or (here.step % REFRESH_STEPS == 0 and here.step != self._fresh):
             self._refresh(here.step)  # not before the loop body has run on all: it may set a learning rate
-        if self._behind and not turn:
-            self._fresh = -1  # the others have compared what is no tensor in the step before
-        self._behind = False
+        self._again = False
         if self._new:
             self._new = False
             self._alike.cut(first_parts(self._bytes))
@@ -98,6 +95,7 @@ class Replicas:
         if not self.width or len(rows) < 2:
             return
         told = [row for row in rows if row[1]]
+        self._again = len(told) < len(rows)  # the next step is the first for some, and all look at the same then
         comparable = len({row[1] for row in told}) == 1  # else they do not speak of the same part, for one step
         if comparable and self._alike.differ([row[2] for row in told]):
             raise StatesDiffer("the ranks do not hold the same weights", self._alike.generation)

@@ -16,7 +16,7 @@ from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 CALL = "import sys; from fleet.cli import main; sys.argv[0] = 'fleet'; main()"
-OPTIONS = ("--world", "2", "--nodes", "1", "--shards", "4", "--set", "steps=30", "--checkpoint", "2s", "--seed", "5", "--twin")
+OPTIONS = ("--world", "2", "--nodes", "1", "--shards", "4", "--set", "steps=20", "--checkpoint", "2s", "--seed", "5", "--twin")
 LIMIT_S = 240.0
 
 

@@ -118,14 +118,17 @@ def test_differing_digests_raise_and_what_was_said_stays() -> None:
 
 
 def test_a_newcomer_has_no_say_in_its_first_step_and_one_from_then_on() -> None:
-    """Its peers compare what is no tensor in the step in which it cannot."""
-    pair = [Replicas(tracked(), 0.01) for _ in range(2)]
+    """Its peers had looked up what there is in the step in which it could not: before the optimizer had a state, say."""
+    states = [tracked(), tracked()]
+    states[0].objects["optimizer"].state.clear()
+    pair = [Replicas(state, 0.01) for state in states]
     for number, replicas in enumerate(pair):
         replicas.seat(1, here(125), number == 1)
     rows = [pair[0].look(here(125)), pair[1].abstain()]
     for replicas in pair:
         replicas.compare(rows)
         assert replicas.testimony is None
+    states[0].objects["optimizer"].load_state_dict(states[1].objects["optimizer"].state_dict())
     for step in (126, 127, 128, 129):
         mine, newcomers = (replicas.look(here(step)) for replicas in pair)
         assert mine[1:] == newcomers[1:]
