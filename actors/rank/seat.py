@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import NamedTuple
 
 import torch
@@ -43,21 +44,17 @@ class Transfer:
     """The state on its way, at either end in a thread of its own: it changes only once the step that newcomers take part in is reduced."""
 
     def __init__(self, carry: Callable[[], None], name: str) -> None:
-        self._carry, self._error = carry, ""
-        self.thread = threading.Thread(target=self._run, name=name)
-        self.thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._carry()
-        except GroupBroken as error:
-            self._error = str(error)
+        pool = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._carried = pool.submit(carry)
+        pool.shutdown(wait=False)
 
     def join(self) -> None:
-        """Until it is there. Raises GroupBroken."""
-        self.thread.join()
-        if self._error:
-            raise GroupBroken(self._error)
+        """Until it is there. Raises GroupBroken, and what is wrong with the state itself."""
+        self._carried.result()
+
+    def end(self) -> None:
+        """Until nothing is under way, however it ended."""
+        wait([self._carried])
 
 
 class Seat:
@@ -391,7 +388,7 @@ class Seat:
         with self._client.lock:
             stale, self._stale = self._stale, []
         if stale and self._transfer is not None:
-            self._transfer.thread.join()  # its group was interrupted
+            self._transfer.end()  # its group was interrupted
             self._transfer = self.arriving = None
         for part in stale:
             if isinstance(part, Group):
