@@ -37,6 +37,7 @@ def _expanded(text: str, environment: dict[str, str]) -> str:
 
 
 def main() -> None:
+    """Become the worker that the command line describes, or Ray's own script."""
     found = worker(sys.argv[1:], dict(os.environ))
     if found is None:
         os.execv(sys.executable, [sys.executable, os.environ[RAYS], *sys.argv[1:]])

@@ -10,6 +10,7 @@ from fleet.instructions import Evict, Fence, Instruction, Propose, Publish, Welc
 from fleet.simulation.memory import SimMemory
 from fleet.simulation.ranks import SimRank
 from fleet.simulation.sharded import ShardedRank
+from fleet.simulation.steps import SteppingRank
 from fleet.types import Copy, Member
 
 if TYPE_CHECKING:
@@ -158,7 +159,7 @@ class SimTrain:
             return
         node = min(nodes, key=lambda node: (self._used(node), node.index))
         self._numbers += 1
-        kind = ShardedRank if self.world.settings.optimizer_sharding == "zero1" else SimRank
+        kind = ShardedRank if self.world.settings.optimizer_sharding == "zero1" else SteppingRank
         rank = kind(self.world, slot, node, self._numbers, self.world.stream("rank", self._numbers))
         self.current[slot] = rank
         self.processes.append(rank)

@@ -10,14 +10,15 @@ from fleet.chunks import BLOCK, WHOLE, Chunk, Claim, follows, guards, kept, lost
 from fleet.simulation.clockwork import Steps
 from fleet.simulation.groups import Broken, Group
 from fleet.simulation.model import POISON, updated
-from fleet.simulation.ranks import Contribution, SimRank
+from fleet.simulation.ranks import Contribution
+from fleet.simulation.steps import SteppingRank
 from fleet.types import Member, StateId, View
 
 LENGTH = 60 * BLOCK
 """Of the one flat buffer: a number of blocks that all world sizes of the simulator divide."""
 
 
-class ShardedRank(SimRank):
+class ShardedRank(SteppingRank):
     """``value`` stands for all chunks that the rank holds, at ``at``; ``weights`` for the parameters, poison while they are incomplete.
 
     ``log`` is what all shards have contributed to a step whose sums are here: with it the step can be taken alone.
