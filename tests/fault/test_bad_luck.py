@@ -118,6 +118,21 @@ def test_a_spare_is_promoted_in_the_same_view_change(tmp_path: Path, fault_free:
     assert len(second.view.members) == 3
 
 
+@pytest.mark.parametrize(("norm", "computes"), [("layer", False), ("batch", True)])
+def test_a_newcomer_computes_nothing_in_its_first_step_where_that_can_be(norm: str, computes: bool, tmp_path: Path) -> None:
+    """It can not where a forward counts: a BatchNorm that has seen no batch of the step does not know its count."""
+    chosen = settings(tmp_path, spares=1, options={"pause_s": "0.2", "norm": norm})
+    outcome, records, _ = train_through(trains.with_shards_noted, chosen, tmp_path, strike_beside_a_spare)
+    assert outcome.status == "completed", outcome
+    first, second = (record.view for record in of(ViewPublished, records)[:2])
+    [spare] = set(second.members) - set(first.members)
+    pid = next(record.process.pid for record in of(ProcessUp, records) if record.member == spare)
+    [noted] = (tmp_path / "flags").glob(f"shards-*{pid}")
+    steps = [int(line.split()[0]) for line in noted.read_text().splitlines() if not line.startswith("0 ")]
+    assert (second.state.step in steps) == computes
+    assert second.state.step + 1 in steps
+
+
 def test_a_spare_has_rehearsed_and_nothing_of_it_shows(tmp_path: Path, fault_free: str) -> None:
     chosen = settings(tmp_path, spares=1, options={"pause_s": "0.2"})
     outcome, records, digest = train_through(trains.with_tail, chosen, tmp_path, strike_beside_a_spare)

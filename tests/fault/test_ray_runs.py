@@ -47,7 +47,7 @@ def truth(tmp_path_factory: pytest.TempPathFactory) -> str:
 def plan(folder: Path, name: str = "run", **changes: object) -> RunPlan:
     chosen = RunSettings(
         world=3, spares=1, nodes=3, shards=8, timeouts=FAST, checkpoint=CheckpointSettings(policy="fixed", interval_s=1.0),
-        options={"flags": str(folder), "steps": STEPS, "pause_s": "0.1"},
+        options={"flags": str(folder), "steps": STEPS, "pause_s": "0.1", "norm": "layer"},
     )  # fmt: skip
     return RunPlan(name=name, folder=folder / name, settings=chosen, train=trains.plain, **changes)  # type: ignore[arg-type]
 
@@ -167,7 +167,7 @@ def fleet_run(folder: Path, *arguments: str) -> subprocess.Popen[str]:
 
 def first_run(folder: Path) -> tuple[subprocess.Popen[str], Path]:
     arguments = ("job.py", "--world", "2", "--nodes", "1", "--shards", "8", "--checkpoint", "1s")
-    options = ("--set", f"steps={STEPS}", "--set", "pause_s=0.1", "--set", f"flags={folder}")
+    options = ("--set", f"steps={STEPS}", "--set", "pause_s=0.1", "--set", "norm=layer", "--set", f"flags={folder}")
     process = fleet_run(folder, *arguments, *options)
     deadline_s = time.monotonic() + 60
     while not list((folder / "runs").glob("*/journal.jsonl")) and time.monotonic() < deadline_s:
