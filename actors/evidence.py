@@ -17,7 +17,7 @@ from actors.messages import EvidenceGathered, RankEvidence
 from actors.rank.recorder import now_us
 from actors.rank.stacks import STACKS_SIGNAL, stacks_path
 from fleet.instructions import Inspect
-from fleet.proc import stat_fields
+from fleet.proc import handles, stat_fields
 from fleet.records import CATEGORIES, COMM, STRAGGLER
 
 if TYPE_CHECKING:
@@ -80,14 +80,12 @@ def _size(path: Path) -> int:
 
 
 async def _stacks(rank: LocalRank, path: Path, before: int) -> str:
-    """What the rank's file has got more; it is whole when it has stopped growing."""
-    last = before
+    """What the rank's file has got more, once the handler that writes it has returned: on a busy machine it may pause between two lines."""
+    pid = rank.process.pid
     for _ in range(round(LIMIT_S / POLL_S)):
-        await asyncio.sleep(POLL_S)
-        size = _size(path)
-        if (size > before and size == last) or _process_state(rank.process.pid) in SILENT:
+        if _process_state(pid) in SILENT or not handles(pid, STACKS_SIGNAL):
             break
-        last = size
+        await asyncio.sleep(POLL_S)
     return path.read_bytes()[before:].decode(errors="replace").strip() if path.exists() else ""
 
 

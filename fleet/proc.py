@@ -26,3 +26,16 @@ def start_ticks(pid: int) -> int:
         ProcessLookupError: there is no such process.
     """
     return int(stat_fields(pid)[19])
+
+
+def handles(pid: int, number: int) -> bool:
+    """Whether signal ``number``, sent to the process, still waits for its main thread or that thread is in its handler, which blocks it.
+
+    False for a process that has ended. The kernel hands a process's signals to its main thread unless that blocks them.
+    """
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace").splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    masks = [int(line.split()[1], 16) for line in lines if line.startswith(("SigPnd:", "ShdPnd:", "SigBlk:"))]
+    return any(mask >> (number - 1) & 1 for mask in masks)
