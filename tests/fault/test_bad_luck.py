@@ -236,16 +236,6 @@ def test_a_store_that_is_gone_for_a_while_stops_nothing(tmp_path: Path) -> None:
         misfortune(fleet)
 
 
-def test_a_stopped_rank_is_evicted_and_replaced(tmp_path: Path, fault_free: str) -> None:
-    def misfortune(fleet: PlainFleet) -> None:
-        after(8)(fleet)
-        fleet.kill(1, signal.SIGSTOP)
-
-    outcome, records, digest = train_through(trains.plain, settings(tmp_path), tmp_path, misfortune)
-    survived(outcome, records, digest, fault_free)
-    assert "no heartbeat" in of(ProcessLost, records)[0].cause
-
-
 def test_a_survivor_is_stopped_while_another_is_replaced(tmp_path: Path, fault_free: str) -> None:
     def misfortune(fleet: PlainFleet) -> None:
         after(8)(fleet)

@@ -40,7 +40,7 @@ def test_a_loop_that_hangs_leaves_everyones_stacks(tmp_path: Path, fault_free: s
     assert "hang-1" in render_table(build_report(records))
 
 
-def test_a_stopped_process_costs_no_more_than_the_bound(tmp_path: Path, fault_free: str) -> None:
+def test_a_stopped_rank_is_evicted_and_replaced_and_its_evidence_says_so(tmp_path: Path, fault_free: str) -> None:
     def misfortune(fleet: PlainFleet) -> None:
         after(8)(fleet)
         fleet.kill(1, signal.SIGSTOP)
@@ -49,4 +49,5 @@ def test_a_stopped_process_costs_no_more_than_the_bound(tmp_path: Path, fault_fr
     survived(outcome, records, digest, fault_free)
     [lost] = of(ProcessLost, records)
     assert lost.member.slot == 1
+    assert "no heartbeat" in lost.cause
     assert "stopped by a signal" in "".join(record.detail for record in of(EvidenceKept, records))

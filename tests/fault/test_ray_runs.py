@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -20,6 +21,9 @@ import ray
 
 from chaos.arrivals import save_trace
 from chaos.settings import ChaosSettings
+from dashboards.panels import filled, panels
+from dashboards.rules import rules
+from fleet.clock import unix_time_s
 from fleet.config import CheckpointSettings, RunSettings
 from fleet.journal import read_journal
 from fleet.launch.local import LocalCluster
@@ -31,7 +35,9 @@ from fleet.types import Fault
 from storage import nodes
 from tests.fault.test_bad_luck import FAST, settings, train_through
 from tests.support import trains
+from tests.support.prometheus import scraping
 from tests.support.waiting import until
+from tests.support.watching import watched
 
 STEPS = "60"
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,22 +62,47 @@ def records(folder: Path) -> list[Record]:
     return list(read_journal(folder / "journal.jsonl"))
 
 
-def test_a_run_through_kills_and_a_lost_node_is_bit_identical(cluster: LocalCluster, tmp_path: Path, truth: str) -> None:
+@dataclass(frozen=True)
+class Watched:
+    """A run under chaos, which a real Prometheus scraped; ``unanswered`` are the queries of dashboards that never had an answer."""
+
+    folder: Path
+    result: RunResult
+    unanswered: list[str]
+
+
+@pytest.fixture(scope="module")
+def under_chaos(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Watched:
+    folder = tmp_path_factory.mktemp("chaos")
     node = next(iter(cluster.alive()))
     faults = (
         Fault("f1", 1.0, "gpu", "kill_rank", slot=1),
         Fault("f2", 3.0, "host_parts", "lose_node", node=node),
         Fault("f3", 5.0, "gpu", "kill_rank", slot=0),
     )
-    save_trace(faults, tmp_path / "trace.csv")
-    chosen = plan(tmp_path, chaos=ChaosSettings(trace=str(tmp_path / "trace.csv"), repair_s=2.0))
-    result = LiveRun(chosen, cluster).execute()
-    assert result.status == "completed", result
-    assert final_digest(chosen.folder) == truth
-    report = build_report(records(chosen.folder)).to_dict()
+    save_trace(faults, folder / "trace.csv")
+    chosen = plan(folder, chaos=ChaosSettings(trace=str(folder / "trace.csv"), repair_s=2.0))
+    begun_s = unix_time_s()
+    with watched(folder) as served, scraping(folder / "prometheus", [served.url.removeprefix("http://")], rules(0.01)) as prometheus:
+        result = LiveRun(chosen, cluster).execute()
+        asked = [
+            (f"{board.title}, {panel.title}: {expr}", filled(expr, chosen.name)) for board, panel in panels() for expr, _ in panel.queries
+        ]
+        unanswered = [name for name, expr in asked if not prometheus.history(expr, begun_s, unix_time_s())]
+    return Watched(chosen.folder, result, unanswered)
+
+
+def test_a_run_through_kills_and_a_lost_node_is_bit_identical(under_chaos: Watched, truth: str) -> None:
+    assert under_chaos.result.status == "completed", under_chaos.result
+    assert final_digest(under_chaos.folder) == truth
+    report = build_report(records(under_chaos.folder)).to_dict()
     assert report["closes"]
-    executed = {r.fault.kind for r in records(chosen.folder) if isinstance(r, FaultRecord) and r.phase == "executed"}
+    executed = {r.fault.kind for r in records(under_chaos.folder) if isinstance(r, FaultRecord) and r.phase == "executed"}
     assert executed == {"kill_rank", "lose_node"}
+
+
+def test_every_panel_of_every_dashboard_has_an_answer_while_chaos_strikes(under_chaos: Watched) -> None:
+    assert not under_chaos.unanswered
 
 
 def test_a_flipped_bit_in_one_ranks_weights_is_outvoted_and_changes_no_bit_of_the_result(

@@ -38,6 +38,14 @@ class Server:
         found: list[dict[str, Any]] = answer["data"]["result"]
         return found
 
+    def history(self, expr: str, start_s: float, end_s: float) -> list[dict[str, Any]]:
+        """The series of a range query between two Unix times. Raises AssertionError when Prometheus refuses it."""
+        asked = {"query": expr, "start": start_s, "end": end_s, "step": 0.5}
+        answer = requests.get(f"{self.url}/api/v1/query_range", params=asked, timeout=LIMIT_S).json()
+        assert answer["status"] == "success", f"{expr}: {answer}"
+        found: list[dict[str, Any]] = answer["data"]["result"]
+        return found
+
     def firing(self) -> set[str]:
         """Names of the alerts that fire."""
         return {each["metric"]["alertname"] for each in self.query('ALERTS{alertstate="firing"}')}

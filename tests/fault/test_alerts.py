@@ -1,0 +1,165 @@
+"""Every alert is fired on purpose, by a real fault in a real run that a real Prometheus scrapes, and goes back to normal when it is healed.
+
+The rules' times are a hundredth of what they are in use. One run serves all: its tests stand in the order in which its past allows them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from dashboards.rules import ALERTS, rules
+from fleet.config import Budgets, CheckpointSettings, RunSettings, StragglerSettings
+from fleet.types import Member, Process
+from tests.fault.test_bad_luck import FAST, settings
+from tests.support import trains
+from tests.support.plain import PlainFleet
+from tests.support.prometheus import Server, scraping
+from tests.support.waiting import until
+from tests.support.watching import watched
+
+SCALE = 0.01
+LIMIT_S = 90.0
+ENDLESS = {"steps": "1000000", "pause_s": "0.01", "shard_s": "0.008"}
+
+
+@dataclass
+class Scene:
+    """A run that goes on, and who watches it."""
+
+    fleet: PlainFleet
+    store: Path
+    prometheus: Server
+
+    def fires(self, alert: str) -> None:
+        until(lambda: alert in self.prometheus.firing(), f"{alert} fires", LIMIT_S)
+
+    def is_silent(self, alert: str) -> None:
+        until(lambda: alert not in self.prometheus.firing(), f"{alert} is back to normal", LIMIT_S)
+
+    def fires_while(self, alert: str, strike: Callable[[], None]) -> None:
+        """``strike`` again and again until it fires."""
+
+        def struck() -> bool:
+            strike()
+            return alert in self.prometheus.firing()
+
+        until(struck, f"{alert} fires", LIMIT_S)
+
+    def ranks(self) -> list[tuple[Member, Process]]:
+        """Of the view."""
+        return [(member, process) for member, process, seated in self.fleet.census() if seated]
+
+    def trains(self) -> None:
+        """Everybody is there, and steps are committed."""
+        machine = self.fleet.coordinator.machine
+        until(lambda: machine.view is not None and len(machine.view.members) == self.fleet.settings.world, "the world is full", LIMIT_S)
+        step = self.fleet.step
+        until(lambda: self.fleet.step > step + 5, "steps are committed", LIMIT_S)
+
+
+def watched_settings(folder: Path) -> RunSettings:
+    return settings(
+        folder, spares=1, options=ENDLESS, straggler=StragglerSettings(enabled=False),
+        checkpoint=CheckpointSettings(policy="fixed", interval_s=0.5),
+        budgets=Budgets(slot=10_000, node=10_000, shard=10_000, total=10_000, slot_fruitless=10_000),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    folder = tmp_path_factory.mktemp("alerts")
+    patient = dataclasses.replace(FAST, heartbeat_s=20.0, node_s=25.0, park_s=30.0, form_s=40.0, progress_s=60.0)
+    chosen = dataclasses.replace(watched_settings(folder / "run"), timeouts=patient)
+    store = folder / "store"
+    with (
+        PlainFleet(trains.with_waits, chosen, folder / "run", url=f"file://{store}") as fleet,
+        watched(folder) as served,
+        scraping(folder / "prometheus", [served.url.removeprefix("http://")], rules(SCALE)) as prometheus,
+    ):
+        made = Scene(fleet, store, prometheus)
+        made.trains()
+        yield made
+
+
+def test_nobody_is_alarmed_by_a_run_that_trains(scene: Scene) -> None:
+    scene.prometheus.until("fleet:goodput:ratio_rate5m > 0.9")
+    until(lambda: not scene.prometheus.firing(), "no alert fires", LIMIT_S)
+
+
+def test_processes_that_die_again_and_again(scene: Scene) -> None:
+    """All ranks, as soon as they are there: a crash loop that leaves no goodput, neither in the long window nor in the short one."""
+
+    def kill_all() -> None:
+        for _, process in scene.ranks():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+
+    scene.fires_while("FleetCrashLoop", kill_all)
+    scene.fires_while("FleetGoodputBurnsFast", kill_all)
+    scene.fires_while("FleetGoodputBurnsSlowly", kill_all)
+    scene.fires_while("FleetPredictionDrift", kill_all)
+    for alert in ("FleetCrashLoop", "FleetGoodputBurnsFast", "FleetGoodputBurnsSlowly", "FleetPredictionDrift"):
+        scene.is_silent(alert)
+
+
+def test_all_ranks_stand_still(scene: Scene) -> None:
+    stopped = [process for _, process in scene.ranks()]
+    for process in stopped:
+        os.kill(process.pid, signal.SIGSTOP)
+    scene.fires("FleetNoProgress")
+    for process in stopped:
+        os.kill(process.pid, signal.SIGCONT)
+    scene.is_silent("FleetNoProgress")
+
+
+def test_a_spare_that_is_not_replaced(scene: Scene) -> None:
+    scene.fleet.respawn = False
+    seated = {member.slot for member, _ in scene.ranks()}
+    scene.fleet.kill(next(slot for slot in scene.fleet.processes if slot not in seated))
+    scene.fires("FleetSparesExhausted")
+    scene.fleet.respawn = True
+    scene.is_silent("FleetSparesExhausted")
+
+
+def test_a_store_that_takes_nothing(scene: Scene) -> None:
+    aside = scene.store.with_name("aside")
+    scene.store.rename(aside)
+    scene.store.write_text("no folder")
+    scene.fires("FleetCheckpointOverdue")
+    scene.fires("FleetStoreFailing")
+    scene.store.unlink()
+    aside.rename(scene.store)
+    scene.is_silent("FleetCheckpointOverdue")
+    scene.is_silent("FleetStoreFailing")
+
+
+def test_a_bit_that_flips(scene: Scene) -> None:
+    scene.trains()
+    _, process = scene.ranks()[-1]
+    answer = scene.fleet.call(scene.fleet.coordinator.operate("flip_weight", process))
+    assert not answer.refused
+    scene.fires("FleetCorruption")
+    scene.is_silent("FleetCorruption")
+
+
+def test_a_rank_that_is_slow(scene: Scene) -> None:
+    scene.trains()
+    _, process = scene.ranks()[-1]
+    answer = scene.fleet.call(scene.fleet.coordinator.operate("slow", process, 4.0, 3600.0))
+    assert not answer.refused
+    scene.fires("FleetStragglerPersists")
+    scene.fleet.call(scene.fleet.coordinator.operate("resume", process))
+    scene.is_silent("FleetStragglerPersists")
+
+
+def test_each_alert_is_fired_here() -> None:
+    text = Path(__file__).read_text()
+    assert [alert.name for alert in ALERTS if f'"{alert.name}"' not in text] == []
