@@ -37,7 +37,10 @@ def seed_data(seed: int, step: int, shard: int) -> None:
 
 
 def _seed_all(seed: int) -> None:
-    torch.manual_seed(seed)
+    if torch.accelerator.is_available():
+        torch.manual_seed(seed)
+    else:  # the former notes the whole stack for each accelerator that might yet be set up: a tenth of a short step, ten times a step
+        torch.default_generator.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
 
