@@ -66,14 +66,20 @@ class _Slot:
     started_s: float
     streak: int = 0
     failed: bool = False
+    failed_s: float = 0.0
     due_s: float = 0.0
 
 
 @dataclass
 class DeathWatch:
-    """Follows the workers of one group over its polls. Times are seconds on any clock that does not go back."""
+    """Follows the workers of one group over its polls. Times are seconds on any clock that does not go back.
+
+    ``settle_s``: so long after a death its replacement is not asked for. The survivors form the next view and take the broken step
+    meanwhile; a process that starts beside them takes processor time that all of them wait for.
+    """
 
     backoff: Backoff = field(default_factory=Backoff)
+    settle_s: float = 0.4
     _slots: dict[int, _Slot] = field(default_factory=dict)
 
     def started(self, rank: int, now_s: float) -> None:
@@ -101,7 +107,8 @@ class DeathWatch:
             return Verdict(kill=kill, reason=f"ranks {sorted(failed)} wait for ranks {unsettled} to answer or to be lost")
         if failed and not due:
             return Verdict(kill=kill, reason=f"ranks {sorted(failed)} wait: they keep failing soon after their start")
-        return Verdict(candidate=due[0][1] if due else None, kill=kill)
+        settled = [rank for _, rank in due if self._slots[rank].failed_s + self.settle_s <= now_s]
+        return Verdict(candidate=settled[0] if settled else None, kill=kill)
 
     def _note(self, conditions: Mapping[int, Condition], now_s: float) -> set[int]:
         failed = {rank for rank, condition in conditions.items() if condition in FAILED}
@@ -113,4 +120,4 @@ class DeathWatch:
 
     def _fail(self, slot: _Slot, now_s: float, early: bool) -> None:
         slot.streak = slot.streak + 1 if early else 0
-        slot.failed, slot.due_s = True, now_s + self.backoff.delay_s(slot.streak)
+        slot.failed, slot.failed_s, slot.due_s = True, now_s, now_s + self.backoff.delay_s(slot.streak)

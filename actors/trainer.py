@@ -62,7 +62,7 @@ def fit(
     done: Callable[[], bool],
     stop: Callable[[], bool] = lambda: False,
     backstop_s: float = 30.0,
-    poll_s: float = 0.25,
+    poll_s: float = 0.5,
     hang_s: float = 30.0,
     replace_limit_s: float = 60.0,
     runtime_env: dict[str, Any] | None = None,

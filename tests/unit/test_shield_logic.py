@@ -22,7 +22,7 @@ LATER_S = 100.0
 
 
 def watch(slots: int = 4) -> DeathWatch:
-    deaths = DeathWatch()
+    deaths = DeathWatch(settle_s=0.0)
     for rank in range(slots):
         deaths.started(rank, 0.0)
     return deaths
@@ -39,6 +39,14 @@ def test_a_healthy_group_is_left_alone() -> None:
 @pytest.mark.parametrize("condition", [DEAD, RAISED])
 def test_one_failure_is_the_candidate(condition: Condition) -> None:
     assert judge(RUN, condition, RUN) == Verdict(candidate=1)
+
+
+def test_survivors_go_on_before_a_replacement_starts() -> None:
+    deaths = DeathWatch(settle_s=0.5)
+    assert deaths.judge({0: RUN, 1: DEAD}, LATER_S) == Verdict()
+    assert deaths.judge({0: RUN, 1: DEAD, 2: DEAD}, LATER_S + 0.4) == Verdict()
+    assert deaths.judge({0: RUN, 1: DEAD, 2: DEAD}, LATER_S + 0.5).candidate == 1
+    assert DeathWatch(settle_s=0.5).judge({0: DEAD, 1: DEAD}, LATER_S).restart, "nobody is left to go on"
 
 
 def test_of_two_failures_one_is_shown() -> None:
