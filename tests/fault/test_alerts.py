@@ -1,6 +1,7 @@
 """Every alert is fired on purpose, by a real fault in a real run that a real Prometheus scrapes, and goes back to normal when it is healed.
 
-The rules' times are a hundredth of what they are in use. One run serves all: its tests stand in the order in which its past allows them.
+The rules' times are less than a hundredth of what they are in use, and more than the retries of a failing store take. One run serves all:
+its tests stand in the order in which its past allows them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from tests.support.prometheus import Server, scraping
 from tests.support.waiting import until
 from tests.support.watching import watched
 
-SCALE = 0.01
+pytestmark = pytest.mark.xdist_group("alerts")
+SCALE = 0.008
 LIMIT_S = 90.0
 ENDLESS = {"steps": "1000000", "pause_s": "0.01", "shard_s": "0.008"}
 
@@ -82,7 +84,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     with (
         PlainFleet(trains.with_waits, chosen, folder / "run", url=f"file://{store}") as fleet,
         watched(folder) as served,
-        scraping(folder / "prometheus", [served.url.removeprefix("http://")], rules(SCALE)) as prometheus,
+        scraping(folder / "prometheus", [served.url.removeprefix("http://")], rules(SCALE), 0.25) as prometheus,
     ):
         made = Scene(fleet, store, prometheus)
         made.trains()
