@@ -108,8 +108,8 @@ def recordings() -> dict[str, str]:
     found = {}
     for window in WINDOWS_S:
         taken = f"sum by (run) (rate(fleet_reclassified_rank_seconds_total[{{{window}}}]))"
-        # ranks that stand by are no part of the world; time that was rolled back is counted once
-        world = f"(sum by (run) (rate(fleet_rank_seconds_total{{category!='idle_spare'}}[{{{window}}}])) - {taken})"
+        # Over the world that was wanted, and not over what the ledger has decided: while nobody is there, it decides nothing.
+        world = f"sum by (run) (rate(fleet_wall_seconds[{{{window}}}]) * fleet_world_size)"
         found[f"fleet:goodput:ratio_rate{window}"] = f"({_rate(STEPS, f'{{{window}}}')} - {taken}) / ({world} > 0)"
         found[f"fleet:loss:ratio_rate{window}"] = f"1 - fleet:goodput:ratio_rate{window}"
     return found

@@ -10,7 +10,9 @@ import contextlib
 import dataclasses
 import os
 import signal
-from collections.abc import Callable, Iterator
+import threading
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +41,7 @@ class Scene:
     fleet: PlainFleet
     store: Path
     prometheus: Server
+    begun_s: float
 
     def fires(self, alert: str) -> None:
         until(lambda: alert in self.prometheus.firing(), f"{alert} fires", LIMIT_S)
@@ -46,14 +49,10 @@ class Scene:
     def is_silent(self, alert: str) -> None:
         until(lambda: alert not in self.prometheus.firing(), f"{alert} is back to normal", LIMIT_S)
 
-    def fires_while(self, alert: str, strike: Callable[[], None]) -> None:
-        """``strike`` again and again until it fires."""
-
-        def struck() -> bool:
-            strike()
-            return alert in self.prometheus.firing()
-
-        until(struck, f"{alert} fires", LIMIT_S)
+    def kill_view(self) -> None:
+        for _, process in self.ranks():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
 
     def ranks(self) -> list[tuple[Member, Process]]:
         """Of the view."""
@@ -80,13 +79,13 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     folder = tmp_path_factory.mktemp("alerts")
     patient = dataclasses.replace(FAST, heartbeat_s=20.0, node_s=25.0, park_s=30.0, form_s=40.0, progress_s=60.0)
     chosen = dataclasses.replace(watched_settings(folder / "run"), timeouts=patient)
-    store = folder / "store"
+    store, begun_s = folder / "store", time.monotonic()
     with (
         PlainFleet(trains.with_waits, chosen, folder / "run", url=f"file://{store}") as fleet,
         watched(folder) as served,
         scraping(folder / "prometheus", [served.url.removeprefix("http://")], rules(SCALE), 0.25) as prometheus,
     ):
-        made = Scene(fleet, store, prometheus)
+        made = Scene(fleet, store, prometheus, begun_s)
         made.trains()
         yield made
 
@@ -97,19 +96,33 @@ def test_nobody_is_alarmed_by_a_run_that_trains(scene: Scene) -> None:
 
 
 def test_processes_that_die_again_and_again(scene: Scene) -> None:
-    """All ranks, as soon as they are there: a crash loop that leaves no goodput, neither in the long window nor in the short one."""
+    def killed_and_told() -> bool:
+        scene.kill_view()
+        return "FleetCrashLoop" in scene.prometheus.firing()
 
-    def kill_all() -> None:
-        for _, process in scene.ranks():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGKILL)
+    until(killed_and_told, "FleetCrashLoop fires", LIMIT_S)
+    scene.is_silent("FleetCrashLoop")
 
-    scene.fires_while("FleetCrashLoop", kill_all)
-    scene.fires_while("FleetGoodputBurnsFast", kill_all)
-    scene.fires_while("FleetGoodputBurnsSlowly", kill_all)
-    scene.fires_while("FleetPredictionDrift", kill_all)
-    for alert in ("FleetCrashLoop", "FleetGoodputBurnsFast", "FleetGoodputBurnsSlowly", "FleetPredictionDrift"):
-        scene.is_silent(alert)
+
+def test_a_loss_that_costs_more_than_it_should(scene: Scene) -> None:
+    scene.trains()
+    scene.fleet.respawn = False
+    scene.kill_view()
+    threading.Event().wait((time.monotonic() - scene.begun_s) / 4)  # for a fifth of its life the run has been nothing
+    scene.fleet.respawn = True
+    scene.fires("FleetPredictionDrift")
+    scene.is_silent("FleetPredictionDrift")
+
+
+def test_losses_that_nobody_replaces(scene: Scene) -> None:
+    """The goal is missed while it lasts, and not only once somebody has come back to tell of it."""
+    scene.fleet.respawn = False
+    scene.kill_view()
+    scene.fires("FleetGoodputBurnsFast")
+    scene.fires("FleetGoodputBurnsSlowly")
+    scene.fleet.respawn = True
+    scene.is_silent("FleetGoodputBurnsFast")
+    scene.is_silent("FleetGoodputBurnsSlowly")
 
 
 def test_all_ranks_stand_still(scene: Scene) -> None:
