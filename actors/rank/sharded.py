@@ -74,6 +74,9 @@ class ShardedReducer(Reducer):
     guarded: Sequence[Sequence[int]] = ((),)
     extents: Sequence[int] = ()
 
+    def _swaps(self, flats: Sequence[torch.Tensor]) -> bool:
+        return False  # a rank is not to have the sums of all chunks
+
     def _buckets(self, flats: Sequence[torch.Tensor], size: int) -> list[_Bucket]:
         found: list[_Bucket] = []
         for flat, extent in enumerate(self.extents):

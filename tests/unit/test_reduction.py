@@ -83,8 +83,9 @@ def test_shards_dealt_anew_after_a_loss_agree_bit_for_bit() -> None:
     """What survivors held, in any order, and the lost shards one by one, wherever they were put."""
     expected = mean_over(1, 30_001, 1 << 20)[0]
     for dealt in ([[0, 1, 2, 3, 12], [8, 9, 10, 11, 13], [4], [7, 6, 5, 15, 14]], [[15, 0, 7], [*range(1, 7), *range(8, 15)]]):
-        for mean in mean_over(len(dealt), 30_001, 1 << 12, dealt=dealt):
-            assert torch.equal(mean, expected)
+        for bucket_bytes in (1 << 12, 1 << 20):
+            for mean in mean_over(len(dealt), 30_001, bucket_bytes, dealt=dealt):
+                assert torch.equal(mean, expected)
 
 
 def test_native_is_close_and_not_equal() -> None:
