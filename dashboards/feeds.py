@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import threading
 from collections import OrderedDict
 from pathlib import Path
@@ -13,9 +12,9 @@ from dashboards.state import run_state
 from fleet.clock import unix_time_s
 from fleet.follow import SILENT_S, Follower, last_words
 from fleet.ledger_summary import LedgerSummary
+from fleet.records import RUN_NAME
 from fleet.snapshots import EVERY_BYTES, LEAST_BYTES
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}")
 POLL_S = 0.25
 AGE_S = 1.0
 """While a run goes on its state is made anew so often, even when the journal has nothing new: time passes."""
@@ -88,7 +87,7 @@ class Feeds:
 
     def journal(self, name: str) -> Path | None:
         """The journal of run ``name``; None when there is none, or when the name is no name, or leads out of the root."""
-        if not NAME.fullmatch(name):
+        if not RUN_NAME.fullmatch(name):
             return None
         path = self.root / name / "journal.jsonl"
         inside = path.resolve().is_relative_to(self.root.resolve())

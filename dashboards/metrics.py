@@ -305,6 +305,7 @@ METRICS = (
     MetricSpec(
         "fleet_start_timestamp_seconds", GAUGE, (), "Unix time of the run's start.", "When did it start?", _moment(lambda s: s.started_s)
     ),
+    MetricSpec("fleet_queued_seconds", GAUGE, (), "How long it waited in the queue.", "Is there room enough?", _one(lambda s: s.queued_s)),
     MetricSpec(
         "fleet_commit_timestamp_seconds",
         GAUGE,

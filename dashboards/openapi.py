@@ -56,6 +56,33 @@ ORDER = {
         "severity": {"type": "number", "minimum": 1, "maximum": 100},
     },
 }
+JOB = {
+    "type": "object",
+    "required": ["name", "script", "slots", "priority", "phase", "submitted_unix_s"],
+    "properties": {
+        "name": {"type": "string"},
+        "slots": {"type": "integer"},
+        "priority": {"type": "integer"},
+        "phase": {"type": "string", "enum": ["waiting", "running", "ended", "cancelled"]},
+        "exit_code": {"type": ["integer", "null"]},
+    },
+}
+QUEUE = {
+    "type": "object",
+    "required": ["slots", "free", "jobs"],
+    "properties": {"slots": {"type": "integer"}, "free": {"type": "integer"}, "jobs": {"type": "array", "items": JOB}},
+}
+SUBMISSION = {
+    "type": "object",
+    "required": ["script"],
+    "additionalProperties": False,
+    "properties": {
+        "script": {"type": "string", "minLength": 1},
+        "arguments": {"type": "array", "items": {"type": "string"}, "description": "Options of fleet run."},
+        "directory": {"type": "string", "description": "Where the run starts; that of the service unless given."},
+        "priority": {"type": "integer", "minimum": -100, "maximum": 100},
+    },
+}
 RUNS = {
     "type": "object",
     "required": ["runs"],
@@ -63,24 +90,39 @@ RUNS = {
 }
 
 
-def _order() -> dict[str, Any]:
-    refusals = {
-        "400": _problem("The order cannot be carried out; names the field."),
-        "403": _problem("Sent by another site's page."),
-        "404": NO_RUN,
-        "408": _problem("The body came too slowly."),
-        "409": _problem("The run takes no orders: it ended, or another process runs it."),
-        "413": _problem("The body is larger than 16 KiB."),
-        "415": _problem("The body is not application/json."),
-    }
-    taken = {"202": {"description": "The order was taken.", "content": {JSON: {"schema": CHAOS}}}}
+REFUSALS = {
+    "400": _problem("It cannot be done; names the field."),
+    "403": _problem("Sent by another site's page."),
+    "408": _problem("The body came too slowly."),
+    "413": _problem("The body is larger than 16 KiB."),
+    "415": _problem("The body is not application/json."),
+}
+NO_QUEUE = {"409": _problem("This server starts no runs: that of fleet up does.")}
+
+
+def _change(summary: str, answer: dict[str, Any], body: dict[str, Any] | None, *, named: bool, **more: dict[str, Any]) -> dict[str, Any]:
+    taken = {"202": {"description": "It was taken.", "content": {JSON: {"schema": answer}}}}
     return {
-        "summary": "Start or stop a run's chaos, or strike once. Needs the write token.",
-        "parameters": [NAME],
+        "summary": f"{summary} Needs the write token.",
+        "parameters": [NAME] if named else [],
         "security": [{"token": []}],
-        "requestBody": {"required": True, "content": {JSON: {"schema": ORDER}}},
-        "responses": {**taken, **COMMON, **refusals},
+        **({"requestBody": {"required": True, "content": {JSON: {"schema": body}}}} if body is not None else {}),
+        "responses": {**taken, **COMMON, **REFUSALS, **more},
     }
+
+
+def _order() -> dict[str, Any]:
+    deaf = {"409": _problem("The run takes no orders: it ended, or another process runs it."), "404": NO_RUN}
+    return _change("Start or stop a run's chaos, or strike once.", CHAOS, ORDER, named=True, **deaf)
+
+
+def _queue() -> dict[str, Any]:
+    listing = _get("Runs that wait for room, and those that had it.", _answers("The queue.", QUEUE, **NO_QUEUE), named=False)
+    return {**listing, "post": _change("Hand in a run.", JOB, SUBMISSION, named=False, **NO_QUEUE)}
+
+
+def _cancel() -> dict[str, Any]:
+    return _change("Take a run out of the queue, or end it in order.", JOB, None, named=True, **NO_QUEUE, **{"404": NO_RUN})
 
 
 @functools.cache
@@ -104,6 +146,8 @@ def openapi() -> dict[str, Any]:
             ),
             "/api/runs/{run}/journal": _get("The journal itself.", _answers("JSON lines.", text, "application/jsonl", **missing)),
             "/api/runs/{run}/chaos": {**chaos, "post": _order()},
+            "/api/queue": _queue(),
+            "/api/queue/{run}": {"delete": _cancel()},
             "/metrics": _get("Metrics of the runs that go on, for Prometheus.", _answers("Metrics.", text, "text/plain"), named=False),
         },
     }

@@ -56,6 +56,14 @@ class ChaosPort(Protocol):
     def status(self) -> dict[str, Any]: ...
 
 
+class QueuePort(Protocol):
+    """Runs that wait for room; ``fleet.cli_queue.Submissions`` is one. Each raises ConfigError when it cannot be."""
+
+    def submit(self, asked: Mapping[str, Any]) -> dict[str, Any]: ...
+    def cancel(self, name: str) -> dict[str, Any]: ...
+    def listing(self) -> dict[str, Any]: ...
+
+
 class WatchServer:
     """Serves the runs of ``feeds`` from an event loop in a thread of its own. Use as a context manager.
 
@@ -65,6 +73,9 @@ class WatchServer:
         host, port: where to listen; port 0 takes a free one, see ``url``.
         audit: where what was changed is written down.
 
+    Attributes:
+        queue: what starts runs, where this server does.
+
     Raises:
         OSError: the port is in use.
     """
@@ -73,6 +84,7 @@ class WatchServer:
         self._feeds, self._access, self._audit = feeds, access, audit
         self._host, self._port = host, port
         self._chaos: dict[str, ChaosPort] = {}
+        self.queue: QueuePort | None = None
         self._streams = 0
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
@@ -147,6 +159,9 @@ class WatchServer:
         app.router.add_get("/api/runs/{run}/journal", self._journal)
         app.router.add_get("/api/runs/{run}/chaos", self._chaos_status)
         app.router.add_post("/api/runs/{run}/chaos", self._chaos_order)
+        app.router.add_get("/api/queue", self._queue_listing)
+        app.router.add_post("/api/queue", self._queue_submit)
+        app.router.add_delete("/api/queue/{run}", self._queue_cancel)
         return app
 
     @web.middleware
@@ -213,7 +228,9 @@ class WatchServer:
     # ---- runs --------------------------------------------------------------------------------------------------------------------------
 
     async def _runs(self, request: web.Request) -> web.StreamResponse:
-        return web.json_response({"runs": await asyncio.to_thread(self._feeds.runs)})
+        waiting = [job for job in self.queue.listing()["jobs"] if job["phase"] == "waiting"] if self.queue is not None else []
+        rows = [{"name": job["name"], "status": "queued", "reason": f"waits for {job['slots']} slots"} for job in waiting]
+        return web.json_response({"runs": rows + await asyncio.to_thread(self._feeds.runs)})
 
     async def _feed(self, request: web.Request) -> Feed:
         feed = await asyncio.to_thread(self._feeds.get, request.match_info["run"])
@@ -283,13 +300,45 @@ class WatchServer:
         try:
             said = _order(port, asked)
         except ConfigError as error:
-            self._noted(request, asked, f"refused: {error}")
-            return problem(400, str(error), field=error.field)
-        self._noted(request, asked, said)
+            return self._refused(request, "chaos", asked, error)
+        self._noted(request, "chaos", asked, said)
         return web.json_response({"said": said, **port.status()}, status=202)
 
-    def _noted(self, request: web.Request, asked: Mapping[str, Any], outcome: str) -> None:
-        self._audit.write(request.remote or "", "chaos", request.match_info["run"], asked, outcome)
+    def _noted(self, request: web.Request, action: str, asked: Mapping[str, Any], outcome: str) -> None:
+        self._audit.write(request.remote or "", action, request.match_info.get("run", ""), asked, outcome)
+
+    def _refused(self, request: web.Request, action: str, asked: Mapping[str, Any], error: ConfigError) -> web.Response:
+        self._noted(request, action, asked, f"refused: {error}")
+        return problem(400, str(error), field=error.field)
+
+    # ---- the queue ---------------------------------------------------------------------------------------------------------------------
+
+    def _queue(self) -> QueuePort:
+        if self.queue is None:
+            raise web.HTTPConflict(text="this server starts no runs; that of fleet up does")
+        return self.queue
+
+    async def _queue_listing(self, request: web.Request) -> web.StreamResponse:
+        return web.json_response(self._queue().listing())
+
+    async def _queue_submit(self, request: web.Request) -> web.StreamResponse:
+        queue, asked = self._queue(), await _json_body(request)
+        try:
+            job = await asyncio.to_thread(queue.submit, asked)
+        except ConfigError as error:
+            return self._refused(request, "submit", asked, error)
+        self._noted(request, "submit", asked, job["name"])
+        return web.json_response(job, status=202)
+
+    async def _queue_cancel(self, request: web.Request) -> web.StreamResponse:
+        try:
+            job = await asyncio.to_thread(self._queue().cancel, request.match_info["run"])
+        except KeyError:
+            raise web.HTTPNotFound(text="there is no such run in the queue") from None
+        except ConfigError as error:
+            return self._refused(request, "cancel", {}, error)
+        self._noted(request, "cancel", {}, job["phase"])
+        return web.json_response(job, status=202)
 
 
 def problem(status: int, detail: str, **more: Any) -> web.Response:

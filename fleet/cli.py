@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
+import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -22,6 +24,7 @@ from fleet import (
     cli_diagnose,
     cli_doctor,
     cli_plan,
+    cli_queue,
     cli_rehearse,
     cli_runs,
     cli_set,
@@ -29,10 +32,12 @@ from fleet import (
     cli_up,
     cli_watch,
 )
+from fleet.clock import unix_time_s
 from fleet.config import CheckpointSettings, RunSettings, Timeouts, VerifySettings
 from fleet.errors import ConfigError, FleetError
 
 if TYPE_CHECKING:
+    from chaos.settings import ChaosSettings
     from fleet.cli_watch import Watch
     from fleet.plans import RunPlan, RunResult
     from fleet.recipes import LiveRun
@@ -49,6 +54,7 @@ cli_rehearse.register(app)
 cli_checkpoint.register(app)
 cli_watch.register(app)
 cli_up.register(app)
+cli_queue.register(app)
 cli_runs.register(app)
 cli_dashboard.register(app)
 cli_set.register(app)
@@ -75,6 +81,7 @@ def run(
     storage: Annotated[str, typer.Option("--storage", "--store", help="Folder or fsspec URL for journals and checkpoints.")] = "runs",
     twin: Annotated[bool, typer.Option("--twin", help="Run again without faults, and compare the final bits.")] = False,
     twin_world: Annotated[int, typer.Option(help="World size of the twin; 0: the same.")] = 0,
+    name: Annotated[str, typer.Option(help="Name of the run; empty: the script's, with the time.")] = "",
     resume: Annotated[str, typer.Option(help="Go on with this run from its newest durable checkpoint.")] = "",
     repeat: Annotated[str, typer.Option(help="Run this run once more, as its journal has it: settings, seed, chaos.")] = "",
     json_: Annotated[str, typer.Option("--json", help="Write the report as JSON to this file; - for stdout.")] = "",
@@ -90,7 +97,7 @@ def run(
         world, spares, nodes, shards, min_ranks, seed, set_ or [], reduction, optimizer_sharding, verify, preflight, checkpoint, storage,
         timeout or [], peer_copies,
     )  # fmt: skip
-    plan = _plan(script, settings, chaos, resume, repeat, root)
+    plan = _plan(script, settings, chaos, name, resume, repeat, root)
     if twin_world:
         dataclasses.replace(settings, world=twin_world, spares=0)  # refused now, not after the run
     raise typer.Exit(_execute(plan, twin, twin_world, json_, html, port))
@@ -135,12 +142,37 @@ def _checkpoint(text: str) -> CheckpointSettings:
         return CheckpointSettings(policy=text)
 
 
-def _plan(script: str, settings: RunSettings, chaos: str, resume: str, repeat: str, root: Path) -> RunPlan:
-    from chaos.settings import parse_chaos
-    from fleet import plans, scripts
+def checked(script: str, arguments: Sequence[str]) -> tuple[RunSettings, set[str]]:
+    """(what ``fleet run SCRIPT ARGUMENTS`` would train with, the options that were given). Raises ConfigError as the command would."""
+    command = typer.main.get_command(app).commands["run"]  # type: ignore[attr-defined]
+    try:
+        context = command.make_context("run", [script, *arguments])
+    except typer.Exit:
+        raise ConfigError("arguments", " ".join(arguments)[:200], "ask for help, and for no run") from None
+    except typer.exceptions.TyperException as error:
+        reason = getattr(error, "message", str(error))
+        raise ConfigError("arguments", " ".join(arguments)[:200], reason, "See fleet run --help.") from None
+    given = {name for name in context.params if str(context.get_parameter_source(name)).endswith("COMMANDLINE")}
+    values = context.params | {"pairs": context.params["set_"] or [], "timeouts": context.params["timeout"] or []}
+    settings = _settings(**{name: values[name] for name in inspect.signature(_settings).parameters})
+    _check_chaos(settings, values["chaos"])
+    return settings, given
 
-    settings_of_chaos = parse_chaos(plans.STORM if chaos == "storm" else chaos)
-    plans.check(settings, settings_of_chaos)
+
+def _check_chaos(settings: RunSettings, chaos: str) -> ChaosSettings:
+    from chaos.settings import parse_chaos
+    from fleet import plans
+
+    found = parse_chaos(plans.STORM if chaos == "storm" else chaos)
+    plans.check(settings, found)
+    return found
+
+
+def _plan(script: str, settings: RunSettings, chaos: str, name: str, resume: str, repeat: str, root: Path) -> RunPlan:
+    from fleet import plans, scripts
+    from fleet.launch.queue import SUBMITTED
+
+    settings_of_chaos = _check_chaos(settings, chaos)
     if resume:
         if "://" in settings.storage:
             from storage.mirror import JournalMirror
@@ -151,9 +183,12 @@ def _plan(script: str, settings: RunSettings, chaos: str, resume: str, repeat: s
         return plans.repeated_plan(plans.find_run(repeat, root), script, root)
     if not script:
         raise ConfigError("SCRIPT", script, "missing", "Name a Python file with a function train(run), or use --resume RUN.")
-    train = scripts.load_train(script)
-    name = plans.new_name(script)
-    return plans.RunPlan(name=name, folder=root / name, settings=settings, train=train, script=script, chaos=settings_of_chaos)
+    name = plans.checked_name(name, root) if name else plans.new_name(script)
+    train, now_s = scripts.load_train(script), unix_time_s()
+    return plans.RunPlan(
+        name=name, folder=root / name, settings=settings, train=train, script=script, chaos=settings_of_chaos,
+        queued_s=max(0.0, now_s - float(os.environ.get(SUBMITTED, now_s))),
+    )  # fmt: skip
 
 
 def _execute(plan: RunPlan, twin: bool, twin_world: int, json_: str, html: str, port: int) -> int:

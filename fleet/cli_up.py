@@ -15,8 +15,10 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from fleet.cli_queue import Submissions, queue_of
 from fleet.cli_watch import PRIVATE, serving, wait_for_a_signal
 from fleet.errors import ConfigError, RunFailed
+from fleet.launch.processes import calling
 
 console = Console(stderr=True, highlight=False, soft_wrap=True)
 START_S = 60.0
@@ -44,23 +46,25 @@ def up(
     port: Annotated[int, typer.Option(help="Port to listen on; 0: a free one.")] = 8700,
     with_prometheus: Annotated[bool, typer.Option("--with-prometheus", help="Start the Prometheus of this machine beside it.")] = False,
     prometheus_port: Annotated[int, typer.Option(help="Port of that Prometheus; 0: a free one.")] = 9090,
+    slots: Annotated[int, typer.Option(help="Ranks that queued runs may have at once, all together; 0: four for each core.")] = 0,
     ray_targets: Annotated[str, typer.Option(help="Ray's service-discovery file; empty: where Ray puts it.")] = "",
 ) -> None:
-    """Serve pages and metrics of all runs until `fleet down`, and write the configuration for Prometheus."""
+    """Serve pages and metrics of all runs until `fleet down`, start those of `fleet submit`, and write the configuration for Prometheus."""
     root = Path(storage).absolute()
     if (note := running(root)) is not None:
         raise ConfigError("--storage", storage, f"already up at {note['url']}", "Use fleet status, or fleet down.")
+    if slots < 0:
+        raise ConfigError("--slots", slots, "must not be below 0")
     settings = {
-        "root": str(root), "host": host, "port": port, "ray_targets": ray_targets or None,
+        "root": str(root), "slots": slots or 4 * (os.cpu_count() or 1), "host": host, "port": port, "ray_targets": ray_targets or None,
         "prometheus_port": prometheus_port if with_prometheus else None,
     }  # fmt: skip
     _note(root).parent.mkdir(parents=True, exist_ok=True)
     _note(root).unlink(missing_ok=True)
     log = root / PRIVATE / "up.log"
-    program = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r}); from fleet.cli_up import serve; serve()"
     with log.open("wb") as file:
         process = subprocess.Popen(
-            [sys.executable, "-c", program, json.dumps(settings)],
+            calling("fleet.cli_up", "serve", json.dumps(settings)),
             stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True,
         )  # fmt: skip
     deadline_s = time.monotonic() + START_S
@@ -78,6 +82,7 @@ def serve() -> None:
     root = Path(settings["root"])
     with ExitStack() as stack:
         watch = stack.enter_context(serving(root, settings["host"], settings["port"]))
+        watch.server.queue = Submissions(stack.enter_context(queue_of(root, settings["slots"])), root)
         note = {"pid": os.getpid(), "url": watch.server.url, "prometheus": _prometheus(stack, root, watch.server.port, settings)}
         _note(root).write_text(json.dumps(note))
         stack.callback(_note(root).unlink, missing_ok=True)

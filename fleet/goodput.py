@@ -551,7 +551,8 @@ def _summary(ledger: Ledger, closed: Ledger, now_us: int) -> LedgerSummary:
         checkpoint_latency_s=durable.latency_s if durable else 0.0,
         measurements=dict(closed._measurements),
         tallies=closed._tally.now(),
-        expected_goodput=_expected_goodput(started.config),
+        expected_goodput=_said(started.config, "expected_goodput"),
+        queued_s=_said(started.config, "queued_s") or 0.0,
     )
 
 
@@ -576,7 +577,7 @@ def _slot_times(ledger: Ledger, now_us: int) -> tuple[list[tuple[int, ...]], int
     return times, pending_us
 
 
-def _expected_goodput(config: str) -> float | None:
-    """What was written down at the start."""
-    found = configuration(config).get("expected_goodput")
+def _said(config: str, name: str) -> float | None:
+    """A number that was written down at the start."""
+    found = configuration(config).get(name)
     return float(found) if isinstance(found, int | float) else None

@@ -38,6 +38,7 @@ class Report:
             "reason": s.reason,
             "digest": s.digest,
             "started_unix_s": s.started_unix_s,
+            "queued_s": s.queued_s,
             "wall_s": s.wall_s,
             "world": s.world,
             "spares": s.spares,

@@ -127,6 +127,7 @@ class LedgerSummary:
     measurements: Mapping[str, tuple[int, float]]
     tallies: Tallies
     expected_goodput: float | None = None
+    queued_s: float = 0.0
 
     @property
     def training_goodput(self) -> float:

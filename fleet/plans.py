@@ -17,7 +17,7 @@ from fleet.errors import ConfigError
 from fleet.expectation import expected_goodput
 from fleet.journal import read_journal
 from fleet.launch.provenance import provenance
-from fleet.records import RunEnded, RunStarted
+from fleet.records import RUN_NAME, RunEnded, RunStarted
 from fleet.scripts import load_train
 from policies.interval import CheckpointInterval
 from storage.urls import without_credentials
@@ -37,6 +37,7 @@ class RunPlan:
     script: str = ""
     chaos: ChaosSettings = field(default_factory=ChaosSettings)
     resume: bool = False
+    queued_s: float = 0.0
 
     @property
     def journal(self) -> Path:
@@ -56,6 +57,15 @@ class RunResult:
 def new_name(script: str) -> str:
     """A name for a run of ``script`` that no other run has: the script's, the time, and four random digits."""
     return f"{Path(script).stem}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+
+
+def checked_name(name: str, root: Path) -> str:
+    """A name that the user gave. Raises ConfigError when it is no name of a folder, or a run under ``root`` has it."""
+    if not RUN_NAME.fullmatch(name):
+        raise ConfigError("--name", name[:80], "not a name: letters, digits and . _ + -, at most 200, a letter or a digit first")
+    if (root / name).exists():
+        raise ConfigError("--name", name, f"{root / name} is there already", "Choose another, or use fleet run --resume.")
+    return name
 
 
 def store_url(plan: RunPlan) -> str:
@@ -81,7 +91,7 @@ def describe(plan: RunPlan) -> str:
     faults = plan.chaos.plan(seed=plan.settings.seed, world=plan.settings.slots, nodes=plan.settings.nodes)
     expected = expected_goodput(faults, plan.settings, plan.chaos.duration_s, plan.chaos.repair_s)
     content = {"script": plan.script, "settings": settings, "chaos": dataclasses.asdict(plan.chaos), "made_of": provenance(plan.script)}
-    return json.dumps(content | {"expected_goodput": expected})
+    return json.dumps(content | {"expected_goodput": expected} | ({"queued_s": plan.queued_s} if plan.queued_s else {}))
 
 
 def check(settings: RunSettings, chaos: ChaosSettings) -> None:

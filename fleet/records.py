@@ -6,6 +6,7 @@ All ``at_s`` are seconds on the run's clock: the coordinator's monotonic clock, 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,8 @@ from fleet.levels import STORE
 from fleet.types import Fault, Member, Process, StateId, View
 
 VERSION = 1
+RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}")
+"""What a run may be called: it is a folder, and a part of addresses."""
 
 COMPUTE, COMM, STRAGGLER, DATA = "c", "x", "w", "d"
 CHECKPOINT, RESTORE, REFORM, INIT, VERIFY, STANDBY, FINISH, OTHER = "k", "r", "f", "i", "v", "s", "e", "o"

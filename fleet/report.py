@@ -43,7 +43,8 @@ def _headline(s: LedgerSummary, paint: _Paint) -> str:
     back = f", {s.rolled_back_total:,} rolled back" if s.rolled_back_total else ""
     title = f"{paint(BOLD, s.run)}  {paint(STATUS_COLOUR.get(s.status, BOLD), state)}"
     ratios = f"scheduling {s.scheduling_goodput:.2%}   ETTR {s.ettr:.2%}"
-    size = f"{s.steps:,} steps{back}   {s.world} ranks{spares} for {duration(s.wall_s)}"
+    queued = f", after {duration(s.queued_s)} in the queue" if s.queued_s else ""
+    size = f"{s.steps:,} steps{back}   {s.world} ranks{spares} for {duration(s.wall_s)}{queued}"
     if s.expected_goodput is not None and s.goodput_drift is not None:
         size += f"\nwhile training {s.training_goodput:.2%}, expected {s.expected_goodput:.2%}, drift {100 * s.goodput_drift:+.2f} points"
     return f"{title}\n{paint(BOLD + GREEN, f'goodput {s.goodput:.2%}')}   {ratios}   {size}\n"

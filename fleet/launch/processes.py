@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 from fleet.proc import stat_fields
 
@@ -13,6 +15,13 @@ CLUSTER_VARIABLE = "FLEET_CLUSTER"
 """Names the local cluster that a process belongs to; every descendant of its nodes inherits it."""
 NODE_VARIABLE = "FLEET_NODE_INDEX"
 """Index of the node that a process runs on; ``head`` on the head node."""
+
+
+def calling(module: str, function: str, *arguments: str) -> list[str]:
+    """Command line of a process that calls a function of ours, with these arguments in ``sys.argv``; it needs no installation."""
+    ours = str(Path(__file__).parents[2])
+    program = f"import sys; sys.path.insert(0, {ours!r}); from {module} import {function}; sys.argv[0] = 'fleet'; {function}()"
+    return [sys.executable, "-c", program, *arguments]
 
 
 def find(cluster: str, node: str | None = None) -> list[int]:

@@ -1,7 +1,8 @@
-"""``fleet up`` brings the page and a real Prometheus up, and ``fleet down`` leaves nothing of them."""
+"""``fleet up`` brings the page, a queue and a real Prometheus up, and ``fleet down`` leaves nothing of them."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -10,21 +11,56 @@ from pathlib import Path
 import pytest
 import requests
 
+from fleet.journal import read_journal
+from fleet.report import build_report
 from tests.golden.journals import one_loss
 from tests.support.prometheus import Server
+from tests.support.waiting import until
 from tests.support.watching import watched
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def fleet(*arguments: str) -> str:
+    return run(*arguments).stderr
+
+
+def fleet_out(*arguments: str) -> str:
+    return run(*arguments).stdout
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     code = "import sys; from fleet.cli import main; sys.argv[0] = 'fleet'; main()"
     environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "1000"}
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments], env=environment, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stderr
+    return done
+
+
+def test_runs_that_are_handed_in_have_their_turn_and_all_their_ranks(tmp_path: Path) -> None:
+    """Two runs of two ranks and a service with room for three: the second waits for the first, and its journal says how long."""
+    root, script = tmp_path / "runs", tmp_path / "script.py"
+    script.write_text("from tests.support.trains import plain as train\n")
+    fleet("up", "--storage", str(root), "--port", "0", "--slots", "3")
+    options = ["--world", "2", "--nodes", "1", "--shards", "4", "--set", "steps=5", "--storage", str(root)]
+    try:
+        names = [fleet("submit", str(script), *options).split()[0] for _ in range(2)]
+        folder = root / ".fleet" / "queue"
+
+        def phases() -> list[str]:
+            return [json.loads((folder / f"{name}.json").read_text())["phase"] for name in names]
+
+        until(lambda: phases() == ["running", "waiting"], "the first one runs")
+        assert "waiting" in fleet_out("queue", "--storage", str(root))
+        until(lambda: phases() == ["ended", "ended"], "both have ended")
+    finally:
+        fleet("down", "--storage", str(root))
+    first, second = (build_report(read_journal(root / name / "journal.jsonl")) for name in names)
+    assert [one.summary.status for one in (first, second)] == ["completed", "completed"], (folder / f"{names[1]}.log").read_text()
+    assert second.summary.started_unix_s >= first.summary.unix_s(first.summary.now_s)
+    assert second.summary.queued_s > first.summary.queued_s > 0
 
 
 def test_fleet_up_serves_all_runs_with_a_prometheus_and_leaves_nothing(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ EDGE = (
     "fleet.cli_diagnose",
     "fleet.cli_doctor",
     "fleet.cli_plan",
+    "fleet.cli_queue",
     "fleet.cli_runs",
     "fleet.cli_simulate",
     "fleet.cli_up",

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from chaos.controls import ChaosControls
 from dashboards.access import Access, stored_token
 from dashboards.openapi import openapi
+from fleet.cli_queue import Submissions, queue_of
 from fleet.errors import ConfigError
 from fleet.follow import Follower
 from tests.golden.journals import one_loss
@@ -31,6 +32,7 @@ LIMIT_S = 20.0
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     with watched(tmp_path_factory.mktemp("runs")) as server:
         server.write("good", list(one_loss("f1").records))
+        server.server.queue = Submissions(queue_of(server.root, 4), server.root)
         yield server
 
 
