@@ -147,6 +147,15 @@ class StepsTimed:
 
 
 @dataclass(frozen=True, slots=True)
+class Reads:
+    """What the loop body takes its batches from. Sent by view rank 0 when it is new to it."""
+
+    member: Member
+    samples: int
+    batch_size: int
+
+
+@dataclass(frozen=True, slots=True)
 class NotFinite:
     """A loss or the gradient of a step is no finite number, so all ranks compute the step once more. Sent by view rank 0.
 
@@ -272,6 +281,7 @@ Event = (
     | Raised
     | Finished
     | Measured
+    | Reads
     | StepsTimed
     | NotFinite
     | PartWritten

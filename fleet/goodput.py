@@ -17,6 +17,7 @@ from typing import Any
 from fleet.errors import LedgerError
 from fleet.ledger_costs import CostBook, Floors
 from fleet.ledger_incidents import incidents, seconds
+from fleet.ledger_samples import StepCover, trained_on
 from fleet.ledger_slots import (
     CLOCK_NOISE_US,
     DETECT,
@@ -39,6 +40,7 @@ from fleet.levels import PEERS, STORE
 from fleet.records import (
     CheckpointRecord,
     Committed,
+    DataRead,
     DecisionMade,
     EvidenceKept,
     FaultRecord,
@@ -104,6 +106,8 @@ class Ledger:
         self._interval_s: float | None = None
         self._copy_interval_s: float | None = None
         self._measurements: dict[str, tuple[int, float]] = {}
+        self._data: DataRead | None = None
+        self._cover, self._histories = StepCover(), [(0, 0)]
         self._tally = Tally()
         self._closed: Ledger | None = None
         self._handlers = self._bound()
@@ -122,6 +126,7 @@ class Ledger:
             CheckpointRecord: self._checkpointed,
             DecisionMade: self._decided,
             Measurement: self._measured,
+            DataRead: self._read,
             RunEnded: self._run_ended,
             ProcessUp: self._seen,
             EvidenceKept: self._seen,
@@ -200,6 +205,7 @@ class Ledger:
         if not record.codes:
             return
         record = self._enter(slot, record)
+        self._cover.add(record)
         if self.timeline is not None:
             self.timeline.add(slot.slot, record)
         floor = min(self._view_floors.of(record.generation, NOWHERE), self._lineage_floors.of(record.lineage, NOWHERE))
@@ -390,6 +396,7 @@ class Ledger:
         """The view that follows names the losses that are to blame."""
         self._seen(record)
         self._lineage_floors.add(record.lineage, record.from_state.step)
+        self._histories.append((record.lineage, record.from_state.step))
         self._owed_us += self._roll_back(record.from_state.step)
         self._rolled_back_total += max(0, self._step - record.from_state.step)
         self.lineage, self._step = record.lineage, min(self._step, record.from_state.step)
@@ -432,6 +439,10 @@ class Ledger:
     def _measured(self, record: Measurement) -> None:
         self._seen(record)
         self._measurements[record.name] = (record.state.step, record.value)
+
+    def _read(self, record: DataRead) -> None:
+        self._seen(record)
+        self._data = record
 
     # ---- what it comes to
 
@@ -553,6 +564,7 @@ def _summary(ledger: Ledger, closed: Ledger, now_us: int) -> LedgerSummary:
         tallies=closed._tally.now(),
         expected_goodput=_said(started.config, "expected_goodput"),
         queued_s=_said(started.config, "queued_s") or 0.0,
+        samples=trained_on(ledger._data, ledger._cover, ledger._histories, ledger._step, ledger._rolled_back_total),
     )
 
 

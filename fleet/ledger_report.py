@@ -45,6 +45,7 @@ class Report:
             "shards": s.shards,
             "steps": s.steps,
             "rolled_back_steps": s.rolled_back_total,
+            "samples": dataclasses.asdict(s.samples) if s.samples is not None else None,
             "median_step_s": s.median_step_s,
             "goodput": s.goodput,
             "scheduling_goodput": s.scheduling_goodput,

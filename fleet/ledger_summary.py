@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fleet.ledger_samples import Samples
 
 COST_NAMES = ("detect", "reform", "provision", "restore", "rework")
 """Categories that make up the cost of a fault. The ``init`` of replacements is shown beside it."""
@@ -128,6 +132,7 @@ class LedgerSummary:
     tallies: Tallies
     expected_goodput: float | None = None
     queued_s: float = 0.0
+    samples: Samples | None = None
 
     @property
     def training_goodput(self) -> float:

@@ -31,6 +31,7 @@ from fleet.events import (
     NotFinite,
     Parked,
     Raised,
+    Reads,
     Ready,
     SettingChanged,
     StepsTimed,
@@ -95,7 +96,7 @@ class FleetMachine:
         now_s: float = 0.0,
     ) -> None:
         self.settings, self.recovery, self.placement, self.lemons = settings, recovery, placement, lemons or {}
-        self.phase = GATHER
+        self.phase, self.data = GATHER, (0, 0)
         self.roster = Roster()
         self.view: View | None = None
         self.proposal: View | None = None
@@ -129,7 +130,7 @@ class FleetMachine:
             return self._out
         outstanding = bool(self.roster.outstanding)
         self._observe(event, now_s)
-        if self.phase != END and not isinstance(event, Heartbeat | Measured | StepsTimed):
+        if self.phase != END and not isinstance(event, Heartbeat | Measured | Reads | StepsTimed):
             # Policies look at all ranks: they are asked at ticks, and when the last rank has answered, not for each word of each rank.
             self._reconcile(now_s, isinstance(event, Tick) or (outstanding and not self.roster.outstanding))
         return self._out
@@ -179,7 +180,7 @@ class FleetMachine:
                 struck(self, event)
             case SettingChanged():
                 on_setting(self, event, now_s)
-            case EvidenceWritten() | NotFinite():
+            case EvidenceWritten() | NotFinite() | Reads():
                 note(self, event, now_s)
             case StopRequested(reason=reason, error=error) if error:
                 self._end("failed", reason, error, now_s)

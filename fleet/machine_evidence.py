@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fleet.events import NotFinite
+from fleet.events import NotFinite, Reads
 from fleet.instructions import Inspect
-from fleet.records import EvidenceKept
+from fleet.records import DataRead, EvidenceKept
 
 if TYPE_CHECKING:
     from fleet.events import EvidenceWritten
@@ -39,10 +39,14 @@ def inspect(machine: FleetMachine, reason: str, now_s: float) -> None:
         machine._say(Inspect(tuple(nodes), f"hang-{machine.evidence.number}", reason))
 
 
-def note(machine: FleetMachine, event: EvidenceWritten | NotFinite, now_s: float) -> None:
-    """What the journal should name: the file that holds the evidence, or whose loss was no number."""
+def note(machine: FleetMachine, event: EvidenceWritten | NotFinite | Reads, now_s: float) -> None:
+    """What the journal should name: the file that holds the evidence, whose loss was no number, or what is trained on."""
     if isinstance(event, NotFinite):
         _not_finite(machine, event, now_s)
+    elif isinstance(event, Reads):
+        if machine.roster.current(event.member) and machine.data != (event.samples, event.batch_size):
+            machine.data = event.samples, event.batch_size
+            machine._write(DataRead(*machine.data, now_s))
     else:
         machine._write(EvidenceKept(event.incident, now_s, event.path, event.members, event.reason, event.detail))
 

@@ -11,6 +11,7 @@ from fleet.machine_settings import configure
 from fleet.machine_state import END, GATHER, RUN, Rank
 from fleet.records import (
     Committed,
+    DataRead,
     DecisionMade,
     FaultRecord,
     LineageBegun,
@@ -74,6 +75,8 @@ def _apply(machine: FleetMachine, record: Record) -> None:
         case DecisionMade():
             machine.stragglers.replay(record)
             machine.progress.replay(record)
+        case DataRead(samples=samples, batch_size=batch_size):
+            machine.data = samples, batch_size
         case RunStarted(at_s=at_s):
             machine.started_s = at_s
         case Resumed():

@@ -207,6 +207,15 @@ class Measurement:
 
 
 @dataclass(frozen=True, slots=True)
+class DataRead:
+    """What the loop body takes its batches from: a data set of so many samples, ``batch_size`` of them a step."""
+
+    samples: int
+    batch_size: int
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class EvidenceKept:
     """What these ranks did before a hanging one was ended: their stacks are in the file ``path`` of the run's folder, ``detail`` has a line
     on each. ``incident`` numbers the hangs of a run."""
@@ -244,6 +253,7 @@ Record = (
     | DecisionMade
     | CheckpointRecord
     | Measurement
+    | DataRead
     | EvidenceKept
     | RunEnded
 )

@@ -23,7 +23,14 @@ def render_table(report: Report, *, colour: bool = False) -> str:
     """The report as text of at most 120 columns: headline, waterfall, faults with their cost. ``colour`` adds ANSI codes."""
     paint = _Paint(colour)
     summary = report.summary
-    parts = [_headline(summary, paint), _waterfall(summary, paint), _step(summary), _faults(summary, paint), _verdicts(report, paint)]
+    parts = [
+        _headline(summary, paint),
+        _waterfall(summary, paint),
+        _step(summary),
+        _samples(summary),
+        _faults(summary, paint),
+        _verdicts(report, paint),
+    ]
     parts.append(_slow_ranks(report.history["stragglers"], summary.started_s, paint))
     parts.append(_levels(report))
     return "\n".join([*(part for part in parts if part), _footer(report.summary, paint)]) + "\n"
@@ -78,6 +85,14 @@ def _step(s: LedgerSummary) -> str:
     law = s.law
     terms = (("compute", law.compute_s), ("comm", law.comm_s), ("straggler", law.sync_s), ("data", law.data_s))
     return f"  a step of {duration(s.median_step_s)}: " + "  ".join(f"{name} {duration(value)}" for name, value in terms) + "\n"
+
+
+def _samples(s: LedgerSummary) -> str:
+    if s.samples is None:
+        return ""
+    told = s.samples
+    back = f"; {told.taken_back:,} more in steps that were taken back" if told.taken_back else ""
+    return f"  {told.seen:,} samples, {told.epochs:.3g} epochs: {told.skipped:,} skipped, {told.repeated:,} repeated{back}\n"
 
 
 def _faults(s: LedgerSummary, paint: _Paint) -> str:

@@ -26,7 +26,7 @@ from actors.rank.sharded import ShardedEngine, check_tracked
 from actors.rank.state import TrackedState
 from fleet.config import RunSettings
 from fleet.errors import FleetError
-from fleet.events import Measured, NotFinite
+from fleet.events import Measured, NotFinite, Reads
 from fleet.records import COMPUTE, DATA, FINISH, VERIFY
 from fleet.types import StateId
 
@@ -64,6 +64,7 @@ class Run:
         self._attempted: Step | None = None
         self._early: Outcome | None = None
         self._total = 0
+        self._told = (0, 0)
 
     @property
     def generation(self) -> int:
@@ -387,6 +388,9 @@ class Step:
         """
         run, recorder = self._run, self._run._recorder
         feed = run._feed(dataset, batch_size)
+        if run._rank == 0 and run._told != (told := (len(dataset), batch_size)):
+            run._told = told
+            run._client.say(Reads(run._client.protocol.member, *told))
         now = [(self.number, shard) for shard in self.shards + self._engine.checks]
         feed.expect(now + [(self.number + 1, shard) for shard in self._engine.next_due])
         for shard in self.shards:

@@ -60,6 +60,8 @@ def survived(outcome: EndRun, records: list[Any], digest: str, truth: str, other
     summary = Ledger().apply_all(records).summary()
     assert summary.closes
     assert summary.other_ratio <= other_ratio
+    assert summary.samples is not None
+    assert (summary.samples.skipped, summary.samples.repeated) == (0, 0)
 
 
 def of(kind: type, records: list[Any]) -> list[Any]:

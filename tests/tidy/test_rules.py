@@ -144,6 +144,8 @@ def test_commands_that_do_not_exist_are_found() -> None:
     text = f"`make test`, `make tea`; make sense.\n\n```bash\n{block}\n```\n"
     assert documents.make_faults("R", text, "test: lint\n") == ["R: `make coffee` is no target", "R: `make tea` is no target"]
     assert documents.command_faults("R", text, {"run": {"--world"}}) == ["R: `fleet run` has no --wrong", "R: `fleet fly` is no command"]
+    handed_on = "`fleet hand s.py --now -- --world 2 --wrong`"
+    assert documents.command_faults("R", handed_on, {"run": {"--world"}, "hand": {"--now"}}) == ["R: `fleet run` has no --wrong"]
 
 
 def test_benchmarks_that_do_not_exist_are_found() -> None:

@@ -31,6 +31,7 @@ EVERY_KIND: list[r.Record] = [
     r.DecisionMade("interval", "wait", "not due", {"interval_s": 3.5}, 0.2),
     r.CheckpointRecord("c1", "durable", STATE, 4.0, 100, 0.1, 0.2, ""),
     r.Measurement(STATE, "loss", 0.5, 1.0),
+    r.DataRead(50_000, 256, 4.4),
     r.EvidenceKept("hang-1", 4.5, "evidence/hang-1.txt", (MEMBER,), "no progress", "2.0: step 7"),
     r.RunEnded("completed", "all steps", 5.0, "00", ""),
 ]

@@ -1,0 +1,73 @@
+"""Samples are counted from the steps that ranks committed, whatever the order in which their records come."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet.ledger_samples import StepCover, trained_on
+from fleet.records import DataRead, LineageBegun, Spans
+from fleet.report import build_report, render_table
+from fleet.types import Member, StateId
+from tests.golden.journals import one_loss
+
+READ = DataRead(1000, 100, 0.0)
+
+
+def commits(slot: int, first: int, count: int, lineage: int = 0, incarnation: int = 0) -> Spans:
+    return Spans(Member(slot, incarnation), 1, lineage, first, 0, (5,) * count * 2, "cK" * count)
+
+
+def cover(*records: Spans) -> StepCover:
+    made = StepCover()
+    for record in records:
+        made.add(record)
+    return made
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 30), st.integers(0, 6)), max_size=20), st.integers(0, 30), st.integers(0, 40))
+def test_the_cover_is_the_set_of_steps(added: list[tuple[int, int, int]], begin: int, end: int) -> None:
+    found = cover(*(commits(slot, first, count) for slot, first, count in added))
+    steps = {step for _, first, count in added for step in range(first, first + count)}
+    assert found.missing(0, begin, end) == len(set(range(begin, end)) - steps)
+    assert found.missing(1, begin, end) == max(0, end - begin)
+
+
+def test_a_run_through_losses_skips_and_repeats_nothing() -> None:
+    """Slot 1 dies after step 3 and comes back at step 6; slot 0 goes on."""
+    told = trained_on(READ, cover(commits(0, 0, 10), commits(1, 0, 3), commits(1, 6, 4, incarnation=1)), [(0, 0)], 10, 0)
+    assert told is not None
+    assert (told.seen, told.epochs, told.skipped, told.repeated, told.taken_back) == (1000, 1.0, 0, 0, 0)
+
+
+def test_what_was_taken_back_is_no_repetition() -> None:
+    """History 1 goes on from step 4 of history 0, which had got to 7."""
+    told = trained_on(READ, cover(commits(0, 0, 7), commits(0, 4, 8, lineage=1)), [(0, 0), (1, 4)], 12, 3)
+    assert told is not None
+    assert (told.seen, told.skipped, told.repeated, told.taken_back) == (1200, 0, 0, 300)
+
+
+def test_a_step_that_nobody_took_and_one_that_was_taken_twice_are_counted() -> None:
+    told = trained_on(READ, cover(commits(0, 0, 3), commits(0, 4, 3)), [(0, 0)], 7, 0)
+    assert told is not None and told.skipped == 100
+    told = trained_on(READ, cover(commits(0, 0, 5), commits(0, 3, 4)), [(0, 0)], 7, 0)
+    assert told is not None and told.repeated == 200
+
+
+@pytest.mark.parametrize("read", [True, False])
+def test_the_report_says_so_where_data_were_read(read: bool) -> None:
+    first, *rest = one_loss().records
+    report = build_report([first, *([READ] if read else []), *rest])
+    assert ("skipped" in render_table(report)) == read
+    steps = report.summary.steps
+    told = report.to_dict()["samples"]
+    assert told == ({"seen": 100 * steps, "epochs": steps / 10, "taken_back": 0, "skipped": 0, "repeated": 0} if read else None)
+
+
+def test_the_histories_follow_from_the_journal() -> None:
+    first, *rest = one_loss().records
+    begun = LineageBegun(1, StateId(0, 2), rest[-1].at_s if hasattr(rest[-1], "at_s") else 0.0, "all ranks were lost")
+    report = build_report([first, READ, *[record for record in rest if type(record).__name__ != "RunEnded"], begun])
+    told = report.to_dict()["samples"]
+    assert (told["seen"], told["skipped"]) == (200, 0)
