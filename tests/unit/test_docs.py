@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import difflib
+import json
 import re
 import textwrap
 import xml.etree.ElementTree as ET
@@ -217,6 +218,11 @@ def test_the_page_has_every_benchmark_of_the_makefile(tmp_path: Path) -> None:
     assert re.findall(r"^## (\w+)$", page, re.M) == list(BENCHMARKS)
     assert all(f"| `{name}` |" in page for benchmark in BENCHMARKS.values() for name in benchmark.targets)
     assert replaced(page, tables(tmp_path)).count("## ") == len(BENCHMARKS)
+    assert replaced(page, tables(tmp_path, page)) == page, "what was not measured again stays as it is"
+    (tmp_path / "recovery.json").write_text(json.dumps(RESULT))
+    changed = tables(tmp_path, page)
+    assert section("recovery", RESULT) in changed and section("recovery", None) not in changed
+    assert changed.partition("## storm")[2] == tables(tmp_path / "none", page).partition("## storm")[2]
 
 
 def test_compared_figures_are_figures_of_the_same_benchmark() -> None:
