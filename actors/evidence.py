@@ -18,7 +18,7 @@ from actors.rank.recorder import now_us
 from actors.rank.stacks import STACKS_SIGNAL, stacks_path
 from fleet.instructions import Inspect
 from fleet.proc import handles, stat_fields
-from fleet.records import CATEGORIES, COMM, STRAGGLER
+from fleet.records import CATEGORIES, COMM, REFORM, STRAGGLER
 
 if TYPE_CHECKING:
     from actors.node import LocalRank
@@ -90,13 +90,13 @@ async def _stacks(rank: LocalRank, path: Path, before: int) -> str:
 
 
 def _where(rank: LocalRank) -> tuple[str, str]:
-    """(where it is and what it does, its last collective)."""
-    at, row = rank.ring.position(), rank.ring.last()
+    """(where it is and what it does, its last collective). A peer that was told to leave sooner may have broken that by now."""
+    at, row, before = rank.ring.position(), rank.ring.last(), rank.ring.last(but=REFORM)
     doing = CATEGORIES.get(row.code, row.code) if row is not None else "nothing"
     since_s = (now_us() - row.at_us) / 1e6 if row is not None else 0.0
     shard = f", shard {at.shard}" if at.shard >= 0 else ""
     where = f"step {at.step}{shard} of generation {at.generation}, {doing} for {since_s:.1f} s"
-    waits = row is not None and row.code in (COMM, STRAGGLER)
+    waits = before is not None and before.code in (COMM, STRAGGLER) and before.step == at.step
     return where, f"reduction of step {at.step}, not ended" if waits else f"reduction of step {at.step - 1}" if at.step > 0 else "none"
 
 

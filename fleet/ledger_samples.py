@@ -17,7 +17,8 @@ from fleet.types import Member
 class Samples:
     """``seen`` in the present history: ``epochs`` times all there are. ``taken_back`` were computed in steps that were rolled back.
 
-    ``skipped`` belong to steps of the present history whose commit no rank has recorded; ``repeated`` to steps that a rank committed twice.
+    ``skipped`` belong to steps of the present history whose commit no rank has recorded, up to the newest that one has; ``repeated`` to
+    steps that a rank committed twice.
     """
 
     seen: int
@@ -59,6 +60,10 @@ class StepCover:
             first, end = min(first, begins[low]), max(end, ends[high - 1])
         begins[low:high], ends[low:high] = [first], [end]
 
+    def reached(self, lineage: int) -> int:
+        """The step after the newest that was committed in that history."""
+        return self._ends.get(lineage, [0])[-1]
+
     def missing(self, lineage: int, begin: int, end: int) -> int:
         """Steps of ``[begin, end)`` that no rank committed in that history."""
         stretches = zip(self._begins.get(lineage, ()), self._ends.get(lineage, ()), strict=True)
@@ -69,7 +74,7 @@ def trained_on(read: DataRead | None, cover: StepCover, begun: list[tuple[int, i
     """``begun`` are the histories: (number, the step it went on from), in order. None when the loop body has read no data set."""
     if read is None:
         return None
-    missing, end = 0, steps
+    missing, end = 0, min(steps, cover.reached(begun[-1][0]))  # what came after that was committed, and its ranks have yet to tell
     for lineage, first in reversed(begun):
         missing += cover.missing(lineage, first, end)
         end = min(end, first)

@@ -175,11 +175,11 @@ class RingReader:
         at_us, step, generation, lineage, code = ROW.unpack_from(self._map, HEADER_BYTES + (index % CAPACITY) * ROW.size)
         return Row(at_us, step, generation, lineage, code.decode())
 
-    def last(self) -> Row | None:
-        """The newest row that says what the rank does, drained or not: the last of a few, the others being marks."""
+    def last(self, but: str = "") -> Row | None:
+        """The newest row that says what the rank does, and is not ``but``; drained or not: of the last few, as others are marks."""
         written = self._words[WRITTEN]
         rows = (self._row(index) for index in range(written - 1, max(-1, written - 8), -1))
-        return next((row for row in rows if row.code in CATEGORIES), None)
+        return next((row for row in rows if row.code in CATEGORIES and row.code != but), None)
 
     def position(self) -> Position:
         return read_position(self._words)

@@ -51,6 +51,8 @@ def test_what_was_taken_back_is_no_repetition() -> None:
 def test_a_step_that_nobody_took_and_one_that_was_taken_twice_are_counted() -> None:
     told = trained_on(READ, cover(commits(0, 0, 3), commits(0, 4, 3)), [(0, 0)], 7, 0)
     assert told is not None and told.skipped == 100
+    told = trained_on(READ, cover(commits(0, 0, 3)), [(0, 0)], 7, 0)
+    assert told is not None and told.skipped == 0, "its ranks have not told yet"
     told = trained_on(READ, cover(commits(0, 0, 5), commits(0, 3, 4)), [(0, 0)], 7, 0)
     assert told is not None and told.repeated == 200
 
