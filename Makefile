@@ -12,7 +12,7 @@ BENCHMARKS ?= recovery storm reduction machine snapshot simulate store detect st
 BENCH_FLAGS ?= --quick
 TRUTH_SEEDS ?= 2000
 SPREAD := tests/unit tests/property tests/simulation tests/tidy tests/contract/test_checkpoint_store.py tests/contract/test_peer_memory.py
-PLAIN := $(addprefix tests/fault/test_,$(addsuffix .py,alerts bad_luck bit_identity corruption hangs peer_memory sharded_optimizer stragglers))
+PLAIN := $(addprefix tests/fault/test_,$(addsuffix .py,alerts bad_luck bit_identity corruption hangs peer_memory sharded_optimizer stragglers)) tests/contract/test_live_page.py
 TOOLS := chromium prometheus fonts-dejavu-core
 
 .PHONY: tools demo test lint bench truth clean

@@ -88,6 +88,7 @@ ONE_RUN = Board(
             _now("Ranks", "How many train?", f"fleet_view_size{{{RUN}}}"),
             _now("Since the newest commit", "Does it make progress?", f"time() - fleet_commit_timestamp_seconds{{{RUN}}}", SECONDS),
             _now("Rolled back", "How many steps were lost?", f"fleet_steps_rolled_back_total{{{RUN}}}"),
+            _now("Queued", "How long did it wait for room?", f"fleet_queued_seconds{{{RUN}}}", SECONDS),
         ),
         "Where does the time go?": (
             Panel(

@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from fleet.cli_watch import PRIVATE
 from fleet.clock import unix_time_s
 from fleet.errors import ConfigError, RunFailed
 from fleet.launch.processes import calling
@@ -37,7 +38,7 @@ def queue_of(folder: Path, slots: int) -> RunQueue:
     def turn(waiting: Sequence[Job], free: int) -> list[str]:
         return admit([Waiting(job.name, job.slots, job.priority, job.submitted_unix_s) for job in waiting], free)
 
-    return RunQueue(folder / ".fleet" / "queue", slots, turn, lambda job: _command(job, folder))
+    return RunQueue(folder / PRIVATE / "queue", slots, turn, lambda job: _command(job, folder))
 
 
 def _command(job: Job, folder: Path) -> list[str]:
@@ -142,7 +143,7 @@ def _ask(folder: Path, method: str, path: str, body: Mapping[str, Any] | None = 
     note = running(root)
     if note is None:
         raise ConfigError("--storage", str(root), "nothing is up for this folder", "Start it with fleet up.")
-    token = (root / ".fleet" / "token").read_text().strip()
+    token = (root / PRIVATE / "token").read_text().strip()
     data = json.dumps(body).encode() if body is not None else None
     headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
     try:
