@@ -1,7 +1,7 @@
 """What a hanging run looks like from inside: the stacks of every rank, where each is, and what it does there.
 
-Each rank leaves its stacks in a file when a signal says so (``faulthandler``: that needs no interpreter lock, so it works in a process that
-never gives it up). A stopped process cannot; its state says why. Nothing waits for it for longer than a bound.
+Each rank leaves its stacks in a file, by word, or by a signal when it does not hear that (see ``actors.rank.stacks``). A stopped process
+cannot; its state says why. Nothing waits for it for longer than a bound.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from actors.messages import EvidenceGathered, RankEvidence
 from actors.rank.recorder import now_us
-from actors.rank.stacks import STACKS_SIGNAL, stacks_path
+from actors.rank.stacks import END, STACKS_SIGNAL, stacks_path
 from fleet.instructions import Inspect
 from fleet.proc import handles, stat_fields
 from fleet.records import CATEGORIES, COMM, REFORM, STRAGGLER
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from actors.node import LocalRank
 
 LIMIT_S = 1.0
+DEAF_S = 0.4
+"""Who has not written by then does not hear the word."""
 POLL_S = 0.01
 GONE = "gone"
 PROCESS_STATES = {
@@ -36,12 +38,11 @@ SILENT = (PROCESS_STATES["T"], PROCESS_STATES["t"], PROCESS_STATES["Z"], GONE)
 """Processes in these states write nothing: nobody waits for them."""
 
 
-def begin(ranks: Sequence[LocalRank], folder: Path) -> list[tuple[LocalRank, int]]:
+def begin(ranks: Sequence[LocalRank], folder: Path, ask: Callable[[LocalRank], None]) -> list[tuple[LocalRank, int]]:
     """Ask the ranks for their stacks, now. Returns each with the length of its file before."""
     asked = [(rank, _size(stacks_path(folder, rank.token))) for rank in ranks if rank.member is not None]
     for rank, _ in asked:
-        with contextlib.suppress(OSError):  # one that has just ended has a state that says so
-            signal.pidfd_send_signal(rank.pidfd, STACKS_SIGNAL)
+        ask(rank)
     return asked
 
 
@@ -80,13 +81,18 @@ def _size(path: Path) -> int:
 
 
 async def _stacks(rank: LocalRank, path: Path, before: int) -> str:
-    """What the rank's file has got more, once the handler that writes it has returned: on a busy machine it may pause between two lines."""
-    pid = rank.process.pid
-    for _ in range(round(LIMIT_S / POLL_S)):
-        if _process_state(pid) in SILENT or not handles(pid, STACKS_SIGNAL):
-            break
+    """What the rank's file has got more, once it is whole: on a busy machine who writes it may pause between two lines."""
+    pid, signalled = rank.process.pid, False
+    for look in range(round(LIMIT_S / POLL_S)):
         await asyncio.sleep(POLL_S)
-    return path.read_bytes()[before:].decode(errors="replace").strip() if path.exists() else ""
+        text = path.read_bytes()[before:].decode(errors="replace") if path.exists() else ""
+        if text.endswith(END) or _process_state(pid) in SILENT or (signalled and text and not handles(pid, STACKS_SIGNAL)):
+            break
+        if not text and not signalled and look * POLL_S >= DEAF_S:
+            signalled = True
+            with contextlib.suppress(OSError):  # one that has just ended has a state that says so
+                signal.pidfd_send_signal(rank.pidfd, STACKS_SIGNAL)
+    return text.removesuffix(END).strip()
 
 
 def _where(rank: LocalRank) -> tuple[str, str]:

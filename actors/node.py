@@ -294,7 +294,7 @@ class NodeAgent:
 
     def _inspect(self, order: Inspect) -> None:
         """Of all ranks here. Those who are told to leave, or are evicted, go when this is done: soon, whatever state they are in."""
-        asked = evidence.begin(list(self._ranks.values()), self.folder)
+        asked = evidence.begin(list(self._ranks.values()), self.folder, lambda rank: self._tell(rank, order))
         self._inspection = asyncio.create_task(evidence.gather(self.node, order, asked, self.folder))
         self._inspection.add_done_callback(lambda task: None if task.cancelled() else self._up.send(task.result()))
 

@@ -13,7 +13,7 @@ from actors.rank.recorder import Recorder
 from actors.rank.urgency import be_prompt
 from fleet.errors import Fenced
 from fleet.events import EVENTS, Event
-from fleet.instructions import INSTRUCTIONS, Spoil
+from fleet.instructions import INSTRUCTIONS, Inspect, Spoil
 from fleet.member import INTERRUPT, MemberProtocol
 from fleet.proc import start_ticks
 from fleet.types import Process
@@ -26,8 +26,8 @@ RESEND_S = 1.0
 class Client:
     """The protocol of one rank, made safe for two threads, and connected.
 
-    ``lock`` guards ``protocol``; ``changed`` is notified whenever a message arrived. ``on_message``, ``on_interrupt`` and
-    ``on_spoil`` are called from the listening thread, without the lock.
+    ``lock`` guards ``protocol``; ``changed`` is notified whenever a message arrived. ``on_message``, ``on_interrupt``,
+    ``on_spoil`` and ``on_inspect`` are called from the listening thread, without the lock.
     """
 
     def __init__(self, slot: int, token: str, node: str, agent_path: str, store: str, recorder: Recorder) -> None:
@@ -38,6 +38,7 @@ class Client:
         self.on_interrupt: Callable[[], None] = lambda: None
         self.on_message: Callable[[], None] = lambda: None
         self.on_spoil: Callable[[Spoil], None] = lambda order: None
+        self.on_inspect: Callable[[], None] = lambda: None
         self._agent_path, self._recorder = agent_path, recorder
         self._stream: socket.socket | None = None
         self._closing = False
@@ -124,10 +125,12 @@ class Client:
     def _take(self, frames: list[bytes]) -> None:
         interrupt = False
         orders: list[Spoil] = []
+        inspect = False
         with self.lock:
             for data in frames:
                 message = INSTRUCTIONS.decode(data)
                 orders += [message] if isinstance(message, Spoil) else []
+                inspect |= isinstance(message, Inspect)
                 interrupt |= self.protocol.receive(message) == INTERRUPT
             if self.protocol.waits and time.monotonic() - self._said_s > RESEND_S:
                 self.protocol.outbox.extend(self.protocol.status())
@@ -136,6 +139,8 @@ class Client:
                 self.say()
             if frames:
                 self.changed.notify_all()
+        if inspect:
+            self.on_inspect()  # before anything else changes
         if frames:
             self.on_message()
         if interrupt:

@@ -52,6 +52,7 @@ def run_rank(
     client = Client(slot, token, node, agent_path, store.address, recorder)
     lifeline = Lifeline(lifeline_path(folder, node), token)
     stacks = Stacks(stacks_path(folder, token))
+    client.on_inspect = stacks.write
     try:
         client.start(settings.timeouts.start_s)
         warm_up(host)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import signal
 import time
@@ -38,6 +39,24 @@ def test_a_loop_that_hangs_leaves_everyones_stacks(tmp_path: Path, fault_free: s
     assert "this_is_where_it_hangs" in text
     assert "reduction of step 10, not ended" in text
     assert "hang-1" in render_table(build_report(records))
+
+
+def holds_the_interpreter_in_slot_1(run: Any) -> None:
+    """Nothing else runs in the process, once; not even the thread that beats."""
+
+    def this_is_where_it_holds_it(run: Any, step: Any) -> None:
+        if run.slot == 1 and step.number == 10 and trains.once(run, "hang"):
+            ctypes.PyDLL(None).sleep(600)
+
+    trains._loop(run, in_shard=this_is_where_it_holds_it)
+
+
+def test_who_does_not_hear_the_word_leaves_its_stacks_too(tmp_path: Path, fault_free: str) -> None:
+    outcome, records, digest = train_through(holds_the_interpreter_in_slot_1, settings(tmp_path), tmp_path)
+    survived(outcome, records, digest, fault_free)
+    text = "".join((tmp_path / record.path).read_text() for record in of(EvidenceKept, records))
+    assert "this_is_where_it_holds_it" in text
+    assert "(no stacks)" not in text
 
 
 def test_a_stopped_rank_is_evicted_and_replaced_and_its_evidence_says_so(tmp_path: Path, fault_free: str) -> None:
