@@ -281,11 +281,6 @@ CHAOS = Board(
 BOARDS = (OVERVIEW, ONE_RUN, RANKS, CHECKPOINTS, CHAOS)
 
 
-def filled(expr: str, run: str, rate_interval: str = "2s") -> str:
-    """``expr`` as Grafana asks it, with its variables filled in."""
-    return expr.replace("$run", run).replace("$__rate_interval", rate_interval)
-
-
 def panels() -> list[tuple[Board, Panel]]:
     """Every panel of every dashboard."""
     return [(board, panel) for board in BOARDS for row in board.rows.values() for panel in row]

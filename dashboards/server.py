@@ -228,9 +228,12 @@ class WatchServer:
     # ---- runs --------------------------------------------------------------------------------------------------------------------------
 
     async def _runs(self, request: web.Request) -> web.StreamResponse:
+        return web.json_response({"runs": await asyncio.to_thread(self._all_runs)})
+
+    def _all_runs(self) -> list[dict[str, Any]]:
         waiting = [job for job in self.queue.listing()["jobs"] if job["phase"] == "waiting"] if self.queue is not None else []
         rows = [{"name": job["name"], "status": "queued", "reason": f"waits for {job['slots']} slots"} for job in waiting]
-        return web.json_response({"runs": rows + await asyncio.to_thread(self._feeds.runs)})
+        return rows + self._feeds.runs()
 
     async def _feed(self, request: web.Request) -> Feed:
         feed = await asyncio.to_thread(self._feeds.get, request.match_info["run"])
@@ -319,7 +322,7 @@ class WatchServer:
         return self.queue
 
     async def _queue_listing(self, request: web.Request) -> web.StreamResponse:
-        return web.json_response(self._queue().listing())
+        return web.json_response(await asyncio.to_thread(self._queue().listing))  # it waits while runs are being started
 
     async def _queue_submit(self, request: web.Request) -> web.StreamResponse:
         queue, asked = self._queue(), await _json_body(request)
@@ -366,13 +369,18 @@ FIELDS: dict[str, tuple[type, ...]] = {
 }  # fmt: skip
 
 
+def check_fields(asked: Mapping[str, Any], fields: Mapping[str, tuple[type, ...]], of: str) -> None:
+    """Refuse what is no field of a body, or not of its types. Raises ConfigError."""
+    for name, value in asked.items():
+        if name not in fields:
+            raise ConfigError(name[:80], "", f"is no field of {of}", f"Fields are {', '.join(fields)}.")
+        if isinstance(value, bool) or not isinstance(value, fields[name]):
+            raise ConfigError(name, str(value)[:80], f"is not of type {fields[name][-1].__name__}")
+
+
 def _order(port: ChaosPort, asked: Mapping[str, Any]) -> str:
     """Carry out a checked order. Raises ConfigError."""
-    for name, value in asked.items():
-        if name not in FIELDS:
-            raise ConfigError(name[:80], "", "is no field of an order", f"Fields are {', '.join(FIELDS)}.")
-        if isinstance(value, bool) or not isinstance(value, FIELDS[name]):
-            raise ConfigError(name, str(value)[:80], f"is not of type {FIELDS[name][-1].__name__}")
+    check_fields(asked, FIELDS, "an order")
     match asked.get("action"):
         case "start":
             return port.start()

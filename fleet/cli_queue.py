@@ -48,8 +48,8 @@ def _command(job: Job, folder: Path) -> list[str]:
 class Submissions:
     """What the API may ask of a queue: ``dashboards.server.QueuePort``. Bad input is refused here, before it waits for anything."""
 
-    def __init__(self, queue: RunQueue, root: Path) -> None:
-        self._queue, self._root = queue, root
+    def __init__(self, queue: RunQueue) -> None:
+        self._queue = queue
 
     def submit(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Hand in a run. Raises ConfigError."""
@@ -75,13 +75,11 @@ class Submissions:
 
 
 def _fields(asked: Mapping[str, Any]) -> tuple[str, list[str], str, int]:
-    known: dict[str, Any] = {"script": "", "arguments": [], "directory": os.getcwd(), "priority": 0}
-    for name, value in asked.items():
-        if name not in known:
-            raise ConfigError(name[:80], "", "is no field of a submission", f"Fields are {', '.join(known)}.")
-        if type(value) is not type(known[name]):
-            raise ConfigError(name, str(value)[:80], f"is not of type {type(known[name]).__name__}")
-        known[name] = value
+    from dashboards.server import check_fields
+
+    usual: dict[str, Any] = {"script": "", "arguments": [], "directory": os.getcwd(), "priority": 0}
+    check_fields(asked, {name: (type(value),) for name, value in usual.items()}, "a submission")
+    known = usual | dict(asked)
     words = [known["script"], known["directory"], *known["arguments"]]
     if not all(isinstance(word, str) and "\0" not in word for word in words):
         raise ConfigError("arguments", str(words)[:200], "are not words")

@@ -82,7 +82,7 @@ def serve() -> None:
     root = Path(settings["root"])
     with ExitStack() as stack:
         watch = stack.enter_context(serving(root, settings["host"], settings["port"]))
-        watch.server.queue = Submissions(stack.enter_context(queue_of(root, settings["slots"])), root)
+        watch.server.queue = Submissions(stack.enter_context(queue_of(root, settings["slots"])))
         note = {"pid": os.getpid(), "url": watch.server.url, "prometheus": _prometheus(stack, root, watch.server.port, settings)}
         _note(root).write_text(json.dumps(note))
         stack.callback(_note(root).unlink, missing_ok=True)

@@ -107,6 +107,7 @@ class Ledger:
         self._copy_interval_s: float | None = None
         self._measurements: dict[str, tuple[int, float]] = {}
         self._data: DataRead | None = None
+        self._said: dict[str, float] = {}
         self._cover, self._histories = StepCover(), [(0, 0)]
         self._tally = Tally()
         self._closed: Ledger | None = None
@@ -161,6 +162,7 @@ class Ledger:
         if self.started is not None:
             raise LedgerError(f"a second RunStarted at {record.at_s} s: the run {self.started.run} started at {self.started.at_s} s")
         self.started = record
+        self._said = _numbers(record.config, "expected_goodput", "queued_s")
         self._start_us = self._last_us = to_us(record.at_s)
         self.slots = [SlotAccount(slot, self._start_us) for slot in range(record.world + record.spares)]
         if self.timeline is not None:
@@ -562,8 +564,8 @@ def _summary(ledger: Ledger, closed: Ledger, now_us: int) -> LedgerSummary:
         checkpoint_latency_s=durable.latency_s if durable else 0.0,
         measurements=dict(closed._measurements),
         tallies=closed._tally.now(),
-        expected_goodput=_said(started.config, "expected_goodput"),
-        queued_s=_said(started.config, "queued_s") or 0.0,
+        expected_goodput=ledger._said.get("expected_goodput"),
+        queued_s=ledger._said.get("queued_s", 0.0),
         samples=trained_on(ledger._data, ledger._cover, ledger._histories, ledger._step, ledger._rolled_back_total),
     )
 
@@ -589,7 +591,7 @@ def _slot_times(ledger: Ledger, now_us: int) -> tuple[list[tuple[int, ...]], int
     return times, pending_us
 
 
-def _said(config: str, name: str) -> float | None:
-    """A number that was written down at the start."""
-    found = configuration(config).get(name)
-    return float(found) if isinstance(found, int | float) else None
+def _numbers(config: str, *names: str) -> dict[str, float]:
+    """Those of ``names`` that were written down at the start."""
+    said = configuration(config)
+    return {name: float(said[name]) for name in names if isinstance(said.get(name), int | float)}

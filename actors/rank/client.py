@@ -123,15 +123,9 @@ class Client:
             self._take(buffer.feed(data) if data else [])
 
     def _take(self, frames: list[bytes]) -> None:
-        interrupt = False
-        orders: list[Spoil] = []
-        inspect = False
+        messages = [INSTRUCTIONS.decode(data) for data in frames]
         with self.lock:
-            for data in frames:
-                message = INSTRUCTIONS.decode(data)
-                orders += [message] if isinstance(message, Spoil) else []
-                inspect |= isinstance(message, Inspect)
-                interrupt |= self.protocol.receive(message) == INTERRUPT
+            interrupt = INTERRUPT in [self.protocol.receive(message) for message in messages]
             if self.protocol.waits and time.monotonic() - self._said_s > RESEND_S:
                 self.protocol.outbox.extend(self.protocol.status())
                 self._said_s = time.monotonic()
@@ -139,11 +133,12 @@ class Client:
                 self.say()
             if frames:
                 self.changed.notify_all()
-        if inspect:
+        if any(isinstance(message, Inspect) for message in messages):
             self.on_inspect()  # before anything else changes
         if frames:
             self.on_message()
         if interrupt:
             self.on_interrupt()
-        for order in orders:
-            self.on_spoil(order)
+        for message in messages:
+            if isinstance(message, Spoil):
+                self.on_spoil(message)

@@ -90,7 +90,7 @@ class RunQueue:
         with self._lock:
             if job.name in self._jobs:
                 raise ConfigError("name", job.name, "there is a run of that name")
-            if sum(known.phase == WAITING for known in self._jobs.values()) >= MOST_WAITING:
+            if len(self._in(WAITING)) >= MOST_WAITING:
                 raise ConfigError("queue", MOST_WAITING, "so many runs wait already")
             self._put(job)
 
@@ -114,7 +114,14 @@ class RunQueue:
     @property
     def free(self) -> int:
         """Slots that no run has now."""
-        return self.slots - sum(job.slots for job in self.jobs() if job.phase == RUNNING)
+        with self._lock:
+            return self._free()
+
+    def _free(self) -> int:
+        return self.slots - sum(job.slots for job in self._in(RUNNING))
+
+    def _in(self, *phases: str) -> list[Job]:
+        return [job for job in self._jobs.values() if job.phase in phases]
 
     # ---- looking after them ------------------------------------------------------------------------------------------------------------
 
@@ -125,11 +132,9 @@ class RunQueue:
     def step(self) -> None:
         """Take note of what has ended, and start what has room."""
         with self._lock:
-            for job in [job for job in self._jobs.values() if job.phase == RUNNING]:
+            for job in self._in(RUNNING):
                 self._notice(job)
-            running = sum(job.slots for job in self._jobs.values() if job.phase == RUNNING)
-            waiting = [job for job in self._jobs.values() if job.phase == WAITING]
-            for name in self._admit(waiting, self.slots - running):
+            for name in self._admit(self._in(WAITING), self._free()):
                 self._start(self._jobs[name])
             self._forget()
 
@@ -157,7 +162,7 @@ class RunQueue:
         self._put(dataclasses.replace(job, phase=RUNNING, pid=child.pid, ticks=start_ticks(child.pid)))
 
     def _forget(self) -> None:
-        over = sorted((job for job in self._jobs.values() if job.phase in (ENDED, CANCELLED)), key=lambda job: job.ended_unix_s or 0.0)
+        over = sorted(self._in(ENDED, CANCELLED), key=lambda job: job.ended_unix_s or 0.0)
         for job in over[:-KEPT]:
             del self._jobs[job.name]
             (self.folder / f"{job.name}.json").unlink(missing_ok=True)

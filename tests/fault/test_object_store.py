@@ -6,16 +6,15 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 from fleet.journal import read_journal
+from fleet.launch.processes import calling
 from fleet.records import CheckpointRecord, LineageBegun, ProcessLost, ProcessUp, Record, RunEnded
 from tests.support.seaweed import SeaweedServer
 from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
-CALL = "import sys; from fleet.cli import main; sys.argv[0] = 'fleet'; main()"
 OPTIONS = ("--world", "2", "--nodes", "1", "--shards", "4", "--set", "steps=20", "--checkpoint", "2s", "--seed", "5", "--twin")
 LIMIT_S = 240.0
 
@@ -39,7 +38,7 @@ def kill_all_ranks(records: list[Record]) -> None:
 
 def test_the_example_resumes_from_s3_after_all_ranks_are_lost(s3: SeaweedServer, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
-    command = [sys.executable, "-c", CALL, "run", str(ROOT / "examples/gpt.py"), *OPTIONS]
+    command = calling("fleet.cli", "main", "run", str(ROOT / "examples/gpt.py"), *OPTIONS)
     command += ["--store", s3.url("example"), "--json", str(report)]
     environment = os.environ | s3.environment | {"PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -21,12 +20,13 @@ import ray
 
 from chaos.arrivals import save_trace
 from chaos.settings import ChaosSettings
-from dashboards.panels import filled, panels
+from dashboards.panels import panels
 from dashboards.rules import rules
 from fleet.clock import unix_time_s
 from fleet.config import CheckpointSettings, RunSettings
 from fleet.journal import read_journal
 from fleet.launch.local import LocalCluster
+from fleet.launch.processes import calling
 from fleet.plans import RunPlan, RunResult, final_digest
 from fleet.recipes import LiveRun
 from fleet.records import Committed, FaultRecord, LineageBegun, ProcessLost, Record, ViewPublished
@@ -35,7 +35,7 @@ from fleet.types import Fault
 from storage import nodes
 from tests.fault.test_bad_luck import FAST, settings, train_through
 from tests.support import trains
-from tests.support.prometheus import scraping
+from tests.support.prometheus import filled, scraping
 from tests.support.waiting import until
 from tests.support.watching import watched
 
@@ -189,9 +189,8 @@ def train(run):
 
 def fleet_run(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     (folder / "job.py").write_text(SCRIPT)
-    code = "import sys; from fleet.cli import main; sys.argv[0] = 'fleet'; main()"
     common = ["--storage", str(folder / "runs"), "--json", str(folder / "report.json")]
-    command = [sys.executable, "-c", code, "run", *arguments, *common]
+    command = calling("fleet.cli", "main", "run", *arguments, *common)
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     return subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 

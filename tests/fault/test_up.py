@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import requests
 
 from fleet.journal import read_journal
+from fleet.launch.processes import calling
 from fleet.report import build_report
 from tests.golden.journals import one_loss
 from tests.support.prometheus import Server
@@ -30,11 +30,9 @@ def fleet_out(*arguments: str) -> str:
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    code = "import sys; from fleet.cli import main; sys.argv[0] = 'fleet'; main()"
     environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "1000"}
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
+    command = calling("fleet.cli", "main", *arguments)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done
 

@@ -25,6 +25,11 @@ def promtool(*arguments: str) -> str:
     return done.stdout + done.stderr
 
 
+def filled(expr: str, run: str, rate_interval: str = "2s") -> str:
+    """A panel's ``expr`` as Grafana asks it, with its variables filled in."""
+    return expr.replace("$run", run).replace("$__rate_interval", rate_interval)
+
+
 class Server:
     """A running Prometheus, asked over its HTTP API."""
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fleet import cli
+from fleet.launch.processes import calling
 
 GOOD = "def train(run):\n    pass\n"
 
@@ -95,9 +96,8 @@ def test_a_missing_script_is_refused(fleet: Callable[..., Done]) -> None:
 def test_a_package_of_ours_that_is_shadowed_is_named(name: str, tmp_path: Path) -> None:
     (tmp_path / "good.py").write_text(GOOD)
     (tmp_path / f"{name}.py").write_text("")
-    here = str(Path(__file__).resolve().parents[2])
-    code = f"import sys; sys.path.insert(0, {here!r}); from fleet.cli import main; sys.argv[0] = 'fleet'; main()"
-    command = [sys.executable, "-P", "-c", code, "run", "good.py"]
+    python, *rest = calling("fleet.cli", "main", "run", "good.py")
+    command = [python, "-P", *rest]
     done = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     assert f"shadows Fleet's own package '{name}'" in " ".join(done.stderr.split())

@@ -153,7 +153,7 @@ SCRIPT = "def train(run): pass\n"
 def served(tmp_path: Path) -> Iterator[Watched]:
     (tmp_path / "script.py").write_text(SCRIPT)
     with watched(tmp_path / "runs") as server:
-        server.server.queue = Submissions(queue_of(server.root, 4), server.root)  # nobody looks after it: what is handed in waits
+        server.server.queue = Submissions(queue_of(server.root, 4))  # nobody looks after it: what is handed in waits
         yield server
 
 
