@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import threading
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -36,6 +38,10 @@ WRITE_S = 10.0
 HEARTBEAT_S = 10.0
 UPDATE_S = 0.5
 MAX_STREAMS = 512
+SCRAPE_AGE_S = 1.0
+"""Metrics are computed so often at most, however many scrape."""
+NICE = 10
+"""Where this machine's cores are all wanted, whoever trains comes before whoever looks."""
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -64,6 +70,25 @@ class QueuePort(Protocol):
     def listing(self) -> dict[str, Any]: ...
 
 
+class Exposition:
+    """All metrics as text, computed when somebody scrapes, and at most once in ``SCRAPE_AGE_S``. Safe from any thread."""
+
+    def __init__(self, feeds: Feeds) -> None:
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(RunsCollector(feeds.fresh))
+        self._made: dict[str, tuple[float, bytes]] = {}
+        self._lock = threading.Lock()
+
+    def text(self, accept: str) -> tuple[bytes, str]:
+        """Body and content type for a scraper that sent ``accept``."""
+        encode, kind = choose_encoder(accept)
+        with self._lock:
+            self._made = {each: made for each, made in self._made.items() if time.monotonic() - made[0] < SCRAPE_AGE_S}
+            if kind not in self._made:
+                self._made[kind] = time.monotonic(), encode(self._registry)
+            return self._made[kind][1], kind
+
+
 class WatchServer:
     """Serves the runs of ``feeds`` from an event loop in a thread of its own. Use as a context manager.
 
@@ -81,7 +106,7 @@ class WatchServer:
     """
 
     def __init__(self, feeds: Feeds, access: Access, audit: Audit, host: str = "127.0.0.1", port: int = 0) -> None:
-        self._feeds, self._access, self._audit = feeds, access, audit
+        self._feeds, self._access, self._audit, self._exposition = feeds, access, audit, Exposition(feeds)
         self._host, self._port = host, port
         self._chaos: dict[str, ChaosPort] = {}
         self.queue: QueuePort | None = None
@@ -124,6 +149,7 @@ class WatchServer:
     # ---- the loop ----------------------------------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
+        os.nice(NICE)  # on Linux that of this thread, and of those it starts
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_until_complete(self._run())
@@ -216,14 +242,8 @@ class WatchServer:
         return web.json_response(openapi())
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
-        body, kind = await asyncio.to_thread(self._exposition, request.headers.get("Accept", ""))
+        body, kind = await asyncio.to_thread(self._exposition.text, request.headers.get("Accept", ""))
         return web.Response(body=body, headers={"Content-Type": kind})
-
-    def _exposition(self, accept: str) -> tuple[bytes, str]:
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(RunsCollector(self._feeds.fresh))
-        encode, kind = choose_encoder(accept)
-        return encode(registry), kind
 
     # ---- runs --------------------------------------------------------------------------------------------------------------------------
 

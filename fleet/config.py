@@ -110,9 +110,9 @@ class StragglerSettings:
     """
 
     enabled: bool = True
-    compute_slowdown: float = 1.16
-    network_slowdown: float = 1.3
-    data_slowdown: float = 1.25
+    compute_slowdown: float = 1.15
+    network_slowdown: float = 1.18
+    data_slowdown: float = 1.15
     gain: float = 0.1
     changes: int = 6
     window_s: float = 600.0

@@ -107,6 +107,7 @@ class Sensitivity:
         peak: at the threshold, a score must exceed the largest one of a rank that was well by this factor: tails are heavy.
         impact: excess time at the threshold, as a share of a step: what costs less is nobody's fault.
         noise_floor: smallest standard deviation of a score that is believed.
+        tolerance: what a rank usually takes more or less than the others is its own measure, up to so much (a logarithm): machines differ.
         wait_share: share of the wait for the slowest peer that may have been booked as time on the wire.
     """
 
@@ -118,15 +119,16 @@ class Sensitivity:
     release_ratio: float = 0.5
     warmup: int = 5
     learn: int = 24
-    compute_slowdown: float = 1.16
-    network_slowdown: float = 1.3
-    data_slowdown: float = 1.25
+    compute_slowdown: float = 1.15
+    network_slowdown: float = 1.18
+    data_slowdown: float = 1.15
     best_slowdown: float = 1.25
     z: float = 2.5
     peak: float = 1.35
     impact: float = 0.015
     noise_floor: float = 0.008
     wait_share: float = 0.05
+    tolerance: float = 0.06
 
     def __post_init__(self) -> None:
         for name in ("window", "stride", "persistence", "release"):
@@ -151,14 +153,16 @@ class Sensitivity:
 class Scores:
     """Figures of one window and one kind, each [ranks]. ``strength`` is 1 at the threshold; NaN where it cannot be told.
 
-    ``excess`` is log(own / others) of midmeans and ``median_excess`` of medians, ``change`` log(now / own best), ``noise`` the standard
-    deviation of the excess of a rank that is well and ``peak`` the largest that was seen, ``impact`` the excess time as a share of a step.
+    ``excess`` is log(own / others) of midmeans and ``median_excess`` of medians, ``change`` log(now / own best), ``usual`` what the excess
+    of this rank is when it is well, ``noise`` the standard deviation about that and ``peak`` the largest distance from it that was seen,
+    ``impact`` the excess time as a share of a step.
     """
 
     kind: str
     excess: Array
     median_excess: Array
     change: Array
+    usual: Array
     noise: float
     peak: float
     impact: Array
@@ -183,7 +187,7 @@ def robust_z(scores_: Scores, limits: Sensitivity) -> Array:
 def combined(scores_: Scores, limits: Sensitivity) -> Array:
     """The weakest of four: large enough, beyond the noise, larger than what was seen when all was well, and worth the time of a step."""
     needed = max(math.log(limits.slowdown(scores_.kind)), limits.z * scores_.noise, limits.peak * scores_.peak)
-    return np.minimum(scores_.excess / needed, scores_.impact / limits.impact)
+    return np.minimum((scores_.excess - scores_.usual) / needed, scores_.impact / limits.impact)
 
 
 class Scorer(Protocol):

@@ -75,6 +75,17 @@ def robust_z(values: Array, floor: float = 0.0) -> Array:
     return np.asarray(NORMAL_MAD * (values - median) / max(spread, NORMAL_MAD * floor, 1e-12))
 
 
+def usual(excesses: Array, least: int, most: float) -> tuple[Array, Array]:
+    """(what is usual for each rank, [ranks], ``excesses`` about that) from earlier ``excesses`` [ranks, scores].
+
+    Machines differ: a rank's median excess is its usual one, if there are ``least`` scores of it; 0 before. What is returned for the rank
+    is no larger than ``most``, so that one that has been slow from its first step on still stands out.
+    """
+    ordered, count = np.sort(excesses, axis=1), np.isfinite(excesses).sum(axis=1)
+    middle = np.where(count >= least, ordered[np.arange(len(ordered)), np.maximum(count - 1, 0) // 2], 0.0)
+    return np.clip(middle, -most, most), excesses - middle[:, None]
+
+
 def noise(excesses: Array, floor: float) -> tuple[float, float]:
     """(standard deviation, largest size) of the excess of a rank that is well, from earlier ones, [ranks, scores] and centred on 0.
 

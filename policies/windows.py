@@ -15,6 +15,9 @@ from policies.scores import Array
 NOISE_SCORES, LAG_STEPS = 60, 20
 """How many scores of each rank tell the noise of a score. Those of the last steps are not among them: they may be what is to be judged."""
 
+LEARNED_SCORES = 8
+"""So many scores tell what is usual for a rank."""
+
 FEW = 3
 """In a world of so few ranks a slow one moves the scores of all others: the median of the others is then not robust."""
 
@@ -132,14 +135,14 @@ class WindowedDetector:
         accused = np.asarray(track.guilty > 0)
         excess = own(midmean) - scores.median_of_others(midmean, accused)
         median_excess = own(median) - scores.median_of_others(median, accused)
-        settled = track.past[:, : -max(1, LAG_STEPS // limits.stride)]
-        usual, peak = scores.noise(scores.without_apart(settled, math.log(limits.slowdown(kind))), limits.noise_floor)
-        noise = max(usual, scores.window_noise(track.times))
+        usual, centred = scores.usual(track.past[:, : -max(1, LAG_STEPS // limits.stride)], LEARNED_SCORES, limits.tolerance)
+        spread, peak = scores.noise(scores.without_apart(centred, math.log(limits.slowdown(kind))), limits.noise_floor)
+        noise = max(spread, scores.window_noise(track.times))
         track.past[:, :-1] = track.past[:, 1:]
         track.past[:, -1] = np.where(accused | (accused.any() and len(accused) <= FEW), np.nan, excess)
         track.best = np.fmin(track.best, median)
         impact = -np.expm1(-excess) * np.exp(midmean) * weight
-        return Scores(kind, excess, median_excess, median - track.best, noise, peak, impact)
+        return Scores(kind, excess, median_excess, median - track.best, usual, noise, peak, impact)
 
     def _update(self, kind: str, step: int, figures: Scores, strength: Array) -> None:
         track, limits = self._tracks[kind], self.limits

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import stat
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 
 from chaos.controls import ChaosControls
+from dashboards import server
 from dashboards.access import Access, stored_token
+from dashboards.feeds import Feeds
 from dashboards.openapi import openapi
 from fleet.cli_queue import Submissions, queue_of
 from fleet.errors import ConfigError
@@ -92,7 +95,26 @@ def test_metrics_are_those_of_the_runs_that_go_on(served: Watched) -> None:
     old = served.root / "old"
     served.write("old", list(one_loss().records))
     os.utime(old / "journal.jsonl", (1e9, 1e9))
-    assert get(served, "/metrics").text.count("fleet_run_info{") == len({"good", "grows"} & set(os.listdir(served.root)))
+    going_on = len({"good", "grows"} & set(os.listdir(served.root)))
+    openmetrics = {"Accept": "application/openmetrics-text; version=1.0.0"}  # asked for the first time: it is computed anew
+    assert get(served, "/metrics", headers=openmetrics).text.count("fleet_run_info{") == going_on
+
+
+def test_a_storm_of_scrapes_is_answered_from_one_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, looks = [100.0], []
+    monkeypatch.setattr(server.time, "monotonic", lambda: now_s[0])
+    with Feeds(tmp_path) as feeds:
+        monkeypatch.setattr(feeds, "fresh", lambda: looks.append(now_s[0]) or [])
+        scraped = server.Exposition(feeds)
+        for at_s in (100.0, 100.5, 100.9, 101.0):
+            now_s[0] = at_s
+            scraped.text("")
+    assert looks == [100.0, 101.0]
+
+
+def test_whoever_looks_gives_way_to_whoever_trains(served: Watched) -> None:
+    nice = {thread.name: os.getpriority(os.PRIO_PROCESS, thread.native_id or 0) for thread in threading.enumerate()}
+    assert nice["fleet-watch-server"] == min(19, nice["MainThread"] + server.NICE)
 
 
 # ---- who may do what -----------------------------------------------------------------------------------------------------------------
