@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fleet.rehearsal import Constants, Prediction, Rehearsal
     from fleet.scenarios import Prepared
 
-CALIBRATION_GAP_S = 12.0
+CALIBRATION_GAP_S = 8.0
 """From one loss of the calibration to the next: as a rule the world is full again by then."""
 CALIBRATION_LIMIT_S = 120.0
 FIRST_LOSS_S = 3.0
@@ -43,7 +43,7 @@ def rehearse(
     minutes: Annotated[float, typer.Option(help="How long the small run may take, start-up and calibration not counted.")] = 4.0,
     mtbf_s: Annotated[float, typer.Option(help="Time between faults of the small run; 0: chosen.")] = 0.0,
     world: Annotated[int, typer.Option(help="Ranks of the small run.")] = 4,
-    losses: Annotated[int, typer.Option(help="Ranks that are killed to calibrate.")] = 2,
+    losses: Annotated[int, typer.Option(help="Ranks that are killed to calibrate.")] = 4,
     seed: Annotated[int, typer.Option(help="Of faults and predictions.")] = 0,
     storage: Annotated[str, typer.Option(help="Folder for the runs and the frozen prediction.")] = "runs",
     json_: Annotated[str, typer.Option("--json", help="Write the answer as JSON to this file; - for stdout.")] = "",
@@ -110,7 +110,7 @@ def _calibrated(cluster: LocalCluster, base: RunSettings, folder: Path, losses: 
     from chaos.arrivals import save_trace
     from chaos.settings import ChaosSettings
     from fleet.journal import read_journal
-    from fleet.rehearsal import constants, recovered
+    from fleet.rehearsal import LEAST_STEP_S, WORK_S, constants, recovered
     from fleet.types import Fault
 
     folder.mkdir(parents=True)
@@ -119,7 +119,7 @@ def _calibrated(cluster: LocalCluster, base: RunSettings, folder: Path, losses: 
         for n in range(losses)
     ]
     save_trace(kills, folder / "kills.csv")
-    settings = dataclasses.replace(base, options={"wait_s": "0.05"})
+    settings = dataclasses.replace(base, options={"wait_s": str(LEAST_STEP_S - WORK_S)})  # as busy as the run will be, as a rule
     chaos = ChaosSettings(trace=str(folder / "kills.csv"))
     _train(cluster, settings, chaos, folder, lambda records: recovered(records, losses), CALIBRATION_LIMIT_S)
     return constants(read_journal(folder / "journal.jsonl"))
@@ -154,12 +154,12 @@ def _train(
 
 
 def _stop_when(live: LiveRun, journal: Path, enough: Callable[[list[Record]], bool], limit_s: float, over: threading.Event) -> None:
-    from fleet.journal import read_journal
-    from fleet.records import ViewPublished
+    from fleet.journal import JournalTail
+    from fleet.records import Spans, ViewPublished
 
-    first_s = math.inf
+    tail, records, first_s = JournalTail(journal), list[Any](), math.inf
     while not over.wait(POLL_S):
-        records = list(read_journal(journal, spans=False)) if journal.exists() else []
+        records += [record for record in tail.poll() if not isinstance(record, Spans)]
         if first_s == math.inf and any(isinstance(record, ViewPublished) for record in records):
             first_s = time.monotonic()
         if time.monotonic() - first_s >= limit_s or (records and enough(records)):

@@ -38,7 +38,8 @@ MATCHED, IMPOSED, UNMATCHED = "matched", "imposed", "unmatched"
 CLOSE = 1.25
 """Ratios within this factor of each other are matched."""
 DRAWS = 400
-LEAST_STEP_S = 0.05
+LEAST_STEP_S, WORK_S = 0.05, 0.02
+"""A step of the small run takes so long at least, and so long without a wait, about."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +47,7 @@ class Constants:
     """What the machine at hand takes, from a run with faults that were put in for that purpose. Seconds.
 
     ``stalls_s``: from a loss until training goes on, one for each loss. ``refills_s``: from a loss until the world is full again.
+    ``verify_ratio``: share of the time of a rank that is well which goes into checking that replicas are equal.
     """
 
     step_s: float
@@ -53,6 +55,7 @@ class Constants:
     refills_s: tuple[float, ...]
     blocked_s: float
     latency_s: float
+    verify_ratio: float = 0.0
 
     @property
     def stall_s(self) -> float:
@@ -78,6 +81,7 @@ def constants(records: Iterable[Record]) -> Constants:
     return Constants(
         step_s=summary.median_step_s, stalls_s=stalls, refills_s=refills, blocked_s=summary.checkpoint_blocked_s,
         latency_s=max(summary.checkpoint_latency_s, summary.checkpoint_blocked_s),
+        verify_ratio=summary.categories["verify"] / (summary.categories["verify"] + sum(summary.categories[name] for name in STEP_NAMES)),
     )  # fmt: skip
 
 
@@ -140,7 +144,7 @@ def choose(target: Prepared, real: Constants, world: int, recovery: str, faults:
              "until a checkpoint is safe": real.latency_s}  # fmt: skip
     groups = tuple(_times(name, wanted[name], value / small_s, name == "stall" and delay_s > 0) for name, value in small.items())
     return Scale(
-        mtbf_s=small_s, compression=fleet_s / small_s, delay_s=delay_s, wait_s=max(0.0, step_s - 0.02), duration_s=faults * small_s,
+        mtbf_s=small_s, compression=fleet_s / small_s, delay_s=delay_s, wait_s=max(0.0, step_s - WORK_S), duration_s=faults * small_s,
         groups=groups + _others(target, world, faults), dominating=dominating,
     )  # fmt: skip
 
@@ -217,9 +221,10 @@ def predict(target: Prepared, real: Constants, scale: Scale, faults: Sequence[Fa
 def _small_run(
     real: Constants, scale: Scale, faults: Sequence[Fault], world: int, recovery: str, rng: np.random.Generator
 ) -> float:  # fmt: skip
-    """One simulation of the small run, with stalls and replacements drawn again from those that were measured."""
+    """One simulation of the small run. What was measured was a handful of losses: it is drawn again itself before it is drawn from, so that
+    the interval holds what so few do not tell."""
     stall_s = float(rng.choice(real.stalls_s, len(real.stalls_s)).mean()) + scale.delay_s
-    refills = rng.choice(real.refills_s, max(1, len(faults)))
+    refills = rng.choice(rng.choice(real.refills_s, len(real.refills_s)), max(1, len(faults)))
     times = np.array([fault.at_s for fault in faults])
     nothing, restarts = np.zeros(0), recovery == "restart"
     arrivals = Arrivals(
@@ -228,7 +233,7 @@ def _small_run(
     )  # fmt: skip
     model = small_model(real, scale, world, stall_s)
     policy = RECOVERIES[recovery](Budgets(), math.inf)
-    return FleetRun(model, arrivals, policy, (CheckpointInterval(),)).run().goodput
+    return FleetRun(model, arrivals, policy, (CheckpointInterval(),)).run().goodput * (1 - real.verify_ratio)
 
 
 def small_model(real: Constants, scale: Scale, world: int, stall_s: float) -> FleetModel:
@@ -237,7 +242,7 @@ def small_model(real: Constants, scale: Scale, world: int, stall_s: float) -> Fl
     tier = Tier(name="store", blocked_s=real.blocked_s, latency_s=real.latency_s)
     return FleetModel(
         nodes=world, duration_s=scale.duration_s, faults=(fault,), tiers=(tier,), reform_s=stall_s, restart_s=stall_s,
-        step_s=scale.wait_s + 0.02,
+        step_s=scale.wait_s + WORK_S,
     )  # fmt: skip
 
 

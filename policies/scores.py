@@ -123,9 +123,11 @@ def window_noise(log_s: Array) -> float:
 
     It is all that is known before there are earlier scores, and it grows at once when times begin to scatter.
     """
-    deviations = np.abs(log_s - np.nanmedian(log_s, axis=1, keepdims=True)) if np.isfinite(log_s).any(axis=1).all() else log_s
+    whole = bool(np.isfinite(log_s).all())
+    median = np.median if whole else np.nanmedian  # the second is ten times as slow
+    deviations = np.abs(log_s - median(log_s, axis=1, keepdims=True)) if whole or np.isfinite(log_s).any(axis=1).all() else log_s
     known = np.isfinite(deviations).sum(axis=1)
     if (known == 0).any():
         return 0.0
-    sd = np.nanmedian(deviations, axis=1) / NORMAL_MAD
+    sd = median(deviations, axis=1) / NORMAL_MAD
     return float(np.median(1.2533 * sd / np.sqrt(known)))
