@@ -8,7 +8,7 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 CALIBRATION_GAP_S = 8.0
 """From one loss of the calibration to the next: as a rule the world is full again by then."""
-CALIBRATION_LIMIT_S = 120.0
+CALIBRATION_TAIL_S = 15.0
 FIRST_LOSS_S = 3.0
 POLL_S = 0.1
 
@@ -94,7 +94,7 @@ def carry_out(
     from fleet.journal import read_journal
     from fleet.rehearsal import chaos_of, choose, measured, predict
 
-    real = _calibrated(cluster, base, folder / "calibration", losses)
+    real = _calibrated(cluster, base, folder / "calibration", losses, mtbf_s)
     scale = choose(target, real, base.world, base.recovery, faults, budget_s, mtbf_s)
     chaos = chaos_of(scale, base.seed)
     planned = chaos.plan(seed=base.seed, world=base.slots, nodes=base.nodes)
@@ -105,8 +105,10 @@ def carry_out(
     return {"prediction": prediction, "measured": measured(read_journal(folder / "run" / "journal.jsonl"))}
 
 
-def _calibrated(cluster: LocalCluster, base: RunSettings, folder: Path, losses: int) -> Constants:
+def _calibrated(cluster: LocalCluster, base: RunSettings, folder: Path, losses: int, gap_s: float) -> Constants:
     """What a loss costs here: ``losses`` ranks are killed, one after another, and the run goes on until the world is full again."""
+    import numpy as np
+
     from chaos.arrivals import save_trace
     from chaos.settings import ChaosSettings
     from fleet.journal import read_journal
@@ -114,15 +116,26 @@ def _calibrated(cluster: LocalCluster, base: RunSettings, folder: Path, losses: 
     from fleet.types import Fault
 
     folder.mkdir(parents=True)
-    kills = [
-        Fault(f"calibration-{n}", FIRST_LOSS_S + CALIBRATION_GAP_S * n, "gpu", "kill_rank", slot=1 + n % (base.world - 1))
-        for n in range(losses)
-    ]
+    at_s = FIRST_LOSS_S + np.cumsum(_gaps_s(base, gap_s, losses))
+    kills = [Fault(f"calibration-{n}", float(at_s[n]), "gpu", "kill_rank", slot=1 + n % (base.world - 1)) for n in range(losses)]
     save_trace(kills, folder / "kills.csv")
     settings = dataclasses.replace(base, options={"wait_s": str(LEAST_STEP_S - WORK_S)})  # as busy as the run will be, as a rule
     chaos = ChaosSettings(trace=str(folder / "kills.csv"))
-    _train(cluster, settings, chaos, folder, lambda records: recovered(records, losses), CALIBRATION_LIMIT_S)
+    _train(cluster, settings, chaos, folder, lambda records: recovered(records, losses), float(at_s[-1]) + CALIBRATION_TAIL_S)
     return constants(read_journal(folder / "journal.jsonl"))
+
+
+def _gaps_s(base: RunSettings, gap_s: float, losses: int) -> Sequence[float]:
+    """Between losses. In place they come as the run's will, since two replacements at once take longer than one after the other; restarts
+    are taken one by one, or nobody could tell them apart."""
+    import numpy as np
+
+    from fleet.rng import derive_seed
+
+    if base.recovery == "restart":
+        return [max(CALIBRATION_GAP_S, gap_s)] * losses
+    rng = np.random.Generator(np.random.PCG64(derive_seed(base.seed, "calibration")))
+    return [float(gap) for gap in rng.exponential(gap_s or CALIBRATION_GAP_S, losses)]
 
 
 def _freeze(prediction: Prediction, path: Path) -> None:

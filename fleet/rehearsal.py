@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from typing import Any
@@ -46,7 +46,7 @@ LEAST_STEP_S, WORK_S = 0.05, 0.02
 class Constants:
     """What the machine at hand takes, from a run with faults that were put in for that purpose. Seconds.
 
-    ``stalls_s``: from a loss until training goes on, one for each loss. ``refills_s``: from a loss until the world is full again.
+    ``stalls_s``: from a loss until training goes on, one for each loss. ``refills_s``: from a loss until a view has its slot again.
     ``verify_ratio``: share of the time of a rank that is well which goes into checking that replicas are equal.
     """
 
@@ -73,9 +73,7 @@ def constants(records: Iterable[Record]) -> Constants:
     listed = list(records)
     summary = Ledger().apply_all(listed).summary()
     stalls = tuple(max(0.0, each.stall_s) for each in summary.incidents if each.stall_s is not None and each.members)
-    lost = [record.at_s for record in listed if isinstance(record, ProcessLost) and record.fault is not None]
-    full = [record.at_s for record in listed if isinstance(record, ViewPublished) and len(record.view.members) == summary.world]
-    refills = tuple(at_s for at_s in (next((each - at for each in full if each > at), None) for at in lost) if at_s is not None)
+    refills = tuple(back_s - lost_s for lost_s, back_s in _absences(listed))
     if not stalls or not refills:
         raise ConfigError("calibration", summary.run, "no loss in it was recovered from", "Give the calibration more time.")
     return Constants(
@@ -83,6 +81,16 @@ def constants(records: Iterable[Record]) -> Constants:
         latency_s=max(summary.checkpoint_latency_s, summary.checkpoint_blocked_s),
         verify_ratio=summary.categories["verify"] / (summary.categories["verify"] + sum(summary.categories[name] for name in STEP_NAMES)),
     )  # fmt: skip
+
+
+def _absences(records: Sequence[Record]) -> Iterator[tuple[float, float]]:
+    """(when it was lost, when there was a view with its slot again) for each rank that was lost to a fault and came back."""
+    views = [(record.at_s, {member.slot for member in record.view.members}) for record in records if isinstance(record, ViewPublished)]
+    for record in records:
+        if isinstance(record, ProcessLost) and record.fault is not None:
+            back_s = next((at_s for at_s, slots in views if at_s > record.at_s and record.member.slot in slots), None)
+            if back_s is not None:
+                yield record.at_s, back_s
 
 
 def recovered(records: Sequence[Record], losses: int) -> bool:
