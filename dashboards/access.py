@@ -15,6 +15,9 @@ from fleet.errors import ConfigError
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 WRITE, READ, NOBODY = "write", "read", "nobody"
+READ_TOKEN = "read-token"
+"""File of the token for those who may only look."""
+MOST_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +63,10 @@ class Access:
         return origin is None or origin.partition("://")[2] == headers.get("Host", "")
 
 
-def stored_token(folder: Path) -> str:
-    """The write token kept in ``folder``, made when there is none. The file is its owner's alone (0600)."""
+def stored_token(folder: Path, name: str = "token") -> str:
+    """The write token kept in ``folder``, or another one by ``name``, made when there is none. The file is its owner's alone (0600)."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "token"
+    path = folder / name
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
@@ -76,13 +79,17 @@ def stored_token(folder: Path) -> str:
 
 
 class Audit:
-    """Who did what, one JSON line each, only ever appended to."""
+    """Who did what, one JSON line each, only ever appended to. Anybody can be refused: refusals are kept up to ``MOST_BYTES``."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def write(self, remote: str, action: str, run: str, asked: Mapping[str, object], outcome: str) -> None:
-        line = {"unix_s": unix_time_s(), "remote": remote, "action": action, "run": run, "asked": dict(asked), "outcome": outcome}
+    def write(self, remote: str, right: str, action: str, run: str, asked: Mapping[str, object], outcome: str) -> None:
+        """``right`` is what the token that was shown gives: write, read or nobody."""
+        if right != WRITE and self._path.exists() and self._path.stat().st_size > MOST_BYTES:
+            return
+        who = {"unix_s": unix_time_s(), "remote": remote, "right": right}
+        line = who | {"action": action, "run": run, "asked": dict(asked), "outcome": outcome}
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with open(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a") as file:
             file.write(json.dumps(line) + "\n")

@@ -144,6 +144,10 @@ def openapi() -> dict[str, Any]:
             "/api/runs/{run}/events": _get(
                 "The state whenever it changed.", _answers("Server-sent events.", text, "text/event-stream", **missing, **full)
             ),
+            "/api/runs/{run}/ledger": _get(
+                "Where every rank-second went, as `fleet report --json` has it.",
+                _answers("The ledger; null before it has begun.", state, **missing),
+            ),
             "/api/runs/{run}/journal": _get("The journal itself.", _answers("JSON lines.", text, "application/jsonl", **missing)),
             "/api/runs/{run}/chaos": {**chaos, "post": _order()},
             "/api/queue": _queue(),

@@ -24,17 +24,18 @@ def write_yaml(path: Path, content: Any) -> Path:
     return path
 
 
-def write_prometheus(folder: Path, target: str, ray_targets: str | None) -> dict[str, Any]:
+def write_prometheus(folder: Path, target: str, ray_targets: str | None, token_file: Path | None = None) -> dict[str, Any]:
     """Rules, targets and configuration for a Prometheus in ``folder``; returns the configuration.
 
     Args:
         target: ``host:port`` of Fleet's server.
         ray_targets: Ray's service-discovery file; None: where Ray puts it.
+        token_file: holds the token that the server asks readers for; None: it asks for none.
     """
     rule_file = write_yaml(folder / "fleet.rules.yml", rules())
     target_file = folder / "fleet.json"
     target_file.write_text(json.dumps([{"targets": [target]}]) + "\n")
-    configuration = scrape_configuration([target_file], [Path(ray_targets or RAY_TARGETS)], [rule_file], EVERY_S)
+    configuration = scrape_configuration([target_file], [Path(ray_targets or RAY_TARGETS)], [rule_file], EVERY_S, token_file)
     write_yaml(folder / "prometheus.yml", configuration)
     return configuration
 

@@ -6,6 +6,8 @@ Reads go to feeds that follow journals, never to a coordinator: a thousand open 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import json
 import logging
 import os
@@ -23,6 +25,7 @@ from prometheus_client.exposition import choose_encoder
 from dashboards.access import NOBODY, WRITE, Access, Audit
 from dashboards.feeds import Feed, Feeds
 from dashboards.metrics import RunsCollector
+from dashboards.neighbours import Gone, Neighbours
 from dashboards.openapi import openapi
 from fleet.errors import ConfigError
 
@@ -100,6 +103,7 @@ class WatchServer:
 
     Attributes:
         queue: what starts runs, where this server does.
+        neighbours: who takes the orders for runs that other processes of this machine run; None: they take none here.
 
     Raises:
         OSError: the port is in use.
@@ -110,6 +114,7 @@ class WatchServer:
         self._host, self._port = host, port
         self._chaos: dict[str, ChaosPort] = {}
         self.queue: QueuePort | None = None
+        self.neighbours: Neighbours | None = None
         self._streams = 0
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
@@ -139,12 +144,16 @@ class WatchServer:
         return f"http://{f'[{host}]' if ':' in host else host}:{self._port}"
 
     def control(self, name: str, chaos: ChaosPort) -> None:
-        """Let whoever has the write token order ``chaos`` of run ``name``."""
+        """Let whoever has the write token order ``chaos`` of run ``name``, here and at its neighbours."""
         self._chaos[name] = chaos
+        if self.neighbours is not None:
+            self.neighbours.add(name, self.url)
 
     def release(self, name: str) -> None:
         """Run ``name`` takes no orders any more."""
         self._chaos.pop(name, None)
+        if self.neighbours is not None:
+            self.neighbours.remove(name)
 
     # ---- the loop ----------------------------------------------------------------------------------------------------------------------
 
@@ -182,6 +191,7 @@ class WatchServer:
         app.router.add_get("/api/runs", self._runs)
         app.router.add_get("/api/runs/{run}", self._state)
         app.router.add_get("/api/runs/{run}/events", self._events)
+        app.router.add_get("/api/runs/{run}/ledger", self._ledger)
         app.router.add_get("/api/runs/{run}/journal", self._journal)
         app.router.add_get("/api/runs/{run}/chaos", self._chaos_status)
         app.router.add_post("/api/runs/{run}/chaos", self._chaos_order)
@@ -197,6 +207,7 @@ class WatchServer:
             self._check(request)
             answer = await handler(request)
         except web.HTTPException as refusal:
+            self._note_refusal(request, refusal)
             answer = problem(refusal.status, refusal.text or refusal.reason)
             answer.headers.update({name: value for name, value in refusal.headers.items() if name in ("Allow", "WWW-Authenticate")})
         except ConnectionError:
@@ -211,7 +222,7 @@ class WatchServer:
     def _check(self, request: web.Request) -> None:
         if not self._access.knows_host(request.headers.get("Host", "")):
             raise web.HTTPMisdirectedRequest(text="this server is not called that")
-        right = self._access.right(request.headers.get("Authorization", ""))
+        right = self._right(request)
         changes = request.method not in ("GET", "HEAD")
         if changes and not self._access.same_origin(request.headers):
             raise web.HTTPForbidden(text="the request comes from another site's page")
@@ -265,6 +276,11 @@ class WatchServer:
         feed = await self._feed(request)
         return web.Response(body=await asyncio.to_thread(feed.body), content_type="application/json")
 
+    async def _ledger(self, request: web.Request) -> web.StreamResponse:
+        feed = await self._feed(request)
+        report = await asyncio.to_thread(feed.follower.look, lambda report: report.to_dict())
+        return web.json_response(report, dumps=functools.partial(json.dumps, allow_nan=False))
+
     async def _journal(self, request: web.Request) -> web.StreamResponse:
         path = await asyncio.to_thread(self._feeds.journal, request.match_info["run"])
         if path is None:
@@ -281,6 +297,10 @@ class WatchServer:
             answer = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream", "X-Accel-Buffering": "no"})
             await answer.prepare(request)
             await self._stream(feed, answer)
+            return answer
+        except TimeoutError:
+            assert request.transport is not None
+            request.transport.abort()  # nothing more can be said to who does not listen
             return answer
         finally:
             self._streams -= 1
@@ -301,34 +321,52 @@ class WatchServer:
 
     # ---- chaos -------------------------------------------------------------------------------------------------------------------------
 
-    def _port_of(self, request: web.Request) -> ChaosPort:
+    async def _port_of(self, request: web.Request) -> ChaosPort | None:
+        """Who takes orders for the run: this process, or another one of this machine; None when nobody does."""
         name = request.match_info["run"]
-        port = self._chaos.get(name)
-        if port is None:
-            there = self._feeds.journal(name) is not None
-            raise (
-                web.HTTPConflict(text="this run takes no orders: it ended, or another process runs it")
-                if there
-                else web.HTTPNotFound(text="there is no such run")
-            )
-        return port
+        if name in self._chaos or self.neighbours is None:
+            return self._chaos.get(name)
+        there = await asyncio.to_thread(self._feeds.journal, name) is not None
+        return await asyncio.to_thread(self.neighbours.port, name) if there else None
 
     async def _chaos_status(self, request: web.Request) -> web.StreamResponse:
-        port = self._chaos.get(request.match_info["run"])
-        status = port.status() if port is not None else {"running": False, "ended": True, "kinds": [], "slots": 0, "nodes": 0}
-        return web.json_response(status | {"may": self._access.right(request.headers.get("Authorization", "")) == WRITE})
+        port = await self._port_of(request)
+        status = {"running": False, "ended": True, "kinds": [], "slots": 0, "nodes": 0}
+        if port is not None:
+            with contextlib.suppress(Gone):  # then it takes no orders, as is said
+                status = await asyncio.to_thread(port.status)
+        return web.json_response(status | {"may": self._right(request) == WRITE})
 
     async def _chaos_order(self, request: web.Request) -> web.StreamResponse:
-        port, asked = self._port_of(request), await _json_body(request)
+        asked, port = await _json_body(request), await self._port_of(request)
+        if port is None:
+            raise self._deaf(request)
         try:
-            said = _order(port, asked)
+            said, status = await asyncio.to_thread(lambda: (_order(port, asked), port.status()))
         except ConfigError as error:
             return self._refused(request, "chaos", asked, error)
+        except Gone:
+            raise self._deaf(request) from None
         self._noted(request, "chaos", asked, said)
-        return web.json_response({"said": said, **port.status()}, status=202)
+        return web.json_response({**status, "said": said}, status=202)
+
+    def _deaf(self, request: web.Request) -> web.HTTPException:
+        if self._feeds.journal(request.match_info["run"]) is None:
+            return web.HTTPNotFound(text="there is no such run")
+        return web.HTTPConflict(text="this run takes no orders: it ended, or nobody on this machine runs it")
+
+    # ---- who did what ------------------------------------------------------------------------------------------------------------------
+
+    def _right(self, request: web.Request) -> str:
+        return self._access.right(request.headers.get("Authorization", ""))
 
     def _noted(self, request: web.Request, action: str, asked: Mapping[str, Any], outcome: str) -> None:
-        self._audit.write(request.remote or "", action, request.match_info.get("run", ""), asked, outcome)
+        self._audit.write(request.remote or "", self._right(request), action, request.match_info.get("run", ""), asked, outcome)
+
+    def _note_refusal(self, request: web.Request, refusal: web.HTTPException) -> None:
+        """Who tried to change something and may not, or could not."""
+        if request.method not in ("GET", "HEAD") and refusal.status >= 400:
+            self._noted(request, request.path[:200], {}, f"refused: {refusal.status} {refusal.text or refusal.reason}")
 
     def _refused(self, request: web.Request, action: str, asked: Mapping[str, Any], error: ConfigError) -> web.Response:
         self._noted(request, action, asked, f"refused: {error}")

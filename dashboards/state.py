@@ -40,6 +40,7 @@ def run_state(report: Report, seats: Sequence[Seat], config: str, *, silent: boo
         "damage": damage,
         "started_unix_s": s.started_unix_s,
         "wall_s": s.wall_s,
+        "queued_s": s.queued_s,
         "now": _now(s, settings),
         "waterfall": _waterfall(s),
         "law": [{"name": name, "seconds": value} for name, value in _law(s)],

@@ -11,6 +11,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 from rich.console import Console
@@ -83,20 +84,28 @@ def serve() -> None:
     with ExitStack() as stack:
         watch = stack.enter_context(serving(root, settings["host"], settings["port"]))
         watch.server.queue = Submissions(stack.enter_context(queue_of(root, settings["slots"])))
-        note = {"pid": os.getpid(), "url": watch.server.url, "prometheus": _prometheus(stack, root, watch.server.port, settings)}
+        note = {"pid": os.getpid(), "url": watch.server.url, "host": settings["host"]}
+        note["prometheus"] = _prometheus(stack, root, watch.server.url, settings)
         _note(root).write_text(json.dumps(note))
         stack.callback(_note(root).unlink, missing_ok=True)
         wait_for_a_signal()
 
 
-def _prometheus(stack: ExitStack, root: Path, port: int, settings: dict[str, Any]) -> str | None:
+def _read_token(root: Path, host: str) -> Path | None:
+    """Where the token is that readers have to show; None when they need none."""
+    from dashboards.access import LOOPBACK, READ_TOKEN
+
+    return None if host in LOOPBACK else root / PRIVATE / READ_TOKEN
+
+
+def _prometheus(stack: ExitStack, root: Path, url: str, settings: dict[str, Any]) -> str | None:
     """Its configuration, and where it runs, if it does. Without it the service goes on, with one warning."""
     from dashboards.provisioning import write_prometheus
     from fleet.launch.prometheus import Prometheus
 
     folder = root / PRIVATE / "prometheus"
     folder.mkdir(parents=True, exist_ok=True)
-    configuration = write_prometheus(folder, f"127.0.0.1:{port}", settings["ray_targets"])
+    configuration = write_prometheus(folder, urlsplit(url).netloc, settings["ray_targets"], _read_token(root, settings["host"]))
     if settings["prometheus_port"] is None:
         return None
     try:
@@ -112,6 +121,8 @@ def _tell(root: Path) -> None:
         raise ConfigError("--storage", str(root), "nothing is up for this folder", "Start it with fleet up.")
     token = (root / PRIVATE / "token").read_text().strip()
     console.print(f"up, process {note['pid']}: [bold]{note['url']}/#token={token}[/]")
+    if (read_token := _read_token(root, note["host"])) is not None:
+        console.print(f"only to look: {note['url']}/#token={read_token.read_text().strip()}")
     console.print(f"metrics {note['url']}/metrics; configuration for Prometheus in {root / PRIVATE / 'prometheus'}")
     log = (root / PRIVATE / "up.log").read_text(errors="replace").strip()
     console.print(f"Prometheus {note['prometheus']}" if note["prometheus"] else log or "Prometheus is not started: --with-prometheus")

@@ -28,8 +28,8 @@ console = Console(stderr=True, highlight=False)
 class Watch:
     """A server and what it serves."""
 
-    def __init__(self, feeds: Feeds, server: WatchServer, token: str) -> None:
-        self._feeds, self.server, self._token = feeds, server, token
+    def __init__(self, feeds: Feeds, server: WatchServer, token: str, read_token: str | None) -> None:
+        self._feeds, self.server, self._token, self._read_token = feeds, server, token, read_token
 
     def show(self, name: str, follower: Follower, chaos: ChaosPort) -> None:
         """Serve run ``name`` from ``follower``, and let the page order ``chaos``."""
@@ -42,23 +42,33 @@ class Watch:
 
     def link(self, name: str = "") -> str:
         """Where to look. The token is behind the #, which browsers keep to themselves."""
-        path = f"/runs/{quote(name)}" if name else "/"
-        return f"{self.server.url}{path}#token={self._token}"
+        return f"{self._page(name)}#token={self._token}"
+
+    def read_link(self, name: str = "") -> str:
+        """The same for those who may only look."""
+        return f"{self._page(name)}#token={self._read_token}" if self._read_token else self._page(name)
+
+    def _page(self, name: str) -> str:
+        return self.server.url + (f"/runs/{quote(name)}" if name else "/")
 
 
 @contextmanager
-def serving(root: Path, host: str, port: int, read_token: str | None = None) -> Iterator[Watch]:
-    """The live page of the runs under ``root``. Raises ConfigError when it cannot listen there."""
-    from dashboards.access import LOOPBACK, Access, Audit, stored_token
+def serving(root: Path, host: str, port: int) -> Iterator[Watch]:
+    """The live page of the runs under ``root``. Who can reach it from elsewhere must show a token even to read.
+
+    Raises ConfigError when it cannot listen there.
+    """
+    from dashboards.access import LOOPBACK, READ_TOKEN, Access, Audit, stored_token
     from dashboards.feeds import Feeds
+    from dashboards.neighbours import Neighbours
     from dashboards.server import WatchServer
 
     token = stored_token(root / PRIVATE)
-    if host not in LOOPBACK and read_token is None:
-        read_token = token  # who can reach it from elsewhere must show something
+    read_token = None if host in LOOPBACK else stored_token(root / PRIVATE, READ_TOKEN)
     access = Access(token, read_token, () if host in ("0.0.0.0", "::") else (*LOOPBACK, host))
     with Feeds(root) as feeds:
         server = WatchServer(feeds, access, Audit(root / PRIVATE / "audit.jsonl"), host, port)
+        server.neighbours = Neighbours(root / PRIVATE / "pages", token)
         try:
             server.__enter__()
         except OSError as error:
@@ -66,7 +76,7 @@ def serving(root: Path, host: str, port: int, read_token: str | None = None) -> 
                 "--port", port, f"cannot listen on {host}: {error.strerror}", "Choose another, or 0 for a free one."
             ) from error
         try:
-            yield Watch(feeds, server, token)
+            yield Watch(feeds, server, token, read_token)
         finally:
             server.__exit__(None, None, None)
 
@@ -86,6 +96,8 @@ def watch(
         root, name = folder.parent, folder.name
     with serving(root, host, port) as server:
         console.print(f"[bold]{server.link(name)}[/]", soft_wrap=True)
+        if server.read_link(name) != server.link(name):
+            console.print(f"only to look: {server.read_link(name)}", soft_wrap=True)
         wait_for_a_signal()
 
 

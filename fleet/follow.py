@@ -18,7 +18,7 @@ from fleet.clock import unix_time_s
 from fleet.errors import FleetError, JournalError, LedgerError
 from fleet.goodput import Ledger
 from fleet.journal import JournalTail, decode_line, read_journal
-from fleet.ledger_report import History, Report
+from fleet.ledger_report import History, Report, report_of
 from fleet.ledger_summary import LedgerSummary
 from fleet.ledger_timeline import Timeline
 from fleet.records import STANDBY, ProcessLost, ProcessUp, Record, Resumed, RunEnded, RunStarted, Spans, ViewPublished
@@ -183,10 +183,7 @@ class Follower:
         with self._lock:
             if self._ledger.started is None:
                 return None
-            summary = self._ledger.summary(self.now_s())
-            timeline = self._ledger.closed_timeline()
-            assert timeline is not None
-            return how(Report(summary, timeline, self._history.as_dict()))
+            return how(report_of(self._ledger, self._history, self._ledger.summary(self.now_s())))
 
     def seats(self) -> list[Seat]:
         """Who is where, by slot."""

@@ -119,14 +119,17 @@ class History:
 
 def build_report(records: Iterable[Record]) -> Report:
     """Fold a run's journal. Raises LedgerError when its rank-seconds overlap or leave a gap."""
-    timeline, history = Timeline(), History()
-    ledger = Ledger(timeline)
+    ledger, history = Ledger(Timeline()), History()
     for record in records:
         ledger.apply(record)
         history.add(record)
-    summary = ledger.summary()
+    return report_of(ledger, history, ledger.summary())
+
+
+def report_of(ledger: Ledger, history: History, summary: LedgerSummary) -> Report:
+    """The report of a ledger with a timeline, as ``summary`` has it."""
     verified = verification(ledger.started, summary.view_size, summary.median_step_s) if ledger.started else {}
-    return Report(summary, ledger.closed_timeline() or timeline, history.as_dict() | {"verification": verified})
+    return Report(summary, ledger.closed_timeline() or Timeline(), history.as_dict() | {"verification": verified})
 
 
 def _view(record: ViewPublished) -> dict[str, Any]:

@@ -28,6 +28,7 @@ function figures(now) {
     ["world size", `${now.view_size} of ${now.world}`, `view ${now.generation}${spares}`],
     ["lost", `${now.losses}`, `processes, ${now.views} views`],
     ["wall time", duration(state.wall_s), `${percent(now.ettr)} of it in committed steps`],
+    ...(state.queued_s ? [["queued", duration(state.queued_s), "until there was room"]] : []),
     ...Object.entries(now.measurements).slice(0, 4).map(([key, value]) => [key, value === null ? "not finite" : value.toPrecision(4), "newest value"]),
   ];
   $("figures").replaceChildren(...rows.map(([key, value, note]) => make("div", {}, make("dt", {}, key), make("dd", {}, value, make("small", {}, note)))));
@@ -35,7 +36,7 @@ function figures(now) {
 
 // ---- timeline --------------------------------------------------------------------------------------------------------
 
-function timeline({ rows, marks, slots_left_out: hidden }) {
+function timeline({ rows, marks, slots_left_out: slots, marks_left_out: older }) {
   const wall = state.wall_s || 1;
   const shown = new Set();
   const lost = marks.filter((mark) => mark.kind === "loss");
@@ -70,7 +71,7 @@ function timeline({ rows, marks, slots_left_out: hidden }) {
       return make("li", {}, patch, what);
     }),
     make("li", {}, "▼ fault"), make("li", {}, "▲ healed"), make("li", {}, "▽ suppressed"), make("li", {}, "✕ process lost"), make("li", {}, "┊ new view"));
-  say("timeline-words", hidden ? `${hidden} slots that lost less are not drawn.` : "");
+  say("timeline-words", [slots && `${slots} slots that lost less are not drawn.`, older && `${older} older marks are not drawn.`].filter(Boolean).join(" "));
 }
 
 function views(marks, wall) {
@@ -161,6 +162,7 @@ function tables() {
   say("fault-words", counts.length ? `${counts.join(", ")}.` : state.faults.length ? "" : "Nothing has struck.");
   fill("seats", state.seats.map((seat) => make("tr", {}, cell(seat.slot), cell(seat.incarnation), cell(seat.state + (seat.cause ? `: ${seat.cause}` : ""), seat.state === "lost" ? "l lost" : "l"),
     cell(seat.node || "-", "l"), cell(seat.pid || "-"), cell(seat.shards || "-"))));
+  say("seat-words", state.seats_left_out ? `${state.seats_left_out} more slots are not listed.` : "");
 }
 
 function words() {

@@ -21,7 +21,7 @@ RETENTION = "30d"
 
 
 def scrape_configuration(
-    fleet_files: Sequence[Path], ray_files: Sequence[Path], rule_files: Sequence[Path], every_s: float
+    fleet_files: Sequence[Path], ray_files: Sequence[Path], rule_files: Sequence[Path], every_s: float, token_file: Path | None = None
 ) -> dict[str, Any]:
     """The content of ``prometheus.yml``: Fleet's and Ray's targets from files that change as runs and clusters come and go.
 
@@ -30,10 +30,11 @@ def scrape_configuration(
         ray_files: those that Ray writes for its clusters, or patterns of them.
         rule_files: recording and alert rules.
         every_s: seconds between scrapes, and between evaluations of the rules.
+        token_file: holds the token that Fleet's servers ask readers for; None: they ask for none.
     """
     every = f"{round(every_s * 1000)}ms"
     jobs = [("fleet", fleet_files), ("ray", ray_files)]
-    scrapes = [
+    scrapes: list[dict[str, Any]] = [
         {
             "job_name": job,
             "honor_labels": job == "ray",
@@ -42,6 +43,8 @@ def scrape_configuration(
         for job, files in jobs
         if files
     ]
+    if token_file is not None:
+        scrapes[0]["authorization"] = {"type": "Bearer", "credentials_file": str(token_file.absolute())}
     return {
         "global": {"scrape_interval": every, "scrape_timeout": every, "evaluation_interval": every},
         "rule_files": [str(path.absolute()) for path in rule_files],

@@ -12,6 +12,7 @@ import requests
 
 from fleet.journal import read_journal
 from fleet.launch.processes import calling
+from fleet.records import Committed, FaultRecord, ProcessLost, Record
 from fleet.report import build_report
 from tests.golden.journals import one_loss
 from tests.support.prometheus import Server
@@ -37,12 +38,26 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
+def kinds(folder: Path) -> set[type[Record]]:
+    journal = folder / "journal.jsonl"
+    return {type(record) for record in read_journal(journal)} if journal.exists() else set()
+
+
+def strike(root: Path, name: str) -> None:
+    """Kill rank 1 of a run through the service of its folder."""
+    url, token = json.loads((root / ".fleet" / "up.json").read_text())["url"], (root / ".fleet" / "token").read_text().strip()
+    order = {"action": "strike", "kind": "kill_rank", "slot": 1}
+    answer = requests.post(f"{url}/api/runs/{name}/chaos", json=order, headers={"Authorization": f"Bearer {token}"}, timeout=20)
+    assert answer.status_code == 202, answer.text
+
+
 def test_runs_that_are_handed_in_have_their_turn_and_all_their_ranks(tmp_path: Path) -> None:
-    """Two runs of two ranks and a service with room for three: the second waits for the first, and its journal says how long."""
+    """Two runs of two ranks and a service with room for three: the second waits for the first, and its journal says how long. The service
+    passes an order to the first on to it: a rank is killed, and the run goes on."""
     root, script = tmp_path / "runs", tmp_path / "script.py"
-    script.write_text("from tests.support.trains import plain as train\n")
+    script.write_text("from tests.support.trains import with_a_last_step_that_waits as train\n")
     fleet("up", "--storage", str(root), "--port", "0", "--slots", "3")
-    options = ["--world", "2", "--nodes", "1", "--shards", "4", "--set", "steps=5", "--storage", str(root)]
+    options = ["--world", "2", "--nodes", "1", "--shards", "4", "--set", "steps=5", "--set", f"flags={tmp_path}", "--storage", str(root)]
     try:
         names = [fleet("submit", str(script), *options).split()[0] for _ in range(2)]
         folder = root / ".fleet" / "queue"
@@ -52,11 +67,17 @@ def test_runs_that_are_handed_in_have_their_turn_and_all_their_ranks(tmp_path: P
 
         until(lambda: phases() == ["running", "waiting"], "the first one runs")
         assert "waiting" in fleet_out("queue", "--storage", str(root))
+        until(lambda: Committed in kinds(root / names[0]), "it trains")
+        strike(root, names[0])
+        until(lambda: ProcessLost in kinds(root / names[0]), "its rank is killed")
+        (tmp_path / "end").touch()
         until(lambda: phases() == ["ended", "ended"], "both have ended")
     finally:
         fleet("down", "--storage", str(root))
     first, second = (build_report(read_journal(root / name / "journal.jsonl")) for name in names)
     assert [one.summary.status for one in (first, second)] == ["completed", "completed"], (folder / f"{names[1]}.log").read_text()
+    struck = [record for record in read_journal(root / names[0] / "journal.jsonl") if isinstance(record, FaultRecord)]
+    assert {(record.fault.kind, record.phase) for record in struck} >= {("kill_rank", "executed")}
     assert second.summary.started_unix_s >= first.summary.unix_s(first.summary.now_s)
     assert second.summary.queued_s > first.summary.queued_s > 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import socket
@@ -17,13 +18,16 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 
 from chaos.controls import ChaosControls
-from dashboards import server
+from dashboards import access, server
 from dashboards.access import Access, stored_token
-from dashboards.feeds import Feeds
+from dashboards.feeds import Feed, Feeds
+from dashboards.neighbours import Neighbours
 from dashboards.openapi import openapi
 from fleet.cli_queue import Submissions, queue_of
 from fleet.errors import ConfigError
 from fleet.follow import Follower
+from fleet.launch.prometheus import free_port
+from fleet.report import build_report
 from tests.golden.journals import one_loss
 from tests.support.waiting import until
 from tests.support.watching import READ_TOKEN, WRITE_TOKEN, Watched, controls, watched
@@ -72,6 +76,12 @@ def test_the_state_is_the_ledgers(served: Watched) -> None:
     assert [line["text"] for line in fault["story"]][1:] == ["rank 1.0 is lost: signal 9", "view 2 is formed: 1 ranks, because"]
     assert get(served, "/api/runs").json()["runs"][0]["name"] == "good"
     assert get(served, "/api/runs/good/journal").content.startswith(b'["RunStarted",')
+
+
+def test_the_ledger_is_the_reports(served: Watched) -> None:
+    state(served, "good")
+    expected = build_report(one_loss("f1").records).to_dict()
+    assert get(served, "/api/runs/good/ledger").json() == json.loads(json.dumps(expected))
 
 
 def test_the_stream_sends_the_state_and_what_is_new(served: Watched) -> None:
@@ -126,7 +136,68 @@ def test_an_order_is_taken_and_written_down(served: Watched, chaos: ChaosControl
     [strike] = chaos.take()
     assert strike.fault.kind == "hang"  # type: ignore[union-attr]
     last = json.loads((served.root / "audit.jsonl").read_text().splitlines()[-1])
-    assert (last["run"], last["asked"]["kind"], last["outcome"], last["remote"]) == ("good", "hang", strike.fault.id, "127.0.0.1")  # type: ignore[union-attr]
+    assert (last["run"], last["asked"]["kind"], last["outcome"]) == ("good", "hang", strike.fault.id)  # type: ignore[union-attr]
+    assert (last["remote"], last["right"]) == ("127.0.0.1", "write")
+
+
+def audited(served: Watched) -> dict[str, Any]:
+    return json.loads((served.root / "audit.jsonl").read_text().splitlines()[-1])
+
+
+def test_who_was_refused_is_written_down_too(served: Watched, chaos: ChaosControls) -> None:
+    assert order(served, {"action": "stop"}, "x" * 32).status_code == 401
+    assert {name: audited(served)[name] for name in ("right", "run", "action")} == {
+        "right": "read", "run": "good", "action": "/api/runs/good/chaos",
+    }  # fmt: skip
+    assert audited(served)["outcome"].startswith("refused: 401")
+
+
+def test_refusals_do_not_fill_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access, "MOST_BYTES", 300)
+    log = access.Audit(tmp_path / "audit.jsonl")
+    for right in ("nobody", "nobody", "nobody", "nobody", "write"):
+        log.write("10.0.0.1", right, "/api/queue", "", {}, "outcome")
+    assert [json.loads(line)["right"] for line in (tmp_path / "audit.jsonl").read_text().splitlines()] == [
+        "nobody",
+        "nobody",
+        "nobody",
+        "write",
+    ]
+
+
+# ---- a run of another process --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def beside(served: Watched, tmp_path: Path) -> Iterator[Watched]:
+    """A second server of the same folder, which runs nothing itself."""
+    with watched(served.root) as other:
+        served.server.neighbours = other.server.neighbours = Neighbours(tmp_path / "pages", WRITE_TOKEN)
+        yield other
+        served.server.neighbours = None
+
+
+def test_orders_reach_the_process_that_runs_the_run(served: Watched, beside: Watched) -> None:
+    port = controls()
+    served.server.control("good", port)
+    answer = order(beside, {"action": "strike", "kind": "kill_rank", "slot": 1})
+    assert answer.status_code == 202 and answer.json()["kinds"]
+    [strike] = port.take()
+    assert (strike.fault.kind, strike.fault.slot, strike.fault.id) == ("kill_rank", 1, answer.json()["said"])  # type: ignore[union-attr]
+    assert get(beside, "/api/runs/good/chaos").json() == get(served, "/api/runs/good/chaos").json()
+    refused = order(beside, {"action": "strike", "kind": "meteor"})
+    assert refused.status_code == 400 and refused.json()["detail"].startswith("kind = 'meteor': is no fault")
+    assert order(beside, {"action": "stop"}, READ_TOKEN).status_code == 401 and not port.waiting
+
+
+def test_a_run_whose_process_is_gone_takes_no_orders(served: Watched, beside: Watched, chaos: ChaosControls) -> None:
+    assert beside.server.neighbours is not None
+    for url in (f"http://127.0.0.1:{free_port()}", "http://elsewhere.example", f"{served.url}/nowhere"):
+        beside.server.neighbours.add("good", url)
+        assert order(beside, {"action": "stop"}).status_code == 409
+        assert get(beside, "/api/runs/good/chaos").json()["ended"] is True
+    beside.server.neighbours.remove("good")
+    assert order(beside, {"action": "stop"}).status_code == 409 and not chaos.waiting
 
 
 @pytest.mark.parametrize("token", ["", "x" * 32, READ_TOKEN, WRITE_TOKEN[:-1], "ü" * 16])
@@ -211,6 +282,17 @@ def test_a_slow_client_holds_up_nobody(served: Watched, chaos: ChaosControls) ->
     assert not chaos.waiting
 
 
+def test_a_reader_that_takes_nothing_is_let_go(served: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "WRITE_S", 0.2)
+    monkeypatch.setattr(server, "UPDATE_S", 0.001)
+    monkeypatch.setattr(Feed, "body", lambda feed: b"x" * (1 << 20) + os.urandom(1))  # each time another one
+    with socket.create_connection(("127.0.0.1", served.server.port), LIMIT_S) as deaf:
+        deaf.sendall(b"GET /api/runs/good/events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        until(lambda: served.server._streams == 1, "it is served", LIMIT_S)
+        until(lambda: served.server._streams == 0, "it is let go", LIMIT_S)
+        sum(iter(lambda: len(deaf.recv(1 << 20)), 0))  # what was under way, and then the end: the connection does not stay
+
+
 def test_what_the_journal_says_stays_text(served: Watched) -> None:
     answer = get(served, "/runs/good")
     assert "script-src 'self'" in answer.headers["Content-Security-Policy"]
@@ -245,11 +327,13 @@ OPERATIONS = [
 @pytest.mark.parametrize(("path", "method"), OPERATIONS)
 def test_whatever_schemathesis_sends_is_answered_as_described(served: Watched, chaos: ChaosControls, path: str, method: str) -> None:
     schema = schemathesis.openapi.from_dict(openapi())
-    operation = schema[path][method.upper()]
+    operation, turns = schema[path][method.upper()], itertools.count()
 
     @given(case=operation.as_strategy() | operation.as_strategy(schemathesis.GenerationMode.NEGATIVE))
     @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None)
     def send(case: Any) -> None:
+        if case.path_parameters and next(turns) % 2:
+            case.path_parameters["run"] = "good"  # a name that is made up hardly ever is that of a run
         answer = case.call(base_url=served.url, headers={"Authorization": f"Bearer {WRITE_TOKEN}"})
         assert answer.status_code < 500
         chaos.take()
