@@ -44,6 +44,7 @@ from fleet.scripts import load_train
 from fleet.types import Fault, Member, StateId, View
 
 SCRAPERS, PAGES = 4, 200
+FOR_EVER = aiohttp.ClientTimeout(total=None)
 FIRST_KILL_S, KILL_GAP_S, STEPS_PER_S = 8.0, 4.0, 10
 """Of the run that is scraped: it has started by then, is whole again by then, and makes no more steps than these."""
 
@@ -58,8 +59,9 @@ def measure(quick: bool = False) -> dict[str, Any]:
         "fleet_scrape_100k_ranks_s": many[0],
         "fleet_scrape_10k_per_rank_s": per_rank[0],
         "fleet_page_update_s": pages,
-        "fleet_view_change_ms_quiet": _view_changes(kills, scraped=False),
-        "fleet_view_change_ms_scraped": _view_changes(kills, scraped=True),
+        "fleet_view_change_ms_quiet": _view_changes(kills),
+        "fleet_view_change_ms_scraped": _view_changes(kills, _scrape),
+        "fleet_view_change_ms_paged": _view_changes(kills, _look),
     }
     figures = {name: statistics.median(values) for name, values in samples.items()}
     figures["fleet_page_update_s_max"] = max(pages)
@@ -67,7 +69,7 @@ def measure(quick: bool = False) -> dict[str, Any]:
     settings = {"pages": PAGES, "scrapers": SCRAPERS, "kills": kills, "events": events, "repetitions": repetitions}
     size = f"{events:,} events (10 million without `--quick`), 100 a record"
     notes = [
-        "medians; the scrapers never pause, and run beside the ranks at the lowest priority, as they would elsewhere",
+        "medians; the scrapers never pause; they, or the 200 pages, run beside the ranks at the lowest priority, as they would elsewhere",
         f"opened: a journal of {size}, and again from the snapshot that the first time left",
     ]
     return {"settings": settings, "figures": figures, "samples": samples, "notes": notes}
@@ -196,8 +198,9 @@ def _opened(events: int) -> dict[str, float]:
 # ---- does a run notice? ------------------------------------------------------------------------------------------------------------------
 
 
-def _view_changes(kills: int, scraped: bool) -> list[float]:
-    """Milliseconds from each loss to the view without the lost rank, in one real run."""
+def _view_changes(kills: int, watching: Callable[[str], None] | None = None) -> list[float]:
+    """Milliseconds from each loss to the view without the lost rank, in one real run; ``watching`` is what a process does with the server's
+    URL meanwhile."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         faults = [
@@ -211,7 +214,7 @@ def _view_changes(kills: int, scraped: bool) -> list[float]:
         with (
             recipes.local_cluster(settings) as cluster,
             _server(root) as server,
-            _storm(f"{server.url}/metrics", SCRAPERS if scraped else 0),
+            _elsewhere(watching, server.url),
         ):
             result = recipes.LiveRun(plan, cluster).execute()
         if result.status != "completed":
@@ -230,25 +233,27 @@ def changes_ms(records: list[Record]) -> list[float]:
 
 
 @contextmanager
-def _storm(url: str, scrapers: int) -> Iterator[None]:
-    """Scrapers without pause, in a process of their own as on a machine of their own: it takes what the run leaves of this one."""
-    process = multiprocessing.get_context("spawn").Process(target=_scrape, args=(url, scrapers), daemon=True)
-    if scrapers:
-        process.start()
+def _elsewhere(work: Callable[[str], None] | None, url: str) -> Iterator[None]:
+    """``work`` without end in a process of its own, as on a machine of its own: it takes what the run leaves of this one."""
+    if work is None:
+        yield
+        return
+    process = multiprocessing.get_context("spawn").Process(target=work, args=(url,), daemon=True)
+    process.start()
     try:
         yield
-        if scrapers and not process.is_alive():
-            raise AssertionError("the scrapers gave up")
+        if not process.is_alive():
+            raise AssertionError("whoever watched gave up")
     finally:
-        if scrapers:
-            process.kill()
-            process.join()
+        process.kill()
+        process.join()
 
 
-def _scrape(url: str, scrapers: int) -> None:
+def _scrape(url: str) -> None:
+    """Several scrapers, without pause."""
     os.nice(19)
-    with ThreadPoolExecutor(scrapers) as pool:
-        for done in [pool.submit(_scrape_for_ever, url) for _ in range(scrapers)]:
+    with ThreadPoolExecutor(SCRAPERS) as pool:
+        for done in [pool.submit(_scrape_for_ever, f"{url}/metrics") for _ in range(SCRAPERS)]:
             done.result()
 
 
@@ -256,6 +261,24 @@ def _scrape_for_ever(url: str) -> None:
     with requests.Session() as session:
         while True:
             session.get(url, timeout=60).raise_for_status()
+
+
+def _look(url: str) -> None:
+    """Many pages, open on the run as soon as there is one."""
+    os.nice(19)
+    asyncio.run(_look_for_ever(url))
+
+
+async def _look_for_ever(url: str) -> None:
+    async def page(session: aiohttp.ClientSession) -> None:
+        while True:
+            async with session.get(f"{url}/api/runs/run/events") as answer:
+                async for _ in answer.content:
+                    pass
+            await asyncio.sleep(0.5)
+
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), read_bufsize=2**22, timeout=FOR_EVER) as session:
+        await asyncio.gather(*[page(session) for _ in range(PAGES)])
 
 
 if __name__ == "__main__":
