@@ -125,10 +125,14 @@ class Feeds:
         return sorted(((path.stat().st_mtime, path) for path in paths), reverse=True)
 
     def fresh(self) -> list[LedgerSummary]:
-        """Summaries of the runs that go on, or did until a moment ago; for ``/metrics``."""
+        """Summaries of the runs that go on, or did until a moment ago; for ``/metrics``.
+
+        A run whose journal is still being read for the first time is left out: its counters would start low and climb, and whoever
+        scraped them before would take that for resets.
+        """
         names = [path.parent.name for changed_s, path in self._journals() if unix_time_s() - changed_s < FRESH_S]
         feeds = [feed for name in names[:MAX_OPEN] if (feed := self.get(name)) is not None]
-        return [summary for feed in feeds if (summary := feed.follower.summary()) is not None]
+        return [summary for feed in feeds if feed.follower.caught_up and (summary := feed.follower.summary()) is not None]
 
     def _follow(self) -> None:
         while not self._stop.is_set():
