@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,10 @@ POLL_S = 0.25
 AGE_S = 1.0
 """While a run goes on its state is made anew so often, even when the journal has nothing new: time passes."""
 MAX_OPEN = 16
-"""Runs that are followed at once; of more, the one that was asked for the longest time ago is let go and read again when wanted."""
+"""Of more followed runs, those that nobody needs are let go, the one that was asked for the longest time ago first, and read again when
+wanted. Runs that are scraped or looked at are needed, however many they are."""
+ASKED_S = 60.0
+"""A run was asked for within so long: somebody looks at it."""
 FRESH_S = 600.0
 """A run is scraped until its journal has not grown for so long."""
 
@@ -30,6 +32,7 @@ class Feed:
     def __init__(self, follower: Follower) -> None:
         self.follower = follower
         self.unread = True
+        self.asked_unix_s = unix_time_s()
         self._made: tuple[int, float] | None = None
         self._body = b""
         self._lock = threading.Lock()
@@ -48,11 +51,19 @@ class Feed:
 
     def body(self) -> bytes:
         """The state as JSON; ``null`` before the run's first record. While the run goes on it is made anew once a second at most."""
+        self.asked_unix_s = unix_time_s()
         with self._lock:
             if self._is_old():
                 self._made = (self.version, unix_time_s())
                 self._body = json.dumps(self.state(), separators=(",", ":"), allow_nan=False).encode()
             return self._body
+
+    def needed(self) -> bool:
+        """Somebody else reads it for us, somebody looks at it, or it is scraped."""
+        if not self.unread or unix_time_s() - self.asked_unix_s < ASKED_S:
+            return True
+        journal = self.follower.journal
+        return journal.exists() and unix_time_s() - journal.stat().st_mtime < FRESH_S
 
     def _is_old(self) -> bool:
         if self._made is None:
@@ -71,7 +82,7 @@ class Feeds:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._open: OrderedDict[str, Feed] = OrderedDict()
+        self._open: dict[str, Feed] = {}
         self._lock = threading.Lock()
         self._stop, self._wanted = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._follow, name="fleet-feeds", daemon=True)
@@ -102,11 +113,16 @@ class Feeds:
                 if path is None:
                     return None
                 feed = self._open[name] = Feed(Follower(path))
-                while len(self._open) > MAX_OPEN:
-                    self._open.popitem(last=False)
+                self._let_go()
                 self._wanted.set()
-            self._open.move_to_end(name)
+            feed.asked_unix_s = unix_time_s()
             return feed
+
+    def _let_go(self) -> None:
+        """A feed that is let go is read no more, so never one that a page still holds, or that the next scrape would open again."""
+        spare = sorted((feed.asked_unix_s, name) for name, feed in self._open.items() if not feed.needed())
+        for _, name in spare[: max(0, len(self._open) - MAX_OPEN)]:
+            del self._open[name]
 
     def adopt(self, name: str, follower: Follower) -> None:
         """Serve run ``name`` from a follower that somebody else keeps up to date."""
@@ -131,7 +147,7 @@ class Feeds:
         scraped them before would take that for resets.
         """
         names = [path.parent.name for changed_s, path in self._journals() if unix_time_s() - changed_s < FRESH_S]
-        feeds = [feed for name in names[:MAX_OPEN] if (feed := self.get(name)) is not None]
+        feeds = [feed for name in names if (feed := self.get(name)) is not None]
         return [summary for feed in feeds if feed.follower.caught_up and (summary := feed.follower.summary()) is not None]
 
     def _follow(self) -> None:

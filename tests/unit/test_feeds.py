@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from dashboards.feeds import Feeds
+from dashboards import feeds as module
+from dashboards.feeds import ASKED_S, FRESH_S, MAX_OPEN, Feeds
+from fleet.clock import unix_time_s
 from fleet.follow import Follower
 from fleet.journal import encode_line
 from tests.golden.journals import Story, one_loss
@@ -17,6 +20,18 @@ def write(root: Path, name: str, story: Story) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"".join(map(encode_line, story.records)))
     return path
+
+
+def aged(root: Path, name: str, story: Story, age_s: float) -> Path:
+    path = write(root, name, story)
+    os.utime(path, (unix_time_s() - age_s,) * 2)
+    return path
+
+
+def opened(feeds: Feeds, name: str) -> module.Feed:
+    feed = feeds.get(name)
+    assert feed is not None
+    return feed
 
 
 def test_a_run_is_scraped_once_its_journal_was_read_to_the_end(tmp_path: Path) -> None:
@@ -56,3 +71,41 @@ def test_a_follower_of_a_run_that_begins_has_nothing_to_catch_up_with(tmp_path: 
     feeds.adopt("new", follower)
     follower.poll(limit_bytes=200)
     assert [summary.run for summary in feeds.fresh()] == ["story"]
+
+
+def test_all_runs_that_go_on_are_scraped_and_none_is_read_twice(tmp_path: Path) -> None:
+    names = [f"run-{number}" for number in range(MAX_OPEN + 5)]
+    for name in names:
+        write(tmp_path, name, one_loss())
+    feeds = Feeds(tmp_path)
+    feeds.fresh()
+    followers = [opened(feeds, name).follower.read() for name in names]
+    assert len(feeds.fresh()) == len(names)
+    assert [opened(feeds, name).follower for name in names] == followers
+
+
+def test_of_runs_that_nobody_needs_the_one_asked_for_first_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"run-{number}" for number in range(MAX_OPEN + 3)]
+    for name in names:
+        aged(tmp_path, name, one_loss(), 2 * FRESH_S)
+    write(tmp_path, names[0], one_loss())  # goes on
+    feeds = Feeds(tmp_path)
+    feeds_of = {name: opened(feeds, name) for name in names[:MAX_OPEN]}
+    adopted = Follower(tmp_path / names[1] / "journal.jsonl")
+    feeds.adopt(names[1], adopted)
+    monkeypatch.setattr(module, "unix_time_s", lambda: unix_time_s() + ASKED_S + 1)
+    feeds_of[names[2]].body()  # a page streams it, and asks for no other
+    for name in names[MAX_OPEN:]:
+        opened(feeds, name)
+    assert list(feeds._open) == [*names[:3], *names[6:]]
+    assert opened(feeds, names[2]) is feeds_of[names[2]]
+    assert opened(feeds, names[1]).follower is adopted
+
+
+def test_what_was_asked_for_within_a_minute_is_kept_even_beyond_the_limit(tmp_path: Path) -> None:
+    names = [f"run-{number}" for number in range(MAX_OPEN + 3)]
+    for name in names:
+        aged(tmp_path, name, one_loss(), 2 * FRESH_S)
+    feeds = Feeds(tmp_path)
+    found = [opened(feeds, name) for name in names]
+    assert [opened(feeds, name) for name in names] == found
