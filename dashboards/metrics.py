@@ -102,7 +102,7 @@ METRICS = (
         "fleet_run_info",
         GAUGE,
         ("status",),
-        "1 for each run that is watched.",
+        "1 for each run that is watched; `silent` is one that has no end and that nobody writes any more.",
         "Which runs are there, and do they go on?",
         lambda s: [((s.status,), 1.0)],
     ),

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from dashboards import feeds as module
-from dashboards.feeds import ASKED_S, FRESH_S, MAX_OPEN, Feeds
+from dashboards.feeds import ASKED_S, FRESH_S, MAX_OPEN, SILENT_FOR_S, Feeds
 from fleet.clock import unix_time_s
-from fleet.follow import Follower
+from fleet.follow import SILENT_S, Follower
 from fleet.journal import encode_line
 from tests.golden.journals import Story, one_loss
 
@@ -91,6 +91,8 @@ def test_of_runs_that_nobody_needs_the_one_asked_for_first_is_let_go(tmp_path: P
     write(tmp_path, names[0], one_loss())  # goes on
     feeds = Feeds(tmp_path)
     feeds_of = {name: opened(feeds, name) for name in names[:MAX_OPEN]}
+    for feed in feeds_of.values():
+        feed.follower.read()
     adopted = Follower(tmp_path / names[1] / "journal.jsonl")
     feeds.adopt(names[1], adopted)
     monkeypatch.setattr(module, "unix_time_s", lambda: unix_time_s() + ASKED_S + 1)
@@ -109,3 +111,44 @@ def test_what_was_asked_for_within_a_minute_is_kept_even_beyond_the_limit(tmp_pa
     feeds = Feeds(tmp_path)
     found = [opened(feeds, name) for name in names]
     assert [opened(feeds, name) for name in names] == found
+
+
+def statuses(root: Path) -> list[str]:
+    feeds = Feeds(root)
+    feeds.fresh()
+    for feed in feeds._open.values():
+        feed.follower.read()
+    return [summary.status for summary in feeds.fresh()]
+
+
+def killed() -> Story:
+    story = one_loss()
+    story.records.pop()
+    return story
+
+
+@pytest.mark.parametrize(
+    ("age_s", "status"),
+    [(0.0, "running"), (2 * SILENT_S, "silent"), (2 * FRESH_S, "silent"), (SILENT_FOR_S - 60, "silent"), (SILENT_FOR_S + 60, None)],
+)
+def test_a_run_that_fell_silent_without_an_end_is_scraped_for_a_day(age_s: float, status: str | None, tmp_path: Path) -> None:
+    aged(tmp_path, "killed", killed(), age_s)
+    assert statuses(tmp_path) == [status] * (status is not None)
+
+
+@pytest.mark.parametrize(("age_s", "scraped"), [(0.0, 1), (2 * SILENT_S, 1), (2 * FRESH_S, 0)])
+def test_a_run_that_ended_is_scraped_for_ten_minutes(age_s: float, scraped: int, tmp_path: Path) -> None:
+    aged(tmp_path, "over", one_loss(), age_s)
+    assert statuses(tmp_path) == ["completed"] * scraped
+
+
+def test_a_run_that_is_resumed_after_its_end_is_scraped_again(tmp_path: Path) -> None:
+    aged(tmp_path, "again", one_loss(), 2 * FRESH_S)
+    feeds = Feeds(tmp_path)
+    assert feeds.fresh() == []
+    story = one_loss()
+    story.resumed(8_000)
+    aged(tmp_path, "again", story, FRESH_S + 60)
+    feeds.fresh()
+    opened(feeds, "again").follower.read()
+    assert [summary.status for summary in feeds.fresh()] == ["silent"]
