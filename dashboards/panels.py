@@ -243,7 +243,10 @@ CHAOS = Board(
     rows={
         "Faults": (
             _lines(
-                "Faults", "What was planned, executed, suppressed, healed?", COUNT, (f"fleet_faults_total{{{RUN}}}", "{{kind}} {{phase}}")
+                "Faults",
+                "What was planned, executed, suppressed, healed?",
+                COUNT,
+                (f"fleet_faults_total{{{RUN}}} > 0", "{{kind}} {{phase}}"),
             ),
             Panel(
                 "Cost by component",

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from dashboards.feeds import SILENT
+from dashboards.grafana import all_boards
 from dashboards.metrics import METRICS, RunsCollector
 from dashboards.rules import ALERTS, recordings, rules
 from fleet import records as r
@@ -250,6 +251,19 @@ def test_a_run_whose_driver_was_killed_alarms_until_it_is_resumed(tmp_path: Path
     silent |= {"exp_samples": [{"labels": 'fleet_run_info{run="story",status="silent"}', "value": 1}]}
     known = series(killed(), 130 * MINUTE)
     judged(tmp_path, [{"interval": f"{EVERY_S}s", "input_series": known, "promql_expr_test": [*checks, silent]}])
+
+
+def test_the_first_fault_of_a_kind_is_an_annotation(tmp_path: Path) -> None:
+    """As Grafana asks for it, with its variables filled in."""
+    story = Hours()
+    story.train(0, 600)
+    story.fault("f1", "hang", "executed", 600_000.0)
+    story.train(600, 1200)
+    [said] = [each for each in all_boards()[1]["annotations"]["list"] if each["name"] == "faults"]
+    expr = said["expr"].replace("$run", "story").replace("$__interval", "1m")
+    checks = [{"expr": expr, "eval_time": "9m", "exp_samples": []}]
+    checks += [{"expr": f"({expr}) > bool 0", "eval_time": "10m30s", "exp_samples": [{"labels": '{kind="hang"}', "value": 1}]}]
+    judged(tmp_path, [{"interval": f"{EVERY_S}s", "input_series": series(story, 20 * MINUTE), "promql_expr_test": checks}])
 
 
 def test_a_steady_run_alarms_nobody(tmp_path: Path) -> None:

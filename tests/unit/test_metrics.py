@@ -8,9 +8,11 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from dashboards.metrics import COUNTER, METRICS, RunsCollector, metrics_table
+from chaos.catalogue import EXECUTABLE
+from dashboards.metrics import COUNTER, FAULT_KINDS, METRICS, RunsCollector, metrics_table
 from fleet.goodput import Ledger
 from fleet.ledger_summary import LedgerSummary
+from fleet.records import FaultRecord
 from tests.golden.journals import Story, one_loss
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -86,6 +88,18 @@ def test_names_follow_the_rules() -> None:
         assert spec.question.endswith("?")
         assert not set(spec.name.split("_")) & {"ms", "us", "minutes", "mb", "kb", "percent"}
         assert f"`{spec.name}`" in metrics_table()
+
+
+def test_faults_are_counted_from_zero() -> None:
+    assert sorted(FAULT_KINDS) == sorted(EXECUTABLE)
+    records = one_loss("f1").records
+    struck = next(number for number, record in enumerate(records) if isinstance(record, FaultRecord))
+    executed = {("fleet_faults_total", (("kind", kind), ("phase", "executed"))) for kind in EXECUTABLE}
+    before, after = (scrape(Ledger().apply_all(records[:end]).summary()) for end in (struck, struck + 1))
+    assert {key: before[key] for key in executed} == dict.fromkeys(executed, 0.0)
+    assert {key for key in executed if after[key] - before[key] == 1} == {
+        ("fleet_faults_total", (("kind", "kill_rank"), ("phase", "executed")))
+    }
 
 
 def test_before_the_first_record_there_is_nothing_to_scrape() -> None:
