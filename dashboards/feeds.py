@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from dashboards.metrics import RunsCollector
 from dashboards.state import run_state
 from fleet.clock import unix_time_s
 from fleet.follow import SILENT_S, Follower, last_words
@@ -90,10 +91,11 @@ class Feeds:
 
     Args:
         root: folder that holds a folder for each run.
+        per_rank: scrape series for each rank of large runs, too: three for each slot, at every scrape.
     """
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, per_rank: bool = False) -> None:
+        self.root, self.per_rank = root, per_rank
         self._open: dict[str, Feed] = {}
         self._ends: dict[Path, tuple[float, bool]] = {}
         self._lock = threading.Lock()
@@ -162,6 +164,10 @@ class Feeds:
         names = [path.parent.name for changed_s, path in self._journals() if self._is_scraped(path, changed_s)]
         feeds = [feed for name in names if (feed := self.get(name)) is not None]
         return [summary for feed in feeds if feed.follower.caught_up and (summary := feed.summary()) is not None]
+
+    def collector(self) -> RunsCollector:
+        """The metrics of the runs that are scraped, for a registry."""
+        return RunsCollector(self.fresh, self.per_rank or None)
 
     def _is_scraped(self, path: Path, changed_s: float) -> bool:
         age_s = unix_time_s() - changed_s

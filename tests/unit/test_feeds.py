@@ -9,6 +9,7 @@ import pytest
 
 from dashboards import feeds as module
 from dashboards.feeds import ASKED_S, FRESH_S, MAX_OPEN, SILENT_FOR_S, Feeds
+from dashboards.metrics import PER_RANK_UP_TO
 from fleet.clock import unix_time_s
 from fleet.follow import SILENT_S, Follower
 from fleet.journal import encode_line
@@ -152,3 +153,12 @@ def test_a_run_that_is_resumed_after_its_end_is_scraped_again(tmp_path: Path) ->
     feeds.fresh()
     opened(feeds, "again").follower.read()
     assert [summary.status for summary in feeds.fresh()] == ["silent"]
+
+
+@pytest.mark.parametrize(("world", "per_rank", "series"), [(8, False, 24), (PER_RANK_UP_TO + 1, False, 0), (PER_RANK_UP_TO + 1, True, 771)])
+def test_ranks_of_a_large_run_are_scraped_where_that_was_asked_for(world: int, per_rank: bool, series: int, tmp_path: Path) -> None:
+    write(tmp_path, "large", Story(world=world))
+    feeds = Feeds(tmp_path, per_rank)
+    opened(feeds, "large").follower.read()
+    [family] = [each for each in feeds.collector().collect() if each.name == "fleet_slot_seconds"]
+    assert len(family.samples) == series
