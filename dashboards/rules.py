@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 OBJECTIVE = 0.95
-RUNBOOK = "docs/runbook.md#{}"
+RUNBOOK = "docs/runbook.md"
 STEPS = "compute|exposed_comm|straggler_wait|data_wait"
 RUNNING = 'and on (run) fleet_run_info{status="running"} == 1'
 UNENDED = 'and on (run) fleet_run_info{status=~"running|silent"} == 1'
@@ -132,15 +132,20 @@ def _duration(seconds: float) -> str:
     return f"{round(seconds * 1000)}ms" if seconds % 1 else f"{round(seconds)}s"
 
 
-def rules(scale: float = 1.0) -> dict[str, Any]:
-    """The content of a rules file. ``scale`` below 1 shortens every time in it, for tests against real runs."""
+def rules(scale: float = 1.0, runbook: str = RUNBOOK) -> dict[str, Any]:
+    """The content of a rules file.
+
+    Args:
+        scale: below 1 it shortens every time in the file, for tests against real runs.
+        runbook: URL or path of the runbook, to which each alert links with its own heading.
+    """
     alerts = [
         {
             "alert": alert.name,
             "expr": shortened(alert.expr, scale),
             "for": _duration(alert.for_s * scale),
             "labels": {"severity": alert.severity},
-            "annotations": {"summary": alert.summary, "description": alert.meaning, "runbook_url": RUNBOOK.format(alert.anchor)},
+            "annotations": {"summary": alert.summary, "description": alert.meaning, "runbook_url": f"{runbook}#{alert.anchor}"},
         }
         for alert in ALERTS
     ]

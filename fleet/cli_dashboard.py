@@ -39,11 +39,12 @@ def write(
     folder: Annotated[str, typer.Argument(help="Where to write; files of the same names are replaced.")],
     target: Annotated[str, typer.Option(help="host:port of `fleet up`.")] = "127.0.0.1:8700",
     ray_targets: Annotated[str, typer.Option(help="Ray's service-discovery file; empty: where Ray puts it.")] = "",
+    runbook: Annotated[str, typer.Option(help="URL or path of the runbook that alerts link to.")] = "docs/runbook.md",
 ) -> None:
     """Rules, scrape configuration, dashboards, provisioning and a compose file."""
     from dashboards.provisioning import write_files
 
-    write_files(Path(folder), target, ray_targets or None)
+    write_files(Path(folder), target, ray_targets or None, runbook)
     console.print(f"written to {folder}; `docker compose up` there starts Ray, Prometheus and Grafana")
 
 

@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 import yaml
 from grafana_api.grafana_face import GrafanaFace
+from typer.testing import CliRunner
 
 from dashboards import grafana as boards
 from dashboards.metrics import METRICS
 from dashboards.panels import BOARDS, panels
 from dashboards.provisioning import write_files
 from dashboards.push import CREATED, LEFT_ALONE, NOT_OURS, UNCHANGED, UPDATED, connect, push, push_faults
-from dashboards.rules import recordings
+from dashboards.rules import ALERTS, recordings
+from fleet.cli import app
 from fleet.errors import ConfigError, RunFailed
 from fleet.goodput import Ledger
 from tests.golden.journals import one_loss
@@ -225,6 +227,20 @@ def test_faults_become_annotations_once(there: FakeGrafana, face: GrafanaFace) -
     assert note["tags"] == ["fleet", "fault", "story", "f1"]
     assert note["time"] == round(1000 * (1.7e9 + 2.149))
     assert "1.54 rank-seconds" in note["text"]
+
+
+def links(folder: Path) -> set[str]:
+    """Where the alerts of a rules file link to."""
+    groups = yaml.safe_load((folder / "prometheus" / "fleet.rules.yml").read_text())["groups"]
+    return {rule["annotations"]["runbook_url"] for group in groups for rule in group["rules"] if "alert" in rule}
+
+
+def test_alerts_link_to_the_runbook_that_is_asked_for(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["dashboard", "write", str(tmp_path), "--runbook", "https://docs.example/run"])
+    assert done.exit_code == 0, done.output
+    assert links(tmp_path) == {f"https://docs.example/run#{alert.anchor}" for alert in ALERTS}
+    assert CliRunner().invoke(app, ["dashboard", "write", str(tmp_path)]).exit_code == 0
+    assert links(tmp_path) == {f"docs/runbook.md#{alert.anchor}" for alert in ALERTS}
 
 
 def test_files_for_those_who_provision(tmp_path: Path) -> None:
