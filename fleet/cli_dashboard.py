@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -27,11 +28,12 @@ def push(
 
     face = connect(grafana, os.environ.get("GRAFANA_TOKEN", ""))
     follower = Follower(find_run(run, Path(storage)) / "journal.jsonl").read() if run else None
-    for title, done in push(face, prometheus).items():
-        console.print(f"{title}: {done}")
     summary = follower.summary() if follower is not None else None
-    if summary is not None:
-        console.print(f"{push_faults(face, summary)} new annotations of faults")
+    with closing(face.api.s):
+        for title, done in push(face, prometheus).items():
+            console.print(f"{title}: {done}")
+        if summary is not None:
+            console.print(f"{push_faults(face, summary)} new annotations of faults")
 
 
 @group.command()

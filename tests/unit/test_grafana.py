@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from grafana_api.grafana_face import GrafanaFace
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from dashboards import grafana as boards
 from dashboards.metrics import METRICS
@@ -22,6 +22,7 @@ from dashboards.rules import ALERTS, recordings
 from fleet.cli import app
 from fleet.errors import ConfigError, RunFailed
 from fleet.goodput import Ledger
+from fleet.journal import JournalWriter
 from tests.golden.journals import one_loss
 from tests.support.fake_grafana import TOKEN, FakeGrafana
 from tests.support.fake_grafana import grafana as serving
@@ -227,6 +228,36 @@ def test_faults_become_annotations_once(there: FakeGrafana, face: GrafanaFace) -
     assert note["tags"] == ["fleet", "fault", "story", "f1"]
     assert note["time"] == round(1000 * (1.7e9 + 2.149))
     assert "1.54 rank-seconds" in note["text"]
+
+
+def pushed(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["dashboard", "push", *arguments])
+
+
+def test_the_command_pushes_with_the_token_of_the_environment(there: FakeGrafana, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = JournalWriter(tmp_path / "good" / "journal.jsonl")
+    for record in one_loss("f1").records:
+        journal.append(record)
+    journal.close()
+    monkeypatch.setenv("GRAFANA_TOKEN", TOKEN)
+    first = pushed("--grafana", there.url, "--prometheus", "http://elsewhere.example", "--run", "good", "--storage", str(tmp_path))
+    assert first.exit_code == 0, first.output
+    assert first.output.splitlines() == [*(f"{board.title}: {CREATED}" for board in BOARDS), "1 new annotations of faults"]
+    assert there.sources["Fleet Prometheus"]["url"] == "http://elsewhere.example"
+    assert set(there.dashboards) == {board.uid for board in BOARDS}
+    again = pushed("--grafana", there.url)
+    assert again.output.splitlines() == [f"{board.title}: {UNCHANGED}" for board in BOARDS]
+
+
+@pytest.mark.parametrize(("token", "words"), [("", "is not set"), ("glsa_wrong", "is wrong or has run out")])
+def test_the_command_refuses_without_a_token_that_holds(
+    token: str, words: str, there: FakeGrafana, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRAFANA_TOKEN", token)
+    refused = pushed("--grafana", there.url)
+    assert refused.exit_code != 0
+    assert words in str(refused.exception)
+    assert there.writes == 0
 
 
 def links(folder: Path) -> set[str]:
