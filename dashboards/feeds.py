@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
-from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
+from dashboards.metrics import RunsCollector
 from dashboards.state import run_state
 from fleet.clock import unix_time_s
 from fleet.follow import SILENT_S, Follower, last_words
@@ -15,13 +16,19 @@ from fleet.ledger_summary import LedgerSummary
 from fleet.records import RUN_NAME
 from fleet.snapshots import EVERY_BYTES, LEAST_BYTES
 
+RUNNING, SILENT = "running", "silent"
 POLL_S = 0.25
 AGE_S = 1.0
 """While a run goes on its state is made anew so often, even when the journal has nothing new: time passes."""
 MAX_OPEN = 16
-"""Runs that are followed at once; of more, the one that was asked for the longest time ago is let go and read again when wanted."""
+"""Of more followed runs, those that nobody needs are let go, the one that was asked for the longest time ago first, and read again when
+wanted. Runs that are scraped or looked at are needed, however many they are."""
+ASKED_S = 60.0
+"""A run was asked for within so long: somebody looks at it."""
 FRESH_S = 600.0
 """A run is scraped until its journal has not grown for so long."""
+SILENT_FOR_S = 86_400.0
+"""One that fell silent without an end is scraped for so long: who is not there at night still finds the alert in the morning."""
 
 
 class Feed:
@@ -30,6 +37,7 @@ class Feed:
     def __init__(self, follower: Follower) -> None:
         self.follower = follower
         self.unread = True
+        self.asked_unix_s = unix_time_s()
         self._made: tuple[int, float] | None = None
         self._body = b""
         self._lock = threading.Lock()
@@ -46,13 +54,29 @@ class Feed:
         silent, seats = follower.silent(), follower.seats()
         return follower.look(lambda report: run_state(report, seats, started.config, silent=silent, damage=follower.damage))
 
+    def summary(self) -> LedgerSummary | None:
+        """The ledger now, ``silent`` where a run that has no end is written by nobody any more; None before the run's first record."""
+        summary = self.follower.summary()
+        if summary is not None and summary.status == RUNNING and self.follower.silent():
+            return dataclasses.replace(summary, status=SILENT)
+        return summary
+
     def body(self) -> bytes:
         """The state as JSON; ``null`` before the run's first record. While the run goes on it is made anew once a second at most."""
+        self.asked_unix_s = unix_time_s()
         with self._lock:
             if self._is_old():
                 self._made = (self.version, unix_time_s())
                 self._body = json.dumps(self.state(), separators=(",", ":"), allow_nan=False).encode()
             return self._body
+
+    def needed(self) -> bool:
+        """Somebody else reads it for us, somebody looks at it, or it is scraped."""
+        if not self.unread or unix_time_s() - self.asked_unix_s < ASKED_S:
+            return True
+        journal = self.follower.journal
+        limit_s = FRESH_S if self.follower.ended else SILENT_FOR_S
+        return journal.exists() and unix_time_s() - journal.stat().st_mtime < limit_s
 
     def _is_old(self) -> bool:
         if self._made is None:
@@ -67,11 +91,13 @@ class Feeds:
 
     Args:
         root: folder that holds a folder for each run.
+        per_rank: scrape series for each rank of large runs, too: three for each slot, at every scrape.
     """
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self._open: OrderedDict[str, Feed] = OrderedDict()
+    def __init__(self, root: Path, per_rank: bool = False) -> None:
+        self.root, self.per_rank = root, per_rank
+        self._open: dict[str, Feed] = {}
+        self._ends: dict[Path, tuple[float, bool]] = {}
         self._lock = threading.Lock()
         self._stop, self._wanted = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._follow, name="fleet-feeds", daemon=True)
@@ -102,11 +128,16 @@ class Feeds:
                 if path is None:
                     return None
                 feed = self._open[name] = Feed(Follower(path))
-                while len(self._open) > MAX_OPEN:
-                    self._open.popitem(last=False)
+                self._let_go()
                 self._wanted.set()
-            self._open.move_to_end(name)
+            feed.asked_unix_s = unix_time_s()
             return feed
+
+    def _let_go(self) -> None:
+        """A feed that is let go is read no more, so never one that a page still holds, or that the next scrape would open again."""
+        spare = sorted((feed.asked_unix_s, name) for name, feed in self._open.items() if not feed.needed())
+        for _, name in spare[: max(0, len(self._open) - MAX_OPEN)]:
+            del self._open[name]
 
     def adopt(self, name: str, follower: Follower) -> None:
         """Serve run ``name`` from a follower that somebody else keeps up to date."""
@@ -125,10 +156,30 @@ class Feeds:
         return sorted(((path.stat().st_mtime, path) for path in paths), reverse=True)
 
     def fresh(self) -> list[LedgerSummary]:
-        """Summaries of the runs that go on, or did until a moment ago; for ``/metrics``."""
-        names = [path.parent.name for changed_s, path in self._journals() if unix_time_s() - changed_s < FRESH_S]
-        feeds = [feed for name in names[:MAX_OPEN] if (feed := self.get(name)) is not None]
-        return [summary for feed in feeds if (summary := feed.follower.summary()) is not None]
+        """Summaries of the runs that go on, or did until a moment ago, and of those that fell silent within a day; for ``/metrics``.
+
+        A run whose journal is still being read for the first time is left out: its counters would start low and climb, and whoever
+        scraped them before would take that for resets.
+        """
+        names = [path.parent.name for changed_s, path in self._journals() if self._is_scraped(path, changed_s)]
+        feeds = [feed for name in names if (feed := self.get(name)) is not None]
+        return [summary for feed in feeds if feed.follower.caught_up and (summary := feed.summary()) is not None]
+
+    def collector(self) -> RunsCollector:
+        """The metrics of the runs that are scraped, for a registry."""
+        return RunsCollector(self.fresh, self.per_rank or None)
+
+    def _is_scraped(self, path: Path, changed_s: float) -> bool:
+        age_s = unix_time_s() - changed_s
+        return age_s < FRESH_S or (age_s < SILENT_FOR_S and self._lacks_end(path, changed_s))
+
+    def _lacks_end(self, path: Path, changed_s: float) -> bool:
+        """From the journal's ends alone, and once for each time that it changed: a folder may hold many runs that ended today."""
+        known = self._ends.get(path)
+        if known is None or known[0] != changed_s:
+            first, last = last_words(path)
+            known = self._ends[path] = changed_s, first is not None and last is None
+        return known[1]
 
     def _follow(self) -> None:
         while not self._stop.is_set():
@@ -150,7 +201,7 @@ def _row(path: Path, changed_s: float) -> dict[str, Any]:
     going_on = unix_time_s() - changed_s < SILENT_S
     return row | {
         "run": first.run,
-        "status": last.status if last is not None else "running" if going_on else "silent",
+        "status": last.status if last is not None else RUNNING if going_on else SILENT,
         "reason": last.reason if last is not None else "",
         "started_unix_s": first.unix_time_s,
         "world": first.world,

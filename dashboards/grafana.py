@@ -1,4 +1,4 @@
-"""Fleet's dashboards as Grafana has them: built by the official builders, and stamped, so that a copy that somebody changed is known."""
+"""Fleet's dashboards as Grafana has them: built by the official builders, and stamped, so that a copy of another version is known."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dashboards.panels import BARS, BOARDS, NUMBER, RUN, Board, Panel
 SOURCE_UID = "fleet-prometheus"
 FOLDER_UID, FOLDER_TITLE = "fleet", "Fleet"
 STAMP = "fleet-"
-"""Tag of a dashboard: this and the digest of what it was when it was pushed."""
+"""Tag of a dashboard: this and the digest of what was pushed."""
 STAMP_DIGITS = 12
 TAG = "fleet"
 
@@ -84,18 +84,9 @@ def _without_nothing(value: Any) -> Any:
 
 
 def digest(model: dict[str, Any]) -> str:
-    """SHA-256, shortened, of what a person would change in a dashboard: words, panels and where they lie, queries, variables.
-
-    What Grafana adds when it stores a dashboard (ids, versions, defaults) does not count.
-    """
-    panels = [
-        [panel.get(key) for key in ("title", "type", "description", "gridPos")]
-        + [panel.get("fieldConfig", {}).get("defaults", {}).get("unit"), [target.get("expr") for target in panel.get("targets", [])]]
-        for panel in model.get("panels", [])
-    ]
-    variables = [[each.get("name"), each.get("query")] for each in model.get("templating", {}).get("list", [])]
+    """SHA-256, shortened, of all that a dashboard is built of, but for the stamp itself."""
     tags = [tag for tag in model.get("tags", []) if not tag.startswith(STAMP)]
-    content = json.dumps([model.get("title"), tags, panels, variables], sort_keys=True)
+    content = json.dumps({**model, "tags": tags}, sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:STAMP_DIGITS]
 
 

@@ -26,6 +26,11 @@ MAX_MEASUREMENTS = 64
 CHECKPOINT_PHASES = ("requested", "durable", "failed", "skipped")
 RARE_DECISIONS = [("corruption", action) for action in ("evict", "stop", "go_back", "begin_anew")]
 """Series that alerts watch exist from the start: an increase from nothing to 1 would not be seen."""
+FAULT_KINDS = (
+    "kill_rank", "lose_node", "hang", "slow", "flip_weight", "flip_optimizer", "flip_gradient", "flip_activation", "nan", "hang_loop",
+    "hold_gil", "silent_corruption",
+)  # fmt: skip
+"""Kinds that chaos can carry out, ordered ones included: each one's ``executed`` exists from the start, as Grafana marks its increase."""
 Samples = Iterable[tuple[tuple[str, ...], float]]
 
 
@@ -94,7 +99,7 @@ def _shares(which: str) -> Callable[[LedgerSummary], Samples]:
 
 
 def _faults(summary: LedgerSummary) -> Samples:
-    return list(summary.faults_by_kind_phase.items())
+    return list((dict.fromkeys(((kind, "executed") for kind in FAULT_KINDS), 0) | dict(summary.faults_by_kind_phase)).items())
 
 
 METRICS = (
@@ -102,7 +107,7 @@ METRICS = (
         "fleet_run_info",
         GAUGE,
         ("status",),
-        "1 for each run that is watched.",
+        "1 for each run that is watched; `silent` is one that has no end and that nobody writes any more.",
         "Which runs are there, and do they go on?",
         lambda s: [((s.status,), 1.0)],
     ),

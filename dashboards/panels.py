@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from dashboards.rules import RUNNING
+
 LINES, NUMBER, BARS = "timeseries", "stat", "bargauge"
 SHARE, SECONDS, BYTES, COUNT = "percentunit", "s", "bytes", "short"
 RUN = 'run="$run"'
@@ -48,14 +50,14 @@ OVERVIEW = Board(
     rows={
         "Now": (
             _now("Runs", "How many runs go on?", 'count(fleet_run_info{status="running"}) or vector(0)'),
-            _now("Ranks", "How many ranks train?", "sum(fleet_view_size)"),
+            _now("Ranks", "How many ranks train?", f"sum(fleet_view_size {RUNNING}) or vector(0)"),
             _now(
                 "Goodput",
                 "How much of all that is paid for is training?",
-                "sum(fleet_goodput_ratio * fleet_world_size) / sum(fleet_world_size)",
+                f"sum((fleet_goodput_ratio * fleet_world_size) {RUNNING}) / sum(fleet_world_size {RUNNING})",
                 SHARE,
             ),
-            _now("Spares", "How many may fail now?", "sum(fleet_spares)"),
+            _now("Spares", "How many may fail now?", f"sum(fleet_spares {RUNNING}) or vector(0)"),
             _now("Processes lost", "How often does something break?", "sum(fleet_losses_total)"),
             _now("Alerts", "Is anything wrong?", 'count(ALERTS{alertstate="firing",alertname=~"Fleet.*"}) or vector(0)'),
         ),
@@ -241,7 +243,10 @@ CHAOS = Board(
     rows={
         "Faults": (
             _lines(
-                "Faults", "What was planned, executed, suppressed, healed?", COUNT, (f"fleet_faults_total{{{RUN}}}", "{{kind}} {{phase}}")
+                "Faults",
+                "What was planned, executed, suppressed, healed?",
+                COUNT,
+                (f"fleet_faults_total{{{RUN}}} > 0", "{{kind}} {{phase}}"),
             ),
             Panel(
                 "Cost by component",

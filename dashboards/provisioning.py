@@ -10,7 +10,7 @@ import yaml
 
 from dashboards.grafana import FOLDER_TITLE, SOURCE_UID, all_boards
 from dashboards.push import SOURCE_NAME
-from dashboards.rules import rules
+from dashboards.rules import RUNBOOK, rules
 from fleet.launch.prometheus import scrape_configuration
 
 RAY_TARGETS = "/tmp/ray/prom_metrics_service_discovery.json"
@@ -24,15 +24,18 @@ def write_yaml(path: Path, content: Any) -> Path:
     return path
 
 
-def write_prometheus(folder: Path, target: str, ray_targets: str | None, token_file: Path | None = None) -> dict[str, Any]:
+def write_prometheus(
+    folder: Path, target: str, ray_targets: str | None, runbook: str = RUNBOOK, token_file: Path | None = None
+) -> dict[str, Any]:
     """Rules, targets and configuration for a Prometheus in ``folder``; returns the configuration.
 
     Args:
         target: ``host:port`` of Fleet's server.
         ray_targets: Ray's service-discovery file; None: where Ray puts it.
+        runbook: URL or path of the runbook that alerts link to.
         token_file: holds the token that the server asks readers for; None: it asks for none.
     """
-    rule_file = write_yaml(folder / "fleet.rules.yml", rules())
+    rule_file = write_yaml(folder / "fleet.rules.yml", rules(runbook=runbook))
     target_file = folder / "fleet.json"
     target_file.write_text(json.dumps([{"targets": [target]}]) + "\n")
     configuration = scrape_configuration([target_file], [Path(ray_targets or RAY_TARGETS)], [rule_file], EVERY_S, token_file)
@@ -40,9 +43,9 @@ def write_prometheus(folder: Path, target: str, ray_targets: str | None, token_f
     return configuration
 
 
-def write_files(folder: Path, target: str, ray_targets: str | None) -> None:
+def write_files(folder: Path, target: str, ray_targets: str | None, runbook: str = RUNBOOK) -> None:
     """Everything for ``docker compose up`` in ``folder``: Ray, Prometheus and Grafana beside Fleet's server on this host."""
-    write_prometheus(folder / "prometheus", target, ray_targets)
+    write_prometheus(folder / "prometheus", target, ray_targets, runbook)
     for model in all_boards():
         path = folder / "grafana" / "dashboards" / f"{model['uid']}.json"
         path.parent.mkdir(parents=True, exist_ok=True)

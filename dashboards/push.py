@@ -1,6 +1,8 @@
 """Puts Fleet's data source, folder, dashboards and fault annotations into a Grafana, over its HTTP API. May be repeated at any time.
 
-A dashboard that somebody changed after it was pushed is left alone, and said so; so is one of the same uid that Fleet did not push.
+A dashboard that somebody changed after it was pushed is left alone, and said so; so is one of the same uid that Fleet did not push. Who
+changed it last is known from the message of Grafana's newest version of it: what Grafana gives back differs from what was pushed in ways of
+its own (defaults, migrations), so that comparing contents would either miss a person's change or take Grafana's for one.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import requests
 from grafana_api.grafana_api import GrafanaClientError, GrafanaException, GrafanaServerError
 from grafana_api.grafana_face import GrafanaFace
 
-from dashboards.grafana import FOLDER_TITLE, FOLDER_UID, SOURCE_UID, TAG, all_boards, digest, stamp_of
+from dashboards.grafana import FOLDER_TITLE, FOLDER_UID, SOURCE_UID, TAG, all_boards, stamp_of
 from fleet.errors import ConfigError, RunFailed
 from fleet.ledger_summary import LedgerSummary
 
@@ -64,6 +66,7 @@ def _advice(error: GrafanaException) -> str:
     words = {
         401: "the token in GRAFANA_TOKEN is wrong or has run out",
         403: "the token may not do that; it needs the role Editor, and Admin for a new data source",
+        404: "it has no such thing; Grafana 9 or newer is needed",
         412: "somebody saved it at the same time; push again",
     }
     return words.get(error.status_code, f"it answered {error.status_code}")
@@ -112,7 +115,7 @@ def _dashboard(grafana: GrafanaFace, model: dict[str, Any]) -> str:
     stamp = stamp_of(old)
     if stamp is None:
         return NOT_OURS
-    if stamp != digest(old):
+    if _newest_message(grafana, model["uid"]) != _message(stamp):
         return LEFT_ALONE
     if stamp == stamp_of(model):
         return UNCHANGED
@@ -120,9 +123,21 @@ def _dashboard(grafana: GrafanaFace, model: dict[str, Any]) -> str:
     return UPDATED
 
 
+def _message(stamp: str | None) -> str:
+    return f"fleet dashboard push, content {stamp}"
+
+
+def _newest_message(grafana: GrafanaFace, uid: str) -> str:
+    """What was said when the dashboard was last saved. The client has no call for it; older Grafanas give a list, newer an object."""
+    found = grafana.dashboard.api.GET(f"/dashboards/uid/{uid}/versions?limit=1")
+    versions = found["versions"] if isinstance(found, dict) else found
+    newest: dict[str, Any] = max(versions, key=lambda each: int(each["version"]), default={})
+    return str(newest.get("message", ""))
+
+
 def _save(grafana: GrafanaFace, model: dict[str, Any], version: int) -> None:
-    message = f"fleet dashboard push, content {stamp_of(model)}"
     content = {**model, "id": None, "version": version}
+    message = _message(stamp_of(model))
     grafana.dashboard.update_dashboard({"dashboard": content, "folderUid": FOLDER_UID, "message": message, "overwrite": False})
 
 

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 OBJECTIVE = 0.95
-RUNBOOK = "docs/runbook.md#{}"
+RUNBOOK = "docs/runbook.md"
 STEPS = "compute|exposed_comm|straggler_wait|data_wait"
 RUNNING = 'and on (run) fleet_run_info{status="running"} == 1'
+UNENDED = 'and on (run) fleet_run_info{status=~"running|silent"} == 1'
+"""Of a run whose driver was killed nobody writes the journal any more: it is silent, and has no end."""
 PAGE, TICKET = "page", "ticket"
 CORRUPT = "evict|stop|go_back|begin_anew"
 WINDOWS_S = {"5m": 300.0, "30m": 1_800.0, "1h": 3_600.0, "6h": 21_600.0}
@@ -41,9 +43,9 @@ def _burns(long: str, short: str, factor: float) -> str:
     return f"(fleet:loss:ratio_rate{long} > {least} and fleet:loss:ratio_rate{short} > {least}) {RUNNING}"
 
 
-def _late(what: str, limit: str) -> str:
+def _late(what: str, limit: str, of: str = RUNNING) -> str:
     """The newest ``what``, or the start when there was none, is longer ago than ``limit``."""
-    return f"(time() - (fleet_{what}_timestamp_seconds or fleet_start_timestamp_seconds) > {limit}) {RUNNING}"
+    return f"(time() - (fleet_{what}_timestamp_seconds or fleet_start_timestamp_seconds) > {limit}) {of}"
 
 
 def _rate(category: str, window: str) -> str:
@@ -60,8 +62,9 @@ ALERTS = (
         "More than 15% of the world's rank-seconds were lost in the last six hours, and are being lost now: three times the budget.",
     ),
     Alert(
-        "FleetNoProgress", _late("commit", "{2m} + 20 * fleet_step_median_seconds"), 0.0, PAGE, "Run {{ $labels.run }} commits no steps.",
-        "No step was committed for two minutes and twenty steps' time.",
+        "FleetNoProgress", _late("commit", "{2m} + 20 * fleet_step_median_seconds", UNENDED), 0.0, PAGE,
+        "Run {{ $labels.run }} commits no steps.",
+        "No step was committed for two minutes and twenty steps' time, and the run has not ended: it hangs, or whoever ran it is gone.",
     ),
     Alert(
         "FleetCrashLoop", "increase(fleet_worst_slot_losses_total[{10m}]) > 3.5", 0.0, PAGE,
@@ -129,15 +132,20 @@ def _duration(seconds: float) -> str:
     return f"{round(seconds * 1000)}ms" if seconds % 1 else f"{round(seconds)}s"
 
 
-def rules(scale: float = 1.0) -> dict[str, Any]:
-    """The content of a rules file. ``scale`` below 1 shortens every time in it, for tests against real runs."""
+def rules(scale: float = 1.0, runbook: str = RUNBOOK) -> dict[str, Any]:
+    """The content of a rules file.
+
+    Args:
+        scale: below 1 it shortens every time in the file, for tests against real runs.
+        runbook: URL or path of the runbook, to which each alert links with its own heading.
+    """
     alerts = [
         {
             "alert": alert.name,
             "expr": shortened(alert.expr, scale),
             "for": _duration(alert.for_s * scale),
             "labels": {"severity": alert.severity},
-            "annotations": {"summary": alert.summary, "description": alert.meaning, "runbook_url": RUNBOOK.format(alert.anchor)},
+            "annotations": {"summary": alert.summary, "description": alert.meaning, "runbook_url": f"{runbook}#{alert.anchor}"},
         }
         for alert in ALERTS
     ]

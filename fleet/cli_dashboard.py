@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -27,11 +28,12 @@ def push(
 
     face = connect(grafana, os.environ.get("GRAFANA_TOKEN", ""))
     follower = Follower(find_run(run, Path(storage)) / "journal.jsonl").read() if run else None
-    for title, done in push(face, prometheus).items():
-        console.print(f"{title}: {done}")
     summary = follower.summary() if follower is not None else None
-    if summary is not None:
-        console.print(f"{push_faults(face, summary)} new annotations of faults")
+    with closing(face.api.s):
+        for title, done in push(face, prometheus).items():
+            console.print(f"{title}: {done}")
+        if summary is not None:
+            console.print(f"{push_faults(face, summary)} new annotations of faults")
 
 
 @group.command()
@@ -39,11 +41,12 @@ def write(
     folder: Annotated[str, typer.Argument(help="Where to write; files of the same names are replaced.")],
     target: Annotated[str, typer.Option(help="host:port of `fleet up`.")] = "127.0.0.1:8700",
     ray_targets: Annotated[str, typer.Option(help="Ray's service-discovery file; empty: where Ray puts it.")] = "",
+    runbook: Annotated[str, typer.Option(help="URL or path of the runbook that alerts link to.")] = "docs/runbook.md",
 ) -> None:
     """Rules, scrape configuration, dashboards, provisioning and a compose file."""
     from dashboards.provisioning import write_files
 
-    write_files(Path(folder), target, ray_targets or None)
+    write_files(Path(folder), target, ray_targets or None, runbook)
     console.print(f"written to {folder}; `docker compose up` there starts Ray, Prometheus and Grafana")
 
 

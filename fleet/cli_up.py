@@ -105,7 +105,7 @@ def _prometheus(stack: ExitStack, root: Path, url: str, settings: dict[str, Any]
 
     folder = root / PRIVATE / "prometheus"
     folder.mkdir(parents=True, exist_ok=True)
-    configuration = write_prometheus(folder, urlsplit(url).netloc, settings["ray_targets"], _read_token(root, settings["host"]))
+    configuration = write_prometheus(folder, urlsplit(url).netloc, settings["ray_targets"], token_file=_read_token(root, settings["host"]))
     if settings["prometheus_port"] is None:
         return None
     try:

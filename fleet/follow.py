@@ -89,12 +89,14 @@ class Follower:
     Attributes:
         damage: why reading stopped before the end of the file, empty while all is well. What lies before it is folded.
         version: rises with every poll that brought something.
+        caught_up: it has come to the end of the journal once, or to its damage. Before that its sums are of the past.
     """
 
     def __init__(self, journal: Path) -> None:
         self.journal = journal
         self.damage = ""
         self.version = 0
+        self.caught_up = False
         self._lock = threading.Lock()
         self._tail = JournalTail(journal)
         self._ledger = Ledger(Timeline())
@@ -130,6 +132,7 @@ class Follower:
                 self.damage, records = str(error), []
             folded = self._fold(records)
             self.version += bool(records or self.damage)
+            self.caught_up |= bool(self.damage) or not records
             return folded
 
     def _fold(self, records: list[Record]) -> list[Record]:

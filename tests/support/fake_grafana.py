@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -15,12 +15,17 @@ Answer = tuple[int, Any]
 
 
 class FakeGrafana:
-    """What it holds. ``fail`` maps the start of "METHOD /path" to a status that is answered instead; ``meddle`` is called before a save."""
+    """What it holds. ``fail`` maps the start of "METHOD /path" to a status that is answered instead; ``meddle`` is called before a save.
+
+    ``versions`` are newest first, as Grafana lists them; ``lists_versions`` answers with the bare list, as older Grafanas do.
+    """
 
     def __init__(self) -> None:
         self.sources: dict[str, dict[str, Any]] = {}
         self.folders: dict[str, dict[str, Any]] = {}
         self.dashboards: dict[str, dict[str, Any]] = {}
+        self.versions: dict[str, list[dict[str, Any]]] = {}
+        self.lists_versions = False
         self.annotations: list[dict[str, Any]] = []
         self.fail: dict[str, int] = {}
         self.writes = 0
@@ -56,6 +61,8 @@ class FakeGrafana:
         return (200, self.folders[rest]) if rest in self.folders else (404, {"message": "folder not found"})
 
     def _dashboards(self, method: str, rest: str, body: Any, query: Any) -> Answer:
+        if rest.endswith("/versions"):
+            return self._versions(rest.removeprefix("uid/").removesuffix("/versions"), int(query["limit"][0]))
         if method == "GET":
             found = self.dashboards.get(rest.removeprefix("uid/"))
             return (200, {"dashboard": found, "meta": {"slug": "x"}}) if found else (404, {"message": "Dashboard not found"})
@@ -72,8 +79,26 @@ class FakeGrafana:
             return 412, {"status": "version-mismatch", "message": "The dashboard has been changed by someone else"}
         version = old["version"] + 1 if old is not None else 1
         stored = {**json.loads(json.dumps(new)), "id": 7, "version": version, "gnetId": None}  # what Grafana adds by itself
-        self.dashboards[new["uid"]] = stored
+        self._store(stored, body.get("message", ""))
         return 200, {"id": 7, "uid": new["uid"], "status": "success", "version": version}
+
+    def _store(self, stored: dict[str, Any], message: str) -> None:
+        uid, version = stored["uid"], stored["version"]
+        self.dashboards[uid] = stored
+        kept = {"id": 7, "dashboardId": 7, "uid": uid, "parentVersion": version - 1, "restoredFrom": 0, "version": version}
+        self.versions.setdefault(uid, []).insert(0, kept | {"createdBy": "admin", "message": message})
+
+    def edited(self, uid: str, change: Callable[[dict[str, Any]], None], message: str = "") -> None:
+        """Somebody opens a dashboard, changes it and saves it; few people write a message."""
+        mine = json.loads(json.dumps(self.dashboards.get(uid, {"uid": uid, "version": 0})))
+        change(mine)
+        self._store({**mine, "version": mine["version"] + 1}, message)
+
+    def _versions(self, uid: str, limit: int) -> Answer:
+        if uid not in self.versions:
+            return 404, {"message": "Dashboard not found"}
+        newest = self.versions[uid][:limit]
+        return 200, newest if self.lists_versions else {"continueToken": "", "versions": newest}
 
     def _annotations(self, method: str, rest: str, body: Any, query: Any) -> Answer:
         if method == "POST":

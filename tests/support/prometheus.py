@@ -18,9 +18,10 @@ from tests.support.waiting import until
 LIMIT_S = 60.0
 
 
-def promtool(*arguments: str) -> str:
-    """What promtool says. Raises AssertionError with it when it finds fault."""
-    done = subprocess.run([program("promtool"), *arguments], capture_output=True, text=True, timeout=LIMIT_S, check=False)
+def promtool(*arguments: str, given: str = "") -> str:
+    """What promtool says, with ``given`` as its input. Raises AssertionError with it when it finds fault."""
+    command = [program("promtool"), *arguments]
+    done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 

@@ -3,7 +3,9 @@ the collector, into Prometheus's own rule tester. ``python -m tests.unit.test_do
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -11,10 +13,14 @@ from typing import Any
 
 import pytest
 
+from dashboards.feeds import SILENT
+from dashboards.grafana import all_boards
 from dashboards.metrics import METRICS, RunsCollector
 from dashboards.rules import ALERTS, recordings, rules
 from fleet import records as r
+from fleet.follow import SILENT_S
 from fleet.goodput import Ledger
+from fleet.ledger_summary import LedgerSummary
 from fleet.types import Member, Process, StateId
 from tests.golden.journals import Story
 from tests.support.prometheus import promtool
@@ -26,13 +32,17 @@ MINUTE = 60.0
 
 
 class Hours(Story):
-    """A story told by the minute: steps take ten seconds, times are in seconds, and the run starts at the epoch."""
+    """A story told by the minute: steps take ten seconds, times are in seconds, and the run starts at the epoch.
+
+    From the first to the second moment of ``gone_s`` nobody writes its journal.
+    """
 
     def __init__(self, world: int = 2, spares: int = 0) -> None:
         super().__init__(world, spares)
         self.records[0] = r.RunStarted(r.VERSION, "story", 0.0, 0.0, world, spares, 16, "{}")
         self.step = 0
         self.seats = [(slot, 0) for slot in range(world)]
+        self.gone_s = (math.inf, math.inf)
         for slot in range(world + spares):
             self.records.append(r.ProcessUp(Member(slot, 0), Process("node", 100 + slot, 1), "t", 0.0))
         self.view(1, self.seats, 0.0)
@@ -83,6 +93,19 @@ def hanging() -> Hours:
         story.spans(slot, 0, "x900000", step=story.step)
     story.form([(0, 0), (1, 0)], 1500)
     story.train(1500, 40 * MINUTE)
+    return story
+
+
+def killed() -> Hours:
+    """Its driver is killed at minute 10, and somebody resumes it at minute 120."""
+    story, again_s = Hours(), 120 * MINUTE
+    story.train(0, 600)
+    story.gone_s = 600 + SILENT_S, again_s
+    story.resumed(1000.0 * again_s)
+    for slot in (0, 1):
+        story.up(slot, 1, again_s)
+    story.form([(0, 1), (1, 1)], again_s, "outage-1")
+    story.train(again_s, again_s + 10 * MINUTE)
     return story
 
 
@@ -169,14 +192,21 @@ def _at_s(record: Any) -> float:
     return (record.start_us + sum(record.durations_us)) / 1e6 if isinstance(record, r.Spans) else float(record.at_s)
 
 
-def series(story: Story, until_s: float) -> list[dict[str, str]]:
+def told(story: Hours, ledger: Ledger, at_s: float) -> LedgerSummary:
+    """What a scrape is told, as ``dashboards.feeds`` does it."""
+    if not story.gone_s[0] <= at_s < story.gone_s[1]:
+        return ledger.summary(at_s)
+    return dataclasses.replace(ledger.summary(), status=SILENT)
+
+
+def series(story: Hours, until_s: float) -> list[dict[str, str]]:
     """What scrapes every 15 s would have seen of the run, as promtool's input."""
     ledger, ahead = Ledger(), list(reversed(story.records))
     seen: dict[str, list[str]] = {}
     for number, at_s in enumerate(range(0, round(until_s) + 1, EVERY_S)):
         while ahead and _at_s(ahead[-1]) <= at_s:
             ledger.apply(ahead.pop())
-        summary = ledger.summary(at_s)
+        summary = told(story, ledger, at_s)
         for family in RunsCollector(lambda summary=summary: [summary], per_rank=False).collect():
             for sample in family.samples:
                 labels = ",".join(f'{key}="{value}"' for key, value in sample.labels.items())
@@ -185,16 +215,14 @@ def series(story: Story, until_s: float) -> list[dict[str, str]]:
     return [{"series": name, "values": " ".join(values)} for name, values in seen.items()]
 
 
+def check(alert: str, minute: float, firing: int) -> dict[str, Any]:
+    expr = f'count(ALERTS{{alertname="{alert}",alertstate="firing"}}) or vector(0)'
+    return {"expr": expr, "eval_time": f"{minute:g}m", "exp_samples": [{"labels": "{}", "value": firing}]}
+
+
 def scene(alert: str) -> dict[str, Any]:
     tell, *minutes = SCENES[alert]
-    checks = [
-        {
-            "expr": f'count(ALERTS{{alertname="{alert}",alertstate="firing"}}) or vector(0)',
-            "eval_time": f"{minute:g}m",
-            "exp_samples": [{"labels": "{}", "value": value}],
-        }
-        for minute, value in zip(minutes, (0, 1, 0), strict=True)
-    ]
+    checks = [check(alert, minute, value) for minute, value in zip(minutes, (0, 1, 0), strict=True)]
     return {"interval": f"{EVERY_S}s", "input_series": series(tell(), MINUTE * minutes[-1]), "promql_expr_test": checks, "name": alert}
 
 
@@ -214,6 +242,28 @@ def test_prometheus_takes_the_rules(tmp_path: Path) -> None:
 @pytest.mark.parametrize("alert", [alert.name for alert in ALERTS])
 def test_it_fires_when_it_should_and_is_back_to_normal(alert: str, tmp_path: Path) -> None:
     judged(tmp_path, [scene(alert)])
+
+
+def test_a_run_whose_driver_was_killed_alarms_until_it_is_resumed(tmp_path: Path) -> None:
+    minutes = {9: 0, 12: 0, 16: 1, 60: 1, 119: 1, 122: 0, 129: 0}
+    checks = [check("FleetNoProgress", minute, firing) for minute, firing in minutes.items()]
+    silent = {"expr": 'fleet_run_info{status="running"} or fleet_run_info', "eval_time": "60m"}
+    silent |= {"exp_samples": [{"labels": 'fleet_run_info{run="story",status="silent"}', "value": 1}]}
+    known = series(killed(), 130 * MINUTE)
+    judged(tmp_path, [{"interval": f"{EVERY_S}s", "input_series": known, "promql_expr_test": [*checks, silent]}])
+
+
+def test_the_first_fault_of_a_kind_is_an_annotation(tmp_path: Path) -> None:
+    """As Grafana asks for it, with its variables filled in."""
+    story = Hours()
+    story.train(0, 600)
+    story.fault("f1", "hang", "executed", 600_000.0)
+    story.train(600, 1200)
+    [said] = [each for each in all_boards()[1]["annotations"]["list"] if each["name"] == "faults"]
+    expr = said["expr"].replace("$run", "story").replace("$__interval", "1m")
+    checks = [{"expr": expr, "eval_time": "9m", "exp_samples": []}]
+    checks += [{"expr": f"({expr}) > bool 0", "eval_time": "10m30s", "exp_samples": [{"labels": '{kind="hang"}', "value": 1}]}]
+    judged(tmp_path, [{"interval": f"{EVERY_S}s", "input_series": series(story, 20 * MINUTE), "promql_expr_test": checks}])
 
 
 def test_a_steady_run_alarms_nobody(tmp_path: Path) -> None:

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from grafana_api.grafana_face import GrafanaFace
+from typer.testing import CliRunner, Result
 
 from dashboards import grafana as boards
 from dashboards.metrics import METRICS
 from dashboards.panels import BOARDS, panels
 from dashboards.provisioning import write_files
 from dashboards.push import CREATED, LEFT_ALONE, NOT_OURS, UNCHANGED, UPDATED, connect, push, push_faults
-from dashboards.rules import recordings
+from dashboards.rules import ALERTS, recordings
+from fleet.cli import app
 from fleet.errors import ConfigError, RunFailed
 from fleet.goodput import Ledger
+from fleet.journal import JournalWriter
 from tests.golden.journals import one_loss
 from tests.support.fake_grafana import TOKEN, FakeGrafana
 from tests.support.fake_grafana import grafana as serving
@@ -84,30 +87,82 @@ def test_a_push_creates_all_and_a_second_one_changes_nothing(there: FakeGrafana,
     assert there.writes == before
 
 
+def changed(change: Callable[[dict[str, Any]], None]) -> list[dict[str, Any]]:
+    """Fleet's dashboards as another version of Fleet would build them."""
+    models = boards.all_boards()
+    for model in models:
+        change(model)
+        model["tags"] = [boards.TAG, boards.STAMP + boards.digest(model)]
+    return models
+
+
+def with_threshold(model: dict[str, Any]) -> None:
+    defaults = model["panels"][1].setdefault("fieldConfig", {}).setdefault("defaults", {})
+    defaults["thresholds"] = {"mode": "absolute", "steps": [{"value": None, "color": "green"}, {"value": 0.5, "color": "red"}]}
+
+
+def other_refresh(model: dict[str, Any]) -> None:
+    model["refresh"] = "1m"
+
+
+def other_words(model: dict[str, Any]) -> None:
+    model["title"] = "Mine"
+
+
+def no_annotations(model: dict[str, Any]) -> None:
+    model["annotations"] = {"list": []}
+
+
+CHANGES = [with_threshold, other_refresh, other_words, no_annotations]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_a_new_version_replaces_an_old_one_that_nobody_touched(
-    there: FakeGrafana, face: GrafanaFace, monkeypatch: pytest.MonkeyPatch
+    change: Callable[[dict[str, Any]], None], there: FakeGrafana, face: GrafanaFace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old = boards.all_boards()
-    monkeypatch.setattr("dashboards.push.all_boards", lambda source: [{**m, "title": "Old", "tags": retagged(m, "Old")} for m in old])
     push(face, PROMETHEUS)
-    monkeypatch.undo()
+    monkeypatch.setattr("dashboards.push.all_boards", lambda source: changed(change))
     assert results(face) == {UPDATED}
     assert {d["version"] for d in there.dashboards.values()} == {2}
+    again = json.loads(json.dumps(there.dashboards["fleet-run"]))
+    change(again)
+    assert again == there.dashboards["fleet-run"]  # the change is in it
+    assert results(face) == {UNCHANGED}
 
 
-def retagged(model: dict[str, Any], title: str) -> list[str]:
-    return [boards.TAG, boards.STAMP + boards.digest({**model, "title": title})]
-
-
-def test_what_somebody_changed_or_made_is_left_alone(there: FakeGrafana, face: GrafanaFace) -> None:
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("lists", [True, False])
+def test_what_somebody_changed_is_left_alone(
+    change: Callable[[dict[str, Any]], None], lists: bool, there: FakeGrafana, face: GrafanaFace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there.lists_versions = lists
     push(face, PROMETHEUS)
-    run = there.dashboards["fleet-run"]
-    run["panels"][1]["targets"][0]["expr"] = "my_own_query"
-    there.dashboards["fleet-chaos"] = {"uid": "fleet-chaos", "title": "mine", "tags": [], "version": 3}
+    there.edited("fleet-run", change)
+    mine = json.dumps(there.dashboards["fleet-run"])
+    assert push(face, PROMETHEUS)["Fleet: one run"] == LEFT_ALONE
+    monkeypatch.setattr("dashboards.push.all_boards", lambda source: changed(other_refresh))
     done = push(face, PROMETHEUS)
-    assert done["Fleet: one run"] == LEFT_ALONE
-    assert done["Fleet: chaos experiment"] == NOT_OURS
-    assert there.dashboards["fleet-run"]["panels"][1]["targets"][0]["expr"] == "my_own_query"
+    assert done.pop("Fleet: one run") == LEFT_ALONE
+    assert set(done.values()) == {UPDATED}
+    assert json.dumps(there.dashboards["fleet-run"]) == mine
+
+
+def test_an_old_version_that_somebody_restored_is_left_alone(
+    there: FakeGrafana, face: GrafanaFace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push(face, PROMETHEUS)
+    first = json.loads(json.dumps(there.dashboards["fleet-run"]))
+    monkeypatch.setattr("dashboards.push.all_boards", lambda source: changed(other_refresh))
+    push(face, PROMETHEUS)
+    there.edited("fleet-run", lambda model: model.update({**first, "version": model["version"]}), "Restored from version 1")
+    assert push(face, PROMETHEUS)["Fleet: one run"] == LEFT_ALONE
+
+
+def test_what_somebody_made_is_left_alone(there: FakeGrafana, face: GrafanaFace) -> None:
+    there.edited("fleet-chaos", lambda model: model.update({"title": "mine", "tags": []}))
+    done = push(face, PROMETHEUS)
+    assert done.pop("Fleet: chaos experiment") == NOT_OURS
+    assert set(done.values()) == {CREATED}
     assert there.dashboards["fleet-chaos"]["title"] == "mine"
 
 
@@ -120,22 +175,18 @@ def test_a_source_and_a_folder_that_are_there_are_used(there: FakeGrafana, face:
     assert there.dashboards["fleet-run"]["panels"][1]["datasource"]["uid"] == "mine"
 
 
-def test_one_that_is_made_or_saved_at_the_same_moment(there: FakeGrafana, face: GrafanaFace) -> None:
+def test_one_that_is_made_or_saved_at_the_same_moment(there: FakeGrafana, face: GrafanaFace, monkeypatch: pytest.MonkeyPatch) -> None:
     there.fail = {"POST /api/datasources": 409, "POST /api/folders": 412}
     there.folders["x"] = {}
     with pytest.raises(RunFailed, match="dashboard fleet-overview"):
         push(face, PROMETHEUS)  # the folder is not there: Grafana says 400
     there.fail = {}
     push(face, PROMETHEUS)
-    there.dashboards["fleet-run"]["title"] = "Old"
-    there.dashboards["fleet-run"]["tags"] = retagged(there.dashboards["fleet-run"], "Old")
-
-    def meddle() -> None:
-        there.dashboards["fleet-run"]["version"] += 1
-
-    there.meddle = meddle
+    monkeypatch.setattr("dashboards.push.all_boards", lambda source: changed(other_refresh))
+    there.meddle = lambda: there.edited("fleet-overview", other_words)
     with pytest.raises(RunFailed, match="at the same time"):
         push(face, PROMETHEUS)
+    assert there.dashboards["fleet-overview"]["title"] == "Mine"
 
 
 @pytest.mark.parametrize(("status", "words"), [(401, "wrong or has run out"), (403, "Editor"), (500, "when it is well"), (503, "well")])
@@ -145,6 +196,13 @@ def test_a_refusal_says_what_to_do_and_a_later_push_finishes(there: FakeGrafana,
         push(face, PROMETHEUS)
     there.fail = {}
     assert results(face) == {CREATED}
+
+
+def test_a_grafana_that_keeps_no_versions_is_named(there: FakeGrafana, face: GrafanaFace) -> None:
+    push(face, PROMETHEUS)
+    there.fail = {"GET /api/dashboards/uid/fleet-overview/versions": 404}
+    with pytest.raises(RunFailed, match="Grafana 9 or newer"):
+        push(face, PROMETHEUS)
 
 
 def test_a_wrong_token_or_no_grafana(there: FakeGrafana) -> None:
@@ -170,6 +228,50 @@ def test_faults_become_annotations_once(there: FakeGrafana, face: GrafanaFace) -
     assert note["tags"] == ["fleet", "fault", "story", "f1"]
     assert note["time"] == round(1000 * (1.7e9 + 2.149))
     assert "1.54 rank-seconds" in note["text"]
+
+
+def pushed(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["dashboard", "push", *arguments])
+
+
+def test_the_command_pushes_with_the_token_of_the_environment(there: FakeGrafana, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = JournalWriter(tmp_path / "good" / "journal.jsonl")
+    for record in one_loss("f1").records:
+        journal.append(record)
+    journal.close()
+    monkeypatch.setenv("GRAFANA_TOKEN", TOKEN)
+    first = pushed("--grafana", there.url, "--prometheus", "http://elsewhere.example", "--run", "good", "--storage", str(tmp_path))
+    assert first.exit_code == 0, first.output
+    assert first.output.splitlines() == [*(f"{board.title}: {CREATED}" for board in BOARDS), "1 new annotations of faults"]
+    assert there.sources["Fleet Prometheus"]["url"] == "http://elsewhere.example"
+    assert set(there.dashboards) == {board.uid for board in BOARDS}
+    again = pushed("--grafana", there.url)
+    assert again.output.splitlines() == [f"{board.title}: {UNCHANGED}" for board in BOARDS]
+
+
+@pytest.mark.parametrize(("token", "words"), [("", "is not set"), ("glsa_wrong", "is wrong or has run out")])
+def test_the_command_refuses_without_a_token_that_holds(
+    token: str, words: str, there: FakeGrafana, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRAFANA_TOKEN", token)
+    refused = pushed("--grafana", there.url)
+    assert refused.exit_code != 0
+    assert words in str(refused.exception)
+    assert there.writes == 0
+
+
+def links(folder: Path) -> set[str]:
+    """Where the alerts of a rules file link to."""
+    groups = yaml.safe_load((folder / "prometheus" / "fleet.rules.yml").read_text())["groups"]
+    return {rule["annotations"]["runbook_url"] for group in groups for rule in group["rules"] if "alert" in rule}
+
+
+def test_alerts_link_to_the_runbook_that_is_asked_for(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["dashboard", "write", str(tmp_path), "--runbook", "https://docs.example/run"])
+    assert done.exit_code == 0, done.output
+    assert links(tmp_path) == {f"https://docs.example/run#{alert.anchor}" for alert in ALERTS}
+    assert CliRunner().invoke(app, ["dashboard", "write", str(tmp_path)]).exit_code == 0
+    assert links(tmp_path) == {f"docs/runbook.md#{alert.anchor}" for alert in ALERTS}
 
 
 def test_files_for_those_who_provision(tmp_path: Path) -> None:

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Iterable
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from dashboards.metrics import COUNTER, METRICS, RunsCollector, metrics_table
+from chaos.catalogue import EXECUTABLE
+from dashboards.metrics import COUNTER, FAULT_KINDS, METRICS, RunsCollector, metrics_table
 from fleet.goodput import Ledger
 from fleet.ledger_summary import LedgerSummary
+from fleet.levels import PEERS
+from fleet.records import VERSION, CheckpointRecord, DecisionMade, FaultRecord, Measurement, ProcessUp, RunStarted
+from fleet.types import Member, Process, StateId
 from tests.golden.journals import Story, one_loss
+from tests.support.prometheus import promtool
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 def scrape(summary: LedgerSummary | None) -> Samples:
-    registry = CollectorRegistry()
-    registry.register(RunsCollector(lambda: [] if summary is None else [summary]))
-    return parse(generate_latest(registry).decode())
+    return parse(generate_latest(registry_of(*([] if summary is None else [summary]))).decode())
 
 
 def parse(text: str) -> Samples:
@@ -29,6 +37,30 @@ def parse(text: str) -> Samples:
         for family in families
         for sample in family.samples
     }
+
+
+def registry_of(*summaries: LedgerSummary) -> CollectorRegistry:
+    registry = CollectorRegistry()
+    registry.register(RunsCollector(lambda: summaries))
+    return registry
+
+
+def eventful() -> tuple[LedgerSummary, LedgerSummary]:
+    """Two runs with something of everything; labels hold what text formats have to escape."""
+    story = one_loss("f1")
+    ended = story.records.pop()
+    story.records[0] = RunStarted(VERSION, "story", 0.0, 1.7e9, 2, 0, 16, '{"expected_goodput": 0.9}')
+    story.durable(30, 4_000)
+    story.records += [
+        ProcessUp(Member(0, 0), Process('node "a"\\\n', 100, 1), "t", 0.1),
+        Measurement(StateId(0, 30), 'loss "of" \\ all\nranks', math.nan, 5.0),
+        CheckpointRecord("copy-1", "durable", StateId(0, 30), 5.0, level=PEERS),
+        DecisionMade("interval", "wait", "every 60 s", {"interval_s": 60.0}, 5.0),
+        DecisionMade(f"interval of {PEERS}", "wait", "every 6 s", {"interval_s": 6.0}, 5.0),
+        ended,
+    ]
+    summary = Ledger().apply_all(story.records).summary()
+    return summary, dataclasses.replace(summary, run="another", status="silent")
 
 
 def rolled_back() -> Story:
@@ -86,6 +118,45 @@ def test_names_follow_the_rules() -> None:
         assert spec.question.endswith("?")
         assert not set(spec.name.split("_")) & {"ms", "us", "minutes", "mb", "kb", "percent"}
         assert f"`{spec.name}`" in metrics_table()
+
+
+def test_faults_are_counted_from_zero() -> None:
+    assert sorted(FAULT_KINDS) == sorted(EXECUTABLE)
+    records = one_loss("f1").records
+    struck = next(number for number, record in enumerate(records) if isinstance(record, FaultRecord))
+    executed = {("fleet_faults_total", (("kind", kind), ("phase", "executed"))) for kind in EXECUTABLE}
+    before, after = (scrape(Ledger().apply_all(records[:end]).summary()) for end in (struck, struck + 1))
+    assert {key: before[key] for key in executed} == dict.fromkeys(executed, 0.0)
+    assert {key for key in executed if after[key] - before[key] == 1} == {
+        ("fleet_faults_total", (("kind", "kill_rank"), ("phase", "executed")))
+    }
+
+
+def test_prometheus_and_openmetrics_read_the_same() -> None:
+    registry = registry_of(*eventful())
+    plain = list(text_string_to_metric_families(generate_latest(registry).decode()))
+    strict = list(open_metrics(openmetrics.generate_latest(registry).decode()))
+    known = {spec.name for spec in METRICS}
+    assert {name for family in plain for name in (sample.name for sample in family.samples)} == known
+    assert flat(plain) == flat(strict)
+    assert {family.name + "_total" * (family.type == "counter") for family in strict} == known
+    assert {family.documentation for family in strict} == {spec.help for spec in METRICS}
+
+
+def flat(families: Iterable[Metric]) -> dict[tuple[str, frozenset[tuple[str, str]]], str]:
+    """As text, since what is no number equals nothing."""
+    samples = [sample for family in families for sample in family.samples]
+    assert {sample.labels["run"] for sample in samples} == {"story", "another"}
+    found = {(sample.name, frozenset(sample.labels.items())): repr(sample.value) for sample in samples}
+    assert len(found) == len(samples)
+    return found
+
+
+def test_promtool_finds_no_fault_with_what_is_scraped() -> None:
+    text = generate_latest(registry_of(*eventful())).decode()
+    assert "FAIL" not in promtool("check", "metrics", given=text)
+    with pytest.raises(AssertionError, match="counter metrics should have"):
+        promtool("check", "metrics", given=text.replace("fleet_losses_total", "fleet_losses"))
 
 
 def test_before_the_first_record_there_is_nothing_to_scrape() -> None:
