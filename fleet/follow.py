@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fleet import snapshots
 from fleet.clock import unix_time_s
@@ -187,6 +187,11 @@ class Follower:
             timeline = self._ledger.closed_timeline()
             assert timeline is not None
             return how(Report(summary, timeline, self._history.as_dict()))
+
+    def decided(self) -> dict[str, Any]:
+        """What policies have decided so far; see :meth:`fleet.ledger_report.History.decided`."""
+        with self._lock:
+            return self._history.decided()
 
     def seats(self) -> list[Seat]:
         """Who is where, by slot."""

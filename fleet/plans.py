@@ -70,16 +70,19 @@ def checked_name(name: str, root: Path) -> str:
 
 def store_url(plan: RunPlan) -> str:
     """Where the run's checkpoints lie: beside the journal, or under the storage that was asked for."""
-    storage = plan.settings.storage
-    return f"{storage.rstrip('/')}/{plan.name}" if "://" in storage else f"file://{plan.folder.resolve()}"
+    return url_of(plan.settings.storage, plan.name, plan.folder)
 
 
 def stored_at(folder: Path) -> str:
     """Where the checkpoints of the run in ``folder`` lie, from its journal."""
     first = next(read_journal(folder / "journal.jsonl", spans=False))
     assert isinstance(first, RunStarted)
-    storage = str(json.loads(first.config)["settings"]["storage"])
-    return f"{storage.rstrip('/')}/{first.run}" if "://" in storage else f"file://{folder.resolve()}"
+    return url_of(str(json.loads(first.config)["settings"]["storage"]), first.run, folder)
+
+
+def url_of(storage: str, run: str, folder: Path) -> str:
+    """Where the checkpoints of ``run`` lie, whose journal is in ``folder``, with ``storage`` as its setting says."""
+    return f"{storage.rstrip('/')}/{run}" if "://" in storage else f"file://{folder.resolve()}"
 
 
 def describe(plan: RunPlan) -> str:
