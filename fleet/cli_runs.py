@@ -11,6 +11,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from fleet.launch.provenance import PATCH
+
 if TYPE_CHECKING:
     from fleet.follow import Follower
     from fleet.records import RunStarted
@@ -19,7 +21,7 @@ console = Console(highlight=False, soft_wrap=True)
 Storage = Annotated[str, typer.Option(help="Folder that holds the runs.")]
 ABSENT = "-"
 OUTCOME = ("status", "reason", "digest", "steps", "wall_s", "goodput", "scheduling_goodput", "median_step_s", "losses", "views")
-LIES_IN = {"snapshot": "fold.snapshot", "patch": "code.patch", "twin": "twin", "ray": "ray"}
+LIES_IN = {"snapshot": "fold.snapshot", "patch": PATCH, "twin": "twin", "ray": "ray"}
 """What may lie in a run's folder beside its journal."""
 OF_ONE_RUN = ("artefacts.", "decisions.last")
 """What no two runs have in common, so that it is no difference: where they lie, and when they decided."""

@@ -16,7 +16,7 @@ from fleet.config import Budgets, CheckpointSettings, RunSettings, StragglerSett
 from fleet.errors import ConfigError
 from fleet.expectation import expected_goodput
 from fleet.journal import read_journal
-from fleet.launch.provenance import provenance
+from fleet.launch.provenance import Code, provenance
 from fleet.records import RUN_NAME, RunEnded, RunStarted
 from fleet.scripts import load_train
 from policies.interval import CheckpointInterval
@@ -85,15 +85,16 @@ def url_of(storage: str, run: str, folder: Path) -> str:
     return f"{storage.rstrip('/')}/{run}" if "://" in storage else f"file://{folder.resolve()}"
 
 
-def describe(plan: RunPlan) -> str:
+def describe(plan: RunPlan, code: Code | None = None) -> str:
     """The plan as JSON text, from which :func:`resumed_plan` and :func:`repeated_plan` make it again, and of what the run is made.
 
-    Credentials in the storage's URL are not in it.
+    Credentials in the storage's URL are not in it. ``code`` is that of the script, if it has been looked at.
     """
     settings = dataclasses.asdict(plan.settings) | {"storage": without_credentials(plan.settings.storage)}
     faults = plan.chaos.plan(seed=plan.settings.seed, world=plan.settings.slots, nodes=plan.settings.nodes)
     expected = expected_goodput(faults, plan.settings, plan.chaos.duration_s, plan.chaos.repair_s)
-    content = {"script": plan.script, "settings": settings, "chaos": dataclasses.asdict(plan.chaos), "made_of": provenance(plan.script)}
+    made_of = provenance(plan.script, code)
+    content = {"script": plan.script, "settings": settings, "chaos": dataclasses.asdict(plan.chaos), "made_of": made_of}
     return json.dumps(content | {"expected_goodput": expected} | ({"queued_s": plan.queued_s} if plan.queued_s else {}))
 
 
