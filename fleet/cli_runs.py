@@ -21,6 +21,7 @@ console = Console(highlight=False, soft_wrap=True)
 Storage = Annotated[str, typer.Option(help="Folder that holds the runs.")]
 ABSENT = "-"
 OUTCOME = ("status", "reason", "digest", "steps", "wall_s", "goodput", "scheduling_goodput", "median_step_s", "losses", "views")
+DATA = ("samples", "batch_size", "data_sha256")
 LIES_IN = {"snapshot": "fold.snapshot", "patch": PATCH, "twin": "twin", "ray": "ray"}
 """What may lie in a run's folder beside its journal."""
 OF_ONE_RUN = ("artefacts.", "decisions.last")
@@ -40,6 +41,7 @@ def record_of(folder: Path) -> dict[str, Any]:
     named = {"losses": summary.losses_total, "views": summary.views_total}
     outcome = {name: named.get(name, getattr(summary, name, None)) for name in OUTCOME}
     made = {"run": started.run, "started_unix_s": started.unix_time_s, **configuration(started.config)}
+    made |= {"data": {name: getattr(follower.data, name) for name in DATA}} if follower.data is not None else {}
     told = {"outcome": outcome, "measured": measured, "decisions": follower.decided(), "artefacts": artefacts_of(folder, started, follower)}
     return made | told | ({"damage": follower.damage} if follower.damage else {})
 

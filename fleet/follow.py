@@ -21,7 +21,7 @@ from fleet.journal import JournalTail, decode_line, read_journal
 from fleet.ledger_report import History, Report
 from fleet.ledger_summary import LedgerSummary
 from fleet.ledger_timeline import Timeline
-from fleet.records import STANDBY, ProcessLost, ProcessUp, Record, Resumed, RunEnded, RunStarted, Spans, ViewPublished
+from fleet.records import STANDBY, DataRead, ProcessLost, ProcessUp, Record, Resumed, RunEnded, RunStarted, Spans, ViewPublished
 from fleet.types import Member, View
 
 T = TypeVar("T")
@@ -187,6 +187,11 @@ class Follower:
             timeline = self._ledger.closed_timeline()
             assert timeline is not None
             return how(Report(summary, timeline, self._history.as_dict()))
+
+    @property
+    def data(self) -> DataRead | None:
+        """What the run is trained on, None while it has not said so."""
+        return self._history.data
 
     def decided(self) -> dict[str, Any]:
         """What policies have decided so far; see :meth:`fleet.ledger_report.History.decided`."""

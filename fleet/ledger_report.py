@@ -14,7 +14,7 @@ from fleet.goodput import Ledger
 from fleet.ledger_summary import COST_NAMES, STEP_NAMES, Incident, LedgerSummary
 from fleet.ledger_timeline import Timeline
 from fleet.ledger_verification import verification
-from fleet.records import CheckpointRecord, DecisionMade, EvidenceKept, Measurement, ProcessLost, Record, ViewPublished
+from fleet.records import CheckpointRecord, DataRead, DecisionMade, EvidenceKept, Measurement, ProcessLost, Record, ViewPublished
 from fleet.verdicts import Verdicts
 
 HAPPENINGS = ("losses", "views", "checkpoints", "decisions", "evidence")
@@ -83,6 +83,7 @@ class History:
     def __init__(self, most: int | None = None) -> None:
         self._most = most
         self._kinds: dict[str, deque[dict[str, Any]]] = {name: deque(maxlen=most) for name in HAPPENINGS}
+        self.data: DataRead | None = None
         self._decided: dict[str, dict[str, int]] = {}
         self._points: dict[str, list[list[float]]] = {}
         self._verdicts = Verdicts(most)
@@ -103,6 +104,8 @@ class History:
                 counts = self._decided.setdefault(policy, {})
                 counts[action] = counts.get(action, 0) + 1
                 self._kinds["decisions"].append(dataclasses.asdict(record))
+            case DataRead():
+                self.data = record
             case Measurement():
                 self._measured(record)
 

@@ -94,6 +94,15 @@ def test_two_runs_differ_in_settings_in_outcome_and_in_what_was_decided(tmp_path
     }  # fmt: skip
 
 
+def test_two_runs_differ_in_their_data(tmp_path: Path) -> None:
+    for name, sha256 in (("one", "aa"), ("two", "bb")):
+        story = one_loss()
+        story.records.insert(-1, r.DataRead(1_000, 16, 2.0, sha256))
+        kept(tmp_path, name, story)
+    assert told(tmp_path, "one")["data"] == {"samples": 1_000, "batch_size": 16, "data_sha256": "aa"}
+    assert call("diff", "one", "two", "--storage", str(tmp_path)).splitlines()[1].split() == ["data.data_sha256", "aa", "bb"]
+
+
 def test_a_run_that_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["show", "nowhere", "--storage", str(tmp_path)])
     assert done.exit_code != 0
