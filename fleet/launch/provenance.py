@@ -54,7 +54,7 @@ class Code:
 
 
 def provenance(script: str, code: Code | None = None) -> dict[str, Any]:
-    """Digest of the script, the commit that it lies in and a digest of what differs from it, versions, processor, and the command."""
+    """Digest of the script, the commit that it lies in and a digest of what differs from it, versions, processor, command and folder."""
     return {
         "script_sha256": _digest(Path(script).read_bytes()) if script and Path(script).is_file() else "",
         **(code or code_of(script)).record(),
@@ -62,6 +62,7 @@ def provenance(script: str, code: Code | None = None) -> dict[str, Any]:
         "machine": platform.machine(),
         "cores": os.cpu_count() or 0,
         "command": sys.argv[:200],
+        "directory": str(Path.cwd()),
     }
 
 
