@@ -201,7 +201,7 @@ def _repeated(run: str, script: str, root: Path, changed_code: bool) -> RunPlan:
     if not changed_code:
         plans.check_same_code(folder, changes)
     for change in (*changes.code, *changes.around):
-        console.print(f"[yellow]not as in {folder.name}:[/] {change}", highlight=False, soft_wrap=True)
+        console.print(f"not as in {folder.name}: {change}", style="yellow", markup=False, highlight=False, soft_wrap=True)
     return plans.repeated_plan(folder, script, root)
 
 
@@ -215,8 +215,7 @@ def _execute(plan: RunPlan, twin: bool, twin_world: int, json_: str, html: str, 
         if twin and result.status == "completed":
             other = plans.twin_of(plan, twin_world or None)
             verdict = plans.compare(plan, other, _one_run(recipes.LiveRun(other, cluster), None))
-    report = _load_report(plan.folder)
-    _emit(report, plan, verdict, json_, html)
+    _emit(*_load_report(plan.folder), plan, verdict, json_, html)
     return _exit_code(result, verdict)
 
 
@@ -266,17 +265,21 @@ def _exit_code(result: RunResult, verdict: dict[str, Any] | None) -> int:
     return 0 if result.status == "completed" else 130
 
 
-def _load_report(folder: Path) -> Report:
-    from fleet.journal import read_journal
-    from fleet.report import build_report
+def _load_report(folder: Path) -> tuple[Report, str]:
+    """The report of a run, as far as its journal is good, and where that ends before the journal does."""
+    from fleet.follow import open_report
 
-    return build_report(read_journal(folder / "journal.jsonl"))
+    report, damage = open_report(folder / "journal.jsonl")
+    if damage:
+        words = f"The journal is damaged, and only what lies before is told: {damage}"
+        console.print(words, style="yellow", markup=False, highlight=False, soft_wrap=True)
+    return report, damage
 
 
-def _emit(report: Report, plan: RunPlan | None, twin: dict[str, Any] | None, json_: str, html: str) -> None:
+def _emit(report: Report, damage: str, plan: RunPlan | None, twin: dict[str, Any] | None, json_: str, html: str) -> None:
     from fleet.report import render_table
 
-    data = report.to_dict() | ({"twin": twin} if twin is not None else {})
+    data = report.to_dict() | {"damage": damage} | ({"twin": twin} if twin is not None else {})
     if json_ == "-":
         print(json.dumps(data, indent=2))
     else:
@@ -319,7 +322,7 @@ def report(
     """Where every rank-second of RUN went, and what each fault cost."""
     from fleet.plans import find_run
 
-    _emit(_load_report(find_run(name, Path(storage))), None, None, "-" if json_ else "", html)
+    _emit(*_load_report(find_run(name, Path(storage))), None, None, "-" if json_ else "", html)
 
 
 def main() -> None:

@@ -103,6 +103,22 @@ def test_two_runs_differ_in_their_data(tmp_path: Path) -> None:
     assert call("diff", "one", "two", "--storage", str(tmp_path)).splitlines()[1].split() == ["data.data_sha256", "aa", "bb"]
 
 
+def test_a_damaged_journal_is_told_of_as_far_as_it_is_good(tmp_path: Path) -> None:
+    journal = kept(tmp_path, "one", one_loss()) / "journal.jsonl"
+    assert json.loads(call("report", "one", "--storage", str(tmp_path), "--json"))["damage"] == ""
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join([*lines[:-1], b'["Meteor",[/bold] 1]\n', lines[-1]]))
+    for command in ("report", "diagnose"):
+        done = CliRunner().invoke(app, [command, "one", "--storage", str(tmp_path), "--json"], catch_exceptions=False)
+        assert done.exit_code == 0
+        found = json.loads(done.stdout)
+        assert found["run"] == "story"
+        assert f"{journal}:{len(lines)}:" in found["damage"]
+        assert found["damage"] in done.stderr
+    assert f"{journal}:{len(lines)}:" in told(tmp_path, "one")["damage"]
+    assert "goodput" in call("report", "one", "--storage", str(tmp_path))
+
+
 def test_a_run_that_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["show", "nowhere", "--storage", str(tmp_path)])
     assert done.exit_code != 0
