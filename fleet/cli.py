@@ -84,6 +84,7 @@ def run(
     name: Annotated[str, typer.Option(help="Name of the run; empty: the script's, with the time.")] = "",
     resume: Annotated[str, typer.Option(help="Go on with this run from its newest durable checkpoint.")] = "",
     repeat: Annotated[str, typer.Option(help="Run this run once more, as its journal has it: settings, seed, chaos.")] = "",
+    changed_code: Annotated[bool, typer.Option("--changed-code", help="With --repeat: although the code is another now.")] = False,
     json_: Annotated[str, typer.Option("--json", help="Write the report as JSON to this file; - for stdout.")] = "",
     html: Annotated[str, typer.Option(help="Write the report as one HTML page.")] = "",
     port: Annotated[int, typer.Option(help="Serve the live page and /metrics on this port; 0: a free one.")] = 0,
@@ -97,7 +98,9 @@ def run(
         world, spares, nodes, shards, min_ranks, seed, set_ or [], reduction, optimizer_sharding, verify, preflight, checkpoint, storage,
         timeout or [], peer_copies,
     )  # fmt: skip
-    plan = _plan(script, settings, chaos, name, resume, repeat, root)
+    if changed_code and not repeat:
+        raise ConfigError("--changed-code", "given", "it is about a run that is repeated", "Use it with --repeat RUN.")
+    plan = _repeated(repeat, script, root, changed_code) if repeat and not resume else _plan(script, settings, chaos, name, resume, root)
     if twin_world:
         dataclasses.replace(settings, world=twin_world, spares=0)  # refused now, not after the run
     raise typer.Exit(_execute(plan, twin, twin_world, json_, html, port))
@@ -168,7 +171,7 @@ def _check_chaos(settings: RunSettings, chaos: str) -> ChaosSettings:
     return found
 
 
-def _plan(script: str, settings: RunSettings, chaos: str, name: str, resume: str, repeat: str, root: Path) -> RunPlan:
+def _plan(script: str, settings: RunSettings, chaos: str, name: str, resume: str, root: Path) -> RunPlan:
     from fleet import plans, scripts
     from fleet.launch.queue import SUBMITTED
 
@@ -179,8 +182,6 @@ def _plan(script: str, settings: RunSettings, chaos: str, name: str, resume: str
 
             JournalMirror(f"{settings.storage.rstrip('/')}/{resume}").fetch(root / resume / "journal.jsonl")
         return plans.resumed_plan(plans.find_run(resume, root), script, settings.storage)
-    if repeat:
-        return plans.repeated_plan(plans.find_run(repeat, root), script, root)
     if not script:
         raise ConfigError("SCRIPT", script, "missing", "Name a Python file with a function train(run), or use --resume RUN.")
     name = plans.checked_name(name, root) if name else plans.new_name(script)
@@ -189,6 +190,19 @@ def _plan(script: str, settings: RunSettings, chaos: str, name: str, resume: str
         name=name, folder=root / name, settings=settings, train=train, script=script, chaos=settings_of_chaos,
         queued_s=max(0.0, now_s - float(os.environ.get(SUBMITTED, now_s))),
     )  # fmt: skip
+
+
+def _repeated(run: str, script: str, root: Path, changed_code: bool) -> RunPlan:
+    """The plan of ``run`` once more. What has changed since is told; other code is refused unless the user has said so."""
+    from fleet import plans
+
+    folder = plans.find_run(run, root)
+    changes = plans.changed_since(folder, script)
+    if not changed_code:
+        plans.check_same_code(folder, changes)
+    for change in (*changes.code, *changes.around):
+        console.print(f"not as in {folder.name}: {change}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+    return plans.repeated_plan(folder, script, root)
 
 
 def _execute(plan: RunPlan, twin: bool, twin_world: int, json_: str, html: str, port: int) -> int:
@@ -201,8 +215,7 @@ def _execute(plan: RunPlan, twin: bool, twin_world: int, json_: str, html: str, 
         if twin and result.status == "completed":
             other = plans.twin_of(plan, twin_world or None)
             verdict = plans.compare(plan, other, _one_run(recipes.LiveRun(other, cluster), None))
-    report = _load_report(plan.folder)
-    _emit(report, plan, verdict, json_, html)
+    _emit(*_load_report(plan.folder), plan, verdict, json_, html)
     return _exit_code(result, verdict)
 
 
@@ -252,17 +265,21 @@ def _exit_code(result: RunResult, verdict: dict[str, Any] | None) -> int:
     return 0 if result.status == "completed" else 130
 
 
-def _load_report(folder: Path) -> Report:
-    from fleet.journal import read_journal
-    from fleet.report import build_report
+def _load_report(folder: Path) -> tuple[Report, str]:
+    """The report of a run, as far as its journal is good, and where that ends before the journal does."""
+    from fleet.follow import open_report
 
-    return build_report(read_journal(folder / "journal.jsonl"))
+    report, damage = open_report(folder / "journal.jsonl")
+    if damage:
+        words = f"The journal is damaged, and only what lies before is told: {damage}"
+        console.print(words, style="yellow", markup=False, highlight=False, soft_wrap=True)
+    return report, damage
 
 
-def _emit(report: Report, plan: RunPlan | None, twin: dict[str, Any] | None, json_: str, html: str) -> None:
+def _emit(report: Report, damage: str, plan: RunPlan | None, twin: dict[str, Any] | None, json_: str, html: str) -> None:
     from fleet.report import render_table
 
-    data = report.to_dict() | ({"twin": twin} if twin is not None else {})
+    data = report.to_dict() | {"damage": damage} | ({"twin": twin} if twin is not None else {})
     if json_ == "-":
         print(json.dumps(data, indent=2))
     else:
@@ -305,7 +322,7 @@ def report(
     """Where every rank-second of RUN went, and what each fault cost."""
     from fleet.plans import find_run
 
-    _emit(_load_report(find_run(name, Path(storage))), None, None, "-" if json_ else "", html)
+    _emit(*_load_report(find_run(name, Path(storage))), None, None, "-" if json_ else "", html)
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -21,13 +22,17 @@ def diagnose(
 ) -> None:
     """What cost RUN most, why, what to do about it, and where the cost would move."""
     from fleet import diagnosis
-    from fleet.goodput import Ledger
-    from fleet.journal import read_journal
+    from fleet.follow import open_report
     from fleet.plans import find_run
 
-    summary = Ledger().apply_all(read_journal(find_run(name, Path(storage)) / "journal.jsonl")).summary()
+    report, damage = open_report(find_run(name, Path(storage)) / "journal.jsonl")
+    if damage:
+        print(f"The journal is damaged, and only what lies before is told: {damage}", file=sys.stderr)
+    summary = report.summary
     findings = diagnosis.diagnose(summary)
     if json_:
-        print(json.dumps({"run": summary.run, "goodput": summary.goodput, "findings": diagnosis.plain(findings)}, indent=2))
+        print(
+            json.dumps({"run": summary.run, "damage": damage, "goodput": summary.goodput, "findings": diagnosis.plain(findings)}, indent=2)
+        )
     else:
         print(diagnosis.explain(summary, findings), end="")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 console = Console(stderr=True, highlight=False, soft_wrap=True)
 ANSWER_S = 30.0
 PRIORITIES = range(-100, 101)
-RESERVED = ("storage", "name", "resume", "repeat")
+RESERVED = ("storage", "name", "resume", "repeat", "changed_code")
 """Options of ``fleet run`` that are the queue's."""
 Storage = Annotated[str, typer.Option(help="Folder that holds the runs of the service.")]
 

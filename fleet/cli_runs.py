@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from fleet.launch.provenance import PATCH
+
+if TYPE_CHECKING:
+    from fleet.follow import Follower
+    from fleet.records import RunStarted
+
 console = Console(highlight=False, soft_wrap=True)
 Storage = Annotated[str, typer.Option(help="Folder that holds the runs.")]
 ABSENT = "-"
 OUTCOME = ("status", "reason", "digest", "steps", "wall_s", "goodput", "scheduling_goodput", "median_step_s", "losses", "views")
+DATA = ("samples", "batch_size", "data_sha256")
+LIES_IN = {"snapshot": "fold.snapshot", "patch": PATCH, "twin": "twin", "ray": "ray"}
+"""What may lie in a run's folder beside its journal."""
+OF_ONE_RUN = ("artefacts.", "decisions.last")
+"""What no two runs have in common, so that it is no difference: where they lie, and when they decided."""
 
 
 def record_of(folder: Path) -> dict[str, Any]:
-    """All that is known of a run: how it was made, and what it came to."""
+    """All that is known of a run: how it was made, what it came to, what was decided on the way, and what is left of it."""
     from fleet.follow import Follower
     from fleet.records import configuration
 
@@ -30,7 +41,29 @@ def record_of(folder: Path) -> dict[str, Any]:
     named = {"losses": summary.losses_total, "views": summary.views_total}
     outcome = {name: named.get(name, getattr(summary, name, None)) for name in OUTCOME}
     made = {"run": started.run, "started_unix_s": started.unix_time_s, **configuration(started.config)}
-    return made | {"outcome": outcome, "measured": measured}
+    made |= {"data": {name: getattr(follower.data, name) for name in DATA}} if follower.data is not None else {}
+    told = {"outcome": outcome, "measured": measured, "decisions": follower.decided(), "artefacts": artefacts_of(folder, started, follower)}
+    return made | told | ({"damage": follower.damage} if follower.damage else {})
+
+
+def artefacts_of(folder: Path, started: RunStarted, follower: Follower) -> dict[str, str | list[str]]:
+    """Where that lies which the run has left, as far as it is there; the checkpoints' URL without credentials."""
+    from fleet.plans import url_of
+    from fleet.records import configuration
+    from storage.urls import redact
+
+    evidence = follower.look(lambda report: [str(item["path"]) for item in report.history["evidence"]]) or []
+    storage = configuration(started.config).get("settings", {}).get("storage")
+    found: dict[str, str | list[str]] = {"journal": str(folder / "journal.jsonl")}
+    found |= {name: str(folder / file) for name, file in LIES_IN.items() if (folder / file).exists()}
+    found |= {"checkpoints": redact(url_of(storage, started.run, folder))} if storage else {}
+    kinds = {"evidence": _there(folder / name for name in evidence), "reports": _there(folder.glob("*.html"), folder.glob("*.json"))}
+    return found | {name: paths for name, paths in kinds.items() if paths}
+
+
+def _there(*paths: Iterable[Path]) -> list[str]:
+    """Those that exist, each once and in order."""
+    return sorted({str(path) for some in paths for path in some if path.is_file()})
 
 
 def flat(value: Any, path: str = "") -> dict[str, Any]:
@@ -44,8 +77,8 @@ def flat(value: Any, path: str = "") -> dict[str, Any]:
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """(name, value, value) of what two records do not have in common."""
-    a, b = flat(one), flat(other)
+    """(name, value, value) of what two records do not have in common, but for what is of one run alone."""
+    a, b = ({name: value for name, value in flat(each).items() if not name.startswith(OF_ONE_RUN)} for each in (one, other))
     return [(name, a.get(name, ABSENT), b.get(name, ABSENT)) for name in {**a, **b} if a.get(name, ABSENT) != b.get(name, ABSENT)]
 
 

@@ -148,11 +148,12 @@ class StepsTimed:
 
 @dataclass(frozen=True, slots=True)
 class Reads:
-    """What the loop body takes its batches from. Sent by view rank 0 when it is new to it."""
+    """What the loop body takes its batches from. Sent by view rank 0 when it is new to it. ``data_sha256``: see ``DataRead``."""
 
     member: Member
     samples: int
     batch_size: int
+    data_sha256: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,18 +10,19 @@ import dataclasses
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fleet import snapshots
 from fleet.clock import unix_time_s
 from fleet.errors import FleetError, JournalError, LedgerError
 from fleet.goodput import Ledger
 from fleet.journal import JournalTail, decode_line, read_journal
-from fleet.ledger_report import History, Report, report_of
+from fleet.ledger_report import History, Report, build_report, report_of
 from fleet.ledger_summary import LedgerSummary
 from fleet.ledger_timeline import Timeline
-from fleet.records import STANDBY, ProcessLost, ProcessUp, Record, Resumed, RunEnded, RunStarted, Spans, ViewPublished
+from fleet.records import STANDBY, DataRead, ProcessLost, ProcessUp, Record, Resumed, RunEnded, RunStarted, Spans, ViewPublished
 from fleet.types import Member, View
 
 T = TypeVar("T")
@@ -87,16 +88,16 @@ class Follower:
     """One journal, folded as it grows. Safe to use from several threads.
 
     Attributes:
-        damage: why reading stopped before the end of the file, empty while all is well. What lies before it is folded.
         version: rises with every poll that brought something.
         caught_up: it has come to the end of the journal once, or to its damage. Before that its sums are of the past.
     """
 
     def __init__(self, journal: Path) -> None:
         self.journal = journal
-        self.damage = ""
         self.version = 0
         self.caught_up = False
+        self._damage = self._torn = ""
+        self._unfolded = 0  # lines that were read and whose records the ledger has not taken
         self._lock = threading.Lock()
         self._tail = JournalTail(journal)
         self._ledger = Ledger(Timeline())
@@ -112,11 +113,24 @@ class Follower:
             self._tail = JournalTail(self.journal, self._kept_bytes, line)
             self.version = 1
 
+    @property
+    def damage(self) -> str:
+        """Why reading stopped before the end of the file, and at which line; empty while all is well. What lies before it is folded.
+
+        An incomplete last line is damage once nobody writes any more. Who writes on cuts it off, and then it is none.
+        """
+        return self._damage or self._torn
+
+    @property
+    def good_lines(self) -> int:
+        """How many lines are folded."""
+        return self._tail.place[1] - self._unfolded
+
     def keep(self, least_bytes: int = snapshots.LEAST_BYTES) -> bool:
         """Keep a snapshot of the fold beside the journal, unless the last one is less than ``least_bytes`` old. Whether it was kept."""
         with self._lock:
             offset, line = self._tail.place
-            if self.damage or offset - self._kept_bytes < least_bytes:
+            if self._damage or offset - self._kept_bytes < least_bytes:
                 return False
             self._kept_bytes = offset  # also when it cannot be written: it is tried again when the journal has grown
             return snapshots.save(self.journal, offset, line, (self._ledger, self._history, self._census, self._anchor))
@@ -124,23 +138,33 @@ class Follower:
     def poll(self, limit_bytes: int = PIECE_BYTES) -> list[Record]:
         """Fold what the journal has gained, a piece of it at most; the new records, oldest first. Damage ends it, see ``damage``."""
         with self._lock:
-            if self.damage:
+            if self._damage:
                 return []
             try:
                 records = self._tail.poll(limit_bytes)
             except (JournalError, OSError) as error:
-                self.damage, records = str(error), []
-            folded = self._fold(records)
-            self.version += bool(records or self.damage)
-            self.caught_up |= bool(self.damage) or not records
+                self._damage, records = str(error), []
+            folded, before = self._fold(records), self._torn
+            self._torn = "" if records or self._damage else self._incomplete()
+            self.version += bool(records or self._damage or self._torn != before)
+            self.caught_up |= bool(self._damage) or not records
             return folded
+
+    def _incomplete(self) -> str:
+        """What is to be said of a last line that has no end and gets none, as its writer is gone."""
+        rest_bytes = self._tail.behind_bytes
+        if rest_bytes <= 0 or not self._quiet(unix_time_s()):
+            return ""
+        offset, line = self._tail.place
+        return f"{self.journal}:{line + 1}: the last line is incomplete, {rest_bytes} bytes from byte {offset} on; its writer is gone"
 
     def _fold(self, records: list[Record]) -> list[Record]:
         for number, record in enumerate(records):
             try:
                 self._ledger.apply(record)
             except LedgerError as error:
-                self.damage = f"{self.journal}: {error}"
+                self._unfolded = len(records) - number
+                self._damage = f"{self.journal}:{self.good_lines + 1}: {error}"
                 return records[:number]
             self._history.add(record)
             self._census.add(record)
@@ -167,7 +191,10 @@ class Follower:
         """The run has no end, and nobody writes its journal any more."""
         if self.ended or not self.journal.exists():
             return False
-        return (unix_time_s() if unix_s is None else unix_s) - self.journal.stat().st_mtime > SILENT_S
+        return self._quiet(unix_time_s() if unix_s is None else unix_s)
+
+    def _quiet(self, unix_s: float) -> bool:
+        return unix_s - self.journal.stat().st_mtime > SILENT_S
 
     def now_s(self) -> float | None:
         """The time on the run's clock, by this host's calendar; None when the run does not go on: its last record's time counts then."""
@@ -188,10 +215,36 @@ class Follower:
                 return None
             return how(report_of(self._ledger, self._history, self._ledger.summary(self.now_s())))
 
+    @property
+    def data(self) -> DataRead | None:
+        """What the run is trained on, None while it has not said so."""
+        return self._history.data
+
+    def decided(self) -> dict[str, Any]:
+        """What policies have decided so far; see :meth:`fleet.ledger_report.History.decided`."""
+        with self._lock:
+            return self._history.decided()
+
     def seats(self) -> list[Seat]:
         """Who is where, by slot."""
         with self._lock:
             return [self._census.seats[slot] for slot in sorted(self._census.seats)]
+
+
+def open_report(journal: Path) -> tuple[Report, str]:
+    """(the report of what is good of a journal, why and where that ends before the file does, else empty).
+
+    Raises JournalError when nothing is good, OSError when the file cannot be read.
+    """
+    torn: list[str] = []
+    try:
+        report = build_report(read_journal(journal, on_torn=torn.append))
+    except (JournalError, LedgerError):
+        follower = Follower(journal).read()
+        if not follower.good_lines:
+            raise
+        return build_report(islice(read_journal(journal), follower.good_lines)), follower.damage
+    return report, Follower(journal).read().damage if torn else ""
 
 
 def last_words(journal: Path) -> tuple[RunStarted | None, RunEnded | None]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from fleet.clock import Clock, MonotonicClock
 from fleet.errors import JournalError, ProtocolError
-from fleet.records import RECORDS, VERSION, Record, RunStarted, Spans
+from fleet.records import GROWN, RECORDS, VERSION, Record, RunStarted, Spans
 from fleet.types import Member
 
 logger = logging.getLogger("fleet.journal")
@@ -60,7 +60,7 @@ def _checked(value: list[Any]) -> Record:
         raise ProtocolError(
             f"the journal is of version {value[1:2]}, this Fleet reads version {VERSION}: read it with the Fleet that wrote it"
         )
-    record: Record = RECORDS.from_json(value)
+    record: Record = RECORDS.from_json([*value, *GROWN.get((value[0], len(value) - 1), ())])
     return record
 
 

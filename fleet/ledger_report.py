@@ -14,11 +14,12 @@ from fleet.goodput import Ledger
 from fleet.ledger_summary import COST_NAMES, STEP_NAMES, Incident, LedgerSummary
 from fleet.ledger_timeline import Timeline
 from fleet.ledger_verification import verification
-from fleet.records import CheckpointRecord, DecisionMade, EvidenceKept, Measurement, ProcessLost, Record, ViewPublished
+from fleet.records import CheckpointRecord, DataRead, DecisionMade, EvidenceKept, Measurement, ProcessLost, Record, ViewPublished
 from fleet.verdicts import Verdicts
 
 HAPPENINGS = ("losses", "views", "checkpoints", "decisions", "evidence")
 MAX_CURVES = 64
+LAST_DECISIONS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,8 @@ class History:
     def __init__(self, most: int | None = None) -> None:
         self._most = most
         self._kinds: dict[str, deque[dict[str, Any]]] = {name: deque(maxlen=most) for name in HAPPENINGS}
+        self.data: DataRead | None = None
+        self._decided: dict[str, dict[str, int]] = {}
         self._points: dict[str, list[list[float]]] = {}
         self._verdicts = Verdicts(most)
 
@@ -97,8 +100,12 @@ class History:
                 self._kinds["checkpoints"].append({**dataclasses.asdict(record), "state": state})
             case EvidenceKept():
                 self._kinds["evidence"].append({**dataclasses.asdict(record), "members": [str(member) for member in record.members]})
-            case DecisionMade():
+            case DecisionMade(policy=policy, action=action):
+                counts = self._decided.setdefault(policy, {})
+                counts[action] = counts.get(action, 0) + 1
                 self._kinds["decisions"].append(dataclasses.asdict(record))
+            case DataRead():
+                self.data = record
             case Measurement():
                 self._measured(record)
 
@@ -109,6 +116,12 @@ class History:
         points.append([record.state.step, record.value])
         if self._most is not None and len(points) > self._most:
             del points[1:-1:2]
+
+    def decided(self) -> dict[str, Any]:
+        """How often each policy has taken each action in the whole run, and the last few decisions with their reasons."""
+        last = [{name: item[name] for name in ("at_s", "policy", "action", "reason")} for item in self._kinds["decisions"]]
+        counts = {policy: dict(sorted(actions.items())) for policy, actions in sorted(self._decided.items())}
+        return {"counts": counts, "last": last[-LAST_DECISIONS:]}
 
     def as_dict(self) -> dict[str, Any]:
         """A copy, for a :class:`Report`."""

@@ -44,9 +44,10 @@ def note(machine: FleetMachine, event: EvidenceWritten | NotFinite | Reads, now_
     if isinstance(event, NotFinite):
         _not_finite(machine, event, now_s)
     elif isinstance(event, Reads):
-        if machine.roster.current(event.member) and machine.data != (event.samples, event.batch_size):
-            machine.data = event.samples, event.batch_size
-            machine._write(DataRead(*machine.data, now_s))
+        data = event.samples, event.batch_size, event.data_sha256
+        if machine.roster.current(event.member) and machine.data != data:
+            machine.data = data
+            machine._write(DataRead(event.samples, event.batch_size, now_s, event.data_sha256))
     else:
         machine._write(EvidenceKept(event.incident, now_s, event.path, event.members, event.reason, event.detail))
 

@@ -75,8 +75,8 @@ def _apply(machine: FleetMachine, record: Record) -> None:
         case DecisionMade():
             machine.stragglers.replay(record)
             machine.progress.replay(record)
-        case DataRead(samples=samples, batch_size=batch_size):
-            machine.data = samples, batch_size
+        case DataRead():
+            machine.data = record.samples, record.batch_size, record.data_sha256
         case RunStarted(at_s=at_s):
             machine.started_s = at_s
         case Resumed():

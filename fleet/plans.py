@@ -16,7 +16,7 @@ from fleet.config import Budgets, CheckpointSettings, RunSettings, StragglerSett
 from fleet.errors import ConfigError
 from fleet.expectation import expected_goodput
 from fleet.journal import read_journal
-from fleet.launch.provenance import provenance
+from fleet.launch.provenance import PATCH, Code, provenance
 from fleet.records import RUN_NAME, RunEnded, RunStarted
 from fleet.scripts import load_train
 from policies.interval import CheckpointInterval
@@ -42,6 +42,17 @@ class RunPlan:
     @property
     def journal(self) -> Path:
         return self.folder / "journal.jsonl"
+
+
+CODE = {"script_sha256": "the script", "commit": "the commit", "diff_sha256": "what differs from the commit"}
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """In what a run that is repeated now would differ from its record: in its ``code``, and ``around`` it. A clause each."""
+
+    code: tuple[str, ...]
+    around: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,27 +81,31 @@ def checked_name(name: str, root: Path) -> str:
 
 def store_url(plan: RunPlan) -> str:
     """Where the run's checkpoints lie: beside the journal, or under the storage that was asked for."""
-    storage = plan.settings.storage
-    return f"{storage.rstrip('/')}/{plan.name}" if "://" in storage else f"file://{plan.folder.resolve()}"
+    return url_of(plan.settings.storage, plan.name, plan.folder)
 
 
 def stored_at(folder: Path) -> str:
     """Where the checkpoints of the run in ``folder`` lie, from its journal."""
     first = next(read_journal(folder / "journal.jsonl", spans=False))
     assert isinstance(first, RunStarted)
-    storage = str(json.loads(first.config)["settings"]["storage"])
-    return f"{storage.rstrip('/')}/{first.run}" if "://" in storage else f"file://{folder.resolve()}"
+    return url_of(str(json.loads(first.config)["settings"]["storage"]), first.run, folder)
 
 
-def describe(plan: RunPlan) -> str:
+def url_of(storage: str, run: str, folder: Path) -> str:
+    """Where the checkpoints of ``run`` lie, whose journal is in ``folder``, with ``storage`` as its setting says."""
+    return f"{storage.rstrip('/')}/{run}" if "://" in storage else f"file://{folder.resolve()}"
+
+
+def describe(plan: RunPlan, code: Code | None = None) -> str:
     """The plan as JSON text, from which :func:`resumed_plan` and :func:`repeated_plan` make it again, and of what the run is made.
 
-    Credentials in the storage's URL are not in it.
+    Credentials in the storage's URL are not in it. ``code`` is that of the script, if it has been looked at.
     """
     settings = dataclasses.asdict(plan.settings) | {"storage": without_credentials(plan.settings.storage)}
     faults = plan.chaos.plan(seed=plan.settings.seed, world=plan.settings.slots, nodes=plan.settings.nodes)
     expected = expected_goodput(faults, plan.settings, plan.chaos.duration_s, plan.chaos.repair_s)
-    content = {"script": plan.script, "settings": settings, "chaos": dataclasses.asdict(plan.chaos), "made_of": provenance(plan.script)}
+    made_of = provenance(plan.script, code)
+    content = {"script": plan.script, "settings": settings, "chaos": dataclasses.asdict(plan.chaos), "made_of": made_of}
     return json.dumps(content | {"expected_goodput": expected} | ({"queued_s": plan.queued_s} if plan.queued_s else {}))
 
 
@@ -110,7 +125,7 @@ def resumed_plan(folder: Path, script: str, storage: str = "") -> RunPlan:
     ``storage`` is the same place again, perhaps with credentials in its URL, which the journal does not keep.
     """
     run, content = _recorded(folder)
-    script = script or content["script"]
+    script = script or _script(content)
     settings = _settings(content, storage)
     return RunPlan(name=run, folder=folder, settings=settings, train=load_train(script), script=script, resume=True)
 
@@ -118,13 +133,52 @@ def resumed_plan(folder: Path, script: str, storage: str = "") -> RunPlan:
 def repeated_plan(folder: Path, script: str, root: Path) -> RunPlan:
     """The same run once more, under a new name: its settings, its seed and its chaos, from its journal. Raises ConfigError."""
     _, content = _recorded(folder)
-    script = script or content["script"]
+    script = script or _script(content)
     chaos = content["chaos"]
     if chaos["kinds"] is not None:
         chaos["kinds"] = tuple(chaos["kinds"])
     name, settings = new_name(script), _settings(content, "")
     train = load_train(script)
     return RunPlan(name=name, folder=root / name, settings=settings, train=train, script=script, chaos=ChaosSettings(**chaos))
+
+
+def changed_since(folder: Path, script: str) -> Changes:
+    """What has changed since the run in ``folder`` began: its script or the one in its place, its repository, versions, and where it runs.
+
+    Of what an older journal does not say, nothing is compared.
+    """
+    _, content = _recorded(folder)
+    was = content.get("made_of", {})
+    now = provenance(script or _script(content))
+    told = [name for name in CODE if name in was and (name != "diff_sha256" or "patch" in was)]  # without a patch: of tracked files alone
+    versions = {**was.get("versions", {}), **now["versions"]} if "versions" in was else {}
+    around = [_change(name, was["versions"].get(name, ""), now["versions"].get(name, "")) for name in versions]
+    around += [_change(f"the {name}", str(was[name]), str(now[name])) for name in ("machine", "directory") if name in was]
+    code = [_change(CODE[name], was[name][:12], now[name][:12]) for name in told if was[name] != now[name]]
+    return Changes(tuple(code), tuple(filter(None, around)))
+
+
+def _change(what: str, was: str, now: str) -> str:
+    return f"{what} was {was or 'none'} and is {now or 'none'}" if was != now else ""
+
+
+def check_same_code(folder: Path, changes: Changes) -> None:
+    """Raises ConfigError when the code is not that of the run, with how to have that again."""
+    if not changes.code:
+        return
+    made_of = _recorded(folder)[1]["made_of"]
+    patch = folder / PATCH
+    commit = f"check out {made_of['commit'][:12]}" if made_of["commit"] else "put the script back as it was"
+    apply = f", git apply {patch.resolve()}" if patch.is_file() else f" (its patch was {made_of['patch']})" if made_of.get("patch") else ""
+    way_out = f"To have that again, {commit}{apply}; or use --changed-code."
+    raise ConfigError("--repeat", folder.name, f"the code is not that of the run: {'; '.join(changes.code)}", way_out)
+
+
+def _script(content: dict[str, Any]) -> str:
+    """Where the script of a run lies: named from the folder that the run was started in, when it is there."""
+    script = str(content["script"])
+    there = Path(content.get("made_of", {}).get("directory", ""), script)
+    return str(there) if script and there.is_file() else script
 
 
 def _recorded(folder: Path) -> tuple[str, dict[str, Any]]:

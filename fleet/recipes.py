@@ -42,6 +42,7 @@ from fleet.health import HOUR_S, histories
 from fleet.instructions import EndRun
 from fleet.journal import read_journal
 from fleet.launch.local import LocalCluster, node_resource
+from fleet.launch.provenance import code_of
 from fleet.laws.reliability import all_lost_rate_per_s
 from fleet.machine import FleetMachine
 from fleet.plans import STORM, RunPlan, RunResult, describe, store_url
@@ -161,7 +162,11 @@ class LiveRun:
     def _spec(self) -> CoordinatorSpec:
         plan, url, name = self.plan, self.store_url, self.plan.name
         settings, resume, rates_per_s, lemons = plan.settings, plan.resume, level_rates_per_s(plan), self._lemons()
-        first = RunStarted(VERSION, plan.name, 0.0, unix_time_s(), settings.world, settings.spares, settings.shards, describe(plan))
+        code = code_of(plan.script)
+        if not resume:
+            code.keep(plan.folder)
+        config, slots = describe(plan, code), (settings.world, settings.spares, settings.shards)
+        first = RunStarted(VERSION, plan.name, 0.0, unix_time_s(), *slots, config)
         return CoordinatorSpec(
             journal=plan.journal,
             host=HOST,

@@ -208,11 +208,16 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class DataRead:
-    """What the loop body takes its batches from: a data set of so many samples, ``batch_size`` of them a step."""
+    """What the loop body takes its batches from: a data set of so many samples, ``batch_size`` of them a step.
+
+    ``data_sha256`` tells it from others: of files the digest of names and sizes, else of type, length, and first, middle and last sample.
+    Empty where that cannot be told, and in older journals.
+    """
 
     samples: int
     batch_size: int
     at_s: float
+    data_sha256: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +263,8 @@ Record = (
     | RunEnded
 )
 RECORDS = Codec(Record.__args__)
+GROWN: dict[tuple[str, int], tuple[Any, ...]] = {("DataRead", 3): ("",)}
+"""(record, how many fields it had once) -> what the fields that it has gained since are in a journal of that time."""
 
 
 def configuration(config: str) -> dict[str, Any]:

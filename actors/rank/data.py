@@ -11,7 +11,7 @@ import hashlib
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from fsspec.core import url_to_fs
 
+from actors.rank.fingerprint import fingerprint
 from actors.rank.readers import File, Reader, Records, shown
 from actors.rank.sampling import sample_batch, seed_data, shard_size
 from fleet.errors import ConfigError
@@ -64,7 +65,8 @@ class ShardedDataset(torch.utils.data.Dataset[Any]):
         self._ends = np.cumsum([len(records) for records in self._records])
         self._length = int(self._ends[-1])
         names = [Path(file.path).name for file in self.files]
-        self._fingerprint = _digest([type(reader).__name__, self._length, [(n, f.size) for n, f in zip(names, self.files, strict=True)]])
+        self._made_of = [type(reader).__name__, self._length, [(n, f.size) for n, f in zip(names, self.files, strict=True)]]
+        self._fingerprint = _digest(self._made_of)
 
     def _wrap(self, inner: Any, reader: Reader | None) -> None:
         if reader is not None or not (hasattr(inner, "__len__") and hasattr(inner, "__getitem__")):
@@ -77,6 +79,10 @@ class ShardedDataset(torch.utils.data.Dataset[Any]):
 
     def __len__(self) -> int:
         return self._length
+
+    def data_sha256(self) -> str:
+        """Digest of the format and of the files' names and sizes, without reading them; of a dataset see :func:`fingerprint`."""
+        return fingerprint(self._inner) if self._inner is not None else hashlib.sha256(repr(self._made_of).encode()).hexdigest()
 
     def __getitem__(self, index: int) -> Any:
         return self._inner[index] if self._inner is not None else self.__getitems__([index])[0]
@@ -210,6 +216,11 @@ class Feed:
         self._coming: dict[Key, Future[Any]] = {}
         self._keys: dict[Key, None] = {}
         self.samples_by_epoch: dict[int, int] = {}
+
+    @cached_property
+    def data_sha256(self) -> str:
+        """What tells this data set from others, for the run's record; empty when that cannot be told."""
+        return self._dataset.data_sha256() if isinstance(self._dataset, ShardedDataset) else fingerprint(self._dataset)
 
     def expect(self, keys: Sequence[Key]) -> None:
         """These are asked for next, in this order: the rest of this step and the shards of the next. What else was under way is dropped."""

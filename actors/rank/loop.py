@@ -390,7 +390,7 @@ class Step:
         feed = run._feed(dataset, batch_size)
         if run._rank == 0 and run._told != (told := (len(dataset), batch_size)):
             run._told = told
-            run._client.say(Reads(run._client.protocol.member, *told))
+            self._tell_data(feed, *told)
         now = [(self.number, shard) for shard in self.shards + self._engine.checks]
         feed.expect(now + [(self.number + 1, shard) for shard in self._engine.next_due])
         for shard in self.shards:
@@ -408,6 +408,14 @@ class Step:
             recorder.switch(VERIFY)
             yield from self._compute(shard, feed.get(self.number, shard), lambda shard, loss: self._engine.end_check(shard))
             del self.losses[shard]
+
+    def _tell_data(self, feed: Feed, samples: int, batch_size: int) -> None:
+        """Once, not in every step: up to three samples are read for it."""
+        recorder, client = self._run._recorder, self._run._client
+        before = recorder.code
+        recorder.switch(DATA)
+        client.say(Reads(client.protocol.member, samples, batch_size, feed.data_sha256))
+        recorder.switch(before)
 
     def _compute(self, shard: int, batch: Any, end: Callable[[int, float], None]) -> Iterator[Any]:
         recorder = self._run._recorder

@@ -6,24 +6,63 @@ import hashlib
 import importlib.metadata
 import os
 import platform
+import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 PACKAGES = ("fleet-train", "ray", "torch", "numpy")
 GIT_S = 10.0
+PATCH = "code.patch"
+PATCH_BYTES = 2**20
+UNTRACKED_BYTES = 2**20
+UNTRACKED_FILES = 1_000
+NOT_CODE = {".fleet", "__pycache__", "nodes.jsonl"}
+"""What Fleet and Python leave in folders of code: it changes with every run."""
+DIFF = ("diff", "HEAD", "--binary", "--no-color", "--no-ext-diff", "--no-textconv", "--src-prefix=a/", "--dst-prefix=b/")
 
 
-def provenance(script: str) -> dict[str, Any]:
-    """Digest of the script, the commit that it lies in and a digest of what differs from it, versions, processor, and the command."""
+@dataclass(frozen=True, slots=True)
+class Code:
+    """The code of a run: the ``commit`` that is checked out, and how its files differ from it, as a patch that ``git apply`` takes.
+
+    The patch has untracked files that git does not ignore. Large ones, and more than a thousand, are ``left_out``: of those the names and
+    sizes are known. All is empty outside a repository, and where git is not installed.
+    """
+
+    commit: str = ""
+    patch: bytes = b""
+    left_out: tuple[str, ...] = ()
+
+    def record(self) -> dict[str, Any]:
+        """For a run's record. ``diff_sha256`` is empty when nothing differs; ``patch`` names the file, or says why there is none."""
+        differs = self.patch + "\n".join(self.left_out).encode()
+        size = len(self.patch)
+        kept = PATCH if 0 < size <= PATCH_BYTES else f"not kept: {size} bytes, at most {PATCH_BYTES}" if size else ""
+        told = {"commit": self.commit, "diff_sha256": _digest(differs) if differs else "", "patch": kept}
+        return told | ({"untracked_left_out": ", ".join(self.left_out)[:1_000]} if self.left_out else {})
+
+    def keep(self, folder: Path) -> None:
+        """Write the patch into a run's folder, if anything differs, and by no more than ``PATCH_BYTES``."""
+        if 0 < len(self.patch) <= PATCH_BYTES:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / PATCH).write_bytes(self.patch)
+
+
+def provenance(script: str, code: Code | None = None) -> dict[str, Any]:
+    """Digest of the script, the commit that it lies in and a digest of what differs from it, versions, processor, command and folder."""
     return {
         "script_sha256": _digest(Path(script).read_bytes()) if script and Path(script).is_file() else "",
-        **_commit(Path(script).resolve().parent if script else Path.cwd()),
+        **(code or code_of(script)).record(),
         "versions": {"python": platform.python_version()} | {name: found for name in PACKAGES if (found := _version(name))},
         "machine": platform.machine(),
         "cores": os.cpu_count() or 0,
         "command": sys.argv[:200],
+        "directory": str(Path.cwd()),
     }
 
 
@@ -38,16 +77,52 @@ def _version(name: str) -> str:
         return ""
 
 
-def _commit(folder: Path) -> dict[str, str]:
-    """Empty outside a repository, and where git is not installed. ``diff_sha256`` is empty when nothing differs."""
-    commit = _git(folder, "rev-parse", "HEAD")
-    diff = _git(folder, "diff", "HEAD") if commit else b""
-    return {"commit": commit.decode().strip(), "diff_sha256": _digest(diff) if diff else ""}
+def code_of(script: str) -> Code:
+    """The code of the repository that ``script`` lies in, or this process's folder without one."""
+    folder = Path(script).resolve().parent if script else Path.cwd()
+    commit = _git(folder, "rev-parse", "HEAD").decode().strip()
+    if not commit:
+        return Code()
+    top = Path(os.fsdecode(_git(folder, "rev-parse", "--show-toplevel").rstrip(b"\n")))
+    taken, left_out = _untracked(top)
+    return Code(commit, _patch(top, taken), tuple(left_out))
 
 
-def _git(folder: Path, *arguments: str) -> bytes:
+def _untracked(top: Path) -> tuple[list[str], list[str]]:
+    """(paths of untracked files that may be code, name and size of those that are too much), in order."""
+    listed = _git(top, "ls-files", "--others", "--exclude-standard", "-z").split(b"\0")
+    names = [name for name in sorted(map(os.fsdecode, filter(None, listed))) if not name.endswith("/") and not _of_runs(top, Path(name))]
+    sizes = {name: (top / name).lstat().st_size for name in names if os.path.lexists(top / name)}
+    taken = [name for name, size in sizes.items() if size <= UNTRACKED_BYTES][:UNTRACKED_FILES]
+    return taken, [f"{name} ({size} bytes)" for name, size in sizes.items() if name not in set(taken)]
+
+
+def _of_runs(top: Path, name: Path) -> bool:
+    """Whether the file is what a run, Fleet or Python has left, and no code: such a digest would be another each time."""
+    return not NOT_CODE.isdisjoint(name.parts) or any((top / folder / "journal.jsonl").exists() for folder in list(name.parents)[:-1])
+
+
+def _patch(top: Path, untracked: list[str]) -> bytes:
+    """How the working tree differs from its commit. Untracked files get into it through a copy of the index: git's own stays as it is."""
+    if not untracked:
+        return _git(top, *DIFF)
+    with tempfile.TemporaryDirectory(prefix="fleet-index-") as scratch:
+        index = top / os.fsdecode(_git(top, "rev-parse", "--git-path", "index").rstrip(b"\n"))
+        copy = {"GIT_INDEX_FILE": str(Path(scratch, "index"))}
+        if index.is_file():
+            shutil.copy(index, copy["GIT_INDEX_FILE"])
+        names = b"\0".join(map(os.fsencode, untracked))
+        _git(top, "--literal-pathspecs", "add", "-N", "--pathspec-from-file=-", "--pathspec-file-nul", given=names, environment=copy)
+        return _git(top, *DIFF, environment=copy)
+
+
+def _git(folder: Path, *arguments: str, given: bytes = b"", environment: Mapping[str, str] | None = None) -> bytes:
+    """What git prints; empty when it fails, takes too long, or is not there."""
+    variables = {**os.environ, **(environment or {})}
     try:
-        done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, timeout=GIT_S, check=False)
+        done = subprocess.run(
+            ["git", *arguments], cwd=folder, input=given, env=variables, capture_output=True, timeout=GIT_S, check=False
+        )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return b""
     return done.stdout if done.returncode == 0 else b""

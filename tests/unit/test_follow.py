@@ -10,10 +10,11 @@ import pytest
 
 from fleet import records as r
 from fleet import snapshots
-from fleet.follow import LOST, STANDS_BY, STARTS, TRAINS, Follower, last_words
+from fleet.errors import JournalError
+from fleet.follow import LOST, STANDS_BY, STARTS, TRAINS, Follower, last_words, open_report
 from fleet.goodput import Ledger
 from fleet.journal import JournalTail, JournalWriter, encode_line
-from fleet.ledger_report import History
+from fleet.ledger_report import History, build_report
 from fleet.types import Member, Process, StateId
 from tests.golden.journals import Story, one_loss
 
@@ -63,16 +64,64 @@ def test_a_journal_whose_time_overlaps_opens_up_to_there(tmp_path: Path) -> None
     story.records[5:] = [r.Spans(Member(0, 0), 1, 0, 10, 5, (100,), "c")]
     follower = Follower(write(tmp_path / "journal.jsonl", story)).read()
     assert "overlap" in follower.damage
+    assert f"journal.jsonl:{follower.good_lines + 1}:" in follower.damage
+    assert follower.good_lines == 5
     summary = follower.summary()
     assert summary is not None
     assert summary.steps == good.steps
 
 
-def test_a_torn_last_line_is_waited_for(tmp_path: Path) -> None:
-    path = write(tmp_path / "journal.jsonl", Story(world=1), encode_line(r.Committed(StateId(0, 1), 1.0))[:-5])
+def test_a_torn_last_line_is_waited_for_and_named_once_nobody_writes(tmp_path: Path) -> None:
+    whole = encode_line(r.Committed(StateId(0, 1), 1.0))
+    path = write(tmp_path / "journal.jsonl", Story(world=1), whole[:-5])
+    good_bytes = path.stat().st_size - len(whole) + 5
     follower = Follower(path).read()
     assert follower.damage == ""
     assert follower.summary() is not None
+    os.utime(path, (1e9, 1e9))
+    seen = follower.version
+    assert follower.poll() == []
+    assert follower.damage.startswith(f"{path}:2: the last line is incomplete, {len(whole) - 5} bytes from byte {good_bytes} on")
+    assert follower.version == seen + 1  # pages are drawn anew
+    assert follower.poll() == []
+    assert follower.version == seen + 1
+    writer = JournalWriter(path)
+    writer.append(r.Committed(StateId(0, 1), 1.0))
+    writer.close()
+    assert follower.poll() == [r.Committed(StateId(0, 1), 1.0)]
+    assert follower.damage == ""
+
+
+def test_a_report_is_of_what_is_good(tmp_path: Path) -> None:
+    story = one_loss("f1")
+    good = build_report(story.records[:20]).to_dict()
+    path = write(tmp_path / "journal.jsonl", story)
+    assert open_report(path)[1] == ""
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:20], b"nonsense\n", *lines[20:]]))
+    report, damage = open_report(path)
+    assert f"{path}:21:" in damage
+    assert report.to_dict() == good
+    path.write_bytes(b"".join(lines[:20]) + lines[20][:-4])
+    assert open_report(path)[1] == ""
+    os.utime(path, (1e9, 1e9))
+    report, damage = open_report(path)
+    assert f"{path}:21:" in damage
+    assert report.to_dict() == good
+
+
+def test_a_report_ends_before_time_that_overlaps(tmp_path: Path) -> None:
+    story = one_loss()
+    story.records[5:] = [r.Spans(Member(0, 0), 1, 0, 10, 5, (100,), "c"), *story.records[5:]]
+    report, damage = open_report(write(tmp_path / "journal.jsonl", story))
+    assert "journal.jsonl:6:" in damage
+    assert report.to_dict() == build_report(story.records[:5]).to_dict()
+
+
+def test_a_journal_without_a_good_line_has_no_report(tmp_path: Path) -> None:
+    (tmp_path / "journal.jsonl").write_text("no journal\n")
+    with pytest.raises(JournalError, match=r"journal\.jsonl:1"):
+        open_report(tmp_path / "journal.jsonl")
 
 
 def test_the_tail_gives_what_is_good_before_it_complains(tmp_path: Path) -> None:

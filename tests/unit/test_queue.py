@@ -220,7 +220,7 @@ def test_the_wait_is_in_the_journal_and_in_the_report(tmp_path: Path, monkeypatc
     script.write_text(SCRIPT)
     monkeypatch.setenv(SUBMITTED, repr(cli.unix_time_s() - 90.0))
     settings, _ = cli.checked(str(script), ["--world", "2"])
-    made: RunPlan = cli._plan(str(script), settings, "off", "named", "", "", tmp_path)
+    made: RunPlan = cli._plan(str(script), settings, "off", "named", "", tmp_path)
     assert (made.name, round(made.queued_s)) == ("named", 90)
     first, *rest = one_loss().records
     assert isinstance(first, RunStarted)

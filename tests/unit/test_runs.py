@@ -8,16 +8,19 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from chaos.settings import ChaosSettings
-from fleet import plans
+from fleet import cli, plans
 from fleet.cli_runs import differences, record_of, runs
 from fleet.config import CheckpointSettings, RunSettings, Timeouts
 from fleet.journal import JournalWriter
-from fleet.launch.provenance import provenance
+from fleet.launch import provenance as provenance_of
+from fleet.launch.provenance import code_of, provenance
 from fleet.records import VERSION, RunEnded, RunStarted
 from fleet.scripts import load_train
 
+GIT = ["git", "-c", "user.name=t", "-c", "user.email=t@example.org"]
 GOOD = "def train(run):\n    pass\n"
 
 
@@ -51,6 +54,91 @@ def test_a_run_is_repeated_from_its_record(tmp_path: Path) -> None:
     assert faults[0] == faults[1]
 
 
+def repeat(root: Path, name: str, *more: str) -> tuple[list[str], str]:
+    """Scripts of the runs that the command would have made, and what it said."""
+    made: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cli, "_execute", lambda plan, *rest: made.append(plan.script) or 0)
+        done = CliRunner().invoke(cli.app, ["run", "--repeat", name, "--storage", str(root), *more])
+    return made, " ".join(f"{done.output} {done.exception}".split())
+
+
+def committed(root: Path) -> None:
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "x"]):
+        subprocess.run([*GIT, *words], cwd=root, check=True)
+
+
+def test_the_same_code_is_repeated_without_a_word(tmp_path: Path) -> None:
+    plan = recorded(planned(tmp_path, "first"))
+    made, said = repeat(tmp_path, "first")
+    assert made == [plan.script]
+    assert "not as in" not in said
+
+
+def test_other_code_is_refused_by_name_with_the_way_back(tmp_path: Path) -> None:
+    plan = planned(tmp_path, "first")
+    committed(tmp_path)
+    (tmp_path / "model.py").write_text("LAYERS = 2\n")
+    code_of(plan.script).keep(plan.folder)
+    recorded(plan)
+    assert repeat(tmp_path, "first")[0] == [plan.script]
+    (tmp_path / "model.py").write_text("LAYERS = 3\n")
+    made, said = repeat(tmp_path, "first")
+    assert made == []
+    assert "what differs from the commit was" in said
+    assert "the script was" not in said
+    assert f"git apply {plan.folder / 'code.patch'}" in said
+    (tmp_path / "job.py").write_text(GOOD + "# changed\n")
+    assert "the script was" in repeat(tmp_path, "first")[1]
+
+
+def test_other_code_is_repeated_when_the_user_says_so(tmp_path: Path) -> None:
+    plan = recorded(planned(tmp_path, "first"))
+    (tmp_path / "job.py").write_text(GOOD + "# changed\n")
+    assert repeat(tmp_path, "first")[0] == []
+    made, said = repeat(tmp_path, "first", "--changed-code")
+    assert made == [plan.script]
+    assert "not as in first: the script was" in said
+
+
+def test_other_versions_and_folders_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded(planned(tmp_path, "first"))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    monkeypatch.setattr(provenance_of, "_version", lambda name: "99.0" if name == "torch" else "")
+    made, said = repeat(tmp_path, "first")
+    assert len(made) == 1
+    assert "torch was" in said
+    assert "and is 99.0" in said
+    assert f"and is {tmp_path / 'elsewhere'}" in said
+
+
+def test_a_script_is_found_from_the_folder_that_the_run_was_started_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = planned(tmp_path, "first")
+    monkeypatch.chdir(tmp_path)
+    recorded(dataclasses.replace(plan, script="job.py"))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "job.py").write_text("def train(run):\n    raise ValueError\n")
+    assert plans.repeated_plan(plan.folder, "", tmp_path).script == str(tmp_path / "job.py")
+    assert plans.resumed_plan(plan.folder, "").script == str(tmp_path / "job.py")
+
+
+def test_a_record_without_provenance_is_repeated_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = planned(tmp_path, "first")
+    content = json.loads(plans.describe(plan))
+    del content["made_of"]
+    monkeypatch.setattr(plans, "describe", lambda plan: json.dumps(content))
+    recorded(plan)
+    assert repeat(tmp_path, "first")[0] == [plan.script]
+
+
+def test_changed_code_is_about_a_run_that_is_repeated(tmp_path: Path) -> None:
+    plan = planned(tmp_path, "first")
+    done = CliRunner().invoke(cli.app, ["run", plan.script, "--changed-code"])
+    assert "--changed-code" in str(done.exception)
+
+
 def test_two_runs_differ_in_what_was_changed(tmp_path: Path) -> None:
     plan = recorded(planned(tmp_path, "first"))
     changed = dataclasses.replace(plan.settings, seed=8)
@@ -62,11 +150,9 @@ def test_two_runs_differ_in_what_was_changed(tmp_path: Path) -> None:
 
 
 def test_a_record_says_of_what_the_run_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    git = ["git", "-c", "user.name=t", "-c", "user.email=t@example.org"]
     script = tmp_path / "job.py"
     script.write_text(GOOD)
-    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "x"]):
-        subprocess.run([*git, *words], cwd=tmp_path, check=True)
+    committed(tmp_path)
     clean = provenance(str(script))
     assert len(clean["commit"]) == 40
     assert clean["diff_sha256"] == ""
