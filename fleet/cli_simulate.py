@@ -130,7 +130,21 @@ def _scenario(gpus: int, model: str, recovery: str, spares: int, set_: list[str]
     from fleet.scenarios import Scenario
 
     named: dict[str, Any] = {"gpus": gpus, "model": model, "recovery": recovery, "spares": spares}
-    return Scenario(plan=PlanInput(**(named | parse_pairs(set_ or []))), **rest)
+    given = parse_pairs(set_ or [])
+    return Scenario(plan=PlanInput(**(named | given)), **(rest | _rates(given, rest["mttf_hours"])))
+
+
+def _rates(given: dict[str, Any], mttf_hours: float) -> dict[str, float]:
+    """What ``--set`` says about faults. It must hold for those that are simulated, and not only for the closed form beside them."""
+    from fleet.errors import ConfigError
+
+    for name in ("in_place_share", "durable_share"):
+        if name in given:
+            raise ConfigError(f"--set {name}", given[name], "the fault catalogue says what each fault needs", "fleet plan takes it.")
+    hours = given.get("gpu_mttf_hours", 0.0)
+    if hours and mttf_hours not in (0.0, hours):
+        raise ConfigError("--set gpu_mttf_hours", hours, f"--mttf-hours is {mttf_hours:g}: they are the same", "Leave one of them out.")
+    return {"mttf_hours": hours or mttf_hours}
 
 
 @contextmanager

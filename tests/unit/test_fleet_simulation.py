@@ -17,7 +17,7 @@ from fleet.laws.checkpointing import breakdown
 from fleet.rng import stream
 from fleet.scenarios import PlanInput, Scenario, fault_classes, load_catalogue, prepare
 from fleet.simulation.fleet_arrivals import causes, draw_arrivals, merged_spells, read_trace, write_trace
-from fleet.simulation.fleet_model import SHARES, FaultClass, FleetModel, Outcome, Partial, SlowClass, Tier
+from fleet.simulation.fleet_model import HELD, SHARES, FaultClass, FleetModel, Outcome, Partial, SlowClass, Tier
 from fleet.simulation.fleet_run import FleetRun
 from fleet.simulation.monte_carlo import monte_carlo
 from fleet.simulation.questions import Recovery
@@ -153,6 +153,24 @@ def test_llama3_has_its_interruptions_and_their_causes() -> None:
         found = counts[:, column]
         assert abs(found.mean() - published[fault.name]) < 4 * math.sqrt(published[fault.name] / 1000) + 0.01 * published[fault.name]
         assert found.var() == pytest.approx(found.mean(), rel=0.2), "the variance of a Poisson count is its mean"
+
+
+@pytest.mark.parametrize("change", [{}, {"mttf_hours": 5000.0}, {"rack_mttf_hours": 2000.0}], ids=["catalogue", "mttf", "racks"])
+def test_the_plan_is_of_the_faults_that_are_simulated(change: dict[str, float]) -> None:
+    prepared = prepare(Scenario(plan=PlanInput(recovery="restart", replace_s=0.0), stragglers=False, **change))
+    predicted, model = prepared.plan.faults, prepared.model
+    assert 1 / predicted.mtbf_s == pytest.approx(model.rate_per_s)
+    needing = {HELD: 0.0} | dict.fromkeys(range(len(model.tiers)), 0.0)
+    for fault in model.faults:
+        needing[model.needed(fault, True)] += fault.rate_per_s
+    assert {"local": needing[0], "object": needing[1]} == pytest.approx({tier.name: 1 / tier.mtbf_s for tier in predicted.tiers})
+    sample = monte_carlo(model, prepared.recovery, prepared.intervals, runs=30, seed=1)
+    assert sample.interval()[0] == pytest.approx(predicted.goodput, abs=0.03)
+
+
+def test_more_faults_ask_for_more_spares() -> None:
+    usual, often = (prepare(Scenario(mttf_hours=hours, stragglers=False)).model.spares for hours in (0.0, 5000.0))
+    assert often > usual
 
 
 def test_llama3_keeps_90_percent_when_all_ranks_are_back_in_17_minutes() -> None:
