@@ -59,6 +59,13 @@ def test_a_delay_makes_a_fast_recovery_as_slow_as_the_fleets() -> None:
     assert stall.real == pytest.approx(stall.target)
 
 
+def test_a_step_that_is_as_long_as_it_should_be_because_it_waits_is_imposed() -> None:
+    scale = choose(FLEET, REAL, 4, "in-place", 10, 1e6, mtbf_s=1000.0)
+    step = next(group for group in scale.groups if group.name == "step")
+    assert step.verdict == IMPOSED and "wait" in step.why and scale.wait_s > 0
+    assert step.real == pytest.approx(step.target)
+
+
 def test_in_a_short_time_it_says_what_dominates() -> None:
     scale = choose(FLEET, REAL, 4, "in-place", 10, 60.0)
     assert scale.mtbf_s == 6.0 and scale.dominating in ("stall", "replacement")
