@@ -186,6 +186,11 @@ def test_the_fleet_law_and_its_inversion() -> None:
     assert fleet_law.overlap_s(step, 800.0, 100, 3.0, 0.5) == pytest.approx(2.0)
     with pytest.raises(ConfigError, match="overlap_s"):
         fleet_law.fleet_step_s(1.0, 1, 0.5, 0.0, 0.6)
+    for law in (fleet_law.compute_share, fleet_law.term_to_attack, fleet_law.levers):
+        for compute_s, comm_s in ((1.0, 0.5), (0.5, 1.0)):
+            with pytest.raises(ConfigError, match="overlap_s = 0.6.*nearest valid value is 0.5"):
+                law(compute_s, comm_s, 0.0, 0.6)
+    assert fleet_law.compute_share(1.0, 0.5, 0.0, 0.5) == 1.0
     ranked = fleet_law.levers(0.2, 0.8, 0.4)
     assert ranked[0].name == "T_comm" and ranked[0].speedup == pytest.approx(1.4)
     assert fleet_law.term_to_attack(1.0, 0.0, 0.0) == "T_compute"

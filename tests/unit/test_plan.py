@@ -126,7 +126,7 @@ def test_an_interval_is_never_shorter_than_a_copy_takes() -> None:
         ({"zero": 4}, ("zero", "nearest valid value is 3")),
         ({"gpu_mttf_hours": 0.0}, ("gpu_mttf_hours", "greater than 0")),
         ({"gpu_mttf_hours": float("nan")}, ("gpu_mttf_hours", "nan")),
-        ({"gpu_mttf_hours": 0.01}, ("gpu_mttf_hours", "ever finished")),
+        ({"gpu_mttf_hours": 0.01}, ("gpu_mttf_hours = 0.01", "ever finished")),
         ({"hardware": "h1000"}, ("hardware", "h1000", "nearest valid value is h100")),
         ({"model": "llama9"}, ("model", "llama9", "Known:")),
         ({"fabric": "token-ring"}, ("fabric", "Known:")),
