@@ -53,6 +53,7 @@ def rehearse(
     from fleet import plans, recipes
     from fleet.rehearsal import Rehearsal, target_of
 
+    check(faults, minutes, mtbf_s, world, losses)
     target = target_of(gpus, days, recovery)
     folder = Path(storage).resolve() / plans.new_name("rehearsal")
     base = settings_of(world, recovery, seed)
@@ -73,6 +74,22 @@ def rehearse(
         sys.stdout.write(text)
     else:
         _show(found, folder)
+
+
+def check(faults: int, minutes: float, mtbf_s: float, world: int, losses: int) -> None:
+    """What no rehearsal can be made of is refused before a process starts."""
+    from fleet.errors import ConfigError
+
+    if world < 2:
+        raise ConfigError("world", world, "a rank is killed, and another must go on", "The nearest valid value is 2.")
+    if losses < 1:
+        raise ConfigError("losses", losses, "what a loss costs here is measured on one at least", "The nearest valid value is 1.")
+    if faults < 1:
+        raise ConfigError("faults", faults, "a run without faults rehearses nothing", "The nearest valid value is 1.")
+    if not 0 < minutes < math.inf:
+        raise ConfigError("minutes", minutes, "must be greater than 0 min, and finite", "4 is the default.")
+    if not 0 <= mtbf_s < math.inf:
+        raise ConfigError("mtbf_s", mtbf_s, "must be at least 0 s, and finite", "0 chooses it.")
 
 
 def settings_of(world: int, recovery: str, seed: int, **changes: Any) -> RunSettings:
