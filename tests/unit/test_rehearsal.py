@@ -143,7 +143,8 @@ def test_the_prediction_is_written_between_calibration_and_run(tmp_path: Path, m
 @pytest.mark.parametrize(
     ("option", "value", "way_out"),
     [
-        ("world", "1", "nearest valid value is 2"), ("losses", "0", "nearest valid value is 1"), ("faults", "0", "nearest valid value is 1"),
+        ("world", "1", "nearest valid value is 2"), ("losses", "0", "nearest valid value is 1"),
+        ("faults", "0", "nearest valid value is 1"),
         ("minutes", "0", "4 is the default"), ("minutes", "nan", "4 is the default"), ("mtbf-s", "-3", "0 chooses it"),
         ("gpus", "0", "nearest valid value is 1"), ("days", "0", "greater than 0"), ("recovery", "hope", "in-place"),
     ],
