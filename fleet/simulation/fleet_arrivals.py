@@ -97,7 +97,7 @@ def _spells_of(slow: SlowClass, duration_s: float, seed: int) -> list[Spell]:
     """Merged stretches of one class: at full severity until the policy acts, then at what is left."""
     rest = slow.severity if slow.mitigated is None else slow.mitigated
     if slow.rate_per_s * slow.duration_s > ALWAYS_SLOW:
-        busy = -math.expm1(-slow.rate_per_s * slow.notice_s)  # share of time in which some spell is too young to be noticed
+        busy = -math.expm1(-slow.rate_per_s * slow.unnoticed_s)  # share of time in which some spell is too young to be noticed
         severity = rest if slow.mitigated is not None else slow.severity
         mean = 1.0 / (busy / slow.severity + (1 - busy) / severity)
         return [(np.zeros(1), np.array([duration_s]), mean)]
