@@ -92,7 +92,8 @@ def _more_room(plan: PlanInput) -> str:
     gpus = plan.gpus
     while gpus < 2**20:
         for kept in (("tp", "pp"), ("tp",), ("pp",), ()):
-            changed = _changes(plan, replace(plan, gpus=gpus, dp=0, **{name: 0 for name in ("tp", "pp") if name not in kept}))
+            freed = replace(plan, gpus=gpus, tp=plan.tp if "tp" in kept else 0, pp=plan.pp if "pp" in kept else 0, dp=0)
+            changed = _changes(plan, freed)
             if changed:
                 return f"The nearest valid value{'s are' if len(changed) > 1 else ' is'} {', '.join(changed)}{_sharding(plan)}."
         gpus = 2 ** math.ceil(math.log2(gpus + 1))
