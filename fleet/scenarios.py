@@ -66,7 +66,7 @@ class Scenario:
 
     def __post_init__(self) -> None:
         if not 0 < self.days < math.inf:
-            raise ConfigError("days", self.days, "must be greater than 0, and finite")
+            raise ConfigError("days", self.days, "must be greater than 0, and finite", "54 is the default.")
         if not 0 <= self.mttf_hours < math.inf:
             raise ConfigError("mttf_hours", self.mttf_hours, "must be greater than 0 h", "0: what the fault catalogue comes to.")
 
@@ -92,6 +92,12 @@ class Prepared:
     def run(self, arrivals: Arrivals, partial: Partial | None = None) -> Outcome:
         """One event-driven run."""
         return FleetRun(self.model, arrivals, self.recovery, self.intervals, self.lemons, partial).run()
+
+    def struck(self, arrivals: Arrivals) -> Arrivals:
+        """Those of ``arrivals`` that strike somebody when these policies run. A trace says what happened: an empty place cannot fail."""
+        run = FleetRun(self.model, arrivals, self.recovery, self.intervals, self.lemons)
+        run.run()
+        return arrivals.only(run.struck)
 
 
 def prepare(scenario: Scenario, catalogue: Catalogue | None = None) -> Prepared:

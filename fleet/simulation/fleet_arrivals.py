@@ -9,7 +9,7 @@ import csv
 import io
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +45,14 @@ class Arrivals:
 
     def __len__(self) -> int:
         return len(self.times_s)
+
+    def only(self, indices: Sequence[int]) -> Arrivals:
+        """These faults alone, and the slow stretches."""
+        kept = np.array(indices, dtype=np.int64)
+        return replace(
+            self, times_s=self.times_s[kept], kinds=self.kinds[kept], nodes=self.nodes[kept], repairs_s=self.repairs_s[kept],
+            chances=self.chances[kept],
+        )  # fmt: skip
 
 
 def draw_arrivals(model: FleetModel, seed: int) -> Arrivals:
