@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fleet.cli_json import Json, JsonCommand, write_json
+
 if TYPE_CHECKING:
     from chaos.settings import ChaosSettings
     from fleet.config import RunSettings
@@ -32,7 +34,7 @@ POLL_S = 0.1
 
 def register(app: typer.Typer) -> None:
     """Add the command to ``app``."""
-    app.command()(rehearse)
+    app.command(cls=JsonCommand)(rehearse)
 
 
 def rehearse(
@@ -46,7 +48,7 @@ def rehearse(
     losses: Annotated[int, typer.Option(help="Ranks that are killed to calibrate.")] = 4,
     seed: Annotated[int, typer.Option(help="Of faults and predictions.")] = 0,
     storage: Annotated[str, typer.Option(help="Folder for the runs and the frozen prediction.")] = "runs",
-    json_: Annotated[str, typer.Option("--json", help="Write the answer as JSON to this file; - for stdout.")] = "",
+    json_: Json = "",
     html: Annotated[str, typer.Option(help="Write one self-contained HTML page to this file.")] = "",
 ) -> None:
     """Run a scale model of a fleet under faults, with the prediction written down before the first of them."""
@@ -62,17 +64,13 @@ def rehearse(
             gpus=gpus, days=days, recovery=recovery,
             **carry_out(cluster, target, base, folder, faults=faults, budget_s=60 * minutes, mtbf_s=mtbf_s, losses=losses),
         )  # fmt: skip
-    text = json.dumps(found.to_dict(), indent=2) + "\n"
-    if json_ and json_ != "-":
-        Path(json_).write_text(text)
+    write_json(found.to_dict(), json_)
     if html:
         from dashboards.rehearsal_page import render_rehearsal
         from fleet.rehearsal import reasons, rows, spans
 
         Path(html).write_text(render_rehearsal(found.to_dict(), rows(found), reasons(found), spans(found)))
-    if json_ == "-":
-        sys.stdout.write(text)
-    else:
+    if json_ != "-":
         _show(found, folder)
 
 
