@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fleet.errors import ConfigError
-from fleet.laws.law import AtLeastOne, NonNegative, Positive, law
+from fleet.laws.law import AtLeastOne, NonNegative, Positive, Share, law
 
 SOURCE = "Fleet Law, Machine Learning Systems (textbook), vol. 2"
 
@@ -57,7 +57,7 @@ def compute_share(compute_s: NonNegative, comm_s: NonNegative, sync_s: NonNegati
     return compute_s / (compute_s + comm_s + sync_s - overlap_s)
 
 
-@law(SOURCE, compute_s=0.9, comm_s=0.8, sync_s=0.4)
+@law(SOURCE, alone=True, compute_s=0.9, comm_s=0.8, sync_s=0.4)
 def term_to_attack(compute_s: NonNegative, comm_s: NonNegative, sync_s: NonNegative, overlap_s: NonNegative = 0.0) -> str:
     """The largest term that does not compute: T_comm (what of it is not overlapped) or T_sync; T_compute when neither costs anything.
 
@@ -69,8 +69,14 @@ def term_to_attack(compute_s: NonNegative, comm_s: NonNegative, sync_s: NonNegat
     return name if terms[name] > 0.0 else "T_compute"
 
 
-def levers(compute_s: float, comm_s: float, sync_s: float, overlap_s: float = 0.0, factor: float = 0.5) -> list[Lever]:
-    """What multiplying each term by ``factor`` is worth, best first. Overlap is kept, as far as there is something left to overlap."""
+@law(SOURCE, alone=True, compute_s=0.9, comm_s=0.8, sync_s=0.4, overlap_s=0.2, factor=0.5)
+def levers(
+    compute_s: NonNegative, comm_s: NonNegative, sync_s: NonNegative, overlap_s: NonNegative = 0.0, factor: Share = 0.5
+) -> list[Lever]:
+    """T_step before / after each term is multiplied by `factor`, best first; T_overlap: as if all that can overlap did.
+
+    Overlap is kept, as far as there is something left to overlap.
+    """
     _check_overlap(compute_s, comm_s, overlap_s)
     before = compute_s + comm_s + sync_s - overlap_s
     if before <= 0:

@@ -57,6 +57,7 @@ def test_what_set_says_about_faults_holds_for_both() -> None:
         (("simulate", "--set", "in_place_share=0.5"), "--set in_place_share"),
         (("simulate", "--set", "gpu_mttf_hours=900", "--mttf-hours", "800"), "--set gpu_mttf_hours"),
         (("simulate", "--runs", "0"), "runs"), (("simulate", "--days", "0"), "days"), (("simulate", "--mttf-hours", "-1"), "mttf_hours"),
+        (("simulate", "--interval", "0"), "checkpoint.interval_s"), (("simulate", "--interval", "-5"), "checkpoint.interval_s"),
         (("compare", "in-place"), "policies"), (("compare", "in-place", "hope"), "policies"),
         (("compare", "in-place", "restart", "--pairs", "0"), "pairs"), (("compare", "in-place", "restart", "--alpha", "0"), "alpha"),
     ],
