@@ -40,7 +40,7 @@ bench: $(BENCH_READY)
 
 truth: $(READY)
 	FLEET_SEEDS=$(TRUTH_SEEDS) $(BIN)/python -m pytest -m truth
-	FLEET_SEEDS=$(TRUTH_SEEDS) $(BIN)/python -m pytest -m "not truth" tests/simulation tests/property
+	FLEET_SEEDS=$(TRUTH_SEEDS) $(BIN)/python -m pytest -m "not truth" tests/simulation tests/property tests/unit/test_fleet_simulation.py
 
 tools:
 	@command -v chromium >/dev/null && command -v promtool >/dev/null && command -v prometheus >/dev/null \

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from fleet.cli_json import Json, JsonCommand, write_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 SLOW_S = 5.0
 """A sweep that will take longer says so before it starts."""
+TIMED_FROM = 50
+"""Points from which on a sweep may take that long: one takes some ten milliseconds."""
 
 
 def plan(
@@ -37,7 +40,7 @@ def plan(
         list[str] | None, typer.Option("--set", help="field=value for any other field; repeatable. A wrong one lists all.")
     ] = None,
     sweep: Annotated[str, typer.Option(help="field=low:high:xN or field=low:high:+N, e.g. gpus=8:131072:x2.")] = "",
-    json_: Annotated[str, typer.Option("--json", help="Write the answer as JSON to this file; - for stdout.")] = "",
+    json_: Json = "",
     html: Annotated[str, typer.Option(help="Write one self-contained HTML page with plots to this file.")] = "",
 ) -> None:
     """What a fleet will do with a model, what it will lose, and what would help most."""
@@ -54,7 +57,7 @@ def plan(
 
 def register(app: typer.Typer) -> None:
     """Add the command to ``app``."""
-    app.command()(plan)
+    app.command(cls=JsonCommand)(plan)
 
 
 def _answer(asked: PlanInput, json_: str, html: str) -> None:
@@ -76,15 +79,6 @@ def _around(asked: PlanInput) -> Sweep:
     from fleet.planning.sweep import Sweep
 
     return Sweep("gpus", tuple(dict.fromkeys(max(1, round(asked.gpus * 2.0**power)) for power in range(-4, 4))))
-
-
-def write_json(data: dict[str, Any], json_: str) -> None:
-    """To the file ``json_``, to stdout where that is -, nowhere where it is empty."""
-    text = json.dumps(data, indent=2, allow_nan=False) + "\n" if json_ else ""
-    if json_ == "-":
-        sys.stdout.write(text)
-    elif json_:
-        Path(json_).write_text(text)
 
 
 # ---- tables ------------------------------------------------------------------------------------------------------------------------------
@@ -125,6 +119,7 @@ def _sweep(asked: PlanInput, text: str, json_: str, html: str) -> None:
     what = parse_sweep(text)
     points: list[Point] = []
     aside = Console(stderr=True, highlight=False)
+    _forewarn(aside, asked, what)
     started_s = time.perf_counter()
     try:
         for point in run_sweep(asked, what):
@@ -145,10 +140,23 @@ def _sweep(asked: PlanInput, text: str, json_: str, html: str) -> None:
         raise typer.Exit(130)
 
 
+def _forewarn(aside: Console, asked: PlanInput, what: Sweep) -> None:
+    """One point in the middle is timed before a sweep that may be long, so that whoever waits knows for how long."""
+    from fleet.planning.sweep import Sweep, run_sweep
+
+    if len(what.values) < TIMED_FROM:
+        return
+    began_s = time.perf_counter()
+    list(run_sweep(asked, Sweep(what.field, what.values[len(what.values) // 2 :][:1])))
+    whole_s = (time.perf_counter() - began_s) * len(what.values)
+    if whole_s > SLOW_S:
+        aside.print(f"{len(what.values)} points will take about {whole_s:.0f} s; Ctrl-C keeps what there is")
+
+
 def _progress(aside: Console, done: int, points: int, elapsed_s: float) -> None:
-    """How long it will take, once that is known and worth saying, and then every tenth of the way."""
+    """How long it will still take, every tenth of the way, where that is worth saying."""
     left_s = elapsed_s / done * (points - done)
-    if elapsed_s + left_s > SLOW_S and (done == 3 or done % max(1, points // 10) == 0):
+    if elapsed_s + left_s > SLOW_S and done % max(1, points // 10) == 0:
         aside.print(f"{done} of {points} points, about {left_s:.0f} s left; Ctrl-C keeps what there is")
 
 

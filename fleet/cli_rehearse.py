@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fleet.cli_json import Json, JsonCommand, write_json
+
 if TYPE_CHECKING:
     from chaos.settings import ChaosSettings
     from fleet.config import RunSettings
@@ -32,7 +34,7 @@ POLL_S = 0.1
 
 def register(app: typer.Typer) -> None:
     """Add the command to ``app``."""
-    app.command()(rehearse)
+    app.command(cls=JsonCommand)(rehearse)
 
 
 def rehearse(
@@ -46,13 +48,14 @@ def rehearse(
     losses: Annotated[int, typer.Option(help="Ranks that are killed to calibrate.")] = 4,
     seed: Annotated[int, typer.Option(help="Of faults and predictions.")] = 0,
     storage: Annotated[str, typer.Option(help="Folder for the runs and the frozen prediction.")] = "runs",
-    json_: Annotated[str, typer.Option("--json", help="Write the answer as JSON to this file; - for stdout.")] = "",
+    json_: Json = "",
     html: Annotated[str, typer.Option(help="Write one self-contained HTML page to this file.")] = "",
 ) -> None:
     """Run a scale model of a fleet under faults, with the prediction written down before the first of them."""
     from fleet import plans, recipes
     from fleet.rehearsal import Rehearsal, target_of
 
+    check(faults, minutes, mtbf_s, world, losses)
     target = target_of(gpus, days, recovery)
     folder = Path(storage).resolve() / plans.new_name("rehearsal")
     base = settings_of(world, recovery, seed)
@@ -61,18 +64,30 @@ def rehearse(
             gpus=gpus, days=days, recovery=recovery,
             **carry_out(cluster, target, base, folder, faults=faults, budget_s=60 * minutes, mtbf_s=mtbf_s, losses=losses),
         )  # fmt: skip
-    text = json.dumps(found.to_dict(), indent=2) + "\n"
-    if json_ and json_ != "-":
-        Path(json_).write_text(text)
+    write_json(found.to_dict(), json_)
     if html:
         from dashboards.rehearsal_page import render_rehearsal
         from fleet.rehearsal import reasons, rows, spans
 
         Path(html).write_text(render_rehearsal(found.to_dict(), rows(found), reasons(found), spans(found)))
-    if json_ == "-":
-        sys.stdout.write(text)
-    else:
+    if json_ != "-":
         _show(found, folder)
+
+
+def check(faults: int, minutes: float, mtbf_s: float, world: int, losses: int) -> None:
+    """What no rehearsal can be made of is refused before a process starts."""
+    from fleet.errors import ConfigError
+
+    if world < 2:
+        raise ConfigError("world", world, "a rank is killed, and another must go on", "The nearest valid value is 2.")
+    if losses < 1:
+        raise ConfigError("losses", losses, "what a loss costs here is measured on one at least", "The nearest valid value is 1.")
+    if faults < 1:
+        raise ConfigError("faults", faults, "a run without faults rehearses nothing", "The nearest valid value is 1.")
+    if not 0 < minutes < math.inf:
+        raise ConfigError("minutes", minutes, "must be greater than 0 min, and finite", "4 is the default.")
+    if not 0 <= mtbf_s < math.inf:
+        raise ConfigError("mtbf_s", mtbf_s, "must be at least 0 s, and finite", "0 chooses it.")
 
 
 def settings_of(world: int, recovery: str, seed: int, **changes: Any) -> RunSettings:

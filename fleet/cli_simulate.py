@@ -7,14 +7,14 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fleet.cli_plan import write_json
+from fleet.cli_json import Json, JsonCommand, write_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from fleet.simulation.fleet_model import Outcome, Partial
 
 SLOW_S = 5.0
+TIMED_FROM_FAULTS, PILOT_SHARE = 1e6, 0.01
+"""Faults of all runs side by side from which on they may take that long: a million of them take some seconds."""
 VECTORISED_FROM = 50
 """Runs from which on they are made side by side, if the scenario allows it."""
 
@@ -33,13 +35,12 @@ SetPlan = Annotated[list[str] | None, typer.Option("--set", help="field=value, a
 Mttf = Annotated[float, typer.Option(help="Mean GPU-hours between faults, of all causes; 0: the fault catalogue's.")]
 Interval = Annotated[str, typer.Option(help="Checkpoint policy: exact, daly, young, or seconds.")]
 Trace = Annotated[Path | None, typer.Option(help="Faults from this CSV file: time, node, component, duration, in seconds.")]
-Json = Annotated[str, typer.Option("--json", help="Write the answer as JSON to this file; - for stdout.")]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to ``app``."""
-    app.command()(simulate)
-    app.command()(compare)
+    app.command(cls=JsonCommand)(simulate)
+    app.command(cls=JsonCommand)(compare)
 
 
 def simulate(
@@ -73,7 +74,7 @@ def simulate(
     if save_trace is not None:
         from fleet.simulation.fleet_arrivals import write_trace
 
-        write_trace(prepared.model, prepared.arrivals(seed, trace), save_trace)
+        write_trace(prepared.model, prepared.struck(prepared.arrivals(seed, trace)), save_trace)
     with _interruptible() as partial:
         answer = _answer(prepared, scenario, runs, seed, trace, partial)
     write_json(answer, json_)
@@ -95,7 +96,7 @@ def compare(
     model: Model = "llama3-70b",
     mttf_hours: Mttf = 0.0,
     pairs: Annotated[int, typer.Option(help="Stop after so many traces if it is not decided before.")] = 1000,
-    alpha: Annotated[float, typer.Option(help="Probability of deciding wrongly.")] = 0.05,
+    alpha: Annotated[float, typer.Option(help="Probability of deciding wrongly, about any of the policies.")] = 0.05,
     least: Annotated[float, typer.Option(help="A smaller difference in goodput is none.")] = 0.005,
     seed: Annotated[int, typer.Option(help="Of the first trace.")] = 0,
     set_: SetPlan = None,
@@ -108,21 +109,31 @@ def compare(
     with _interruptible() as partial:
         if recorded:
             found = {"second": comparisons.of_recorded(recorded, Path(storage), alpha, least)}
-            names = ["first", "second"]
+            names, each = ["first", "second"], alpha
         else:
             names = comparisons.check_policies(policies or [])
+            each = alpha / len(names[1:])  # so that all verdicts are right together with 1 - alpha (Bonferroni)
             found = {}
             for other in names[1:]:
+                if partial.stop:
+                    break
                 made = [
                     _scenario(gpus, model, comparisons.recovery_of(name), -1, set_, days=days, mttf_hours=mttf_hours,
                               interval=comparisons.interval_of(name)) for name in (names[0], other)
                 ]  # fmt: skip
-                found[other] = comparisons.of_simulated(made[0], made[1], pairs, seed, alpha, least, _Progress(pairs).tell, partial)
-    answer = {"first": names[0], "against": {name: asdict(verdict) for name, verdict in found.items()}, "alpha": alpha, "least": least}
+                found[other] = comparisons.of_simulated(made[0], made[1], pairs, seed, each, least, _Progress(pairs).tell, partial)
+    complete = bool(recorded) or comparisons.complete(found, names[1:], pairs)
+    answer = {
+        "first": names[0], "against": {name: asdict(verdict) for name, verdict in found.items()}, "alpha": alpha, "alpha_each": each,
+        "least": least, "complete": complete,
+    }  # fmt: skip
     write_json(comparisons.plain(answer), json_)
     if json_ != "-":
         for name, verdict in found.items():
-            print(comparisons.sentence(names[0], name, verdict, alpha))
+            print(comparisons.sentence(names[0], name, verdict, each))
+    if not complete:
+        _aside().print("interrupted: what was compared is kept")
+        raise typer.Exit(130)
 
 
 def _scenario(gpus: int, model: str, recovery: str, spares: int, set_: list[str] | None, **rest: Any) -> Scenario:
@@ -130,7 +141,21 @@ def _scenario(gpus: int, model: str, recovery: str, spares: int, set_: list[str]
     from fleet.scenarios import Scenario
 
     named: dict[str, Any] = {"gpus": gpus, "model": model, "recovery": recovery, "spares": spares}
-    return Scenario(plan=PlanInput(**(named | parse_pairs(set_ or []))), **rest)
+    given = parse_pairs(set_ or [])
+    return Scenario(plan=PlanInput(**(named | given)), **(rest | _rates(given, rest["mttf_hours"])))
+
+
+def _rates(given: dict[str, Any], mttf_hours: float) -> dict[str, float]:
+    """What ``--set`` says about faults. It must hold for those that are simulated, and not only for the closed form beside them."""
+    from fleet.errors import ConfigError
+
+    for name in ("in_place_share", "durable_share"):
+        if name in given:
+            raise ConfigError(f"--set {name}", given[name], "the fault catalogue says what each fault needs", "fleet plan takes it.")
+    hours = given.get("gpu_mttf_hours", 0.0)
+    if hours and mttf_hours not in (0.0, hours):
+        raise ConfigError("--set gpu_mttf_hours", hours, f"--mttf-hours is {mttf_hours:g}: they are the same", "Leave one of them out.")
+    return {"mttf_hours": hours or mttf_hours}
 
 
 @contextmanager
@@ -188,6 +213,7 @@ def _events(prepared: Prepared, runs: int, seed: int, trace: Path | None, partia
 def _vectorised(prepared: Prepared, runs: int, seed: int, partial: Partial) -> dict[str, Any]:
     from fleet.simulation.monte_carlo import monte_carlo
 
+    _forewarn(prepared, runs)
     progress = _Progress(runs)
 
     def told(done: int) -> bool:
@@ -200,6 +226,21 @@ def _vectorised(prepared: Prepared, runs: int, seed: int, partial: Partial) -> d
         "runs": len(sample.faults), "complete": len(sample.faults) == runs, "faults": float(sample.faults.mean()),
         "shares": {name: {"mean": mean, "halfwidth": half} for name, (mean, half) in shares.items()},
     }  # fmt: skip
+
+
+def _forewarn(prepared: Prepared, runs: int) -> None:
+    """A hundredth of the time of as many runs as go on together is run first, where all of them may take long."""
+    from fleet.simulation.monte_carlo import BATCH, monte_carlo
+
+    model = prepared.model
+    if runs * model.rate_per_s * model.duration_s < TIMED_FROM_FAULTS:
+        return
+    pilot, together = replace(model, duration_s=PILOT_SHARE * model.duration_s), min(runs, BATCH)
+    began_s = time.perf_counter()
+    monte_carlo(pilot, prepared.recovery, prepared.intervals, runs=together, seed=0)
+    whole_s = (time.perf_counter() - began_s) / PILOT_SHARE * runs / together
+    if whole_s > SLOW_S:
+        _aside().print(f"{runs} runs will take about {whole_s:.0f} s; Ctrl-C keeps what there is")
 
 
 class _Progress:

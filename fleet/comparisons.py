@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,11 @@ def of_simulated(
     return list(compare(goodputs(), Sequential(alpha, least=least)))[-1]
 
 
+def complete(found: Mapping[str, Verdict], wanted: Sequence[str], pairs: int) -> bool:
+    """Whether each of ``wanted`` was compared until it was decided, or with as many pairs as were allowed."""
+    return all(name in found and (found[name].decided or found[name].pairs >= pairs) for name in wanted)
+
+
 def of_recorded(texts: Sequence[str], storage: Path, alpha: float, least: float) -> Verdict:
     """Goodput of recorded runs, pair by pair. Raises ConfigError when a pair is no pair, or its runs did not meet the same faults."""
     found = []
@@ -91,9 +96,10 @@ def sentence(first: str, second: str, verdict: Verdict, alpha: float) -> str:
         "same": f"{first} and {second} lose the same", "": f"not decided between {first} and {second}",
     }[verdict.decided]  # fmt: skip
     interval = f"{100 * verdict.low:+.2f} to {100 * verdict.high:+.2f}"
+    sure = f"{100 * (1 - alpha):.3g}%"
     student = f"; Student's interval, for a number fixed beforehand: {100 * verdict.fixed_low:+.3f} to {100 * verdict.fixed_high:+.3f}"
     return (
-        f"{words}: {100 * verdict.mean:+.3f} points of goodput over {verdict.pairs} pairs, {interval} with {1 - alpha:.0%} at any time"
+        f"{words}: {100 * verdict.mean:+.3f} points of goodput over {verdict.pairs} pairs, {interval} with {sure} at any time"
         + (student if verdict.pairs > 1 else "")
     )  # fmt: skip
 

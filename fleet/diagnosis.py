@@ -206,6 +206,18 @@ def _start(summary: LedgerSummary) -> Finding:
     )  # fmt: skip
 
 
+def _verification(summary: LedgerSummary) -> Finding:
+    compute = summary.categories["compute"]
+    evidence = [_spent(summary, "verify")]
+    if compute:
+        evidence.append(f"That is {summary.categories['verify'] / compute:.1%} of what the steps computed.")
+    return Finding(
+        "Ranks check each other's work.", "verify", _share(summary, "verify"), COMPUTE, "the defence against silent corruption",
+        "Compute fewer shards again (--verify), if the nodes are trusted.",
+        "to rework: a rank that computes wrongly is found later, and more steps are in doubt", tuple(evidence),
+    )  # fmt: skip
+
+
 def _unexplained(summary: LedgerSummary) -> Finding:
     evidence = (_spent(summary, "other"), f"{summary.holes} holes of {duration(summary.hole_s)} in what ranks recorded.")
     return Finding(
@@ -235,13 +247,16 @@ def _places(summary: LedgerSummary) -> list[Finding]:
 
 
 RULES: tuple[Callable[[LedgerSummary], Finding | None], ...] = (
-    _slow_rank, _wire, _data, _checkpoints, _rework, _empty, _spares, _start, _unexplained,
+    _slow_rank, _wire, _data, _checkpoints, _rework, _empty, _spares, _start, _verification, _unexplained,
     _of_faults("detect", "Faults are noticed late.", "failure detection: connections and time-outs",
                "Shorten the time-out that fired, or watch the process itself.", "to false alarms: a slow rank is taken for dead"),
     _of_faults("reform", "Survivors take long to meet again.", "membership and process groups",
                "Have fewer view changes, or build groups before they are needed.", "to memory, for groups that are kept ready"),
     _of_faults("restore", "Newcomers take long to get the state.", "state transfer",
                "Send it from several peers, or keep a copy beside the spare.", "to exposed_comm, while copies are kept up to date"),
+    _of_faults("finish", "The run takes long to end.", "the end of the run: the last checkpoint, and processes that leave",
+               "Run longer, so that there is one end to more steps, or leave the last checkpoint out where nobody needs it.",
+               "to rework, when the run is taken up again from an older checkpoint"),
 )  # fmt: skip
 
 

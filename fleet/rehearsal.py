@@ -150,9 +150,12 @@ def choose(target: Prepared, real: Constants, world: int, recovery: str, faults:
     delay_s = max(0.0, wanted["stall"] * small_s - real.stall_s) if recovery == "in-place" else 0.0
     small = {"stall": real.stall_s + delay_s, "replacement": real.refill_s, "step": step_s, "checkpoint": real.blocked_s,
              "until a checkpoint is safe": real.latency_s}  # fmt: skip
-    groups = tuple(_times(name, wanted[name], value / small_s, name == "stall" and delay_s > 0) for name, value in small.items())
+    wait_s = max(0.0, step_s - WORK_S)
+    put_in = {"stall": "a delay is put in"} if delay_s > 0 else {}
+    put_in |= {"step": "a timed wait is put in"} if wait_s > 0 else {}
+    groups = tuple(_times(name, wanted[name], value / small_s, put_in.get(name, "")) for name, value in small.items())
     return Scale(
-        mtbf_s=small_s, compression=fleet_s / small_s, delay_s=delay_s, wait_s=max(0.0, step_s - WORK_S), duration_s=faults * small_s,
+        mtbf_s=small_s, compression=fleet_s / small_s, delay_s=delay_s, wait_s=wait_s, duration_s=faults * small_s,
         groups=groups + _others(target, world, faults), dominating=dominating,
     )  # fmt: skip
 
@@ -167,9 +170,9 @@ def target_ratios(target: Prepared, recovery: str) -> dict[str, float]:
             "until a checkpoint is safe": rate * far.latency_s}  # fmt: skip
 
 
-def _times(name: str, target: float, real: float, delayed: bool) -> Group:
+def _times(name: str, target: float, real: float, put_in: str) -> Group:
     if 1 / CLOSE <= real / target <= CLOSE if target > 0 else real == 0:
-        return Group(name, target, real, IMPOSED if delayed else MATCHED, "a delay is put in" if delayed else "as it is here")
+        return Group(name, target, real, IMPOSED if put_in else MATCHED, put_in or "as it is here")
     if real > target:
         return Group(name, target, real, UNMATCHED, "this machine takes longer, and nothing makes it faster: a longer MTBF would help")
     return Group(name, target, real, UNMATCHED, "this machine is faster, and nothing here can put the time in")

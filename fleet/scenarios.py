@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,8 @@ class Scenario:
     """What ``fleet simulate`` is asked about.
 
     Args:
-        plan: fleet, model, times of recovery, spares: as ``fleet plan`` takes them.
+        plan: fleet, model, times of recovery, spares: as ``fleet plan`` takes them. How often what fails is not read from it, but from
+            the faults that are simulated (``mttf_hours`` and the catalogue).
         days: length of the run.
         mttf_hours: of one GPU, from all causes that stop a job; 0: what the catalogue comes to.
         interval: checkpoint policy: exact, daly, young, or seconds.
@@ -65,7 +66,7 @@ class Scenario:
 
     def __post_init__(self) -> None:
         if not 0 < self.days < math.inf:
-            raise ConfigError("days", self.days, "must be greater than 0, and finite")
+            raise ConfigError("days", self.days, "must be greater than 0, and finite", "54 is the default.")
         if not 0 <= self.mttf_hours < math.inf:
             raise ConfigError("mttf_hours", self.mttf_hours, "must be greater than 0 h", "0: what the fault catalogue comes to.")
 
@@ -92,6 +93,12 @@ class Prepared:
         """One event-driven run."""
         return FleetRun(self.model, arrivals, self.recovery, self.intervals, self.lemons, partial).run()
 
+    def struck(self, arrivals: Arrivals) -> Arrivals:
+        """Those of ``arrivals`` that strike somebody when these policies run. A trace says what happened: an empty place cannot fail."""
+        run = FleetRun(self.model, arrivals, self.recovery, self.intervals, self.lemons)
+        run.run()
+        return arrivals.only(run.struck)
+
 
 def prepare(scenario: Scenario, catalogue: Catalogue | None = None) -> Prepared:
     """Model and policies of a scenario.
@@ -99,13 +106,14 @@ def prepare(scenario: Scenario, catalogue: Catalogue | None = None) -> Prepared:
     Raises:
         ConfigError: the model does not fit the fleet, or the scenario is impossible.
     """
-    asked = scenario.plan
-    catalogue, plan = catalogue or load_catalogue(), make_plan(asked, levers=False)
+    asked, catalogue = scenario.plan, catalogue or load_catalogue()
+    faults = fault_classes(scenario, catalogue)
+    plan = make_plan(_struck_by(asked, faults), levers=False)
     replica = max(1, plan.step.mapping.tensor * plan.step.mapping.pipeline // asked.chip.per_node)
     model = FleetModel(
         nodes=asked.nodes,
         duration_s=scenario.days * 24 * HOUR_S,
-        faults=fault_classes(scenario, catalogue),
+        faults=faults,
         slow=_slow(scenario, catalogue, plan) if scenario.stragglers else (),
         tiers=_tiers(plan),
         spares=plan.faults.spares,
@@ -122,6 +130,15 @@ def prepare(scenario: Scenario, catalogue: Catalogue | None = None) -> Prepared:
     recovery = RECOVERIES[asked.recovery](Budgets(), asked.restart_s + asked.replace_s)
     intervals = tuple(_interval(scenario.interval) for _ in model.tiers)
     return Prepared(model, recovery, intervals, _KeepOut(model) if scenario.lemon_factor > 1 else None, plan)
+
+
+def _struck_by(asked: PlanInput, faults: Sequence[FaultClass]) -> PlanInput:
+    """The question to the closed form, about the very faults that are simulated: their rate, and what they need."""
+    rate = sum(fault.rate_per_s for fault in faults)
+    in_place = sum(fault.rate_per_s for fault in faults if fault.need == HELD) / rate
+    durable = sum(fault.rate_per_s for fault in faults if fault.need == OBJECT) / rate
+    hours = asked.gpus / (rate * HOUR_S)
+    return replace(asked, gpu_mttf_hours=hours, in_place_share=in_place, durable_share=min(durable, 1.0 - in_place))
 
 
 def _interval(text: str) -> CheckpointInterval:

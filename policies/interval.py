@@ -44,7 +44,7 @@ class CheckpointInterval:
         for name in ("interval_s", "first_s", "max_s"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
-                raise ConfigError(f"checkpoint.{name}", value, "must be a positive number of seconds")
+                raise ConfigError(f"checkpoint.{name}", value, "must be a positive number of seconds", "Set it to 1 s or more.")
 
     def configured(self, settings: CheckpointSettings) -> CheckpointInterval:
         """The same under new settings."""

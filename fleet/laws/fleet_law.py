@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fleet.errors import ConfigError
-from fleet.laws.law import AtLeastOne, NonNegative, Positive, law
+from fleet.laws.law import AtLeastOne, NonNegative, Positive, Share, law
 
 SOURCE = "Fleet Law, Machine Learning Systems (textbook), vol. 2"
 
@@ -32,11 +32,16 @@ def fleet_step_s(
     compute_s: NonNegative, ranks: AtLeastOne, comm_s: NonNegative, sync_s: NonNegative = 0.0, overlap_s: NonNegative = 0.0
 ) -> float:
     """T_compute/N + T_comm + T_sync - T_overlap; no more can overlap than there is communication, or computation."""
-    most = np.minimum(compute_s / ranks, comm_s)
+    _check_overlap(compute_s / ranks, comm_s, overlap_s)
+    return compute_s / ranks + comm_s + sync_s - overlap_s
+
+
+def _check_overlap(compute_s: float, comm_s: float, overlap_s: float) -> None:
+    """Of one rank."""
+    most = np.minimum(compute_s, comm_s)
     if np.any(overlap_s > most * (1.0 + 1e-12)):
         reason = f"no more than {np.min(most):g} s of computation and communication can run at the same time"
         raise ConfigError("overlap_s", overlap_s, reason, f"The nearest valid value is {np.min(most):g}.")
-    return compute_s / ranks + comm_s + sync_s - overlap_s
 
 
 @law(f"{SOURCE}, solved for T_overlap", step_s=1.3, compute_s=1000.0, ranks=1000, comm_s=0.5, sync_s=0.0)
@@ -48,25 +53,34 @@ def overlap_s(step_s: Positive, compute_s: NonNegative, ranks: AtLeastOne, comm_
 @law(SOURCE, compute_s=0.9, comm_s=0.8, sync_s=0.4, overlap_s=0.0)
 def compute_share(compute_s: NonNegative, comm_s: NonNegative, sync_s: NonNegative, overlap_s: NonNegative = 0.0) -> float:
     """f_compute: share of a rank's step that computes, T_compute / (T_compute + T_comm + T_sync - T_overlap). One rank's times."""
+    _check_overlap(compute_s, comm_s, overlap_s)
     return compute_s / (compute_s + comm_s + sync_s - overlap_s)
 
 
-@law(SOURCE, compute_s=0.9, comm_s=0.8, sync_s=0.4)
+@law(SOURCE, alone=True, compute_s=0.9, comm_s=0.8, sync_s=0.4)
 def term_to_attack(compute_s: NonNegative, comm_s: NonNegative, sync_s: NonNegative, overlap_s: NonNegative = 0.0) -> str:
     """The largest term that does not compute: T_comm (what of it is not overlapped) or T_sync; T_compute when neither costs anything.
 
     Shortening T_compute alone lowers the share that computes; the other terms stay.
     """
+    _check_overlap(compute_s, comm_s, overlap_s)
     terms = {"T_comm": comm_s - overlap_s, "T_sync": sync_s}
     name = max(terms, key=terms.__getitem__)
     return name if terms[name] > 0.0 else "T_compute"
 
 
-def levers(compute_s: float, comm_s: float, sync_s: float, overlap_s: float = 0.0, factor: float = 0.5) -> list[Lever]:
-    """What multiplying each term by ``factor`` is worth, best first. Overlap is kept, as far as there is something left to overlap."""
+@law(SOURCE, alone=True, compute_s=0.9, comm_s=0.8, sync_s=0.4, overlap_s=0.2, factor=0.5)
+def levers(
+    compute_s: NonNegative, comm_s: NonNegative, sync_s: NonNegative, overlap_s: NonNegative = 0.0, factor: Share = 0.5
+) -> list[Lever]:
+    """T_step before / after each term is multiplied by `factor`, best first; T_overlap: as if all that can overlap did.
+
+    Overlap is kept, as far as there is something left to overlap.
+    """
+    _check_overlap(compute_s, comm_s, overlap_s)
     before = compute_s + comm_s + sync_s - overlap_s
     if before <= 0:
-        raise ConfigError("overlap_s", overlap_s, "no step is left", f"It is at most {min(compute_s, comm_s):g}.")
+        raise ConfigError("compute_s", compute_s, "no term costs anything, so no step is left", "Give at least one time above 0 s.")
     changed = {
         "T_compute": (compute_s * factor, comm_s, sync_s),
         "T_comm": (compute_s, comm_s * factor, sync_s),

@@ -79,8 +79,10 @@ class Domain:
         if math.isnan(value):
             return "It is not a number: look where it was computed."
         nearest = min(max(value, self.low), self.high)
-        if math.isinf(nearest) or (self.open and nearest <= self.low):
-            return ""
+        if math.isinf(nearest):
+            return "It must be finite: look where it was computed."
+        if self.open and nearest <= self.low:  # no value is the nearest
+            return f"Any value greater than {self.low:g} will do, such as {min(self.low + 1.0, self.high):g}."
         return f"The nearest valid value is {max(round(nearest), math.ceil(self.low)) if self.whole else nearest:g}."
 
 
@@ -152,10 +154,13 @@ class Vectorised(Protocol[P, R_co]):
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
 
-def law(source: str, *, elementwise: bool = False, **example: Any) -> Callable[[Callable[P, R_co]], Vectorised[P, R_co]]:
+def law(
+    source: str, *, elementwise: bool = False, alone: bool = False, **example: Any
+) -> Callable[[Callable[P, R_co]], Vectorised[P, R_co]]:
     """Register a law with its source and the arguments of one worked example.
 
-    ``elementwise``: the body is for single numbers and is applied to every element of an array.
+    ``elementwise``: the body is for single numbers and is applied to every element of an array. ``alone``: its answer is no number, and
+    arrays are refused.
     """
 
     def decorate(function: Callable[P, R_co]) -> Vectorised[P, R_co]:
@@ -168,6 +173,8 @@ def law(source: str, *, elementwise: bool = False, **example: Any) -> Callable[[
                 if name in domains:
                     domains[name].check(name, value)
             arrays = any(isinstance(value, np.ndarray) or (name in domains and isinstance(value, list)) for name, value in given)
+            if alone and arrays:
+                _refuse_arrays(given)
             with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
                 result = _apply(function, args, kwargs, domains, names, elementwise) if arrays else _guarded(function, args, kwargs)
             return _finite(function.__name__, result, given)
@@ -177,6 +184,11 @@ def law(source: str, *, elementwise: bool = False, **example: Any) -> Callable[[
         return cast(Vectorised[P, R_co], checked)
 
     return decorate
+
+
+def _refuse_arrays(given: Iterable[tuple[str, Any]]) -> None:
+    name, value = next((name, value) for name, value in given if isinstance(value, (np.ndarray, list)))
+    raise ConfigError(name, value, "one number at a time: the answer is no number, so there is no array of it", "Call it once for each.")
 
 
 def _domains(function: Callable[..., Any]) -> tuple[tuple[str, ...], dict[str, Domain]]:
@@ -202,7 +214,16 @@ def _apply(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[
         result = function(**(values | numbers))
         return np.full(each.shape, result) if isinstance(result, float) else result
     results = [_guarded(function, (), values | dict(zip(numbers, map(float, items), strict=True))) for items in each]
-    return np.array(results, dtype=np.float64).reshape(each.shape)
+    return _joined(results, each.shape)
+
+
+def _joined(results: list[Any], shape: tuple[int, ...]) -> Any:
+    """Numbers as an array; records as one record of arrays."""
+    first = results[0] if results else math.nan
+    if not dataclasses.is_dataclass(first) or isinstance(first, type):
+        return np.array(results, dtype=np.float64).reshape(shape)
+    columns = {f.name: [getattr(result, f.name) for result in results] for f in dataclasses.fields(first)}
+    return dataclasses.replace(first, **{name: np.array(column).reshape(shape) for name, column in columns.items()})
 
 
 def _finite(name: str, result: Any, given: Iterable[tuple[str, Any]]) -> Any:

@@ -42,7 +42,7 @@ class Mapping3d:
         return self.tensor * self.pipeline * self.data
 
 
-@law(MEGATRON, gpus=100_000, tensor=8, pipeline=16)
+@law(MEGATRON, alone=True, gpus=100_000, tensor=8, pipeline=16)
 def largest_mapping(gpus: Count, tensor: Count, pipeline: Count) -> Mapping3d:
     """The mapping with as many whole replicas as fit: TP, PP, floor(N / (TP x PP)); the other GPUs are left over."""
     replicas = int(data_parallel_ranks(gpus, tensor, pipeline))

@@ -44,17 +44,17 @@ def down_distribution(units: int, spares: int, rate_per_s: float, repair_s: floa
     return np.asarray(weights / weights.sum(), dtype=np.float64)
 
 
-@law(REPAIRMEN, units=2048, spares=16, rate_per_s=RATE, repair_s=DAY)
+@law(REPAIRMEN, elementwise=True, units=2048, spares=16, rate_per_s=RATE, repair_s=DAY)
 def machine_repair(units: Count, spares: CountOrZero, rate_per_s: Positive, repair_s: Positive, crews: int | None = None) -> Repair:
     """Machine repair in balance: p(n) proportional to the product of failure rates / repair rates up to n."""
     _check_crews(crews)
     chances = down_distribution(units, spares, rate_per_s, repair_s, crews)
     down = np.arange(chances.size)
-    short = float(chances[spares + 1 :].sum())
+    short = float(chances[int(spares) + 1 :].sum())
     return Repair(float(chances @ down), short, float(chances @ np.maximum(0, down - spares)))
 
 
-@law(REPAIRMEN, units=2048, rate_per_s=RATE, repair_s=DAY, risk=0.01)
+@law(REPAIRMEN, elementwise=True, units=2048, rate_per_s=RATE, repair_s=DAY, risk=0.01)
 def spares_for_risk(units: Count, rate_per_s: Positive, repair_s: Positive, risk: Probability, crews: int | None = None) -> int:
     """The fewest spares S with P(n > S) <= risk in the machine repair balance. Bisected.
 

@@ -91,7 +91,7 @@ def _tier(plan: PlanInput, step: Step, name: str, mean_s: float) -> Tier:
     if name == "replicas":
         restore_s = write_s(_rank_bytes(plan, step), plan.net.bytes_per_s)
         down = {"detect": plan.detect_s, "reform": plan.reform_s, "restore": restore_s}
-        return _measured(name, mean_s, step.step_s, 0.0, 0.0, "", down, 0.0)
+        return _measured(plan, name, mean_s, step.step_s, 0.0, 0.0, "", down, 0.0)
     blocked_s, durable_s, load_s = copy_times(plan, step, name)
     work_s, limit = exact_work_s(blocked_s, mean_s), ""
     if work_s < durable_s:
@@ -99,7 +99,7 @@ def _tier(plan: PlanInput, step: Step, name: str, mean_s: float) -> Tier:
     if work_s < step.step_s:
         work_s, limit = step.step_s, "not below one step"
     down = {"detect": plan.detect_s, "work not yet durable": durable_s}
-    return _measured(name, mean_s, work_s, blocked_s, durable_s, limit, down, plan.restart_s + load_s)
+    return _measured(plan, name, mean_s, work_s, blocked_s, durable_s, limit, down, plan.restart_s + load_s)
 
 
 def copy_times(plan: PlanInput, step: Step, name: str) -> tuple[float, float, float]:
@@ -110,8 +110,8 @@ def copy_times(plan: PlanInput, step: Step, name: str) -> tuple[float, float, fl
     return snapshot_s, snapshot_s + write_s(whole, rate), write_s(whole, rate) + snapshot_s
 
 
-def _measured(name: str, mean_s: float, work_s: float, blocked_s: float, durable_s: float, limit: str, down: dict[str, float],
-              restart_s: float) -> Tier:  # fmt: skip
+def _measured(plan: PlanInput, name: str, mean_s: float, work_s: float, blocked_s: float, durable_s: float, limit: str,
+              down: dict[str, float], restart_s: float) -> Tier:  # fmt: skip
     down_s = sum(down.values())
     parts = breakdown(work_s, blocked_s, mean_s, down_s, restart_s)
     losses = {"checkpoint stall": parts.checkpoint, "rework": parts.rework, "restart": parts.restart}
@@ -119,7 +119,7 @@ def _measured(name: str, mean_s: float, work_s: float, blocked_s: float, durable
     losses["rework"] += losses.pop("work not yet durable", 0.0)
     if parts.work <= 0.0:
         reason = f"faults that need the {name} tier come every {mean_s:.3g} s, and no work between them is ever finished"
-        raise ConfigError("gpu_mttf_hours", mean_s, reason, "Plan fewer GPUs, a higher gpu_mttf_hours, or a faster way back.")
+        raise ConfigError("gpu_mttf_hours", plan.gpu_mttf_hours, reason, "Plan fewer GPUs, a higher gpu_mttf_hours, or a faster way back.")
     return Tier(name, mean_s, work_s, blocked_s, durable_s, limit, down_s, restart_s, parts.work, losses)
 
 

@@ -88,14 +88,35 @@ def _recomputing(plan: PlanInput) -> list[PlanInput]:
 
 
 def _more_room(plan: PlanInput) -> str:
-    """The fewest GPUs, by doubling, on which a mapping fits."""
-    gpus = 2 ** math.ceil(math.log2(plan.gpus))
+    """The nearest question that has an answer: another mapping of these GPUs, or the fewest GPUs by doubling; as little else as will do."""
+    gpus = plan.gpus
     while gpus < 2**20:
-        gpus *= 2
-        trials = _recomputing(replace(plan, gpus=gpus, tp=0, pp=0, dp=0))
+        for kept in (("tp", "pp"), ("tp",), ("pp",), ()):
+            freed = replace(plan, gpus=gpus, tp=plan.tp if "tp" in kept else 0, pp=plan.pp if "pp" in kept else 0, dp=0)
+            changed = _changes(plan, freed)
+            if changed:
+                return f"The nearest valid value{'s are' if len(changed) > 1 else ' is'} {', '.join(changed)}{_sharding(plan)}."
+        gpus = 2 ** math.ceil(math.log2(gpus + 1))
+    return f"Use a smaller micro_batch, or GPUs with more memory{_sharding(plan)}."
+
+
+def _changes(plan: PlanInput, trial: PlanInput) -> list[str]:
+    """What is to be asked in place of ``plan`` to have the fastest mapping of ``trial`` that fits; empty where none does."""
+    steps = [step for each in _recomputing(trial) for mapping in _mappings(each) if (step := build_step(each, mapping)).fits]
+    if not steps:
+        return []
+    mapping = max(steps, key=lambda step: step.tokens_per_s).mapping
+    found = {"gpus": trial.gpus, "tp": mapping.tensor, "pp": mapping.pipeline, "dp": mapping.data}
+    return [f"{name} = {value}" for name, value in found.items() if getattr(plan, name) not in (0, value)]
+
+
+def _sharding(plan: PlanInput) -> str:
+    """The nearest ZeRO stage at which the mapping that was asked for fits, in words."""
+    for zero in range(plan.zero + 1, 4):
+        trials = _recomputing(replace(plan, zero=zero))
         if any(build_step(trial, mapping).fits for trial in trials for mapping in _mappings(trial)):
-            return f"The nearest valid value is gpus = {gpus}; or a higher zero stage."
-    return "Use a higher zero stage, a smaller micro_batch, or GPUs with more memory."
+            return f"; or zero = {zero}"
+    return ""
 
 
 def _mappings(plan: PlanInput) -> Iterator[Mapping3d]:

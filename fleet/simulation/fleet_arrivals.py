@@ -9,7 +9,7 @@ import csv
 import io
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +45,14 @@ class Arrivals:
 
     def __len__(self) -> int:
         return len(self.times_s)
+
+    def only(self, indices: Sequence[int]) -> Arrivals:
+        """These faults alone, and the slow stretches."""
+        kept = np.array(indices, dtype=np.int64)
+        return replace(
+            self, times_s=self.times_s[kept], kinds=self.kinds[kept], nodes=self.nodes[kept], repairs_s=self.repairs_s[kept],
+            chances=self.chances[kept],
+        )  # fmt: skip
 
 
 def draw_arrivals(model: FleetModel, seed: int) -> Arrivals:
@@ -97,7 +105,7 @@ def _spells_of(slow: SlowClass, duration_s: float, seed: int) -> list[Spell]:
     """Merged stretches of one class: at full severity until the policy acts, then at what is left."""
     rest = slow.severity if slow.mitigated is None else slow.mitigated
     if slow.rate_per_s * slow.duration_s > ALWAYS_SLOW:
-        busy = -math.expm1(-slow.rate_per_s * slow.notice_s)  # share of time in which some spell is too young to be noticed
+        busy = -math.expm1(-slow.rate_per_s * slow.unnoticed_s)  # share of time in which some spell is too young to be noticed
         severity = rest if slow.mitigated is not None else slow.severity
         mean = 1.0 / (busy / slow.severity + (1 - busy) / severity)
         return [(np.zeros(1), np.array([duration_s]), mean)]

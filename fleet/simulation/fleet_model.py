@@ -89,6 +89,11 @@ class SlowClass:
             reason = f"lies between 1 (no loss left) and severity = {self.severity:g} (nothing was done)"
             raise ConfigError(f"slow.{self.name}.mitigated", self.mitigated, reason)
 
+    @property
+    def unnoticed_s(self) -> float:
+        """Mean time of a spell before the policy acts: E[min(D, notice)] of an exponential D. Many are over before they are noticed."""
+        return -self.duration_s * math.expm1(-self.notice_s / self.duration_s) if self.duration_s else 0.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetModel:

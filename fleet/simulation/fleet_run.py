@@ -33,6 +33,9 @@ class FleetRun:
         recovery, intervals: live policies; one interval policy for each tier of the model.
         lemons: whether repeat offenders stay out; None: nobody does.
         partial: set its ``stop`` to end at the next fault.
+
+    Attributes:
+        struck: indices of the arrivals that found somebody in their place.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class FleetRun:
         self.crews = [0.0] * (model.crews or 0)
         self.lost = dict.fromkeys(("rework", "detect", "reform", "restore", "provision"), 0.0)
         self.counts = [0] * len(model.faults)
+        self.struck: list[int] = []
         self.recoveries = self.rollbacks = self.events = 0
         self.failures: dict[int, list[float]] = {}
         self.kept_out: set[int] = set()
@@ -84,6 +88,7 @@ class FleetRun:
                 continue  # it would have struck a place where nobody is
             self.events += 1
             self.counts[kind] += 1
+            self.struck.append(index)
             if fault.notice_s:
                 heappush(heap, (now_s + fault.notice_s, NOTICED, index, now_s))
             else:

@@ -91,7 +91,7 @@ def slow_loss(model: FleetModel) -> float:
     """Mean share of the work that slow spells take: spells of a class come as M/G/infinity, and the greatest severity counts."""
     levels = []
     for slow in model.slow:
-        young = -math.expm1(-slow.rate_per_s * min(slow.notice_s, slow.duration_s)) if slow.mitigated is not None else 0.0
+        young = -math.expm1(-slow.rate_per_s * slow.unnoticed_s) if slow.mitigated is not None else 0.0
         some = -math.expm1(-slow.rate_per_s * slow.duration_s)
         rest = slow.severity if slow.mitigated is None else slow.mitigated
         levels.append(((young, slow.severity), (max(0.0, some - young), rest), (1.0 - max(some, young), 1.0)))
@@ -102,7 +102,10 @@ def slow_loss(model: FleetModel) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Setting:
-    """What does not change in a run, as arrays by fault class."""
+    """What does not change in a run, as arrays by fault class. ``untold``: as many nodes can be away without a look at when each is back.
+
+    A count is enough where each node is repaired for itself, and a spare stands in for it. Nodes of one fault come back together.
+    """
 
     model: FleetModel
     schedules: list[Schedule]
@@ -114,6 +117,7 @@ class _Setting:
     rate_per_s: float
     wait_s: float
     away: bool
+    untold: int
 
     @classmethod
     def of(cls, model: FleetModel, recovery: RecoveryPolicy, intervals: Sequence[IntervalPolicy]) -> _Setting:
@@ -125,7 +129,8 @@ class _Setting:
             schedule(policy, model, tier, model.tier_rate_per_s(tier, restarting)) for tier, policy in enumerate(intervals)
         ]  # fmt: skip
         nodes = np.array([fault.nodes for fault in model.faults])
-        down = float(np.sum(rates * nodes)) * model.repair_s
+        largest = int(nodes.max(initial=0))
+        down = float(np.sum(rates * (nodes > 0))) * model.repair_s
         return cls(
             model=model,
             schedules=schedules,
@@ -136,14 +141,15 @@ class _Setting:
             mix=np.cumsum(rates) / rates.sum() if rates.sum() > 0 else rates,
             rate_per_s=float(rates.sum()),
             wait_s=wait.wait_s if wait.action == WAIT else 0.0,
-            away=poisson_quantile(down, 1 - 1e-12) > model.spares or model.replace_s > 0,
+            away=largest * poisson_quantile(down, 1 - 1e-12) > model.spares or model.replace_s > 0,
+            untold=model.spares if largest <= 1 else 0,
         )
 
 
 class _Batch:
     """Runs side by side. Every array is [runs], or [tiers, runs], and nodes that are away are counted. Repairs are exponential, so that
-    their number is all there is to know; when they are more than the spares, ``rest`` has how long each of them is still away, longest
-    first, for the runs ``short``."""
+    their number is all there is to know, up to ``untold``; beyond, ``rest`` has how long each of them is still away, longest first, for the
+    runs ``short``. ``fetched`` is when spares that were called arrive, and ``called`` how many."""
 
     def __init__(self, setting: _Setting, runs: int, rng: np.random.Generator) -> None:
         self.setting, self.runs, self.rng = setting, runs, rng
@@ -159,6 +165,7 @@ class _Batch:
         self.gone, self.seen, self.absence = np.zeros(runs, dtype=np.int64), np.zeros(runs), np.zeros(runs)
         self.short, self.rest = np.zeros(0, dtype=np.int64), np.zeros((0, 0))
         self.fetched = np.zeros((runs, 4 if setting.model.replace_s > 0 else 0))
+        self.called = np.zeros(self.fetched.shape)
         self.faults = np.zeros(runs)
 
     def run(self) -> None:
@@ -200,7 +207,7 @@ class _Batch:
         fresh = live & ~absorbed
         self._stretch(running)
         if setting.away:
-            self._take(np.where(live, nodes, 0))
+            self._take(np.where(live, np.minimum(nodes, setting.model.nodes - self._missing()), 0).astype(np.int64))
         if setting.model.step_s > 0:
             self._half_step(running & (need == HELD) & ~announced)
         self._book(fresh)
@@ -325,15 +332,15 @@ class _Batch:
 
     def _keep(self, short: Ints, rest: Floats) -> None:
         """Only the runs that are still short, and as many columns as the longest of them needs."""
-        still = self.gone[short] > self.setting.model.spares
+        still = self.gone[short] > self.setting.untold
         self.short = short[still]
         self.rest = rest[still, : int(self.gone[self.short].max(initial=0))]
 
     def _take(self, nodes: Ints) -> None:
         """Nodes go to repair, and spares are fetched. Runs that are short from here on get a time for each node that is away."""
-        setting, rng = self.setting, self.rng
+        setting = self.setting
         before, self.gone = self.gone, self.gone + nodes
-        short = np.flatnonzero(self.gone > setting.model.spares)
+        short = np.flatnonzero(self.gone > setting.untold)
         if len(short):
             known = np.zeros(self.runs, dtype=np.int64)
             known[self.short] = before[self.short]
@@ -344,22 +351,39 @@ class _Batch:
             table[place[self.short], : self.rest.shape[1]] = self.rest
             column = np.arange(width)
             fresh = (column >= known[short, None]) & (column < self.gone[short, None])
-            table[fresh] = rng.standard_exponential(int(fresh.sum())) * setting.model.repair_s
+            table[fresh] = self._repairs(fresh)
             self.short, self.rest = short, np.sort(table, axis=1)[:, ::-1]
         if self.fetched.shape[1]:
-            called = (nodes > 0) & (self.gone <= setting.model.spares)
-            oldest = np.argmin(self.fetched, axis=1)
-            self.fetched[called, oldest[called]] = (self.now + setting.model.replace_s)[called]
+            self._fetch(np.where(nodes > 0, np.clip(setting.model.spares - before, 0, nodes), 0))
+
+    def _repairs(self, fresh: Flags) -> Floats:
+        """How long each of the nodes ``fresh`` is away: one time for all of a fault, where a fault can take several."""
+        if self.setting.nodes.max(initial=0) <= 1:
+            return self.rng.standard_exponential(int(fresh.sum())) * self.setting.model.repair_s
+        return np.repeat(self.rng.standard_exponential(len(fresh)) * self.setting.model.repair_s, fresh.sum(axis=1))
+
+    def _fetch(self, count: Ints) -> None:
+        """So many spares of each run are called, in the place of those that arrived longest ago."""
+        asking = np.flatnonzero(count)
+        if np.any(self.fetched[asking].min(axis=1, initial=math.inf) > self.now[asking]):
+            more = np.zeros((self.runs, self.fetched.shape[1]))
+            self.fetched, self.called = np.hstack((self.fetched, more)), np.hstack((self.called, more))
+        oldest = np.argmin(self.fetched[asking], axis=1)
+        self.fetched[asking, oldest] = self.now[asking] + self.setting.model.replace_s
+        self.called[asking, oldest] = count[asking]
 
     def _missing(self) -> Floats:
-        coming = (self.fetched > self.now[:, None]).sum(axis=1)
+        coming = (self.called * (self.fetched > self.now[:, None])).sum(axis=1)
         return np.asarray(np.maximum(0, self.gone - self.setting.model.spares) + coming, dtype=np.float64)
 
     def _full(self) -> Floats:
         """When no place will be empty any more, as far as is known now."""
         full: Floats = self.fetched.max(axis=1, initial=0.0)
         if len(self.short):
-            full[self.short] = np.maximum(full[self.short], self.now[self.short] + self.rest[:, self.setting.model.spares])
+            rest = self.rest[:, self.setting.model.spares :].max(
+                axis=1, initial=0.0
+            )  # by then the last that no spare stands in for is back
+            full[self.short] = np.maximum(full[self.short], self.now[self.short] + rest)
         return full
 
     def _absent(self, begin: Floats, end: Floats, running: Flags) -> Floats:
@@ -369,5 +393,5 @@ class _Batch:
             return np.zeros(self.runs)
         total = self.absence
         if self.fetched.shape[1]:
-            total = total + (np.clip(self.fetched, begin[:, None], end[:, None]) - begin[:, None]).sum(axis=1)
+            total = total + (self.called * (np.clip(self.fetched, begin[:, None], end[:, None]) - begin[:, None])).sum(axis=1)
         return np.where(running, np.minimum(total * model.replica_nodes / model.nodes, end - begin), 0.0)

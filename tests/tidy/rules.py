@@ -19,6 +19,7 @@ EDGE = (
     "fleet.cli_dashboard",
     "fleet.cli_diagnose",
     "fleet.cli_doctor",
+    "fleet.cli_json",
     "fleet.cli_plan",
     "fleet.cli_queue",
     "fleet.cli_runs",

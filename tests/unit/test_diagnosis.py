@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from fleet.cli import app
-from fleet.diagnosis import Finding, diagnose, explain
+from fleet.diagnosis import RULES, Finding, diagnose, explain
 from fleet.goodput import Ledger
 from fleet.journal import JournalWriter
 from fleet.ledger_summary import LedgerSummary
 from tests.golden.journals import Story, one_loss
 
+GOODPUT = ("compute",)
+"""The only category that is no loss."""
 GOLDEN = Path(__file__).parents[1] / "golden" / "diagnosis.txt"
 
 
@@ -44,6 +48,18 @@ def test_golden() -> None:
     assert explain(found, diagnose(found)) == GOLDEN.read_text()
 
 
+def test_every_way_to_lose_time_has_a_rule() -> None:
+    """A rank-second is goodput, or some finding is about it."""
+    categories = set(summary(one_loss()).categories)
+    told = {name for name in categories - set(GOODPUT) if any(_names(rule, name) for rule in RULES)}
+    assert told == categories - set(GOODPUT)
+
+
+def _names(rule: Callable[[LedgerSummary], Finding | None], name: str) -> bool:
+    found = rule(replace(summary(one_loss()), spares=1, in_view_losses=0))
+    return found is not None and found.metric == name
+
+
 @pytest.mark.parametrize(
     ("codes", "metric", "where", "layer", "said"),
     [
@@ -52,6 +68,14 @@ def test_golden() -> None:
         ({0: "c40 x60", 1: "c40 x60"}, "exposed_comm", "communication", "the reduction of gradients", "rho = 1.50"),
         ({0: "c40 d60", 1: "c40 d60"}, "data_wait", "coordination", "the feed: storage and decoding", "waits 60 ms"),
         ({0: "c40 k60", 1: "c40 k60"}, "checkpoint_stall", "coordination", "snapshots and the store", "60.0%"),
+        ({0: "c40 v60", 1: "c40 v60"}, "verify", "compute", "the defence against silent corruption", "150.0% of what the steps computed"),
+        (
+            {0: "c40 e60", 1: "c40 e60"},
+            "finish",
+            "coordination",
+            "the end of the run: the last checkpoint, and processes that leave",
+            "finish took",
+        ),
     ],
 )
 def test_the_dearest_thing_is_named_first(codes: dict[int, str], metric: str, where: str, layer: str, said: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +22,8 @@ from fleet.rng import stream
 
 TABLE = table()
 LAWS = [pytest.param(entry, id=name) for name, entry in sorted(REGISTRY.items())]
+ALONE = ("fleet_law.term_to_attack", "fleet_law.levers", "parallelism.largest_mapping")
+"""Laws that answer with a name or a mapping."""
 COST = st.floats(0.01, 1e4)
 MTBF = st.floats(1.0, 1e7)
 
@@ -49,13 +52,35 @@ def test_not_a_number_is_refused_by_name(entry: Law) -> None:
 
 @pytest.mark.parametrize("entry", LAWS)
 def test_an_array_gives_what_its_elements_give(entry: Law) -> None:
-    single = entry.worked()
-    if not isinstance(single, (float, int)) or entry.name.startswith("spares."):
-        return
+    """Records and mappings hold arrays then; a law whose answer is no number at all refuses them by name."""
+    single = _parts(entry.worked())
     for name, value in _numeric(entry).items():
-        many = entry.function(**{**entry.example, name: np.array([value, value])})
-        assert isinstance(many, np.ndarray) and many.shape == (2,)
-        assert many.tolist() == pytest.approx([single, single], rel=1e-12)
+        call = {**entry.example, name: np.array([value, value])}
+        if entry.name in ALONE:
+            with pytest.raises(ConfigError, match="one number at a time") as refused:
+                entry.function(**call)
+            assert refused.value.field == name
+            continue
+        many = entry.function(**call)
+        assert isinstance(many, np.ndarray) == isinstance(entry.worked(), (float, int))
+        assert any(np.shape(part) == (2,) for part in _parts(many).values())
+        for key, part in _parts(many).items():
+            assert np.broadcast_to(part, 2).tolist() == pytest.approx([single[key]] * 2, rel=1e-12)
+
+
+def _parts(result: Any) -> dict[str, Any]:
+    """The numbers of a result by name."""
+    if dataclasses.is_dataclass(result) and not isinstance(result, type):
+        return {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
+    return result if isinstance(result, dict) else {"": result}
+
+
+def test_arrays_of_different_fleets_give_different_spares() -> None:
+    units, risks = np.array([64, 2048, 12_500]), np.array([[0.01], [0.001]])
+    many = spares.spares_for_risk(units, 4e-8, 86_400.0, risks)
+    assert many.tolist() == [[spares.spares_for_risk(int(n), 4e-8, 86_400.0, float(r)) for n in units] for r in risks[:, 0]]
+    repair = spares.machine_repair(units, 2, 4e-8, 86_400.0)
+    assert repair.missing.tolist() == [spares.machine_repair(int(n), 2, 4e-8, 86_400.0).missing for n in units]  # type: ignore[attr-defined]
 
 
 def test_results_are_plain_numbers() -> None:
@@ -186,6 +211,11 @@ def test_the_fleet_law_and_its_inversion() -> None:
     assert fleet_law.overlap_s(step, 800.0, 100, 3.0, 0.5) == pytest.approx(2.0)
     with pytest.raises(ConfigError, match="overlap_s"):
         fleet_law.fleet_step_s(1.0, 1, 0.5, 0.0, 0.6)
+    for law in (fleet_law.compute_share, fleet_law.term_to_attack, fleet_law.levers):
+        for compute_s, comm_s in ((1.0, 0.5), (0.5, 1.0)):
+            with pytest.raises(ConfigError, match="overlap_s = 0.6.*nearest valid value is 0.5"):
+                law(compute_s, comm_s, 0.0, 0.6)
+    assert fleet_law.compute_share(1.0, 0.5, 0.0, 0.5) == 1.0
     ranked = fleet_law.levers(0.2, 0.8, 0.4)
     assert ranked[0].name == "T_comm" and ranked[0].speedup == pytest.approx(1.4)
     assert fleet_law.term_to_attack(1.0, 0.0, 0.0) == "T_compute"
@@ -223,8 +253,9 @@ def test_registries_have_sources_and_name_their_nearest() -> None:
     [
         (lambda: parallelism.check_mapping(1000, 8, 16, 8), "data", "data = 8 with gpus = 1024"),
         (lambda: parallelism.largest_mapping(100, 8, 16), "gpus", "nearest valid value is 128"),
-        (lambda: ck.young_work_s(60.0, 0.0), "mtbf_s", ""),
-        (lambda: ck.goodput(0.0, 1.0, 10.0), "work_s", ""),
+        (lambda: ck.young_work_s(60.0, 0.0), "mtbf_s", "greater than 0 will do, such as 1"),
+        (lambda: ck.goodput(-2.0, 1.0, 10.0), "work_s", "greater than 0 will do, such as 1"),
+        (lambda: ck.goodput(math.inf, 1.0, 10.0), "work_s", "must be finite"),
         (lambda: scaling.published_efficiency(16), "ranks", "nearest valid value is 32"),
         (lambda: memory.model_state(1e9, zero=4), "zero", "nearest valid value is 3"),
         (lambda: parallelism.largest_mapping(0, 8, 16), "gpus", "nearest valid value is 1"),

@@ -124,9 +124,10 @@ def test_an_interval_is_never_shorter_than_a_copy_takes() -> None:
         ({"gpus": 16_384, "tp": 1, "pp": 1, "dp": 16_384}, ("dp", "2048", "batch_tokens = 134217728")),
         ({"batch_tokens": 100}, ("batch_tokens", "100", "nearest valid value is 8192")),
         ({"zero": 4}, ("zero", "nearest valid value is 3")),
-        ({"gpu_mttf_hours": 0.0}, ("gpu_mttf_hours", "greater than 0")),
+        ({"gpu_mttf_hours": 0.0}, ("gpu_mttf_hours", "greater than 0 will do, such as 1")),
+        ({"kernel_efficiency": 0.0}, ("kernel_efficiency", "greater than 0 will do, such as 1")),
         ({"gpu_mttf_hours": float("nan")}, ("gpu_mttf_hours", "nan")),
-        ({"gpu_mttf_hours": 0.01}, ("gpu_mttf_hours", "ever finished")),
+        ({"gpu_mttf_hours": 0.01}, ("gpu_mttf_hours = 0.01", "ever finished")),
         ({"hardware": "h1000"}, ("hardware", "h1000", "nearest valid value is h100")),
         ({"model": "llama9"}, ("model", "llama9", "Known:")),
         ({"fabric": "token-ring"}, ("fabric", "Known:")),
@@ -140,6 +141,31 @@ def test_the_impossible_is_refused_with_a_way_out(changes: dict[str, Any], words
     with pytest.raises(ConfigError) as refused:
         make_plan(PlanInput(**changes))
     assert all(word in str(refused.value) for word in words), str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"gpus": 1024, "tp": 1, "pp": 1}, {"gpus": 1024, "tp": 1, "pp": 1, "dp": 1024}, {"gpus": 1024, "pp": 1, "model": "llama3-405b"},
+        {"gpus": 8}, {"gpus": 16, "tp": 8, "model": "llama3-405b"}, {"gpus": 8, "tp": 8, "pp": 1, "dp": 1, "model": "llama3-405b"},
+        {"gpus": 100, "tp": 2, "pp": 2, "zero": 3, "model": "llama3-405b"}, {"gpus": 96, "tp": 1, "pp": 1, "zero": 0},
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_told_what_does(asked: dict[str, Any]) -> None:
+    """Following each piece of advice gives a plan; another mapping of the same GPUs comes before more GPUs."""
+    with pytest.raises(ConfigError, match="does not fit") as refused:
+        make_plan(PlanInput(**asked), levers=False)
+    nearest, _, sharded = refused.value.way_out.removesuffix(".").partition("; or ")
+    advised = {name: int(value) for name, value in re.findall(r"(\w+) = (\d+)", nearest)}
+    assert advised and make_plan(PlanInput(**(asked | advised)), levers=False).step.fits
+    if sharded:
+        assert make_plan(PlanInput(**(asked | {"zero": int(sharded.removeprefix("zero = "))})), levers=False).step.fits
+
+
+def test_a_mapping_that_does_not_fit_keeps_its_gpus() -> None:
+    with pytest.raises(ConfigError) as refused:
+        make_plan(PlanInput(gpus=1024, tp=1, pp=1), levers=False)
+    assert "gpus = " not in refused.value.way_out and re.search(r"pp = \d+", refused.value.way_out)
 
 
 def test_sweeps_multiply_add_and_keep_what_is_refused() -> None:

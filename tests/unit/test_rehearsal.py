@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from dashboards.rehearsal_page import render_rehearsal
-from fleet import cli_rehearse
+from fleet import cli_rehearse, recipes
+from fleet.cli import app
 from fleet.errors import ConfigError
 from fleet.journal import JournalWriter
 from fleet.records import ViewPublished
@@ -57,6 +59,13 @@ def test_a_delay_makes_a_fast_recovery_as_slow_as_the_fleets() -> None:
     assert scale.delay_s > 0 and verdicts(scale)["stall"] == IMPOSED
     stall = next(group for group in scale.groups if group.name == "stall")
     assert stall.real == pytest.approx(stall.target)
+
+
+def test_a_step_that_is_as_long_as_it_should_be_because_it_waits_is_imposed() -> None:
+    scale = choose(FLEET, REAL, 4, "in-place", 10, 1e6, mtbf_s=1000.0)
+    step = next(group for group in scale.groups if group.name == "step")
+    assert step.verdict == IMPOSED and "wait" in step.why and scale.wait_s > 0
+    assert step.real == pytest.approx(step.target)
 
 
 def test_in_a_short_time_it_says_what_dominates() -> None:
@@ -129,6 +138,27 @@ def test_the_prediction_is_written_between_calibration_and_run(tmp_path: Path, m
     cli_rehearse._show(found, tmp_path / "r")
     shown = capsys.readouterr().out
     assert "this run, measured" in shown and found.prediction.seal[:16] in shown and "unmatched" in shown
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "way_out"),
+    [
+        ("world", "1", "nearest valid value is 2"), ("losses", "0", "nearest valid value is 1"),
+        ("faults", "0", "nearest valid value is 1"),
+        ("minutes", "0", "4 is the default"), ("minutes", "nan", "4 is the default"), ("mtbf-s", "-3", "0 chooses it"),
+        ("gpus", "0", "nearest valid value is 1"), ("days", "0", "greater than 0"), ("recovery", "hope", "in-place"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_rehearsed_is_refused_before_anything_starts(
+    option: str, value: str, way_out: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def started(settings: Any) -> None:
+        raise AssertionError(f"a cluster was started with {option} = {value}")
+
+    monkeypatch.setattr(recipes, "local_cluster", started)
+    refused = CliRunner().invoke(app, ["rehearse", f"--{option}", value]).exception
+    assert isinstance(refused, ConfigError), refused
+    assert refused.field == option.replace("-", "_") and way_out in str(refused)
 
 
 def test_a_calibration_is_over_when_the_world_has_trained_again() -> None:
