@@ -175,7 +175,7 @@ def test_a_run_is_handed_in_and_taken_back(served: Watched, tmp_path: Path) -> N
     assert ask(served, "DELETE", f"/api/queue/{name}").status_code == 400
     assert ask(served, "DELETE", "/api/queue/nobody").status_code == 404
     noted = [json.loads(line) for line in (served.root / "audit.jsonl").read_text().splitlines()]
-    assert [line["action"] for line in noted] == ["submit", "cancel", "cancel"]
+    assert [line["action"] for line in noted] == ["submit", "cancel", "cancel", "/api/queue/nobody"]
 
 
 @pytest.mark.parametrize(
