@@ -25,19 +25,20 @@ MAX_POINTS = 600
 COLOURS = {
     STEP: "#0f9d78",
     "rework": "#d55e00",
-    "detect": "#cc79a7",
+    "detect": "#c777a9",
     "reform": "#e69f00",
-    "provision": "#9aa0a6",
+    "provision": "#6a7279",
     "restore": "#56b4e9",
     "checkpoint_stall": "#0072b2",
     "init": "#f0e442",
-    "verify": "#7f5ab6",
-    "idle_spare": "#c9d3da",
-    "finish": "#a8cfc2",
-    "other": "#b0003a",
-    "pending": "#dddddd",
+    "verify": "#6958c9",
+    "idle_spare": "#afafad",
+    "finish": "#bedabe",
+    "other": "#b20d3c",
+    "pending": "#d1d7df",
 }
-"""Okabe and Ito's colours, which colour-blind readers can tell apart, and neutral ones for time in which nothing goes wrong."""
+"""After Okabe and Ito, with neutral ones for time in which nothing goes wrong. Colour-blind readers can tell each from every other one,
+and from the page in light and dark: ``tests/unit/test_page.py`` simulates what they see."""
 
 
 @dataclass(frozen=True, slots=True)

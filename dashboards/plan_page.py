@@ -15,8 +15,8 @@ from fleet.planning.sweep import Point
 from fleet.planning.words import TIER_NAMES, sections, sweep_row
 
 WIDTH, HEIGHT, LEFT, BELOW = 560.0, 190.0, 48.0, 26.0
-PALETTE = ("#0f9d78", "#d55e00", "#0072b2", "#e69f00", "#cc79a7", "#56b4e9", "#7f5ab6", "#9aa0a6", "#b0003a")
-"""Okabe and Ito's colours, which colour-blind readers can tell apart."""
+PALETTE = ("#0f9d78", "#d55e00", "#0072b2", "#e69f00", "#c777a9", "#56b4e9", "#6958c9", "#6a7279", "#b20d3c")
+"""Those of the ledger's page, which colour-blind readers can tell apart."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,8 @@ from html.parser import HTMLParser
 import pytest
 
 from dashboards.page import COLOURS, render_html
+from dashboards.plan_page import PALETTE
+from dashboards.server import STATIC
 from fleet import records as r
 from fleet.ledger_report import build_report
 from fleet.ledger_slots import NAMES
@@ -15,8 +17,11 @@ from fleet.ledger_summary import STEP_NAMES
 from fleet.ledger_timeline import STEP
 from fleet.types import StateId
 from tests.golden.journals import Story, one_loss
+from tests.support.colours import distance, seen, too_close
 from tests.unit.test_report import golden_story
 
+LEAST, LEAST_FROM_PAGE = 15.0, 10.0
+"""Differences in CIELAB: several times what people notice; bars lie side by side, and are a few pixels high."""
 VOID = {"meta", "br", "link", "img", "input", "hr"}
 
 
@@ -65,6 +70,28 @@ def test_the_page_says_what_happened() -> None:
 def test_every_category_has_a_colour_of_its_own() -> None:
     assert set(COLOURS) == {STEP, "pending", *NAMES} - set(STEP_NAMES)
     assert len(set(COLOURS.values())) == len(COLOURS)
+
+
+def test_everybody_can_tell_the_colours_apart() -> None:
+    assert too_close(COLOURS, LEAST) == []
+    assert too_close({str(number): colour for number, colour in enumerate(PALETTE)}, LEAST) == []
+
+
+def test_colours_stand_out_from_the_page_in_light_and_dark() -> None:
+    styles = (STATIC / "page.css").read_text() + (STATIC.parent / "templates" / "page.html").read_text()
+    panels = re.findall(r"--panel: (#[0-9a-f]{6})", styles)
+    assert len(panels) == 4
+    for panel in panels:
+        assert {name for name, colour in COLOURS.items() if distance(colour, panel) < LEAST_FROM_PAGE} == set()
+
+
+def test_the_simulation_knows_what_the_blind_confuse() -> None:
+    """Greys stay what they are, and blue and violet, which differ in red alone, become one."""
+    assert distance("#000000", "#ffffff") == pytest.approx(100.0, abs=0.5)
+    for missing in ("protanopia", "deuteranopia"):
+        assert seen("#808080", missing) == pytest.approx(seen("#808080"), abs=0.5)
+    assert too_close({"checkpoint_stall": "#0072b2", "verify": "#7f5ab6"}, 5.0)
+    assert not too_close({"step": "#0f9d78", "rework": "#d55e00"}, LEAST)
 
 
 def test_text_from_the_journal_cannot_become_markup() -> None:
