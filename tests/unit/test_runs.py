@@ -81,7 +81,10 @@ def test_other_code_is_refused_by_name_with_the_way_back(tmp_path: Path) -> None
     (tmp_path / "model.py").write_text("LAYERS = 2\n")
     code_of(plan.script).keep(plan.folder)
     recorded(plan)
+    (tmp_path / "report.html").write_text("came later\n")
     assert repeat(tmp_path, "first")[0] == [plan.script]
+    (tmp_path / "model.py").unlink()
+    assert repeat(tmp_path, "first")[0] == []
     (tmp_path / "model.py").write_text("LAYERS = 3\n")
     made, said = repeat(tmp_path, "first")
     assert made == []
