@@ -16,7 +16,7 @@ from fleet.config import Budgets, CheckpointSettings, RunSettings, StragglerSett
 from fleet.errors import ConfigError
 from fleet.expectation import expected_goodput
 from fleet.journal import read_journal
-from fleet.launch.provenance import PATCH, Code, provenance
+from fleet.launch.provenance import PATCH, Code, code_of, provenance
 from fleet.records import RUN_NAME, RunEnded, RunStarted
 from fleet.scripts import load_train
 from policies.interval import CheckpointInterval
@@ -145,11 +145,12 @@ def repeated_plan(folder: Path, script: str, root: Path) -> RunPlan:
 def changed_since(folder: Path, script: str) -> Changes:
     """What has changed since the run in ``folder`` began: its script or the one in its place, its repository, versions, and where it runs.
 
-    Of what an older journal does not say, nothing is compared.
+    Of what an older journal does not say, nothing is compared; nor are untracked files that the run has not had.
     """
     _, content = _recorded(folder)
     was = content.get("made_of", {})
-    now = provenance(script or _script(content))
+    script = script or _script(content)
+    now = provenance(script, code_of(script, was.get("untracked")))
     told = [name for name in CODE if name in was and (name != "diff_sha256" or "patch" in was)]  # without a patch: of tracked files alone
     versions = {**was.get("versions", {}), **now["versions"]} if "versions" in was else {}
     around = [_change(name, was["versions"].get(name, ""), now["versions"].get(name, "")) for name in versions]

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ PATCH = "code.patch"
 PATCH_BYTES = 2**20
 UNTRACKED_BYTES = 2**20
 UNTRACKED_FILES = 1_000
+"""So many are in the patch, and so many names in the record."""
 NOT_CODE = {".fleet", "__pycache__", "nodes.jsonl"}
 """What Fleet and Python leave in folders of code: it changes with every run."""
 DIFF = ("diff", "HEAD", "--binary", "--no-color", "--no-ext-diff", "--no-textconv", "--src-prefix=a/", "--dst-prefix=b/")
@@ -30,12 +31,13 @@ DIFF = ("diff", "HEAD", "--binary", "--no-color", "--no-ext-diff", "--no-textcon
 class Code:
     """The code of a run: the ``commit`` that is checked out, and how its files differ from it, as a patch that ``git apply`` takes.
 
-    The patch has untracked files that git does not ignore. Large ones, and more than a thousand, are ``left_out``: of those the names and
-    sizes are known. All is empty outside a repository, and where git is not installed.
+    The patch has the ``untracked`` files that git does not ignore. Large ones, and more than a thousand, are ``left_out``: of those the
+    names and sizes are known. All is empty outside a repository, and where git is not installed.
     """
 
     commit: str = ""
     patch: bytes = b""
+    untracked: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
 
     def record(self) -> dict[str, Any]:
@@ -43,7 +45,8 @@ class Code:
         differs = self.patch + "\n".join(self.left_out).encode()
         size = len(self.patch)
         kept = PATCH if 0 < size <= PATCH_BYTES else f"not kept: {size} bytes, at most {PATCH_BYTES}" if size else ""
-        told = {"commit": self.commit, "diff_sha256": _digest(differs) if differs else "", "patch": kept}
+        told: dict[str, Any] = {"commit": self.commit, "diff_sha256": _digest(differs) if differs else "", "patch": kept}
+        told |= {"untracked": list(self.untracked)} if len(self.untracked) <= UNTRACKED_FILES else {}
         return told | ({"untracked_left_out": ", ".join(self.left_out)[:1_000]} if self.left_out else {})
 
     def keep(self, folder: Path) -> None:
@@ -77,29 +80,30 @@ def _version(name: str) -> str:
         return ""
 
 
-def code_of(script: str) -> Code:
-    """The code of the repository that ``script`` lies in, or this process's folder without one."""
+def code_of(script: str, only: Collection[str] | None = None) -> Code:
+    """The code of the repository that ``script`` lies in, or this process's folder without one.
+
+    Of untracked files ``only`` these count, if given: those that a run has had, so that what came later is no difference.
+    """
     folder = Path(script).resolve().parent if script else Path.cwd()
     commit = _git(folder, "rev-parse", "HEAD").decode().strip()
     if not commit:
         return Code()
     top = Path(os.fsdecode(_git(folder, "rev-parse", "--show-toplevel").rstrip(b"\n")))
-    taken, left_out = _untracked(top)
-    return Code(commit, _patch(top, taken), tuple(left_out))
-
-
-def _untracked(top: Path) -> tuple[list[str], list[str]]:
-    """(paths of untracked files that may be code, name and size of those that are too much), in order."""
-    listed = _git(top, "ls-files", "--others", "--exclude-standard", "-z").split(b"\0")
-    names = [name for name in sorted(map(os.fsdecode, filter(None, listed))) if not name.endswith("/") and not _of_runs(top, Path(name))]
+    names = [name for name in _untracked(top) if only is None or name in only]
     sizes = {name: (top / name).lstat().st_size for name in names if os.path.lexists(top / name)}
     taken = [name for name, size in sizes.items() if size <= UNTRACKED_BYTES][:UNTRACKED_FILES]
-    return taken, [f"{name} ({size} bytes)" for name, size in sizes.items() if name not in set(taken)]
+    left_out = [f"{name} ({sizes[name]} bytes)" for name in sorted(sizes.keys() - set(taken))]
+    return Code(commit, _patch(top, taken), tuple(sizes), tuple(left_out))
 
 
-def _of_runs(top: Path, name: Path) -> bool:
-    """Whether the file is what a run, Fleet or Python has left, and no code: such a digest would be another each time."""
-    return not NOT_CODE.isdisjoint(name.parts) or any((top / folder / "journal.jsonl").exists() for folder in list(name.parents)[:-1])
+def _untracked(top: Path) -> list[str]:
+    """Untracked files that may be code, in order. What runs, Fleet and Python leave is none: such a digest would be another each time."""
+    listed = _git(top, "ls-files", "--others", "--exclude-standard", "-z").split(b"\0")
+    names = [Path(os.fsdecode(name)) for name in listed if name and not name.endswith(b"/")]  # with a slash: another repository
+    folders = {folder for name in names for folder in list(name.parents)[:-1]}
+    of_runs = {folder for folder in folders if (top / folder / "journal.jsonl").exists()}
+    return sorted(str(name) for name in names if NOT_CODE.isdisjoint(name.parts) and of_runs.isdisjoint(name.parents))
 
 
 def _patch(top: Path, untracked: list[str]) -> bytes:

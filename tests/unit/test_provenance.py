@@ -80,6 +80,7 @@ def test_a_large_file_counts_by_name_and_size(script: Path, monkeypatch: pytest.
     (script.parent / "large.bin").write_bytes(b"x" * 101)
     code = code_of(str(script))
     assert code.patch == b""
+    assert code.record()["untracked"] == ["jobs/large.bin"]
     assert code.record()["untracked_left_out"] == "jobs/large.bin (101 bytes)"
     one = digest(script)
     (script.parent / "large.bin").write_bytes(b"x" * 102)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from chaos.settings import ChaosSettings
-from fleet import cli, plans
+from fleet import cli, plans, recipes
 from fleet.cli_runs import differences, record_of, runs
 from fleet.config import CheckpointSettings, RunSettings, Timeouts
 from fleet.journal import JournalWriter
@@ -68,6 +71,21 @@ def committed(root: Path) -> None:
         subprocess.run([*GIT, *words], cwd=root, check=True)
 
 
+def test_a_run_keeps_its_patch_when_it_begins_and_not_when_it_goes_on(tmp_path: Path) -> None:
+    plan = planned(tmp_path, "first")
+    committed(tmp_path)
+    (tmp_path / "model.py").write_text("LAYERS = 2\n")
+    live: Any = SimpleNamespace(plan=plan, store_url="file:///x", port=1, _lemons=dict)
+    first: Any = recipes.LiveRun._spec(live).started(0.0)
+    kept = (plan.folder / "code.patch").read_bytes()
+    assert b"LAYERS = 2" in kept
+    assert json.loads(first.config)["made_of"]["diff_sha256"] == hashlib.sha256(kept).hexdigest()
+    (tmp_path / "model.py").write_text("LAYERS = 3\n")
+    live.plan = dataclasses.replace(plan, resume=True)
+    recipes.LiveRun._spec(live)
+    assert (plan.folder / "code.patch").read_bytes() == kept
+
+
 def test_the_same_code_is_repeated_without_a_word(tmp_path: Path) -> None:
     plan = recorded(planned(tmp_path, "first"))
     made, said = repeat(tmp_path, "first")
@@ -81,7 +99,10 @@ def test_other_code_is_refused_by_name_with_the_way_back(tmp_path: Path) -> None
     (tmp_path / "model.py").write_text("LAYERS = 2\n")
     code_of(plan.script).keep(plan.folder)
     recorded(plan)
+    (tmp_path / "report.html").write_text("came later\n")
     assert repeat(tmp_path, "first")[0] == [plan.script]
+    (tmp_path / "model.py").unlink()
+    assert repeat(tmp_path, "first")[0] == []
     (tmp_path / "model.py").write_text("LAYERS = 3\n")
     made, said = repeat(tmp_path, "first")
     assert made == []
