@@ -42,7 +42,7 @@ def rows() -> Iterator[Row]:
     yield Row("interval for a write of 60 s, Young", "s", checkpointing.young_work_s(60.0, fleet_s), young)
     exact = checkpointing.exact_work_s(60.0, fleet_s)
     yield Row("the same, exact", "s", exact, young, "theirs is Young's first order; the exact optimum solves w = M (1 + W(-exp(-C/M - 1)))")
-    yield from _goodput(fleet_s, young)
+    yield from _model(fleet_s, young)
     yield Row("ring all-reduce, 14 GB, 256 ranks, 50 GB/s, 5 us", "s", collectives.ring_all_reduce_s(14e9, 256, 50e9, 5e-6),
               m.calc_ring_allreduce_time(Q_(14e9, "byte"), 256, Q_(50e9, "byte/second"), Q_(5e-6, "second")).m_as("second"))  # fmt: skip
     yield Row("tree all-reduce, 1 MB, 256 ranks", "s", collectives.tree_all_reduce_s(1e6, 256, 50e9, 5e-6),
@@ -53,12 +53,27 @@ def rows() -> Iterator[Row]:
     )
 
 
-def _goodput(mtbf_s: float, interval_s: float) -> Iterator[Row]:
-    """mlsysim's ReliabilityModel leaves out rework: 1 - C/tau - R/M."""
-    theirs = 1.0 - 60.0 / interval_s - 300.0 / mtbf_s
+def _model(mtbf_s: float, interval_s: float) -> Iterator[Row]:
+    """Its ReliabilityModel on the same fleet for a day, checkpoints of 60 s and recoveries of 300 s."""
+    from mlsysim.engine.solvers.reliability import ReliabilityModel
+
+    found = ReliabilityModel().solve(_fleet(), job_duration_hours=24.0, checkpoint_time_s=60.0, avg_recovery_time_s=300.0)
+    yield Row("its ReliabilityModel: MTBF of that fleet", "h", mtbf_s / HOUR_S, found.fleet_mtbf.m_as("hour"))
+    yield Row("its failures in a day", "1", reliability.expected_failures(24 * HOUR_S, mtbf_s), _plain(found.expected_failures))
+    yield Row("its interval", "s", interval_s, found.optimal_checkpoint_interval.m_as("second"))
     ours = checkpointing.goodput(interval_s, 60.0, mtbf_s, 300.0, 0.0)
-    yield Row("goodput at that interval, recovery 300 s", "1", ours, theirs,
-              "theirs is 1 - C/tau - R/M (its ReliabilityModel): the work since the last checkpoint is not lost in it")  # fmt: skip
+    yield Row("its goodput at that interval", "1", ours, _plain(found.goodput_ratio),
+              "theirs is 1 - C/tau - R/M: the work since the last checkpoint is not lost in it")  # fmt: skip
+
+
+def _fleet() -> Any:
+    """2,048 nodes of mlsysim's registry, with the parts of ours: supplies that are not redundant, so that either of two stops the node."""
+    import mlsysim as m
+    from mlsysim.systems.types import Fleet
+
+    parts = {"nics_per_node": 8, "psus_per_node": 2, "psu_redundancy": 0}
+    node = m.Systems.Nodes.DGX_H100.model_copy(update=parts)
+    return Fleet(name="beside", node=node, count=2048, fabric=m.Systems.Fabrics.InfiniBand_NDR)
 
 
 def _plain(value: Any) -> float:

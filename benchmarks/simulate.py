@@ -1,4 +1,4 @@
-"""How fast is a fleet simulated, and how does the same model in SimPy compare, event for event?
+"""How fast is a fleet planned and simulated, and how does the same model in SimPy compare, event for event?
 
 The fleet has 100,000 GPUs (12,500 nodes) for 26 days, faults at the rates of the catalogue, two tiers of checkpoints, spares and repairs.
 For the comparison it has no slow spells, which the simulator lays over a finished run.
@@ -7,13 +7,15 @@ For the comparison it has no slow spells, which the simulator lays over a finish
 from __future__ import annotations
 
 import statistics
+import subprocess
 import time
 import tracemalloc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from benchmarks.harness import run
+from fleet.launch.processes import calling
 from fleet.planning.inputs import PlanInput
 from fleet.scenarios import Prepared, Scenario, prepare
 from fleet.simulation.fleet_arrivals import draw_arrivals
@@ -21,6 +23,8 @@ from fleet.simulation.fleet_run import FleetRun
 from fleet.simulation.monte_carlo import monte_carlo
 
 RUNS = 10_000
+PLANS = 5
+PLAN = calling("fleet.cli", "main", "plan", "--gpus", "16384", "--model", "llama3-70b", "--json", "-")
 
 
 def scenario() -> Prepared:
@@ -46,6 +50,7 @@ def measure(quick: bool) -> Mapping[str, Any]:
         "fleet_run_100k_ms": _timed_ms(lambda: prepared.run(draw_arrivals(prepared.model, 1)), repeats),
         "fleet_plain_run_100k_ms": _timed_ms(lambda: _ours(prepared, plain), repeats),
     }
+    samples["fleet_plan_s"] = [_process_s(PLAN) for _ in range(PLANS)]
     outcome = prepared.run(draw_arrivals(prepared.model, 1))
     begin = time.perf_counter()
     sample = monte_carlo(prepared.model, prepared.recovery, prepared.intervals, runs=RUNS, seed=1)
@@ -55,12 +60,20 @@ def measure(quick: bool) -> Mapping[str, Any]:
         "fleet_plain_run_100k_ms": statistics.median(samples["fleet_plain_run_100k_ms"]),
         "fleet_10k_runs_s": time.perf_counter() - begin,
         "fleet_peak_bytes": _peak_bytes(prepared),
+        "fleet_plan_s": statistics.median(samples["fleet_plan_s"]),
     }
     mean, half = sample.interval()
     notes = [f"goodput of {RUNS:,} runs side by side: {mean:.4%} +- {half:.4%}; faults a run: {sample.faults.mean():,.1f}"]
     notes += _simpy(prepared, plain, 1 if quick else 5, figures, samples)
     settings = {"gpus": 100_000, "nodes": 12_500, "days": 26, "seed": 1}
     return {"settings": settings, "figures": figures, "samples": samples, "notes": notes}
+
+
+def _process_s(command: Sequence[str]) -> float:
+    """A new process from its start to its end, as whoever types it waits for it."""
+    begin = time.perf_counter()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - begin
 
 
 def _ours(prepared: Prepared, plain: Any) -> dict[str, float]:
