@@ -24,7 +24,6 @@ from prometheus_client.exposition import choose_encoder
 
 from dashboards.access import NOBODY, WRITE, Access, Audit
 from dashboards.feeds import Feed, Feeds
-from dashboards.metrics import RunsCollector
 from dashboards.neighbours import Gone, Neighbours
 from dashboards.openapi import openapi
 from fleet.errors import ConfigError
@@ -78,7 +77,7 @@ class Exposition:
 
     def __init__(self, feeds: Feeds) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(RunsCollector(feeds.fresh))
+        self._registry.register(feeds.collector())
         self._made: dict[str, tuple[float, bytes]] = {}
         self._lock = threading.Lock()
 

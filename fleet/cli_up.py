@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 
 from fleet.cli_queue import Submissions, queue_of
-from fleet.cli_watch import PRIVATE, serving, wait_for_a_signal
+from fleet.cli_watch import PRIVATE, PerRank, serving, wait_for_a_signal
 from fleet.errors import ConfigError, RunFailed
 from fleet.launch.processes import calling
 
@@ -49,6 +49,7 @@ def up(
     prometheus_port: Annotated[int, typer.Option(help="Port of that Prometheus; 0: a free one.")] = 9090,
     slots: Annotated[int, typer.Option(help="Ranks that queued runs may have at once, all together; 0: four for each core.")] = 0,
     ray_targets: Annotated[str, typer.Option(help="Ray's service-discovery file; empty: where Ray puts it.")] = "",
+    per_rank: PerRank = False,
 ) -> None:
     """Serve pages and metrics of all runs until `fleet down`, start those of `fleet submit`, and write the configuration for Prometheus."""
     root = Path(storage).absolute()
@@ -58,7 +59,7 @@ def up(
         raise ConfigError("--slots", slots, "must not be below 0")
     settings = {
         "root": str(root), "slots": slots or 4 * (os.cpu_count() or 1), "host": host, "port": port, "ray_targets": ray_targets or None,
-        "prometheus_port": prometheus_port if with_prometheus else None,
+        "prometheus_port": prometheus_port if with_prometheus else None, "per_rank": per_rank,
     }  # fmt: skip
     _note(root).parent.mkdir(parents=True, exist_ok=True)
     _note(root).unlink(missing_ok=True)
@@ -82,7 +83,7 @@ def serve() -> None:
     settings = json.loads(sys.argv[1])
     root = Path(settings["root"])
     with ExitStack() as stack:
-        watch = stack.enter_context(serving(root, settings["host"], settings["port"]))
+        watch = stack.enter_context(serving(root, settings["host"], settings["port"], settings["per_rank"]))
         watch.server.queue = Submissions(stack.enter_context(queue_of(root, settings["slots"])))
         note = {"pid": os.getpid(), "url": watch.server.url, "host": settings["host"]}
         note["prometheus"] = _prometheus(stack, root, watch.server.url, settings)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 PRIVATE = ".fleet"
 """Folder beside the runs: the write token, the audit log, what `fleet up` wrote."""
+PerRank = Annotated[bool, typer.Option("--per-rank", help="Metrics of each rank also of runs with more than 256.")]
 console = Console(stderr=True, highlight=False)
 
 
@@ -53,8 +54,10 @@ class Watch:
 
 
 @contextmanager
-def serving(root: Path, host: str, port: int) -> Iterator[Watch]:
+def serving(root: Path, host: str, port: int, per_rank: bool = False) -> Iterator[Watch]:
     """The live page of the runs under ``root``. Who can reach it from elsewhere must show a token even to read.
+
+    With ``per_rank`` large runs have metrics of each rank, too.
 
     Raises ConfigError when it cannot listen there.
     """
@@ -66,7 +69,7 @@ def serving(root: Path, host: str, port: int) -> Iterator[Watch]:
     token = stored_token(root / PRIVATE)
     read_token = None if host in LOOPBACK else stored_token(root / PRIVATE, READ_TOKEN)
     access = Access(token, read_token, () if host in ("0.0.0.0", "::") else (*LOOPBACK, host))
-    with Feeds(root) as feeds:
+    with Feeds(root, per_rank) as feeds:
         server = WatchServer(feeds, access, Audit(root / PRIVATE / "audit.jsonl"), host, port)
         server.neighbours = Neighbours(root / PRIVATE / "pages", token)
         try:
@@ -86,6 +89,7 @@ def watch(
     storage: Annotated[str, typer.Option(help="Folder that holds the runs.")] = "runs",
     host: Annotated[str, typer.Option(help="Address to listen on; others than loopback ask every reader for the token.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0: a free one.")] = 0,
+    per_rank: PerRank = False,
 ) -> None:
     """Open RUN, or all runs, in the browser: live, or from the journal."""
     root, name = Path(storage), ""
@@ -94,7 +98,7 @@ def watch(
 
         folder = find_run(run, root).resolve()
         root, name = folder.parent, folder.name
-    with serving(root, host, port) as server:
+    with serving(root, host, port, per_rank) as server:
         console.print(f"[bold]{server.link(name)}[/]", soft_wrap=True)
         if server.read_link(name) != server.link(name):
             console.print(f"only to look: {server.read_link(name)}", soft_wrap=True)

@@ -18,12 +18,13 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 
 from chaos.controls import ChaosControls
-from dashboards import access, server
+from dashboards import access, metrics, server
 from dashboards.access import Access, stored_token
 from dashboards.feeds import Feed, Feeds
 from dashboards.neighbours import Neighbours
 from dashboards.openapi import openapi
 from fleet.cli_queue import Submissions, queue_of
+from fleet.cli_watch import PRIVATE, serving
 from fleet.errors import ConfigError
 from fleet.follow import Follower
 from fleet.launch.prometheus import free_port
@@ -120,6 +121,25 @@ def test_a_storm_of_scrapes_is_answered_from_one_look(tmp_path: Path, monkeypatc
             now_s[0] = at_s
             scraped.text("")
     assert looks == [100.0, 101.0]
+
+
+@pytest.mark.parametrize("per_rank", [False, True])
+def test_large_runs_have_series_of_each_rank_when_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, per_rank: bool) -> None:
+    monkeypatch.setattr(metrics, "PER_RANK_UP_TO", 1)
+    with serving(tmp_path, "127.0.0.1", 0, per_rank) as page:
+        Watched(tmp_path, page.server).write("good", list(one_loss().records))
+        until(lambda: "fleet_run_info{" in requests.get(f"{page.server.url}/metrics", timeout=LIMIT_S).text, "it is scraped", LIMIT_S)
+        assert ("fleet_slot_seconds{" in requests.get(f"{page.server.url}/metrics", timeout=LIMIT_S).text) is per_rank
+
+
+def test_who_comes_from_elsewhere_shows_a_token_and_the_one_for_reading_changes_nothing(tmp_path: Path) -> None:
+    with serving(tmp_path, "0.0.0.0", 0) as page:
+        assert requests.get(f"{page.server.url}/api/runs", timeout=LIMIT_S).status_code == 401
+        shown = {"Authorization": f"Bearer {page.read_link().rpartition('=')[2]}"}
+        assert requests.get(f"{page.server.url}/api/runs", headers=shown, timeout=LIMIT_S).status_code == 200
+        assert requests.post(f"{page.server.url}/api/queue", json={}, headers=shown, timeout=LIMIT_S).status_code == 401
+        assert page.link().rpartition("=")[2] != page.read_link().rpartition("=")[2]
+        assert stat.S_IMODE((tmp_path / PRIVATE / access.READ_TOKEN).stat().st_mode) == 0o600
 
 
 def test_whoever_looks_gives_way_to_whoever_trains(served: Watched) -> None:
