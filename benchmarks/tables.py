@@ -119,7 +119,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         },
     ),
     "simulate": Benchmark(
-        "How long does it take to simulate 100,000 GPUs for 26 days with the policies in the loop, once and 10,000 times, and to plan 16,384?",
+        "How long does it take to simulate 100,000 GPUs for 26 days with the policies in the loop, once and 10,000 times, and to plan?",
         {
             "fleet_run_100k_ms": Target("<=", 20.0),
             "fleet_run_100k_events": None,
