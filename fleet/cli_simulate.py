@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 SLOW_S = 5.0
 TIMED_FROM_FAULTS, PILOT_SHARE = 1e6, 0.01
-"""Faults of all runs side by side from which on they may take that long: a million of them take some seconds."""
+"""Faults of all runs from which on they may take that long: a million of them take some seconds."""
 VECTORISED_FROM = 50
 """Runs from which on they are made side by side, if the scenario allows it."""
 
@@ -200,6 +200,8 @@ def _answer(prepared: Prepared, scenario: Scenario, runs: int, seed: int, trace:
 def _events(prepared: Prepared, runs: int, seed: int, trace: Path | None, partial: Partial) -> dict[str, Any]:
     from fleet.scenarios import summed_up
 
+    if trace is None:
+        _forewarn(prepared, runs, 1, lambda short: short.run(short.arrivals(seed)))
     outcomes: list[Outcome] = []
     progress = _Progress(runs)
     for number in range(runs):
@@ -211,9 +213,10 @@ def _events(prepared: Prepared, runs: int, seed: int, trace: Path | None, partia
 
 
 def _vectorised(prepared: Prepared, runs: int, seed: int, partial: Partial) -> dict[str, Any]:
-    from fleet.simulation.monte_carlo import monte_carlo
+    from fleet.simulation.monte_carlo import BATCH, monte_carlo
 
-    _forewarn(prepared, runs)
+    together = min(runs, BATCH)
+    _forewarn(prepared, runs, together, lambda it: monte_carlo(it.model, it.recovery, it.intervals, runs=together, seed=seed))
     progress = _Progress(runs)
 
     def told(done: int) -> bool:
@@ -228,19 +231,16 @@ def _vectorised(prepared: Prepared, runs: int, seed: int, partial: Partial) -> d
     }  # fmt: skip
 
 
-def _forewarn(prepared: Prepared, runs: int) -> None:
-    """A hundredth of the time of as many runs as go on together is run first, where all of them may take long."""
-    from fleet.simulation.monte_carlo import BATCH, monte_carlo
-
+def _forewarn(prepared: Prepared, runs: int, together: int, run: Callable[[Prepared], object]) -> None:
+    """A hundredth of the duration is run first, for as many as go on ``together``, where all ``runs`` may take long."""
     model = prepared.model
     if runs * model.rate_per_s * model.duration_s < TIMED_FROM_FAULTS:
         return
-    pilot, together = replace(model, duration_s=PILOT_SHARE * model.duration_s), min(runs, BATCH)
     began_s = time.perf_counter()
-    monte_carlo(pilot, prepared.recovery, prepared.intervals, runs=together, seed=0)
+    run(replace(prepared, model=replace(model, duration_s=PILOT_SHARE * model.duration_s)))
     whole_s = (time.perf_counter() - began_s) / PILOT_SHARE * runs / together
     if whole_s > SLOW_S:
-        _aside().print(f"{runs} runs will take about {whole_s:.0f} s; Ctrl-C keeps what there is")
+        _aside().print(f"{runs} run{'s' if runs > 1 else ''} will take about {whole_s:.0f} s; Ctrl-C keeps what there is")
 
 
 class _Progress:

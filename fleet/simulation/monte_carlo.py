@@ -198,8 +198,9 @@ class _Batch:
         nodes = np.where(live, setting.nodes[kind], 0)
         self._advance()
         if setting.away:
-            struck = self.rng.random(self.runs) * setting.model.nodes >= self._missing()
-            live = live & (struck | (nodes == 0))
+            missing = self._missing()
+            live = live & ((self.rng.random(self.runs) * setting.model.nodes >= missing) | (nodes == 0))
+            nodes = np.where(live, np.minimum(nodes, setting.model.nodes - missing), 0).astype(np.int64)
         self.faults += live
         need, announced = setting.needs[kind], setting.announced[kind]
         running = live & (self.now >= self.up)
@@ -207,7 +208,7 @@ class _Batch:
         fresh = live & ~absorbed
         self._stretch(running)
         if setting.away:
-            self._take(np.where(live, np.minimum(nodes, setting.model.nodes - self._missing()), 0).astype(np.int64))
+            self._take(nodes)
         if setting.model.step_s > 0:
             self._half_step(running & (need == HELD) & ~announced)
         self._book(fresh)

@@ -134,8 +134,9 @@ def test_long_runs_say_for_how_long_before_they_start(monkeypatch: pytest.Monkey
     """With a limit of nothing, what is said of a short wait is what is said of a long one."""
     monkeypatch.setattr(cli_simulate, "TIMED_FROM_FAULTS", 0.0)
     monkeypatch.setattr(cli_simulate, "SLOW_S", 0.0)
-    said = fleet("simulate", *SMALL, "--runs", "60", "--json").stderr.splitlines()
-    assert said[0].startswith("60 runs will take about ") and "Ctrl-C keeps what there is" in said[0]
+    for runs, words in (("60", "60 runs will take about "), ("1", "1 run will take about ")):
+        said = fleet("simulate", *SMALL, "--runs", runs, "--json").stderr.splitlines()
+        assert said[0].startswith(words) and "Ctrl-C keeps what there is" in said[0]
 
 
 def test_a_long_sweep_says_for_how_long_before_its_first_point(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
