@@ -17,7 +17,6 @@ from actors import fork_server
 from actors.coordinator import Coordinator, SpanEnd, span_end
 from actors.node import NodeAgent
 from actors.rank.environment import RANK_ENVIRONMENT
-from actors.rank.urgency import be_prompt
 from fleet.clock import Clock, MonotonicClock, unix_time_s
 from fleet.decisions import Decision
 from fleet.events import FaultReported
@@ -28,6 +27,7 @@ from fleet.machine import FleetMachine
 from fleet.ports import CheckpointPort, MemoryPort, ProcessPort
 from fleet.records import Record, Resumed, RunStarted, Spans
 from fleet.types import Member, Process
+from fleet.urgency import be_prompt
 
 log = logging.getLogger("fleet.hosts")
 IMPORTED = ("torch", "torch._dynamo")

@@ -10,7 +10,6 @@ import contextlib
 import functools
 import json
 import logging
-import os
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -27,6 +26,7 @@ from dashboards.feeds import Feed, Feeds
 from dashboards.neighbours import Gone, Neighbours
 from dashboards.openapi import openapi
 from fleet.errors import ConfigError
+from fleet.urgency import give_way
 
 log = logging.getLogger("fleet.dashboards")
 
@@ -42,8 +42,6 @@ UPDATE_S = 0.5
 MAX_STREAMS = 512
 SCRAPE_AGE_S = 1.0
 """Metrics are computed so often at most, however many scrape."""
-NICE = 10
-"""Where this machine's cores are all wanted, whoever trains comes before whoever looks."""
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -157,7 +155,7 @@ class WatchServer:
     # ---- the loop ----------------------------------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        os.nice(NICE)  # on Linux that of this thread, and of those it starts
+        give_way()
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_until_complete(self._run())

@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable
 
 from actors.rank.recorder import Recorder
-from actors.rank.urgency import be_prompt
 from fleet.errors import Fenced
 from fleet.events import EVENTS, Event
 from fleet.instructions import INSTRUCTIONS, Inspect, Spoil
 from fleet.member import INTERRUPT, MemberProtocol
 from fleet.proc import start_ticks
 from fleet.types import Process
+from fleet.urgency import be_prompt
 from fleet.wire import FrameBuffer, connect_unix, frame
 
 BEAT_S = 0.1

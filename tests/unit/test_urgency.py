@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from actors.rank.urgency import SLICE_US, be_prompt
+from fleet.urgency import NICE, NICE_SLICE_US, SLICE_US, be_prompt, give_way
 
 
 def slice_us() -> float:
@@ -50,7 +50,14 @@ def test_a_thread_gets_the_slice_that_it_asks_for(children: bool) -> None:
     assert slice_us() == before
 
 
+def test_who_gives_way_is_nicer_and_runs_for_short() -> None:
+    before, niceness = slice_us(), os.getpriority(os.PRIO_PROCESS, 0)
+    taken, mine, nice_after = in_a_thread(lambda: (give_way(), slice_us(), os.getpriority(os.PRIO_PROCESS, 0)))
+    assert nice_after == min(19, niceness + NICE) and os.getpriority(os.PRIO_PROCESS, 0) == niceness
+    assert before < 0 or mine == (NICE_SLICE_US if taken else before)
+
+
 def test_a_thread_of_another_class_is_left_alone() -> None:
-    code = "import os; from actors.rank.urgency import be_prompt; os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0)); "
+    code = "import os; from fleet.urgency import be_prompt; os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0)); "
     code += "print(be_prompt(children=True), os.sched_getscheduler(0) == os.SCHED_BATCH)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split() == ["False", "True"]

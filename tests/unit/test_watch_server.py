@@ -29,6 +29,7 @@ from fleet.errors import ConfigError
 from fleet.follow import Follower
 from fleet.launch.prometheus import free_port
 from fleet.report import build_report
+from fleet.urgency import NICE
 from tests.golden.journals import one_loss
 from tests.support.waiting import until
 from tests.support.watching import READ_TOKEN, WRITE_TOKEN, Watched, controls, watched
@@ -144,7 +145,7 @@ def test_who_comes_from_elsewhere_shows_a_token_and_the_one_for_reading_changes_
 
 def test_whoever_looks_gives_way_to_whoever_trains(served: Watched) -> None:
     nice = {thread.name: os.getpriority(os.PRIO_PROCESS, thread.native_id or 0) for thread in threading.enumerate()}
-    assert nice["fleet-watch-server"] == min(19, nice["MainThread"] + server.NICE)
+    assert nice["fleet-watch-server"] == min(19, nice["MainThread"] + NICE)
 
 
 # ---- who may do what -----------------------------------------------------------------------------------------------------------------

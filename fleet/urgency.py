@@ -1,9 +1,12 @@
-"""Threads that everyone waits for and that do next to nothing: the scheduler should let them in at once.
+"""How soon a thread runs when it wakes, and how soon it lets others run: for those that everyone waits for, and for those that only look.
 
 A rank computes on all that its machine has, and the thread that hears of a loss, the one that forms the next group and the agents compete
 with it: each message of a view change then waits until a compute thread has used up its slice of 3 or 4 ms, some twenty times in a row. A
 thread that asks for a short slice has an earlier deadline and may interrupt one with a longer (Linux 6.12, ``sched_setattr``; EEVDF's
 latency request). It gets no greater share of the processor, and needs no privilege.
+
+Who only looks is nicer than that, and has its share of what is left. But a nice thread that runs has its whole slice before a rank that
+wakes gets the core back; it asks for a short one, too.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ import os
 import platform
 
 SLICE_US = 100
+NICE, NICE_SLICE_US = 10, 400
+"""As long as that, so that its deadline, at its small weight, is later than that of whoever computes: it interrupts nobody."""
 RESET_ON_FORK = 1
 _SYSCALL = {"x86_64": 314, "aarch64": 274}
 
@@ -37,14 +42,27 @@ def be_prompt(*, children: bool) -> bool:
 
     False, and nothing is changed, where the kernel knows no such request, or the thread is of another scheduling class already.
     """
+    return _ask(SLICE_US, os.getpriority(os.PRIO_PROCESS, 0), 0 if children else RESET_ON_FORK)
+
+
+def give_way() -> bool:
+    """The calling thread, and those that it starts from now on, take what others leave and give it back at once. Linux: only it.
+
+    False where the kernel knows no slices; it is nicer there all the same.
+    """
+    niceness = os.nice(NICE)
+    return _ask(NICE_SLICE_US, niceness, 0)
+
+
+def _ask(slice_us: int, niceness: int, flags: int) -> bool:
     number = _SYSCALL.get(platform.machine())
     if number is None or os.sched_getscheduler(0) != os.SCHED_OTHER:
         return False
     wanted = _SchedAttr(
         size=ctypes.sizeof(_SchedAttr),
         policy=os.SCHED_OTHER,
-        flags=0 if children else RESET_ON_FORK,
-        nice=os.getpriority(os.PRIO_PROCESS, 0),
-        runtime=SLICE_US * 1000,
+        flags=flags,
+        nice=niceness,
+        runtime=slice_us * 1000,
     )
-    return ctypes.CDLL(None, use_errno=True).syscall(number, 0, ctypes.byref(wanted), 0) == 0
+    return bool(ctypes.CDLL(None, use_errno=True).syscall(number, 0, ctypes.byref(wanted), 0) == 0)
