@@ -124,9 +124,11 @@ def _measured(plan: PlanInput, name: str, mean_s: float, work_s: float, blocked_
 
 
 def _replacement_share(plan: PlanInput, step: Step, mean_s: float) -> float:
-    """Capacity that is away until a spare has taken over: with in-place recovery one replica of 1/dp of the batch, else nothing more."""
+    """Capacity that is away until a spare has taken over: with in-place recovery one replica of 1/dp of the batch, else everybody, who waits
+    for it longer than the restart takes."""
     if plan.recovery != "in-place" or step.mapping.data == 1:
-        return 0.0
+        waits = plan.in_place_share * max(0.0, plan.replace_s - plan.detect_s - plan.restart_s) / mean_s
+        return waits / (1.0 + waits)
     return min(1.0, plan.in_place_share * plan.replace_s / mean_s / step.mapping.data)
 
 

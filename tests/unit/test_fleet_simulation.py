@@ -196,9 +196,13 @@ def test_llama3_has_its_interruptions_and_their_causes() -> None:
         assert found.var() == pytest.approx(found.mean(), rel=0.2), "the variance of a Poisson count is its mean"
 
 
-@pytest.mark.parametrize("change", [{}, {"mttf_hours": 5000.0}, {"rack_mttf_hours": 2000.0}], ids=["catalogue", "mttf", "racks"])
-def test_the_plan_is_of_the_faults_that_are_simulated(change: dict[str, float]) -> None:
-    prepared = prepare(Scenario(plan=PlanInput(recovery="restart", replace_s=0.0), stragglers=False, **change))
+@pytest.mark.parametrize(
+    ("change", "replace_s"),
+    [({}, 0.0), ({}, 600.0), ({"mttf_hours": 5000.0}, 0.0), ({"mttf_hours": 5000.0}, 600.0), ({"rack_mttf_hours": 2000.0}, 0.0)],
+    ids=["catalogue", "catalogue-replaced", "mttf", "mttf-replaced", "racks"],  # spares of the plan are for nodes that fail one by one
+)
+def test_the_plan_is_of_the_faults_that_are_simulated(change: dict[str, float], replace_s: float) -> None:
+    prepared = prepare(Scenario(plan=PlanInput(recovery="restart", replace_s=replace_s), stragglers=False, **change))
     predicted, model = prepared.plan.faults, prepared.model
     assert 1 / predicted.mtbf_s == pytest.approx(model.rate_per_s)
     needing = {HELD: 0.0} | dict.fromkeys(range(len(model.tiers)), 0.0)
