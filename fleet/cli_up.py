@@ -50,6 +50,7 @@ def up(
     slots: Annotated[int, typer.Option(help="Ranks that queued runs may have at once, all together; 0: four for each core.")] = 0,
     ray_targets: Annotated[str, typer.Option(help="Ray's service-discovery file; empty: where Ray puts it.")] = "",
     per_rank: PerRank = False,
+    runbook: Annotated[str, typer.Option(help="URL or path of the runbook that alerts link to; empty: docs/runbook.md.")] = "",
 ) -> None:
     """Serve pages and metrics of all runs until `fleet down`, start those of `fleet submit`, and write the configuration for Prometheus."""
     root = Path(storage).absolute()
@@ -59,7 +60,7 @@ def up(
         raise ConfigError("--slots", slots, "must not be below 0")
     settings = {
         "root": str(root), "slots": slots or 4 * (os.cpu_count() or 1), "host": host, "port": port, "ray_targets": ray_targets or None,
-        "prometheus_port": prometheus_port if with_prometheus else None, "per_rank": per_rank,
+        "prometheus_port": prometheus_port if with_prometheus else None, "per_rank": per_rank, "runbook": runbook,
     }  # fmt: skip
     _note(root).parent.mkdir(parents=True, exist_ok=True)
     _note(root).unlink(missing_ok=True)
@@ -102,11 +103,14 @@ def _read_token(root: Path, host: str) -> Path | None:
 def _prometheus(stack: ExitStack, root: Path, url: str, settings: dict[str, Any]) -> str | None:
     """Its configuration, and where it runs, if it does. Without it the service goes on, with one warning."""
     from dashboards.provisioning import write_prometheus
+    from dashboards.rules import RUNBOOK
     from fleet.launch.prometheus import Prometheus
 
     folder = root / PRIVATE / "prometheus"
     folder.mkdir(parents=True, exist_ok=True)
-    configuration = write_prometheus(folder, urlsplit(url).netloc, settings["ray_targets"], token_file=_read_token(root, settings["host"]))
+    configuration = write_prometheus(
+        folder, urlsplit(url).netloc, settings["ray_targets"], settings["runbook"] or RUNBOOK, _read_token(root, settings["host"])
+    )
     if settings["prometheus_port"] is None:
         return None
     try:

@@ -124,8 +124,8 @@ def _measured(plan: PlanInput, name: str, mean_s: float, work_s: float, blocked_
 
 
 def _replacement_share(plan: PlanInput, step: Step, mean_s: float) -> float:
-    """Capacity that is away until a spare has taken over: with in-place recovery one replica of 1/dp of the batch, else everybody, who waits
-    for it longer than the restart takes."""
+    """Capacity that is away until a spare has taken over: with in-place recovery one replica of 1/dp of the batch; else all of it, for as
+    long as the replacement takes longer than the restart."""
     if plan.recovery != "in-place" or step.mapping.data == 1:
         waits = plan.in_place_share * max(0.0, plan.replace_s - plan.detect_s - plan.restart_s) / mean_s
         return waits / (1.0 + waits)
