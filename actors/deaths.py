@@ -32,8 +32,9 @@ UNSETTLED = frozenset({Condition.PENDING, Condition.HUNG, Condition.UNSURE})
 class Backoff:
     """Delay before a slot is filled again whose workers keep failing soon after their start."""
 
-    stable_s: float = 10.0
-    """Who lives this long did not fail at start."""
+    stable_s: float = 3.0
+    """Who lives this long did not fail at start. It was 10 s once: ranks that faults took one after the other, as a storm does, then passed
+    for ranks that cannot start, and were kept waiting for up to 30 s."""
     free: int = 2
     """So many early failures in a row cost no delay."""
     first_s: float = 1.0
