@@ -63,7 +63,8 @@ $(READY): requirements-dev.txt pyproject.toml
 	@touch $@
 
 $(BENCH_READY): $(READY)
+	sed 's/\[[^]]*\]//' requirements-dev.txt >$(VENV)/constraints.txt  # pip takes no extras in constraints
 	for peer in torchft==0.2.0 nvidia-resiliency-ext mlsysim==0.3.0 simpy; do \
-	  $(BIN)/python -m pip install --quiet --disable-pip-version-check "$$peer" -c requirements-dev.txt \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check "$$peer" -c $(VENV)/constraints.txt \
 	    || echo "$$peer cannot be installed here: its figures will be left out"; done
 	@touch $@
