@@ -215,7 +215,7 @@ def _execute(plan: RunPlan, twin: bool, twin_world: int, json_: str, html: str, 
         if twin and result.status == "completed":
             other = plans.twin_of(plan, twin_world or None)
             verdict = plans.compare(plan, other, _one_run(recipes.LiveRun(other, cluster), None))
-    _emit(*_load_report(plan.folder), plan, verdict, json_, html)
+    _emit(*cli_diagnose.load_report(plan.folder), plan, verdict, json_, html)
     return _exit_code(result, verdict)
 
 
@@ -265,17 +265,6 @@ def _exit_code(result: RunResult, verdict: dict[str, Any] | None) -> int:
     return 0 if result.status == "completed" else 130
 
 
-def _load_report(folder: Path) -> tuple[Report, str]:
-    """The report of a run, as far as its journal is good, and where that ends before the journal does."""
-    from fleet.follow import open_report
-
-    report, damage = open_report(folder / "journal.jsonl")
-    if damage:
-        words = f"The journal is damaged, and only what lies before is told: {damage}"
-        console.print(words, style="yellow", markup=False, highlight=False, soft_wrap=True)
-    return report, damage
-
-
 def _emit(report: Report, damage: str, plan: RunPlan | None, twin: dict[str, Any] | None, json_: str, html: str) -> None:
     from fleet.report import render_table
 
@@ -322,7 +311,7 @@ def report(
     """Where every rank-second of RUN went, and what each fault cost."""
     from fleet.plans import find_run
 
-    _emit(*_load_report(find_run(name, Path(storage))), None, None, "-" if json_ else "", html)
+    _emit(*cli_diagnose.load_report(find_run(name, Path(storage))), None, None, "-" if json_ else "", html)
 
 
 def main() -> None:

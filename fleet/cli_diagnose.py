@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from fleet.report import Report
 
 
 def register(app: typer.Typer) -> None:
@@ -22,17 +25,24 @@ def diagnose(
 ) -> None:
     """What cost RUN most, why, what to do about it, and where the cost would move."""
     from fleet import diagnosis
-    from fleet.follow import open_report
     from fleet.plans import find_run
 
-    report, damage = open_report(find_run(name, Path(storage)) / "journal.jsonl")
-    if damage:
-        print(f"The journal is damaged, and only what lies before is told: {damage}", file=sys.stderr)
+    report, damage = load_report(find_run(name, Path(storage)))
     summary = report.summary
     findings = diagnosis.diagnose(summary)
     if json_:
-        print(
-            json.dumps({"run": summary.run, "damage": damage, "goodput": summary.goodput, "findings": diagnosis.plain(findings)}, indent=2)
-        )
+        data = {"run": summary.run, "damage": damage, "goodput": summary.goodput, "findings": diagnosis.plain(findings)}
+        print(json.dumps(data, indent=2))
     else:
         print(diagnosis.explain(summary, findings), end="")
+
+
+def load_report(folder: Path) -> tuple[Report, str]:
+    """The report of a run, as far as its journal is good, and where that ends before the journal does: a warning says so."""
+    from fleet.follow import open_report
+
+    report, damage = open_report(folder / "journal.jsonl")
+    if damage:
+        words = f"The journal is damaged, and only what lies before is told: {damage}"
+        Console(stderr=True).print(words, style="yellow", markup=False, highlight=False, soft_wrap=True)
+    return report, damage

@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 
 from fleet.cli_queue import Submissions, queue_of
-from fleet.cli_watch import PRIVATE, PerRank, serving, wait_for_a_signal
+from fleet.cli_watch import PRIVATE, PerRank, read_token_path, serving, wait_for_a_signal
 from fleet.errors import ConfigError, RunFailed
 from fleet.launch.processes import calling
 
@@ -93,13 +93,6 @@ def serve() -> None:
         wait_for_a_signal()
 
 
-def _read_token(root: Path, host: str) -> Path | None:
-    """Where the token is that readers have to show; None when they need none."""
-    from dashboards.access import LOOPBACK, READ_TOKEN
-
-    return None if host in LOOPBACK else root / PRIVATE / READ_TOKEN
-
-
 def _prometheus(stack: ExitStack, root: Path, url: str, settings: dict[str, Any]) -> str | None:
     """Its configuration, and where it runs, if it does. Without it the service goes on, with one warning."""
     from dashboards.provisioning import write_prometheus
@@ -109,7 +102,7 @@ def _prometheus(stack: ExitStack, root: Path, url: str, settings: dict[str, Any]
     folder = root / PRIVATE / "prometheus"
     folder.mkdir(parents=True, exist_ok=True)
     configuration = write_prometheus(
-        folder, urlsplit(url).netloc, settings["ray_targets"], settings["runbook"] or RUNBOOK, _read_token(root, settings["host"])
+        folder, urlsplit(url).netloc, settings["ray_targets"], settings["runbook"] or RUNBOOK, read_token_path(root, settings["host"])
     )
     if settings["prometheus_port"] is None:
         return None
@@ -126,7 +119,7 @@ def _tell(root: Path) -> None:
         raise ConfigError("--storage", str(root), "nothing is up for this folder", "Start it with fleet up.")
     token = (root / PRIVATE / "token").read_text().strip()
     console.print(f"up, process {note['pid']}: [bold]{note['url']}/#token={token}[/]")
-    if (read_token := _read_token(root, note["host"])) is not None:
+    if (read_token := read_token_path(root, note["host"])) is not None:
         console.print(f"only to look: {note['url']}/#token={read_token.read_text().strip()}")
     console.print(f"metrics {note['url']}/metrics; configuration for Prometheus in {root / PRIVATE / 'prometheus'}")
     log = (root / PRIVATE / "up.log").read_text(errors="replace").strip()

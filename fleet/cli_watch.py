@@ -53,6 +53,13 @@ class Watch:
         return self.server.url + (f"/runs/{quote(name)}" if name else "/")
 
 
+def read_token_path(root: Path, host: str) -> Path | None:
+    """Where the token is that readers have to show; None when they need none: nobody but this machine's users reaches ``host``."""
+    from dashboards.access import LOOPBACK, READ_TOKEN
+
+    return None if host in LOOPBACK else root / PRIVATE / READ_TOKEN
+
+
 @contextmanager
 def serving(root: Path, host: str, port: int, per_rank: bool = False) -> Iterator[Watch]:
     """The live page of the runs under ``root``. Who can reach it from elsewhere must show a token even to read.
@@ -61,13 +68,14 @@ def serving(root: Path, host: str, port: int, per_rank: bool = False) -> Iterato
 
     Raises ConfigError when it cannot listen there.
     """
-    from dashboards.access import LOOPBACK, READ_TOKEN, Access, Audit, stored_token
+    from dashboards.access import LOOPBACK, Access, Audit, stored_token
     from dashboards.feeds import Feeds
     from dashboards.neighbours import Neighbours
     from dashboards.server import WatchServer
 
     token = stored_token(root / PRIVATE)
-    read_token = None if host in LOOPBACK else stored_token(root / PRIVATE, READ_TOKEN)
+    kept = read_token_path(root, host)
+    read_token = stored_token(kept.parent, kept.name) if kept else None
     access = Access(token, read_token, () if host in ("0.0.0.0", "::") else (*LOOPBACK, host))
     with Feeds(root, per_rank) as feeds:
         server = WatchServer(feeds, access, Audit(root / PRIVATE / "audit.jsonl"), host, port)

@@ -102,10 +102,7 @@ def slow_loss(model: FleetModel) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Setting:
-    """What does not change in a run, as arrays by fault class. ``untold``: as many nodes can be away without a look at when each is back.
-
-    A count is enough where each node is repaired for itself, and a spare stands in for it. Nodes of one fault come back together.
-    """
+    """What does not change in a run, as arrays by fault class. ``largest``: nodes that one fault can take."""
 
     model: FleetModel
     schedules: list[Schedule]
@@ -117,7 +114,7 @@ class _Setting:
     rate_per_s: float
     wait_s: float
     away: bool
-    untold: int
+    largest: int
 
     @classmethod
     def of(cls, model: FleetModel, recovery: RecoveryPolicy, intervals: Sequence[IntervalPolicy]) -> _Setting:
@@ -142,8 +139,16 @@ class _Setting:
             rate_per_s=float(rates.sum()),
             wait_s=wait.wait_s if wait.action == WAIT else 0.0,
             away=largest * poisson_quantile(down, 1 - 1e-12) > model.spares or model.replace_s > 0,
-            untold=model.spares if largest <= 1 else 0,
+            largest=largest,
         )
+
+    @property
+    def untold(self) -> int:
+        """As many nodes can be away without a look at when each is back.
+
+        A count is enough where each node is repaired for itself, and a spare stands in for it. Nodes of one fault come back together.
+        """
+        return self.model.spares if self.largest <= 1 else 0
 
 
 class _Batch:
@@ -359,7 +364,7 @@ class _Batch:
 
     def _repairs(self, fresh: Flags) -> Floats:
         """How long each of the nodes ``fresh`` is away: one time for all of a fault, where a fault can take several."""
-        if self.setting.nodes.max(initial=0) <= 1:
+        if self.setting.largest <= 1:
             return self.rng.standard_exponential(int(fresh.sum())) * self.setting.model.repair_s
         return np.repeat(self.rng.standard_exponential(len(fresh)) * self.setting.model.repair_s, fresh.sum(axis=1))
 
@@ -381,9 +386,7 @@ class _Batch:
         """When no place will be empty any more, as far as is known now."""
         full: Floats = self.fetched.max(axis=1, initial=0.0)
         if len(self.short):
-            rest = self.rest[:, self.setting.model.spares :].max(
-                axis=1, initial=0.0
-            )  # by then the last that no spare stands in for is back
+            rest = self.rest[:, self.setting.model.spares :].max(axis=1, initial=0.0)  # until the last that no spare stands in for is back
             full[self.short] = np.maximum(full[self.short], self.now[self.short] + rest)
         return full
 
