@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import sys
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
 CALIBRATION_GAP_S = 8.0
 """From one loss of the calibration to the next: as a rule the world is full again by then."""
 CALIBRATION_TAIL_S = 15.0
+RESTART_S = 4.0
+"""A restart of all is over by then."""
+SAVES_S = 0.5
+"""From one checkpoint of the calibration to the next, where all restart: they will be frequent, and the first ones tell little of them."""
 FIRST_LOSS_S = 3.0
 POLL_S = 0.1
 
@@ -121,36 +126,36 @@ def carry_out(
 
 
 def _calibrated(cluster: LocalCluster, base: RunSettings, folder: Path, losses: int, gap_s: float) -> Constants:
-    """What a loss costs here: ``losses`` ranks are killed, one after another, and the run goes on until the world is full again."""
-    import numpy as np
-
+    """What a loss costs here: ``losses`` ranks are killed, and the run goes on until the world is full again."""
     from chaos.arrivals import save_trace
     from chaos.settings import ChaosSettings
+    from fleet.config import CheckpointSettings
     from fleet.journal import read_journal
     from fleet.rehearsal import LEAST_STEP_S, WORK_S, constants, recovered
     from fleet.types import Fault
 
     folder.mkdir(parents=True)
-    at_s = FIRST_LOSS_S + np.cumsum(_gaps_s(base, gap_s, losses))
-    kills = [Fault(f"calibration-{n}", float(at_s[n]), "gpu", "kill_rank", slot=1 + n % (base.world - 1)) for n in range(losses)]
+    at_s = [FIRST_LOSS_S + gone_s for gone_s in itertools.accumulate(_gaps_s(base, gap_s, losses))]
+    kills = [Fault(f"calibration-{n}", at_s[n], "gpu", "kill_rank", slot=1 + n % (base.world - 1)) for n in range(losses)]
     save_trace(kills, folder / "kills.csv")
-    settings = dataclasses.replace(base, options={"wait_s": str(LEAST_STEP_S - WORK_S)})  # as busy as the run will be, as a rule
+    checkpoint = CheckpointSettings(policy="fixed", interval_s=SAVES_S) if base.recovery == "restart" else base.checkpoint
+    waits = {"wait_s": str(LEAST_STEP_S - WORK_S)}  # as busy as the run will be, as a rule
+    settings = dataclasses.replace(base, options=waits, checkpoint=checkpoint)
     chaos = ChaosSettings(trace=str(folder / "kills.csv"))
-    _train(cluster, settings, chaos, folder, lambda records: recovered(records, losses), float(at_s[-1]) + CALIBRATION_TAIL_S)
+    _train(cluster, settings, chaos, folder, lambda records: recovered(records, losses), at_s[-1] + CALIBRATION_TAIL_S)
     return constants(read_journal(folder / "journal.jsonl"))
 
 
 def _gaps_s(base: RunSettings, gap_s: float, losses: int) -> Sequence[float]:
-    """Between losses. In place they come as the run's will, since two replacements at once take longer than one after the other; restarts
-    are taken one by one, or nobody could tell them apart."""
+    """Between losses. They come as the run's will, since two replacements at once take longer than one after the other, and so may a
+    restart soon after another. But a restart is over before the next: what is due in it strikes nobody."""
     import numpy as np
 
     from fleet.rng import derive_seed
 
-    if base.recovery == "restart":
-        return [max(CALIBRATION_GAP_S, gap_s)] * losses
     rng = np.random.Generator(np.random.PCG64(derive_seed(base.seed, "calibration")))
-    return [float(gap) for gap in rng.exponential(gap_s or CALIBRATION_GAP_S, losses)]
+    least_s = RESTART_S if base.recovery == "restart" else 0.0
+    return [max(least_s, float(gap)) for gap in rng.exponential(gap_s or CALIBRATION_GAP_S, losses)]
 
 
 def _freeze(prediction: Prediction, path: Path) -> None:

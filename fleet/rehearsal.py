@@ -23,7 +23,8 @@ from fleet.errors import ConfigError
 from fleet.goodput import Ledger
 from fleet.ledger_report import duration
 from fleet.ledger_summary import STEP_NAMES
-from fleet.records import Committed, ProcessLost, Record, RunEnded, RunStarted, ViewPublished
+from fleet.levels import STORE
+from fleet.records import CheckpointRecord, Committed, ProcessLost, Record, RunEnded, RunStarted, ViewPublished
 from fleet.rng import derive_seed
 from fleet.scenarios import Prepared, Scenario, prepare
 from fleet.simulation.fleet_arrivals import Arrivals
@@ -47,6 +48,7 @@ class Constants:
     """What the machine at hand takes, from a run with faults that were put in for that purpose. Seconds.
 
     ``stalls_s``: from a loss until training goes on, one for each loss. ``refills_s``: from a loss until a view has its slot again.
+    ``blocked_s``, ``latency_s``: of a durable checkpoint, the median.
     ``verify_ratio``: share of the time of a rank that is well which goes into checking that replicas are equal.
     """
 
@@ -74,13 +76,18 @@ def constants(records: Iterable[Record]) -> Constants:
     summary = Ledger().apply_all(listed).summary()
     stalls = tuple(max(0.0, each.stall_s) for each in summary.incidents if each.stall_s is not None and each.members)
     refills = tuple(back_s - lost_s for lost_s, back_s in _absences(listed))
+    saves = [each for each in listed if isinstance(each, CheckpointRecord) and each.phase == "durable" and each.level == STORE]
     if not stalls or not refills:
         raise ConfigError("calibration", summary.run, "no loss in it was recovered from", "Give the calibration more time.")
     return Constants(
-        step_s=summary.median_step_s, stalls_s=stalls, refills_s=refills, blocked_s=summary.checkpoint_blocked_s,
-        latency_s=max(summary.checkpoint_latency_s, summary.checkpoint_blocked_s),
+        step_s=summary.median_step_s, stalls_s=stalls, refills_s=refills, blocked_s=_median([save.blocked_s for save in saves]),
+        latency_s=_median([max(save.latency_s, save.blocked_s) for save in saves]),
         verify_ratio=summary.categories["verify"] / (summary.categories["verify"] + sum(summary.categories[name] for name in STEP_NAMES)),
     )  # fmt: skip
+
+
+def _median(values: Sequence[float]) -> float:
+    return statistics.median(values) if values else 0.0
 
 
 def _absences(records: Sequence[Record]) -> Iterator[tuple[float, float]]:
@@ -234,17 +241,28 @@ def _small_run(
 ) -> float:  # fmt: skip
     """One simulation of the small run. What was measured was a handful of losses: it is drawn again itself before it is drawn from, so that
     the interval holds what so few do not tell."""
-    stall_s = float(rng.choice(real.stalls_s, len(real.stalls_s)).mean()) + scale.delay_s
+    stalls = rng.choice(real.stalls_s, len(real.stalls_s))
     refills = rng.choice(rng.choice(real.refills_s, len(real.refills_s)), max(1, len(faults)))
-    times = np.array([fault.at_s for fault in faults])
     nothing, restarts = np.zeros(0), recovery == "restart"
+    times = np.array(_that_strike(faults, rng.choice(stalls, len(faults))) if restarts else [fault.at_s for fault in faults])
     arrivals = Arrivals(
         times, np.zeros(len(times), dtype=np.int64), np.zeros(len(times), dtype=np.int64),
         np.zeros(len(times)) if restarts else refills[: len(times)], rng.random(len(times)), nothing, nothing, nothing,
     )  # fmt: skip
-    model = small_model(real, scale, world, stall_s)
+    model = small_model(real, scale, world, float(stalls.mean()) + scale.delay_s)
     policy = RECOVERIES[recovery](Budgets(), math.inf)
     return FleetRun(model, arrivals, policy, (CheckpointInterval(),)).run().goodput * (1 - real.verify_ratio)
+
+
+def _that_strike(faults: Sequence[Fault], stalls_s: Iterable[float]) -> list[float]:
+    """When those faults come that find a rank: while all ranks restart there is none, and what is due then is suppressed."""
+    times: list[float] = []
+    back_s = 0.0
+    for fault, stall_s in zip(sorted(faults, key=lambda fault: fault.at_s), stalls_s, strict=True):
+        if fault.at_s >= back_s:
+            times.append(fault.at_s)
+            back_s = fault.at_s + stall_s
+    return times
 
 
 def small_model(real: Constants, scale: Scale, world: int, stall_s: float) -> FleetModel:

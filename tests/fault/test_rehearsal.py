@@ -44,9 +44,7 @@ def test_the_measurements_are_what_was_predicted(cluster: LocalCluster, tmp_path
     found = {}
     for recovery, mtbf_s in itertools.product(("in-place", "restart"), (5.0, 6.0, 8.0)):
         folder, length = tmp_path / f"{recovery}-{mtbf_s:g}", {"faults": 32, "budget_s": 32 * mtbf_s, "mtbf_s": mtbf_s}
-        one = found[recovery, mtbf_s] = rehearsed(
-            cluster, folder, recovery, PLENTIFUL_SEED, **length, losses=12 if recovery == "in-place" else 6
-        )
+        one = found[recovery, mtbf_s] = rehearsed(cluster, folder, recovery, PLENTIFUL_SEED, **length, losses=12)
         print(f"{recovery}, MTBF {mtbf_s:g} s, {one.prediction.faults} faults: {reasons(one)[0]} {rows(one)[2:]}", flush=True)
     for one in found.values():
         assert one.prediction.faults >= 30 <= one.measured.losses

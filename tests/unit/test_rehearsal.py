@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dashboards.rehearsal_page import render_rehearsal
-from fleet import cli_rehearse, recipes
+from fleet import cli_rehearse, recipes, rehearsal
 from fleet.cli import app
 from fleet.errors import ConfigError
 from fleet.journal import JournalWriter
@@ -34,6 +34,7 @@ from fleet.rehearsal import (
     spans,
     target_of,
 )
+from fleet.types import Fault
 from tests.golden.journals import one_loss
 
 REAL = Constants(step_s=0.05, stalls_s=(0.2, 0.3), refills_s=(6.0, 7.0), blocked_s=0.005, latency_s=0.1)
@@ -97,6 +98,13 @@ def test_what_losses_cost_here_is_read_from_a_journal() -> None:
     assert found.stalls_s == (0.22,) and found.refills_s == pytest.approx((2.05,)) and found.step_s == pytest.approx(0.1)
     with pytest.raises(ConfigError, match="no loss in it was recovered from"):
         constants(one_loss().records[:20])
+
+
+def test_what_is_due_while_all_restart_strikes_nobody() -> None:
+    faults = [Fault(f"f{n}", at_s, "gpu", "kill_rank", slot=0) for n, at_s in enumerate((0.5, 2.0, 2.4, 9.0, 2.6))]
+    assert rehearsal._that_strike(faults, [2.0] * 5) == [0.5, 2.6, 9.0]
+    assert rehearsal._that_strike(faults, [0.0] * 5) == [0.5, 2.0, 2.4, 2.6, 9.0]
+    assert rehearsal._that_strike([], []) == []
 
 
 def test_start_up_is_not_counted() -> None:
