@@ -241,7 +241,8 @@ def _sync(folder: Path) -> None:
 
 
 def chill(folder: Path) -> None:
-    """Let the kernel forget the files in ``folder``."""
+    """Let the kernel forget the files in ``folder``, and write what the object store has left to it: nothing is under way on the disk."""
+    os.sync()
     for path in folder.rglob("*"):
         if path.is_file():
             descriptor = os.open(path, os.O_RDONLY)

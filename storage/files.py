@@ -18,6 +18,7 @@ from fsspec.implementations.local import LocalFileSystem
 from fleet.errors import FleetError
 from fleet.journal import sync_directory
 from storage.blocks import BLOCK_BYTES, BlockStream, Reader, Segments, Sink
+from storage.direct import past_the_cache
 from storage.points import reach
 from storage.urls import redact
 
@@ -133,8 +134,9 @@ class LocalFiles:
 
     @contextmanager
     def reading(self, name: str) -> Iterator[Reader]:
-        with (self._root / name).open("rb", buffering=0) as file:
-            yield _LocalReader(file.fileno())
+        path = self._root / name
+        with path.open("rb", buffering=0) as file, past_the_cache(path, _LocalReader(file.fileno())) as reader:
+            yield reader
 
     def read(self, name: str) -> bytes:
         return (self._root / name).read_bytes()

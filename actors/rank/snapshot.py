@@ -27,8 +27,8 @@ import torch
 from actors.rank.state import Flat
 from fleet.types import StateId
 
-CHUNK_BYTES = 16 << 20
-"""The loop waits for at most one chunk that the other thread has begun, a few milliseconds."""
+CHUNK_BYTES = 4 << 20
+"""The loop waits for at most one chunk that the other thread has begun, less than a millisecond. Larger ones share a core less evenly."""
 
 SMALL_BYTES = 64 << 10
 """Tensors up to this size are copied many at a time: one by one they would take the interpreter's lock as often."""
