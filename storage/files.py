@@ -18,7 +18,7 @@ from fsspec.implementations.local import LocalFileSystem
 from fleet.errors import FleetError
 from fleet.journal import sync_directory
 from storage.blocks import BLOCK_BYTES, BlockStream, Reader, Segments, Sink
-from storage.direct import past_the_cache
+from storage.direct import DirectWriter, past_the_cache
 from storage.points import reach
 from storage.urls import redact
 
@@ -115,7 +115,11 @@ class LocalFiles:
         try:
             with beside.open("xb", buffering=0) as file:
                 reach("save: file opened")
-                yield _LocalSink(file)
+                direct = DirectWriter(beside, file.fileno())
+                try:
+                    yield _LocalSink(file.fileno(), direct)
+                finally:
+                    direct.close()
                 reach("save: about to flush")
                 os.fsync(file.fileno())
             reach("save: about to be placed")
@@ -172,20 +176,25 @@ class LocalFiles:
 
 
 class _LocalSink:
-    def __init__(self, file: Any) -> None:
-        self.workers, self._descriptor = LOCAL_WORKERS, file.fileno()
+    def __init__(self, descriptor: int, direct: DirectWriter) -> None:
+        self.workers, self._descriptor, self._direct = LOCAL_WORKERS, descriptor, direct
 
     def block(self, number: int, data: Segments) -> None:
+        if not self._direct.write(number * BLOCK_BYTES, data):
+            self._through_the_cache(number, data)
+        reach("save: block stored")
+
+    def _through_the_cache(self, number: int, data: Segments) -> None:
         at, left = number * BLOCK_BYTES, [memoryview(segment) for segment in data]
         while left:
             written = os.pwritev(self._descriptor, left[:IOV_MAX], at)
             at, left = at + written, skip(left, written)
         # The kernel would begin to write only when memory is full of dirty pages, or at the fsync: this makes it begin now.
         os.posix_fadvise(self._descriptor, number * BLOCK_BYTES, BLOCK_BYTES, os.POSIX_FADV_DONTNEED)
-        reach("save: block stored")
 
     def whole(self, data: Segments) -> None:
-        self.block(0, data)
+        self._through_the_cache(0, data)
+        reach("save: block stored")
 
 
 class _LocalReader:

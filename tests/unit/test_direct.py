@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from storage import direct
-from storage.blocks import BLOCK_BYTES
+from storage.blocks import BLOCK_BYTES, BlockStream
 from storage.files import LocalFiles
 
 SIZE = BLOCK_BYTES + 5_000
@@ -76,3 +76,45 @@ def test_other_errors_are_not_hidden(files: LocalFiles, monkeypatch: pytest.Monk
 def test_a_small_file_is_read_through_the_cache(files: LocalFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct, "_DirectReader", None)  # would fail when called
     assert taken(files, "small", 0, 5_000) == CONTENT[:5_000]
+
+
+def written(files: LocalFiles, size: int) -> None:
+    with files.writing("d/new") as sink, BlockStream(sink) as stream:
+        for at in range(0, size, 3 << 20):
+            stream.write(CONTENT[at : min(size, at + (3 << 20))])
+        assert stream.finish()[0] == size
+
+
+@pytest.mark.parametrize("size", [BLOCK_BYTES + 1, SIZE, BLOCK_BYTES + 4_096])
+def test_what_is_written_is_what_was_given(files: LocalFiles, tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+    right = direct.DirectWriter.write
+    monkeypatch.setattr(direct.DirectWriter, "write", lambda self, at, data: seen.append(right(self, at, data)) or seen[-1])
+    written(files, size)
+    assert (tmp_path / "d" / "new").read_bytes() == CONTENT[:size]
+    assert seen in ([True, True], [False, False])  # some file systems have no such way
+
+
+@pytest.mark.parametrize("when", ["opened", "written"])
+def test_what_cannot_be_written_past_the_cache_is_written_through_it(
+    files: LocalFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    if when == "opened":
+        monkeypatch.setattr(direct, "_O_DIRECT", None)
+    else:
+        monkeypatch.setattr(direct, "_write_all", refuse)
+    written(files, SIZE)
+    assert (tmp_path / "d" / "new").read_bytes() == CONTENT[:SIZE]
+
+
+def test_a_disk_that_fails_is_not_hidden(files: LocalFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(direct, "_write_all", fail)
+    with pytest.raises(OSError, match="No space left"):
+        written(files, SIZE)
+    assert sorted(path.name for path in (tmp_path / "d").iterdir()) == ["large", "small"]
