@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -131,17 +132,21 @@ class StragglerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifySettings:
-    """What silent corruption is looked for with. Each is a share of the time of a step that it may take; 0 turns it off, and costs nothing.
+    """What silent corruption is looked for with. 0 turns each off, and costs nothing.
 
     ``replicas``: before each reduction the ranks compare digests of the state that all of them hold. ``compute``: now and then each rank
-    computes a shard of another one again; off unless asked for, as the loop body runs for that shard, too.
+    computes a shard of another one again; off unless asked for, as the loop body runs for that shard, too. Both are the share of the time
+    of a step that it may take. ``jumps``: a step whose loss or gradient is so many spreads above what is usual is computed once more.
     """
 
     replicas: float = 0.01
     compute: float = 0.0
+    jumps: float = 10.0
 
     def __post_init__(self) -> None:
-        for name in self.__slots__:
+        if not 0 <= self.jumps < math.inf:
+            raise ConfigError("verify.jumps", self.jumps, "is a number of spreads above the median, or 0 (off)", "The default is 10.")
+        for name in ("replicas", "compute"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"verify.{name}", getattr(self, name), "is a share of a step, from 0 (off) to 1")
 

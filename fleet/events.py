@@ -157,10 +157,11 @@ class Reads:
 
 
 @dataclass(frozen=True, slots=True)
-class NotFinite:
-    """A loss or the gradient of a step is no finite number, so all ranks compute the step once more. Sent by view rank 0.
+class Implausible:
+    """A loss or the gradient of a step is no finite number, or far too large, so all ranks compute the step once more. Sent by view rank 0.
 
-    ``shard`` is -1 when every loss is finite; ``owner`` is who computed that shard, ``why`` a clause.
+    ``shard`` is -1 when every loss is well; ``owner`` is who computed that shard, ``why`` a clause. ``accepted``: it came out the same
+    again, and counts.
     """
 
     member: Member
@@ -168,6 +169,7 @@ class NotFinite:
     shard: int
     owner: Member | None
     why: str
+    accepted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +286,7 @@ Event = (
     | Measured
     | Reads
     | StepsTimed
-    | NotFinite
+    | Implausible
     | PartWritten
     | PartFailed
     | CopiesHeld

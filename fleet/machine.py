@@ -22,13 +22,13 @@ from fleet.events import (
     Finished,
     Formed,
     Heartbeat,
+    Implausible,
     Joined,
     Lost,
     Measured,
     NodeJoined,
     NodeLost,
     NodeSilent,
-    NotFinite,
     Parked,
     Raised,
     Reads,
@@ -180,7 +180,7 @@ class FleetMachine:
                 struck(self, event)
             case SettingChanged():
                 on_setting(self, event, now_s)
-            case EvidenceWritten() | NotFinite() | Reads():
+            case EvidenceWritten() | Implausible() | Reads():
                 note(self, event, now_s)
             case StopRequested(reason=reason, error=error) if error:
                 self._end("failed", reason, error, now_s)

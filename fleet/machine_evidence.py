@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fleet.events import NotFinite, Reads
+from fleet.events import Implausible, Reads
 from fleet.instructions import Inspect
 from fleet.records import DataRead, EvidenceKept
 
@@ -39,10 +39,10 @@ def inspect(machine: FleetMachine, reason: str, now_s: float) -> None:
         machine._say(Inspect(tuple(nodes), f"hang-{machine.evidence.number}", reason))
 
 
-def note(machine: FleetMachine, event: EvidenceWritten | NotFinite | Reads, now_s: float) -> None:
-    """What the journal should name: the file that holds the evidence, whose loss was no number, or what is trained on."""
-    if isinstance(event, NotFinite):
-        _not_finite(machine, event, now_s)
+def note(machine: FleetMachine, event: EvidenceWritten | Implausible | Reads, now_s: float) -> None:
+    """What the journal should name: the file that holds the evidence, whose loss was not to be believed, or what is trained on."""
+    if isinstance(event, Implausible):
+        _implausible(machine, event, now_s)
     elif isinstance(event, Reads):
         data = event.samples, event.batch_size, event.data_sha256
         if machine.roster.current(event.member) and machine.data != data:
@@ -52,9 +52,13 @@ def note(machine: FleetMachine, event: EvidenceWritten | NotFinite | Reads, now_
         machine._write(EvidenceKept(event.incident, now_s, event.path, event.members, event.reason, event.detail))
 
 
-def _not_finite(machine: FleetMachine, event: NotFinite, now_s: float) -> None:
+def _implausible(machine: FleetMachine, event: Implausible, now_s: float) -> None:
     """A device that is wrong shows there again and again."""
     where = f"shard {event.shard}, computed by {event.owner}" if event.owner is not None else "no shard by itself"
     fields = {"step": float(event.state.step), "shard": float(event.shard), "slot": float(event.owner.slot if event.owner else -1)}
-    reason = f"step {event.state.step}, {where}: {event.why}; all compute the step once more"
-    machine._decide("corruption", "recompute", reason, fields, now_s)
+    if event.accepted:
+        reason = f"step {event.state.step}: {event.why}; it is the model or the data, not the hardware, and counts"
+        machine._decide("corruption", "carry_on", reason, fields, now_s)
+    else:
+        reason = f"step {event.state.step}, {where}: {event.why}; all compute the step once more"
+        machine._decide("corruption", "recompute", reason, fields, now_s)

@@ -15,8 +15,8 @@ class Sampling:
     """How often to compute again, from what it may cost.
 
     In a verified step every rank computes one shard of another rank again, all at the same time: one shard more, where the fullest rank has
-    shards / ranks of them, whatever the number of ranks. ``chunks`` is what checking a chunk of the summation and of the optimizer step
-    adds, as a share of a step's compute.
+    shards / ranks of them, whatever the number of ranks. ``chunks`` is what adding up a slice of the sum again adds, as a share of a step's
+    compute.
     """
 
     budget: float = 0.01
@@ -47,10 +47,15 @@ class Sampling:
 
 
 class Samples(NamedTuple):
-    """By view rank: the shard of its own that is computed again, and the shard of another rank that it computes again."""
+    """By view rank: the shard of its own that is computed again, the shard of another rank that it computes again, and that rank.
+
+    ``number``: how many verifications came before this one.
+    """
 
     own: tuple[int, ...]
     checked: tuple[int, ...]
+    owners: tuple[int, ...]
+    number: int
 
 
 def samples(sampling: Sampling, step: int, ranges: Sequence[tuple[int, int]], shards: int) -> Samples | None:
@@ -65,7 +70,8 @@ def samples(sampling: Sampling, step: int, ranges: Sequence[tuple[int, int]], sh
     number = step // every
     own = tuple(sampling.shard(number, begin, end) for begin, end in ranges)
     distance = 1 + number % (ranks - 1)
-    return Samples(own, tuple(own[(rank + distance) % ranks] for rank in range(ranks)))
+    owners = tuple((rank + distance) % ranks for rank in range(ranks))
+    return Samples(own, tuple(own[owner] for owner in owners), owners, number)
 
 
 def expected_steps_to_detection(every: int, hit: float) -> float:

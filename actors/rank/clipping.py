@@ -23,15 +23,19 @@ def block_norms(flat: torch.Tensor) -> torch.Tensor:
     return torch.cat([norm.double().cpu() for norm in norms]) if norms else torch.zeros(0, dtype=torch.float64)
 
 
+def total_norm(norms: Iterable[torch.Tensor]) -> float:
+    """Of a gradient whose blocks, in the order of its flat buffers, have these norms."""
+    return math.sqrt(float((np.concatenate([norm.numpy() for norm in norms]) ** 2).sum()))
+
+
 def clip_factor(norms: Iterable[torch.Tensor], clip_norm: float) -> float:
-    """By what to multiply a gradient whose blocks, in the order of its flat buffers, have these norms; as ``clip_grad_norm_`` of torch."""
-    squares = np.concatenate([norm.numpy() for norm in norms]) ** 2
-    return min(1.0, clip_norm / (math.sqrt(float(squares.sum())) + 1e-6))
+    """By what to multiply such a gradient; as ``clip_grad_norm_`` of torch."""
+    return min(1.0, clip_norm / (total_norm(norms) + 1e-6))
 
 
-def clip(flats: Sequence[torch.Tensor], clip_norm: float) -> None:
-    """Scale the gradient that lies in ``flats`` to the norm ``clip_norm`` if its own is greater, in place."""
-    factor = clip_factor([block_norms(flat) for flat in flats], clip_norm)
+def clip(flats: Sequence[torch.Tensor], clip_norm: float, norms: Sequence[torch.Tensor] | None = None) -> None:
+    """Scale the gradient that lies in ``flats`` to the norm ``clip_norm`` if its own is greater, in place. ``norms``: of its blocks."""
+    factor = clip_factor([block_norms(flat) for flat in flats] if norms is None else norms, clip_norm)
     if factor < 1.0:  # most steps need no pass over the gradient
         for flat in flats:
             flat.mul_(factor)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from actors.rank.clipping import clip
+from actors.rank.clipping import block_norms, clip, total_norm
 from actors.rank.gradients import GradientBuffers
+from actors.rank.jumps import Jumps
 from actors.rank.process_group import Group, Work
 from actors.rank.recheck import Recheck
 from actors.rank.recorder import Recorder
@@ -30,7 +31,7 @@ HELD_TAG = (1 << 24) + 1
 FLAGS = 4
 """Numbers that each rank sends beside the gradients, before its shards' losses: proposal, a request of each level, time of arrival.
 
-Then come what :mod:`actors.rank.replicas` and :mod:`actors.rank.recheck` compare."""
+Then comes what :mod:`actors.rank.replicas`, :mod:`actors.rank.recheck` and :mod:`actors.rank.jumps` compare."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +39,9 @@ class Outcome:
     """What a reduction told every rank alike.
 
     ``offers`` are all ranks' (see ``MemberProtocol.offer``); ``loss`` the mean over shards; ``culprit`` the first shard whose loss is not
-    finite, -1 when only their gradient is not, None when all is well, and ``why`` says so in words; ``owner`` is the view rank that
-    computed it. ``disputed``: two ranks have computed different gradients for a shard, so the loop body runs again for those who have not.
+    finite, or is far too large, -1 when only their gradient is, None when all is well, and ``why`` says so in words; ``owner`` is the view
+    rank that computed it; ``hopeless``: there is no use in going on if that comes out again. ``disputed``: two ranks have computed other
+    gradients for a shard than each other, so the loop body runs again for those who have not.
     """
 
     offers: list[Offer]
@@ -48,6 +50,7 @@ class Outcome:
     why: str = ""
     disputed: bool = False
     owner: int = -1
+    hopeless: bool = False
 
 
 class Engine:
@@ -73,7 +76,11 @@ class Engine:
         self._reducer = self._make_reducer(settings)
         self._replicas = Replicas(state, settings.verify.replicas)
         self._recheck = Recheck(settings.verify.compute, settings.shards)
-        self._head = FLAGS + self._replicas.width + self._recheck.width
+        self._jumps = Jumps(settings.verify.jumps)
+        self._head = FLAGS + self._replicas.width + self._recheck.width + self._jumps.width
+        self._norms: list[torch.Tensor] = []
+        self._largest = self._norm = math.nan
+        self._before: tuple[float, float] | None = None
         self._side: SideChannel | None = None
         self._shares = self._whole = Shares((), ())
         self._brought: list[list[int]] = []
@@ -122,6 +129,8 @@ class Engine:
         Without, this rank knows that it comes between steps.
         """
         self._group, self._view, self._rank = group, view, rank
+        if self._state is None or here.lineage != self._state.lineage:
+            self._jumps.begin()
         if here != self._state or rank in view.receivers:
             self.reset()
         self._state = here
@@ -238,6 +247,8 @@ class Engine:
     def repeat(self) -> None:
         """The step at hand is computed anew, by whom it is computed when nothing is lost. All ranks do so, or none."""
         self.reset()
+        self._jumps.accept()
+        self._before = self._largest, self._norm
         self._share(self._whole)
         assert self._state is not None
         self._recheck.begin(self._state)
@@ -254,6 +265,7 @@ class Engine:
         """
         assert self._side is not None and self._state is not None
         said = self._replicas.abstain() + self._recheck.look() if early else self._look(self._state)
+        said += self._jumps.limits()
         arrived_us = self._recorder.switch(STRAGGLER)
         mine = [self.losses[shard] for shard in self._brought[self._rank]]
         width = max(map(len, self._brought))
@@ -261,14 +273,29 @@ class Engine:
         self._gradients.reduce(self._reducer)
         numbers = self._side.wait().tolist()
         self._recorder.switch(COMM, min(self._recorder.now_us(), int(max(row[FLAGS - 1] for row in numbers))))
-        middle = FLAGS + self._replicas.width
-        self._replicas.compare([row[FLAGS:middle] for row in numbers])
-        disputed = self._recheck.compare([row[middle : self._head] for row in numbers])
+        second, third = (at := FLAGS + self._replicas.width), at + self._recheck.width
+        self._replicas.compare([row[FLAGS:second] for row in numbers])
+        disputed = self._recheck.compare([row[second:third] for row in numbers])
+        if self._recheck.verifies and not disputed:
+            self._recorder.switch(VERIFY)
+            self._recheck.check_sums(self._group, self._reducer, self._gradients.partials(self._reducer), self._gradients.mean_flats)
+            self._recorder.switch(COMM)
         losses = {shard: row[self._head + i] for row, shards in zip(numbers, self._brought, strict=True) for i, shard in enumerate(shards)}
         by_shard = [losses[shard] for shard in range(self._shards)]
-        culprit, why = (None, "") if disputed else self._suspect(by_shard)  # which may decide the step: not while it is in dispute
+        culprit, why, hopeless = None, "", False
+        if not disputed:  # to look may decide the step
+            limits = [min(limit) for limit in zip(*(row[third : self._head] for row in numbers), strict=True)]
+            culprit, why, hopeless = self._suspect(by_shard, *limits)
+            why = why or self._again()
         offers = [(int(row[0]), int(row[1]), int(row[2])) for row in numbers]
-        return Outcome(offers, math.fsum(by_shard) / self._shards, culprit, why, disputed, self._owner(culprit))
+        return Outcome(offers, math.fsum(by_shard) / self._shards, culprit, why, disputed, self._owner(culprit), hopeless)
+
+    def _again(self) -> str:
+        """In words, when the step was computed once more, all is believed now, and it came out as before."""
+        before, self._before = self._before, None
+        if before is None or before[0] != self._largest or (before[1] != self._norm and not math.isnan(before[1])):
+            return ""
+        return f"the largest loss of a shard is {self._largest:.4g} again, and the gradient's norm {self._norm:.4g}"
 
     def _owner(self, shard: int | None) -> int:
         return next((rank for rank, shards in enumerate(self._brought) if shard in shards), -1)
@@ -285,21 +312,31 @@ class Engine:
         self._gradients.settle()
         return self._replicas.look(here) + self._recheck.look()
 
-    def _suspect(self, losses: list[float]) -> tuple[int | None, str]:
-        """With a gradient scaler, infinite gradients are its business: it skips the update and lowers its scale."""
+    def _suspect(self, losses: list[float], loss_limit: float = math.inf, norm_limit: float = math.inf) -> tuple[int | None, str, bool]:
+        """(culprit, why, hopeless). With a gradient scaler infinite gradients are its business: it skips the update, lowers its scale."""
+        self._largest, self._norm, self._norms = max(losses), math.nan, []
         for shard, loss in enumerate(losses):
             if not math.isfinite(loss):
-                return shard, f"its loss is {loss}"
+                return shard, f"its loss is {loss}", True
+        if self._largest > loss_limit:
+            return losses.index(self._largest), f"its loss is {self._largest:.4g}, and up to {loss_limit:.4g} is usual", False
         if self._scaler is None and not self._finite():
-            return -1, "the gradient is not finite, though every loss is"
-        return None, ""
+            return -1, "the gradient is not finite, though every loss is", True
+        if self._norm > norm_limit:
+            return -1, f"the gradient's norm is {self._norm:.4g}, and up to {norm_limit:.4g} is usual", False
+        return None, "", False
 
     def _finite(self) -> bool:
-        total = torch.stack([flat.sum() for flat in self._gradients.mean_flats if flat.is_floating_point()])
-        return bool(torch.isfinite(total).all()) or all(bool(torch.isfinite(flat).all()) for flat in self._gradients.mean_flats)
+        """Whether the sum is, by its norm, which is kept."""
+        flats, extents = self._gradients.mean_flats, self._gradients.extents
+        self._norms = [block_norms(flat[:extent]) for flat, extent in zip(flats, extents, strict=True)]
+        self._norm = total_norm(self._norms)
+        rest = [flat[extent:] for flat, extent in zip(flats, extents, strict=True) if flat.is_floating_point()]
+        return (math.isfinite(self._norm) and _all_finite(rest)) or _all_finite(flats)
 
     def _clip(self, norm: float) -> None:
-        clip([flat[:extent] for flat, extent in zip(self._gradients.mean_flats, self._gradients.extents, strict=True)], norm)
+        parts = [flat[:extent] for flat, extent in zip(self._gradients.mean_flats, self._gradients.extents, strict=True)]
+        clip(parts, norm, self._norms if self._scaler is None else None)
 
     def apply(self) -> None:
         """Clip, step optimizer, scaler and schedulers, give buffers their new values. The state is dirty meanwhile."""
@@ -317,10 +354,15 @@ class Engine:
             scheduler.step()
         self._gradients.commit()
         assert self._state is not None
+        self._jumps.seen(self._largest, self._norm)
         self._state, self.losses = StateId(self._state.lineage, self._state.step + 1), {}
         self._recheck.begin(self._state)
         if self._shares is not self._whole:
             self._share(self._whole)
+
+
+def _all_finite(flats: Sequence[torch.Tensor]) -> bool:
+    return all(bool(torch.isfinite(flat).all()) for flat in flats)
 
 
 def _only(state: TrackedState, kind: type, name: str) -> Any:

@@ -212,6 +212,10 @@ class GradientBuffers:
             parameter.grad = view
         self._restore()
 
+    def partials(self, reducer: Reducer) -> list[Sequence[torch.Tensor]]:
+        """The flat buffers of what this rank brought to the sum, between :meth:`reduce` and the end of the step."""
+        return [one.flats for one in self._sums.partials(reducer.blocks)]
+
     def rehearse_mean(self) -> None:
         """Touch the memory that the first reduction would take."""
         for buffers in (first := self._sums.take(), second := self._sums.take()):

@@ -26,7 +26,7 @@ from actors.rank.sharded import ShardedEngine, check_tracked
 from actors.rank.state import TrackedState
 from fleet.config import RunSettings
 from fleet.errors import FleetError
-from fleet.events import Measured, NotFinite, Reads
+from fleet.events import Implausible, Measured, Reads
 from fleet.records import COMPUTE, DATA, FINISH, VERIFY
 from fleet.types import StateId
 
@@ -290,6 +290,8 @@ class Run:
             self._repeat(step, reduced)
             self._seat.step_aside()
             return None
+        if reduced.why:
+            self._report(reduced)
         with self._client.lock:
             view, request = self._client.protocol.agree(reduced.offers)
         try:
@@ -309,14 +311,19 @@ class Run:
     def _repeat(self, step: Step, reduced: Outcome) -> None:
         """Every rank sees the same losses, so all repeat the step together, once: a flipped bit goes away, a wrong model does not."""
         assert self._engine is not None
-        if self._suspect == step.number:
+        if self._suspect == step.number and reduced.hopeless:
             shard = reduced.culprit
             raise NonFiniteError(f"step {step.number}, shard {shard}: {reduced.why}, and again when it was computed once more")
         self._suspect = step.number
-        if self._rank == 0 and reduced.culprit is not None:
-            owner = self._seat.view.members[reduced.owner] if reduced.owner >= 0 else None
-            self._client.say(NotFinite(self._client.protocol.member, self._here(), reduced.culprit, owner, reduced.why))
+        self._report(reduced)
         self._engine.repeat()
+
+    def _report(self, reduced: Outcome) -> None:
+        if self._rank == 0:
+            owner = self._seat.view.members[reduced.owner] if reduced.owner >= 0 else None
+            shard = -1 if reduced.culprit is None else reduced.culprit
+            told = Implausible(self._client.protocol.member, self._here(), shard, owner, reduced.why, accepted=reduced.culprit is None)
+            self._client.say(told)
 
     def _apply(self, step: Step, reduced: Outcome) -> None:
         assert self._engine is not None

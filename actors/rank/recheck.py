@@ -1,4 +1,5 @@
 """Now and then each rank computes a shard of another one again, before the step is committed, and all compare the gradients bit for bit.
+Then it adds up a slice of that rank's sum again (:mod:`actors.rank.sumcheck`).
 
 When two of them differ, all ranks that have not computed that shard do so, and everyone tells the coordinator what came out: a majority
 says whose gradient was wrong. The digests travel beside the gradients, as those of the state do.
@@ -10,8 +11,10 @@ from collections.abc import Sequence
 
 import torch
 
-from actors.rank.process_group import GroupBroken
+from actors.rank.process_group import Group, GroupBroken
+from actors.rank.reduction import Reducer
 from actors.rank.replicas import BITS, digest
+from actors.rank.sumcheck import Flats, SumCheck
 from fleet.types import Finding, StateId
 from fleet.verification import Samples, Sampling, samples
 
@@ -20,7 +23,7 @@ WIDTH = 2
 
 
 class Disputed(GroupBroken):
-    """The ranks have computed different gradients for one shard, and all have said theirs."""
+    """The ranks have computed different gradients for one shard, or different sums, and all have said theirs."""
 
 
 class Recheck:
@@ -38,6 +41,7 @@ class Recheck:
         self._rank, self._generation = 0, -1
         self._digests: dict[int, int] = {}
         self._disputed: int | None = None
+        self._complete = False
         self._here = self._passed = StateId(0, 0)
         self._ranges: Sequence[tuple[int, int]] = ()
         self.open: Finding | None = None
@@ -62,6 +66,11 @@ class Recheck:
         shard = self._disputed if self._disputed is not None else self._samples.checked[self._rank]
         return () if shard in self._digests else (shard,)
 
+    @property
+    def verifies(self) -> bool:
+        """The step at hand is one of those that are verified."""
+        return self._samples is not None
+
     def samples(self, shard: int) -> bool:
         """Whether the gradient of ``shard`` is compared with another rank's: then :meth:`take` it."""
         return self._samples is not None and shard == self._samples.own[self._rank]
@@ -81,8 +90,7 @@ class Recheck:
             return [0.0] * WIDTH
         mine = self._disputed if self._disputed is not None else self._samples.own[self._rank]
         if self._disputed is not None and mine in self._digests:
-            text = f"{self._digests[mine]:013x}"
-            self.open = Finding(f"gradients of shard {mine}", self._generation, self._here, text, self._passed)
+            self._testify(f"gradients of shard {mine}", f"{self._digests[mine]:013x}")
         return [float(self._digests.get(mine, 0)), float(self._digests.get(self._samples.checked[self._rank], 0))]
 
     def compare(self, rows: Sequence[Sequence[float]]) -> bool:
@@ -100,6 +108,19 @@ class Recheck:
         if wrong:
             self._disputed = wrong[0]
             return True
-        if all(own and again for _, own, again in pairs):
-            self._passed = self._here
+        self._complete = all(own and again for _, own, again in pairs)
         return False
+
+    def check_sums(self, group: Group, reducer: Reducer, partials: Sequence[Flats], out: Flats) -> None:
+        """After :meth:`compare`, when no shard is in dispute: the sums, too. Raises Disputed, once all ranks have had their say."""
+        assert self._samples is not None
+        check = SumCheck(group, reducer, self._samples.owners, self._samples.number, partials, out)
+        owner = check.differs() if reducer.kind == "ordered" else None
+        if owner is not None:
+            self._testify(f"the sum that rank {owner} of the view adds up", check.testify(owner))
+            raise Disputed(f"the ranks differ in what rank {owner} of the view added up", self._generation)
+        if self._complete:
+            self._passed = self._here
+
+    def _testify(self, what: str, text: str) -> None:
+        self.open = Finding(what, self._generation, self._here, text, self._passed)

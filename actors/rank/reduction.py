@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -135,6 +135,14 @@ def addition_plan(leaves: Sequence[Block], shards: int) -> list[tuple[int, int]]
     return plan
 
 
+class Chunk(NamedTuple):
+    """The elements ``lo..hi`` of one flat buffer."""
+
+    flat: int
+    lo: int
+    hi: int
+
+
 class _Bucket:
     """One stretch of one flat buffer, on its way through the exchange."""
 
@@ -143,8 +151,13 @@ class _Bucket:
         self.incoming: list[torch.Tensor] = []
         self.arrival: Work | None = None
 
+    def place(self, rank: int) -> Chunk:
+        """Where the chunk lies that ``rank`` owns."""
+        return Chunk(self.flat, self.cuts[rank], self.cuts[rank + 1])
+
     def chunk(self, flats: Sequence[torch.Tensor], rank: int) -> torch.Tensor:
-        return flats[self.flat][self.cuts[rank] : self.cuts[rank + 1]]
+        flat, lo, hi = self.place(rank)
+        return flats[flat][lo:hi]
 
 
 class Reducer:
@@ -167,8 +180,8 @@ class Reducer:
     def bind(self, group: Group, leaves: Sequence[Sequence[Block]]) -> None:
         """Use ``group`` from now on; ``leaves[r]`` are the blocks whose sums view rank r brings, from left to right."""
         self._group = group
-        self._blocks = tuple(leaves[group.rank])
-        self._counts = [len(blocks) for blocks in leaves]
+        self.blocks = tuple(leaves[group.rank])
+        self.counts = [len(blocks) for blocks in leaves]
         order = sorted((block, rank, number) for rank, blocks in enumerate(leaves) for number, block in enumerate(blocks))
         self._order = [(rank, number) for _, rank, number in order]
         self._plan = addition_plan([block for block, _, _ in order], self.shards)
@@ -182,7 +195,7 @@ class Reducer:
         group = self._group
         if group is None:
             raise ProtocolError("reduce() before bind()")
-        local = [partial.flats for partial in sums.partials(self._blocks)]
+        local = [partial.flats for partial in sums.partials(self.blocks)]
         if self.kind == "native":
             self._native(group, local, out.flats)
         elif group.size == 1:
@@ -191,6 +204,22 @@ class Reducer:
             self._swap(group, local, out.flats)
         else:
             self._exchange(group, local, out.flats)
+
+    def buckets(self, out: Sequence[torch.Tensor]) -> int:
+        """In how many buckets buffers like ``out`` are exchanged."""
+        assert self._group is not None
+        return len(self._buckets(out, self._group.size))
+
+    def chunks(self, out: Sequence[torch.Tensor], number: int) -> list[Chunk]:
+        """By view rank, what it adds up of one bucket: the buckets are numbered round and round."""
+        assert self._group is not None
+        buckets = self._buckets(out, self._group.size)
+        return [buckets[number % len(buckets)].place(rank) for rank in range(self._group.size)]
+
+    def add_up(self, found: Mapping[int, Sequence[torch.Tensor]], out: torch.Tensor) -> None:
+        """The mean of all ranks' partial sums of one stretch, by view rank, into ``out``. The peers' are scratch, this rank's own stay."""
+        assert self._group is not None
+        self._add([found[rank][number] for rank, number in self._order], [rank != self._group.rank for rank, _ in self._order], out)
 
     def _mean(self, total: torch.Tensor) -> None:
         if not (total.is_floating_point() or total.is_complex()):
@@ -239,13 +268,12 @@ class Reducer:
     def _swap(self, group: Group, local: Sequence[Sequence[torch.Tensor]], out: Sequence[torch.Tensor]) -> None:
         peer, under_way = 1 - group.rank, []
         for number, into in enumerate(out):
-            theirs = self._stage(into, number, self._counts[peer], group.size)
+            theirs = self._stage(into, number, self.counts[peer], group.size)
             work = group.start([(flats[number], peer) for flats in local], [(flat, peer) for flat in theirs], 2 * number)
             under_way.append((theirs, work))
         for number, (theirs, work) in enumerate(under_way):
             work.wait(asked=True)  # the peer asks for all before it sends anything
-            found = {peer: theirs, group.rank: [flats[number] for flats in local]}
-            self._add([found[rank][index] for rank, index in self._order], [rank == peer for rank, _ in self._order], out[number])
+            self.add_up({peer: theirs, group.rank: [flats[number] for flats in local]}, out[number])
 
     # ---- the exchange --------------------------------------------------------------------------------------------------------------------
 
@@ -259,7 +287,7 @@ class Reducer:
             assert bucket.arrival is not None
             bucket.arrival.arrived()  # and what it sends has arrived, once the peers give back what they have added it up to
             mine = bucket.chunk(out, group.rank)
-            self._add(self._leaves(group, bucket, local), [rank != group.rank for rank, _ in self._order], mine)
+            self.add_up(self._leaves(group, bucket, local), mine)
             receives = [] if group.receives_ahead else self._returns(bucket, out)
             returning.append(group.start(self._gifts(bucket, mine), receives, 2 * number + 1))
             if number + BUCKETS_IN_FLIGHT < len(buckets):
@@ -292,7 +320,7 @@ class Reducer:
         To receive the peers' sums may be asked for now: gloo sends nothing before it knows of the receive.
         """
         mine = bucket.chunk(out, group.rank)
-        sources = [peer for peer in reversed(self._peers) for _ in range(self._counts[peer])]
+        sources = [peer for peer in reversed(self._peers) for _ in range(self.counts[peer])]
         bucket.incoming = self._stage(mine, number % BUCKETS_IN_FLIGHT, len(sources), group.size)
         sends = [(bucket.chunk(flats, peer), peer) for peer in self._peers for flats in local]
         # Asked for first: whoever has this rank's partial sums knows that it may send back what comes of them.
@@ -300,12 +328,12 @@ class Reducer:
         bucket.arrival = group.start(sends, list(zip(bucket.incoming, sources, strict=True)), 2 * number)
         return asked
 
-    def _leaves(self, group: Group, bucket: _Bucket, local: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
-        """This rank's chunk of all partial sums, in order of shards."""
+    def _leaves(self, group: Group, bucket: _Bucket, local: Sequence[Sequence[torch.Tensor]]) -> dict[int, list[torch.Tensor]]:
+        """This rank's chunk of all partial sums, by view rank."""
         arrived = iter(bucket.incoming)
-        found = {peer: [next(arrived) for _ in range(self._counts[peer])] for peer in reversed(self._peers)}
+        found = {peer: [next(arrived) for _ in range(self.counts[peer])] for peer in reversed(self._peers)}
         found[group.rank] = [bucket.chunk(flats, group.rank) for flats in local]
-        return [found[rank][number] for rank, number in self._order]
+        return found
 
     def _stage(self, like: torch.Tensor, half: int, count: int, size: int) -> list[torch.Tensor]:
         """``count`` buffers like ``like``, from memory that is kept for the run; each half serves one of the buckets in flight."""

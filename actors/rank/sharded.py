@@ -24,7 +24,7 @@ from actors.rank.engine import Engine, Outcome
 from actors.rank.gradients import GradientSet
 from actors.rank.process_group import Group
 from actors.rank.recorder import Recorder
-from actors.rank.reduction import Reducer, _Bucket, _cuts
+from actors.rank.reduction import Chunk, Reducer, _Bucket, _cuts
 from actors.rank.saving import Share
 from actors.rank.state import TrackedState
 from actors.rank.whole import ShardedTensors, whole_state
@@ -58,9 +58,8 @@ class _StretchBucket(_Bucket):
         super().__init__(flat, 0, 0, 1)
         self._spans = spans
 
-    def chunk(self, flats: Sequence[torch.Tensor], rank: int) -> torch.Tensor:
-        lo, hi = self._spans[rank]
-        return flats[self.flat][lo:hi]
+    def place(self, rank: int) -> Chunk:
+        return Chunk(self.flat, *self._spans[rank])
 
 
 class ShardedReducer(Reducer):
@@ -271,9 +270,9 @@ class ShardedEngine(Engine):
         advanced, self._advanced = self._advanced, -1
         return Outcome([], self.loss, None) if advanced == step else None
 
-    def _suspect(self, losses: list[float]) -> tuple[int | None, str]:
+    def _suspect(self, losses: list[float], loss_limit: float = math.inf, norm_limit: float = math.inf) -> tuple[int | None, str, bool]:
         self.loss, self._advanced = math.fsum(losses) / self._shards, -1
-        return super()._suspect(losses)
+        return super()._suspect(losses, loss_limit, norm_limit)
 
     # ---- the parameters go to all ------------------------------------------------------------------------------------------------------
 

@@ -104,6 +104,43 @@ def test_a_gradient_that_is_no_number_is_computed_again(tmp_path: Path, fault_fr
     assert not of(ProcessLost, records)
 
 
+def slot_1_is_hit_once(run: Any) -> None:
+    """High up in a number: its loss and gradients are finite, and a million times too large, in one attempt at step 25."""
+
+    def loss(run: Any, step: Any, error: torch.Tensor) -> torch.Tensor:
+        return error * 1e6 if run.slot == 1 and step.number == 25 and trains.once(run, "hit") else error
+
+    trains._loop(run, loss=loss)
+
+
+def step_25_is_as_it_is(run: Any) -> None:
+    """A batch that is a million times off, whoever computes it."""
+    trains._loop(run, loss=lambda run, step, error: error * 1e6 if step.number == 25 else error)
+
+
+def doubted(records: list[Any]) -> list[DecisionMade]:
+    return [record for record in of(DecisionMade, records) if record.policy == "corruption"]
+
+
+def test_a_loss_that_jumps_by_a_flipped_bit_is_computed_again(tmp_path: Path, fault_free: str) -> None:
+    outcome, records, digest = train_through(slot_1_is_hit_once, settings(tmp_path), tmp_path)
+    survived(outcome, records, digest, fault_free)
+    [once_more] = doubted(records)
+    assert once_more.action == "recompute"
+    assert "its loss is" in once_more.reason
+    assert once_more.fields["slot"] == 1
+
+
+def test_a_loss_that_jumps_by_itself_is_computed_again_once_and_counts(tmp_path: Path, fault_free: str) -> None:
+    outcome, records, digest = train_through(step_25_is_as_it_is, settings(tmp_path), tmp_path)
+    assert outcome.status == "completed", outcome
+    assert digest != fault_free
+    again, counts = doubted(records)
+    assert (again.action, counts.action) == ("recompute", "carry_on")
+    assert "not the hardware" in counts.reason
+    assert not of(ProcessLost, records)
+
+
 def test_a_loop_that_hangs_and_is_healed_costs_time_only(tmp_path: Path, fault_free: str) -> None:
     def heal(fleet: PlainFleet) -> None:
         fleet.wait_for(lambda: fleet.coordinator.machine.roster.by_slot[0].progress_s < fleet.coordinator._driver.clock.now_s() - 0.5)
@@ -135,7 +172,32 @@ def slot_1_computes_wrongly(run: Any) -> None:
     trains._loop(run, loss=loss)
 
 
+def slot_1_adds_wrongly(run: Any) -> None:
+    """From step 10 on one bit of each element is wrong in each sum that this process makes; its replacement is sound."""
+    lies = False
+
+    def loss(run: Any, step: Any, error: torch.Tensor) -> torch.Tensor:
+        nonlocal lies
+        if not lies and run.slot == 1 and step.number == 10 and trains.once(run, "lie"):
+            lies, reducer, right = True, run._engine._reducer, run._engine._reducer._mean
+            reducer._mean = lambda total: (right(total), total.view(torch.int32).bitwise_xor_(1))
+        return error
+
+    trains._loop(run, loss=loss)
+
+
 VERIFIED = VerifySettings(compute=1.0)
+
+
+def test_a_rank_that_adds_up_wrongly_is_found_and_what_is_in_doubt_is_taken_back(tmp_path: Path, fault_free: str) -> None:
+    """What it gives is the same for all, so that no replica differs; rank 1 of the view also accuses others, and is not believed."""
+    chosen = settings(tmp_path, verify=VERIFIED, checkpoint=CheckpointSettings(policy="fixed", interval_s=0.1))
+    outcome, records, digest = train_through(slot_1_adds_wrongly, chosen, tmp_path)
+    survived(outcome, records, digest, fault_free)
+    lost = of(ProcessLost, records)[0]
+    assert lost.member.slot == 1
+    assert "silent corruption: the sum that rank" in lost.cause
+    assert len(of(LineageBegun, records)) == 1
 
 
 def test_a_rank_that_computes_wrongly_is_found_by_another_and_what_is_in_doubt_is_taken_back(tmp_path: Path, fault_free: str) -> None:

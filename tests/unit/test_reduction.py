@@ -11,10 +11,12 @@ import pytest
 import torch
 from torch import nn
 
+from actors.rank import sumcheck
 from actors.rank.gradients import GradientBuffers
 from actors.rank.process_group import Forming, Group, StoreServer
-from actors.rank.reduction import Reducer, ShardSums, SideChannel
+from actors.rank.reduction import Chunk, Reducer, ShardSums, SideChannel
 from actors.rank.sampling import seed_shard
+from actors.rank.sumcheck import SLICES, SumCheck
 from fleet.errors import ConfigError, ProtocolError
 from fleet.shards import blocks, cover
 
@@ -316,3 +318,49 @@ def test_a_large_buffer_that_changes_is_refused_by_name() -> None:
 def test_a_parameter_without_a_shape_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"model\.0\.weight"):
         GradientBuffers({"model": nn.Sequential(nn.LazyLinear(3))}, SHARDS)
+
+
+def checked_sums(size: int, number: int, spoil: Callable[[int, list[torch.Tensor]], None]) -> list[tuple[int | None, str]]:
+    """Of each rank: whose sum is in dispute after ``spoil(rank, sum)``, and its testimony on rank 1's."""
+
+    def rank(group: Group) -> tuple[int | None, str]:
+        reducer = Reducer(SHARDS, "ordered", 1 << 12)
+        reducer.bind(group, [cover(range(*bounds), SHARDS) for bounds in ranges_of(size)])
+        sums, mean = ShardSums(SHARDS, lambda: Buffers(5_000)), Buffers(5_000)
+        for shard in range(*ranges_of(size)[group.rank]):
+            buffers = sums.take()
+            buffers.flats[0].copy_(gradient(shard, 5_000))
+            sums.add(shard, buffers)
+        reducer.reduce(sums, mean)
+        spoil(group.rank, mean.flats)
+        owners = [(r + 1) % size for r in range(size)]
+        check = SumCheck(group, reducer, owners, number, [one.flats for one in sums.partials(reducer.blocks)], mean.flats)
+        return check.differs(), check.testify(1)
+
+    return with_groups(size, rank)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_right_sums_pass_and_all_say_the_same_of_them(size: int) -> None:
+    for number in (0, 3, 100):
+        found = checked_sums(size, number, lambda rank, flats: None)
+        assert {owner for owner, _ in found} == {None}
+        assert len({told for _, told in found}) == 1
+
+
+def test_who_adds_up_wrongly_is_found_by_its_checker_and_outvoted() -> None:
+    def spoil(rank: int, flats: list[torch.Tensor]) -> None:
+        if rank == 1:
+            flats[0].view(torch.int32).bitwise_xor_(1)
+
+    found = checked_sums(4, 7, spoil)
+    assert {owner for owner, _ in found} == {1}
+    said = [told for _, told in found]
+    assert len(set(said)) == 2
+    assert said.count(said[1]) == 1
+
+
+@pytest.mark.parametrize("length", [0, 1, 31, 32, 33, 1_000])
+def test_every_element_of_a_chunk_has_its_turn_once(length: int) -> None:
+    turns = [part for number in range(SLICES) for part in range(*sumcheck._slice(Chunk(0, 40, 40 + length), number)[1:])]
+    assert turns == list(range(40, 40 + length))
