@@ -205,6 +205,7 @@ class Coordinator:
         if line is not None and self._lines.by_node.get(line.node) is line:
             del self._lines.by_node[line.node]
             self._driver.submit(NodeSilent(line.node, self._driver.clock.now_s()))
+            self._driver.tick_after(self.machine.settings.timeouts.hangup_s)
         for future in line.waiting.values() if line is not None else ():
             if not future.done():
                 future.set_exception(ConnectionError("the node's agent hung up"))

@@ -44,8 +44,8 @@ from fleet.types import Copy, Member, Process, Pulse, StateId, View, apply_delta
 from fleet.wire import frame, read_frame
 
 log = logging.getLogger("fleet.agent")
-HEARTBEAT_S = 0.1
-SPANS_S = 0.25
+REPORT_S = 0.25
+"""All that is said regularly is said at once: each time that a process wakes takes the core from a rank, and what it left in the caches."""
 CUT_S = 1.0
 RECONNECT_S = 0.05
 DOMAIN = "FLEET_DOMAIN"
@@ -79,9 +79,9 @@ class Uplink:
     lost: dict[Member, Lost] = field(default_factory=dict)
     number: int = 0
 
-    def send(self, message: Any) -> None:
+    def send(self, *messages: Any) -> None:
         if self.writer is not None and not self.writer.is_closing():
-            self.writer.write(frame(UP.encode(message)))
+            self.writer.write(b"".join(frame(UP.encode(message)) for message in messages))
 
 
 class NodeAgent:
@@ -95,14 +95,15 @@ class NodeAgent:
         processes: carries out fault operations.
         memory: keeps copies for ranks of other nodes; it lives as long as this agent. ``FLEET_DOMAIN`` names what fails with this node.
         unfit: what the node's pre-flight check has found, empty when it may train.
+        report_s: from one regular report to the next.
     """
 
     def __init__(
         self, node: str, index: int, folder: Path, coordinator: str, processes: ProcessPort, memory: MemoryPort | None = None,
-        unfit: str = "",
+        unfit: str = "", report_s: float = REPORT_S,
     ) -> None:  # fmt: skip
         self.node, self.index, self.folder, self.coordinator = node, index, folder, coordinator
-        self.unfit = unfit
+        self.unfit, self._report_s = unfit, report_s
         self._processes, self._memory = processes, memory
         self._told: tuple[Copy, ...] | None = None
         self._ranks: dict[str, LocalRank] = {}
@@ -121,7 +122,7 @@ class NodeAgent:
         for serve, path in ((self._serve_rank, self.socket_path), (self._hold_lifeline, lifeline_path(self.folder, self.node))):
             Path(path).unlink(missing_ok=True)
             self._servers.append(await asyncio.start_unix_server(serve, path))
-        self._tasks = [asyncio.create_task(work()) for work in (self._keep_connected, self._beat, self._report_spans)]
+        self._tasks = [asyncio.create_task(work()) for work in (self._keep_connected, self._report)]
 
     async def stop(self) -> None:
         for task in self._tasks:
@@ -199,7 +200,7 @@ class NodeAgent:
         lost = Lost(rank.member, "its process ended", self._run_s(at_us), where.step, where.shard)
         self._up.lost[rank.member] = lost
         self._up.send(lost)  # before anything else: everyone waits for what follows from it
-        self._send_spans([*rank.builder.add(rank.ring.drain()), *rank.builder.cut(at_us)])
+        self._up.send(*self._batch([*rank.builder.add(rank.ring.drain()), *rank.builder.cut(at_us)]))
         rank.ring.path.unlink(missing_ok=True)
         stacks_path(self.folder, rank.token).unlink(missing_ok=True)
 
@@ -334,18 +335,20 @@ class NodeAgent:
 
     # ---- regular words -------------------------------------------------------------------------------------------------------------------
 
-    async def _beat(self) -> None:
-        """Not right after this agent stood still, and with it most likely its machine: the ranks had no time to show that they live."""
+    async def _report(self) -> None:
         while True:
             slept_s = -time.monotonic()
-            await asyncio.sleep(HEARTBEAT_S)
+            await asyncio.sleep(self._report_s)
             slept_s += time.monotonic()
-            if slept_s > STOOD_STILL_S:
-                log.warning("this agent stood still for %.1f s", slept_s - HEARTBEAT_S)
-                continue
-            pulses = tuple(self._pulse(rank, rank.member) for rank in self._ranks.values() if rank.member is not None)
-            self._up.send(Heartbeat(self.node, pulses))
+            self._up.send(*self._heartbeat(slept_s), *self._spans(), *self._times())
             self._tell_copies()
+
+    def _heartbeat(self, slept_s: float) -> list[Heartbeat]:
+        """Not right after this agent stood still, and with it most likely its machine: the ranks had no time to show that they live."""
+        if slept_s > STOOD_STILL_S:
+            log.warning("this agent stood still for %.1f s", slept_s - self._report_s)
+            return []
+        return [Heartbeat(self.node, tuple(self._pulse(rank, rank.member) for rank in self._ranks.values() if rank.member is not None))]
 
     def _tell_copies(self) -> None:
         """What the memory holds, when the coordinator may not know it."""
@@ -361,40 +364,40 @@ class NodeAgent:
         ages = (at_us - where.beat_us) / 1e6, (at_us - where.progress_us) / 1e6
         return Pulse(member, where.generation, state, *ages, where.stepping)
 
-    async def _report_spans(self) -> None:
-        while True:
-            await asyncio.sleep(SPANS_S)
-            spans: list[Spans] = []
-            for rank in self._ranks.values():
-                if rank.builder is not None:
-                    rows = rank.ring.drain()
-                    rank.timer.add(rows)
-                    spans += rank.builder.add(rows)
-                    since = rank.builder.open_since_us
-                    if since is not None and now_us() - since > CUT_S * 1e6:
-                        spans += rank.builder.cut(now_us())
-            self._send_spans(spans)
-            self._send_times()
+    def _spans(self) -> list[SpanBatch]:
+        spans: list[Spans] = []
+        for rank in self._ranks.values():
+            if rank.builder is not None:
+                rows = rank.ring.drain()
+                rank.timer.add(rows)
+                spans += rank.builder.add(rows)
+                since = rank.builder.open_since_us
+                if since is not None and now_us() - since > CUT_S * 1e6:
+                    spans += rank.builder.cut(now_us())
+        return self._batch(spans)
 
-    def _send_times(self) -> None:
+    def _times(self) -> list[StepsTimed]:
         """How long the steps took that were committed since; one message for each view that they were of. What is lost is not missed."""
         found: dict[int, list[tuple[LocalRank, list[OwnTime]]]] = {}
         for rank in self._ranks.values():
             done = rank.timer.take()
             for generation in dict.fromkeys(own.generation for own in done):
                 found.setdefault(generation, []).append((rank, [own for own in done if own.generation == generation]))
+        told: list[StepsTimed] = []
         for generation, timed in sorted(found.items()):
             ranks = tuple(summary(rank.member, thinned(steps)) for rank, steps in timed if rank.member is not None)
-            self._up.send(StepsTimed(self.node, generation, max(rank.ring.total() for rank, _ in timed), ranks))
+            told.append(StepsTimed(self.node, generation, max(rank.ring.total() for rank, _ in timed), ranks))
+        return told
 
-    def _send_spans(self, spans: list[Spans]) -> None:
+    def _batch(self, spans: list[Spans]) -> list[SpanBatch]:
+        """Kept until it is acknowledged."""
         if not spans:
-            return
+            return []
         self._up.number += 1
         shifted = spans if not self._offset_us else [_shift(record, self._offset_us) for record in spans]
         batch = SpanBatch(self._up.number, tuple(shifted))
         self._up.unacked.append(batch)
-        self._up.send(batch)
+        return [batch]
 
 
 def _shift(record: Spans, offset_us: int) -> Spans:

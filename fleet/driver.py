@@ -14,7 +14,8 @@ from fleet.machine import FleetMachine
 from fleet.ports import CheckpointPort, JournalPort, MembersPort
 
 log = logging.getLogger("fleet.driver")
-TICK_S = 0.05
+TICK_S = 0.1
+LATE_S = 0.001
 
 
 class Driver:
@@ -85,6 +86,10 @@ class Driver:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    def tick_after(self, wait_s: float) -> None:
+        """One tick beside the regular ones: something is due then, and nobody should wait for the next."""
+        asyncio.get_running_loop().call_later(wait_s + LATE_S, self.submit, Tick())
 
     async def tick_forever(self) -> None:
         while True:

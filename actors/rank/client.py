@@ -19,7 +19,8 @@ from fleet.types import Process
 from fleet.urgency import be_prompt
 from fleet.wire import FrameBuffer, connect_unix, frame
 
-BEAT_S = 0.1
+BEAT_S = 0.25
+RECONNECT_S = 0.05
 RESEND_S = 1.0
 
 
@@ -92,7 +93,7 @@ class Client:
             self._recorder.beat()
             stream = self._connected()
             if stream is None:
-                time.sleep(BEAT_S / 2)
+                time.sleep(RECONNECT_S)
                 continue
             self._serve(stream)
 

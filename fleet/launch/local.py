@@ -33,6 +33,8 @@ _SYSTEM_CONFIG = {
     "health_check_timeout_ms": 5000,
     "health_check_failure_threshold": 4,
     "worker_register_timeout_seconds": 30,
+    # Ray looks four times a second how much memory is left, in each node, as if each had a machine of its own.
+    "memory_monitor_refresh_ms": 1000,
     # Ray's default of 15 puts ranks behind everything else on the machine, its own daemons first. Ranks are what the machine is for.
     "worker_niceness": 0,
 }

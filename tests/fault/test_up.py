@@ -57,6 +57,7 @@ def test_runs_that_are_handed_in_have_their_turn_and_all_their_ranks(tmp_path: P
     root, script = tmp_path / "runs", tmp_path / "script.py"
     script.write_text("from tests.support.trains import with_a_last_step_that_waits as train\n")
     fleet("up", "--storage", str(root), "--port", "0", "--slots", "3")
+    (tmp_path / "almost").touch()
     options = ["--world", "2", "--nodes", "1", "--shards", "4", "--set", "steps=5", "--set", f"flags={tmp_path}", "--storage", str(root)]
     try:
         names = [fleet("submit", str(script), *options).split()[0] for _ in range(2)]

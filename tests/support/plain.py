@@ -36,6 +36,9 @@ from policies.timeouts import ProgressTimeout
 from storage.parts import Parts, RetainingStore
 from storage.peers import PeerMemory
 
+REPORT_S = 0.05
+"""Steps of tests take 25 ms: what strikes at one of them should not come ten later."""
+
 FORKED = multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload(
     ["actors.rank.main", "storage.parts", "tests.support.trains", "torch._dynamo", "torch.distributed.checkpoint"]
@@ -131,7 +134,7 @@ class PlainFleet:
     async def start_agent(self, index: int) -> None:
         node = f"node{index}"
         memory = PeerMemory("127.0.0.1") if self.settings.peer_copies else None
-        self.agents[node] = NodeAgent(node, index, self.shm, f"127.0.0.1:{self.port}", LocalProcesses(node), memory)
+        self.agents[node] = NodeAgent(node, index, self.shm, f"127.0.0.1:{self.port}", LocalProcesses(node), memory, report_s=REPORT_S)
         await self.agents[node].start()
 
     async def kill_coordinator(self) -> None:
