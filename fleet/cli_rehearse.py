@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 CALIBRATION_GAP_S = 8.0
 """From one loss of the calibration to the next: as a rule the world is full again by then."""
 CALIBRATION_TAIL_S = 15.0
-RESTART_S = 4.0
-"""A restart of all is over by then."""
-SAVES_S = 0.5
-"""From one checkpoint of the calibration to the next, where all restart: they will be frequent, and the first ones tell little of them."""
+RESTART_S = 2.5
+"""A restart of all is over by then, as a rule."""
+SAVES_S = 0.15
+"""From one checkpoint of the calibration to the next, where all restart: in the run they will be as frequent."""
 FIRST_LOSS_S = 3.0
 POLL_S = 0.1
 

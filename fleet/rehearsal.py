@@ -47,7 +47,7 @@ LEAST_STEP_S, WORK_S = 0.05, 0.02
 class Constants:
     """What the machine at hand takes, from a run with faults that were put in for that purpose. Seconds.
 
-    ``stalls_s``: from a loss until training goes on, one for each loss. ``refills_s``: from a loss until a view has its slot again.
+    ``stalls_s``: from a loss until training goes on, one for each fault. ``refills_s``: from a loss until a view has its slot again.
     ``blocked_s``, ``latency_s``: of a durable checkpoint, the median.
     ``verify_ratio``: share of the time of a rank that is well which goes into checking that replicas are equal.
     """
@@ -74,7 +74,8 @@ def constants(records: Iterable[Record]) -> Constants:
     """From a journal. Raises ConfigError when no loss in it was recovered from."""
     listed = list(records)
     summary = Ledger().apply_all(listed).summary()
-    stalls = tuple(max(0.0, each.stall_s) for each in summary.incidents if each.stall_s is not None and each.members)
+    # Of faults alone: the ranks that restart with the one that was struck are lost, too, and would make one measurement look like three.
+    stalls = tuple(max(0.0, each.stall_s) for each in summary.incidents if each.stall_s is not None and each.members and each.phases)
     refills = tuple(back_s - lost_s for lost_s, back_s in _absences(listed))
     saves = [each for each in listed if isinstance(each, CheckpointRecord) and each.phase == "durable" and each.level == STORE]
     if not stalls or not refills:
@@ -240,16 +241,18 @@ def _small_run(
     real: Constants, scale: Scale, faults: Sequence[Fault], world: int, recovery: str, rng: np.random.Generator
 ) -> float:  # fmt: skip
     """One simulation of the small run. What was measured was a handful of losses: it is drawn again itself before it is drawn from, so that
-    the interval holds what so few do not tell."""
-    stalls = rng.choice(real.stalls_s, len(real.stalls_s))
+    the interval holds what so few do not tell, and what the run's own losses may come to."""
+    stalls = rng.choice(rng.choice(real.stalls_s, len(real.stalls_s)), max(1, len(faults)))
     refills = rng.choice(rng.choice(real.refills_s, len(real.refills_s)), max(1, len(faults)))
     nothing, restarts = np.zeros(0), recovery == "restart"
-    times = np.array(_that_strike(faults, rng.choice(stalls, len(faults))) if restarts else [fault.at_s for fault in faults])
+    times = np.array(_that_strike(faults, stalls) if restarts else [fault.at_s for fault in faults])
     arrivals = Arrivals(
         times, np.zeros(len(times), dtype=np.int64), np.zeros(len(times), dtype=np.int64),
         np.zeros(len(times)) if restarts else refills[: len(times)], rng.random(len(times)), nothing, nothing, nothing,
     )  # fmt: skip
     model = small_model(real, scale, world, float(stalls.mean()) + scale.delay_s)
+    if restarts:  # the step under way is lost with its ranks, half of one in the mean; survivors keep theirs
+        model = replace(model, restart_s=model.restart_s + model.step_s / 2)
     policy = RECOVERIES[recovery](Budgets(), math.inf)
     return FleetRun(model, arrivals, policy, (CheckpointInterval(),)).run().goodput * (1 - real.verify_ratio)
 
@@ -258,7 +261,7 @@ def _that_strike(faults: Sequence[Fault], stalls_s: Iterable[float]) -> list[flo
     """When those faults come that find a rank: while all ranks restart there is none, and what is due then is suppressed."""
     times: list[float] = []
     back_s = 0.0
-    for fault, stall_s in zip(sorted(faults, key=lambda fault: fault.at_s), stalls_s, strict=True):
+    for fault, stall_s in zip(sorted(faults, key=lambda fault: fault.at_s), stalls_s, strict=False):
         if fault.at_s >= back_s:
             times.append(fault.at_s)
             back_s = fault.at_s + stall_s
