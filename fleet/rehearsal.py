@@ -251,8 +251,6 @@ def _small_run(
         np.zeros(len(times)) if restarts else refills[: len(times)], rng.random(len(times)), nothing, nothing, nothing,
     )  # fmt: skip
     model = small_model(real, scale, world, float(stalls.mean()) + scale.delay_s)
-    if restarts:  # the step under way is lost with its ranks, half of one in the mean; survivors keep theirs
-        model = replace(model, restart_s=model.restart_s + model.step_s / 2)
     policy = RECOVERIES[recovery](Budgets(), math.inf)
     return FleetRun(model, arrivals, policy, (CheckpointInterval(),)).run().goodput * (1 - real.verify_ratio)
 

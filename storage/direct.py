@@ -45,35 +45,34 @@ class DirectWriter:
         self._path, self._file = path, descriptor
         self._direct: int | None = None
         self._lock = threading.Lock()
-        self._tried = False
+        self._refused = False
         self._end = 0
 
     def write(self, offset: int, data: Segments) -> bool:
         """False when nothing was written, as there is no such way here. ``offset`` is a multiple of PAGE_BYTES."""
+        size = sum(map(len, data))
+        with self._lock:
+            self._end = max(self._end, offset + size)  # whichever way it goes: nothing of it is to be cut off
         descriptor = self._descriptor()
         if descriptor is None:
             return False
-        size = sum(map(len, data))
         padded = -(-size // PAGE_BYTES) * PAGE_BYTES
         pages, at = _room(padded), 0
         for segment in data:
             np.copyto(pages[at : at + len(segment)], np.frombuffer(segment, dtype=np.uint8))  # does not keep the interpreter's lock
             at += len(segment)
-        try:
+        with _refusals():  # some file systems say so only now
             _write_all(descriptor, pages, offset)
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
-            return False  # some file systems say so only now
-        with self._lock:
-            self._end = max(self._end, offset + size)
-        return True
+            return True
+        self._refused = True
+        return False
 
     def _descriptor(self) -> int | None:
         with self._lock:
-            if not self._tried:
-                self._tried, self._direct = True, _opened(self._path, os.O_WRONLY)
-            return self._direct
+            if self._direct is None and not self._refused:
+                self._direct = _opened(self._path, os.O_WRONLY)
+                self._refused = self._direct is None
+            return None if self._refused else self._direct
 
     def close(self) -> None:
         """Nothing is left to be written. What the last block was longer by is cut off."""
@@ -90,15 +89,21 @@ def _write_all(descriptor: int, pages: np.ndarray, offset: int) -> None:
         written += os.pwritev(descriptor, [pages[written:].data], offset + written)
 
 
-def _opened(path: Path, flags: int) -> int | None:
-    if _O_DIRECT is None:
-        return None
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """A file system that knows no such way says EINVAL: what follows the block is what is done then."""
     try:
-        return os.open(path, flags | _O_DIRECT)
+        yield
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        return None
+
+
+def _opened(path: Path, flags: int) -> int | None:
+    if _O_DIRECT is not None:
+        with _refusals():
+            return os.open(path, flags | _O_DIRECT)
+    return None
 
 
 class _DirectReader:
@@ -106,20 +111,19 @@ class _DirectReader:
         self._descriptor, self._through, self._refused = descriptor, through, False
 
     def into(self, offset: int, views: Sequence[memoryview]) -> None:
-        size, lead = sum(map(len, views)), offset % PAGE_BYTES
-        try:
-            pages = None if self._refused else self._pages(offset - lead, lead + size)
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
-            pages, self._refused = None, True  # some file systems say so only now
-        if pages is None:
+        if self._refused or not self._past(offset, views):
+            self._refused = True
             self._through.into(offset, views)
-            return
-        at = lead
-        for view in views:
-            np.copyto(np.frombuffer(view, dtype=np.uint8), pages[at : at + len(view)])  # does not keep the interpreter's lock
-            at += len(view)
+
+    def _past(self, offset: int, views: Sequence[memoryview]) -> bool:
+        at = offset % PAGE_BYTES
+        with _refusals():  # some file systems say so only now
+            pages = self._pages(offset - at, at + sum(map(len, views)))
+            for view in views:
+                np.copyto(np.frombuffer(view, dtype=np.uint8), pages[at : at + len(view)])  # does not keep the interpreter's lock
+                at += len(view)
+            return True
+        return False
 
     def _pages(self, offset: int, count: int) -> np.ndarray:
         """At least ``count`` bytes from ``offset`` on, in memory that the thread's next call uses again."""

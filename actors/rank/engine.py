@@ -173,9 +173,8 @@ class Engine:
         group, receivers = self._group, self._view.receivers
         masks = torch.zeros(group.size, self._shards, dtype=torch.uint8)
         masks[self._rank, sorted(self._gradients.held)] = 1
-        peers = [(self._rank + i) % group.size for i in range(1, group.size)]
-        givers = [peer for peer in peers if peer not in receivers] if begun else []
-        asking = peers if begun else [peer for peer in peers if peer in receivers]
+        givers = [peer for peer in group.peers if peer not in receivers] if begun else []
+        asking = group.peers if begun else [peer for peer in group.peers if peer in receivers]
         self._told = group.start([(masks[self._rank], peer) for peer in asking if self._rank not in receivers], [], HELD_TAG), masks
         group.start([], [(masks[peer], peer) for peer in givers], HELD_TAG).wait()
         return [frozenset(mask.nonzero().flatten().tolist()) for mask in masks]
@@ -273,7 +272,8 @@ class Engine:
         self._gradients.reduce(self._reducer)
         numbers = self._side.wait().tolist()
         self._recorder.switch(COMM, min(self._recorder.now_us(), int(max(row[FLAGS - 1] for row in numbers))))
-        second, third = (at := FLAGS + self._replicas.width), at + self._recheck.width
+        second = FLAGS + self._replicas.width
+        third = second + self._recheck.width
         self._replicas.compare([row[FLAGS:second] for row in numbers])
         disputed = self._recheck.compare([row[second:third] for row in numbers])
         if self._recheck.verifies and not disputed:

@@ -161,6 +161,11 @@ class Group:
             store=store, generation=generation, rank=rank, size=size, device=device, timeout_s=timeout_s, host=host, backend=backend
         ).wait()
 
+    @property
+    def peers(self) -> list[int]:
+        """All other ranks, each rank's own next one first, so that not all begin with the same."""
+        return [(self.rank + i) % self.size for i in range(1, self.size)]
+
     def broken(self, reason: str) -> GroupBroken:
         """The error to raise: what interrupted the group when it was interrupted, ``reason`` otherwise."""
         return GroupBroken(self._stop or reason, self.generation)
@@ -267,8 +272,7 @@ class Group:
     def start_all_gather(self, out: torch.Tensor, inp: torch.Tensor, tag: int = 0) -> Work:
         """``out[r]`` becomes rank r's ``inp``: ``out`` has one more dimension, of length ``size``, in front. For small tensors."""
         out[self.rank].copy_(inp)
-        peers = [(self.rank + i) % self.size for i in range(1, self.size)]
-        return self.start([(inp, peer) for peer in peers], [(out[peer], peer) for peer in peers], tag)
+        return self.start([(inp, peer) for peer in self.peers], [(out[peer], peer) for peer in self.peers], tag)
 
     def all_gather(self, out: torch.Tensor, inp: torch.Tensor, tag: int = 0) -> None:
         """Leave ``inp`` as it is until the next one: what arrives in that one says that all have got this one's."""

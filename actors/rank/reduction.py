@@ -185,7 +185,7 @@ class Reducer:
         order = sorted((block, rank, number) for rank, blocks in enumerate(leaves) for number, block in enumerate(blocks))
         self._order = [(rank, number) for _, rank, number in order]
         self._plan = addition_plan([block for block, _, _ in order], self.shards)
-        self._peers = [(group.rank + i) % group.size for i in range(1, group.size)]
+        self._peers = group.peers
 
     def reduce(self, sums: ShardSums[Set], out: Set) -> None:
         """Put the mean over shards into ``out``, on every rank. Raises GroupBroken: then ``out`` is undefined, and ``sums`` as before.

@@ -14,9 +14,9 @@ from actors.rank.process_group import Group
 from actors.rank.reduction import Chunk, Reducer
 from actors.rank.replicas import BITS, digest
 
-PARTIALS_TAG = (1 << 24) + 4
-SUM_TAG = (1 << 24) + 5
-VERDICT_TAG = (1 << 24) + 6
+PARTIALS_TAG = (1 << 24) + 6
+SUM_TAG = (1 << 24) + 7
+VERDICT_TAG = (1 << 24) + 8
 SLICES = 32
 """Of a bucket's chunk, of which one is checked at a time: that is what a verification adds to the traffic of one bucket."""
 
@@ -37,7 +37,6 @@ class SumCheck:
         self._group, self._reducer, self._checked = group, reducer, checked
         self._partials, self._out = partials, out
         self._slices = [_slice(chunk, number // reducer.buckets(out)) for chunk in reducer.chunks(out, number)]
-        self._peers = [(group.rank + i) % group.size for i in range(1, group.size)]
 
     def differs(self) -> int | None:
         """The view rank whose sum is in dispute, the same on all ranks; None when all are right. Raises GroupBroken."""
@@ -45,9 +44,9 @@ class SumCheck:
         given = torch.empty_like(self._at(self._out, mine))
         checker = self._checked.index(self._group.rank)
         sent = self._group.start([(self._at(self._out, self._group.rank), checker)], [(given, mine)], SUM_TAG)
-        self._again = self._add_up([self._checked[peer] for peer in range(self._group.size)])
+        self._again = self._add_up(self._checked)
         sent.wait()
-        wrong = bool((_bytes(given) != _bytes(self._again)).any())
+        wrong = not torch.equal(given.view(torch.uint8), self._again.view(torch.uint8))  # the bits: no NaN equals itself
         said = torch.zeros(self._group.size, 1)
         self._group.start_all_gather(said, torch.tensor([float(wrong)]), VERDICT_TAG).wait()
         return next((self._checked[rank] for rank, yes in enumerate(said.flatten().tolist()) if yes), None)
@@ -65,9 +64,9 @@ class SumCheck:
         """The slice that this rank wants, of the sum of rank ``wanted[rank]``, from all ranks' partial sums."""
         me, counts = self._group.rank, self._reducer.counts
         own = [self._at(flats, wanted[me]) for flats in self._partials]
-        found = {peer: [torch.empty_like(self._at(self._out, wanted[me])) for _ in range(counts[peer])] for peer in self._peers}
-        sends = [(self._at(flats, wanted[peer]), peer) for peer in self._peers for flats in self._partials]
-        self._group.start(sends, [(part, peer) for peer in self._peers for part in found[peer]], PARTIALS_TAG).wait()
+        found = {peer: [torch.empty_like(self._at(self._out, wanted[me])) for _ in range(counts[peer])] for peer in self._group.peers}
+        sends = [(self._at(flats, wanted[peer]), peer) for peer in self._group.peers for flats in self._partials]
+        self._group.start(sends, [(part, peer) for peer in self._group.peers for part in found[peer]], PARTIALS_TAG).wait()
         again = torch.empty_like(self._at(self._out, wanted[me]))
         self._reducer.add_up({**found, me: own}, again)
         return again
@@ -81,7 +80,3 @@ def _slice(chunk: Chunk, number: int) -> Chunk:
     length = -(-(chunk.hi - chunk.lo) // SLICES)
     lo = min(chunk.lo + number % SLICES * length, chunk.hi)
     return Chunk(chunk.flat, lo, min(lo + length, chunk.hi))
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().view(torch.uint8)

@@ -7,6 +7,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from storage import direct
@@ -14,7 +15,7 @@ from storage.blocks import BLOCK_BYTES, BlockStream
 from storage.files import LocalFiles
 
 SIZE = BLOCK_BYTES + 5_000
-CONTENT = os.urandom(1 << 20) * 17
+CONTENT = os.urandom(1 << 20) * 33
 
 
 @pytest.fixture
@@ -108,6 +109,23 @@ def test_what_cannot_be_written_past_the_cache_is_written_through_it(
         monkeypatch.setattr(direct, "_write_all", refuse)
     written(files, SIZE)
     assert (tmp_path / "d" / "new").read_bytes() == CONTENT[:SIZE]
+
+
+def test_nothing_is_cut_off_that_went_the_other_way(files: LocalFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first block went past the cache, and the last ones could not; they are no whole number of pages."""
+    right = direct._write_all
+
+    def refuse(descriptor: int, pages: np.ndarray, offset: int) -> None:
+        if offset:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        right(descriptor, pages, offset)
+
+    monkeypatch.setattr(direct, "_write_all", refuse)
+    written(files, SIZE)
+    assert (tmp_path / "d" / "new").read_bytes() == CONTENT[:SIZE]
+    (tmp_path / "d" / "new").unlink()
+    written(files, size := 2 * BLOCK_BYTES + 5_000)
+    assert (tmp_path / "d" / "new").read_bytes() == CONTENT[:size]
 
 
 def test_a_disk_that_fails_is_not_hidden(files: LocalFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
