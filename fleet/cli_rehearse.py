@@ -135,7 +135,7 @@ def _calibrated(cluster: LocalCluster, base: RunSettings, folder: Path, losses: 
     from fleet.types import Fault
 
     folder.mkdir(parents=True)
-    at_s = [FIRST_LOSS_S + gone_s for gone_s in itertools.accumulate(_gaps_s(base, gap_s, losses))]
+    at_s = [FIRST_LOSS_S + gone_s for gone_s in itertools.accumulate(gaps_s(base, gap_s, losses))]
     kills = [Fault(f"calibration-{n}", at_s[n], "gpu", "kill_rank", slot=1 + n % (base.world - 1)) for n in range(losses)]
     save_trace(kills, folder / "kills.csv")
     checkpoint = CheckpointSettings(policy="fixed", interval_s=SAVES_S) if base.recovery == "restart" else base.checkpoint
@@ -146,16 +146,20 @@ def _calibrated(cluster: LocalCluster, base: RunSettings, folder: Path, losses: 
     return constants(read_journal(folder / "journal.jsonl"))
 
 
-def _gaps_s(base: RunSettings, gap_s: float, losses: int) -> Sequence[float]:
+def gaps_s(base: RunSettings, gap_s: float, losses: int) -> Sequence[float]:
     """Between losses. They come as the run's will, since two replacements at once take longer than one after the other, and so may a
-    restart soon after another. But a restart is over before the next: what is due in it strikes nobody."""
+    restart soon after another. But a restart is over before the next: what is due in it strikes nobody.
+
+    So few, if they were drawn, could hold next to no short ones. They are the exponential law's own quantiles, in an order by the seed.
+    """
     import numpy as np
 
     from fleet.rng import derive_seed
 
     rng = np.random.Generator(np.random.PCG64(derive_seed(base.seed, "calibration")))
     least_s = RESTART_S if base.recovery == "restart" else 0.0
-    return [max(least_s, float(gap)) for gap in rng.exponential(gap_s or CALIBRATION_GAP_S, losses)]
+    quantiles = -np.log1p(-(np.arange(losses) + 0.5) / losses)
+    return [max(least_s, float(gap)) for gap in rng.permutation(quantiles / quantiles.mean()) * (gap_s or CALIBRATION_GAP_S)]
 
 
 def _freeze(prediction: Prediction, path: Path) -> None:

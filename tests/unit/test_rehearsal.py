@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -175,3 +177,14 @@ def test_a_calibration_is_over_when_the_world_has_trained_again() -> None:
     full = next(n for n, record in enumerate(records, 1) if isinstance(record, ViewPublished) and record.view.generation == 3)
     assert over == list(range(full, len(records) + 1)), "the story tells the step that ends after this view before it"
     assert not recovered(records, 2)
+
+
+def test_losses_of_a_calibration_come_as_the_law_says_however_few_they_are() -> None:
+    """Every seed has as many short gaps as there should be: replacements at once take longer."""
+    for seed in range(20):
+        gaps_s = cli_rehearse.gaps_s(cli_rehearse.settings_of(3, "in-place", seed), 5.0, 12)
+        assert np.mean(gaps_s) == pytest.approx(5.0)
+        assert np.mean(np.array(gaps_s) < 1.6) == pytest.approx(1 - math.exp(-1.6 / 5.0), abs=0.5 / 12)
+    orders = [tuple(cli_rehearse.gaps_s(cli_rehearse.settings_of(3, "in-place", seed), 5.0, 12)) for seed in (0, 1)]
+    assert orders[0] != orders[1] and sorted(orders[0]) == sorted(orders[1])
+    assert min(cli_rehearse.gaps_s(cli_rehearse.settings_of(3, "restart", 0), 5.0, 12)) == cli_rehearse.RESTART_S
