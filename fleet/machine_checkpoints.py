@@ -167,7 +167,7 @@ class Checkpoints:
     def durable(self, event: CheckpointDurable, now_s: float) -> list[Instruction]:
         self._costs.append((event.blocked_s, event.latency_s))
         self._failures = 0
-        self._settle(now_s)
+        self._settle(now_s - event.latency_s)  # an interval is from one state that is kept to the next, however long that took to write
         if self._doubted is not None and self._doubted[0] <= event.state <= self._doubted[1]:
             detail = "it was written before a rank that had a part in it was found to be wrong"
             return [Write(CheckpointRecord(event.checkpoint, "withdrawn", event.state, now_s, detail=detail, level=self.level))]
@@ -206,9 +206,10 @@ class Checkpoints:
     def _failure(self, number: int, now_s: float, reason: str) -> Instruction:
         return Write(CheckpointRecord(f"request-{number}", "failed", self.newest_state, now_s, detail=reason, level=self.level))
 
-    def _settle(self, now_s: float) -> None:
+    def _settle(self, last_s: float) -> None:
+        """Nothing is asked for any more, and the next one is due an interval from ``last_s``."""
         self._request = None
-        self._last_s = self._ask_again_s = now_s
+        self._last_s = self._ask_again_s = last_s
 
     def restarted(self, now_s: float) -> None:
         """After a replay: the next one is due an interval from now."""

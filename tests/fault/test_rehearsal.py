@@ -42,7 +42,7 @@ def test_a_prediction_is_frozen_and_then_measured(cluster: LocalCluster, tmp_pat
 @pytest.mark.timeout(3600)
 def test_the_measurements_are_what_was_predicted(cluster: LocalCluster, tmp_path: Path) -> None:
     found = {}
-    for recovery, mtbf_s in itertools.product(("restart", "in-place"), (5.0, 6.0, 8.0)):
+    for recovery, mtbf_s in itertools.product(("restart", "in-place"), (6.0, 8.0, 10.0)):
         folder, length = tmp_path / f"{recovery}-{mtbf_s:g}", {"faults": 32, "budget_s": 32 * mtbf_s, "mtbf_s": mtbf_s}
         one = found[recovery, mtbf_s] = rehearsed(cluster, folder, recovery, PLENTIFUL_SEED, **length, losses=12)
         print(f"{recovery}, MTBF {mtbf_s:g} s, {one.prediction.faults} faults: {reasons(one)[0]} {rows(one)[2:]}", flush=True)

@@ -488,6 +488,18 @@ def test_a_checkpoint_that_fails_is_tried_again_soon_then_later_then_skipped_and
     assert only(SaveCheckpoint, bench.after(1.5))
 
 
+def test_an_interval_is_from_one_saved_state_to_the_next_however_long_that_took_to_write() -> None:
+    bench = Bench(world=1, interval_s=10.0).start(STEP_3)
+    asked: list[float] = []
+    for _ in range(60):
+        for one in bench.after(0.5):
+            if isinstance(one, SaveCheckpoint):
+                asked.append(bench.now_s)
+                bench.after(4.0)
+                bench.tell(CheckpointDurable(f"c{len(asked)}", STEP_4, 1, 0.1, latency_s=4.0))
+    assert [late - early for early, late in itertools.pairwise(asked)] == pytest.approx([10.0] * (len(asked) - 1)) and len(asked) > 3
+
+
 def with_copies(**settings: Any) -> Bench:
     """Two ranks on two nodes, whose memories keep copies; the store is never asked."""
     bench = Bench(world=2, nodes=2, peers_s=1.0, **settings)
