@@ -22,6 +22,9 @@ from fleet.shards import Block, middle, tree
 BUCKET_BYTES = 8 << 20
 """Measured with ``benchmarks.reduction``: smaller buckets pay for their messages, larger ones overlap too little."""
 
+SWAP_BYTES = 2 << 20
+"""Two ranks that give each other all that they have add up one such piece while the next one travels."""
+
 BUCKETS_IN_FLIGHT = 2
 SIDE_TAG = 1 << 24
 KINDS = ("ordered", "native")
@@ -267,13 +270,21 @@ class Reducer:
 
     def _swap(self, group: Group, local: Sequence[Sequence[torch.Tensor]], out: Sequence[torch.Tensor]) -> None:
         peer, under_way = 1 - group.rank, []
-        for number, into in enumerate(out):
-            theirs = self._stage(into, number, self.counts[peer], group.size)
-            work = group.start([(flats[number], peer) for flats in local], [(flat, peer) for flat in theirs], 2 * number)
-            under_way.append((theirs, work))
-        for number, (theirs, work) in enumerate(under_way):
+        for number, whole in enumerate(out):
+            theirs = self._stage(whole, number, self.counts[peer], group.size)
+            for piece in self._pieces(whole):
+                arriving = [flat[piece] for flat in theirs]
+                mine = [flats[number][piece] for flats in local]
+                work = group.start([(part, peer) for part in mine], [(part, peer) for part in arriving], 2 * len(under_way))
+                under_way.append((arriving, mine, whole[piece], work))
+        for arriving, mine, into, work in under_way:
             work.wait(asked=True)  # the peer asks for all before it sends anything
-            self.add_up({peer: theirs, group.rank: [flats[number] for flats in local]}, out[number])
+            self.add_up({peer: arriving, group.rank: mine}, into)
+
+    @staticmethod
+    def _pieces(flat: torch.Tensor) -> list[slice]:
+        count = max(1, -(-flat.numel() * flat.element_size() // SWAP_BYTES))
+        return [slice(lo, hi) for lo, hi in itertools.pairwise(_cuts(0, flat.numel(), count))]
 
     # ---- the exchange --------------------------------------------------------------------------------------------------------------------
 
