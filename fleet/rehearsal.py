@@ -24,7 +24,7 @@ from fleet.goodput import Ledger
 from fleet.ledger_report import duration
 from fleet.ledger_summary import STEP_NAMES
 from fleet.levels import STORE
-from fleet.records import CheckpointRecord, Committed, ProcessLost, Record, RunEnded, RunStarted, ViewPublished
+from fleet.records import CheckpointRecord, Committed, ProcessLost, ProcessUp, Record, RunEnded, RunStarted, ViewPublished
 from fleet.rng import derive_seed
 from fleet.scenarios import Prepared, Scenario, prepare
 from fleet.simulation.fleet_arrivals import Arrivals
@@ -51,6 +51,7 @@ class Constants:
     """What the machine at hand takes, from a run with faults that were put in for that purpose. Seconds.
 
     ``stalls_s``: from a loss until training goes on, one for each fault. ``refills_s``: from a loss until a view has its slot again.
+    ``absent_s``: from a loss until its slot has a process again, which may be struck before it is in a view; the mean.
     ``blocked_s``, ``latency_s``: of a durable checkpoint, the median.
     ``verify_ratio``: share of the time of a rank that is well which goes into checking that replicas are equal.
     """
@@ -60,6 +61,7 @@ class Constants:
     refills_s: tuple[float, ...]
     blocked_s: float
     latency_s: float
+    absent_s: float
     verify_ratio: float = 0.0
 
     @property
@@ -79,7 +81,9 @@ def constants(records: Iterable[Record]) -> Constants:
     summary = Ledger().apply_all(listed).summary()
     # Of faults alone: the ranks that restart with the one that was struck are lost, too, and would make one measurement look like three.
     stalls = tuple(max(0.0, each.stall_s) for each in summary.incidents if each.stall_s is not None and each.members and each.phases)
-    refills = tuple(back_s - lost_s for lost_s, back_s in _absences(listed))
+    views = [(record.at_s, [member.slot for member in record.view.members]) for record in listed if isinstance(record, ViewPublished)]
+    processes = [(record.at_s, [record.member.slot]) for record in listed if isinstance(record, ProcessUp)]
+    refills, absences = tuple(_absences(listed, views)), tuple(_absences(listed, processes))
     saves = [each for each in listed if isinstance(each, CheckpointRecord) and each.phase == "durable" and each.level == STORE]
     if not stalls or not refills:
         raise ConfigError("calibration", summary.run, "no loss in it was recovered from", "Give the calibration more time.")
@@ -87,6 +91,7 @@ def constants(records: Iterable[Record]) -> Constants:
         step_s=summary.median_step_s, stalls_s=stalls, refills_s=refills, blocked_s=_median([save.blocked_s for save in saves]),
         latency_s=_median([max(save.latency_s, save.blocked_s) for save in saves]),
         verify_ratio=summary.categories["verify"] / (summary.categories["verify"] + sum(summary.categories[name] for name in STEP_NAMES)),
+        absent_s=statistics.fmean(absences or refills),
     )  # fmt: skip
 
 
@@ -94,14 +99,13 @@ def _median(values: Sequence[float]) -> float:
     return statistics.median(values) if values else 0.0
 
 
-def _absences(records: Sequence[Record]) -> Iterator[tuple[float, float]]:
-    """(when it was lost, when there was a view with its slot again) for each rank that was lost to a fault and came back."""
-    views = [(record.at_s, {member.slot for member in record.view.members}) for record in records if isinstance(record, ViewPublished)]
+def _absences(records: Sequence[Record], seen: Sequence[tuple[float, Sequence[int]]]) -> Iterator[float]:
+    """From each loss to a fault until its slot was ``seen`` again: (when, slots) in order."""
     for record in records:
         if isinstance(record, ProcessLost) and record.fault is not None:
-            back_s = next((at_s for at_s, slots in views if at_s > record.at_s and record.member.slot in slots), None)
+            back_s = next((at_s for at_s, slots in seen if at_s > record.at_s and record.member.slot in slots), None)
             if back_s is not None:
-                yield record.at_s, back_s
+                yield back_s - record.at_s
 
 
 def recovered(records: Sequence[Record], losses: int) -> bool:
@@ -249,7 +253,7 @@ def _small_run(
     stalls = drift * rng.choice(rng.choice(real.stalls_s, len(real.stalls_s)), max(1, len(faults)))
     refills = drift * rng.choice(rng.choice(real.refills_s, len(real.refills_s)), max(1, len(faults)))
     nothing, restarts = np.zeros(0), recovery == "restart"
-    times = np.array(_that_strike(faults, stalls) if restarts else [fault.at_s for fault in faults])
+    times = np.array(_that_strike(faults, np.minimum(stalls, drift * real.absent_s)) if restarts else [fault.at_s for fault in faults])
     arrivals = Arrivals(
         times, np.zeros(len(times), dtype=np.int64), np.zeros(len(times), dtype=np.int64),
         np.zeros(len(times)) if restarts else refills[: len(times)], rng.random(len(times)), nothing, nothing, nothing,
@@ -259,14 +263,14 @@ def _small_run(
     return FleetRun(model, arrivals, policy, (CheckpointInterval(),)).run().goodput * (1 - real.verify_ratio)
 
 
-def _that_strike(faults: Sequence[Fault], stalls_s: Iterable[float]) -> list[float]:
-    """When those faults come that find a rank: while all ranks restart there is none, and what is due then is suppressed."""
+def _that_strike(faults: Sequence[Fault], absences_s: Iterable[float]) -> list[float]:
+    """When those faults come that find a rank: for a while after all were ended there is none, and what is due then is suppressed."""
     times: list[float] = []
     back_s = 0.0
-    for fault, stall_s in zip(sorted(faults, key=lambda fault: fault.at_s), stalls_s, strict=False):
+    for fault, absent_s in zip(sorted(faults, key=lambda fault: fault.at_s), absences_s, strict=False):
         if fault.at_s >= back_s:
             times.append(fault.at_s)
-            back_s = fault.at_s + stall_s
+            back_s = fault.at_s + absent_s
     return times
 
 

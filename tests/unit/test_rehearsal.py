@@ -17,7 +17,7 @@ from fleet import cli_rehearse, recipes, rehearsal
 from fleet.cli import app
 from fleet.errors import ConfigError
 from fleet.journal import JournalWriter
-from fleet.records import ViewPublished
+from fleet.records import ProcessLost, ProcessUp, ViewPublished
 from fleet.rehearsal import (
     IMPOSED,
     MATCHED,
@@ -36,10 +36,10 @@ from fleet.rehearsal import (
     spans,
     target_of,
 )
-from fleet.types import Fault
+from fleet.types import Fault, Member, Process
 from tests.golden.journals import one_loss
 
-REAL = Constants(step_s=0.05, stalls_s=(0.2, 0.3), refills_s=(6.0, 7.0), blocked_s=0.005, latency_s=0.1)
+REAL = Constants(step_s=0.05, stalls_s=(0.2, 0.3), refills_s=(6.0, 7.0), blocked_s=0.005, latency_s=0.1, absent_s=1.0)
 FLEET = target_of(16_384, 54, "in-place")
 RESTARTED = target_of(16_384, 54, "restart")
 
@@ -97,9 +97,15 @@ def test_the_prediction_is_sealed_and_orders_the_policies() -> None:
 
 def test_what_losses_cost_here_is_read_from_a_journal() -> None:
     found = constants(one_loss("gpu-1").records)
+    assert found.absent_s == found.refills_s[0], "when no process was noted the view is all there is"
     assert found.stalls_s == (0.22,) and found.refills_s == pytest.approx((2.05,)) and found.step_s == pytest.approx(0.1)
     with pytest.raises(ConfigError, match="no loss in it was recovered from"):
         constants(one_loss().records[:20])
+    records = list(one_loss("gpu-1").records)
+    place, lost = next((place, record) for place, record in enumerate(records) if isinstance(record, ProcessLost))
+    again = Member(lost.member.slot, lost.member.incarnation + 1)
+    records.insert(place + 1, ProcessUp(again, Process("n0", 1, 1), "token", lost.at_s + 0.5))
+    assert constants(records).absent_s == pytest.approx(0.5)
 
 
 def test_what_is_due_while_all_restart_strikes_nobody() -> None:
@@ -107,6 +113,16 @@ def test_what_is_due_while_all_restart_strikes_nobody() -> None:
     assert rehearsal._that_strike(faults, [2.0] * 5) == [0.5, 2.6, 9.0]
     assert rehearsal._that_strike(faults, [0.0] * 5) == [0.5, 2.0, 2.4, 2.6, 9.0]
     assert rehearsal._that_strike([], []) == []
+
+
+def test_a_newcomer_that_is_struck_before_it_is_in_a_view_restarts_all_again() -> None:
+    scale = choose(RESTARTED, REAL, 4, "restart", 12, 180.0)
+    faults = [Fault(f"f{n}", at_s, "gpu", "kill_rank", slot=0) for n, at_s in enumerate((20.0, 22.0))]
+    slow = replace(REAL, stalls_s=(3.0, 3.0))
+    nobody, somebody = (
+        predict(RESTARTED, replace(slow, absent_s=absent_s), scale, faults, 4, "restart", 3).run[0] for absent_s in (3.0, 1.0)
+    )
+    assert nobody - somebody == pytest.approx(0.75 * 2.0 / scale.duration_s, rel=0.1)  # one place of four stands empty
 
 
 def test_start_up_is_not_counted() -> None:
