@@ -15,7 +15,8 @@ from fleet.records import FaultRecord, ProcessLost, RunStarted
 from fleet.rehearsal import Rehearsal, reasons, rows, target_of
 
 PLENTIFUL_SEED = 3
-"""The first seed whose plan has more than 30 faults in 32 times the time between faults: that is how many the measurement is to have."""
+LENGTH = 44
+"""So many times the time between faults: of those that are planned some find nobody while all ranks restart, and 30 are to strike."""
 
 SHORT = {"faults": 2, "budget_s": 12.0, "losses": 1}
 
@@ -25,29 +26,34 @@ def rehearsed(cluster: LocalCluster, folder: Path, recovery: str, seed: int, **h
     return Rehearsal(gpus=16_384, days=54, recovery=recovery, **carry_out(cluster, target, settings, folder, **how))
 
 
+def executed(folder: Path) -> list[FaultRecord]:
+    records = read_journal(folder / "run" / "journal.jsonl")
+    return [record for record in records if isinstance(record, FaultRecord) and record.phase == "executed"]
+
+
 def test_a_prediction_is_frozen_and_then_measured(cluster: LocalCluster, tmp_path: Path) -> None:
     found = rehearsed(cluster, tmp_path / "r", "in-place", 0, **SHORT)
     frozen = json.loads((tmp_path / "r" / "prediction.json").read_text())
     assert frozen["seal"] == found.prediction.seal == found.prediction.sealed().seal
     records = list(read_journal(tmp_path / "r" / "run" / "journal.jsonl"))
     assert isinstance(records[0], RunStarted) and records[0].unix_time_s > (tmp_path / "r" / "prediction.json").stat().st_mtime
-    executed = [record for record in records if isinstance(record, FaultRecord) and record.phase == "executed"]
     lost = [record for record in records if isinstance(record, ProcessLost)]
-    assert len(executed) == len(lost) == found.measured.losses > 0
+    assert len(executed(tmp_path / "r")) == len(lost) == found.measured.losses > 0
     assert 0 < found.measured.goodput < 1 and found.prediction.constants.stall_s < found.prediction.constants.refill_s
     assert str(round(100 * found.error, 2)).lstrip("-") in reasons(found)[0]
 
 
 @pytest.mark.truth
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(5400)
 def test_the_measurements_are_what_was_predicted(cluster: LocalCluster, tmp_path: Path) -> None:
-    found = {}
+    found, struck = {}, {}
     for recovery, mtbf_s in itertools.product(("restart", "in-place"), (6.0, 8.0, 10.0)):
-        folder, length = tmp_path / f"{recovery}-{mtbf_s:g}", {"faults": 32, "budget_s": 32 * mtbf_s, "mtbf_s": mtbf_s}
+        folder, length = tmp_path / f"{recovery}-{mtbf_s:g}", {"faults": LENGTH, "budget_s": LENGTH * mtbf_s, "mtbf_s": mtbf_s}
         one = found[recovery, mtbf_s] = rehearsed(cluster, folder, recovery, PLENTIFUL_SEED, **length, losses=12)
-        print(f"{recovery}, MTBF {mtbf_s:g} s, {one.prediction.faults} faults: {reasons(one)[0]} {rows(one)[2:]}", flush=True)
+        struck[recovery, mtbf_s] = count = len(executed(folder))
+        print(f"{recovery}, MTBF {mtbf_s:g} s, {count} of {one.prediction.faults} faults: {reasons(one)[0]} {rows(one)[2:]}", flush=True)
+    assert min(struck.values()) >= 30
     for one in found.values():
-        assert one.prediction.faults >= 30 <= one.measured.losses
         assert abs(one.error) <= 0.03 and one.inside, reasons(one)
     goodputs = [one.measured.goodput for one in found.values()]
     assert max(goodputs) - min(goodputs) >= 0.15
