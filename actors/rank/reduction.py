@@ -123,6 +123,12 @@ def _cuts(lo: int, hi: int, parts: int) -> list[int]:
     return [lo + (hi - lo) * i // parts for i in range(parts + 1)]
 
 
+def _stretches(flat: torch.Tensor, most_bytes: int) -> list[tuple[int, int]]:
+    """Cut a flat buffer into equal lengths of at most ``most_bytes``: elements from and to; none of an empty one."""
+    count = -(-flat.numel() * flat.element_size() // most_bytes)
+    return list(itertools.pairwise(_cuts(0, flat.numel(), count))) if count else []
+
+
 def addition_plan(leaves: Sequence[Block], shards: int) -> list[tuple[int, int]]:
     """The order in which partial sums are added: pairs (left, right) of indices into ``leaves``; each sum takes the left one's place."""
     nodes, plan = tree(shards), []
@@ -272,19 +278,14 @@ class Reducer:
         peer, under_way = 1 - group.rank, []
         for number, whole in enumerate(out):
             theirs = self._stage(whole, number, self.counts[peer], group.size)
-            for piece in self._pieces(whole):
-                arriving = [flat[piece] for flat in theirs]
-                mine = [flats[number][piece] for flats in local]
+            for lo, hi in _stretches(whole, SWAP_BYTES):
+                arriving = [flat[lo:hi] for flat in theirs]
+                mine = [flats[number][lo:hi] for flats in local]
                 work = group.start([(part, peer) for part in mine], [(part, peer) for part in arriving], 2 * len(under_way))
-                under_way.append((arriving, mine, whole[piece], work))
+                under_way.append((arriving, mine, whole[lo:hi], work))
         for arriving, mine, into, work in under_way:
             work.wait(asked=True)  # the peer asks for all before it sends anything
             self.add_up({peer: arriving, group.rank: mine}, into)
-
-    @staticmethod
-    def _pieces(flat: torch.Tensor) -> list[slice]:
-        count = max(1, -(-flat.numel() * flat.element_size() // SWAP_BYTES))
-        return [slice(lo, hi) for lo, hi in itertools.pairwise(_cuts(0, flat.numel(), count))]
 
     # ---- the exchange --------------------------------------------------------------------------------------------------------------------
 
@@ -317,11 +318,7 @@ class Reducer:
 
     def _buckets(self, flats: Sequence[torch.Tensor], size: int) -> list[_Bucket]:
         """Cut all flat buffers into buckets of equal length, at most ``bucket_bytes``."""
-        found = []
-        for index, flat in enumerate(flats):
-            count = -(-flat.numel() * flat.element_size() // self._bucket_bytes)
-            found += [_Bucket(index, lo, hi, size) for lo, hi in itertools.pairwise(_cuts(0, flat.numel(), count))] if count else []
-        return found
+        return [_Bucket(index, lo, hi, size) for index, flat in enumerate(flats) for lo, hi in _stretches(flat, self._bucket_bytes)]
 
     def _scatter(
         self, group: Group, number: int, bucket: _Bucket, local: Sequence[Sequence[torch.Tensor]], out: Sequence[torch.Tensor]

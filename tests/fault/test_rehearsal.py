@@ -54,6 +54,7 @@ def test_the_measurements_are_what_was_predicted(cluster: LocalCluster, tmp_path
         print(f"{recovery}, MTBF {mtbf_s:g} s, {count} of {one.prediction.faults} faults: {reasons(one)[0]} {rows(one)[2:]}", flush=True)
     assert min(struck.values()) >= 30
     for one in found.values():
+        assert one.prediction.faults >= 30 <= one.measured.losses
         assert abs(one.error) <= 0.03 and one.inside, reasons(one)
     goodputs = [one.measured.goodput for one in found.values()]
     assert max(goodputs) - min(goodputs) >= 0.15

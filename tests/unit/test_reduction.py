@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from actors.rank import sumcheck
+from actors.rank import reduction, sumcheck
 from actors.rank.gradients import GradientBuffers
 from actors.rank.process_group import Forming, Group, StoreServer
 from actors.rank.reduction import Chunk, Reducer, ShardSums, SideChannel
@@ -88,6 +88,16 @@ def test_shards_dealt_anew_after_a_loss_agree_bit_for_bit() -> None:
         for bucket_bytes in (1 << 12, 1 << 20):
             for mean in mean_over(len(dealt), 30_001, bucket_bytes, dealt=dealt):
                 assert torch.equal(mean, expected)
+
+
+def test_two_ranks_agree_bit_for_bit_when_they_swap_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sum each, and several as after a loss; the pieces are not equally long."""
+    expected = mean_over(1, 30_001, 1 << 20)[0]
+    monkeypatch.setattr(reduction, "SWAP_BYTES", 1 << 14)
+    assert len({hi - lo for lo, hi in reduction._stretches(expected, reduction.SWAP_BYTES)}) == 2
+    for dealt in (None, [[0, 2, 5, *range(8, SHARDS)], [1, 3, 4, 6, 7]]):
+        for mean in mean_over(2, 30_001, 1 << 20, dealt=dealt):
+            assert torch.equal(mean, expected)
 
 
 def test_native_is_close_and_not_equal() -> None:
