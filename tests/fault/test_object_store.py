@@ -8,11 +8,15 @@ import signal
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from fleet.journal import read_journal
 from fleet.launch.processes import calling
 from fleet.records import CheckpointRecord, LineageBegun, ProcessLost, ProcessUp, Record, RunEnded
 from tests.support.seaweed import SeaweedServer
 from tests.support.waiting import until
+
+pytestmark = pytest.mark.xdist_group("clusters")
 
 ROOT = Path(__file__).resolve().parents[2]
 OPTIONS = ("--world", "2", "--nodes", "1", "--shards", "4", "--set", "steps=20", "--checkpoint", "2s", "--seed", "5", "--twin")

@@ -1,20 +1,16 @@
-"""Whole runs on a real Ray cluster: through kills, a lost node, a bug, Ctrl-C, and the death of Ray Train's controller and of the driver.
+"""Whole runs on a real Ray cluster: through kills, a lost node, a bug, and the death of Ray Train's controller.
 
 What completes, completes with the bits of a run that nothing happened to."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import signal
-import subprocess
 import threading
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import pytest
 import ray
 
@@ -24,42 +20,37 @@ from dashboards.panels import panels
 from dashboards.rules import rules
 from fleet.clock import unix_time_s
 from fleet.config import CheckpointSettings, RunSettings
-from fleet.journal import read_journal
 from fleet.launch.local import LocalCluster
-from fleet.launch.processes import calling
 from fleet.plans import RunPlan, RunResult, final_digest
 from fleet.recipes import LiveRun
-from fleet.records import Committed, FaultRecord, LineageBegun, ProcessLost, Record, ViewPublished
+from fleet.records import CheckpointRecord, FaultRecord, LineageBegun, ProcessLost, ProcessUp, Record, ViewPublished
 from fleet.report import build_report, render_table
 from fleet.types import Fault
 from storage import nodes
 from tests.fault.test_bad_luck import FAST, settings, train_through
 from tests.support import trains
+from tests.support.journals import records, wait_for_checkpoint
 from tests.support.prometheus import filled, scraping
 from tests.support.waiting import until
 from tests.support.watching import watched
 
-STEPS = "60"
-ROOT = Path(__file__).resolve().parents[2]
+OPTIONS = {"steps": "60", "norm": "layer", "width": "1024"}
+"""A model of thirteen blocks, so that every rank has some of the optimizer's state where that is sharded."""
 
 
 @pytest.fixture(scope="module")
 def truth(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The digest of an undisturbed run without Ray, at another world size."""
     folder = tmp_path_factory.mktemp("truth")
-    return train_through(trains.plain, settings(folder, world=1, options={"steps": STEPS}), folder)[2]
+    return train_through(trains.plain, settings(folder, world=1, options=OPTIONS), folder)[2]
 
 
 def plan(folder: Path, name: str = "run", **changes: object) -> RunPlan:
     chosen = RunSettings(
         world=3, spares=1, nodes=3, shards=8, timeouts=FAST, checkpoint=CheckpointSettings(policy="fixed", interval_s=1.0),
-        options={"flags": str(folder), "steps": STEPS, "pause_s": "0.1", "norm": "layer"},
+        options=OPTIONS | {"flags": str(folder), "pause_s": "0.1"},
     )  # fmt: skip
     return RunPlan(name=name, folder=folder / name, settings=chosen, train=trains.plain, **changes)  # type: ignore[arg-type]
-
-
-def records(folder: Path) -> list[Record]:
-    return list(read_journal(folder / "journal.jsonl"))
 
 
 @dataclass(frozen=True)
@@ -136,25 +127,43 @@ def test_a_users_bug_ends_the_run_with_the_users_traceback(cluster: LocalCluster
     assert "actors" not in result.detail
 
 
-def test_ray_trains_controller_is_killed_and_the_run_goes_on_from_memory(cluster: LocalCluster, tmp_path: Path, truth: str) -> None:
-    """All ranks die with the controller. The agents keep copies of the state in their memory; nothing was ever written to the store."""
-    copies = CheckpointSettings(policy="fixed", interval_s=3600.0, peer_interval_s=0.5)
+def test_with_sharded_optimizer_state_a_rank_is_lost_and_then_ray_trains_controller(
+    cluster: LocalCluster, tmp_path: Path, truth: str
+) -> None:
+    """A guard has the rank's part. With the controller all ranks die: the agents have copies in their memory, the store has none."""
     chosen, results, before = plan(tmp_path), list[RunResult](), controllers(cluster)
-    chosen = dataclasses.replace(chosen, settings=dataclasses.replace(chosen.settings, checkpoint=copies))
+    copies = CheckpointSettings(policy="fixed", interval_s=3600.0, peer_interval_s=0.5)
+    chosen = dataclasses.replace(chosen, settings=dataclasses.replace(chosen.settings, checkpoint=copies, optimizer_sharding="zero1"))
     live = LiveRun(chosen, cluster)
     thread = threading.Thread(target=lambda: results.append(live.execute()))
     thread.start()
     wait_for_checkpoint(chosen.folder)
+    os.kill(rank_in_view(records(chosen.folder)), signal.SIGKILL)
+    until(lambda: went_on(chosen.folder), "the ranks that are left have committed, and a copy of that is kept", 30)
     [controller] = controllers(cluster) - before
     os.kill(controller, signal.SIGKILL)
     thread.join(90)
     assert not thread.is_alive(), "fit() did not return"
     assert results[0].status == "completed", results
     assert final_digest(chosen.folder) == truth
-    [rollback] = [record for record in records(chosen.folder) if isinstance(record, LineageBegun)]
+    kept = records(chosen.folder)
+    [rollback] = [record for record in kept if isinstance(record, LineageBegun)]
     assert rollback.from_state.step > 0
-    from_memory = [r for r in records(chosen.folder) if isinstance(r, ViewPublished) and (r.view.checkpoint or "").startswith("peers://")]
+    from_memory = [r for r in kept if isinstance(r, ViewPublished) and (r.view.checkpoint or "").startswith("peers://")]
     assert len(from_memory) == 1
+
+
+def rank_in_view(kept: list[Record]) -> int:
+    """The process of the newest view's last rank."""
+    last = [record.view for record in kept if isinstance(record, ViewPublished)][-1].members[-1]
+    return next(record.process.pid for record in kept if isinstance(record, ProcessUp) and record.member == last)
+
+
+def went_on(folder: Path) -> bool:
+    """Whether a copy of a state is kept that was committed after a loss."""
+    kept = records(folder)
+    lost = next((number for number, record in enumerate(kept) if isinstance(record, ProcessLost)), len(kept))
+    return any(isinstance(record, CheckpointRecord) and record.phase == "durable" for record in kept[lost + 1 :])
 
 
 def controllers(cluster: LocalCluster) -> set[int]:
@@ -167,72 +176,6 @@ def command_of(pid: int) -> bytes:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except FileNotFoundError:  # it has just ended
         return b""
-
-
-def wait_for_checkpoint(folder: Path, limit_s: float = 60.0) -> None:
-    """Until a durable checkpoint is in the journal, and a commit: the first checkpoint may come before the first commit is noted."""
-    journal = folder / "journal.jsonl"
-
-    def there() -> bool:
-        return journal.exists() and b'"durable"' in journal.read_bytes() and any(isinstance(r, Committed) for r in records(folder))
-
-    until(there, "a durable checkpoint and a commit are in the journal", limit_s)
-
-
-SCRIPT = """
-from tests.support.trains import plain
-
-def train(run):
-    plain(run)
-"""
-
-
-def fleet_run(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    (folder / "job.py").write_text(SCRIPT)
-    common = ["--storage", str(folder / "runs"), "--json", str(folder / "report.json")]
-    command = calling("fleet.cli", "main", "run", *arguments, *common)
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def first_run(folder: Path) -> tuple[subprocess.Popen[str], Path]:
-    arguments = ("job.py", "--world", "2", "--nodes", "1", "--shards", "8", "--checkpoint", "1s")
-    options = ("--set", f"steps={STEPS}", "--set", "pause_s=0.1", "--set", "norm=layer", "--set", f"flags={folder}")
-    process = fleet_run(folder, *arguments, *options)
-    deadline_s = time.monotonic() + 60
-    while not list((folder / "runs").glob("*/journal.jsonl")) and time.monotonic() < deadline_s:
-        time.sleep(0.05)
-    return process, next((folder / "runs").glob("*/journal.jsonl")).parent
-
-
-def test_ctrl_c_stops_in_order_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    process, folder = first_run(tmp_path)
-    wait_for_checkpoint(folder)
-    family = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(signal.SIGINT)
-    said, _ = process.communicate(timeout=60)
-    assert process.returncode == 130, said
-    assert "stopping in order" in said
-    assert "watch it at http://127.0.0.1:" in said
-    assert json.loads((tmp_path / "report.json").read_text())["status"] == "stopped"
-    _, alive = psutil.wait_procs(family, timeout=10)
-    assert not alive
-
-
-def test_a_killed_driver_leaves_nothing_behind_and_its_run_is_resumed(tmp_path: Path, truth: str) -> None:
-    process, folder = first_run(tmp_path)
-    wait_for_checkpoint(folder)
-    family = psutil.Process(process.pid).children(recursive=True)
-    process.kill()
-    process.communicate(timeout=10)
-    _, alive = psutil.wait_procs(family, timeout=20)
-    assert not alive
-    before = max(record.state.step for record in records(folder) if isinstance(record, Committed))
-    said, _ = (again := fleet_run(tmp_path, "--resume", folder.name)).communicate(timeout=120)
-    assert again.returncode == 0, said
-    assert before > 0
-    assert final_digest(folder) == truth
-    assert json.loads((tmp_path / "report.json").read_text())["closes"]
 
 
 def test_nothing_of_these_runs_is_left_in_the_cluster(cluster: LocalCluster) -> None:
