@@ -41,6 +41,7 @@ from fleet.machine_state import STOOD_STILL_S
 from fleet.ports import MemoryPort, ProcessPort
 from fleet.records import Spans
 from fleet.types import Copy, Member, Process, Pulse, StateId, View, apply_delta
+from fleet.urgency import bow_out
 from fleet.wire import frame, read_frame
 
 log = logging.getLogger("fleet.agent")
@@ -200,6 +201,7 @@ class NodeAgent:
         lost = Lost(rank.member, "its process ended", self._run_s(at_us), where.step, where.shard)
         self._up.lost[rank.member] = lost
         self._up.send(lost)  # before anything else: everyone waits for what follows from it
+        bow_out(rank.process.pid)
         self._up.send(*self._batch([*rank.builder.add(rank.ring.drain()), *rank.builder.cut(at_us)]))
         rank.ring.path.unlink(missing_ok=True)
         stacks_path(self.folder, rank.token).unlink(missing_ok=True)

@@ -74,16 +74,19 @@ class Shares(NamedTuple):
         ]
 
 
-def share(held: Sequence[Collection[int]], ranges: Sequence[tuple[int, int]], shards: int, idle: Collection[int] = ()) -> Shares:
+def share(
+    held: Sequence[Collection[int]], ranges: Sequence[tuple[int, int]], shards: int, idle: Collection[int] = (), giver: int = -1
+) -> Shares:
     """Who brings what into a step of which some shards are computed already: each shard counts once, every rank has one at least.
 
     Args:
         held: by view rank, the shards whose gradients it holds, summed up as :func:`cover` says; a sum cannot be taken apart again.
         ranges: by view rank, what it computes when nobody holds anything.
         idle: view ranks that bring nothing; they hold nothing.
+        giver: a view rank that gives its state away meanwhile, or -1: what is over goes to the others.
     """
     if idle:
-        return _among_the_others(held, ranges, shards, idle)
+        return _among_the_others(held, ranges, shards, idle, giver)
     if not any(held):
         return Shares(((),) * len(ranges), tuple(tuple(range(lo, hi)) for lo, hi in ranges))
     kept: list[list[Block]] = []
@@ -93,17 +96,20 @@ def share(held: Sequence[Collection[int]], ranges: Sequence[tuple[int, int]], sh
         missing.difference_update(*(range(*block) for block in kept[-1]))
     while len(missing) < sum(not blocks_of_one for blocks_of_one in kept):
         missing.update(range(*_smallest_to_spare(kept)))
-    return Shares(tuple(map(tuple, kept)), tuple(_deal(sorted(missing), [sum(hi - lo for lo, hi in one) for one in kept])))
+    loads = [sum(hi - lo for lo, hi in one) for one in kept]
+    return Shares(tuple(map(tuple, kept)), tuple(_deal(sorted(missing), loads, giver)))
 
 
-def _among_the_others(held: Sequence[Collection[int]], ranges: Sequence[tuple[int, int]], shards: int, idle: Collection[int]) -> Shares:
+def _among_the_others(
+    held: Sequence[Collection[int]], ranges: Sequence[tuple[int, int]], shards: int, idle: Collection[int], giver: int
+) -> Shares:
     """As :func:`share`, by those who are not ``idle``: they divide the shards in the proportions of their own ranges."""
     busy = [rank for rank in range(len(ranges)) if rank not in idle]
     total = sum(ranges[rank][1] - ranges[rank][0] for rank in busy)
     ends = list(itertools.accumulate((ranges[rank][1] - ranges[rank][0] for rank in busy), initial=0))
     cuts = [end * shards // total for end in ends]
-    found = share([held[rank] for rank in busy], list(itertools.pairwise(cuts)), shards)
     place = {rank: number for number, rank in enumerate(busy)}
+    found = share([held[rank] for rank in busy], list(itertools.pairwise(cuts)), shards, giver=place.get(giver, -1))
     kept = tuple(found.kept[place[rank]] if rank in place else () for rank in range(len(ranges)))
     return Shares(kept, tuple(found.due[place[rank]] if rank in place else () for rank in range(len(ranges))))
 
@@ -116,9 +122,9 @@ def _smallest_to_spare(kept: list[list[Block]]) -> Block:
     return block
 
 
-def _deal(missing: Sequence[int], load: Sequence[int]) -> list[tuple[int, ...]]:
-    """Evenly, in runs of neighbours; what is over goes to the ranks that hold least."""
+def _deal(missing: Sequence[int], load: Sequence[int], giver: int) -> list[tuple[int, ...]]:
+    """Evenly, in runs of neighbours; what is over goes to the ranks that hold least, and of those to the giver last."""
     each, over = divmod(len(missing), len(load))
-    favoured = set(sorted(range(len(load)), key=lambda rank: (load[rank], rank))[:over])
+    favoured = set(sorted(range(len(load)), key=lambda rank: (load[rank], rank == giver, rank))[:over])
     ends = list(itertools.accumulate((each + (rank in favoured) for rank in range(len(load))), initial=0))
     return [tuple(missing[start:stop]) for start, stop in itertools.pairwise(ends)]

@@ -71,6 +71,11 @@ class View:
         """View ranks that compute nothing in the view's first step, as the state is on its way to them; none if they are more than half."""
         return self.receivers if 2 * len(self.receivers) <= len(self.members) else ()
 
+    @property
+    def giver(self) -> int:
+        """The donor where it gives its state to somebody, beside the view's first step; else -1."""
+        return self.donor if self.receivers else -1
+
 
 @dataclass(frozen=True, slots=True)
 class ViewDelta:

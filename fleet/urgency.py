@@ -11,11 +11,13 @@ wakes gets the core back; it asks for a short one, too.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import platform
 
 SLICE_US = 100
+LAST = 19
 NICE, NICE_SLICE_US = 10, 400
 """As long as that, so that its deadline, at its small weight, is later than that of whoever computes: it interrupts nobody."""
 RESET_ON_FORK = 1
@@ -52,6 +54,17 @@ def give_way() -> bool:
     """
     niceness = os.nice(NICE)
     return _ask(NICE_SLICE_US, niceness, 0)
+
+
+def bow_out(pid: int) -> None:
+    """The process is being killed: what it does now, which is to free its memory, is done on what others leave.
+
+    That takes a core 50 ms for 470 MB, just when those who are left compute what the dead one had to. Niceness, and no idle class: on a
+    machine that is never idle it has to end, too.
+    """
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            os.setpriority(os.PRIO_PROCESS, int(thread), LAST)
 
 
 def _ask(slice_us: int, niceness: int, flags: int) -> bool:

@@ -138,7 +138,7 @@ class Engine:
         self._replicas.seat(view.generation, here, rank in view.receivers)
         self._whole = share([()] * group.size, view.ranges, self._shards)
         held, idle = self._held_by_all(begun), view.idle if self._spares_newcomers else ()
-        self._share(share(held, view.ranges, self._shards, idle) if idle or any(held) else self._whole)
+        self._share(share(held, view.ranges, self._shards, idle, view.giver) if idle or any(held) else self._whole)
         self._recheck.seat(view.generation, rank, here, rank in view.receivers, view.ranges, whole=self._shares is self._whole)
 
     @property

@@ -240,7 +240,8 @@ class Run:
                 outcome = self._engine.reduce(self._seat.offer(), early=True)
             finally:
                 self._recorder.paused = False
-        self._seat.hold_still()
+        if arriving is not None:  # a donor computes while it gives
+            self._seat.hold_still()
         self._recorder.switch(COMPUTE)
         return outcome
 

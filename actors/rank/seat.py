@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -22,6 +23,7 @@ from fleet.levels import PEERS_SCHEME
 from fleet.member import Offer
 from fleet.records import REFORM, RESTORE, STANDBY
 from fleet.types import Finding, StateId, View
+from fleet.urgency import be_prompt
 
 
 class Sitting:
@@ -44,7 +46,7 @@ class Transfer:
     """The state on its way, at either end in a thread of its own: it changes only once the step that newcomers take part in is reduced."""
 
     def __init__(self, carry: Callable[[], None], name: str) -> None:
-        pool = ThreadPoolExecutor(1, thread_name_prefix=name)
+        pool = ThreadPoolExecutor(1, name, functools.partial(be_prompt, children=True))  # a rank may wait for it before long
         self._carried = pool.submit(carry)
         pool.shutdown(wait=False)
 
@@ -153,9 +155,9 @@ class Seat:
             self._drop_seat()
             self._drop_next()
             self._protocol.broken(reason, testimony)
-        self._clear()
+        self._client.say()  # before anything that takes time: the next view waits for it
         self._recorder.switch(REFORM)
-        self._client.say()
+        self._clear()
 
     def hold_still(self) -> None:
         """Before the state changes or is used: it is where it was on its way to. Raises GroupBroken."""

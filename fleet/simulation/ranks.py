@@ -336,7 +336,8 @@ class SimRank:
         """What each has computed of the step at hand counts; the rest is dealt anew. Nobody waits for a receiver, who has nothing."""
         view = group.view
         told: dict[Member, Any] = yield group.tell(self.member, sorted(self.held), self._givers(view))
-        shares = share([told.get(member, ()) for member in view.members], view.ranges, self.world.settings.shards, self._idle(view))
+        held = [told.get(member, ()) for member in view.members]
+        shares = share(held, view.ranges, self.world.settings.shards, self._idle(view), view.giver)
         rank = view.rank_of(self.member)
         kept = {shard for lo, hi in shares.kept[rank] for shard in range(lo, hi)}
         self.held = {shard: value for shard, value in self.held.items() if shard in kept}

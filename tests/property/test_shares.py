@@ -61,6 +61,22 @@ def test_newcomers_bring_nothing_and_the_others_everything(situation: tuple[int,
     assert any(held) or max(sizes) - min(sizes) <= -(-shards // ranks)
 
 
+@given(situations(), st.data())
+def test_who_gives_its_state_away_computes_no_more_than_others_that_hold_as_much(
+    situation: tuple[int, int, list[set[int]]], data: st.DataObject
+) -> None:
+    shards, ranks, held = situation
+    giver = data.draw(st.integers(0, ranks - 1))
+    idle = data.draw(st.sets(st.integers(0, ranks - 1), max_size=ranks // 2)) - {giver}
+    held = [set() if rank in idle else held[rank] for rank in range(ranks)]
+    if not any(held):
+        return
+    found = share(held, ranges(shards, ranks), shards, idle, giver)
+    kept = [sum(hi - lo for lo, hi in blocks_of_one) for blocks_of_one in found.kept]
+    alike = [len(due) for rank, due in enumerate(found.due) if rank not in idle and kept[rank] == kept[giver]]
+    assert len(found.due[giver]) == min(alike)
+
+
 @given(st.integers(1, 64), st.data())
 def test_a_range_is_covered_by_its_blocks(shards: int, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, shards - 1))

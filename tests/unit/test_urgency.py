@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fleet.urgency import NICE, NICE_SLICE_US, SLICE_US, be_prompt, give_way
+from fleet.urgency import LAST, NICE, NICE_SLICE_US, SLICE_US, be_prompt, bow_out, give_way
 
 
 def slice_us() -> float:
@@ -55,6 +55,21 @@ def test_who_gives_way_is_nicer_and_runs_for_short() -> None:
     taken, mine, nice_after = in_a_thread(lambda: (give_way(), slice_us(), os.getpriority(os.PRIO_PROCESS, 0)))
     assert nice_after == min(19, niceness + NICE) and os.getpriority(os.PRIO_PROCESS, 0) == niceness
     assert before < 0 or mine == (NICE_SLICE_US if taken else before)
+
+
+SLEEPS_TWICE = "import threading, time; threading.Thread(target=time.sleep, args=(60,)).start(); print('.', flush=True); time.sleep(60)"
+
+
+def test_all_threads_of_a_process_that_ends_let_others_go_first_and_it_may_be_gone_already() -> None:
+    with subprocess.Popen([sys.executable, "-c", SLEEPS_TWICE], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.read(1)
+        threads = os.listdir(f"/proc/{process.pid}/task")
+        assert len(threads) == 2
+        bow_out(process.pid)
+        assert {os.getpriority(os.PRIO_PROCESS, int(thread)) for thread in threads} == {LAST}
+        process.kill()
+    bow_out(process.pid)
 
 
 def test_a_thread_of_another_class_is_left_alone() -> None:
