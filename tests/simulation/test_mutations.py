@@ -220,8 +220,8 @@ def rank_computes_with_the_wrong_shards(patch: Patch) -> None:
 def lost_shards_are_computed_by_everyone(patch: Patch) -> None:
     right = shards_module.share
 
-    def wrong(held: Sequence[Collection[int]], ranges: Sequence[tuple[int, int]], shards: int, idle: Collection[int] = ()) -> Shares:
-        shares = right(held, ranges, shards, idle)
+    def wrong(held: Sequence[Collection[int]], *others: Any) -> Shares:
+        shares = right(held, *others)
         missing = tuple(sorted(shard for due in shares.due for shard in due))
         return Shares(shares.kept, (missing,) * len(held)) if any(held) else shares
 
