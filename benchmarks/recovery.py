@@ -45,6 +45,8 @@ FULL_AGAIN_LIMIT_S = 120.0
 KILLS, ROUNDS = 10, 2
 QUICK_KILLS, QUICK_ROUNDS = 3, 1
 EXTRA_FAULTS, QUICK_EXTRA_FAULTS = 5, 1
+NODES_TO_LOSE = 3
+"""With two, the other one takes all ranks in when a node is lost, and the next loss is that of the whole world."""
 
 
 def measure(quick: bool = False, only: Sequence[str] = ()) -> dict[str, Any]:
@@ -106,7 +108,8 @@ def strike_run(run: Run, settings: Settings, plan: Sequence[Strike], kind: str) 
 def _extra_faults(samples: dict[str, list[float]], system: System, settings: Settings, plan: Sequence[Strike], notes: list[str]) -> None:
     for kind in system.extra_faults:
         timeout_s = system.hang_timeout_s if kind == "hang" else 0.0
-        for one in strike_all(system, settings, plan, kind, notes):
+        chosen = settings.replace(nodes=NODES_TO_LOSE) if kind == "node" else settings
+        for one in strike_all(system, chosen, plan, kind, notes):
             if one.stall_s is not None:
                 samples[f"{system.name}_{kind}_stall_s"].append(one.stall_s - timeout_s)
 

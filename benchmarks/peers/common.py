@@ -43,7 +43,10 @@ MODULES = {"fleet": "benchmarks.peers.fleet_run", "torchft": "benchmarks.peers.t
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """One workload for all systems. ``world`` ranks train; ``spares`` is the room beyond them (processes or free CPUs)."""
+    """One workload for all systems. ``world`` ranks train; ``spares`` is the room beyond them (processes or free CPUs).
+
+    ``nodes``: of Fleet's local cluster. Two are the fewest of which one can be lost.
+    """
 
     seed: int = 7
     world: int = 4
@@ -53,6 +56,7 @@ class Settings:
     compute_s: float = 0.025
     wait_s: float = 0.025
     checkpoint_steps: int = 50
+    nodes: int = 2
 
     @property
     def rank_shards(self) -> int:

@@ -1,4 +1,4 @@
-"""Fleet, through its public API, on a local cluster of its own: two nodes, the fewest of which one can be lost.
+"""Fleet, through its public API, on a local cluster of its own.
 
 Killed ranks are replaced by Ray Train; with a spare, it is promoted in the same view change. A lost node comes back at once as another.
 """
@@ -18,7 +18,6 @@ from typing import Any
 from benchmarks.peers.common import EventLog, Kill, LoggedRun, Settings, not_installed, rank_environment
 
 CALL = "import sys; from benchmarks.peers import fleet_run; fleet_run.drive(*sys.argv[1:])"
-NODES = 2
 HEARTBEAT_S = 3.0
 ANSWER_S = 30.0
 ENDLESS = 1_000_000_000
@@ -63,7 +62,7 @@ def drive(workdir: str, settings_json: str) -> None:
     chosen = RunSettings(
         world=settings.world,
         spares=settings.spares,
-        nodes=NODES,
+        nodes=settings.nodes,
         shards=settings.shards,
         seed=settings.seed,
         options={"workdir": workdir, "settings": settings_json},
