@@ -7,6 +7,9 @@
   first quartile). The best integer split of 16 shards has 5.
 - A ratio is the time that ``STEPS`` steps from the onset on would take at the best split, over the time that they took: noticing, deciding
   and changing the view are in it.
+- What it costs to check that nobody computes wrongly is measured on the same loop without a slow rank, with a larger model, its gradients
+  and state digested: runs with all checks on take turns with runs with all off. A mean step with checks is that of those in which a shard
+  is computed again and of the others, as often as they come.
 """
 
 from __future__ import annotations
@@ -23,11 +26,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks import harness
-from fleet.config import RunSettings, StragglerSettings
+from fleet.config import RunSettings, StragglerSettings, VerifySettings
 from fleet.machine import FleetMachine
 from fleet.records import Committed
 from fleet.simulation.plan import Plan, Trouble
 from fleet.simulation.world import World
+from fleet.verification import Sampling
 from policies import placement
 from policies.interval import CheckpointInterval
 from policies.mitigation import Mitigator
@@ -38,6 +42,8 @@ WORLD, SHARDS, SLOW_SLOT, SLOWDOWN = 4, 16, 2, 2.0
 ONSET, STEPS, SETTLE = 60, 200, 10
 SHARD_S = 0.04
 REPETITIONS = 3
+BUDGET, WIDTH = 0.01, 512
+"""Of each of the two kinds of checks; the model's width where they are measured: 1 MB of gradients, 3 MB of state."""
 
 
 def train(run: Any) -> None:
@@ -45,13 +51,14 @@ def train(run: Any) -> None:
     import torch
 
     torch.manual_seed(run.seed)
-    model = torch.nn.Linear(8, 1)
-    state = run.track(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=1e-3))
-    data = torch.utils.data.TensorDataset(torch.zeros(SHARDS, 8))
+    width, slowdown = int(run.options.get("width", 8)), float(run.options.get("slowdown", SLOWDOWN))
+    model = torch.nn.Linear(width, width)
+    state = run.track(model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-3))
+    data = torch.utils.data.TensorDataset(torch.zeros(SHARDS, width))
     log = Path(run.options["folder"]) / f"commits-{run.slot}"
     for step in run.steps(state, total=ONSET + STEPS + 1):
         for (batch,) in step.batches(data, batch_size=SHARDS):
-            time.sleep(SHARD_S * (SLOWDOWN if run.slot == SLOW_SLOT and step.number >= ONSET else 1.0))
+            time.sleep(SHARD_S * (slowdown if run.slot == SLOW_SLOT and step.number >= ONSET else 1.0))
             step.backward(model(batch).sum())
         if step.commit():
             with log.open("a") as file:
@@ -65,19 +72,47 @@ def commit_times(folder: Path) -> list[float]:
     return [times[step] for step in range(ONSET + STEPS + 1)]
 
 
-def one_run(cluster: Any, folder: Path, mitigated: bool) -> list[float]:
+def one_run(cluster: Any, folder: Path, settings: RunSettings) -> list[float]:
     """Commit times of a run on ``cluster``. Raises RuntimeError when it does not complete."""
     from fleet.recipes import LiveRun, RunPlan
 
-    settings = dataclasses.replace(chosen(), straggler=StragglerSettings(enabled=mitigated), options={"folder": str(folder)})
+    folder.mkdir()
+    settings = dataclasses.replace(settings, options={**settings.options, "folder": str(folder)})
     result = LiveRun(RunPlan(name=folder.name, folder=folder, settings=settings, train=train), cluster).execute()
     if result.status != "completed":
         raise RuntimeError(f"{folder.name}: {result.status}: {result.reason} {result.detail}")
     return commit_times(folder)
 
 
-def chosen() -> RunSettings:
-    return RunSettings(world=WORLD, nodes=2, shards=SHARDS)
+def chosen(mitigated: bool = False) -> RunSettings:
+    return RunSettings(world=WORLD, nodes=2, shards=SHARDS, straggler=StragglerSettings(enabled=mitigated))
+
+
+def checked(budget: float) -> RunSettings:
+    """No rank is slow; replicas and gradients are compared, for so much of a step each."""
+    verify = VerifySettings(replicas=budget, compute=budget, jumps=10.0 if budget else 0.0)
+    return dataclasses.replace(chosen(), verify=verify, options={"width": str(WIDTH), "slowdown": "1"})
+
+
+def durations(times: Sequence[float]) -> list[float]:
+    """Of all steps but the first."""
+    return [round(end - begin, 4) for begin, end in itertools.pairwise(times)]
+
+
+def verify_samples(runs: dict[str, list[float]]) -> dict[str, list[float]]:
+    """Steps of the run without checks, and of the run with them: those in which a shard is computed again, and the others."""
+    every = Sampling(budget=BUDGET).every(SHARDS, WORLD)
+    took = list(enumerate(durations(runs["checked"]), start=1))[SETTLE:]
+    again = [step_s for number, step_s in took if number % every == every - 1]
+    others = [step_s for number, step_s in took if number % every != every - 1]
+    return {"unchecked_step_s": durations(runs["unchecked"])[SETTLE:], "checked_step_s": others, "recomputing_step_s": again}
+
+
+def verify_overhead(samples: dict[str, list[float]]) -> float:
+    """What a mean step with checks takes longer than one without, as a share of it."""
+    every = Sampling(budget=BUDGET).every(SHARDS, WORLD)
+    plain_s, others_s, again_s = (undisturbed(samples[f"{name}_step_s"]) for name in ("unchecked", "checked", "recomputing"))
+    return (again_s + (every - 1) * others_s) / every / plain_s - 1
 
 
 def undisturbed(steps_s: Iterable[float]) -> float:
@@ -103,7 +138,7 @@ def best_split() -> tuple[list[int], float]:
 
 def simulated(mitigated: bool) -> list[float]:
     """When each step was committed, of the same run on a simulated world, by the live policy; nothing else runs there."""
-    settings = dataclasses.replace(chosen(), straggler=StragglerSettings(enabled=mitigated))
+    settings = chosen(mitigated)
     slow = Trouble(kind="slow", point="compute", step=ONSET, slots=(SLOW_SLOT,), severity=SLOWDOWN, duration_s=3600.0)
     plan = Plan(
         seed=1, settings=settings, steps=ONSET + STEPS + 1, shard_s=SHARD_S, jitter=(0.98, 1.02), save_every_s=3600.0, quiet_s=1000.0
@@ -128,35 +163,38 @@ def measure(quick: bool = False) -> dict[str, Any]:
     from fleet.recipes import local_cluster
 
     loads, fullest = best_split()
+    repetitions = 1 if quick else REPETITIONS
     samples: dict[str, list[float]] = {
         "fleet_over_best_split_ratio": [],
         "unmitigated_over_best_split_ratio": [],
         "fleet_settled_steps": [],
     }
     with local_cluster(chosen()) as cluster, tempfile.TemporaryDirectory(prefix="bench-straggler-", ignore_cleanup_errors=True) as root:
-        for number in range(1 if quick else REPETITIONS):
-            runs: dict[str, list[float]] = {}
-            for name, mitigated in (("unmitigated", False), ("fleet", True)):
-                folder = Path(root) / f"{name}-{number}"
-                folder.mkdir()
-                runs[name] = one_run(cluster, folder, mitigated)
+        kinds = {"unmitigated": chosen(), "fleet": chosen(mitigated=True), "unchecked": checked(0.0), "checked": checked(BUDGET)}
+        for number in range(repetitions):
+            runs = {name: one_run(cluster, Path(root) / f"{name}-{number}", settings) for name, settings in kinds.items()}
+            for name, steps_s in verify_samples(runs).items():
+                samples.setdefault(name, []).extend(steps_s)
             unit_s, fixed_s = yardstick(runs["unmitigated"])
             best_s = fixed_s + unit_s * fullest
-            for name, times in runs.items():
-                samples.setdefault(f"{name}_step_s", []).extend(round(b - a, 4) for a, b in itertools.pairwise(times))
-                samples[f"{name}_over_best_split_ratio"].append(over_best(times, best_s))
+            for name in ("unmitigated", "fleet"):
+                samples.setdefault(f"{name}_step_s", []).extend(durations(runs[name]))
+                samples[f"{name}_over_best_split_ratio"].append(over_best(runs[name], best_s))
             samples["fleet_settled_steps"].append(settled(runs["fleet"], (best_s + fixed_s + unit_s * 2 * SHARDS / WORLD) / 2))
     figures = {name: statistics.median(values) for name, values in samples.items() if not name.endswith("_step_s")}
     each_s, rest_s = yardstick(simulated(mitigated=False), statistics.fmean)  # commits are noted at ticks there
     figures |= {"fleet_simulated_over_best_split_ratio": over_best(simulated(mitigated=True), rest_s + each_s * fullest)}
+    figures |= {"fleet_verify_overhead_ratio": verify_overhead(samples), "fleet_verify_budget_ratio": 2 * BUDGET}
     figures |= {"best_split_step_s": best_s, "unit_s": unit_s, "fixed_s": fixed_s}
     return {
         "settings": {"world": WORLD, "shards": SHARDS, "slowdown": SLOWDOWN, "onset_step": ONSET, "steps": STEPS, "shard_s": SHARD_S},
         "figures": figures,
         "samples": samples,
         "notes": [
+            f"runs of each kind, in turn: {repetitions}",
             f"the best integer split of {SHARDS} shards is {loads}: the fullest rank takes as long as {fullest:g} shards of a well one",
             "simulated: the same run on the simulator, by the same policy object, where no other process takes the cores",
+            f"verify: {BUDGET:.0%} of a step to compare replicas ({12 * WIDTH * (WIDTH + 1) >> 20} MiB), as much to recompute shards",
             f"the rank is well for {ONSET} steps and slow from then on; settled: steps until one was nearer to the best split than to none",
         ],
     }
