@@ -60,13 +60,19 @@ def test_who_gives_way_is_nicer_and_runs_for_short() -> None:
 SLEEPS_TWICE = "import threading, time; threading.Thread(target=time.sleep, args=(60,)).start(); print('.', flush=True); time.sleep(60)"
 
 
-def test_all_threads_of_a_process_that_ends_let_others_go_first_and_it_may_be_gone_already() -> None:
+NO_THREAD = str((1 << 22) + 1)
+"""Beyond the largest number that Linux gives to a thread."""
+
+
+def test_all_threads_of_a_process_that_ends_let_others_go_first_and_any_may_be_gone_already(monkeypatch: pytest.MonkeyPatch) -> None:
     with subprocess.Popen([sys.executable, "-c", SLEEPS_TWICE], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.read(1)
         threads = os.listdir(f"/proc/{process.pid}/task")
         assert len(threads) == 2
+        monkeypatch.setattr(os, "listdir", lambda path: [NO_THREAD, *threads])
         bow_out(process.pid)
+        monkeypatch.undo()
         assert {os.getpriority(os.PRIO_PROCESS, int(thread)) for thread in threads} == {LAST}
         process.kill()
     bow_out(process.pid)
