@@ -44,6 +44,8 @@ SHARD_S = 0.04
 REPETITIONS = 3
 BUDGET, WIDTH = 0.01, 512
 """Of each of the two kinds of checks; the model's width where they are measured: 1 MB of gradients, 3 MB of state."""
+EVERY = Sampling(budget=BUDGET).every(SHARDS, WORLD)
+"""Steps from one in which a shard is computed again to the next."""
 
 
 def train(run: Any) -> None:
@@ -101,18 +103,16 @@ def durations(times: Sequence[float]) -> list[float]:
 
 def verify_samples(runs: dict[str, list[float]]) -> dict[str, list[float]]:
     """Steps of the run without checks, and of the run with them: those in which a shard is computed again, and the others."""
-    every = Sampling(budget=BUDGET).every(SHARDS, WORLD)
     took = list(enumerate(durations(runs["checked"]), start=1))[SETTLE:]
-    again = [step_s for number, step_s in took if number % every == every - 1]
-    others = [step_s for number, step_s in took if number % every != every - 1]
+    again = [step_s for number, step_s in took if number % EVERY == EVERY - 1]
+    others = [step_s for number, step_s in took if number % EVERY != EVERY - 1]
     return {"unchecked_step_s": durations(runs["unchecked"])[SETTLE:], "checked_step_s": others, "recomputing_step_s": again}
 
 
 def verify_overhead(samples: dict[str, list[float]]) -> float:
     """What a mean step with checks takes longer than one without, as a share of it."""
-    every = Sampling(budget=BUDGET).every(SHARDS, WORLD)
     plain_s, others_s, again_s = (undisturbed(samples[f"{name}_step_s"]) for name in ("unchecked", "checked", "recomputing"))
-    return (again_s + (every - 1) * others_s) / every / plain_s - 1
+    return (again_s + (EVERY - 1) * others_s) / EVERY / plain_s - 1
 
 
 def undisturbed(steps_s: Iterable[float]) -> float:

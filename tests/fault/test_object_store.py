@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from fleet.journal import read_journal
 from fleet.launch.processes import calling
-from fleet.records import CheckpointRecord, LineageBegun, ProcessLost, ProcessUp, Record, RunEnded
+from fleet.records import LineageBegun, ProcessLost, ProcessUp, Record, RunEnded
+from tests.support.journals import NAME, durable, records
 from tests.support.seaweed import SeaweedServer
 from tests.support.waiting import until
 
@@ -24,17 +24,13 @@ LIMIT_S = 240.0
 
 
 def run_so_far(folder: Path) -> list[Record]:
-    journals = [path for path in (folder / "runs").glob("*/journal.jsonl") if "twin" not in path.parent.name]
-    return list(read_journal(journals[0])) if journals else []
+    journals = [path for path in (folder / "runs").glob(f"*/{NAME}") if "twin" not in path.parent.name]
+    return records(journals[0].parent) if journals else []
 
 
-def durable(records: list[Record]) -> list[CheckpointRecord]:
-    return [record for record in records if isinstance(record, CheckpointRecord) and record.phase == "durable"]
-
-
-def kill_all_ranks(records: list[Record]) -> None:
-    dead = {record.member for record in records if isinstance(record, ProcessLost)}
-    alive = [record.process.pid for record in records if isinstance(record, ProcessUp) and record.member not in dead]
+def kill_all_ranks(kept: list[Record]) -> None:
+    dead = {record.member for record in kept if isinstance(record, ProcessLost)}
+    alive = [record.process.pid for record in kept if isinstance(record, ProcessUp) and record.member not in dead]
     assert len(alive) == 2
     for pid in alive:
         os.kill(pid, signal.SIGKILL)
@@ -50,10 +46,10 @@ def test_the_example_resumes_from_s3_after_all_ranks_are_lost(s3: SeaweedServer,
     kill_all_ranks(run_so_far(tmp_path))
     said, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, said
-    written, records = json.loads(report.read_text()), run_so_far(tmp_path)
+    written, kept = json.loads(report.read_text()), run_so_far(tmp_path)
     assert written["twin"]["equal"], written["twin"]
     assert s3.secret not in said + report.read_text()
-    assert [record.status for record in records if isinstance(record, RunEnded)] == ["completed"]
-    [rollback] = [record for record in records if isinstance(record, LineageBegun)]
-    assert rollback.from_state in {record.state for record in durable(records)}
+    assert [record.status for record in kept if isinstance(record, RunEnded)] == ["completed"]
+    [rollback] = [record for record in kept if isinstance(record, LineageBegun)]
+    assert rollback.from_state in {record.state for record in durable(kept)}
     assert rollback.from_state.step > 0

@@ -23,13 +23,13 @@ from fleet.config import CheckpointSettings, RunSettings
 from fleet.launch.local import LocalCluster
 from fleet.plans import RunPlan, RunResult, final_digest
 from fleet.recipes import LiveRun
-from fleet.records import CheckpointRecord, FaultRecord, LineageBegun, ProcessLost, ProcessUp, Record, ViewPublished
+from fleet.records import FaultRecord, LineageBegun, ProcessLost, ProcessUp, Record, ViewPublished
 from fleet.report import build_report, render_table
 from fleet.types import Fault
 from storage import nodes
 from tests.fault.test_bad_luck import FAST, settings, train_through
 from tests.support import trains
-from tests.support.journals import records, wait_for_checkpoint
+from tests.support.journals import durable, records, wait_for_checkpoint
 from tests.support.prometheus import filled, scraping
 from tests.support.waiting import until
 from tests.support.watching import watched
@@ -163,7 +163,7 @@ def went_on(folder: Path) -> bool:
     """Whether a copy of a state is kept that was committed after a loss."""
     kept = records(folder)
     lost = next((number for number, record in enumerate(kept) if isinstance(record, ProcessLost)), len(kept))
-    return any(isinstance(record, CheckpointRecord) and record.phase == "durable" for record in kept[lost + 1 :])
+    return bool(durable(kept[lost + 1 :]))
 
 
 def controllers(cluster: LocalCluster) -> set[int]:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from fleet.cli_rehearse import carry_out, settings_of
-from fleet.journal import read_journal
 from fleet.launch.local import LocalCluster
 from fleet.records import FaultRecord, ProcessLost, RunStarted
 from fleet.rehearsal import Rehearsal, reasons, rows, target_of
+from tests.support.journals import records
 
 PLENTIFUL_SEED = 3
 LENGTH = 44
@@ -27,17 +27,16 @@ def rehearsed(cluster: LocalCluster, folder: Path, recovery: str, seed: int, **h
 
 
 def executed(folder: Path) -> list[FaultRecord]:
-    records = read_journal(folder / "run" / "journal.jsonl")
-    return [record for record in records if isinstance(record, FaultRecord) and record.phase == "executed"]
+    return [record for record in records(folder / "run") if isinstance(record, FaultRecord) and record.phase == "executed"]
 
 
 def test_a_prediction_is_frozen_and_then_measured(cluster: LocalCluster, tmp_path: Path) -> None:
     found = rehearsed(cluster, tmp_path / "r", "in-place", 0, **SHORT)
     frozen = json.loads((tmp_path / "r" / "prediction.json").read_text())
     assert frozen["seal"] == found.prediction.seal == found.prediction.sealed().seal
-    records = list(read_journal(tmp_path / "r" / "run" / "journal.jsonl"))
-    assert isinstance(records[0], RunStarted) and records[0].unix_time_s > (tmp_path / "r" / "prediction.json").stat().st_mtime
-    lost = [record for record in records if isinstance(record, ProcessLost)]
+    kept = records(tmp_path / "r" / "run")
+    assert isinstance(kept[0], RunStarted) and kept[0].unix_time_s > (tmp_path / "r" / "prediction.json").stat().st_mtime
+    lost = [record for record in kept if isinstance(record, ProcessLost)]
     assert len(executed(tmp_path / "r")) == len(lost) == found.measured.losses > 0
     assert 0 < found.measured.goodput < 1 and found.prediction.constants.stall_s < found.prediction.constants.refill_s
     assert str(round(100 * found.error, 2)).lstrip("-") in reasons(found)[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fleet.journal import read_journal
-from fleet.records import Committed, Record
+from fleet.records import CheckpointRecord, Committed, Record
 from tests.support.waiting import until
 
 NAME = "journal.jsonl"
@@ -13,6 +13,10 @@ NAME = "journal.jsonl"
 
 def records(folder: Path) -> list[Record]:
     return list(read_journal(folder / NAME))
+
+
+def durable(kept: list[Record]) -> list[CheckpointRecord]:
+    return [record for record in kept if isinstance(record, CheckpointRecord) and record.phase == "durable"]
 
 
 def wait_for_checkpoint(folder: Path, limit_s: float = 60.0) -> None:
