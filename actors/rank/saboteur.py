@@ -78,15 +78,14 @@ class Saboteur:
 
 
 def _flip(tensors: Sequence[torch.Tensor], draw: random.Random) -> None:
-    """One bit of one element."""
-    tensor = draw.choice([tensor for tensor in tensors if tensor.numel() and tensor.is_floating_point()]).detach()
+    """One bit of one element. By ``data``, as autograd counts other writes, and a backward that is under way would raise."""
+    tensor = draw.choice([tensor for tensor in tensors if tensor.numel() and tensor.is_floating_point()]).data
     element = tensor.reshape(-1) if tensor.is_contiguous() else tensor
     place = draw.randrange(element.numel()) if element.dim() == 1 else tuple(draw.randrange(size) for size in element.shape)
     one = element[place].reshape(1).clone().view(torch.uint8)
     bit = draw.randrange(min(ELEMENT_BITS, 4 * one.numel()))
     one[bit // 8] ^= 1 << bit % 8
-    with torch.no_grad():
-        element[place] = one.view(element.dtype)[0]
+    element[place] = one.view(element.dtype)[0]
 
 
 def _hold_interpreter(duration_s: float) -> None:
