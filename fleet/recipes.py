@@ -42,6 +42,7 @@ from fleet.health import HOUR_S, histories
 from fleet.instructions import EndRun
 from fleet.journal import read_journal
 from fleet.launch.local import LocalCluster, node_resource
+from fleet.launch.ports import free_port
 from fleet.launch.provenance import code_of
 from fleet.laws.reliability import all_lost_rate_per_s
 from fleet.machine import FleetMachine
@@ -132,12 +133,6 @@ def node_id(index: int, limit_s: float = 30.0) -> str:
                 return str(node["NodeID"])
         time.sleep(0.1)
     raise RunFailed(f"node {index} of the local cluster is not known to Ray after {limit_s:g} s")
-
-
-def free_port(host: str) -> int:
-    """A port that nobody listens on at the moment."""
-    with socket.create_server((host, 0)) as server:
-        return int(server.getsockname()[1])
 
 
 class LiveRun:

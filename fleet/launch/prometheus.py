@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import socket
 import subprocess
 import time
 import urllib.error
@@ -16,6 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from fleet.errors import ConfigError, RunFailed
+from fleet.launch.ports import free_port
 
 RETENTION = "30d"
 
@@ -55,12 +55,6 @@ def scrape_configuration(
 def installed() -> str | None:
     """The ``prometheus`` of this machine."""
     return shutil.which("prometheus")
-
-
-def free_port() -> int:
-    """A port of loopback that nobody listens on at the moment."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 class Prometheus:

@@ -27,7 +27,7 @@ from fleet.cli_queue import Submissions, queue_of
 from fleet.cli_watch import PRIVATE, serving
 from fleet.errors import ConfigError
 from fleet.follow import Follower
-from fleet.launch.prometheus import free_port
+from fleet.launch.ports import free_port
 from fleet.report import build_report
 from fleet.urgency import NICE
 from tests.golden.journals import one_loss
