@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ from fleet.config import RunSettings
 from fleet.errors import ConfigError
 from fleet.member import Offer
 from fleet.records import COMM, STRAGGLER, VERIFY
-from fleet.shards import Shares, share
+from fleet.shards import Shares, cover, share
 from fleet.types import Finding, StateId, View
 
 HELD_TAG = (1 << 24) + 1
@@ -85,7 +85,8 @@ class Engine:
         self._shares = self._whole = Shares((), ())
         self._brought: list[list[int]] = []
         self._rank = 0
-        self._told: tuple[Work, torch.Tensor] | None = None  # memory of what is on its way to the peers
+        self._told: list[tuple[Work, torch.Tensor]] = []  # memory of what is on its way to the peers
+        self._promise: tuple[Group, tuple[int, ...]] | None = None
         self._state: StateId | None = None
         self.losses: dict[int, float] = {}
 
@@ -110,7 +111,7 @@ class Engine:
     @property
     def due(self) -> tuple[int, ...]:
         """The shards that this rank has yet to compute for the step at hand."""
-        return tuple(shard for shard in self._shares.due[self._rank] if shard not in self.losses)
+        return tuple(shard for shard in self._brought[self._rank] if shard not in self.losses)
 
     @property
     def next_due(self) -> tuple[int, ...]:
@@ -137,8 +138,8 @@ class Engine:
         self._gradients.settle()
         self._replicas.seat(view.generation, here, rank in view.receivers)
         self._whole = share([()] * group.size, view.ranges, self._shards)
-        held, idle = self._held_by_all(begun), view.idle if self._spares_newcomers else ()
-        self._share(share(held, view.ranges, self._shards, idle, view.giver) if idle or any(held) else self._whole)
+        brought, idle = self._brought_by_all(begun), view.idle if self._spares_newcomers else ()
+        self._share(share(brought, view.ranges, self._shards, idle, view.giver) if idle or any(brought) else self._whole)
         self._recheck.seat(view.generation, rank, here, rank in view.receivers, view.ranges, whole=self._shares is self._whole)
 
     @property
@@ -160,6 +161,7 @@ class Engine:
         """Alone, for one shard: what a first attempt has to load, compile and allocate is there when this rank is called."""
         self._group, self._rank = Group(0, 0, 1, self.device), 0
         self._shares = self._whole = Shares(((),), ((0,),))
+        self._brought = [[0]]
 
     def forget(self) -> None:
         """The rehearsal is over: one more set of buffers is made for its mean, and nothing else remains."""
@@ -168,24 +170,42 @@ class Engine:
         self._stopwatch.forget()
         self.losses = {}
 
-    def _held_by_all(self, begun: bool) -> list[frozenset[int]]:
-        """By view rank, the shards computed for the step at hand. Receivers of the state hold none, and are not waited for."""
+    def promise(self, group: Group) -> None:
+        """Tell all of ``group`` which shards this rank will bring when it takes its seat there: those it has and those it goes on with.
+
+        From the thread that takes the seat while the loop computes. So whoever is done goes on with what was lost, and waits for nobody.
+        """
+        self._promise = group, tuple(self._brought[self._rank])
+        self._tell(group, group.peers, self._promise[1])
+
+    def _tell(self, group: Group, peers: Sequence[int], shards: Collection[int]) -> None:
+        mask = torch.zeros(self._shards, dtype=torch.uint8)
+        mask[sorted(shards)] = 1
+        self._told = [*self._told[-1:], (group.start([(mask, peer) for peer in peers], [], HELD_TAG), mask)]
+
+    def _brought_by_all(self, begun: bool) -> list[frozenset[int]]:
+        """By view rank, what it has or has promised of the step at hand. Receivers of the state have nothing, and nobody waits for them."""
         group, receivers = self._group, self._view.receivers
+        promise, self._promise = self._promise, None
+        if promise is not None and promise[0] is group:
+            mine: Collection[int] = promise[1]
+        else:
+            mine = self._gradients.held
+            asking = group.peers if begun else [peer for peer in group.peers if peer in receivers]
+            self._tell(group, [] if self._rank in receivers else asking, mine)
         masks = torch.zeros(group.size, self._shards, dtype=torch.uint8)
-        masks[self._rank, sorted(self._gradients.held)] = 1
         givers = [peer for peer in group.peers if peer not in receivers] if begun else []
-        asking = group.peers if begun else [peer for peer in group.peers if peer in receivers]
-        self._told = group.start([(masks[self._rank], peer) for peer in asking if self._rank not in receivers], [], HELD_TAG), masks
         group.start([], [(masks[peer], peer) for peer in givers], HELD_TAG).wait()
-        return [frozenset(mask.nonzero().flatten().tolist()) for mask in masks]
+        told = [frozenset(mask.nonzero().flatten().tolist()) for mask in masks]
+        return [frozenset(mine) if rank == self._rank else shards for rank, shards in enumerate(told)]
 
     def _share(self, shares: Shares) -> None:
-        kept = shares.kept[self._rank]
-        known = {shard for lo, hi in kept for shard in range(lo, hi)}
-        if known != self._gradients.held:
+        kept = {shard for lo, hi in shares.kept[self._rank] for shard in range(lo, hi)}
+        held = self._gradients.held
+        if not held <= kept:
             self._recorder.abandon()
-            self._gradients.keep(kept)
-            self.losses = {shard: loss for shard, loss in self.losses.items() if shard in known}
+            self._gradients.keep(cover(held & kept, self._shards))
+            self.losses = {shard: loss for shard, loss in self.losses.items() if shard in kept}
         self._shares = shares
         leaves = shares.leaves(self._shards)
         self._reducer.bind(self._group, leaves)

@@ -347,7 +347,10 @@ class Seat:
     def _settle_beside(self, sitting: Sitting) -> None:
         try:
             group, mine = sitting.forming.wait(), self._protocol.state
-            assert mine is not None
+            assert mine is not None and self._engine is not None
+            with self._client.lock:
+                self._check(sitting)  # of two views only the later one's promise counts
+                self._engine.promise(group)
             if self._protocol.gives(sitting.view):
                 self._give(sitting.view, group, mine)
             with self._client.lock:

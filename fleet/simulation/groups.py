@@ -48,7 +48,7 @@ class Group:
         self._values: dict[Any, dict[Member, Any]] = {}
         self._results: dict[Any, dict[Member, Future]] = {}
         self._told: dict[Member, Any] = {}
-        self._listening: list[Future] = []
+        self._listening: list[tuple[Future, Sequence[Member]]] = []
         self._state: Any = None
         self._receivers: dict[Member, Future] = {}
         self.complete_s = 0.0
@@ -98,18 +98,26 @@ class Group:
             del self._values[what], self._results[what]
         return future
 
-    def tell(self, member: Member, value: Any, givers: Sequence[Member]) -> Future:
+    def tell(self, member: Member, value: Any) -> None:
+        """A member's first word counts: others may have heard it."""
+        self._told.setdefault(member, value)
+        self._inform()
+
+    def told(self, member: Member, givers: Sequence[Member]) -> Future:
         """Resolves to what all ``givers`` have told, by member."""
         future = self._pend(self.ends[member])
         if any(other.left for other in self.ends.values()):
             self._break_soon(member, "a peer has left")
-        if member in givers:
-            self._told[member] = value
-        self._listening.append(future)
-        if all(giver in self._told for giver in givers):
-            for waiting in self._listening:
-                self._resolve_after(waiting, self.rng.uniform(0.0, 0.01), self._told)
+        self._listening.append((future, givers))
+        self._inform()
         return future
+
+    def _inform(self) -> None:
+        ready = [one for one in self._listening if all(giver in self._told for giver in one[1])]
+        self._listening = [one for one in self._listening if one not in ready]
+        for future, givers in ready:
+            told = {giver: self._told[giver] for giver in givers}
+            self._resolve_after(future, self.rng.uniform(0.0, 0.01), told)
 
     def post_state(self, state: Any) -> None:
         """The donor offers its state to all receivers."""

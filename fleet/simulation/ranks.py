@@ -275,6 +275,8 @@ class SimRank:
         view, state = sitting.view, self.protocol.state
         try:
             yield sitting.group.arrive(self.member, self.world.settings.timeouts.form_s)
+            if self.sitting is sitting:
+                sitting.group.tell(self.member, sorted({*self.held, *self.due}))  # the loop goes on with what is due
             if self.protocol.gives(view):
                 yield from self._donate(sitting.group, graceful=False)
             if self.sitting is not sitting or self.protocol.view is not view or self.protocol.interrupted:
@@ -333,15 +335,17 @@ class SimRank:
         self._check_seated(self.group.view)
 
     def _take_shares(self, group: Group) -> Steps:
-        """What each has computed of the step at hand counts; the rest is dealt anew. Nobody waits for a receiver, who has nothing."""
-        view = group.view
-        told: dict[Member, Any] = yield group.tell(self.member, sorted(self.held), self._givers(view))
-        held = [told.get(member, ()) for member in view.members]
-        shares = share(held, view.ranges, self.world.settings.shards, self._idle(view), view.giver)
+        """What each has or has promised of the step at hand counts, the rest is dealt anew. Nobody waits for a receiver: it has nothing."""
+        view, givers = group.view, self._givers(group.view)
+        if self.member in givers:
+            group.tell(self.member, sorted(self.held))
+        told: dict[Member, Any] = yield group.told(self.member, givers)
+        brought = [told.get(member, ()) for member in view.members]
+        shares = share(brought, view.ranges, self.world.settings.shards, self._idle(view), view.giver)
         rank = view.rank_of(self.member)
         kept = {shard for lo, hi in shares.kept[rank] for shard in range(lo, hi)}
         self.held = {shard: value for shard, value in self.held.items() if shard in kept}
-        self.due = shares.due[rank]
+        self.due = tuple(sorted({*kept, *shares.due[rank]} - self.held.keys()))
 
     def _idle(self, view: View) -> tuple[int, ...]:
         return view.idle

@@ -22,9 +22,10 @@ from fleet.member import MemberProtocol, Offer
 from fleet.records import Committed, ViewPublished
 from fleet.shards import Shares
 from fleet.simulation import ranks as ranks_module
+from fleet.simulation.groups import Group
 from fleet.simulation.plan import Plan, Trouble, small, with_troubles
 from fleet.simulation.world import Outcome, World
-from fleet.types import StateId, View
+from fleet.types import Member, StateId, View
 from policies.recovery import ReformPromoteRegrow
 from tests.simulation.runs import simulate, simulate_seed
 
@@ -228,6 +229,14 @@ def lost_shards_are_computed_by_everyone(patch: Patch) -> None:
     patch.setattr(ranks_module, "share", wrong)
 
 
+def promises_are_taken_back(patch: Patch) -> None:
+    def wrong(self: Group, member: Member, value: Any) -> None:
+        self._told[member] = value
+        self._inform()
+
+    patch.setattr(Group, "tell", wrong)
+
+
 def memory_is_ignored(patch: Patch) -> None:
     patch.setattr(machine_tiers, "newest_copy", lambda memories, excluded: None)
 
@@ -269,6 +278,7 @@ MUTATIONS: tuple[tuple[Callable[[Patch], None], tuple[str, ...]], ...] = (
     (writing_goes_on_after_the_end, ("journal",)),
     (rank_computes_with_the_wrong_shards, ("exactly once",)),
     (lost_shards_are_computed_by_everyone, ("exactly once",)),
+    (promises_are_taken_back, ("exactly once",)),
 )
 
 

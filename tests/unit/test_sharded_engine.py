@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -38,16 +39,20 @@ def tracked() -> TrackedState:
     return TrackedState(model=model, optimizer=optimizer, scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 2))
 
 
+def compute(engine: Engine, state: TrackedState, step: int, shards: Sequence[int]) -> None:
+    for shard in shards:
+        x = torch.randn(4, 16, generator=torch.Generator().manual_seed(100 * step + shard))
+        engine.begin_shard()
+        loss = (state.objects["model"](x) - x.sum(1, keepdim=True)).square().mean()
+        loss.backward()
+        engine.end_shard(shard, float(loss.detach()))
+
+
 def train(engine: Engine, state: TrackedState) -> list[int]:
     """All steps; returns how often each was told to be whole."""
     told = []
     for step in range(STEPS):
-        for shard in engine.due:
-            x = torch.randn(4, 16, generator=torch.Generator().manual_seed(100 * step + shard))
-            engine.begin_shard()
-            loss = (state.objects["model"](x) - x.sum(1, keepdim=True)).square().mean()
-            loss.backward()
-            engine.end_shard(shard, float(loss.detach()))
+        compute(engine, state, step, engine.due)
         assert engine.reduce((-1, 0, 0)).culprit is None
         engine.apply()
         engine.finish(lambda step=step: told.append(step))  # type: ignore[misc]
