@@ -28,7 +28,7 @@ from fleet.config import RunSettings
 from fleet.errors import FleetError
 from fleet.events import Implausible, Measured, Reads
 from fleet.records import COMPUTE, DATA, FINISH, VERIFY
-from fleet.types import StateId
+from fleet.types import StateId, View
 
 MEASURE_EVERY_US = 500_000
 FEEDS = 8
@@ -197,11 +197,13 @@ class Run:
             self._seat.leave("told to leave at the finish barrier")
 
     def _sit_down(self) -> bool:
-        """Into a view, with the group and the shards of the step at hand. False when the run is over for this rank."""
+        """Into a view, with the group and the shards of the step at hand, or with shards to compute first. False: the run is over here."""
         assert self._engine is not None
         self._engine.hold()
         self._forget_early()
-        while self._seat.take():
+        while self._seat.take(self._foresee):
+            if self._seat.ahead:
+                return True
             try:
                 self._take_shares(begun=True)
                 self._early = self._reduce_early()
@@ -214,6 +216,12 @@ class Run:
             self._evaluate()
             return True
         return False
+
+    def _foresee(self, view: View) -> bool:
+        """Whether there is something to compute while the group of ``view`` forms."""
+        assert self._engine is not None
+        state = self._client.protocol.state
+        return state is not None and state.step < self._total and self._engine.foresee(view, self._client.protocol.member, state)
 
     def _take_shares(self, *, begun: bool) -> None:
         assert self._engine is not None and self._seat.group is not None
@@ -358,7 +366,7 @@ class Run:
             self._measured_us = now_us()
             self._measure("loss", loss)
 
-    def _change_seat(self, view: Any) -> None:
+    def _change_seat(self, view: View) -> None:
         try:
             self._seat.enter(view)
             self._take_shares(begun=False)

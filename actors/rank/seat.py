@@ -27,10 +27,14 @@ from fleet.urgency import be_prompt
 
 
 class Sitting:
-    """A view that this rank is joining. ``beside``: the listening thread sees to it while the loop computes; ``done`` once that ended."""
+    """A view that this rank is joining. ``beside``: a thread sees to it while the loop computes; ``done`` once that ended.
+
+    ``promised``: the others know what this rank brings.
+    """
 
     def __init__(self, view: View, forming: Forming, beside: bool) -> None:
         self.view, self.forming, self.beside = view, forming, beside
+        self.promised = False
         self.done = threading.Event()
         self.error = ""
 
@@ -80,6 +84,7 @@ class Seat:
         self._stale: list[Sitting | Group] = []
         self._transfer: Transfer | None = None
         self.arriving: Arriving | None = None
+        self.ahead = False
         self.group: Group | None = None
         self._state: TrackedState | None = None
         self._engine: Engine | None = None
@@ -126,9 +131,13 @@ class Seat:
             self._protocol.aside = False
             return self._protocol.view is not None and not self._protocol.interrupted and self._sitting is None and self.group is not None
 
-    def take(self) -> bool:
-        """Wait to be called into a view and join it. False when the run is over for this rank."""
+    def take(self, foresee: Callable[[View], bool]) -> bool:
+        """Wait to be called into a view and join it. False when the run is over for this rank.
+
+        When ``foresee`` knows something to compute meanwhile, it is joined beside that: the loop is :attr:`ahead`, and comes back.
+        """
         assert self._engine is not None
+        self.ahead = False
         self._recorder.switch(STANDBY if self._fresh else REFORM)
         with self._client.lock:
             self._protocol.aside = False
@@ -140,7 +149,11 @@ class Seat:
             with self._client.lock:
                 if self._protocol.released:
                     return False
-                sitting = self._sitting = self._sitting or self._called()
+                sitting = self._sitting = self._sitting or self._called(foresee)
+                self.ahead = sitting is not None and sitting.beside and not sitting.promised and foresee(sitting.view)
+            if self.ahead:
+                self.step_aside()
+                return True
             if sitting is None:
                 continue
             try:
@@ -187,10 +200,12 @@ class Seat:
 
     # ---- joining -----------------------------------------------------------------------------------------------
 
-    def _called(self) -> Sitting | None:
+    def _called(self, foresee: Callable[[View], bool]) -> Sitting | None:
         """A view to join now, if there is one."""
         if (view := self._protocol.next_view()) is not None:
             self._recorder.switch(REFORM)
+            if self._settles_aside(view) and foresee(view):
+                return self._sit_beside(view)
         elif (view := self._protocol.proposal()) is not None:  # the newcomer stands by, beside the running steps, until the members come
             self._protocol.enter(view)
         return None if view is None else Sitting(view, self._form(view), False)
@@ -338,11 +353,15 @@ class Seat:
             if seated and proposal is not None and self._next is None:
                 self._next = (proposal, self._form(proposal))
 
-    def _sit_beside(self, view: View) -> None:
+    def _settles_aside(self, view: View) -> bool:
         """The loop is needed in person only where its state has to change, or to hold still."""
-        sitting = self._sitting = Sitting(view, self._form(view), self._protocol.settles_aside(view, steady=self._steady))
+        return self._protocol.settles_aside(view, steady=self._steady)
+
+    def _sit_beside(self, view: View) -> Sitting:
+        sitting = self._sitting = Sitting(view, self._form(view), self._settles_aside(view))
         if sitting.beside:
             threading.Thread(target=self._settle_beside, args=(sitting,), name=f"fleet-settle-{view.generation}").start()
+        return sitting
 
     def _settle_beside(self, sitting: Sitting) -> None:
         try:
@@ -351,6 +370,7 @@ class Seat:
             with self._client.lock:
                 self._check(sitting)  # of two views only the later one's promise counts
                 self._engine.promise(group)
+                sitting.promised = True
             if self._protocol.gives(sitting.view):
                 self._give(sitting.view, group, mine)
             with self._client.lock:

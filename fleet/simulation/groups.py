@@ -172,5 +172,6 @@ class Sitting:
     group: Group
     beside: bool = False
     graceful: bool = False
+    promised: bool = False
     done: bool = False
     error: str | None = None

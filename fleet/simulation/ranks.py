@@ -10,7 +10,7 @@ from fleet.alike import Alike
 from fleet.events import Event, Raised
 from fleet.instructions import Instruction
 from fleet.member import INTERRUPT, MemberProtocol, Offer
-from fleet.shards import share
+from fleet.shards import Shares, share
 from fleet.simulation.clockwork import Coroutine, Future, Steps
 from fleet.simulation.groups import Broken, Group, Sitting
 from fleet.simulation.model import POISON
@@ -53,6 +53,8 @@ class SimRank:
         self.sitting: Sitting | None = None
         self.held: dict[int, int] = {}
         self.due: tuple[int, ...] = ()
+        self.brought: tuple[StateId | None, dict[Member, tuple[int, ...]]] = None, {}
+        self.ahead: tuple[int, ...] = ()
         self.arrival: tuple[StateId, Future] | None = None
         self.early: dict[Member, Contribution] | None = None
         self.slowness = self.link_slowness = 1.0
@@ -234,6 +236,8 @@ class SimRank:
                 yield self._wait()
                 continue
             try:
+                if (yield from self._go_ahead(sitting)):
+                    continue
                 yield from self._seat(sitting)
                 yield from self._steps()
             except Broken as broken:
@@ -246,16 +250,49 @@ class SimRank:
             self._abandon("told to leave")
         if self.sitting is not None:
             return self.sitting
-        view, graceful = self.protocol.next_view(), False
-        if view is None and (view := self.protocol.proposal()) is not None:
-            graceful = True
+        if (view := self.protocol.next_view()) is not None:
+            return self._sit(view, beside=self._settles_aside(view) and self._foresee(view))
+        if (view := self.protocol.proposal()) is not None:
             self.protocol.enter(view)
-        return None if view is None else self._sit(view, graceful=graceful)
+            return self._sit(view, graceful=True)
+        return None
+
+    def _settles_aside(self, view: View) -> bool:
+        return self.protocol.settles_aside(view, steady=True)
 
     def _sit(self, view: View, *, graceful: bool = False, beside: bool = False) -> Sitting:
         self.world.watch.sit(self, view)
-        self.sitting = Sitting(view, self.world.group(view), beside, graceful)
-        return self.sitting
+        self.sitting = sitting = Sitting(view, self.world.group(view), beside, graceful)
+        if beside:
+            Coroutine(self.world.clock, self._settle_beside(sitting), self.gate)
+        return sitting
+
+    def _foresee(self, view: View) -> bool:
+        """What this rank will have to bring in ``view`` if all others bring what they had to in the last one."""
+        (at, had), state = self.brought, self.protocol.state
+        if state is None or at != state or state.step >= self.world.plan.steps or self.member not in had:
+            return False
+        if not self.ahead:
+            brought = [had.get(member, ()) if rank not in view.receivers else () for rank, member in enumerate(view.members)]
+            shares = share(brought, view.ranges, self.world.settings.shards, self._idle(view), view.giver)
+            self.ahead = shares.due[view.rank_of(self.member)]
+        self.due = tuple(sorted({*had[self.member], *self.ahead} - self.held.keys()))
+        return bool(self.due)
+
+    def _go_ahead(self, sitting: Sitting) -> Steps:
+        """Compute what is foreseen while the group forms; true when that was done, and the rank looks again where it stands."""
+        if not sitting.beside or sitting.promised or not self._foresee(sitting.view):
+            return False
+        assert self.protocol.state is not None
+        self.world.note("ahead", self, sitting.view.generation, self.due)
+        self._step_aside()
+        yield from self._compute(self.protocol.state.step)
+        return True
+
+    def _step_aside(self) -> None:
+        self.protocol.step_aside()
+        self._look_ahead()
+        self.flush()
 
     # ---- aside ---------------------------------------------------------------------------------------------------------------------------
 
@@ -267,15 +304,14 @@ class SimRank:
             self._leave_seat()
         if not self.protocol.aside or self.protocol.view is not None or (view := self.protocol.next_view()) is None:
             return
-        sitting = self._sit(view, beside=self.protocol.settles_aside(view, steady=True))
-        if sitting.beside:
-            Coroutine(self.world.clock, self._settle_beside(sitting), self.gate)
+        self._sit(view, beside=self._settles_aside(view))
 
     def _settle_beside(self, sitting: Sitting) -> Steps:
         view, state = sitting.view, self.protocol.state
         try:
             yield sitting.group.arrive(self.member, self.world.settings.timeouts.form_s)
             if self.sitting is sitting:
+                sitting.promised = True
                 sitting.group.tell(self.member, sorted({*self.held, *self.due}))  # the loop goes on with what is due
             if self.protocol.gives(view):
                 yield from self._donate(sitting.group, graceful=False)
@@ -345,7 +381,19 @@ class SimRank:
         rank = view.rank_of(self.member)
         kept = {shard for lo, hi in shares.kept[rank] for shard in range(lo, hi)}
         self.held = {shard: value for shard, value in self.held.items() if shard in kept}
-        self.due = tuple(sorted({*kept, *shares.due[rank]} - self.held.keys()))
+        self._bring(shares)
+
+    def _bring(self, shares: Shares) -> None:
+        """Who brings what into the step at hand, in the view that this rank sits in."""
+        assert self.group is not None
+        leaves = shares.leaves(self.world.settings.shards)
+        had = {
+            member: tuple(shard for lo, hi in blocks for shard in range(lo, hi))
+            for member, blocks in zip(self.group.view.members, leaves, strict=True)
+        }
+        state = self.protocol.state if self.arrival is None else self.arrival[0]
+        self.brought, self.ahead = (state, had), ()
+        self.due = tuple(shard for shard in had[self.member] if shard not in self.held)
 
     def _idle(self, view: View) -> tuple[int, ...]:
         return view.idle
@@ -485,6 +533,9 @@ class SimRank:
     # ---- in a view: see fleet.simulation.steps -------------------------------------------------------------------------------------------
 
     def _steps(self) -> Steps:
+        raise NotImplementedError
+
+    def _compute(self, step: int) -> Steps:
         raise NotImplementedError
 
     def _form_beside(self) -> Steps:

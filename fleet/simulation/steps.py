@@ -6,7 +6,7 @@ from typing import Any
 
 from fleet.events import PartFailed, PartWritten
 from fleet.levels import PEERS, level_of
-from fleet.shards import share
+from fleet.shards import Shares, share
 from fleet.simulation.clockwork import Steps
 from fleet.simulation.groups import Broken, Group
 from fleet.simulation.model import POISON, gradient, updated
@@ -38,11 +38,6 @@ class SteppingRank(SimRank):
                 number = 0
         if self._claim():
             yield from self._finish()
-
-    def _step_aside(self) -> None:
-        self.protocol.step_aside()
-        self._look_ahead()
-        self.flush()
 
     def _compute(self, step: int) -> Steps:
         """The shards that are due of this rank; it stops early when it is wanted."""
@@ -87,11 +82,11 @@ class SteppingRank(SimRank):
         return values
 
     def _update(self, values: dict[Member, Contribution]) -> Steps:
-        merged: dict[int, int] = {}
+        assert self.group is not None
+        view, merged = self.group.view, dict[int, int]()
         for _, _, contributions, _ in values.values():
             merged.update(contributions)
         before, self.weights, self.held = self.weights, POISON, {}
-        self.due = self._whole()
         self.protocol.mutating()
         if self.at("mutating"):
             yield self._pause()
@@ -99,6 +94,7 @@ class SteppingRank(SimRank):
         yield apply_s
         self.weights = updated(before, merged, self.world.settings.shards)
         state = self.protocol.committed()
+        self._bring(Shares(((),) * len(view.members), tuple(tuple(range(*span)) for span in view.ranges)))
         self._note_times(state.step - 1, apply_s)
         self.progress_s = self.world.clock.now_s
         self.world.watch.commit(self, state)
@@ -130,7 +126,7 @@ class SteppingRank(SimRank):
         self._begin_stepping(view)
         self._check_seated(view)
         self.group.tell(self.member, ())  # the newcomers ask; the members know that nothing has begun
-        self.due = share([()] * len(view.members), view.ranges, self.world.settings.shards, self._idle(view)).due[view.rank_of(self.member)]
+        self._bring(share([()] * len(view.members), view.ranges, self.world.settings.shards, self._idle(view)))
 
     def _whole(self) -> tuple[int, ...]:
         """The shards of this rank in a step that begins."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from actors.rank.engine import Engine
 from actors.rank.process_group import Group
 from actors.rank.recorder import Recorder
+from actors.rank.state import TrackedState
 from fleet.config import RunSettings
-from fleet.types import Member, View
+from fleet.types import Member, StateId, View
 from policies.placement import ranges
 from tests.unit.test_reduction import with_groups
 from tests.unit.test_sharded_engine import SHARDS, START, compute, tracked
@@ -16,27 +19,41 @@ from tests.unit.test_sharded_engine import SHARDS, START, compute, tracked
 COMPUTED = {1: (8,), 3: (3, 1, 1)}
 """By world size: how many of its shards each rank has computed when the view breaks."""
 
+Begun = tuple[Engine, TrackedState]
+
+
+def view_of(generation: int, size: int) -> View:
+    return View(generation, tuple(Member(slot, 0) for slot in range(size)), ranges(SHARDS, size), 0, (), START, "")
+
+
+def begun(group: Group, folder: Path) -> Begun:
+    """A rank that sits in its first view."""
+    state, size = tracked(), group.size
+    engine = Engine(state, RunSettings(world=size, shards=SHARDS), Recorder(folder / f"{size}-{group.rank}", 0), 0.5)
+    engine.seat(group, view_of(1, size), group.rank, START, False)
+    return engine, state
+
+
+def ended(engine: Engine, state: TrackedState) -> str:
+    compute(engine, state, 0, engine.due)
+    assert engine.reduce((-1, 0, 0)).culprit is None
+    engine.apply()
+    return engine.digest(1)
+
 
 def one_step(size: int, folder: Path) -> list[tuple[str, tuple[int, ...], tuple[int, ...]]]:
     """(digest, shards that each had to begin with, shards that each had yet to compute in the second view): ranks 0 and 1 promised."""
 
     def rank(group: Group) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
-        state = tracked()
-        engine = Engine(state, RunSettings(world=size, shards=SHARDS), Recorder(folder / f"{size}-{group.rank}", 0), 0.5)
-        members = tuple(Member(slot, 0) for slot in range(size))
-        view = View(1, members, ranges(SHARDS, size), 0, (), START, "")
-        engine.seat(group, view, group.rank, START, False)
+        engine, state = begun(group, folder)
         first = engine.due
         compute(engine, state, 0, first[: COMPUTED[size][group.rank]])
         engine.hold()
         if group.rank < 2:
             engine.promise(group)
-        engine.seat(group, view, group.rank, START, True)
+        engine.seat(group, view_of(1, size), group.rank, START, True)
         second = engine.due
-        compute(engine, state, 0, second)
-        assert engine.reduce((-1, 0, 0)).culprit is None
-        engine.apply()
-        return engine.digest(1), first, second
+        return ended(engine, state), first, second
 
     return with_groups(size, rank)  # type: ignore[return-value]
 
@@ -50,3 +67,38 @@ def test_what_is_promised_is_brought_and_the_rest_is_dealt_at_once(tmp_path: Pat
     assert set(promised[1:]) <= set(rest)
     assert cut[0] not in {*more, *rest, *last}
     assert sorted([*first, *promised[:1], *cut[:1], *more, *rest, *last]) == list(range(SHARDS))
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_what_a_lost_rank_had_is_computed_before_the_others_meet_again(tmp_path: Path, knows: bool) -> None:
+    """Nothing is left to be dealt then. Where one of them foresees nothing, it is dealt what the other one has not computed."""
+
+    def first(group: Group) -> Begun:
+        engine, state = begun(group, tmp_path)
+        compute(engine, state, 0, engine.due)
+        engine.hold()
+        return engine, state
+
+    ranks: list[Begun] = with_groups(3, first)  # type: ignore[assignment]
+    had = [set(range(*span)) for span in ranges(SHARDS, 3)]
+
+    def second(group: Group) -> tuple[str, set[int], set[int]]:
+        engine, state = ranks[group.rank]
+        view, foreseen = view_of(2, 2), set[int]()
+        member = view.members[group.rank]
+        assert engine.due == () and not engine.foresee(view, member, StateId(0, 1))  # of another state it knows nothing
+        if knows or group.rank == 0:
+            assert engine.foresee(view, member, START)
+            foreseen = set(engine.due)
+            compute(engine, state, 0, engine.due)
+            assert not engine.foresee(view, member, START)
+        engine.promise(group)
+        engine.seat(group, view, group.rank, START, True)
+        dealt = set(engine.due)
+        return ended(engine, state), foreseen, dealt
+
+    (one, foreseen, dealt), (other, others, rest) = with_groups(2, second)  # type: ignore[misc]
+    ((whole, *_),) = one_step(1, tmp_path)
+    assert one == other == whole
+    assert foreseen | others | dealt | rest == had[2] and len(foreseen) + len(others) + len(dealt) + len(rest) == len(had[2])
+    assert foreseen and bool(others) == knows and bool(dealt | rest) != knows
