@@ -113,10 +113,12 @@ class Run:
     def _make_engine(self, state: TrackedState, clip_norm: float | None) -> Engine:
         if self._settings.optimizer_sharding == "none":
             engine = Engine(state, self._settings, self._recorder, clip_norm)
-            self._seat.serve(state, engine)
+            self._seat.serve(state, engine, self._foresee)
             return engine
         sharded = ShardedEngine(state, self._settings, self._recorder, clip_norm)
-        self._seat.serve(state, sharded, Custody(sharded, self._client.protocol, self._settings.optimizer_copies, self._advance))
+        self._seat.serve(
+            state, sharded, self._foresee, Custody(sharded, self._client.protocol, self._settings.optimizer_copies, self._advance)
+        )
         return sharded
 
     def _rehearse(self) -> Iterator[Step]:
@@ -201,7 +203,7 @@ class Run:
         assert self._engine is not None
         self._engine.hold()
         self._forget_early()
-        while self._seat.take(self._foresee):
+        while self._seat.take():
             if self._seat.ahead:
                 return True
             try:
@@ -380,7 +382,7 @@ class Step:
 
     Attributes:
         number: how many steps were committed before it.
-        shards: the batch shards of this rank; ``shard`` the one at hand, -1 outside ``batches``.
+        shards: the batch shards of this rank, which a loss may add to; ``shard`` the one at hand, -1 outside ``batches``.
         loss: mean loss over all shards of all ranks, once committed.
 
     When a rank is lost, the others keep what they have computed; the step comes again for the lost shards alone, shared out among all.
@@ -388,7 +390,7 @@ class Step:
 
     def __init__(self, run: Run, engine: Engine, number: int) -> None:
         self.number, self.loss = number, math.nan
-        self.closed = self._cut = False
+        self.closed = self._cut = self._begun = False
         self.losses: dict[int, float] = {}
         self.callbacks: list[Callable[[], None]] = []
         self._run, self._engine = run, engine
@@ -403,16 +405,20 @@ class Step:
         and shard alone, so every sample comes once an epoch whatever happens to the ranks.
         """
         run, recorder = self._run, self._run._recorder
+        if self._begun:
+            raise FleetError(f"step {self.number}: step.batches() was called twice; a dataset of both together gives each shard one batch")
+        self._begun = True
         feed = run._feed(dataset, batch_size)
         if run._rank == 0 and run._told != (told := (len(dataset), batch_size)):
             run._told = told
             self._tell_data(feed, *told)
         now = [(self.number, shard) for shard in self.shards + self._engine.checks]
         feed.expect(now + [(self.number + 1, shard) for shard in self._engine.next_due])
-        for shard in self.shards:
+        while pending := self._pending():
             if run._seat.wanted:
                 self._cut = True
                 return
+            shard = pending[0]
             recorder.switch(DATA)
             batch = feed.get(self.number, shard)
             recorder.switch(COMPUTE)
@@ -424,6 +430,12 @@ class Step:
             recorder.switch(VERIFY)
             yield from self._compute(shard, feed.get(self.number, shard), lambda shard, loss: self._engine.end_check(shard))
             del self.losses[shard]
+
+    def _pending(self) -> tuple[int, ...]:
+        """What this attempt has yet to compute. When a rank is lost meanwhile, some of its shards may come to it."""
+        due = self._engine.due
+        self.shards += tuple(shard for shard in due if shard not in self.shards)
+        return due
 
     def _tell_data(self, feed: Feed, samples: int, batch_size: int) -> None:
         """Once, not in every step: up to three samples are read for it."""

@@ -110,7 +110,7 @@ class Replicas:
         return self._alike.open
 
     def _wish(self, begin_s: float, length: int) -> int:
-        """Parts that keep within the budget, by the quickest of the last digests (others were interrupted) and the typical step."""
+        """Parts that keep within the budget, by the typical one of the last digests and of the last steps."""
         now_s = time.perf_counter()
         if self._last_s is not None:
             self._steps_s.append(now_s - self._last_s)
@@ -119,7 +119,7 @@ class Replicas:
             self._costs_s.append((now_s - begin_s) * self._bytes / length)
         if len(self._steps_s) < SAMPLES or len(self._costs_s) < SAMPLES:
             return self._alike.parts
-        needed = min(self._costs_s) / (self._budget * statistics.median(self._steps_s))
+        needed = statistics.median(self._costs_s) / (self._budget * statistics.median(self._steps_s))
         wish = self._alike.parts
         while wish < needed and wish < MOST_PARTS:
             wish *= 2

@@ -88,13 +88,17 @@ class Seat:
         self.group: Group | None = None
         self._state: TrackedState | None = None
         self._engine: Engine | None = None
+        self._foresee: Callable[[View], bool] = lambda view: False
         self._custody: Custody | None = None
         client.on_interrupt = self._interrupt
         client.on_message = self._look_ahead
 
-    def serve(self, state: TrackedState, engine: Engine, custody: Custody | None = None) -> None:
-        """What is given to newcomers, and taken from donors; ``custody`` of what is spread over all."""
-        self._state, self._engine, self._custody = state, engine, custody
+    def serve(self, state: TrackedState, engine: Engine, foresee: Callable[[View], bool], custody: Custody | None = None) -> None:
+        """What is given to newcomers, and taken from donors; ``custody`` of what is spread over all.
+
+        ``foresee``: whether there is something to compute of the step at hand while the group of a view forms. It is called under the lock.
+        """
+        self._state, self._engine, self._foresee, self._custody = state, engine, foresee, custody
         self._protocol.sharded = custody is not None
 
     @property
@@ -131,10 +135,10 @@ class Seat:
             self._protocol.aside = False
             return self._protocol.view is not None and not self._protocol.interrupted and self._sitting is None and self.group is not None
 
-    def take(self, foresee: Callable[[View], bool]) -> bool:
+    def take(self) -> bool:
         """Wait to be called into a view and join it. False when the run is over for this rank.
 
-        When ``foresee`` knows something to compute meanwhile, it is joined beside that: the loop is :attr:`ahead`, and comes back.
+        When something to compute meanwhile is foreseen, it is joined beside that: the loop is :attr:`ahead`, and comes back.
         """
         assert self._engine is not None
         self.ahead = False
@@ -149,8 +153,8 @@ class Seat:
             with self._client.lock:
                 if self._protocol.released:
                     return False
-                sitting = self._sitting = self._sitting or self._called(foresee)
-                self.ahead = sitting is not None and sitting.beside and not sitting.promised and foresee(sitting.view)
+                sitting = self._sitting = self._sitting or self._called()
+                self.ahead = sitting is not None and sitting.beside and not sitting.promised and self._foresee(sitting.view)
             if self.ahead:
                 self.step_aside()
                 return True
@@ -200,11 +204,11 @@ class Seat:
 
     # ---- joining -----------------------------------------------------------------------------------------------
 
-    def _called(self, foresee: Callable[[View], bool]) -> Sitting | None:
+    def _called(self) -> Sitting | None:
         """A view to join now, if there is one."""
         if (view := self._protocol.next_view()) is not None:
             self._recorder.switch(REFORM)
-            if self._settles_aside(view) and foresee(view):
+            if self._settles_aside(view) and self._foresee(view):
                 return self._sit_beside(view)
         elif (view := self._protocol.proposal()) is not None:  # the newcomer stands by, beside the running steps, until the members come
             self._protocol.enter(view)
@@ -360,6 +364,7 @@ class Seat:
     def _sit_beside(self, view: View) -> Sitting:
         sitting = self._sitting = Sitting(view, self._form(view), self._settles_aside(view))
         if sitting.beside:
+            self._foresee(view)
             threading.Thread(target=self._settle_beside, args=(sitting,), name=f"fleet-settle-{view.generation}").start()
         return sitting
 

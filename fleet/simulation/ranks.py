@@ -264,6 +264,7 @@ class SimRank:
         self.world.watch.sit(self, view)
         self.sitting = sitting = Sitting(view, self.world.group(view), beside, graceful)
         if beside:
+            self._foresee(view)
             Coroutine(self.world.clock, self._settle_beside(sitting), self.gate)
         return sitting
 

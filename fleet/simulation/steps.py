@@ -42,10 +42,11 @@ class SteppingRank(SimRank):
     def _compute(self, step: int) -> Steps:
         """The shards that are due of this rank; it stops early when it is wanted."""
         self._own = []
-        middle = len(self.due) // 2
-        for number, shard in enumerate(self.due):
+        middle, number = len(self.due) // 2, 0
+        while pending := [shard for shard in self.due if shard not in self.held]:  # more may be foreseen meanwhile
             if self._wanted or (self.sitting is not None and self.rng.random() < 0.2):
                 break  # a live loop may act on an interrupt that its listening thread has answered since
+            shard = pending[0]
             self.where = (step, shard)
             if self.at("compute"):
                 yield self._pause()
@@ -54,6 +55,7 @@ class SteppingRank(SimRank):
                 began_s = self.world.clock.now_s
                 yield self.rng.uniform(*self.world.plan.jitter) * self.world.plan.shard_s * len(self.due) * self.slowness
                 self._own = [float(len(self.due)), self.world.clock.now_s - began_s]
+            number += 1
         self.where = (step, -1)
 
     def _taken_early(self) -> dict[Member, Contribution] | None:

@@ -162,6 +162,14 @@ def test_a_digest_that_takes_too_long_is_cut() -> None:
     assert wishes[-1] == MOST_PARTS
 
 
+def test_the_typical_digest_keeps_within_the_budget() -> None:
+    """And not the quickest: the budget is of the time that digests take, not of what they could take."""
+    replicas = Replicas(tracked(), 0.01)
+    replicas._steps_s.extend([1.0] * SAMPLES)
+    replicas._costs_s.extend([0.004] * (SAMPLES // 2 - 1) + [0.012] * (SAMPLES // 2 + 1))
+    assert replicas._wish(0.0, 0) == 2
+
+
 def test_off_costs_nothing() -> None:
     replicas = Replicas(tracked(), 0.0)
     replicas.seat(1, here(1), False)
