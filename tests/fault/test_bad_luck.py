@@ -358,6 +358,13 @@ def test_a_tail_after_commit_sees_each_step_committed_once(tmp_path: Path, fault
         assert all(words.count("True") <= 1 and (words[-1] == "True" or len(words) == 1) for words in seen.values()), seen
 
 
+def test_lost_shards_join_the_attempt_that_is_under_way(tmp_path: Path, fault_free: str) -> None:
+    """Who still computes its own when a rank is lost runs the loop body once for both."""
+    survived(*train_through(trains.dies_while_others_compute, settings(tmp_path), tmp_path), fault_free)
+    tails = [path.read_text().splitlines() for path in (tmp_path / "flags").glob("tail-[02]-*")]
+    assert [[line for line in lines if line.startswith("10 ")] for lines in tails] == [["10 True"]] * 2
+
+
 def test_a_shard_that_kills_whoever_computes_it_ends_the_run_by_name(tmp_path: Path) -> None:
     outcome, _, _ = train_through(trains.poisoned_shard, settings(tmp_path, budgets=Budgets(shard=3)), tmp_path)
     assert outcome.status == "failed"

@@ -199,14 +199,26 @@ def raises(run: Any) -> None:
     _loop(run, in_shard=strike)
 
 
+def note_commit(run: Any, step: Any, committed: bool) -> None:
+    with open(Path(run.options["flags"]) / f"tail-{run.slot}-{os.getpid()}", "a") as file:
+        file.write(f"{step.number} {committed}\n")
+
+
 def with_tail(run: Any) -> None:
     """Notes every commit's outcome in a file, after ``commit``."""
+    _loop(run, tail=note_commit)
 
-    def tail(run: Any, step: Any, committed: bool) -> None:
-        with open(Path(run.options["flags"]) / f"tail-{run.slot}-{os.getpid()}", "a") as file:
-            file.write(f"{step.number} {committed}\n")
 
-    _loop(run, tail=tail)
+def dies_while_others_compute(run: Any) -> None:
+    """Slot 1 is killed in its first shard of step 10, once; those of the others last far longer than a view change. Notes every commit."""
+
+    def strike(run: Any, step: Any) -> None:
+        if step.number == 10 and run.slot == 1 and once(run, "strike"):
+            die()
+        if step.number == 10:
+            time.sleep(0.3)
+
+    _loop(run, in_shard=strike, tail=note_commit)
 
 
 def with_shards_noted(run: Any) -> None:
