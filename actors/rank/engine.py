@@ -84,8 +84,9 @@ class Engine:
         self._side: SideChannel | None = None
         self._shares = self._whole = Shares((), ())
         self._brought: list[list[int]] = []
+        self._mine: Sequence[int] = ()
+        self._had: dict[Member, list[int]] = {}
         self._ahead: tuple[int, ...] = ()
-        self._view: View | None = None
         self._rank = 0
         self._told: list[tuple[Work, torch.Tensor]] = []  # memory of what is on its way to the peers
         self._promise: tuple[Group, tuple[int, ...]] | None = None
@@ -113,7 +114,7 @@ class Engine:
     @property
     def due(self) -> tuple[int, ...]:
         """The shards that this rank has yet to compute for the step at hand."""
-        return tuple(shard for shard in (*self._brought[self._rank], *self._ahead) if shard not in self.losses)
+        return tuple(shard for shard in (*self._mine, *self._ahead) if shard not in self.losses)
 
     @property
     def next_due(self) -> tuple[int, ...]:
@@ -163,7 +164,7 @@ class Engine:
         """Alone, for one shard: what a first attempt has to load, compile and allocate is there when this rank is called."""
         self._group, self._rank = Group(0, 0, 1, self.device), 0
         self._shares = self._whole = Shares(((),), ((0,),))
-        self._brought = [[0]]
+        self._mine = [0]
 
     def forget(self) -> None:
         """The rehearsal is over: one more set of buffers is made for its mean, and nothing else remains."""
@@ -178,11 +179,10 @@ class Engine:
         That is what this rank will have to bring if all others bring what they had to in the last view. Whoever knows better only makes it
         compute for nothing, as what counts is what all have promised.
         """
-        if self._view is None or self._state != here or member not in self._view.members:
+        if self._state != here or member not in self._had:
             return False
         if not self._ahead:
-            had = dict(zip(self._view.members, self._brought, strict=True))
-            brought = [had.get(one, []) if rank not in view.receivers else [] for rank, one in enumerate(view.members)]
+            brought = [self._had.get(one, []) if rank not in view.receivers else [] for rank, one in enumerate(view.members)]
             shares = share(brought, view.ranges, self._shards, view.idle if self._spares_newcomers else (), view.giver)
             self._ahead = shares.due[view.rank_of(member)]
         return bool(self.due)
@@ -192,7 +192,7 @@ class Engine:
 
         From the thread that takes the seat while the loop computes. So whoever is done goes on with what was lost, and waits for nobody.
         """
-        self._promise = group, (*self._brought[self._rank], *self._ahead)
+        self._promise = group, (*self._mine, *self._ahead)
         self._tell(group, group.peers, self._promise[1])
 
     def _tell(self, group: Group, peers: Sequence[int], shards: Collection[int]) -> None:
@@ -202,7 +202,6 @@ class Engine:
 
     def _brought_by_all(self, begun: bool) -> list[frozenset[int]]:
         """By view rank, what it has or has promised of the step at hand. Receivers of the state have nothing, and nobody waits for them."""
-        assert self._view is not None
         group, receivers = self._group, self._view.receivers
         promise, self._promise = self._promise, None
         if promise is not None and promise[0] is group:
@@ -227,7 +226,9 @@ class Engine:
         self._shares = shares
         leaves = shares.leaves(self._shards)
         self._reducer.bind(self._group, leaves)
-        self._brought, self._ahead = [[shard for block in blocks for shard in range(*block)] for blocks in leaves], ()
+        self._brought = [[shard for block in blocks for shard in range(*block)] for blocks in leaves]
+        # These go together, also when the next view breaks before it is known who brings what there.
+        self._had, self._mine, self._ahead = dict(zip(self._view.members, self._brought, strict=True)), self._brought[self._rank], ()
         self._side = SideChannel(self._group, self._head + max(map(len, self._brought)))
 
     def begin(self, state: StateId) -> None:

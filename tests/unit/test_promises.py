@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from actors.rank.engine import Engine
-from actors.rank.process_group import Group
+from actors.rank.process_group import Group, GroupBroken
 from actors.rank.recorder import Recorder
 from actors.rank.state import TrackedState
 from fleet.config import RunSettings
@@ -102,3 +102,19 @@ def test_what_a_lost_rank_had_is_computed_before_the_others_meet_again(tmp_path:
     assert one == other == whole
     assert foreseen | others | dealt | rest == had[2] and len(foreseen) + len(others) + len(dealt) + len(rest) == len(had[2])
     assert foreseen and bool(others) == knows and bool(dealt | rest) != knows
+
+
+def test_a_view_that_breaks_before_it_is_known_who_brings_what_changes_nothing_of_that(tmp_path: Path) -> None:
+    ranks: list[Begun] = with_groups(3, lambda group: begun(group, tmp_path))  # type: ignore[assignment]
+
+    def rank(group: Group) -> set[int]:
+        engine, _ = ranks[group.rank]
+        group.interrupt("a member is lost")
+        with pytest.raises(GroupBroken):
+            engine.seat(group, view_of(2, 2), group.rank, START, True)
+        view = view_of(3, 2)
+        assert engine.foresee(view, view.members[group.rank], START)
+        return set(engine.due)
+
+    own, other = with_groups(2, rank)
+    assert own | other == set(range(SHARDS)) and not own & other  # type: ignore[operator]
