@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
+
+from fleet.types import Member, View
 
 Block = tuple[int, int]
 
@@ -73,6 +75,10 @@ class Shares(NamedTuple):
             for kept, due in zip(self.kept, self.due, strict=True)
         ]
 
+    def brought(self, shards: int) -> list[list[int]]:
+        """By view rank: the shards of its :meth:`leaves`."""
+        return [[shard for block in blocks for shard in range(*block)] for blocks in self.leaves(shards)]
+
 
 def share(
     held: Sequence[Collection[int]], ranges: Sequence[tuple[int, int]], shards: int, idle: Collection[int] = (), giver: int = -1
@@ -98,6 +104,12 @@ def share(
         missing.update(range(*_smallest_to_spare(kept)))
     loads = [sum(hi - lo for lo, hi in one) for one in kept]
     return Shares(tuple(map(tuple, kept)), tuple(_deal(sorted(missing), loads, giver)))
+
+
+def foreseen(had: Mapping[Member, Collection[int]], view: View, member: Member, shards: int, idle: Collection[int]) -> tuple[int, ...]:
+    """What ``member`` will be dealt in ``view`` if all who do not receive a state there bring what they ``had`` to in the last view."""
+    brought = [had.get(one, ()) if rank not in view.receivers else () for rank, one in enumerate(view.members)]
+    return share(brought, view.ranges, shards, idle, view.giver).due[view.rank_of(member)]
 
 
 def _among_the_others(

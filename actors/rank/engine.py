@@ -24,7 +24,7 @@ from fleet.config import RunSettings
 from fleet.errors import ConfigError
 from fleet.member import Offer
 from fleet.records import COMM, STRAGGLER, VERIFY
-from fleet.shards import Shares, cover, share
+from fleet.shards import Shares, cover, foreseen, share
 from fleet.types import Finding, Member, StateId, View
 
 HELD_TAG = (1 << 24) + 1
@@ -182,9 +182,7 @@ class Engine:
         if self._state != here or member not in self._had:
             return False
         if not self._ahead:
-            brought = [self._had.get(one, []) if rank not in view.receivers else [] for rank, one in enumerate(view.members)]
-            shares = share(brought, view.ranges, self._shards, view.idle if self._spares_newcomers else (), view.giver)
-            self._ahead = shares.due[view.rank_of(member)]
+            self._ahead = foreseen(self._had, view, member, self._shards, view.idle if self._spares_newcomers else ())
         return bool(self.due)
 
     def promise(self, group: Group) -> None:
@@ -224,9 +222,8 @@ class Engine:
             self._gradients.keep(cover(held & kept, self._shards))
             self.losses = {shard: loss for shard, loss in self.losses.items() if shard in kept}
         self._shares = shares
-        leaves = shares.leaves(self._shards)
-        self._reducer.bind(self._group, leaves)
-        self._brought = [[shard for block in blocks for shard in range(*block)] for blocks in leaves]
+        self._reducer.bind(self._group, shares.leaves(self._shards))
+        self._brought = shares.brought(self._shards)
         # These go together, also when the next view breaks before it is known who brings what there.
         self._had, self._mine, self._ahead = dict(zip(self._view.members, self._brought, strict=True)), self._brought[self._rank], ()
         self._side = SideChannel(self._group, self._head + max(map(len, self._brought)))

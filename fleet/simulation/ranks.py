@@ -10,7 +10,7 @@ from fleet.alike import Alike
 from fleet.events import Event, Raised
 from fleet.instructions import Instruction
 from fleet.member import INTERRUPT, MemberProtocol, Offer
-from fleet.shards import Shares, share
+from fleet.shards import Shares, foreseen, share
 from fleet.simulation.clockwork import Coroutine, Future, Steps
 from fleet.simulation.groups import Broken, Group, Sitting
 from fleet.simulation.model import POISON
@@ -53,7 +53,7 @@ class SimRank:
         self.sitting: Sitting | None = None
         self.held: dict[int, int] = {}
         self.due: tuple[int, ...] = ()
-        self.brought: tuple[StateId | None, dict[Member, tuple[int, ...]]] = None, {}
+        self.brought: tuple[StateId | None, dict[Member, list[int]]] = None, {}
         self.ahead: tuple[int, ...] = ()
         self.arrival: tuple[StateId, Future] | None = None
         self.early: dict[Member, Contribution] | None = None
@@ -274,9 +274,7 @@ class SimRank:
         if state is None or at != state or state.step >= self.world.plan.steps or self.member not in had:
             return False
         if not self.ahead:
-            brought = [had.get(member, ()) if rank not in view.receivers else () for rank, member in enumerate(view.members)]
-            shares = share(brought, view.ranges, self.world.settings.shards, self._idle(view), view.giver)
-            self.ahead = shares.due[view.rank_of(self.member)]
+            self.ahead = foreseen(had, view, self.member, self.world.settings.shards, self._idle(view))
         self.due = tuple(sorted({*had[self.member], *self.ahead} - self.held.keys()))
         return bool(self.due)
 
@@ -387,11 +385,7 @@ class SimRank:
     def _bring(self, shares: Shares) -> None:
         """Who brings what into the step at hand, in the view that this rank sits in."""
         assert self.group is not None
-        leaves = shares.leaves(self.world.settings.shards)
-        had = {
-            member: tuple(shard for lo, hi in blocks for shard in range(lo, hi))
-            for member, blocks in zip(self.group.view.members, leaves, strict=True)
-        }
+        had = dict(zip(self.group.view.members, shares.brought(self.world.settings.shards), strict=True))
         state = self.protocol.state if self.arrival is None else self.arrival[0]
         self.brought, self.ahead = (state, had), ()
         self.due = tuple(shard for shard in had[self.member] if shard not in self.held)

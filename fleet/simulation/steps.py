@@ -6,7 +6,7 @@ from typing import Any
 
 from fleet.events import PartFailed, PartWritten
 from fleet.levels import PEERS, level_of
-from fleet.shards import Shares, share
+from fleet.shards import share
 from fleet.simulation.clockwork import Steps
 from fleet.simulation.groups import Broken, Group
 from fleet.simulation.model import POISON, gradient, updated
@@ -96,7 +96,7 @@ class SteppingRank(SimRank):
         yield apply_s
         self.weights = updated(before, merged, self.world.settings.shards)
         state = self.protocol.committed()
-        self._bring(Shares(((),) * len(view.members), tuple(tuple(range(*span)) for span in view.ranges)))
+        self._bring(share([()] * len(view.members), view.ranges, self.world.settings.shards))
         self._note_times(state.step - 1, apply_s)
         self.progress_s = self.world.clock.now_s
         self.world.watch.commit(self, state)
