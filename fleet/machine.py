@@ -523,8 +523,8 @@ class FleetMachine:
             return
         elif self.proposal is not None:
             watch(self, now_s)
-        elif ask and len(self.view.members) < self.settings.world and now_s >= self._no_growth_until_s:
-            try_grow(self, now_s)
+        elif ask and try_grow(self, now_s):
+            return
         if ask and self.phase == RUN and self.proposal is None and self._stopping is None:
             self._out += self.checkpoints.tick(self.view, now_s)
             self._out += self.progress.tick(self.stragglers.steps_s, now_s)

@@ -5,6 +5,7 @@ A proposal takes in newcomers, or gives the same members other shards. Nobody le
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from fleet.instructions import Cancel, Park, Propose
@@ -15,15 +16,23 @@ if TYPE_CHECKING:
     from fleet.machine import FleetMachine
 
 
-def try_grow(machine: FleetMachine, now_s: float) -> None:
-    """Ranks that stand by are taken in where some are missing, if the recovery policy says so."""
-    formation = machine.recovery.grow(situation(machine, now_s), now_s)
+def try_grow(machine: FleetMachine, now_s: float) -> bool:
+    """Ranks that stand by are taken in where some are missing, if the recovery policy says so.
+
+    True when it will say so before long: a checkpoint that is begun now would only hold them up.
+    """
     view = machine.view
     assert view is not None
-    if formation.decision.action != "grow" or machine.checkpoints.pending or not set(view.members) <= set(formation.members):
-        return
+    if len(view.members) >= machine.settings.world or now_s < machine._no_growth_until_s:
+        return False
+    formation = machine.recovery.grow(situation(machine, now_s), now_s)
+    if formation.decision.action != "grow":
+        return formation.decision.valid_until_s < math.inf
+    if machine.checkpoints.pending or not set(view.members) <= set(formation.members):
+        return False
     proposal = machine._make_view(formation.members, grown(formation.members, view), machine.committed)
     propose(machine, proposal, formation, now_s)
+    return True
 
 
 def reshare(machine: FleetMachine, ranges: Ranges, formation: Formation, now_s: float) -> None:

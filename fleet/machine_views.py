@@ -34,7 +34,10 @@ def situation(machine: FleetMachine, now_s: float) -> Situation:
     chosen = admitted if len(admitted) >= machine.settings.min_ranks else there
     candidates = tuple(Candidate(rank.member, rank.process.node, rank.state, rank.dirty, rank.member in seated) for rank in chosen)
     starting, settings = len(machine.roster.by_slot) - len(built), machine.settings
-    return Situation(candidates, settings.world, settings.min_ranks, machine.since_s, starting, machine.checkpoints.newest_id)
+    return Situation(
+        candidates, settings.world, settings.min_ranks, machine.since_s, starting, machine.checkpoints.newest_id,
+        replicated=settings.optimizer_sharding == "none",
+    )  # fmt: skip
 
 
 def source(ranks: Sequence[Rank], committed: StateId, checkpoint: str | None) -> Source | None:

@@ -186,7 +186,10 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What a recovery policy looks at. ``since_s``: when the run last had a working view, or when it started."""
+    """What a recovery policy looks at. ``since_s``: when the run last had a working view, or when it started.
+
+    ``replicated``: each rank holds all of the state.
+    """
 
     candidates: tuple[Candidate, ...]
     world: int
@@ -194,6 +197,7 @@ class Situation:
     since_s: float
     starting: int
     checkpoint: str | None
+    replicated: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,14 @@ from fleet.config import Budgets
 from fleet.decisions import Decision
 from fleet.types import Candidate, Formation, Loss, Situation
 
+SETTLE_S = 0.4
+"""So long after a view has formed nobody is taken in: what a newcomer loads and computes would be in the way of the step that broke."""
+
 
 class ReformPromoteRegrow:
-    """Re-form at once with who is left, promote spares in the same view, regrow when replacements are up.
+    """Re-form at once with who is left, promote spares at the next step boundary, regrow when replacements are up.
 
+    Newcomers are in the view of the survivors themselves only where that does not go on without them: see ``_first``.
     With fewer than ``min_ranks`` it waits. Without any rank that holds a clean state it waits up to ``start_s`` for the full world, since
     everyone starts over from a checkpoint anyway and a fuller world costs only the wait.
     """
@@ -21,7 +25,7 @@ class ReformPromoteRegrow:
         self.budgets, self.start_s = budgets, start_s
 
     def form(self, situation: Situation, now_s: float) -> Formation:
-        chosen = _preferred(situation.candidates)[: situation.world]
+        chosen = _first(situation)
         fields = {"candidates": float(len(situation.candidates)), "world": float(situation.world)}
         if len(chosen) < situation.min_ranks:
             reason = f"{len(chosen)} ranks are there, min_ranks is {situation.min_ranks}"
@@ -42,6 +46,8 @@ class ReformPromoteRegrow:
         room = situation.world - len(seated)
         if not waiting or room <= 0:
             return Formation(Decision("wait", "nobody to add" if not waiting else "the world is full"))
+        if now_s < (settled_s := situation.since_s + SETTLE_S):
+            return Formation(Decision("wait", "the survivors first take the step that broke", valid_until_s=settled_s))
         members = tuple(sorted([*seated, *waiting[:room]]))
         return Formation(Decision("grow", f"{len(members) - len(seated)} of {room} missing ranks are ready"), members)
 
@@ -89,6 +95,17 @@ RECOVERIES: dict[str, type[ReformPromoteRegrow]] = {"in-place": ReformPromoteReg
 
 def _holds_state(candidate: Candidate) -> bool:
     return candidate.state is not None and not candidate.dirty
+
+
+def _first(situation: Situation) -> list[Candidate]:
+    """Who goes on at once. A newcomer brings nothing to its first step, which would wait for its state: it joins beside the step after.
+
+    Unless there are too few without it, or it brings something: when newcomers are more than half of the view, or each rank holds a part.
+    """
+    chosen = _preferred(situation.candidates)[: situation.world]
+    left = [candidate for candidate in chosen if candidate.seated or _holds_state(candidate)]
+    enough = len(left) >= situation.min_ranks and 2 * len(left) >= len(chosen) and any(map(_holds_state, left))
+    return left if situation.replicated and enough else chosen
 
 
 def _preferred(candidates: Sequence[Candidate]) -> list[Candidate]:

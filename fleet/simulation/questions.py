@@ -9,7 +9,7 @@ question count from the moment of the loss.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fleet.ports import IntervalPolicy, RecoveryPolicy
 from fleet.simulation.fleet_model import FleetModel
@@ -46,13 +46,20 @@ class Recovery:
 
     def form(self, held: bool, missing: int, ready: int, waited_s: float) -> Answer:
         """Who goes on after a loss? ``missing`` places are empty, ``ready`` nodes could fill them. ``held``: those who are left trained in
-        the last view, and hold its state; if not, they are fresh processes."""
+        the last view, and hold its state; if not, they are fresh processes.
+
+        Who joins at the first step boundary counts as joined: a step is short against all that a loss takes.
+        """
         key = (held, missing, min(ready, missing), waited_s)
         answer = self._form.get(key)
         if answer is None:
             self.asked += 1
             formation = self.policy.form(self.situation(*key[:3]), waited_s)
-            answer = self._form[key] = _answer(formation, missing < self.nodes, waited_s)
+            answer = _answer(formation, missing < self.nodes, waited_s)
+            if answer.action == FORM:
+                later = self.grow(missing - answer.joined, min(ready, missing) - answer.joined)
+                answer = replace(answer, joined=answer.joined + later)
+            self._form[key] = answer
         return answer
 
     def grow(self, missing: int, ready: int) -> int:
@@ -61,7 +68,7 @@ class Recovery:
         joined = self._grow.get(key)
         if joined is None:
             self.asked += 1
-            formation = self.policy.grow(self.situation(True, *key), 0.0)
+            formation = self.policy.grow(self.situation(True, *key), math.inf)
             joined = self._grow[key] = len(formation.members) - 1 if formation.decision.action == "grow" else 0
         return joined
 

@@ -284,6 +284,7 @@ class SimRank:
             return False
         assert self.protocol.state is not None
         self.world.note("ahead", self, sitting.view.generation, self.due)
+        self.stepping, self.progress_s = True, self.world.clock.now_s
         self._step_aside()
         yield from self._compute(self.protocol.state.step)
         return True

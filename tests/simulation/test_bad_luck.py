@@ -58,8 +58,11 @@ def test_a_killed_rank_is_replaced_beside_running_steps() -> None:
 
 
 def test_a_spare_is_promoted_at_once() -> None:
+    """At the first step boundary: the survivors go on without it."""
     outcome = completed(Trouble(kind="kill", point="compute", step=5, slot=1), spares=1)
-    assert sizes(outcome)[:2] == [4, 4]
+    _, alone, grown = of(ViewPublished, outcome)[:3]
+    assert [len(alone.view.members), len(grown.view.members)] == [3, 4] and grown.graceful
+    assert grown.at_s - alone.at_s < 1.0
 
 
 def test_a_nan_everywhere_ends_the_run_with_its_step() -> None:
@@ -97,7 +100,7 @@ def test_a_rank_dies_while_it_receives() -> None:
     outcome = completed(
         Trouble(kind="kill", point="compute", at_s=LATER_S), Trouble(kind="kill", point="receiving", at_s=LATER_S), world=3, spares=1
     )
-    assert sizes(outcome)[:3] == [3, 3, 2]
+    assert sizes(outcome)[:4] == [3, 2, 3, 2]
 
 
 def test_the_donor_dies_while_another_receives() -> None:
@@ -117,7 +120,7 @@ def test_all_donors_die() -> None:
         Trouble(kind="kill", point="compute", step=10),
         Trouble(kind="kill", point="donating", at_s=LATER_S, times=2),
         Trouble(kind="freeze", point="receiving", at_s=LATER_S, duration_s=0.3, times=2),
-        world=3, spares=1, restart_s=(2.0, 3.0),
+        world=3, spares=1, restart_s=(2.0, 3.0), steps=60,
     )  # fmt: skip
     assert of(LineageBegun, outcome)
 

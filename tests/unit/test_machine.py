@@ -52,7 +52,7 @@ from fleet.machine_state import STOOD_STILL_S
 from fleet.records import CheckpointRecord, Committed, LineageBegun, ProcessLost, Record, RunEnded, ViewPublished
 from fleet.types import Copy, Fault, Member, Part, Process, Pulse, StateId
 from policies.interval import CheckpointInterval
-from policies.recovery import ReformPromoteRegrow
+from policies.recovery import SETTLE_S, ReformPromoteRegrow
 from tests.simulation.runs import Placement
 
 START, STEP_3, STEP_4 = StateId(0, 0), StateId(0, 3), StateId(0, 4)
@@ -245,14 +245,25 @@ def test_a_state_from_before_the_committed_step_is_no_source() -> None:
 
 
 def with_a_replacement_ready() -> Bench:
-    """Slot 1 was lost at step 3, the others train on, and its next process has built its model."""
+    """Slot 1 was lost at step 3, the others have trained on for a moment, and its next process has built its model."""
     bench = Bench().start(STEP_3)
     bench.tell(Lost(member(1), "killed", 0.0))
     bench.park([0, 2, 3], STEP_3)
     bench.form([member(0), member(2), member(3)], STEP_3)
+    bench.after(SETTLE_S)
     bench.join(1, "new")
     bench.tell(Ready(member(1, 1)))
     return bench
+
+
+def test_nobody_joins_and_no_checkpoint_begins_right_after_a_loss_while_somebody_waits_to_join() -> None:
+    bench = Bench(world=2, spares=1, interval_s=0.1).start(STEP_4)
+    bench.tell(Lost(member(1), "killed", 0.0))
+    bench.park([0], STEP_4)
+    bench.form([member(0)], STEP_4)
+    said = bench.after(SETTLE_S / 2)
+    assert not [one for one in said if isinstance(one, (Propose, SaveCheckpoint))]
+    assert only(Propose, bench.after(SETTLE_S)).view.members == (member(0), member(2))
 
 
 def test_a_replacement_is_proposed_and_entered_beside_running_steps() -> None:

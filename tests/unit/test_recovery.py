@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.config import Budgets
 from fleet.types import Candidate, Loss, Member, Situation, StateId
-from policies.recovery import ReformPromoteRegrow
+from policies.recovery import SETTLE_S, ReformPromoteRegrow
 
 POLICY = ReformPromoteRegrow(Budgets(slot=4, node=6, shard=3, total=8, slot_fruitless=3, window_s=100.0), start_s=60.0)
 
@@ -38,9 +40,31 @@ def test_survivors_re_form_at_once() -> None:
     assert slots(formation.members) == [0, 2, 3]
 
 
-def test_a_spare_is_promoted_in_the_same_view() -> None:
-    formation = POLICY.form(situation(candidate(0), candidate(2), candidate(3), candidate(4, None, seated=False)), 0.0)
-    assert slots(formation.members) == [0, 2, 3, 4]
+SPARES = tuple(candidate(slot, None, seated=False) for slot in (4, 5, 6))
+
+
+def test_survivors_do_not_wait_for_a_spare_which_joins_at_the_next_step_boundary() -> None:
+    there = situation(candidate(0), candidate(2), candidate(3), SPARES[0])
+    assert slots(POLICY.form(there, 0.0).members) == [0, 2, 3]
+    assert slots(POLICY.grow(there, SETTLE_S).members) == [0, 2, 3, 4]
+
+
+def test_nobody_joins_before_the_survivors_could_take_the_step_that_broke() -> None:
+    there = dataclasses.replace(situation(candidate(0), candidate(2), SPARES[0]), since_s=10.0)
+    early = POLICY.grow(there, 10.0 + SETTLE_S / 2)
+    assert (early.decision.action, early.members) == ("wait", ())
+    assert POLICY.grow(there, early.decision.valid_until_s).decision.action == "grow"
+
+
+def test_spares_are_promoted_in_the_same_view_where_it_does_not_go_on_without_them() -> None:
+    too_few = situation(candidate(0), candidate(3), *SPARES, min_ranks=3)
+    assert slots(POLICY.form(too_few, 0.0).members) == [0, 3, 4, 5], "min_ranks"
+    most = situation(candidate(0), *SPARES)
+    assert slots(POLICY.form(most, 0.0).members) == [0, 4, 5, 6], "more than half are new, and compute their share"
+    stateless = situation(candidate(0, dirty=True), candidate(3, dirty=True), *SPARES)
+    assert slots(POLICY.form(stateless, 1e9).members) == [0, 3, 4, 5], "nobody has a state that would make them wait"
+    parts = dataclasses.replace(situation(candidate(0), candidate(2), candidate(3), SPARES[0]), replicated=False)
+    assert slots(POLICY.form(parts, 0.0).members) == [0, 2, 3, 4], "each rank holds a part"
 
 
 def test_holders_of_the_newest_state_come_first() -> None:
@@ -67,7 +91,7 @@ def test_without_any_state_it_waits_for_the_full_world_but_not_for_ever() -> Non
 def test_it_grows_only_by_those_who_wait_and_only_up_to_the_world() -> None:
     three = (candidate(0), candidate(1), candidate(2))
     waiting = (candidate(3, None, seated=False), candidate(4, None, seated=False))
-    assert slots(POLICY.grow(situation(*three, *waiting), 0.0).members) == [0, 1, 2, 3]
+    assert slots(POLICY.grow(situation(*three, *waiting), SETTLE_S).members) == [0, 1, 2, 3]
     assert POLICY.grow(situation(*three), 0.0).decision.reason == "nobody to add"
     assert POLICY.grow(situation(*three, *waiting, world=3), 0.0).decision.reason == "the world is full"
 
