@@ -1,6 +1,6 @@
 """Fleet, through its public API, on a local cluster of its own.
 
-Killed ranks are replaced by Ray Train; with a spare, it is promoted in the same view change. A lost node comes back at once as another.
+Killed ranks are replaced by Ray Train; with a spare, it joins at a step boundary soon after. A lost node comes back at once as another.
 """
 
 from __future__ import annotations
