@@ -284,8 +284,9 @@ class Reducer:
                 work = group.start([(part, peer) for part in mine], [(part, peer) for part in arriving], 2 * len(under_way))
                 under_way.append((arriving, mine, whole[lo:hi], work))
         for arriving, mine, into, work in under_way:
-            work.wait(asked=True)  # the peer asks for all before it sends anything
+            work.arrived()
             self.add_up({peer: arriving, group.rank: mine}, into)
+        group.sent([work for *_, work in under_way])
 
     # ---- the exchange --------------------------------------------------------------------------------------------------------------------
 
@@ -305,7 +306,8 @@ class Reducer:
             if number + BUCKETS_IN_FLIGHT < len(buckets):
                 returning += self._scatter(group, number + BUCKETS_IN_FLIGHT, buckets[number + BUCKETS_IN_FLIGHT], local, out)
         for work in returning:
-            work.wait(asked=True)
+            work.arrived()
+        group.sent(returning)
         self._buckets_before = buckets
 
     def _gifts(self, bucket: _Bucket, mine: torch.Tensor) -> list[tuple[torch.Tensor, int]]:
