@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from torch import nn
 
 from actors.rank import reduction, sumcheck
 from actors.rank.gradients import GradientBuffers
-from actors.rank.process_group import Forming, Group, StoreServer
+from actors.rank.process_group import Forming, Group, GroupBroken, StoreServer
 from actors.rank.reduction import Chunk, Reducer, ShardSums, SideChannel
 from actors.rank.sampling import seed_shard
 from actors.rank.sumcheck import SLICES, SumCheck
@@ -44,6 +46,51 @@ def with_groups(size: int, fn: Callable[[Group], object]) -> list[object]:
         for group in groups:
             group.close()
         store.close()
+
+
+class Forgetful:
+    """A gloo group that forgets what this rank sends: it arrives, and nothing wakes who waits for it."""
+
+    def __init__(self, wires: Any, forgotten: threading.Event) -> None:
+        self._wires, self._forgotten, self._sent = wires, forgotten, []
+
+    def recv(self, *args: Any) -> Any:
+        return self._wires.recv(*args)
+
+    def send(self, *args: Any) -> Forgetful:
+        self._sent.append(self._wires.send(*args))
+        return self
+
+    def wait(self) -> bool:
+        return self._forgotten.wait(BOUND_S)
+
+
+@pytest.mark.parametrize(("size", "length"), [(2, 100), (2, 500_000), (3, 100)])
+def test_a_rank_that_waits_for_a_send_that_gloo_has_lost_can_be_called_out(size: int, length: int) -> None:
+    """A loss at the end of a reduction: gloo loses a send whose connection ends before it knows of that, though it was asked for."""
+    forgotten = threading.Event()
+
+    def rank(group: Group) -> str:
+        if group.rank == 0:
+            group._gloo = Forgetful(group._gloo, forgotten)
+            threading.Timer(1.0, group.interrupt, ["told to leave"]).start()
+        reducer = Reducer(SHARDS, "ordered", 1 << 18)
+        reducer.bind(group, [cover(range(*bounds), SHARDS) for bounds in ranges_of(size)])
+        sums, mean = ShardSums(SHARDS, lambda: Buffers(length)), Buffers(length)
+        for shard in range(*ranges_of(size)[group.rank]):
+            sums.add(shard, sums.take())
+        began_s = time.monotonic()
+        try:
+            reducer.reduce(sums, mean)
+        except GroupBroken as error:
+            return str(error) if time.monotonic() - began_s < BOUND_S / 2 else "too late"
+        finally:
+            if group.rank == 0:
+                forgotten.set()
+        return "done"
+
+    first, *others = with_groups(size, rank)
+    assert "told to leave" in str(first) and set(others) == {"done"}
 
 
 def ranges_of(size: int) -> list[tuple[int, int]]:
