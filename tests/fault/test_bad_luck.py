@@ -15,7 +15,8 @@ import pytest
 from fleet.config import Budgets, CheckpointSettings, RunSettings, Timeouts
 from fleet.goodput import Ledger
 from fleet.instructions import EndRun
-from fleet.records import CheckpointRecord, DecisionMade, LineageBegun, ProcessLost, ProcessUp, ViewPublished
+from fleet.records import CheckpointRecord, DecisionMade, LineageBegun, ProcessLost, ProcessUp, Spans, ViewPublished
+from fleet.types import Member, View
 from tests.support import trains
 from tests.support.plain import PlainFleet
 
@@ -113,12 +114,21 @@ def test_a_newcomer_that_enters_after_the_last_step_ends_with_the_same_state(tmp
     assert [view.graceful for view in of(ViewPublished, records)][-1]
 
 
-def test_a_spare_is_promoted_in_the_same_view_change(tmp_path: Path, fault_free: str) -> None:
+def grown(records: list[Any]) -> tuple[View, Member]:
+    """The view that took a spare in, at a step boundary after a loss, and the spare."""
+    first, alone, second = of(ViewPublished, records)[:3]
+    assert [len(record.view.members) for record in (first, alone, second)] == [3, 2, 3]
+    assert set(alone.view.members) < set(first.view.members) and second.graceful
+    [spare] = set(second.view.members) - set(first.view.members)
+    return second.view, spare
+
+
+def test_survivors_go_on_without_a_spare_which_is_promoted_at_a_step_boundary(tmp_path: Path, fault_free: str) -> None:
     chosen = settings(tmp_path, spares=1, options={"pause_s": "0.2"})
     outcome, records, digest = train_through(trains.plain, chosen, tmp_path, strike_beside_a_spare)
     survived(outcome, records, digest, fault_free)
-    second = of(ViewPublished, records)[1]
-    assert len(second.view.members) == 3
+    view, spare = grown(records)
+    assert [view.members[receiver] for receiver in view.receivers] == [spare]
 
 
 @pytest.mark.parametrize(("norm", "computes"), [("layer", False), ("batch", True)])
@@ -127,21 +137,20 @@ def test_a_newcomer_computes_nothing_in_its_first_step_where_that_can_be(norm: s
     chosen = settings(tmp_path, spares=1, options={"pause_s": "0.2", "norm": norm})
     outcome, records, _ = train_through(trains.with_shards_noted, chosen, tmp_path, strike_beside_a_spare)
     assert outcome.status == "completed", outcome
-    first, second = (record.view for record in of(ViewPublished, records)[:2])
-    [spare] = set(second.members) - set(first.members)
+    view, spare = grown(records)
+    entered = min(spans.step for spans in of(Spans, records) if (spans.member, spans.generation) == (spare, view.generation))
     pid = next(record.process.pid for record in of(ProcessUp, records) if record.member == spare)
     [noted] = (tmp_path / "flags").glob(f"shards-*{pid}")
     steps = [int(line.split()[0]) for line in noted.read_text().splitlines() if not line.startswith("0 ")]
-    assert (second.state.step in steps) == computes
-    assert second.state.step + 1 in steps
+    assert (entered in steps) == computes
+    assert entered + 1 in steps
 
 
 def test_a_spare_has_rehearsed_and_nothing_of_it_shows(tmp_path: Path, fault_free: str) -> None:
     chosen = settings(tmp_path, spares=1, options={"pause_s": "0.2"})
     outcome, records, digest = train_through(trains.with_tail, chosen, tmp_path, strike_beside_a_spare)
     survived(outcome, records, digest, fault_free)
-    first, second = (set(record.view.members) for record in of(ViewPublished, records)[:2])
-    [spare] = second - first
+    _, spare = grown(records)
     pid = next(record.process.pid for record in of(ProcessUp, records) if record.member == spare)
     assert (tmp_path / "flags" / f"tail-{spare.slot}-{pid}").read_text().splitlines()[0] == "0 False"
 

@@ -51,9 +51,12 @@ class LaterWork:
             tensor.copy_(sent)
             taken.set()
 
-    def wait(self, *, asked: bool = False) -> None:
+    def taken(self) -> bool:
+        return all(taken.wait(BOUND_S) for _, taken in self._sent)
+
+    def wait(self) -> None:
         self.arrived()
-        assert all(taken.wait(BOUND_S) for _, taken in self._sent)
+        assert self.taken()
 
 
 class ThreadGroup(Group):
@@ -68,6 +71,9 @@ class ThreadGroup(Group):
         for parcel, (_, peer) in zip(sent, sends, strict=True):
             self._boxes[self.rank, peer, tag].put(parcel)
         return LaterWork([(tensor, self._boxes[peer, self.rank, tag]) for tensor, peer in receives], sent)
+
+    def sent(self, works: Any) -> None:
+        assert all(work.taken() for work in works)
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
         everyone = torch.empty(self.size, *tensor.shape, dtype=tensor.dtype)
