@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def try_grow(machine: FleetMachine, now_s: float) -> bool:
     """Ranks that stand by are taken in where some are missing, if the recovery policy says so.
 
-    True when it will say so before long: a checkpoint that is begun now would only hold them up.
+    True when they are, or it will say so before long: a checkpoint that is begun now would only hold them up.
     """
     view = machine.view
     assert view is not None

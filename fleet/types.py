@@ -41,6 +41,11 @@ class Process:
     start_ticks: int
 
 
+def outnumbered(newcomers: int, members: int) -> bool:
+    """Whether newcomers are more than half: the others would take longer for a step alone than to wait for them."""
+    return 2 * newcomers > members
+
+
 @dataclass(frozen=True, slots=True)
 class View:
     """Who trains together, and on what.
@@ -69,7 +74,7 @@ class View:
     @property
     def idle(self) -> tuple[int, ...]:
         """View ranks that compute nothing in the view's first step, as the state is on its way to them; none if they are more than half."""
-        return self.receivers if 2 * len(self.receivers) <= len(self.members) else ()
+        return () if outnumbered(len(self.receivers), len(self.members)) else self.receivers
 
     @property
     def giver(self) -> int:

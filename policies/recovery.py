@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from fleet.config import Budgets
 from fleet.decisions import Decision
-from fleet.types import Candidate, Formation, Loss, Situation
+from fleet.types import Candidate, Formation, Loss, Situation, outnumbered
 
 SETTLE_S = 0.4
 """So long after a view has formed nobody is taken in: what a newcomer loads and computes would be in the way of the step that broke."""
@@ -104,7 +104,7 @@ def _first(situation: Situation) -> list[Candidate]:
     """
     chosen = _preferred(situation.candidates)[: situation.world]
     left = [candidate for candidate in chosen if candidate.seated or _holds_state(candidate)]
-    enough = len(left) >= situation.min_ranks and 2 * len(left) >= len(chosen) and any(map(_holds_state, left))
+    enough = len(left) >= situation.min_ranks and not outnumbered(len(chosen) - len(left), len(chosen)) and any(map(_holds_state, left))
     return left if situation.replicated and enough else chosen
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import queue
 import socket
 import stat
 import threading
@@ -121,15 +120,6 @@ class Work:
         self._group.sent([self])
 
 
-@dataclass
-class _Sent:
-    """Sends that somebody waits for, and how it went."""
-
-    sends: Sequence[Any]
-    settled: threading.Event = field(default_factory=threading.Event)
-    error: GroupBroken | None = None
-
-
 class Group:
     """Point-to-point and collective operations among the ``size`` ranks of one view; thread-safe only as far as stated.
 
@@ -144,7 +134,6 @@ class Group:
         self._ends = ends
         self._stop = ""
         self._waits: set[threading.Event] = set()
-        self._elsewhere: queue.SimpleQueue[_Sent | None] | None = None
         self._gathered: Work | None = None
 
     @classmethod
@@ -223,34 +212,31 @@ class Group:
             raise self.broken(str(error).splitlines()[0]) from error
 
     def sent(self, works: Sequence[Work]) -> None:
-        """Block until all sends of ``works`` are complete. A thread of the group waits for them: an interrupt ends the wait here."""
+        """Block until all sends of ``works`` are complete. Raises as :meth:`Work.arrived` does.
+
+        A thread of its own waits for them, so that an interrupt ends the wait here, whatever gloo does; it ends with the time-out.
+        """
         sends = [send for work in works for send in work._sends]
         if not sends:
             return
-        if self._elsewhere is None:
-            self._elsewhere = queue.SimpleQueue()
-            threading.Thread(target=self._wait_elsewhere, name=f"fleet-sent-{self.generation}", daemon=True).start()
-        mine = _Sent(sends)
-        self._waits.add(mine.settled)
-        self._elsewhere.put(mine)
+        settled, failed = threading.Event(), []
+
+        def complete() -> None:
+            try:
+                self._complete(sends)
+            except GroupBroken as error:
+                failed.append(error)
+            settled.set()
+
+        self._waits.add(settled)
+        threading.Thread(target=complete, name=f"fleet-sent-{self.generation}", daemon=True).start()
         if not self._stop:
-            mine.settled.wait()
-        self._waits.discard(mine.settled)
+            settled.wait()
+        self._waits.discard(settled)
         if self._stop:
             raise self.broken(self._stop)
-        if mine.error is not None:
-            raise mine.error
-
-    def _wait_elsewhere(self) -> None:
-        """Ends when the group is closed; where gloo has lost a send, with its time-out."""
-        be_prompt(children=False)
-        assert self._elsewhere is not None
-        while (handed := self._elsewhere.get()) is not None:
-            try:
-                self._complete(handed.sends)
-            except GroupBroken as error:
-                handed.error = error
-            handed.settled.set()
+        if failed:
+            raise failed[0]
 
     def _start_nccl(self, wires: Any, sends: Sequence[Transfer], receives: Sequence[Transfer]) -> Work:
         """One NCCL group call, as single sends and receives could wait for each other."""
@@ -330,8 +316,6 @@ class Group:
     def close(self) -> None:
         """Leave the group and free its sockets and threads. An operation that is still under way raises GroupBroken."""
         self.interrupt("closed")
-        if self._elsewhere is not None:
-            self._elsewhere.put(None)
         self._gloo = self._nccl = self._ends = self._gathered = None
 
 

@@ -21,6 +21,7 @@ from actors.rank.sampling import seed_shard
 from actors.rank.sumcheck import SLICES, SumCheck
 from fleet.errors import ConfigError, ProtocolError
 from fleet.shards import blocks, cover
+from tests.unit.test_process_group import LostSend
 
 BOUND_S = 30.0
 SHARDS = 16
@@ -51,28 +52,25 @@ def with_groups(size: int, fn: Callable[[Group], object]) -> list[object]:
 class Forgetful:
     """A gloo group that forgets what this rank sends: it arrives, and nothing wakes who waits for it."""
 
-    def __init__(self, wires: Any, forgotten: threading.Event) -> None:
-        self._wires, self._forgotten, self._sent = wires, forgotten, []
+    def __init__(self, wires: Any, lost: LostSend) -> None:
+        self._wires, self._lost, self._sent = wires, lost, []
 
     def recv(self, *args: Any) -> Any:
         return self._wires.recv(*args)
 
-    def send(self, *args: Any) -> Forgetful:
+    def send(self, *args: Any) -> LostSend:
         self._sent.append(self._wires.send(*args))
-        return self
-
-    def wait(self) -> bool:
-        return self._forgotten.wait(BOUND_S)
+        return self._lost
 
 
 @pytest.mark.parametrize(("size", "length"), [(2, 100), (2, 500_000), (3, 100)])
 def test_a_rank_that_waits_for_a_send_that_gloo_has_lost_can_be_called_out(size: int, length: int) -> None:
     """A loss at the end of a reduction: gloo loses a send whose connection ends before it knows of that, though it was asked for."""
-    forgotten = threading.Event()
+    lost = LostSend()
 
     def rank(group: Group) -> str:
         if group.rank == 0:
-            group._gloo = Forgetful(group._gloo, forgotten)
+            group._gloo = Forgetful(group._gloo, lost)
             threading.Timer(1.0, group.interrupt, ["told to leave"]).start()
         reducer = Reducer(SHARDS, "ordered", 1 << 18)
         reducer.bind(group, [cover(range(*bounds), SHARDS) for bounds in ranges_of(size)])
@@ -86,7 +84,7 @@ def test_a_rank_that_waits_for_a_send_that_gloo_has_lost_can_be_called_out(size:
             return str(error) if time.monotonic() - began_s < BOUND_S / 2 else "too late"
         finally:
             if group.rank == 0:
-                forgotten.set()
+                lost.released.set()
         return "done"
 
     first, *others = with_groups(size, rank)
