@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import queue
 import socket
 import stat
 import threading
@@ -29,6 +30,7 @@ __all__ = ["Forming", "Group", "GroupBroken", "StoreServer", "Work", "warm_up"]
 Address = tuple[str, int]
 _one_device_at_a_time = threading.Lock()
 Transfer = tuple[torch.Tensor, int]
+Errand = tuple[Callable[[], None], threading.Event]
 
 
 class GroupBroken(FleetError):
@@ -116,8 +118,46 @@ class Work:
 
     def wait(self) -> None:
         """Block until all are complete; raises as :meth:`arrived` does."""
+        sent = self._group.sending([self])
         self.arrived()
-        self._group.sent([self])
+        sent()
+
+
+class _Errands:
+    """Threads for calls that may hang, each kept for the next call once it is back.
+
+    What hangs holds nobody up: neither the next call, nor, unlike in a pool of ``concurrent.futures``, the end of the process.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name, self._closed = name, False
+        self._idle: list[queue.SimpleQueue[Errand | None]] = []
+
+    def run(self, call: Callable[[], None], settled: threading.Event) -> None:
+        """From any thread; sets ``settled`` when it is done. ``call`` raises nothing."""
+        try:
+            calls = self._idle.pop()
+        except IndexError:
+            calls = queue.SimpleQueue()
+            threading.Thread(target=self._serve, args=(calls,), name=self._name, daemon=True).start()
+        calls.put((call, settled))
+
+    def close(self) -> None:
+        """Let the threads end, those under way when they are back. From any thread, and again."""
+        self._closed = True
+        with contextlib.suppress(IndexError):
+            while True:
+                self._idle.pop().put(None)
+
+    def _serve(self, calls: queue.SimpleQueue[Errand | None]) -> None:
+        be_prompt(children=False)
+        while (errand := calls.get()) is not None:
+            call, settled = errand
+            call()
+            self._idle.append(calls)
+            settled.set()
+            if self._closed:  # perhaps since before this thread was idle
+                self.close()
 
 
 class Group:
@@ -134,6 +174,7 @@ class Group:
         self._ends = ends
         self._stop = ""
         self._waits: set[threading.Event] = set()
+        self._errands = _Errands(f"fleet-sent-{generation}")
         self._gathered: Work | None = None
 
     @classmethod
@@ -211,32 +252,36 @@ class Group:
         except RuntimeError as error:
             raise self.broken(str(error).splitlines()[0]) from error
 
-    def sent(self, works: Sequence[Work]) -> None:
-        """Block until all sends of ``works`` are complete. Raises as :meth:`Work.arrived` does.
+    def sending(self, works: Sequence[Work]) -> Callable[[], None]:
+        """What to call to block until all sends of ``works`` are complete. It raises as :meth:`Work.arrived` does.
 
-        A thread of its own waits for them, so that an interrupt ends the wait here, whatever gloo does; it ends with the time-out.
+        Another thread waits for them from now on, so that an interrupt ends the wait, whatever gloo does; it is back with the time-out.
+        Asked for ahead of the wait for what arrives, it costs no time.
         """
         sends = [send for work in works for send in work._sends]
-        if not sends:
-            return
-        settled, failed = threading.Event(), []
+        settled, failed = threading.Event(), list[GroupBroken]()
 
         def complete() -> None:
             try:
                 self._complete(sends)
             except GroupBroken as error:
                 failed.append(error)
-            settled.set()
 
-        self._waits.add(settled)
-        threading.Thread(target=complete, name=f"fleet-sent-{self.generation}", daemon=True).start()
-        if not self._stop:
-            settled.wait()
-        self._waits.discard(settled)
-        if self._stop:
-            raise self.broken(self._stop)
-        if failed:
-            raise failed[0]
+        def sent() -> None:
+            self._waits.add(settled)
+            if not self._stop:
+                settled.wait()
+            self._waits.discard(settled)
+            if self._stop:
+                raise self.broken(self._stop)
+            if failed:
+                raise failed[0]
+
+        if sends:
+            self._errands.run(complete, settled)
+        else:
+            settled.set()
+        return sent
 
     def _start_nccl(self, wires: Any, sends: Sequence[Transfer], receives: Sequence[Transfer]) -> Work:
         """One NCCL group call, as single sends and receives could wait for each other."""
@@ -316,6 +361,7 @@ class Group:
     def close(self) -> None:
         """Leave the group and free its sockets and threads. An operation that is still under way raises GroupBroken."""
         self.interrupt("closed")
+        self._errands.close()
         self._gloo = self._nccl = self._ends = self._gathered = None
 
 

@@ -283,10 +283,11 @@ class Reducer:
                 mine = [flats[number][lo:hi] for flats in local]
                 work = group.start([(part, peer) for part in mine], [(part, peer) for part in arriving], 2 * len(under_way))
                 under_way.append((arriving, mine, whole[lo:hi], work))
+        sent = group.sending([work for *_, work in under_way])
         for arriving, mine, into, work in under_way:
             work.arrived()
             self.add_up({peer: arriving, group.rank: mine}, into)
-        group.sent([work for *_, work in under_way])
+        sent()
 
     # ---- the exchange --------------------------------------------------------------------------------------------------------------------
 
@@ -305,9 +306,10 @@ class Reducer:
             returning.append(group.start(self._gifts(bucket, mine), receives, 2 * number + 1))
             if number + BUCKETS_IN_FLIGHT < len(buckets):
                 returning += self._scatter(group, number + BUCKETS_IN_FLIGHT, buckets[number + BUCKETS_IN_FLIGHT], local, out)
+        sent = group.sending(returning)
         for work in returning:
             work.arrived()
-        group.sent(returning)
+        sent()
         self._buckets_before = buckets
 
     def _gifts(self, bucket: _Bucket, mine: torch.Tensor) -> list[tuple[torch.Tensor, int]]:

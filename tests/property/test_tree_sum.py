@@ -72,8 +72,11 @@ class ThreadGroup(Group):
             self._boxes[self.rank, peer, tag].put(parcel)
         return LaterWork([(tensor, self._boxes[peer, self.rank, tag]) for tensor, peer in receives], sent)
 
-    def sent(self, works: Any) -> None:
-        assert all(work.taken() for work in works)
+    def sending(self, works: Any) -> Any:
+        def sent() -> None:
+            assert all(work.taken() for work in works)
+
+        return sent
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
         everyone = torch.empty(self.size, *tensor.shape, dtype=tensor.dtype)

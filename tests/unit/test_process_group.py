@@ -18,6 +18,7 @@ import torch
 
 from actors.rank.process_group import Forming, Group, GroupBroken, StoreServer, Work
 from actors.rank.store import Exchange, StoreClient
+from tests.support.waiting import until
 
 BOUND_S = 30.0
 HOST = "127.0.0.1"
@@ -202,6 +203,19 @@ def test_an_interrupt_wakes_who_waits_for_a_send_that_is_lost(store: StoreServer
         work.wait()
     lost.released.set()
     close_all(groups)
+
+
+def test_who_waits_for_a_lost_send_holds_up_no_other(store: StoreServer) -> None:
+    groups = form_all(store, 2)
+    lost = LostSend()
+    groups[0].sending([Work(groups[0], [], [lost])])
+    for _ in range(3):
+        on_all(groups, lambda group: group.start([(torch.ones(3), 1 - group.rank)], [(torch.empty(3), 1 - group.rank)]).wait())
+    waiting = [thread for thread in threading.enumerate() if thread.name == "fleet-sent-1"]
+    assert len(waiting) == 3, "one for the send that is lost, and one in each rank for all others"
+    close_all(groups)
+    lost.released.set()
+    until(lambda: not any(thread.is_alive() for thread in waiting), "the threads have ended with their groups")
 
 
 def test_who_waits_for_a_send_hears_that_it_failed(store: StoreServer) -> None:
