@@ -12,8 +12,7 @@ BENCHMARKS ?= recovery storm reduction machine snapshot simulate store detect st
 BENCH_FLAGS ?= --quick
 TRUTH_SEEDS ?= 2000
 SPREAD := tests/unit tests/property tests/simulation tests/tidy tests/contract/test_checkpoint_store.py tests/contract/test_peer_memory.py
-PLAIN := $(addprefix tests/fault/test_,$(addsuffix .py,object_store drivers up alerts bad_luck bit_identity corruption hangs peer_memory \
-  sharded_optimizer stragglers)) tests/contract/test_live_page.py
+CLUSTERS := $(addprefix tests/fault/test_,$(addsuffix .py,object_store drivers up))
 TOOLS := chromium prometheus fonts-dejavu-core
 
 .PHONY: tools demo test lint bench truth clean
@@ -22,13 +21,12 @@ TOOLS := chromium prometheus fonts-dejavu-core
 demo: $(READY)
 	$(BIN)/fleet run $(DEMO)
 
-# Pure tests side by side, fleets of real processes two at a time, what shares a cluster one after the other: each kind as close as its
-# clocks allow. The longest of the second kind, which start clusters of their own, come first.
+# Pure tests side by side; then fleets of real processes beside one Ray cluster at a time. The longest, which start clusters of their own,
+# come first.
 test: lint tools
 	@failed=0; set -x; \
 	$(BIN)/python -m pytest -m "not truth" -n logical --maxprocesses 8 $(SPREAD) || failed=1; \
-	$(BIN)/python -m pytest -m "not truth" -n logical --maxprocesses 2 --dist loadgroup $(PLAIN) || failed=1; \
-	$(BIN)/python -m pytest -m "not truth" $(addprefix --ignore=,$(SPREAD) $(PLAIN)) tests || failed=1; \
+	$(BIN)/python -m pytest -m "not truth" -n logical --maxprocesses 2 --dist loadgroup $(CLUSTERS) $(addprefix --ignore=,$(SPREAD)) tests || failed=1; \
 	exit $$failed
 
 lint: $(READY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -139,12 +140,15 @@ def _verdicts(report: Report, paint: _Paint) -> str:
     lines: list[str] = []
     judged = [decision for decision in report.history["decisions"] if decision["policy"] == "corruption"]
     lines += [f"  {duration(one['at_s'] - started_s):>9}  {one['action']}: {one['reason']}" for one in judged]
-    for kept in report.history["evidence"]:
-        lines.append(f"  {duration(kept['at_s'] - started_s):>9}  {kept['incident']}: {kept['reason']}; stacks in {kept['path']}")
-        lines += [f"             {line}" for line in kept["detail"].split("; ")]
-    head = [paint(DIM, "  verdicts and evidence")] if lines else []
+    told: dict[str, list[str]] = {}
+    for kept in report.history["evidence"]:  # of one incident, from the agent of each node
+        head = f"  {duration(kept['at_s'] - started_s):>9}  {kept['incident']}: {kept['reason']}; stacks in {kept['path']}"
+        told.setdefault(kept["incident"], [head]).extend(f"             {line}" for line in kept["detail"].split("; "))
+    lines += itertools.chain.from_iterable(told.values())
     verified = [line for words in in_words(report.history.get("verification", {})) for line in _wrapped(words)]
-    lines = [*head, *lines, *verified]
+    if lines:
+        lines = [paint(DIM, "  verdicts and evidence"), *lines, *([""] if verified else [])]
+    lines += verified
     return "\n".join([*lines, ""]) if lines else ""
 
 

@@ -7,11 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fleet.instructions import CommitCheckpoint
-from fleet.levels import peers_url
 from fleet.types import Part, StateId
 from storage.checkpoint import CheckpointStore, write_part
-from storage.manifest import CheckpointDamaged, checkpoint_id, parse_checkpoint_id, safe_name
-from storage.peer_files import PeerFiles, in_blocks
+from storage.manifest import CheckpointDamaged, checkpoint_id, parse_checkpoint_id
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,25 +52,6 @@ class Parts:
                 store.delete(name)
             raise
         return meta, [tensors[index] for index in range(len(tensors))]
-
-
-class StepCopies:
-    """Parts of the state that change in every step, in the memory of other nodes: see :class:`actors.rank.copies.CopiesPort`."""
-
-    def put(self, series: str, state: StateId, generation: int, slot: int, data: Sequence[memoryview], to: Sequence[str]) -> None:
-        """Returns once every memory of ``to`` holds it, verified. Raises OSError."""
-        name = f"{checkpoint_id(state, generation)}/{slot}"
-        with PeerFiles(f"{peers_url(to)}/{safe_name(series)}").writing(name) as sink:
-            for number, block in enumerate(in_blocks(data)):
-                sink.block(number, block)
-
-    def get(self, series: str, state: StateId, slot: int, at: Sequence[str]) -> list[memoryview]:
-        """What was put, in blocks, verified; of the newest generation where there are several. Raises OSError (FileNotFoundError)."""
-        files = PeerFiles(f"{peers_url(at)}/{safe_name(series)}")
-        for directory in reversed(files.directories()):
-            if parse_checkpoint_id(directory)[0] == state and files.size(f"{directory}/{slot}") is not None:
-                return [memoryview(block) for block in files.fetch(f"{directory}/{slot}")]
-        raise FileNotFoundError(f"{series}: slot {slot} at {state} is in no memory that answers")
 
 
 class RetainingStore:

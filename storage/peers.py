@@ -1,9 +1,9 @@
 """The memory of one node in which ranks of other nodes keep copies of their parts, served over TCP.
 
-Files are named ``series/ID/file``, ID as :mod:`storage.manifest` has it: ``checkpoints`` is the series of whole checkpoints, others are for
-whoever copies something step after step. Of each series the last ``STEPS`` IDs are kept: the newest committed one (which has a manifest; or
-the newest, in a series without manifests), and the one being written. A writer of an older lineage or generation than one already seen is
-refused, so what wakes after its replacement cannot push out what its successors wrote.
+Files are named ``series/ID/file``, ID as :mod:`storage.manifest` has it; ``checkpoints`` is the series of a run's checkpoints. Of a series
+the last ``STEPS`` IDs are kept: the newest committed one (which has a manifest; or the newest, where none has), and the one being written.
+A writer of an older lineage or generation than one already seen is refused, so what wakes after its replacement cannot push out what its
+successors wrote.
 
 A message is a frame of JSON, then bytes. A file is there once it is complete and each of its blocks has the digest that its writer gave;
 what a writer that dies has sent goes with its connection.

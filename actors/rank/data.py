@@ -206,8 +206,8 @@ class Feed:
     def __init__(self, dataset: Any, seed: int, shards: int, batch_size: int) -> None:
         self._dataset = dataset
         self._fetch: Callable[[int, int], Any] = partial(_batch, dataset, seed, shards, batch_size)
-        self._seed, self._batch_size = seed, batch_size
-        self._per_shard = shard_size(batch_size, shards, len(dataset))
+        self._seed = seed
+        shard_size(batch_size, shards, len(dataset))  # refuses what does not divide
         if isinstance(dataset, ShardedDataset):
             dataset.begin(batch_size)
         self._workers = dataset.workers if isinstance(dataset, ShardedDataset) else 0
@@ -215,7 +215,6 @@ class Feed:
         self._pool = ThreadPoolExecutor(max(1, self._workers), thread_name_prefix="data")
         self._coming: dict[Key, Future[Any]] = {}
         self._keys: dict[Key, None] = {}
-        self.samples_by_epoch: dict[int, int] = {}
 
     @cached_property
     def data_sha256(self) -> str:
@@ -250,16 +249,6 @@ class Feed:
     def fetches_ahead(self) -> bool | None:
         """None until the first batch has shown whether its samples draw random numbers."""
         return self._ahead
-
-    def commit(self, step: int, shards: Iterable[int]) -> None:
-        """``step`` is committed, and these shards of it are this rank's. Adds their samples to ``samples_by_epoch``."""
-        length = len(self._dataset)
-        for shard in shards:
-            first = step * self._batch_size + shard * self._per_shard
-            stop = first + self._per_shard
-            for epoch in range(first // length, (stop - 1) // length + 1):
-                count = min(stop, (epoch + 1) * length) - max(first, epoch * length)
-                self.samples_by_epoch[epoch] = self.samples_by_epoch.get(epoch, 0) + count
 
     def close(self) -> None:
         """Drop what is under way. Waits for no store."""

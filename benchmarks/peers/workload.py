@@ -61,7 +61,7 @@ def backward_share(
     last.backward()
 
 
-def cpu_s_per_share(settings: Settings, repetitions: int = 15) -> float:
+def cpu_s_per_share(settings: Settings, repetitions: int = 60) -> float:
     """Median CPU seconds of one rank's share at full world, without the wait. CPU time, so that a busy machine does not bend it."""
     model, _ = build(settings)
     taken: list[float] = []

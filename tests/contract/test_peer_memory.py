@@ -9,14 +9,13 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from actors.rank.copies import Copies
 from fleet.instructions import CommitCheckpoint
 from fleet.levels import peers_url
 from fleet.types import Copy, StateId
 from storage.checkpoint import CheckpointStore, write_part
 from storage.files import StoreError
 from storage.manifest import CheckpointDamaged, checkpoint_id
-from storage.parts import StepCopies
+from storage.peer_files import PeerFiles, in_blocks
 from storage.peers import PeerMemory, Refused, send
 from tests.support.waiting import until
 
@@ -32,6 +31,10 @@ def put_parts(memories: list[PeerMemory], state: StateId, generation: int = 1, s
     name = checkpoint_id(state, generation)
     parts = [write_part(peers_url([m.address]), name, i, 2, [(i, torch.full((size,), state.step))]) for i, m in enumerate(memories)]
     return CommitCheckpoint(name, state, tuple(parts), "", 0.0, 0.0)
+
+
+def files_of(memories: list[PeerMemory]) -> PeerFiles:
+    return PeerFiles(peers_url([memory.address for memory in memories]))
 
 
 def store_of(memories: list[PeerMemory]) -> CheckpointStore:
@@ -85,17 +88,26 @@ def test_a_writer_that_dies_leaves_nothing(memories: list[PeerMemory]) -> None:
     assert memories[0].held() == ()
 
 
+def write(memories: list[PeerMemory], state: StateId, data: bytes) -> str:
+    """A file of blocks into all of them; returns its name."""
+    name = f"{checkpoint_id(state, 1)}/2"
+    with files_of(memories).writing(name) as sink:
+        for number, block in enumerate(in_blocks([memoryview(data)])):
+            sink.block(number, block)
+    return name
+
+
+def read(memories: list[PeerMemory], name: str) -> bytes:
+    return b"".join(files_of(memories).fetch(name))
+
+
 def test_a_byte_that_flips_in_a_memory_is_found_and_the_other_copy_is_used(memories: list[PeerMemory]) -> None:
-    copies = Copies(StepCopies(), "moments")
-    addresses = [memory.address for memory in memories]
-    sent = torch.randn(5_000_000)
-    copies.put(StateId(0, 3), 1, 2, [sent, torch.arange(4)], addresses).result(30)
-    memories[0]._files[f"moments/{checkpoint_id(StateId(0, 3), 1)}/2"].blocks[1][77] ^= 1
+    sent = torch.randn(5_000_000).numpy().tobytes()
+    name = write(memories, StateId(0, 3), sent)
+    memories[0]._files[f"checkpoints/{name}"].blocks[1][77] ^= 1
     with pytest.raises(Refused, match="damaged: block 1"):
-        copies.get(StateId(0, 3), 2, addresses[:1])
-    got = copies.get(StateId(0, 3), 2, addresses)
-    assert torch.equal(got[: sent.nbytes].view(torch.float32), sent) and got[sent.nbytes :].view(torch.int64).tolist() == [0, 1, 2, 3]
-    copies.close()
+        read(memories[:1], name)
+    assert read(memories, name) == sent
 
 
 def test_a_flipped_byte_of_a_checkpoint_is_named(memories: list[PeerMemory]) -> None:
@@ -106,19 +118,9 @@ def test_a_flipped_byte_of_a_checkpoint_is_named(memories: list[PeerMemory]) -> 
         store_of(memories).load(order.checkpoint)
 
 
-def test_copies_of_steps_go_as_their_successors_come(memories: list[PeerMemory]) -> None:
-    port, at = StepCopies(), [memories[0].address]
-    for step in range(4):
-        port.put("moments", StateId(0, step), 1, 0, [memoryview(bytes([step]))], at)
-    assert bytes(port.get("moments", StateId(0, 2), 0, at)[0]) == b"\x02"
-    with pytest.raises(FileNotFoundError):
-        port.get("moments", StateId(0, 1), 0, at)
-
-
 def test_a_memory_that_is_gone_fails_the_write_and_is_passed_over_by_the_read(memories: list[PeerMemory]) -> None:
-    port, at = StepCopies(), [memory.address for memory in memories]
-    port.put("moments", StateId(0, 1), 1, 0, [memoryview(b"abc")], at)
+    name = write(memories, StateId(0, 1), b"abc")
     memories[0].close()
     with pytest.raises(StoreError, match="unreachable"):
-        port.put("moments", StateId(0, 2), 1, 0, [memoryview(b"abc")], at)
-    assert bytes(port.get("moments", StateId(0, 1), 0, at)[0]) == b"abc"
+        write(memories, StateId(0, 2), b"abc")
+    assert read(memories, name) == b"abc"

@@ -34,6 +34,8 @@ from tests.support.prometheus import filled, scraping
 from tests.support.waiting import until
 from tests.support.watching import watched
 
+pytestmark = pytest.mark.xdist_group("clusters")
+
 OPTIONS = {"steps": "60", "norm": "layer", "width": "1024"}
 """A model of thirteen blocks, so that every rank has some of the optimizer's state where that is sharded."""
 
