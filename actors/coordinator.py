@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from actors import evidence
+from actors.connections import Connections
 from actors.messages import (
     DOWN,
     UP,
@@ -135,6 +136,7 @@ class Coordinator:
         self._span_ends = span_ends if span_ends is not None else {}
         self._numbers = itertools.count(1)
         self._server: asyncio.AbstractServer | None = None
+        self._connections = Connections()
         self._ticker: asyncio.Task[None] | None = None
         self.on_failure: Callable[[], None] = lambda: sys.exit(1)
 
@@ -144,7 +146,7 @@ class Coordinator:
 
     async def start(self, host: str, port: int) -> int:
         """Listen on ``host:port`` (0: any); returns the port."""
-        self._server = await asyncio.start_server(self._serve, host, port)
+        self._server = await asyncio.start_server(self._connections.serving(self._serve), host, port)
         self._ticker = asyncio.create_task(self._driver.tick_forever())
         self._ticker.add_done_callback(self._complain)
         return int(self._server.sockets[0].getsockname()[1])
@@ -163,6 +165,7 @@ class Coordinator:
         await self._driver.stop()
         for line in self._lines.by_node.values():
             line.writer.close()
+        await self._connections.close()
         self._journal.flush()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from actors import evidence
+from actors.connections import Connections
 from actors.messages import (
     DOWN,
     UP,
@@ -114,6 +115,7 @@ class NodeAgent:
         self._tasks: list[asyncio.Task[None]] = []
         self._inspection: asyncio.Task[EvidenceGathered] | None = None
         self._servers: list[asyncio.AbstractServer] = []
+        self._connections = Connections()
 
     @property
     def socket_path(self) -> str:
@@ -122,7 +124,7 @@ class NodeAgent:
     async def start(self) -> None:
         for serve, path in ((self._serve_rank, self.socket_path), (self._hold_lifeline, lifeline_path(self.folder, self.node))):
             Path(path).unlink(missing_ok=True)
-            self._servers.append(await asyncio.start_unix_server(serve, path))
+            self._servers.append(await asyncio.start_unix_server(self._connections.serving(serve), path))
         self._tasks = [asyncio.create_task(work()) for work in (self._keep_connected, self._report)]
 
     async def stop(self) -> None:
@@ -140,6 +142,7 @@ class NodeAgent:
         self._ranks.clear()
         if self._up.writer is not None:
             self._up.writer.close()
+        await self._connections.close()
 
     # ---- ranks ---------------------------------------------------------------------------------------------------------------------------
 

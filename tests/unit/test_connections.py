@@ -1,0 +1,39 @@
+"""A server that ends takes its connections with it: also one that has said nothing yet, which nobody has in a list of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from actors.connections import Connections
+
+BOUND_S = 30.0
+
+
+def test_all_connections_end_with_their_server(tmp_path: Path) -> None:
+    ended: list[str] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            ended.append((await reader.readline()).decode())
+            await reader.read()
+        finally:
+            writer.close()
+
+    async def talk() -> list[bytes]:
+        connections = Connections()
+        server = await asyncio.start_unix_server(connections.serving(serve), tmp_path / "socket")
+        clients = [await asyncio.open_unix_connection(tmp_path / "socket") for _ in range(3)]
+        clients[0][1].write(b"hello\n")
+        while not ended:
+            await asyncio.sleep(0.01)
+        server.close()
+        await connections.close()
+        heard = [await asyncio.wait_for(reader.read(), BOUND_S) for reader, _ in clients]
+        for _, writer in clients:
+            writer.close()
+            await writer.wait_closed()
+        return heard
+
+    assert asyncio.run(talk()) == [b"", b"", b""]
+    assert ended == ["hello\n"]
