@@ -3,16 +3,17 @@
 - The trace is (time, rank of the view), drawn once and the same for all. At its time the process of the view's n-th slot is killed; when
   the view has no such rank, or its process is dead, the fault is suppressed and counted as such. So a system that is down meets fewer
   faults, which is in its favour.
-- Committed samples: by how much the state grew during the storm, less what was undone later: the log goes on after the storm until the
-  job has committed again, so that steps which a pending restart undoes are not counted.
-- Each run begins with a stretch without faults. The greatest samples per second of all systems' stretches is the *one* common fault-free
-  rate by which every system's committed samples are divided: a slower step costs its system here too, and no system is measured by its own
-  yardstick. All of the rates are reported.
+- Committed samples: by how much the state grew during the storm, less what was undone later: the log goes on after the storm, so that steps
+  which a pending restart undoes are not counted.
+- Each run begins and ends with a stretch without faults, as machines do not stay as fast as they are. A system's rate is the mean of both
+  stretches' samples per second, and the greatest of all systems is the *one* common fault-free rate by which every system's committed
+  samples are divided: a slower step costs its system here too, and no system is measured by its own yardstick. All rates are reported.
 """
 
 from __future__ import annotations
 
 import contextlib
+import statistics
 import tempfile
 import time
 from collections.abc import Sequence
@@ -22,7 +23,6 @@ from typing import Any
 
 from benchmarks import harness
 from benchmarks.peers.common import (
-    Commit,
     Kill,
     Run,
     Settings,
@@ -36,20 +36,23 @@ from benchmarks.peers.common import (
     wait_until,
 )
 
-START_LIMIT_S = 180.0
-AFTERMATH_LIMIT_S = 60.0
+CALM_LIMIT_S = 180.0
 MTBF_S, DURATION_S, QUICK_DURATION_S = 15.0, 300.0, 45.0
 CALM_STEPS, QUICK_CALM_STEPS = 200, 60
 
 
 @dataclass(frozen=True)
 class Storm:
-    """One system's storm: fault-free samples per second before it, samples committed in it, and its faults."""
+    """One system's storm: fault-free samples per second before and after it, samples committed in it, and its faults."""
 
-    fault_free_samples_per_s: float
+    fault_free_rates: tuple[float, ...]
     committed_samples: int
     executed: int
     suppressed: int
+
+    @property
+    def fault_free_samples_per_s(self) -> float:
+        return statistics.mean(self.fault_free_rates)
 
 
 def measure(quick: bool = False, only: Sequence[str] = ()) -> dict[str, Any]:
@@ -63,7 +66,10 @@ def measure(quick: bool = False, only: Sequence[str] = ()) -> dict[str, Any]:
     return {
         "settings": settings_used,
         "figures": figures(storms, duration_s),
-        "samples": {"fault_at_s": [t for t, _ in trace]},
+        "samples": {
+            "fault_at_s": [t for t, _ in trace],
+            **{f"{name}_fault_free_samples_per_s": list(storm.fault_free_rates) for name, storm in storms.items()},
+        },
         "notes": notes,
     }
 
@@ -73,24 +79,28 @@ def weather(system: System, settings: Settings, trace: Sequence[tuple[float, int
     with tempfile.TemporaryDirectory(prefix=f"bench-{system.name}-", ignore_cleanup_errors=True) as workdir:
         run = system.start(Path(workdir), settings)
         try:
-            if not wait_until(lambda: steady_steps(run, 0.0, settings.world) > calm_steps, run, START_LIMIT_S):
-                raise RuntimeError(
-                    f"{system.name}: no {calm_steps} steps at full world within {START_LIMIT_S:.0f} s; {run.failed() or 'running'}"
-                )
+            await_calm(system, run, 0.0, calm_steps, settings.world)
             begin_s = time.monotonic()
             kills = strike_by_trace(run, trace, begin_s)
-            time.sleep(max(0.0, begin_s + duration_s - time.monotonic()))
-            end_s = time.monotonic()
-            wait_until(lambda: _committed_since(run.commits(), max(end_s, kills[-1].t_s if kills else 0.0)), run, AFTERMATH_LIMIT_S)
+            end_s = begin_s + duration_s
+            time.sleep(max(0.0, end_s - time.monotonic()))
+            await_calm(system, run, end_s, calm_steps, settings.world)
         finally:
             run.stop()
     commits = run.commits()
+    before, after = [commit for commit in commits if commit.t_s <= begin_s], [commit for commit in commits if commit.t_s > end_s]
+    rates = [fault_free_rate(calm[-calm_steps:], [], settings.world) for calm in (before, after)]
     return Storm(
-        fault_free_samples_per_s=fault_free_rate([commit for commit in commits if commit.t_s <= begin_s][-calm_steps:], [], settings.world),
-        committed_samples=committed_between(commits, begin_s, begin_s + duration_s),
+        fault_free_rates=tuple(rates),
+        committed_samples=committed_between(commits, begin_s, end_s),
         executed=len(kills),
         suppressed=len(trace) - len(kills),
     )
+
+
+def await_calm(system: System, run: Run, since_s: float, steps: int, world: int) -> None:
+    if not wait_until(lambda: steady_steps(run, since_s, world) > steps, run, CALM_LIMIT_S):
+        raise RuntimeError(f"{system.name}: no {steps} steps at full world within {CALM_LIMIT_S:.0f} s; {run.failed() or 'running'}")
 
 
 def strike_by_trace(run: Run, trace: Sequence[tuple[float, int]], begin_s: float) -> list[Kill]:
@@ -103,10 +113,6 @@ def strike_by_trace(run: Run, trace: Sequence[tuple[float, int]], begin_s: float
             with contextlib.suppress(KeyError, ProcessLookupError):  # it died by itself meanwhile: suppressed
                 kills.append(run.inject("kill", slots[rank]))
     return kills
-
-
-def _committed_since(commits: Sequence[Commit], t_s: float) -> bool:
-    return sum(1 for commit in commits if commit.t_s > t_s) >= 2
 
 
 def figures(storms: dict[str, Storm], duration_s: float) -> dict[str, float]:
