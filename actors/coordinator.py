@@ -163,8 +163,6 @@ class Coordinator:
         if self._server is not None:
             self._server.close()
         await self._driver.stop()
-        for line in self._lines.by_node.values():
-            line.writer.close()
         await self._connections.close()
         self._journal.flush()
 
@@ -183,8 +181,6 @@ class Coordinator:
         except Exception:
             log.exception("the connection of agent %s is dropped", line.node if line else "?")
             self._hung_up(line)
-        finally:
-            writer.close()
 
     def _change(self, wanted: SettingWanted) -> str:
         """Why it is refused, or "" once it is in the journal."""

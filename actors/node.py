@@ -138,7 +138,6 @@ class NodeAgent:
         for rank in self._ranks.values():
             asyncio.get_running_loop().remove_reader(rank.pidfd)
             os.close(rank.pidfd)
-            self._hang_up_on(rank)
         self._ranks.clear()
         if self._up.writer is not None:
             self._up.writer.close()
@@ -157,8 +156,6 @@ class NodeAgent:
         except (asyncio.IncompleteReadError, ConnectionError):
             if rank is not None and rank.writer is writer:
                 rank.writer = None
-        finally:
-            writer.close()
 
     def _adopt(self, hello: Joined, writer: asyncio.StreamWriter) -> LocalRank | None:
         rank = self._ranks.get(hello.token)
@@ -181,8 +178,6 @@ class NodeAgent:
             words = await reader.read(-1)
         except ConnectionError:
             return
-        finally:
-            writer.close()
         token, farewell = words[:TOKEN_BYTES].decode(), words[TOKEN_BYTES:]
         if not farewell and (rank := self._ranks.get(token)) is not None:
             with contextlib.suppress(ProcessLookupError):

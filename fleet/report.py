@@ -31,6 +31,7 @@ def render_table(report: Report, *, colour: bool = False) -> str:
         _samples(summary),
         _faults(summary, paint),
         _verdicts(report, paint),
+        _verified(report),
     ]
     parts.append(_slow_ranks(report.history["stragglers"], summary.started_s, paint))
     parts.append(_levels(report))
@@ -145,10 +146,11 @@ def _verdicts(report: Report, paint: _Paint) -> str:
         head = f"  {duration(kept['at_s'] - started_s):>9}  {kept['incident']}: {kept['reason']}; stacks in {kept['path']}"
         told.setdefault(kept["incident"], [head]).extend(f"             {line}" for line in kept["detail"].split("; "))
     lines += itertools.chain.from_iterable(told.values())
-    verified = [line for words in in_words(report.history.get("verification", {})) for line in _wrapped(words)]
-    if lines:
-        lines = [paint(DIM, "  verdicts and evidence"), *lines, *([""] if verified else [])]
-    lines += verified
+    return "\n".join([paint(DIM, "  verdicts and evidence"), *lines, ""]) if lines else ""
+
+
+def _verified(report: Report) -> str:
+    lines = [line for words in in_words(report.history.get("verification", {})) for line in _wrapped(words)]
     return "\n".join([*lines, ""]) if lines else ""
 
 

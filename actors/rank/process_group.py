@@ -154,6 +154,7 @@ class _Errands:
         while (errand := calls.get()) is not None:
             call, settled = errand
             call()
+            del errand, call  # and what it held: the next one may be long in coming
             self._idle.append(calls)
             settled.set()
             if self._closed:  # perhaps since before this thread was idle

@@ -118,6 +118,13 @@ def test_a_flipped_byte_of_a_checkpoint_is_named(memories: list[PeerMemory]) -> 
         store_of(memories).load(order.checkpoint)
 
 
+def test_of_what_was_never_committed_the_last_two_steps_are_kept(memories: list[PeerMemory]) -> None:
+    names = [write(memories, StateId(0, step), bytes([step])) for step in range(4)]
+    assert read(memories, names[2]) == b"\x02"
+    with pytest.raises(FileNotFoundError):
+        read(memories, names[1])
+
+
 def test_a_memory_that_is_gone_fails_the_write_and_is_passed_over_by_the_read(memories: list[PeerMemory]) -> None:
     name = write(memories, StateId(0, 1), b"abc")
     memories[0].close()
