@@ -25,7 +25,7 @@ from actors.shield import REPLACE_LIMIT_VARIABLE, PatientFailurePolicy, Shielded
 
 log = logging.getLogger("fleet.trainer")
 
-CHECK_S = 0.1
+CHECK_S = 0.5
 UNWIND_S = 10.0
 """How long Ray's own call may take to return once the controller is killed."""
 

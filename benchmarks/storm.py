@@ -5,9 +5,11 @@
   faults, which is in its favour.
 - Committed samples: by how much the state grew during the storm, less what was undone later: the log goes on after the storm, so that steps
   which a pending restart undoes are not counted.
-- Each run begins and ends with a stretch without faults, as machines do not stay as fast as they are. A system's rate is the mean of both
-  stretches' samples per second, and the greatest of all systems is the *one* common fault-free rate by which every system's committed
-  samples are divided: a slower step costs its system here too, and no system is measured by its own yardstick. All rates are reported.
+- No machine stays as fast as it is. So the trace is cut into parts, and the systems take turns: each has a run for each part, which begins
+  and ends with a stretch without faults. A system's rate is the mean of all its stretches' samples per second, and the greatest of all
+  systems is the *one* common fault-free rate by which every system's committed samples are divided: a slower step costs its system here
+  too, and no system is measured by its own yardstick. All rates are reported.
+- All systems run on one node: nodes that share a machine's cores with the ranks would cost Ray's daemons for each, and none is lost here.
 """
 
 from __future__ import annotations
@@ -38,12 +40,16 @@ from benchmarks.peers.common import (
 
 CALM_LIMIT_S = 180.0
 MTBF_S, DURATION_S, QUICK_DURATION_S = 15.0, 300.0, 45.0
+PARTS, QUICK_PARTS = 3, 1
 CALM_STEPS, QUICK_CALM_STEPS = 200, 60
+
+
+Trace = Sequence[tuple[float, int]]
 
 
 @dataclass(frozen=True)
 class Storm:
-    """One system's storm: fault-free samples per second before and after it, samples committed in it, and its faults."""
+    """One system's storm, or a part of it: fault-free samples per second around it, samples committed in it, and its faults."""
 
     fault_free_rates: tuple[float, ...]
     committed_samples: int
@@ -58,23 +64,44 @@ class Storm:
 def measure(quick: bool = False, only: Sequence[str] = ()) -> dict[str, Any]:
     """Run the benchmark; the settings, figures, samples and notes of design section 10's shape."""
     systems, notes = installed_systems(only)
-    settings = calibrated(Settings(spares=1))
-    duration_s, calm_steps = (QUICK_DURATION_S, QUICK_CALM_STEPS) if quick else (DURATION_S, CALM_STEPS)
+    settings = calibrated(Settings(spares=1, nodes=1))
+    duration_s, parts, calm_steps = (QUICK_DURATION_S, QUICK_PARTS, QUICK_CALM_STEPS) if quick else (DURATION_S, PARTS, CALM_STEPS)
     trace = storm_trace(settings.seed, MTBF_S, duration_s, settings.world)
-    storms = {system.name: weather(system, settings, trace, duration_s, calm_steps) for system in systems}
-    settings_used = {**vars(settings), "mtbf_s": MTBF_S, "duration_s": duration_s, "calm_steps": calm_steps, "faults_planned": len(trace)}
+    found: dict[str, list[Storm]] = {system.name: [] for system in systems}
+    for part in cut(trace, duration_s, parts):
+        for system in systems:
+            found[system.name].append(weather(system, settings, part, duration_s / parts, calm_steps))
+    storms = {name: whole(storm) for name, storm in found.items()}
+    settings_used = {**vars(settings), "mtbf_s": MTBF_S, "duration_s": duration_s, "parts": parts, "calm_steps": calm_steps}
     return {
-        "settings": settings_used,
+        "settings": {**settings_used, "faults_planned": len(trace)},
         "figures": figures(storms, duration_s),
         "samples": {
             "fault_at_s": [t for t, _ in trace],
             **{f"{name}_fault_free_samples_per_s": list(storm.fault_free_rates) for name, storm in storms.items()},
+            **{f"{name}_committed_samples": [part.committed_samples for part in parted] for name, parted in found.items()},
         },
         "notes": notes,
     }
 
 
-def weather(system: System, settings: Settings, trace: Sequence[tuple[float, int]], duration_s: float, calm_steps: int) -> Storm:
+def cut(trace: Trace, duration_s: float, parts: int) -> list[list[tuple[float, int]]]:
+    """Equal parts of a trace of ``duration_s``, each from its own beginning."""
+    part_s = duration_s / parts
+    return [[(at_s - n * part_s, rank) for at_s, rank in trace if n * part_s <= at_s < (n + 1) * part_s] for n in range(parts)]
+
+
+def whole(parts: Sequence[Storm]) -> Storm:
+    """The storm that these are the parts of."""
+    return Storm(
+        fault_free_rates=tuple(rate for part in parts for rate in part.fault_free_rates),
+        committed_samples=sum(part.committed_samples for part in parts),
+        executed=sum(part.executed for part in parts),
+        suppressed=sum(part.suppressed for part in parts),
+    )
+
+
+def weather(system: System, settings: Settings, trace: Trace, duration_s: float, calm_steps: int) -> Storm:
     """One run of a system: calm, storm, aftermath."""
     with tempfile.TemporaryDirectory(prefix=f"bench-{system.name}-", ignore_cleanup_errors=True) as workdir:
         run = system.start(Path(workdir), settings)
@@ -103,7 +130,7 @@ def await_calm(system: System, run: Run, since_s: float, steps: int, world: int)
         raise RuntimeError(f"{system.name}: no {steps} steps at full world within {CALM_LIMIT_S:.0f} s; {run.failed() or 'running'}")
 
 
-def strike_by_trace(run: Run, trace: Sequence[tuple[float, int]], begin_s: float) -> list[Kill]:
+def strike_by_trace(run: Run, trace: Trace, begin_s: float) -> list[Kill]:
     """Kill by the clock; returns the faults that were executed."""
     kills: list[Kill] = []
     for at_s, rank in trace:

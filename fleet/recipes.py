@@ -76,6 +76,7 @@ CONTROLLER_RESTARTS = 8
 
 HOST = "127.0.0.1"
 CHAOS_POLL_S = 0.05
+ORDER_POLL_S = 0.5
 STOP_S = 20.0
 
 
@@ -293,7 +294,7 @@ class LiveRun:
 
     def _await_order(self) -> bool:
         """Without a plan, whether an operator orders something before the run ends."""
-        while not self._stop.wait(CHAOS_POLL_S) and not self._done.is_set():
+        while not self._stop.wait(ORDER_POLL_S) and not self._done.is_set():
             if self.controls.waiting:
                 return True
         return False

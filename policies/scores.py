@@ -17,6 +17,22 @@ NORMAL_MAD, NORMAL_90 = 0.6745, 1.6449
 """Median and 90% quantile of the size of a standard normal: a MAD over the first estimates a standard deviation."""
 
 
+def quantile(values: Array, share: float) -> Array:
+    """Along the last axis, as ``np.quantile`` with ``share`` from 0 to 1, where no value is NaN. For few values in a fifth of its time.
+
+    Two neighbours are the median's: the mean of both; elsewhere they count by how near they are.
+    """
+    place = share * (values.shape[-1] - 1)
+    below, above = math.floor(place), math.ceil(place)
+    parted = np.partition(values, (below, above), axis=-1)
+    return np.asarray(parted[..., below] + (parted[..., above] - parted[..., below]) * (place - below))
+
+
+def median(values: Array) -> Array:
+    """Along the last axis, as :func:`quantile`."""
+    return quantile(values, 0.5)
+
+
 def locations(log_s: Array, least: int) -> tuple[Array, Array]:
     """(median, midmean) of each row of ``log_s`` [ranks, steps]; NaN for a row with fewer than ``least`` times.
 
@@ -47,7 +63,7 @@ def median_of_others(values: Array, slow: NDArray[np.bool_] | None = None) -> Ar
     if slow is not None and slow.any() and (well := known[~slow[known]]).size >= 2:
         result[well] = median_of_others(values[well])
         ill = known[slow[known]]
-        result[ill] = np.median(values[well])
+        result[ill] = median(values[well])
         return result
     if len(known) < 2:
         return result
@@ -70,9 +86,9 @@ def individual_score(best: Array, now: Array) -> Array:
 
 def robust_z(values: Array, floor: float = 0.0) -> Array:
     """0.6745 (x - median) / MAD over ``values`` [ranks] (Iglewicz and Hoaglin, 1993); the MAD is not taken below 0.6745 ``floor``."""
-    median = np.nanmedian(values)
-    spread = float(np.nanmedian(np.abs(values - median)))
-    return np.asarray(NORMAL_MAD * (values - median) / max(spread, NORMAL_MAD * floor, 1e-12))
+    middle = np.nanmedian(values)
+    spread = float(np.nanmedian(np.abs(values - middle)))
+    return np.asarray(NORMAL_MAD * (values - middle) / max(spread, NORMAL_MAD * floor, 1e-12))
 
 
 def usual(excesses: Array, least: int, most: float) -> tuple[Array, Array]:
@@ -96,8 +112,8 @@ def noise(excesses: Array, floor: float) -> tuple[float, float]:
     known = np.abs(excesses[np.isfinite(excesses)])
     if not known.size:
         return math.inf, math.inf
-    half, most = np.quantile(known, (0.5, 0.9))
-    return max(floor, float(half) / NORMAL_MAD, float(most) / NORMAL_90), max(floor, float(known.max()))
+    deviation = max(float(median(known)) / NORMAL_MAD, float(quantile(known, 0.9)) / NORMAL_90)
+    return max(floor, deviation), max(floor, float(known.max()))
 
 
 def without_apart(excesses: Array, least: float) -> Array:
@@ -124,10 +140,13 @@ def window_noise(log_s: Array) -> float:
     It is all that is known before there are earlier scores, and it grows at once when times begin to scatter.
     """
     whole = bool(np.isfinite(log_s).all())
-    median = np.median if whole else np.nanmedian  # the second is ten times as slow
-    deviations = np.abs(log_s - median(log_s, axis=1, keepdims=True)) if whole or np.isfinite(log_s).any(axis=1).all() else log_s
-    known = np.isfinite(deviations).sum(axis=1)
+    middle = median if whole else _known_median  # the second is much slower
+    known = np.isfinite(log_s).sum(axis=1)
     if (known == 0).any():
         return 0.0
-    sd = median(deviations, axis=1) / NORMAL_MAD
-    return float(np.median(1.2533 * sd / np.sqrt(known)))
+    sd = middle(np.abs(log_s - middle(log_s)[:, None])) / NORMAL_MAD
+    return float(median(1.2533 * sd / np.sqrt(known)))
+
+
+def _known_median(values: Array) -> Array:
+    return np.asarray(np.nanmedian(values, axis=-1))

@@ -126,7 +126,7 @@ class WindowedDetector:
         """A rank that waits for a slower one may have booked some of it on the wire: in its favour that is taken off its own time, and not
         off the others', to which a slower one is compared."""
         seconds = np.exp(log_s)
-        waited_s = self.limits.wait_share * np.median(self._waits, axis=1)
+        waited_s = self.limits.wait_share * scores.median(self._waits)
         return np.asarray(np.log(np.maximum(seconds - waited_s, seconds / 2)))
 
     def _figures(self, kind: str, median: Array, midmean: Array, weight: float) -> Scores:
@@ -177,7 +177,7 @@ class WindowedDetector:
 
 def _typical(values: Array) -> float:
     known = values[np.isfinite(values)]
-    return float(np.median(known)) if known.size else 0.0
+    return float(scores.median(known)) if known.size else 0.0
 
 
 @dataclass(slots=True)

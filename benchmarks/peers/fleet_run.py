@@ -20,6 +20,7 @@ from benchmarks.peers.common import EventLog, Kill, LoggedRun, Settings, not_ins
 CALL = "import sys; from benchmarks.peers import fleet_run; fleet_run.drive(*sys.argv[1:])"
 HEARTBEAT_S = 3.0
 ANSWER_S = 30.0
+LOSE_POLL_S = 0.05
 ENDLESS = 1_000_000_000
 
 
@@ -87,7 +88,7 @@ def _lose_nodes(live: Any, folder: Path) -> None:
     """Lose the node of the process that ``lose`` names, and start another."""
     wanted = folder / "lose"
     while True:
-        time.sleep(0.01)
+        time.sleep(LOSE_POLL_S)
         if not wanted.exists() or not (pid := wanted.read_text()):
             continue
         wanted.unlink()

@@ -26,6 +26,7 @@ from benchmarks.peers.common import (
     storm_trace,
     strikes,
 )
+from benchmarks.storm import Storm, cut, figures, whole
 
 WORLD, SAMPLES, STEP_S = 4, 100, 0.1
 FULL = {slot: 10 + slot for slot in range(WORLD)}
@@ -136,6 +137,23 @@ def test_plans_depend_on_the_seed_alone() -> None:
     assert storm_trace(7, 15.0, 300.0, 4)[:3] == storm_trace(7, 15.0, 45.0, 4)
     assert len(storm_trace(7, 15.0, 300.0, 4)) >= 15
     assert storm_trace(7, 15.0, 300.0, 4) != storm_trace(8, 15.0, 300.0, 4)
+
+
+def test_the_parts_of_a_trace_hold_all_of_its_faults_once() -> None:
+    trace = storm_trace(7, 15.0, 300.0, 4)
+    parts = cut(trace, 300.0, 3)
+    assert all(0 <= at_s < 100 for part in parts for at_s, _ in part)
+    again = [(number * 100.0 + at_s, rank) for number, part in enumerate(parts) for at_s, rank in part]
+    assert again == [(pytest.approx(at_s), rank) for at_s, rank in trace]
+
+
+def test_a_storm_in_parts_counts_all_and_divides_by_the_fastest_system() -> None:
+    storm = whole([Storm((90.0, 110.0), 5_000, 3, 1), Storm((100.0, 140.0), 4_000, 2, 0)])
+    assert (storm.fault_free_samples_per_s, storm.committed_samples, storm.executed, storm.suppressed) == (110.0, 9_000, 5, 1)
+    found = figures({"fleet": storm, "stock": Storm((200.0,), 6_000, 4, 1)}, duration_s=100.0)
+    assert found["fleet_committed_samples_ratio"] == 0.45
+    assert found["common_fault_free_samples_per_s"] == 200.0
+    assert found["faults_executed"] == 5
 
 
 def test_a_system_not_asked_for_is_left_out_and_noted() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fleet.urgency import LAST, NICE, NICE_SLICE_US, SLICE_US, be_prompt, bow_out, give_way
+from fleet.urgency import LAST, NICE, NICE_SLICE_US, SLICE_US, STEADY_SLICE_US, be_prompt, be_steady, bow_out, give_way
 
 
 def slice_us() -> float:
@@ -48,6 +48,15 @@ def test_a_thread_gets_the_slice_that_it_asks_for(children: bool) -> None:
         assert mine == SLICE_US
         assert (childs == SLICE_US) == children
     assert slice_us() == before
+
+
+def test_who_computes_runs_for_long_and_what_it_starts_does_not() -> None:
+    before, niceness = slice_us(), os.getpriority(os.PRIO_PROCESS, 0)
+    found = in_a_thread(lambda: (be_steady(), slice_us(), in_a_thread(slice_us), os.getpriority(os.PRIO_PROCESS, 0)))
+    taken, mine, childs, nice_after = found
+    assert nice_after == niceness
+    assert before < 0 or mine == (STEADY_SLICE_US if taken else before)
+    assert childs == before == slice_us()
 
 
 def test_who_gives_way_is_nicer_and_runs_for_short() -> None:
