@@ -43,8 +43,8 @@ MTBF_S, DURATION_S, QUICK_DURATION_S = 15.0, 300.0, 45.0
 PARTS, QUICK_PARTS = 3, 1
 CALM_STEPS, QUICK_CALM_STEPS = 200, 60
 
-
 Trace = Sequence[tuple[float, int]]
+"""(time in s, rank of the view) of each fault."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +68,13 @@ def measure(quick: bool = False, only: Sequence[str] = ()) -> dict[str, Any]:
     duration_s, parts, calm_steps = (QUICK_DURATION_S, QUICK_PARTS, QUICK_CALM_STEPS) if quick else (DURATION_S, PARTS, CALM_STEPS)
     trace = storm_trace(settings.seed, MTBF_S, duration_s, settings.world)
     found: dict[str, list[Storm]] = {system.name: [] for system in systems}
-    for part in cut(trace, duration_s, parts):
+    for stretch in cut(trace, duration_s, parts):
         for system in systems:
-            found[system.name].append(weather(system, settings, part, duration_s / parts, calm_steps))
-    storms = {name: whole(storm) for name, storm in found.items()}
-    settings_used = {**vars(settings), "mtbf_s": MTBF_S, "duration_s": duration_s, "parts": parts, "calm_steps": calm_steps}
+            found[system.name].append(weather(system, settings, stretch, duration_s / parts, calm_steps))
+    storms = {name: whole(parted) for name, parted in found.items()}
+    weather_used = {"mtbf_s": MTBF_S, "duration_s": duration_s, "parts": parts, "calm_steps": calm_steps, "faults_planned": len(trace)}
     return {
-        "settings": {**settings_used, "faults_planned": len(trace)},
+        "settings": {**vars(settings), **weather_used},
         "figures": figures(storms, duration_s),
         "samples": {
             "fault_at_s": [t for t, _ in trace],
@@ -85,7 +85,7 @@ def measure(quick: bool = False, only: Sequence[str] = ()) -> dict[str, Any]:
     }
 
 
-def cut(trace: Trace, duration_s: float, parts: int) -> list[list[tuple[float, int]]]:
+def cut(trace: Trace, duration_s: float, parts: int) -> list[Trace]:
     """Equal parts of a trace of ``duration_s``, each from its own beginning."""
     part_s = duration_s / parts
     return [[(at_s - n * part_s, rank) for at_s, rank in trace if n * part_s <= at_s < (n + 1) * part_s] for n in range(parts)]

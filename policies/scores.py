@@ -17,20 +17,20 @@ NORMAL_MAD, NORMAL_90 = 0.6745, 1.6449
 """Median and 90% quantile of the size of a standard normal: a MAD over the first estimates a standard deviation."""
 
 
-def quantile(values: Array, share: float) -> Array:
-    """Along the last axis, as ``np.quantile`` with ``share`` from 0 to 1, where no value is NaN. For few values in a fifth of its time.
+def quantiles(values: Array, *shares: float) -> list[Array]:
+    """Along the last axis, for each of ``shares``, from 0 to 1, what ``np.quantile`` gives where no value is NaN.
 
-    Two neighbours are the median's: the mean of both; elsewhere they count by how near they are.
+    One pass for all shares, and for a few values without most of what numpy's own takes to begin.
     """
-    place = share * (values.shape[-1] - 1)
-    below, above = math.floor(place), math.ceil(place)
-    parted = np.partition(values, (below, above), axis=-1)
-    return np.asarray(parted[..., below] + (parted[..., above] - parted[..., below]) * (place - below))
+    places = [share * (values.shape[-1] - 1) for share in shares]
+    parted = np.partition(values, sorted({edge(place) for place in places for edge in (math.floor, math.ceil)}), axis=-1)
+    pairs = [(parted[..., math.floor(place)], parted[..., math.ceil(place)], place % 1) for place in places]
+    return [np.asarray(below + (above - below) * weight) for below, above, weight in pairs]
 
 
 def median(values: Array) -> Array:
-    """Along the last axis, as :func:`quantile`."""
-    return quantile(values, 0.5)
+    """Along the last axis, as :func:`quantiles`."""
+    return quantiles(values, 0.5)[0]
 
 
 def locations(log_s: Array, least: int) -> tuple[Array, Array]:
@@ -112,8 +112,8 @@ def noise(excesses: Array, floor: float) -> tuple[float, float]:
     known = np.abs(excesses[np.isfinite(excesses)])
     if not known.size:
         return math.inf, math.inf
-    deviation = max(float(median(known)) / NORMAL_MAD, float(quantile(known, 0.9)) / NORMAL_90)
-    return max(floor, deviation), max(floor, float(known.max()))
+    half, most = quantiles(known, 0.5, 0.9)
+    return max(floor, float(half) / NORMAL_MAD, float(most) / NORMAL_90), max(floor, float(known.max()))
 
 
 def without_apart(excesses: Array, least: float) -> Array:

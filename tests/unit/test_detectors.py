@@ -42,11 +42,12 @@ def seen(seconds: dict[str, np.ndarray], detector: WindowedDetector | None = Non
     return found
 
 
-@pytest.mark.parametrize("share", [0.0, 0.5, 0.9, 1.0])
+@pytest.mark.parametrize("shares", [(0.0,), (0.5,), (0.9,), (1.0,), (0.9, 0.5, 0.0)])
 @pytest.mark.parametrize("count", [1, 2, 3, 14, 61])
-def test_quantiles_are_those_of_numpy(share: float, count: int) -> None:
+def test_quantiles_are_those_of_numpy(shares: tuple[float, ...], count: int) -> None:
     values = np.random.default_rng(count).normal(size=(4, count))
-    assert scores.quantile(values, share) == pytest.approx(np.quantile(values, share, axis=-1), abs=1e-12)
+    for share, found in zip(shares, scores.quantiles(values, *shares), strict=True):
+        assert found == pytest.approx(np.quantile(values, share, axis=-1), abs=1e-12)
 
 
 @pytest.mark.parametrize("kind", KINDS)
