@@ -63,7 +63,7 @@ def _rank(store: str, rank: int, world: int, repetitions: int, parent: Connectio
     torch.manual_seed(rank)
     cpu = torch.device("cpu")
     group = Group.form(store=store, generation=world, rank=rank, size=world, device=cpu, timeout_s=BOUND_S, host=HOST)
-    side = SideChannel(group, 1)
+    side = SideChannel(group)
     times: dict[tuple[int, str], list[float]] = {}
     for size_mb, times_more in SIZES_MB.items():
         length = size_mb * (1 << 18)

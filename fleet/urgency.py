@@ -9,7 +9,8 @@ Who only looks is nicer than that, and has its share of what is left. But a nice
 wakes gets the core back; it asks for a short one, too.
 
 Who computes asks for a long one. Where ranks share a core, each finds its caches full of another's data whenever they take turns; with
-20 ms at a time a step of 115 ms took 4% less of the processor. Its deadline is late then, so that whoever wakes comes in between.
+20 ms at a time a step of 115 ms took 4% less of the processor. Its deadline is late then, so that whoever wakes comes in between. While a
+view changes it asks for no more than others, as it would wait for 20 ms of another rank's whenever it has an answer.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ import platform
 
 SLICE_US = 100
 STEADY_SLICE_US = 20_000
+KERNEL_SLICE_US = 0
+"""The kernel's own."""
 LAST = 19
 NICE, NICE_SLICE_US = 10, 400
 """As long as that, so that its deadline, at its small weight, is later than that of whoever computes: it interrupts nobody."""
@@ -51,12 +54,17 @@ def be_prompt(*, children: bool) -> bool:
     return _ask(SLICE_US, os.getpriority(os.PRIO_PROCESS, 0), 0 if children else RESET_ON_FORK)
 
 
-def be_steady() -> bool:
-    """The calling thread, once it runs, goes on for long, unless somebody wakes who asks for less. What it starts is as it would be.
+def be_steady(thread: int) -> bool:
+    """``thread`` of this process, once it runs, goes on for long, unless somebody wakes who asks for less; what it starts does not.
 
     False, and nothing is changed, in the cases of :func:`be_prompt`.
     """
-    return _ask(STEADY_SLICE_US, os.getpriority(os.PRIO_PROCESS, 0), RESET_ON_FORK)
+    return _ask(STEADY_SLICE_US, os.getpriority(os.PRIO_PROCESS, thread), RESET_ON_FORK, thread)
+
+
+def be_ordinary(thread: int) -> bool:
+    """``thread`` of this process takes turns as any other again, from now on: also when it waits for its turn. As :func:`be_steady`."""
+    return _ask(KERNEL_SLICE_US, os.getpriority(os.PRIO_PROCESS, thread), RESET_ON_FORK, thread)
 
 
 def give_way() -> bool:
@@ -83,9 +91,9 @@ def bow_out(pid: int) -> None:
             os.setpriority(os.PRIO_PROCESS, int(thread), LAST)
 
 
-def _ask(slice_us: int, niceness: int, flags: int) -> bool:
+def _ask(slice_us: int, niceness: int, flags: int, thread: int = 0) -> bool:
     number = _SYSCALL.get(platform.machine())
-    if number is None or os.sched_getscheduler(0) != os.SCHED_OTHER:
+    if number is None or os.sched_getscheduler(thread) & ~os.SCHED_RESET_ON_FORK != os.SCHED_OTHER:
         return False
     wanted = _SchedAttr(
         size=ctypes.sizeof(_SchedAttr),
@@ -94,4 +102,4 @@ def _ask(slice_us: int, niceness: int, flags: int) -> bool:
         nice=niceness,
         runtime=slice_us * 1000,
     )
-    return bool(ctypes.CDLL(None, use_errno=True).syscall(number, 0, ctypes.byref(wanted), 0) == 0)
+    return bool(ctypes.CDLL(None, use_errno=True).syscall(number, thread, ctypes.byref(wanted), 0) == 0)

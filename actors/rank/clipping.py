@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import torch
 
+from actors.rank.reduction import Chunk
 from fleet.chunks import BLOCK
 
 
@@ -21,6 +22,35 @@ def block_norms(flat: torch.Tensor) -> torch.Tensor:
     if whole < flat.numel():
         norms.append(torch.linalg.vector_norm(flat[whole:]).reshape(1))
     return torch.cat([norm.double().cpu() for norm in norms]) if norms else torch.zeros(0, dtype=torch.float64)
+
+
+class SplitNorms:
+    """The norms of a gradient's blocks, where each rank takes those of its own part and tells the others.
+
+    Args:
+        parts: by rank, its stretches of the flat buffers; each begins with a block, and ends with one or with the gradients.
+        extents: by flat buffer, how many of its first elements are gradients.
+
+    Attributes:
+        width: how many numbers each rank tells; those that have fewer add zeros.
+    """
+
+    def __init__(self, parts: Sequence[Sequence[Chunk]], extents: Sequence[int]) -> None:
+        self._parts = [[Chunk(flat, lo, min(hi, extents[flat])) for flat, lo, hi in part if lo < extents[flat]] for part in parts]
+        self._counts = [[-(-(hi - lo) // BLOCK) for _, lo, hi in part] for part in self._parts]
+        self.width = max(map(sum, self._counts), default=0)
+
+    def take(self, flats: Sequence[torch.Tensor], rank: int) -> torch.Tensor:
+        """What ``rank`` tells: :attr:`width` numbers."""
+        missing = torch.zeros(self.width - sum(self._counts[rank]), dtype=torch.float64)
+        return torch.cat([*(block_norms(flats[flat][lo:hi]) for flat, lo, hi in self._parts[rank]), missing])
+
+    def in_order(self, rows: torch.Tensor) -> list[torch.Tensor]:
+        """The norms of all blocks, in the order of the flat buffers, from what all ranks told: ``[size, width]``."""
+        found: dict[Chunk, torch.Tensor] = {}
+        for row, part, counts in zip(rows, self._parts, self._counts, strict=True):
+            found |= zip(part, row[: sum(counts)].split(counts), strict=True)
+        return [found[chunk] for chunk in sorted(found)]
 
 
 def total_norm(norms: Iterable[torch.Tensor]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -9,10 +10,10 @@ from typing import Any
 
 import torch
 
-from actors.rank.clipping import block_norms, clip, total_norm
+from actors.rank.clipping import SplitNorms, block_norms, clip, total_norm
 from actors.rank.gradients import GradientBuffers
 from actors.rank.jumps import Jumps
-from actors.rank.process_group import Group, Work
+from actors.rank.process_group import Group, GroupBroken, Work
 from actors.rank.recheck import Recheck
 from actors.rank.recorder import Recorder
 from actors.rank.reduction import Reducer, SideChannel
@@ -79,6 +80,8 @@ class Engine:
         self._jumps = Jumps(settings.verify.jumps)
         self._head = FLAGS + self._replicas.width + self._recheck.width + self._jumps.width
         self._norms: list[torch.Tensor] = []
+        self._split = SplitNorms((), ())
+        self._split_of: Sequence[torch.nn.Parameter] = ()
         self._largest = self._norm = math.nan
         self._before: tuple[float, float] | None = None
         self._side: SideChannel | None = None
@@ -226,7 +229,7 @@ class Engine:
         self._brought = shares.brought(self._shards)
         # These go together, also when the next view breaks before it is known who brings what there.
         self._had, self._mine, self._ahead = dict(zip(self._view.members, self._brought, strict=True)), self._brought[self._rank], ()
-        self._side = SideChannel(self._group, self._head + max(map(len, self._brought)))
+        self._side, self._split_of = SideChannel(self._group), ()
 
     def begin(self, state: StateId) -> None:
         """All of ``state`` was loaded or built here."""
@@ -303,10 +306,9 @@ class Engine:
         said += self._jumps.limits()
         arrived_us = self._recorder.switch(STRAGGLER)
         mine = [self.losses[shard] for shard in self._brought[self._rank]]
-        width = max(map(len, self._brought))
-        self._side.start([*offer, arrived_us, *said, *mine, *[0.0] * (width - len(mine))])
-        self._gradients.reduce(self._reducer)
-        numbers = self._side.wait().tolist()
+        width = self._head + max(map(len, self._brought))
+        rows = self._sum([*offer, arrived_us, *said, *mine], width)
+        numbers = rows[:, :width].tolist()
         self._recorder.switch(COMM, min(self._recorder.now_us(), int(max(row[FLAGS - 1] for row in numbers))))
         second = FLAGS + self._replicas.width
         third = second + self._recheck.width
@@ -325,6 +327,36 @@ class Engine:
             why = why or self._again()
         offers = [(int(row[0]), int(row[1]), int(row[2])) for row in numbers]
         return Outcome(offers, math.fsum(by_shard) / self._shards, culprit, why, disputed, self._owner(culprit), hopeless)
+
+    def _sum(self, said: list[float], width: int) -> torch.Tensor:
+        """Sum the gradients. By rank, the numbers that it said, ``width`` of them with zeros at the end; then its norms, which are kept."""
+        assert self._side is not None
+        side, gradients = self._side, self._gradients
+        gradients.begin_step()
+        self._split_norms()
+        side.listen(width + self._split.width)
+
+        def added() -> list[Work]:
+            """What this rank has added up is in its caches now."""
+            padded = torch.tensor(said + [0.0] * (width - len(said)), dtype=torch.float64)
+            return [side.start(torch.cat([padded, self._split.take(gradients.mean_flats, self._rank)]))]
+
+        gradients.reduce(self._reducer, added)
+        rows = side.take()
+        self._norms = self._split.in_order(rows[:, width:])
+        return rows
+
+    def _split_norms(self) -> None:
+        """Who takes which norms: each rank those of the part that it alone adds up. With a gradient scaler nobody does."""
+        gradients = self._gradients
+        if self._split_of is not gradients.parameters:
+            parts = self._reducer.parts(gradients.layout) if self._tells_norms else [[] for _ in range(self._group.size)]
+            self._split, self._split_of = SplitNorms(parts, gradients.extents), gradients.parameters
+
+    @property
+    def _tells_norms(self) -> bool:
+        """Beside the gradients."""
+        return self._scaler is None
 
     def _again(self) -> str:
         """In words, when the step was computed once more, all is believed now, and it came out as before."""
@@ -350,7 +382,7 @@ class Engine:
 
     def _suspect(self, losses: list[float], loss_limit: float = math.inf, norm_limit: float = math.inf) -> tuple[int | None, str, bool]:
         """(culprit, why, hopeless). With a gradient scaler infinite gradients are its business: it skips the update, lowers its scale."""
-        self._largest, self._norm, self._norms = max(losses), math.nan, []
+        self._largest, self._norm = max(losses), math.nan
         for shard, loss in enumerate(losses):
             if not math.isfinite(loss):
                 return shard, f"its loss is {loss}", True
@@ -365,14 +397,20 @@ class Engine:
     def _finite(self) -> bool:
         """Whether the sum is, by its norm, which is kept."""
         flats, extents = self._gradients.mean_flats, self._gradients.extents
-        self._norms = [block_norms(flat[:extent]) for flat, extent in zip(flats, extents, strict=True)]
+        self._norms = self._norms or [block_norms(flat[:extent]) for flat, extent in zip(flats, extents, strict=True)]
         self._norm = total_norm(self._norms)
-        rest = [flat[extent:] for flat, extent in zip(flats, extents, strict=True) if flat.is_floating_point()]
+        cuts = [(flat, extent) for flat, extent in zip(flats, extents, strict=True) if flat.is_floating_point()]
+        rest = [flat[extent:] for flat, extent in cuts if extent < flat.numel()]
         return (math.isfinite(self._norm) and _all_finite(rest)) or _all_finite(flats)
 
     def _clip(self, norm: float) -> None:
         parts = [flat[:extent] for flat, extent in zip(self._gradients.mean_flats, self._gradients.extents, strict=True)]
         clip(parts, norm, self._norms if self._scaler is None else None)
+
+    def expect(self) -> None:
+        """The next step is computed in this view, if nothing comes between: what peers who are done early bring to it may come."""
+        with contextlib.suppress(GroupBroken):  # then something has, and whoever needs the group is told
+            self._gradients.expect(self._reducer)
 
     def apply(self) -> None:
         """Clip, step optimizer, scaler and schedulers, give buffers their new values. The state is dirty meanwhile."""

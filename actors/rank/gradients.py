@@ -7,12 +7,13 @@ summed with the gradients, in the same order, and its mean is added to the commi
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
+from actors.rank.process_group import Work
 from actors.rank.reduction import Reducer, ShardSums
 from fleet.errors import ConfigError
 from fleet.shards import Block
@@ -83,6 +84,10 @@ class GradientBuffers:
     Args:
         modules: by name, for messages; all parameters that require a gradient are taken, in order.
         shards: number of shards of the run.
+
+    Attributes:
+        parameters: that are trained.
+        layout: what the flat buffers look like, without memory.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module], shards: int) -> None:
@@ -105,6 +110,7 @@ class GradientBuffers:
         self._places = [self._place(parameter) for parameter in self.parameters]
         self._extents = list(self._lengths.values())
         self._change_places = [self._place(buffer.tensor) for buffer in self._averaged]
+        self.layout = [torch.empty(length, dtype=dtype, device="meta") for (dtype, _), length in self._lengths.items()]
         self._sums = ShardSums(self._shards, lambda: GradientSet(self._lengths, self._places, self._change_places))
 
     def _sort_buffers(self) -> None:
@@ -199,18 +205,29 @@ class GradientBuffers:
         """Of what was computed, only the sums of ``blocks`` will count."""
         self._sums.keep(blocks)
 
-    def reduce(self, reducer: Reducer) -> None:
-        """``.grad`` becomes the mean over all shards of all ranks; buffers are as committed. Raises GroupBroken: all is as before."""
+    def reduce(self, reducer: Reducer, added: Callable[[], Sequence[Work]] = tuple) -> None:
+        """``.grad`` becomes the mean over all shards of all ranks; buffers are as committed. Raises GroupBroken: all is as before.
+
+        ``added``: see :meth:`Reducer.reduce`.
+        """
         self.begin_step()
         self._mean = self._sums.take()
         try:
-            reducer.reduce(self._sums, self._mean)
+            reducer.reduce(self._sums, self._mean, added)
         except BaseException:
             self._forget_mean()
             raise
         for parameter, view in zip(self.parameters, self._mean.gradients, strict=True):
             parameter.grad = view
         self._restore()
+
+    def expect(self, reducer: Reducer) -> None:
+        """Between steps: see :meth:`Reducer.expect`."""
+        like = self._sums.take()
+        try:
+            reducer.expect(like.flats)
+        finally:
+            self._sums.put_back(like)
 
     def partials(self, reducer: Reducer) -> list[Sequence[torch.Tensor]]:
         """The flat buffers of what this rank brought to the sum, between :meth:`reduce` and the end of the step."""

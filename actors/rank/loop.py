@@ -316,6 +316,7 @@ class Run:
         if view is not None:
             self._change_seat(view)
         else:
+            self._engine.expect()
             self._seat.step_aside()
         return reduced
 
@@ -349,6 +350,7 @@ class Run:
         protocol.mutating()
         apply()
         protocol.committed()
+        self._seat.settled()
         self._recorder.commit(max(at_us, now_us()))
         self._committed = True
 

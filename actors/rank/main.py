@@ -22,7 +22,6 @@ from actors.rank.stacks import Stacks, stacks_path
 from fleet.config import RunSettings
 from fleet.errors import Fenced
 from fleet.events import Raised
-from fleet.urgency import be_steady
 
 OURS = (str(Path(__file__).parent), os.sep + "ray" + os.sep)
 LAST_WORDS_S = 10.0
@@ -57,7 +56,6 @@ def run_rank(
     try:
         client.start(settings.timeouts.start_s)
         warm_up(host)
-        be_steady()
         train(Run(client, recorder, parts, settings, host))
     except Fenced as error:
         _leave(f"fleet: slot {slot}: {error}")

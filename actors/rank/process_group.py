@@ -99,28 +99,45 @@ def warm_up(host: str = "127.0.0.1") -> None:
 class Work:
     """Operations under way. Keep the tensors as they are, and this object, until :meth:`wait` returns.
 
-    gloo loses a send whose connection ends before it knows of that: it is in no list then, and nothing ever wakes who waits for it, no
-    interrupt either. (Seen: in one of forty losses under load, a rank hung in one until it was evicted. Of 400 that the peer had asked for,
-    whose connection was ended just then, 35 were lost.) So nobody waits in gloo for a send: :meth:`wait` has a thread do so, and where it
-    follows from what arrives that all that was sent before has arrived too, :meth:`arrived` is enough.
+    gloo loses what is on its way when its connection ends: a send that the peer has just asked for, and a receive of which a part is here.
+    They are in no list then, and nothing ever wakes who waits for them, no interrupt either. (Seen: of 400 sends that the peer had asked
+    for, whose connection was ended just then, 35 were lost; and two of three receives of 256 MB whose sender was killed meanwhile.) So the
+    loop does not wait in gloo: another thread does, which is back with the time-out.
     """
 
-    __slots__ = ("_after", "_group", "_receives", "_sends")
+    __slots__ = ("_after", "_group", "_receives", "_sends", "_stream")
 
-    def __init__(self, group: Group, receives: Sequence[Any], sends: Sequence[Any] = (), after: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        group: Group,
+        receives: Sequence[Any],
+        sends: Sequence[Any] = (),
+        after: Callable[[], None] | None = None,
+        stream: bool = False,
+    ) -> None:
         self._group, self._receives, self._sends, self._after = group, receives, sends, after
+        self._stream = stream  # NCCL: it is the caller's stream that waits, and an interrupt ends that
 
     def arrived(self) -> None:
         """Block until all receives are complete. Raises GroupBroken when a peer is lost, on time-out, and on ``Group.interrupt``."""
-        self._group._complete(self._receives)
-        if self._after is not None:
-            self._after()
+        self._group.watched(self._awaited)()
+        self._land()
 
     def wait(self) -> None:
         """Block until all are complete; raises as :meth:`arrived` does."""
-        sent = self._group.sending([self])
-        self.arrived()
-        sent()
+        self._group.complete([self])
+
+    @property
+    def _awaited(self) -> Sequence[Any]:
+        """The receives that another thread waits for."""
+        return () if self._stream else self._receives
+
+    def _land(self) -> None:
+        """What the caller has to do itself, once what is waited for elsewhere is complete."""
+        if self._stream:
+            self._group._complete(self._receives)
+        if self._after is not None:
+            self._after()
 
 
 class _Errands:
@@ -225,8 +242,10 @@ class Group:
     def start(self, sends: Sequence[Transfer], receives: Sequence[Transfer], tag: int = 0) -> Work:
         """Begin to send and to receive ``(tensor, peer)`` pairs; the n-th send to a peer under ``tag`` meets its n-th receive from here.
 
-        Tensors are contiguous and may be views. All of one call are on the same device.
+        Tensors are contiguous and may be views. All of one call are on the same device. Empty ones do not travel.
         """
+        sends = [(tensor, peer) for tensor, peer in sends if tensor.numel()]
+        receives = [(tensor, peer) for tensor, peer in receives if tensor.numel()]
         if not sends and not receives:
             return Work(self, ())
         tensor = (sends or receives)[0][0]
@@ -253,22 +272,30 @@ class Group:
         except RuntimeError as error:
             raise self.broken(str(error).splitlines()[0]) from error
 
+    def complete(self, works: Sequence[Work]) -> None:
+        """Block until all sends and receives of ``works`` are complete; raises as :meth:`Work.arrived` does."""
+        self.watched([operation for work in works for operation in (*work._awaited, *work._sends)])()
+        for work in works:
+            work._land()
+
     def sending(self, works: Sequence[Work]) -> Callable[[], None]:
-        """What to call to block until all sends of ``works`` are complete. It raises as :meth:`Work.arrived` does.
+        """What to call to block until all sends of ``works`` are complete. Asked for before the wait for what arrives, it costs no time."""
+        return self.watched([send for work in works for send in work._sends])
+
+    def watched(self, operations: Sequence[Any]) -> Callable[[], None]:
+        """What to call to block until all ``operations`` of gloo are complete. It raises as :meth:`Work.arrived` does.
 
         Another thread waits for them from now on, so that an interrupt ends the wait, whatever gloo does; it is back with the time-out.
-        Asked for ahead of the wait for what arrives, it costs no time.
         """
-        sends = [send for work in works for send in work._sends]
         settled, failed = threading.Event(), list[GroupBroken]()
 
         def complete() -> None:
             try:
-                self._complete(sends)
+                self._complete(operations)
             except GroupBroken as error:
                 failed.append(error)
 
-        def sent() -> None:
+        def wait() -> None:
             self._waits.add(settled)
             if not self._stop:
                 settled.wait()
@@ -278,11 +305,10 @@ class Group:
             if failed:
                 raise failed[0]
 
-        if sends:
-            self._errands.run(complete, settled)
-        else:
-            settled.set()
-        return sent
+        if not operations:
+            return _nothing
+        self._errands.run(complete, settled)
+        return wait
 
     def _start_nccl(self, wires: Any, sends: Sequence[Transfer], receives: Sequence[Transfer]) -> Work:
         """One NCCL group call, as single sends and receives could wait for each other."""
@@ -291,7 +317,7 @@ class Group:
             wires.recv([tensor], peer, 0)
         for tensor, peer in sends:
             wires.send([tensor], peer, 0)
-        return Work(self, [wires._end_coalescing(self.device)], after=self._settle)
+        return Work(self, [wires._end_coalescing(self.device)], after=self._settle, stream=True)
 
     def _settle(self) -> None:
         """An NCCL error shows only once the stream is idle; an interrupt ends the kernels that wait for a lost peer."""
@@ -341,7 +367,8 @@ class Group:
             raise self.broken(str(error).splitlines()[0]) from error
         if host is not tensor:
             return Work(self, [work], after=lambda: _discard(tensor.copy_(host)))
-        return Work(self, [work], after=self._settle if wires is self._nccl else None)
+        nccl = wires is self._nccl
+        return Work(self, [work], after=self._settle if nccl else None, stream=nccl)
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
         self.start_all_reduce(tensor).wait()
@@ -368,6 +395,10 @@ class Group:
 
 def _discard(_: object) -> None:
     return None
+
+
+def _nothing() -> None:
+    """There is nothing to wait for."""
 
 
 def _host_like(tensor: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 import torch
 
 from actors.rank.process_group import Group, Work
+from fleet.chunks import BLOCK
 from fleet.errors import ConfigError, ProtocolError
 from fleet.shards import Block, middle, tree
 
@@ -25,9 +26,13 @@ BUCKET_BYTES = 8 << 20
 SWAP_BYTES = 2 << 20
 """Two ranks that give each other all that they have add up one such piece while the next one travels."""
 
+LINE_BYTES = 64
 BUCKETS_IN_FLIGHT = 2
 SIDE_TAG = 1 << 24
 KINDS = ("ordered", "native")
+
+
+Layout = list[tuple[int, torch.dtype]]
 
 
 class Flats(Protocol):
@@ -120,12 +125,23 @@ class ShardSums(Generic[Set]):
 
 
 def _cuts(lo: int, hi: int, parts: int) -> list[int]:
-    return [lo + (hi - lo) * i // parts for i in range(parts + 1)]
+    """Where to cut ``lo..hi`` into ``parts``, as even as blocks are: none of :data:`fleet.chunks.BLOCK` elements from ``lo`` on is cut."""
+    blocks = -(-(hi - lo) // BLOCK)
+    return [min(hi, lo + blocks * i // parts * BLOCK) for i in range(parts + 1)]
+
+
+def _layout(flats: Sequence[torch.Tensor]) -> Layout:
+    return [(flat.numel(), flat.dtype) for flat in flats]
+
+
+def _aligned(size: int) -> int:
+    """Whole cache lines, and at least one."""
+    return max(1, -(-size // LINE_BYTES)) * LINE_BYTES
 
 
 def _stretches(flat: torch.Tensor, most_bytes: int) -> list[tuple[int, int]]:
-    """Cut a flat buffer into equal lengths of at most ``most_bytes``: elements from and to; none of an empty one."""
-    count = -(-flat.numel() * flat.element_size() // most_bytes)
+    """Cut a flat buffer into equal lengths of some ``most_bytes`` at most, or of one block: elements from and to; none of an empty one."""
+    count = min(-(-flat.nbytes // most_bytes), -(-flat.numel() // BLOCK))
     return list(itertools.pairwise(_cuts(0, flat.numel(), count))) if count else []
 
 
@@ -159,6 +175,7 @@ class _Bucket:
         self.flat, self.cuts = flat, _cuts(lo, hi, size)
         self.incoming: list[torch.Tensor] = []
         self.arrival: Work | None = None
+        self.departure: Work | None = None  # kept, and not waited for
 
     def place(self, rank: int) -> Chunk:
         """Where the chunk lies that ``rank`` owns."""
@@ -183,12 +200,20 @@ class Reducer:
             raise ConfigError("reduction", kind, f"it is one of {', '.join(KINDS)}")
         self.shards, self.kind, self._bucket_bytes = shards, kind, bucket_bytes
         self._stages: dict[torch.device, torch.Tensor] = {}
+        self._stages_before: dict[torch.device, torch.Tensor] = {}
+        self._room = 0  # bytes of a buffer in them
+        self._expected: list[_Bucket] = []
+        self._expected_of: Layout = []
         self._group: Group | None = None
         self._buckets_before: list[_Bucket] = []  # whose sends nobody has waited for: they have arrived when the next ones have
 
     def bind(self, group: Group, leaves: Sequence[Sequence[Block]]) -> None:
         """Use ``group`` from now on; ``leaves[r]`` are the blocks whose sums view rank r brings, from left to right."""
-        self._group = group
+        if group is not self._group:  # what was asked for in the last one may still be coming
+            self._stages, self._stages_before = self._stages_before, self._stages
+        elif self._expected:
+            raise ProtocolError("bind() to the same group after expect()")
+        self._group, self._expected = group, []
         self.blocks = tuple(leaves[group.rank])
         self.counts = [len(blocks) for blocks in leaves]
         order = sorted((block, rank, number) for rank, blocks in enumerate(leaves) for number, block in enumerate(blocks))
@@ -196,23 +221,57 @@ class Reducer:
         self._plan = addition_plan([block for block, _, _ in order], self.shards)
         self._peers = group.peers
 
-    def reduce(self, sums: ShardSums[Set], out: Set) -> None:
+    def reduce(self, sums: ShardSums[Set], out: Set, added: Callable[[], Sequence[Work]] = tuple) -> None:
         """Put the mean over shards into ``out``, on every rank. Raises GroupBroken: then ``out`` is undefined, and ``sums`` as before.
 
-        Integers are summed, not divided.
+        Integers are summed, not divided. ``added`` is called once, as soon as this rank's own of :meth:`parts` is there; what it starts is
+        complete, too, when this returns.
         """
         group = self._group
         if group is None:
             raise ProtocolError("reduce() before bind()")
         local = [partial.flats for partial in sums.partials(self.blocks)]
+        if self._splits(out.flats):
+            self._exchange(group, local, out.flats, added)
+            return
+        beside = added()
         if self.kind == "native":
             self._native(group, local, out.flats)
         elif group.size == 1:
             self._add_up(local, out.flats)
-        elif group.size == 2 and self._swaps(out.flats):
-            self._swap(group, local, out.flats)
         else:
-            self._exchange(group, local, out.flats)
+            self._swap(group, local, out.flats)
+        group.complete(beside)
+
+    def _splits(self, flats: Sequence[torch.Tensor]) -> bool:
+        """Whether each rank adds up a part of the sum; else each adds up all of it, or the library does."""
+        size = 1 if self._group is None else self._group.size
+        return self.kind == "ordered" and size > 1 and not (size == 2 and self._swaps(flats))
+
+    def parts(self, out: Sequence[torch.Tensor]) -> list[list[Chunk]]:
+        """By view rank, what it alone adds up of buffers like ``out``, in order; nothing where each rank adds up all."""
+        assert self._group is not None
+        buckets = self._buckets(out, self._group.size) if self._splits(out) else []
+        return [[bucket.place(rank) for bucket in buckets] for rank in range(self._group.size)]
+
+    def expect(self, like: Sequence[torch.Tensor]) -> None:
+        """Ask for what the peers bring to the next :meth:`reduce`, as much as there is room for. Raises GroupBroken.
+
+        So those who are done early send it while others still compute. ``like``: buffers of the same lengths as those that will be reduced;
+        with others, reduce() raises GroupBroken, as what was asked for cannot be taken back.
+        """
+        group = self._group
+        if group is not None and group.receives_ahead and self._splits(like) and not self._expected:
+            buckets = self._open(group, like)
+            for number, bucket in enumerate(buckets[:BUCKETS_IN_FLIGHT]):
+                bucket.arrival = group.start([], self._incoming(number, bucket, bucket.chunk(like, group.rank)), 2 * number)
+            self._expected, self._expected_of = buckets, _layout(like)
+
+    def _as_expected(self, group: Group, out: Sequence[torch.Tensor]) -> list[_Bucket]:
+        expected, self._expected = self._expected, []
+        if expected and self._expected_of != _layout(out):
+            raise group.broken("other parameters train in this step than in the last")
+        return expected
 
     def buckets(self, out: Sequence[torch.Tensor]) -> int:
         """In how many buckets buffers like ``out`` are exchanged."""
@@ -275,9 +334,9 @@ class Reducer:
         return len(flats) <= BUCKETS_IN_FLIGHT and all(flat.numel() * flat.element_size() <= self._bucket_bytes // 2 for flat in flats)
 
     def _swap(self, group: Group, local: Sequence[Sequence[torch.Tensor]], out: Sequence[torch.Tensor]) -> None:
-        peer, under_way = 1 - group.rank, []
+        peer, under_way, self._room = 1 - group.rank, [], _aligned(max(whole.nbytes for whole in out))
         for number, whole in enumerate(out):
-            theirs = self._stage(whole, number, self.counts[peer], group.size)
+            theirs = self._stage(whole, number, self.counts[peer])
             for lo, hi in _stretches(whole, SWAP_BYTES):
                 arriving = [flat[lo:hi] for flat in theirs]
                 mine = [flats[number][lo:hi] for flats in local]
@@ -291,10 +350,12 @@ class Reducer:
 
     # ---- the exchange --------------------------------------------------------------------------------------------------------------------
 
-    def _exchange(self, group: Group, local: Sequence[Sequence[torch.Tensor]], out: Sequence[torch.Tensor]) -> None:
+    def _exchange(
+        self, group: Group, local: Sequence[Sequence[torch.Tensor]], out: Sequence[torch.Tensor], added: Callable[[], Sequence[Work]]
+    ) -> None:
         """Partial sums of the next bucket travel while this one's are added and while its sums travel back."""
-        buckets = self._buckets(out, group.size)
-        returning: list[Work] = []
+        buckets = self._as_expected(group, out) or self._open(group, out)
+        returning: list[Work] = [] if buckets else [*added()]
         for number in range(min(BUCKETS_IN_FLIGHT, len(buckets))):
             returning += self._scatter(group, number, buckets[number], local, out)
         for number, bucket in enumerate(buckets):
@@ -302,14 +363,13 @@ class Reducer:
             bucket.arrival.arrived()  # and what it sends has arrived, once the peers give back what they have added it up to
             mine = bucket.chunk(out, group.rank)
             self.add_up(self._leaves(group, bucket, local), mine)
+            if bucket is buckets[-1]:
+                returning += added()  # a few numbers that everyone needs, ahead of the long message
             receives = [] if group.receives_ahead else self._returns(bucket, out)
             returning.append(group.start(self._gifts(bucket, mine), receives, 2 * number + 1))
             if number + BUCKETS_IN_FLIGHT < len(buckets):
                 returning += self._scatter(group, number + BUCKETS_IN_FLIGHT, buckets[number + BUCKETS_IN_FLIGHT], local, out)
-        sent = group.sending(returning)
-        for work in returning:
-            work.arrived()
-        sent()
+        group.complete(returning)
         self._buckets_before = buckets
 
     def _gifts(self, bucket: _Bucket, mine: torch.Tensor) -> list[tuple[torch.Tensor, int]]:
@@ -324,6 +384,18 @@ class Reducer:
         """Cut all flat buffers into buckets of equal length, at most ``bucket_bytes``."""
         return [_Bucket(index, lo, hi, size) for index, flat in enumerate(flats) for lo, hi in _stretches(flat, self._bucket_bytes)]
 
+    def _open(self, group: Group, flats: Sequence[torch.Tensor]) -> list[_Bucket]:
+        """The buckets of a reduction, and room for what arrives of them."""
+        buckets = self._buckets(flats, group.size)
+        self._room = _aligned(max((bucket.chunk(flats, group.rank).nbytes for bucket in buckets), default=0))
+        return buckets
+
+    def _incoming(self, number: int, bucket: _Bucket, mine: torch.Tensor) -> list[tuple[torch.Tensor, int]]:
+        """Where the peers' partial sums of this rank's chunk go."""
+        sources = [peer for peer in reversed(self._peers) for _ in range(self.counts[peer])]
+        bucket.incoming = self._stage(mine, number % BUCKETS_IN_FLIGHT, len(sources))
+        return list(zip(bucket.incoming, sources, strict=True))
+
     def _scatter(
         self, group: Group, number: int, bucket: _Bucket, local: Sequence[Sequence[torch.Tensor]], out: Sequence[torch.Tensor]
     ) -> list[Work]:
@@ -331,13 +403,13 @@ class Reducer:
 
         To receive the peers' sums may be asked for now: gloo sends nothing before it knows of the receive.
         """
-        mine = bucket.chunk(out, group.rank)
-        sources = [peer for peer in reversed(self._peers) for _ in range(self.counts[peer])]
-        bucket.incoming = self._stage(mine, number % BUCKETS_IN_FLIGHT, len(sources), group.size)
-        sends = [(bucket.chunk(flats, peer), peer) for peer in self._peers for flats in local]
         # Asked for first: whoever has this rank's partial sums knows that it may send back what comes of them.
         asked = [group.start([], self._returns(bucket, out), 2 * number + 1)] if group.receives_ahead else []
-        bucket.arrival = group.start(sends, list(zip(bucket.incoming, sources, strict=True)), 2 * number)
+        sends = [(bucket.chunk(flats, peer), peer) for peer in self._peers for flats in local]
+        if bucket.arrival is not None:
+            bucket.departure = group.start(sends, [], 2 * number)
+        else:
+            bucket.arrival = group.start(sends, self._incoming(number, bucket, bucket.chunk(out, group.rank)), 2 * number)
         return asked
 
     def _leaves(self, group: Group, bucket: _Bucket, local: Sequence[Sequence[torch.Tensor]]) -> dict[int, list[torch.Tensor]]:
@@ -347,45 +419,52 @@ class Reducer:
         found[group.rank] = [bucket.chunk(flats, group.rank) for flats in local]
         return found
 
-    def _stage(self, like: torch.Tensor, half: int, count: int, size: int) -> list[torch.Tensor]:
+    def _stage(self, like: torch.Tensor, half: int, count: int) -> list[torch.Tensor]:
         """``count`` buffers like ``like``, from memory that is kept for the run; each half serves one of the buckets in flight."""
-        room = -(-(self._bucket_bytes // size + 64) // 64) * 64
+        room = self._room
         needed = BUCKETS_IN_FLIGHT * count * room
         stage = self._stages.get(like.device)
         if stage is None or stage.numel() < needed:
             room_for_losses = 2 * needed  # after a loss the sums are finer, and there are more of them
             stage = self._stages[like.device] = torch.empty(room_for_losses, dtype=torch.uint8, device=like.device)
         starts = range(half * count * room, (half + 1) * count * room, room)
-        length = like.numel() * like.element_size()
-        return [stage[start : start + length].view(like.dtype) for start in starts]
+        return [stage[start : start + like.nbytes].view(like.dtype) for start in starts]
 
 
 class SideChannel:
-    """A few numbers from every rank to every rank, travelling beside the gradients: flags, arrival times, losses.
+    """A few numbers from every rank to every rank, travelling beside the gradients: flags, arrival times, losses."""
 
-    Args:
-        width: how many numbers each rank gives.
-    """
-
-    def __init__(self, group: Group, width: int, dtype: torch.dtype = torch.float64) -> None:
+    def __init__(self, group: Group, dtype: torch.dtype = torch.float64) -> None:
         self._group = group
         self._dtype = dtype
-        self._all = torch.zeros(group.size, width, dtype=dtype)
+        self._all = torch.zeros(group.size, 0, dtype=dtype)
         self._work: Work | None = None
         self._before: deque[Work] = deque(maxlen=2)  # nobody waits for their sends: two exchanges later they have arrived
 
-    def start(self, values: Sequence[float]) -> None:
-        self._work = self._group.start_all_gather(self._all, torch.tensor(values, dtype=self._dtype), SIDE_TAG)
-        self._before.append(self._work)
+    def listen(self, count: int) -> None:
+        """Ask for ``count`` numbers of every rank, ahead of :meth:`start`: gloo sends nothing before it knows of the receive."""
+        if self._all.shape[1] != count:
+            self._all = torch.zeros(self._group.size, count, dtype=self._dtype)
+        self._work = self._group.start([], [(self._all[peer], peer) for peer in self._group.peers], SIDE_TAG)
 
-    def wait(self) -> torch.Tensor:
-        """All ranks' numbers, ``[size, width]``; valid until the next :meth:`start`. Raises GroupBroken."""
+    def start(self, values: Sequence[float] | torch.Tensor) -> Work:
+        """Tell all ranks; every rank gives as many. What is under way then brings theirs: :meth:`take` them once that has arrived."""
         if self._work is None:
-            raise ProtocolError("SideChannel.wait() before start()")
-        self._work.arrived()
+            self.listen(len(values))
+        assert self._work is not None
+        mine = torch.as_tensor(values, dtype=self._dtype)
+        self._all[self._group.rank].copy_(mine)
+        self._before.append(self._group.start([(mine, peer) for peer in self._group.peers], [], SIDE_TAG))
+        return self._work
+
+    def take(self) -> torch.Tensor:
+        """All ranks' numbers, ``[size, numbers]``; valid until the next :meth:`start`."""
+        if self._work is None:
+            raise ProtocolError("SideChannel.take() before start()")
         self._work = None
         return self._all
 
-    def exchange(self, values: Sequence[float]) -> torch.Tensor:
-        self.start(values)
-        return self.wait()
+    def exchange(self, values: Sequence[float] | torch.Tensor) -> torch.Tensor:
+        """Both, and the wait in between. Raises GroupBroken."""
+        self.start(values).arrived()
+        return self.take()

@@ -23,7 +23,7 @@ from fleet.levels import PEERS_SCHEME
 from fleet.member import Offer
 from fleet.records import REFORM, RESTORE, STANDBY
 from fleet.types import Finding, StateId, View
-from fleet.urgency import be_prompt
+from fleet.urgency import be_ordinary, be_prompt, be_steady
 
 
 class Sitting:
@@ -70,6 +70,8 @@ class Seat:
     when it is called out of its view, and takes the seat in the next one, so that all of this costs no time while there is work to do.
     The loop comes in person (``claim``) when it wants to reduce, and early (``wanted``) when its state has to be changed.
 
+    It is made by the loop's thread, which runs for long at a time once it is :meth:`settled`.
+
     Args:
         host: the address at which peers reach this rank.
         timeouts: bounds of any wait inside a group; the coordinator interrupts earlier when something is known to be wrong.
@@ -90,6 +92,7 @@ class Seat:
         self._engine: Engine | None = None
         self._foresee: Callable[[View], bool] = lambda view: False
         self._custody: Custody | None = None
+        self._loop, self._steadily = threading.get_native_id(), False
         client.on_interrupt = self._interrupt
         client.on_message = self._look_ahead
 
@@ -175,6 +178,19 @@ class Seat:
         self._client.say()  # before anything that takes time: the next view waits for it
         self._recorder.switch(REFORM)
         self._clear()
+
+    def settled(self) -> None:
+        """A step was committed in this view: everyone computes now."""
+        with self._client.lock:
+            if not self._steadily and self.group is not None:
+                self._steadily = True
+                be_steady(self._loop)
+
+    def _hurry(self) -> None:
+        """The view changes: everyone waits for what the loop does next. From any thread, under the lock."""
+        if self._steadily:
+            self._steadily = False
+            be_ordinary(self._loop)
 
     def hold_still(self) -> None:
         """Before the state changes or is used: it is where it was on its way to. Raises GroupBroken."""
@@ -393,6 +409,7 @@ class Seat:
 
     def _interrupt(self) -> None:
         with self._client.lock:
+            self._hurry()
             if self._protocol.interrupted:  # the loop is in there: wake it, it will leave
                 for part in (self._sitting.forming if self._sitting else None, self.group):
                     if part is not None:
@@ -408,6 +425,7 @@ class Seat:
 
     def _drop_seat(self) -> None:
         """Nothing of the present seat is used any more. The loop frees its memory later: see ``_clear``."""
+        self._hurry()
         for part in (self._sitting, self.group):
             if part is not None:
                 (part.forming if isinstance(part, Sitting) else part).interrupt("left")

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from actors.rank.chunked import ChunkedOptimizer, check
-from actors.rank.clipping import block_norms, clip_factor
+from actors.rank.clipping import SplitNorms, clip_factor
 from actors.rank.engine import Engine, Outcome
 from actors.rank.gradients import GradientSet
 from actors.rank.process_group import Group
@@ -28,7 +28,7 @@ from actors.rank.reduction import Chunk, Reducer, _Bucket, _cuts
 from actors.rank.saving import Share
 from actors.rank.state import TrackedState
 from actors.rank.whole import ShardedTensors, whole_state
-from fleet.chunks import BLOCK, WHOLE, Claim, Stretch, bounds, kept, route
+from fleet.chunks import WHOLE, Claim, Stretch, bounds, kept, route
 from fleet.config import RunSettings
 from fleet.errors import ConfigError
 from fleet.records import COMM
@@ -202,38 +202,27 @@ class ShardedEngine(Engine):
         group, flats, extents = self._group, self._gradients.mean_flats, self.chunks.extents
         mine = [flat[slice(*bounds(extent, (group.size, group.rank)))] for flat, extent in zip(flats, extents, strict=True)]
         rest = [flat[extent:] for flat, extent in zip(flats, extents, strict=True)]
-        norms = [block_norms(part) for part in mine] if self._clip_norm is not None else []
-        row = torch.zeros(self._row_length, dtype=torch.float64)
-        row[0] = all(bool(torch.isfinite(part).all()) for part in [*mine, *rest])
-        numbers = torch.cat([row[:0], *norms])
-        row[1 : 1 + len(numbers)] = numbers
+        norms = self._clip_norms
+        finite = all(bool(torch.isfinite(part).all()) for part in [*mine, *rest])
+        row = torch.cat([torch.tensor([finite], dtype=torch.float64), norms.take(flats, group.rank)])
         self.ready = True
         rows = torch.empty(group.size, len(row), dtype=torch.float64)
         group.all_gather(rows, row, READY_TAG)
         self.ready = bool(rows[:, 0].all())
         if self.ready and self._clip_norm is not None:
-            self.factor = clip_factor(self._in_order(rows), self._clip_norm)
+            self.factor = clip_factor(norms.in_order(rows[:, 1:]), self._clip_norm)
         return self.ready
 
-    def _blocks(self, extent: int, index: int) -> int:
-        lo, hi = bounds(extent, (self._group.size, index))
-        return -(-(hi - lo) // BLOCK)
+    @property
+    def _tells_norms(self) -> bool:
+        return False  # but with the word that the sums are here, when there is something to clip
 
     @property
-    def _row_length(self) -> int:
-        """The finiteness of a rank's sums, and the norms of its blocks when there is something to clip."""
-        if self._clip_norm is None:
-            return 1
-        return 1 + max(sum(self._blocks(extent, index) for extent in self.chunks.extents) for index in range(self._group.size))
-
-    def _in_order(self, rows: torch.Tensor) -> Iterator[torch.Tensor]:
-        """The norms of all blocks, by flat buffer."""
-        at = [1] * self._group.size
-        for extent in self.chunks.extents:
-            for index in range(self._group.size):
-                count = self._blocks(extent, index)
-                yield rows[index, at[index] : at[index] + count]
-                at[index] += count
+    def _clip_norms(self) -> SplitNorms:
+        """Of each rank's chunks, when there is something to clip."""
+        size, extents = self._group.size, self.chunks.extents
+        chunks = [[Chunk(flat, *bounds(extent, (size, index))) for flat, extent in enumerate(extents)] for index in range(size)]
+        return SplitNorms(chunks if self._clip_norm is not None else [()] * size, extents)
 
     def begin_shard(self) -> None:
         super().begin_shard()

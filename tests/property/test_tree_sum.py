@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from actors.rank.process_group import Group
 from actors.rank.reduction import Reducer, ShardSums
+from fleet.chunks import BLOCK
 from fleet.shards import cover, middle
 
 BOUND_S = 30.0
@@ -67,6 +68,7 @@ class ThreadGroup(Group):
         self._boxes = boxes
 
     def start(self, sends: Any, receives: Any, tag: int = 0) -> Any:
+        sends, receives = ([(tensor, peer) for tensor, peer in some if tensor.numel()] for some in (sends, receives))
         sent = [(tensor, threading.Event()) for tensor, _ in sends]
         for parcel, (_, peer) in zip(sent, sends, strict=True):
             self._boxes[self.rank, peer, tag].put(parcel)
@@ -77,6 +79,11 @@ class ThreadGroup(Group):
             assert all(work.taken() for work in works)
 
         return sent
+
+    def complete(self, works: Any) -> None:
+        for work in works:
+            work.arrived()
+        self.sending(works)()
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
         everyone = torch.empty(self.size, *tensor.shape, dtype=tensor.dtype)
@@ -111,6 +118,7 @@ def reduced(group: Group, dealt: list[list[int]], lengths: list[int], dtypes: li
         result = sums.take()
         reducer.reduce(sums, result)
         before, result = result, sums.take()
+        reducer.expect(result.flats)
         reducer.reduce(sums, result)  # a reduction leaves the sums as they were
         assert same_bits(before.flats, result.flats)
         sums.put_back(before)
@@ -127,6 +135,10 @@ def in_threads(dealt: list[list[int]], lengths: list[int], dtypes: list[torch.dt
 
 def ranges(cuts: list[int]) -> list[list[int]]:
     return [list(range(lo, hi)) for lo, hi in itertools.pairwise(cuts)]
+
+
+LENGTHS = st.one_of(st.integers(1, 300), st.integers(1, 6 * BLOCK))
+"""Elements: less than a block, so that one rank adds up all, or some blocks."""
 
 
 @st.composite
@@ -146,7 +158,7 @@ def same_bits(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 
 
 @settings(max_examples=40, deadline=None)
-@given(splits(), st.lists(st.integers(1, 300), min_size=1, max_size=3), st.sampled_from([64, 500, 1 << 20]), st.data())
+@given(splits(), st.lists(LENGTHS, min_size=1, max_size=3), st.sampled_from([64, 500, 1 << 14, 1 << 20]), st.data())
 def test_any_split_gives_the_bits_of_the_straightforward_tree(
     dealt: list[list[int]], lengths: list[int], bucket_bytes: int, data: Any
 ) -> None:
@@ -165,8 +177,9 @@ def test_the_control_depends_on_the_world_size() -> None:
     assert torch.allclose(one[0], three[0], rtol=1e-3, atol=1e-2)
 
 
+@pytest.mark.parametrize("length", [77, 20_000])
 @pytest.mark.parametrize("cuts", [[0, 16], [0, 8, 16], [0, 4, 8, 12, 16], list(range(17))])
-def test_aligned_ranges_send_one_partial_sum(cuts: list[int]) -> None:
-    expected = [total / 16 for total in straightforward(0, 16, [77], [torch.float32])]
-    for flats in in_threads(ranges(cuts), [77], [torch.float32], 128):
+def test_aligned_ranges_send_one_partial_sum(cuts: list[int], length: int) -> None:
+    expected = [total / 16 for total in straightforward(0, 16, [length], [torch.float32])]
+    for flats in in_threads(ranges(cuts), [length], [torch.float32], 128):
         assert same_bits(flats, expected)

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
@@ -178,7 +179,7 @@ def test_a_forming_can_be_interrupted(store: StoreServer) -> None:
 
 
 class LostSend:
-    """A send that gloo has forgotten: nothing wakes who waits for it."""
+    """A send, or a receive, that gloo has forgotten: nothing wakes who waits for it."""
 
     def __init__(self) -> None:
         self.released = threading.Event()
@@ -187,12 +188,13 @@ class LostSend:
         return self.released.wait(BOUND_S)
 
 
-def test_an_interrupt_wakes_who_waits_for_a_send_that_is_lost(store: StoreServer) -> None:
+@pytest.mark.parametrize("lost_is_a", ["send", "receive"])
+def test_an_interrupt_wakes_who_waits_for_what_is_lost(store: StoreServer, lost_is_a: str) -> None:
     groups = form_all(store, 2)
     lost = LostSend()
-    work = Work(groups[0], [], [lost])
+    work = Work(groups[0], [], [lost]) if lost_is_a == "send" else Work(groups[0], [lost])
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(work.wait)
+        waiting = pool.submit(work.wait if lost_is_a == "send" else work.arrived)
         with contextlib.suppress(TimeoutError):
             waiting.result(0.2)
         assert not waiting.done()
@@ -290,6 +292,34 @@ def ends_after(store: StoreServer, blow: signal.Signals, order: str) -> list[str
         ranks[2].kill()
         for process in ranks:
             process.join(BOUND_S)
+
+
+def rank_that_sends(store: str, elements: int) -> None:
+    """In a process: send all at once, and stay."""
+    group = forming(store, 1, 2).wait()
+    group.start([(torch.ones(elements), 0)], [])
+    threading.Event().wait(BOUND_S)
+
+
+def test_a_rank_whose_peer_dies_in_the_middle_of_a_message_can_be_called_out(store: StoreServer) -> None:
+    """gloo tells those who wait for messages that have not begun to arrive, and no other."""
+    elements = 1 << 26
+    sender = multiprocessing.get_context("spawn").Process(target=rank_that_sends, args=(store.address, elements))
+    sender.start()
+    group, arriving = forming(store.address, 0, 2).wait(), torch.zeros(elements)
+    work = group.start([], [(arriving, 1)])
+    bound_s = time.monotonic() + BOUND_S
+    while not arriving[0] and time.monotonic() < bound_s:
+        pass  # it takes some 0.1 s in all
+    sender.kill()
+    sender.join(BOUND_S)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(work.arrived)
+        group.interrupt("told to leave")
+        with pytest.raises(GroupBroken):
+            waiting.result(BOUND_S / 2)
+    assert not arriving[-1]
+    group.close()
 
 
 def test_a_killed_peer_breaks_the_group(store: StoreServer) -> None:

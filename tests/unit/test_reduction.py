@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from actors.rank import reduction, sumcheck
+from actors.rank.clipping import SplitNorms, block_norms
 from actors.rank.gradients import GradientBuffers
 from actors.rank.process_group import Forming, Group, GroupBroken, StoreServer
 from actors.rank.reduction import Chunk, Reducer, ShardSums, SideChannel
@@ -63,7 +64,7 @@ class Forgetful:
         return self._lost
 
 
-@pytest.mark.parametrize(("size", "length"), [(2, 100), (2, 500_000), (3, 100)])
+@pytest.mark.parametrize(("size", "length"), [(2, 100), (2, 500_000), (3, 5_000)])
 def test_a_rank_that_waits_for_a_send_that_gloo_has_lost_can_be_called_out(size: int, length: int) -> None:
     """A loss at the end of a reduction: gloo loses a send whose connection ends before it knows of that, though it was asked for."""
     lost = LostSend()
@@ -99,18 +100,24 @@ def gradient(shard: int, length: int) -> torch.Tensor:
     return torch.randn(length, generator=torch.Generator().manual_seed(shard))
 
 
+def summed(group: Group, length: int, reducer: Reducer, dealt: list[list[int]] | None = None) -> ShardSums[Buffers]:
+    """The sums of this rank's shards, of which the reducer knows; ``dealt[r]`` are those of rank r, in the order of computing them."""
+    dealt = dealt or [list(range(*bounds)) for bounds in ranges_of(group.size)]
+    reducer.bind(group, [cover(shards, SHARDS) for shards in dealt])
+    sums = ShardSums(SHARDS, lambda: Buffers(length))
+    for shard in dealt[group.rank]:
+        buffers = sums.take()
+        buffers.flats[0].copy_(gradient(shard, length))
+        sums.add(shard, buffers)
+    return sums
+
+
 def mean_over(size: int, length: int, bucket_bytes: int, kind: str = "ordered", dealt: list[list[int]] | None = None) -> list[torch.Tensor]:
-    """Each rank's mean; ``dealt[r]`` are the shards of rank r, in the order in which it computes them."""
-    dealt = dealt or [list(range(*bounds)) for bounds in ranges_of(size)]
+    """Each rank's mean; ``dealt`` as in :func:`summed`."""
 
     def rank(group: Group) -> torch.Tensor:
-        reducer, mine = Reducer(SHARDS, kind, bucket_bytes), dealt[group.rank]
-        reducer.bind(group, [cover(shards, SHARDS) for shards in dealt])
-        sums, mean = ShardSums(SHARDS, lambda: Buffers(length)), Buffers(length)
-        for shard in mine:
-            buffers = sums.take()
-            buffers.flats[0].copy_(gradient(shard, length))
-            sums.add(shard, buffers)
+        reducer, mean = Reducer(SHARDS, kind, bucket_bytes), Buffers(length)
+        sums = summed(group, length, reducer, dealt)
         for _ in range(3):  # the sums are the same after a reduction
             reducer.reduce(sums, mean)
         return mean.flats[0].clone()
@@ -135,11 +142,72 @@ def test_shards_dealt_anew_after_a_loss_agree_bit_for_bit() -> None:
                 assert torch.equal(mean, expected)
 
 
+@pytest.mark.parametrize("bucket_bytes", [1 << 14, 1 << 20])
+@pytest.mark.parametrize("length", [700, 30_001])
+def test_norms_of_parts_are_those_of_the_whole_bit_for_bit(bucket_bytes: int, length: int) -> None:
+    """Each rank takes those of what it adds up. Two with little to sum add up all, and a rank may have nothing to add up."""
+    extent = length - 100  # what comes after it counts in no norm
+
+    def rank(group: Group) -> bool:
+        reducer, mean, side = Reducer(SHARDS, "ordered", bucket_bytes), Buffers(length), SideChannel(group)
+        sums = summed(group, length, reducer)
+        split = SplitNorms(reducer.parts(mean.flats), [extent])
+        reducer.reduce(sums, mean, lambda: [side.start(split.take(mean.flats, group.rank))])
+        found, whole = split.in_order(side.take()), block_norms(mean.flats[0][:extent])
+        return torch.equal(torch.cat(found), whole) if found else not reducer.parts(mean.flats)[0]
+
+    for size in (1, 2, 3, 4, 5):
+        assert with_groups(size, rank) == [True] * size
+
+
+@pytest.mark.parametrize("bucket_bytes", [1 << 14, 1 << 20])
+def test_who_is_done_early_sends_while_others_compute(bucket_bytes: int) -> None:
+    """Rank 0 has all that the others bring before it reduces; then once more, with nothing asked for ahead."""
+    expected, computing = mean_over(1, 30_001, bucket_bytes)[0], threading.Event()
+
+    def rank(group: Group) -> bool:
+        reducer, mean = Reducer(SHARDS, "ordered", bucket_bytes), Buffers(30_001)
+        sums = summed(group, 30_001, reducer)
+        reducer._stages[group.device] = torch.zeros(1 << 20, dtype=torch.uint8)
+        reducer.expect(mean.flats)
+        if group.rank == 0:
+            coming = [part for bucket in reducer._expected for part in bucket.incoming]
+            bound_s = time.monotonic() + BOUND_S / 2
+            while not all(bool(part.all()) for part in coming) and time.monotonic() < bound_s:
+                time.sleep(0.001)
+            assert coming and time.monotonic() < bound_s
+            computing.set()
+        found = []
+        for _ in range(2):
+            reducer.reduce(sums, mean)
+            found.append(torch.equal(mean.flats[0], expected))
+        return all(found) and (computing.is_set() or group.rank != 0)
+
+    for size in (3, 4):
+        computing.clear()
+        assert with_groups(size, rank) == [True] * size
+
+
+def test_what_was_expected_is_not_mixed_with_anything_else() -> None:
+    def rank(group: Group) -> list[str]:
+        reducer, said = Reducer(SHARDS), []
+        sums = summed(group, 5_000, reducer)
+        reducer.expect(Buffers(4_000).flats)
+        for attempt in (lambda: summed(group, 5_000, reducer), lambda: reducer.reduce(sums, Buffers(5_000))):
+            with pytest.raises((GroupBroken, ProtocolError)) as refused:
+                attempt()
+            said.append(str(refused.value))
+        return said
+
+    for said in with_groups(3, rank):
+        assert "after expect()" in said[0] and "other parameters train" in said[1]
+
+
 def test_two_ranks_agree_bit_for_bit_when_they_swap_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """One sum each, and several as after a loss; the pieces are not equally long."""
     expected = mean_over(1, 30_001, 1 << 20)[0]
     monkeypatch.setattr(reduction, "SWAP_BYTES", 1 << 14)
-    assert len({hi - lo for lo, hi in reduction._stretches(expected, reduction.SWAP_BYTES)}) == 2
+    assert len({hi - lo for lo, hi in reduction._stretches(expected, reduction.SWAP_BYTES)}) == 3
     for dealt in (None, [[0, 2, 5, *range(8, SHARDS)], [1, 3, 4, 6, 7]]):
         for mean in mean_over(2, 30_001, 1 << 20, dealt=dealt):
             assert torch.equal(mean, expected)
@@ -153,14 +221,13 @@ def test_native_is_close_and_not_equal() -> None:
 
 def test_side_channel_travels_beside_the_buckets() -> None:
     def rank(group: Group) -> list[list[float]]:
-        side, reducer, ranges = SideChannel(group, 2), Reducer(SHARDS), ranges_of(3)
+        side, reducer, ranges = SideChannel(group), Reducer(SHARDS), ranges_of(3)
         reducer.bind(group, [blocks(*bounds, SHARDS) for bounds in ranges])
         sums = ShardSums(SHARDS, lambda: Buffers(100))
         for shard in range(*ranges[group.rank]):
             sums.add(shard, sums.take())
-        side.start([group.rank, 0.5])
-        reducer.reduce(sums, sums.take())
-        return side.wait().tolist()
+        reducer.reduce(sums, sums.take(), lambda: [side.start([group.rank, 0.5])])
+        return side.take().tolist()
 
     assert with_groups(3, rank) == [[[0.0, 0.5], [1.0, 0.5], [2.0, 0.5]]] * 3
 
@@ -379,13 +446,8 @@ def checked_sums(size: int, number: int, spoil: Callable[[int, list[torch.Tensor
     """Of each rank: whose sum is in dispute after ``spoil(rank, sum)``, and its testimony on rank 1's."""
 
     def rank(group: Group) -> tuple[int | None, str]:
-        reducer = Reducer(SHARDS, "ordered", 1 << 12)
-        reducer.bind(group, [cover(range(*bounds), SHARDS) for bounds in ranges_of(size)])
-        sums, mean = ShardSums(SHARDS, lambda: Buffers(5_000)), Buffers(5_000)
-        for shard in range(*ranges_of(size)[group.rank]):
-            buffers = sums.take()
-            buffers.flats[0].copy_(gradient(shard, 5_000))
-            sums.add(shard, buffers)
+        reducer, mean = Reducer(SHARDS, "ordered", 1 << 14), Buffers(20_000)
+        sums = summed(group, 20_000, reducer)
         reducer.reduce(sums, mean)
         spoil(group.rank, mean.flats)
         owners = [(r + 1) % size for r in range(size)]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fleet.urgency import LAST, NICE, NICE_SLICE_US, SLICE_US, STEADY_SLICE_US, be_prompt, be_steady, bow_out, give_way
+from fleet.urgency import LAST, NICE, NICE_SLICE_US, SLICE_US, STEADY_SLICE_US, be_ordinary, be_prompt, be_steady, bow_out, give_way
 
 
 def slice_us() -> float:
@@ -50,13 +50,20 @@ def test_a_thread_gets_the_slice_that_it_asks_for(children: bool) -> None:
     assert slice_us() == before
 
 
-def test_who_computes_runs_for_long_and_what_it_starts_does_not() -> None:
+def test_who_computes_runs_for_long_until_it_is_told_otherwise_and_what_it_starts_does_not() -> None:
+    """Told by another thread, as a rank's loop is by the one that hears of a loss."""
     before, niceness = slice_us(), os.getpriority(os.PRIO_PROCESS, 0)
-    found = in_a_thread(lambda: (be_steady(), slice_us(), in_a_thread(slice_us), os.getpriority(os.PRIO_PROCESS, 0)))
-    taken, mine, childs, nice_after = found
-    assert nice_after == niceness
-    assert before < 0 or mine == (STEADY_SLICE_US if taken else before)
-    assert childs == before == slice_us()
+
+    def compute() -> list[Any]:
+        mine = threading.get_native_id()
+        steady = [be_steady(mine), slice_us(), in_a_thread(slice_us)]
+        ordinary = [in_a_thread(lambda: be_ordinary(mine)), slice_us()]
+        return [*steady, *ordinary, os.getpriority(os.PRIO_PROCESS, 0)]
+
+    taken, steady, childs, told, after, nice_after = in_a_thread(compute)
+    assert nice_after == niceness and told == taken
+    assert before < 0 or steady == (STEADY_SLICE_US if taken else before)
+    assert childs == after == before == slice_us()
 
 
 def test_who_gives_way_is_nicer_and_runs_for_short() -> None:
