@@ -16,6 +16,7 @@ from ray.train import FailureConfig, Result, RunConfig, ScalingConfig
 from ray.train.v2._internal.callbacks import DatasetsCallback, WorkingDirectorySetupCallback
 from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
 from ray.train.v2._internal.constants import get_env_vars_to_propagate
+from ray.train.v2._internal.execution.scaling_policy.fixed import FixedScalingPolicy
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 from actors.backend import FleetBackendConfig
@@ -142,6 +143,20 @@ class _Fit:
         return "back"
 
 
+class _FixedSize(FixedScalingPolicy):  # type: ignore[misc]
+    """Ray's own, but that it tells no autoscaler what it needs.
+
+    The placement group tells that as well; what Ray's would tell it to is one more actor, of 120 MB and with a loop that wakes 100 times a
+    second, to share a cluster between training and data pipelines.
+    """
+
+    def after_controller_start(self, train_run_context: Any) -> None:
+        """There is nobody to register with."""
+
+    def _maybe_send_resource_request(self) -> None:
+        """There is nobody to ask."""
+
+
 class _Trainer(DataParallelTrainer):  # type: ignore[misc]
     """Ray Train's trainer, whose controller is the shielded one and can be killed."""
 
@@ -157,6 +172,7 @@ class _Trainer(DataParallelTrainer):  # type: ignore[misc]
     def _initialize_and_run_controller(self, **arguments: Any) -> Result:
         """As Ray's own, but that the class is ours and the handle is kept."""
         arguments["failure_policy"] = PatientFailurePolicy(self.run_config.failure_config)
+        arguments["scaling_policy"] = _FixedSize(self.scaling_config)
         options: dict[str, Any] = {
             "num_cpus": 0,
             "label_selector": {ray._raylet.RAY_NODE_ID_KEY: ray.get_runtime_context().get_node_id()},

@@ -35,9 +35,20 @@ _SYSTEM_CONFIG = {
     "worker_register_timeout_seconds": 30,
     # Ray looks four times a second how much memory is left, in each node, as if each had a machine of its own.
     "memory_monitor_refresh_ms": 1000,
+    # Nor is a second too long for the rest that Ray's daemons look after 5 to 10 times a second: objects to fetch and to free, of which
+    # ranks make none, and workers without work. Demand is asked for on behalf of an autoscaler, and a local cluster has none.
+    "object_manager_timer_freq_ms": 1000,
+    "raylet_check_gc_period_milliseconds": 1000,
+    "kill_idle_workers_interval_ms": 1000,
+    "gcs_pull_resource_loads_period_milliseconds": 10_000,
     # Ray's default of 15 puts ranks behind everything else on the machine, its own daemons first. Ranks are what the machine is for.
     "worker_niceness": 0,
 }
+_UNSEEN = {
+    # Every process tells each second which calls it ran. Only Ray's dashboard shows them.
+    "task_events_report_interval_ms": 0,
+}
+"""What is not done where Ray's dashboard does not run."""
 
 
 def node_resource(index: int) -> str:
@@ -232,7 +243,7 @@ class LocalCluster:
             "include_dashboard": self._dashboard,
             "dashboard_port": 0,
             "no_monitor": True,
-            "_system_config": _SYSTEM_CONFIG,
+            "_system_config": _SYSTEM_CONFIG if self._dashboard else _SYSTEM_CONFIG | _UNSEEN,
         }
 
     def _node_settings(self, index: int) -> dict[str, Any]:

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray._private import ray_constants
+from ray._private import ray_constants, services
 from ray._private import workers as rays_workers
 from ray._private.node import Node
 from ray._private.parameter import RayParams
 
-from fleet.launch import processes, setup_worker
+from fleet.launch import lean_agent, processes, setup_worker
 
 
 class _Headless(Node):  # type: ignore[misc]
@@ -31,10 +31,20 @@ class _Headless(Node):  # type: ignore[misc]
         self._webui_url = None
 
 
+_interpreter = services._build_python_executable_command_memory_profileable
+
+
+def _with_lean_agents(component: str, *arguments: Any, **options: Any) -> list[str]:
+    """The command that runs a script of Ray's."""
+    command: list[str] = _interpreter(component, *arguments, **options)
+    return [*command, lean_agent.__file__] if component == ray_constants.PROCESS_TYPE_DASHBOARD_AGENT else command
+
+
 def start(settings: dict[str, Any], dashboard: bool) -> Node:
     """Start the node's processes; returns when the node has registered with the cluster."""
     if not dashboard:
         ray._private.utils.get_dashboard_dependency_error = lambda: ImportError("switched off")  # agents start with --minimal
+        services._build_python_executable_command_memory_profileable = _with_lean_agents
     node_class = Node if dashboard else _Headless
     head = settings.get("gcs_address") is None
     os.environ[setup_worker.RAYS] = str(Path(rays_workers.__file__).parent / ray_constants.SETUP_WORKER_FILENAME)

@@ -40,6 +40,14 @@ def test_a_node_is_lost_whole_and_its_replacement_has_a_new_index(cluster: Local
     assert added > lost and added in cluster.alive()
 
 
+def test_without_a_dashboard_no_agent_has_a_part_that_would_serve_it(cluster: LocalCluster) -> None:
+    def said() -> list[str]:
+        return [log.read_text() for log in cluster.directory.glob("session_latest/logs/dashboard_agent*.log")]
+
+    until(lambda: len(said()) > 2 and all("Loaded" in text for text in said()), "every agent has started")
+    assert all("Loaded 0 modules" in text for text in said())
+
+
 def test_a_killed_launcher_takes_the_cluster_with_it() -> None:
     root = Path(__file__).parents[2]
     with subprocess.Popen([sys.executable, "-c", LAUNCHER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root) as launcher:

@@ -122,6 +122,13 @@ def test_a_killed_rank_is_replaced_in_place(run: Run) -> None:
     assert after[1].node == before[1].node
 
 
+def test_no_process_waits_for_what_no_run_asks(run: Run, cluster: LocalCluster) -> None:
+    """Ray Train's own scaling policy starts an actor that shares a cluster between training and data."""
+    run.whole()
+    assert _named(cluster, "ray::RayTrainWorker")
+    assert not _named(cluster, "ray::_AutoscalingCoordinatorActor")
+
+
 def test_two_ranks_lost_in_one_poll(run: Run) -> None:
     before = run.whole()
     run.kill(0)

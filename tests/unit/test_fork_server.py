@@ -8,6 +8,7 @@ import select
 import shlex
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,27 @@ import json, os, sys
 seen = {"arguments": sys.argv[1:], "variable": os.environ["SPECIAL"], "directory": os.getcwd(), "path": sys.path[0]}
 print(json.dumps({**seen, "pid": os.getpid(), "imported": "colorsys" in sys.modules}), flush=True)
 sys.stdin.read()
+"""
+
+
+FIRST_STEPS = """
+import importlib, sys
+from actors.fork_server import ALWAYS, why_not
+from actors.hosts import IMPORTED
+for name in (*ALWAYS, *IMPORTED):
+    importlib.import_module(name)
+print(why_not())
+known = set(sys.modules)
+import torch
+from actors.worker import rank_main
+from fleet.types import StateId
+from storage.parts import Parts
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.AdamW(model.parameters())
+model(torch.ones(2)).sum().backward()
+optimizer.step()
+Parts("file://" + sys.argv[1]).write(StateId(0, 1), 0, 0, 1, list(enumerate(model.parameters())))
+print(*(name for name in set(sys.modules) - known if not name.startswith("torch.utils")))
 """
 
 
@@ -99,3 +121,11 @@ def test_a_server_that_fails_is_as_none(tmp_path: Path, monkeypatch: pytest.Monk
             client.communicate("", timeout=BOUND_S)
     finally:
         server.close()
+
+
+def test_a_rank_imports_hardly_anything_until_it_has_taken_a_step_and_saved_its_part(tmp_path: Path) -> None:
+    """Four ranks compute while a fifth starts, and what is imported on each node once takes nothing from them."""
+    command = [sys.executable, "-c", FIRST_STEPS, str(tmp_path)]
+    unfit, imported = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=BOUND_S).stdout.splitlines()
+    assert unfit == ""
+    assert set(imported.split()) <= {"fsspec.implementations.chained", "torch.profiler._cupti_monitor"}
