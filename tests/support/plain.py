@@ -35,6 +35,7 @@ from policies.recovery import ReformPromoteRegrow
 from policies.timeouts import ProgressTimeout
 from storage.parts import Parts, RetainingStore
 from storage.peers import PeerMemory
+from tests.support.waiting import until
 
 REPORT_S = 0.05
 """Steps of tests take 25 ms: what strikes at one of them should not come ten later."""
@@ -176,7 +177,8 @@ class PlainFleet:
         os.kill(self.processes[slot].pid, number)
 
     def wait(self, timeout_s: float = 120.0) -> EndRun:
-        return self.ended.result(timeout_s)
+        until(self.ended.done, "the end of the run", timeout_s)
+        return self.ended.result()
 
     def records(self) -> list[Record]:
         self.call(self._flush())
@@ -186,12 +188,8 @@ class PlainFleet:
         self.journal.flush()
 
     def wait_for(self, condition: Callable[[], object], timeout_s: float = 60.0) -> None:
-        """Poll ``condition`` in the loop's thread until it holds; fails with TimeoutError."""
-        deadline = time.monotonic() + timeout_s
-        while not condition():
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"not within {timeout_s} s: {condition}")
-            time.sleep(0.005)
+        """Poll ``condition`` until it holds; fails with TimeoutError."""
+        until(condition, str(condition), timeout_s, tick_s=0.005)
 
     @property
     def step(self) -> int:

@@ -44,11 +44,14 @@ def started(folder: Path) -> list[Seen]:
     return [Seen(*map(int, line.split())) for line in lines if line.count(" ") == 2]
 
 
-def until(condition: Callable[[], bool], what: str, limit_s: float = LIMIT_S) -> None:
-    """Wait for a condition, checked often, with a bound. Raises TimeoutError that says what did not come."""
+def until(condition: Callable[[], object], what: str, limit_s: float = LIMIT_S, tick_s: float = TICK_S) -> None:
+    """Wait for a condition, checked often, with a bound. Raises TimeoutError that says what did not come.
+
+    The bound is a number of checks: a machine that stands still for minutes, as those that tests run on do, has used up one.
+    """
     pause = threading.Event()
-    for _ in range(round(limit_s / TICK_S)):
+    for _ in range(round(limit_s / tick_s)):
         if condition():
             return
-        pause.wait(TICK_S)
+        pause.wait(tick_s)
     raise TimeoutError(f"{what}: not within {limit_s:g} s")
