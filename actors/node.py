@@ -227,9 +227,9 @@ class NodeAgent:
                 writer.close()
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._up.writer = writer
-        self._up.send(AgentHello(self.node, self.index, boot_id(), now_us(), self.unfit))
+        writer.write(frame(UP.encode(AgentHello(self.node, self.index, boot_id(), now_us(), self.unfit))))
         self._align(DOWN.decode(await read_frame(reader)))
+        self._up.writer = writer  # not before: what is not acknowledged yet goes first, or it counts as never told
         for message in [*self._up.unacked, *self._up.lost.values()]:
             self._up.send(message)
         self._told = None

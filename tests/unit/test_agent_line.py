@@ -1,0 +1,52 @@
+"""An agent's line to a coordinator, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from actors.messages import DOWN, UP, AgentHello, AgentWelcome, SpanBatch
+from actors.node import NodeAgent
+from chaos.processes import LocalProcesses
+from fleet.records import Spans
+from fleet.types import Member
+from fleet.wire import frame, read_frame
+
+LIMIT_S = 30.0
+
+
+def spans(start_us: int) -> Spans:
+    return Spans(Member(0, 0), 0, 0, 0, start_us, (10,), "i")
+
+
+def test_nothing_overtakes_what_the_last_coordinator_did_not_acknowledge(tmp_path: Path) -> None:
+    """The new one takes its time to answer, and meanwhile the agent has more to tell."""
+    assert asyncio.run(asyncio.wait_for(_numbers_heard(tmp_path), LIMIT_S)) == [1, 2]
+
+
+async def _numbers_heard(folder: Path) -> list[int]:
+    greeted, told, heard = asyncio.Event(), asyncio.Event(), asyncio.Queue[int]()
+
+    async def coordinate(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        hello = UP.decode(await read_frame(reader))
+        assert isinstance(hello, AgentHello)
+        greeted.set()
+        await told.wait()
+        writer.write(frame(DOWN.encode(AgentWelcome(hello.boot, hello.sent_us, 0, 0))))
+        while True:
+            message = UP.decode(await read_frame(reader))
+            if isinstance(message, SpanBatch):
+                heard.put_nowait(message.number)
+
+    server = await asyncio.start_server(coordinate, "127.0.0.1", 0)
+    agent = NodeAgent("node0", 0, folder, f"127.0.0.1:{server.sockets[0].getsockname()[1]}", LocalProcesses("node0"))
+    agent._batch([spans(0)])  # as it is left when a line breaks
+    await agent.start()
+    try:
+        await greeted.wait()
+        agent._up.send(*agent._batch([spans(10)]))  # as each report does
+        told.set()
+        return [await heard.get(), await heard.get()]
+    finally:
+        await agent.stop()
+        server.close()
