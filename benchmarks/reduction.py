@@ -3,8 +3,8 @@
 Accounting: both sides start with the gradients of each rank's own shards already added up locally, and end with the result on every rank,
 in place. A sample is the time from a barrier until the slowest rank is done. With 16 shards, 2 and 4 ranks hold one partial sum each; of
 3 ranks two hold two and one holds one (``policies.placement``), so five partial sums travel instead of three. Fleet's side also divides by
-the number of shards, and leaves its inputs as they were: a lost peer does not cost what was computed. What is put back into the buffers
-between samples is not timed.
+the number of shards, and leaves its inputs as they were: a lost peer does not cost what was computed. Before each sample the inputs are
+written anew, as those of a step have just been; that is not timed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Buffers:
 
 
 def _fleet(group: Group, length: int) -> tuple[Callable[[], object], list[torch.Tensor]]:
-    """(the operation, the buffers that it changes)."""
+    """(the operation, its inputs)."""
     split = ranges(SHARDS, group.size)
     reducer = Reducer(SHARDS)
     reducer.bind(group, [blocks(*bounds, SHARDS) for bounds in split])
@@ -50,7 +50,7 @@ def _fleet(group: Group, length: int) -> tuple[Callable[[], object], list[torch.
         buffers = sums.take()
         buffers.flats[0].normal_()
         sums.add(shard, buffers)
-    return lambda: reducer.reduce(sums, mean), []
+    return lambda: reducer.reduce(sums, mean), [partial.flats[0] for partial in sums.partials(reducer.blocks)]
 
 
 def _all_reduce(group: Group, length: int) -> tuple[Callable[[], object], list[torch.Tensor]]:

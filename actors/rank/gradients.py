@@ -111,6 +111,7 @@ class GradientBuffers:
         self._extents = list(self._lengths.values())
         self._change_places = [self._place(buffer.tensor) for buffer in self._averaged]
         self.layout = [torch.empty(length, dtype=dtype, device="meta") for (dtype, _), length in self._lengths.items()]
+        self._tainted: GradientSet | None = None  # what a lost group was to bring may still be written there
         self._sums = ShardSums(self._shards, lambda: GradientSet(self._lengths, self._places, self._change_places))
 
     def _sort_buffers(self) -> None:
@@ -215,7 +216,8 @@ class GradientBuffers:
         try:
             reducer.reduce(self._sums, self._mean, added)
         except BaseException:
-            self._forget_mean()
+            self._taint(self._mean)
+            self._mean = None
             raise
         for parameter, view in zip(self.parameters, self._mean.gradients, strict=True):
             parameter.grad = view
@@ -245,6 +247,12 @@ class GradientBuffers:
         if self._mean is not None:
             self._sums.put_back(self._mean)
             self._mean = None
+
+    def _taint(self, mean: GradientSet | None) -> None:
+        """The reduction of ``mean`` broke: it serves again when the next one has, which had a group of its own, or a step is committed."""
+        if self._tainted is not None:
+            self._sums.put_back(self._tainted)
+        self._tainted = mean
 
     def take_mean(self) -> GradientSet:
         """Lay the step's mean aside, until it is given to :meth:`give_mean`."""
@@ -278,6 +286,7 @@ class GradientBuffers:
                 buffer.tensor.add_(change)
             for buffer, value in zip(self._counted, self._first_count, strict=True):
                 buffer.tensor.copy_(value)
+        self._taint(None)
         self._end()
 
     def _end(self) -> None:

@@ -7,6 +7,7 @@ tensors in host memory; on CUDA it has NCCL beside it, or stages through pinned 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import queue
@@ -102,7 +103,7 @@ class Work:
     gloo loses what is on its way when its connection ends: a send that the peer has just asked for, and a receive of which a part is here.
     They are in no list then, and nothing ever wakes who waits for them, no interrupt either. (Seen: of 400 sends that the peer had asked
     for, whose connection was ended just then, 35 were lost; and two of three receives of 256 MB whose sender was killed meanwhile.) So the
-    loop does not wait in gloo: another thread does, which is back with the time-out.
+    loop does not wait in gloo: another thread does, which is back with the time-out. See :meth:`Group.watched` and :meth:`Group.aside`.
     """
 
     __slots__ = ("_after", "_group", "_receives", "_sends", "_stream")
@@ -192,7 +193,9 @@ class Group:
         self._ends = ends
         self._stop = ""
         self._waits: set[threading.Event] = set()
-        self._errands = _Errands(f"fleet-sent-{generation}")
+        self._errands = _Errands(f"fleet-group-{generation}")
+        self._turn = threading.Lock()  # of what runs aside: held but for its waits
+        self._aside = 0  # the thread that does
         self._gathered: Work | None = None
 
     @classmethod
@@ -227,8 +230,7 @@ class Group:
         return GroupBroken(self._stop or reason, self.generation)
 
     def _wires(self, tensor: torch.Tensor) -> Any:
-        if self._stop:
-            raise self.broken(self._stop)
+        self._go_on()
         return self._nccl if tensor.is_cuda and self._nccl is not None else self._gloo
 
     @property
@@ -263,8 +265,7 @@ class Group:
 
     def _complete(self, works: Sequence[Any]) -> None:
         """Block until gloo or NCCL says that they are."""
-        if self._stop:
-            raise self.broken(self._stop)
+        self._go_on()
         try:
             for work in works:
                 if not work.wait():
@@ -286,13 +287,59 @@ class Group:
         """What to call to block until all ``operations`` of gloo are complete. It raises as :meth:`Work.arrived` does.
 
         Another thread waits for them from now on, so that an interrupt ends the wait, whatever gloo does; it is back with the time-out.
+        In :meth:`aside` that is the thread at hand.
         """
-        settled, failed = threading.Event(), list[GroupBroken]()
+        if not operations:
+            return _nothing
+        if self._aside == threading.get_ident():
+            return functools.partial(self._await, operations)
+        return self._errand(functools.partial(self._complete, operations))
 
-        def complete() -> None:
+    def aside(self, call: Callable[[], None]) -> None:
+        """``call``, whose waits are those of one other thread: to hand them over one by one costs more. Raises what it raises.
+
+        An interrupt leaves that thread behind in gloo; this method is back, with GroupBroken, once ``call`` changes nothing any more.
+        """
+        if self.size == 1 or self.device.type != "cpu" or torch.get_num_threads() > 1:
+            call()  # there is no wait; or streams, and the workers of OpenMP, are a thread's own
+            return
+
+        def run() -> None:
+            self._aside = threading.get_ident()
             try:
-                self._complete(operations)
-            except GroupBroken as error:
+                with self._turn:
+                    self._go_on()
+                    call()
+            finally:
+                self._aside = 0
+
+        try:
+            self._errand(run)()
+        finally:
+            with self._turn:  # an interrupt may have come while it was at work
+                pass
+
+    def _go_on(self) -> None:
+        if self._stop:
+            raise self.broken(self._stop)
+
+    def _await(self, operations: Sequence[Any]) -> None:
+        """Within :meth:`aside`: after an interrupt nothing of it goes on."""
+        self._turn.release()
+        try:
+            self._complete(operations)
+        finally:
+            self._turn.acquire()
+        self._go_on()
+
+    def _errand(self, errand: Callable[[], None]) -> Callable[[], None]:
+        """Have another thread do it: what to call to block until it is done, or interrupted; that raises as the errand does."""
+        settled, failed = threading.Event(), list[BaseException]()
+
+        def run() -> None:
+            try:
+                errand()
+            except BaseException as error:  # noqa: BLE001 - whoever waits for it raises it
                 failed.append(error)
 
         def wait() -> None:
@@ -300,14 +347,11 @@ class Group:
             if not self._stop:
                 settled.wait()
             self._waits.discard(settled)
-            if self._stop:
-                raise self.broken(self._stop)
+            self._go_on()
             if failed:
                 raise failed[0]
 
-        if not operations:
-            return _nothing
-        self._errands.run(complete, settled)
+        self._errands.run(run, settled)
         return wait
 
     def _start_nccl(self, wires: Any, sends: Sequence[Transfer], receives: Sequence[Transfer]) -> Work:
@@ -322,8 +366,7 @@ class Group:
     def _settle(self) -> None:
         """An NCCL error shows only once the stream is idle; an interrupt ends the kernels that wait for a lost peer."""
         torch.cuda.current_stream(self.device).synchronize()
-        if self._stop:
-            raise self.broken(self._stop)
+        self._go_on()
 
     def _start_staged(self, wires: Any, sends: Sequence[Transfer], receives: Sequence[Transfer], tag: int) -> Work:
         """By way of host memory, pinned when there is a GPU; torch's host allocator keeps pinned blocks for the next call."""

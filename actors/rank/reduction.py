@@ -8,6 +8,7 @@ all-reduce; each further block of a range adds one more chunk a peer.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -224,23 +225,28 @@ class Reducer:
     def reduce(self, sums: ShardSums[Set], out: Set, added: Callable[[], Sequence[Work]] = tuple) -> None:
         """Put the mean over shards into ``out``, on every rank. Raises GroupBroken: then ``out`` is undefined, and ``sums`` as before.
 
-        Integers are summed, not divided. ``added`` is called once, as soon as this rank's own of :meth:`parts` is there; what it starts is
-        complete, too, when this returns.
+        Integers are summed, not divided. ``added`` is called once, in the thread of ``Group.aside``, as soon as this rank's own of
+        :meth:`parts` is there; what it starts is complete, too, when this returns.
         """
         group = self._group
         if group is None:
             raise ProtocolError("reduce() before bind()")
         local = [partial.flats for partial in sums.partials(self.blocks)]
-        if self._splits(out.flats):
-            self._exchange(group, local, out.flats, added)
+        group.aside(functools.partial(self._reduce, group, local, out.flats, added))
+
+    def _reduce(
+        self, group: Group, local: Sequence[Sequence[torch.Tensor]], out: Sequence[torch.Tensor], added: Callable[[], Sequence[Work]]
+    ) -> None:
+        if self._splits(out):
+            self._exchange(group, local, out, added)
             return
         beside = added()
         if self.kind == "native":
-            self._native(group, local, out.flats)
+            self._native(group, local, out)
         elif group.size == 1:
-            self._add_up(local, out.flats)
+            self._add_up(local, out)
         else:
-            self._swap(group, local, out.flats)
+            self._swap(group, local, out)
         group.complete(beside)
 
     def _splits(self, flats: Sequence[torch.Tensor]) -> bool:
@@ -264,7 +270,7 @@ class Reducer:
         if group is not None and group.receives_ahead and self._splits(like) and not self._expected:
             buckets = self._open(group, like)
             for number, bucket in enumerate(buckets[:BUCKETS_IN_FLIGHT]):
-                bucket.arrival = group.start([], self._incoming(number, bucket, bucket.chunk(like, group.rank)), 2 * number)
+                bucket.arrival = group.start([], self._incoming(number, bucket, bucket.chunk(like, group.rank), ahead=True), 2 * number)
             self._expected, self._expected_of = buckets, _layout(like)
 
     def _as_expected(self, group: Group, out: Sequence[torch.Tensor]) -> list[_Bucket]:
@@ -336,7 +342,7 @@ class Reducer:
     def _swap(self, group: Group, local: Sequence[Sequence[torch.Tensor]], out: Sequence[torch.Tensor]) -> None:
         peer, under_way, self._room = 1 - group.rank, [], _aligned(max(whole.nbytes for whole in out))
         for number, whole in enumerate(out):
-            theirs = self._stage(whole, number, self.counts[peer])
+            theirs = self._landing(whole, number, self.counts[peer])
             for lo, hi in _stretches(whole, SWAP_BYTES):
                 arriving = [flat[lo:hi] for flat in theirs]
                 mine = [flats[number][lo:hi] for flats in local]
@@ -390,10 +396,11 @@ class Reducer:
         self._room = _aligned(max((bucket.chunk(flats, group.rank).nbytes for bucket in buckets), default=0))
         return buckets
 
-    def _incoming(self, number: int, bucket: _Bucket, mine: torch.Tensor) -> list[tuple[torch.Tensor, int]]:
-        """Where the peers' partial sums of this rank's chunk go."""
+    def _incoming(self, number: int, bucket: _Bucket, mine: torch.Tensor, *, ahead: bool) -> list[tuple[torch.Tensor, int]]:
+        """Where the peers' partial sums of this rank's chunk go. ``ahead`` of the reduction ``mine`` is not its own, and left alone."""
         sources = [peer for peer in reversed(self._peers) for _ in range(self.counts[peer])]
-        bucket.incoming = self._stage(mine, number % BUCKETS_IN_FLIGHT, len(sources))
+        room = self._stage if ahead else self._landing
+        bucket.incoming = room(mine, number % BUCKETS_IN_FLIGHT, len(sources))
         return list(zip(bucket.incoming, sources, strict=True))
 
     def _scatter(
@@ -409,7 +416,7 @@ class Reducer:
         if bucket.arrival is not None:
             bucket.departure = group.start(sends, [], 2 * number)
         else:
-            bucket.arrival = group.start(sends, self._incoming(number, bucket, bucket.chunk(out, group.rank)), 2 * number)
+            bucket.arrival = group.start(sends, self._incoming(number, bucket, bucket.chunk(out, group.rank), ahead=False), 2 * number)
         return asked
 
     def _leaves(self, group: Group, bucket: _Bucket, local: Sequence[Sequence[torch.Tensor]]) -> dict[int, list[torch.Tensor]]:
@@ -418,6 +425,10 @@ class Reducer:
         found = {peer: [next(arrived) for _ in range(self.counts[peer])] for peer in reversed(self._peers)}
         found[group.rank] = [bucket.chunk(flats, group.rank) for flats in local]
         return found
+
+    def _landing(self, mine: torch.Tensor, half: int, count: int) -> list[torch.Tensor]:
+        """Where ``count`` partial sums of ``mine`` go, the first one right there: the others are added to it in place."""
+        return [mine, *self._stage(mine, half, count)[1:]] if count else []
 
     def _stage(self, like: torch.Tensor, half: int, count: int) -> list[torch.Tensor]:
         """``count`` buffers like ``like``, from memory that is kept for the run; each half serves one of the buckets in flight."""

@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -146,14 +147,30 @@ def test_a_spare_that_is_not_replaced(scene: Scene) -> None:
     scene.is_silent("FleetSparesExhausted")
 
 
+def replace(store: Path, place: Callable[[], object]) -> None:
+    """``place`` something where the store is now. Whoever writes a checkpoint makes its folder anew, also in between."""
+
+    def placed() -> bool:
+        if store.is_dir():
+            shutil.rmtree(store, ignore_errors=True)
+        else:
+            store.unlink(missing_ok=True)
+        try:
+            place()
+        except OSError:
+            return False
+        return True
+
+    until(placed, "what is where the store was")
+
+
 def test_a_store_that_takes_nothing(scene: Scene) -> None:
     aside = scene.store.with_name("aside")
     scene.store.rename(aside)
-    scene.store.write_text("no folder")
+    replace(scene.store, lambda: scene.store.write_text("no folder"))
     scene.fires("FleetCheckpointOverdue")
     scene.fires("FleetStoreFailing")
-    scene.store.unlink()
-    aside.rename(scene.store)
+    replace(scene.store, lambda: aside.rename(scene.store))
     scene.is_silent("FleetCheckpointOverdue")
     scene.is_silent("FleetStoreFailing")
 

@@ -213,11 +213,75 @@ def test_who_waits_for_a_lost_send_holds_up_no_other(store: StoreServer) -> None
     groups[0].sending([Work(groups[0], [], [lost])])
     for _ in range(3):
         on_all(groups, lambda group: group.start([(torch.ones(3), 1 - group.rank)], [(torch.empty(3), 1 - group.rank)]).wait())
-    waiting = [thread for thread in threading.enumerate() if thread.name == "fleet-sent-1"]
+    waiting = [thread for thread in threading.enumerate() if thread.name == "fleet-group-1"]
     assert len(waiting) == 3, "one for the send that is lost, and one in each rank for all others"
     close_all(groups)
     lost.released.set()
     until(lambda: not any(thread.is_alive() for thread in waiting), "the threads have ended with their groups")
+
+
+@pytest.fixture
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in ranks; more would have waits handed over one by one."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_what_runs_aside_changes_nothing_once_it_was_called_out(store: StoreServer) -> None:
+    """Neither what it had to do after its wait, nor, when the interrupt comes while it is at work, what it does right then."""
+    groups, lost, did = form_all(store, 2), LostSend(), []
+    at_work, go_on = threading.Event(), threading.Event()
+
+    def waits() -> None:
+        Work(groups[0], [lost]).arrived()
+        did.append("after its wait")
+
+    def works() -> None:
+        at_work.set()
+        go_on.wait(BOUND_S)
+        did.append("work")
+        groups[1].all_reduce(torch.ones(1))
+
+    with ThreadPoolExecutor(2) as pool:
+        waiting, working = pool.submit(groups[0].aside, waits), pool.submit(groups[1].aside, works)
+        assert at_work.wait(BOUND_S)
+        for group in groups:
+            group.interrupt("told to leave")
+        with pytest.raises(GroupBroken, match="told to leave"):
+            waiting.result(BOUND_S / 2)
+        with contextlib.suppress(TimeoutError):
+            working.result(0.2)
+        assert not working.done()
+        go_on.set()
+        with pytest.raises(GroupBroken, match="told to leave"):
+            working.result(BOUND_S / 2)
+    leftover = [thread for thread in threading.enumerate() if thread.name == "fleet-group-1"]
+    lost.released.set()
+    close_all(groups)
+    until(lambda: not any(thread.is_alive() for thread in leftover), "the threads have ended with their groups")
+    assert did == ["work"]
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_what_runs_aside_raises_its_own_error_and_waits_by_itself(store: StoreServer) -> None:
+    groups = form_all(store, 2)
+
+    def talks(group: Group) -> set[str]:
+        seen, got = set[str](), torch.empty(1)
+
+        def talk() -> None:
+            seen.add(threading.current_thread().name)
+            group.start([(torch.ones(1), 1 - group.rank)], [(got, 1 - group.rank)]).wait()
+
+        for _ in range(3):
+            group.aside(talk)
+        with pytest.raises(ZeroDivisionError):
+            group.aside(lambda: 1 / 0)
+        return seen if got else set()
+
+    assert on_all(groups, talks) == [{"fleet-group-1"}] * 2
+    assert len([thread for thread in threading.enumerate() if thread.name == "fleet-group-1"]) == 2, "one for each rank"
+    close_all(groups)
 
 
 def test_who_waits_for_a_send_hears_that_it_failed(store: StoreServer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -64,6 +65,13 @@ class Forgetful:
         return self._lost
 
 
+@pytest.fixture(params=[1, 2], ids=["aside", "handed over"])
+def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways in which a rank waits: see ``Group.aside``."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: request.param)
+
+
+@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize(("size", "length"), [(2, 100), (2, 500_000), (3, 5_000)])
 def test_a_rank_that_waits_for_a_send_that_gloo_has_lost_can_be_called_out(size: int, length: int) -> None:
     """A loss at the end of a reduction: gloo loses a send whose connection ends before it knows of that, though it was asked for."""
@@ -125,6 +133,7 @@ def mean_over(size: int, length: int, bucket_bytes: int, kind: str = "ordered", 
     return with_groups(size, rank)  # type: ignore[return-value]
 
 
+@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("bucket_bytes", [1 << 12, 1 << 20])
 def test_worlds_agree_bit_for_bit_over_gloo(bucket_bytes: int) -> None:
     expected = mean_over(1, 30_001, bucket_bytes)[0]
@@ -133,6 +142,7 @@ def test_worlds_agree_bit_for_bit_over_gloo(bucket_bytes: int) -> None:
             assert torch.equal(mean, expected)
 
 
+@pytest.mark.usefixtures("threads")
 def test_shards_dealt_anew_after_a_loss_agree_bit_for_bit() -> None:
     """What survivors held, in any order, and the lost shards one by one, wherever they were put."""
     expected = mean_over(1, 30_001, 1 << 20)[0]
@@ -376,6 +386,31 @@ def test_what_was_computed_outlives_a_broken_reduction() -> None:
     buffers.reduce(reducer)
     for mine, other in zip(buffers.parameters, alone(twin).parameters, strict=True):
         assert torch.equal(mine.grad, other.grad)
+
+
+def test_buffers_of_a_broken_reduction_hold_nothing_until_a_step_is_committed() -> None:
+    """Bytes that a peer had sent are read from the connection after it was ended."""
+    model = Odd()
+    buffers, reducer = GradientBuffers({"model": model}, SHARDS), Reducer(SHARDS)
+    group = Group(1, 0, 1, torch.device("cpu"))
+    reducer.bind(group, [[(0, SHARDS)]])
+    broken = []
+
+    def breaks() -> list[Any]:
+        broken.append(buffers.mean_flats)
+        raise group.broken("a peer is lost")
+
+    for _ in range(2):
+        compute(buffers, model, (0, SHARDS))
+        with pytest.raises(GroupBroken):
+            buffers.reduce(reducer, breaks)
+        buffers.abandon()
+    for shard in range(SHARDS):
+        compute(buffers, model, (shard, shard + 1))
+        for flat in broken[-1]:
+            flat.fill_(math.nan)
+    buffers.reduce(reducer)
+    assert all(parameter.grad.isfinite().all() for parameter in buffers.parameters)
 
 
 def test_abandoning_after_the_reduction_leaves_buffers_as_committed() -> None:
