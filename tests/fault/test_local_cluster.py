@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -41,11 +42,15 @@ def test_a_node_is_lost_whole_and_its_replacement_has_a_new_index(cluster: Local
 
 
 def test_without_a_dashboard_no_agent_has_a_part_that_would_serve_it(cluster: LocalCluster) -> None:
-    def said() -> list[str]:
-        return [log.read_text() for log in cluster.directory.glob("session_latest/logs/dashboard_agent*.log")]
+    raylets = [pid for pid in cluster.pids() if Path(f"/proc/{pid}/comm").read_text().strip() == "raylet"]
+    assert len(raylets) == len(cluster.alive()) + 1
 
-    until(lambda: len(said()) > 2 and all("Loaded" in text for text in said()), "every agent has started")
-    assert all("Loaded 0 modules" in text for text in said())
+    def said() -> str:
+        return "".join(log.read_text() for log in cluster.directory.glob("session_latest/logs/dashboard_agent*.log"))
+
+    # Each agent names its raylet once it has loaded. A node that was lost early leaves a log in which nothing is ever said.
+    until(lambda: all(f"raylet pid is {pid}\n" in said() for pid in raylets), "every agent has started")
+    assert re.findall(r"Loaded (\d+) modules", said()) and set(re.findall(r"Loaded (\d+) modules", said())) == {"0"}
 
 
 def test_a_killed_launcher_takes_the_cluster_with_it() -> None:
