@@ -24,6 +24,9 @@ from fleet.shards import Block, middle, tree
 BUCKET_BYTES = 8 << 20
 """Measured with ``benchmarks.reduction``: smaller buckets pay for their messages, larger ones overlap too little."""
 
+SWAP_BYTES = 2 << 20
+"""Two ranks that give each other all that they have add up one such piece while the next one travels."""
+
 LINE_BYTES = 64
 BUCKETS_IN_FLIGHT = 2
 SIDE_TAG = 1 << 24
@@ -338,15 +341,17 @@ class Reducer:
 
     def _swap(self, group: Group, local: Sequence[Sequence[torch.Tensor]], out: Sequence[torch.Tensor]) -> None:
         peer, under_way, self._room = 1 - group.rank, [], _aligned(max(whole.nbytes for whole in out))
-        for number, into in enumerate(out):
-            theirs = self._landing(into, number, self.counts[peer])
-            mine = [flats[number] for flats in local]
-            work = group.start([(part, peer) for part in mine], [(part, peer) for part in theirs], number)
-            under_way.append((theirs, mine, into, work))
+        for number, whole in enumerate(out):
+            theirs = self._landing(whole, number, self.counts[peer])
+            for lo, hi in _stretches(whole, SWAP_BYTES):
+                arriving = [flat[lo:hi] for flat in theirs]
+                mine = [flats[number][lo:hi] for flats in local]
+                work = group.start([(part, peer) for part in mine], [(part, peer) for part in arriving], 2 * len(under_way))
+                under_way.append((arriving, mine, whole[lo:hi], work))
         sent = group.sending([work for *_, work in under_way])
-        for theirs, mine, into, work in under_way:
+        for arriving, mine, into, work in under_way:
             work.arrived()
-            self.add_up({peer: theirs, group.rank: mine}, into)
+            self.add_up({peer: arriving, group.rank: mine}, into)
         sent()
 
     # ---- the exchange --------------------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from actors.rank import sumcheck
+from actors.rank import reduction, sumcheck
 from actors.rank.clipping import SplitNorms, block_norms
 from actors.rank.gradients import GradientBuffers
 from actors.rank.process_group import Forming, Group, GroupBroken, StoreServer
@@ -213,9 +213,11 @@ def test_what_was_expected_is_not_mixed_with_anything_else() -> None:
         assert "after expect()" in said[0] and "other parameters train" in said[1]
 
 
-def test_two_ranks_agree_bit_for_bit_when_they_swap() -> None:
-    """One sum each, and several as after a loss."""
+def test_two_ranks_agree_bit_for_bit_when_they_swap_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sum each, and several as after a loss; the pieces are not equally long."""
     expected = mean_over(1, 30_001, 1 << 20)[0]
+    monkeypatch.setattr(reduction, "SWAP_BYTES", 1 << 14)
+    assert len({hi - lo for lo, hi in reduction._stretches(expected, reduction.SWAP_BYTES)}) == 3
     for dealt in (None, [[0, 2, 5, *range(8, SHARDS)], [1, 3, 4, 6, 7]]):
         for mean in mean_over(2, 30_001, 1 << 20, dealt=dealt):
             assert torch.equal(mean, expected)
