@@ -31,6 +31,9 @@ __all__ = ["Forming", "Group", "GroupBroken", "StoreServer", "Work", "warm_up"]
 Address = tuple[str, int]
 _one_device_at_a_time = threading.Lock()
 Transfer = tuple[torch.Tensor, int]
+LOCAL_SEND_BYTES = 256 << 10
+"""Between ranks of one machine a message is copied from memory to memory. The kernel lets megabytes of it be under way, and its copies then
+come from memory each time; with so much the reader still finds them in a cache, and a reduction takes a third less time."""
 Signal = queue.SimpleQueue[None]
 """For one who waits, once: ``put`` wakes it. An event does the same with two locks and some 20 us of the interpreter."""
 Errand = tuple[Callable[[], None], Signal]
@@ -73,10 +76,22 @@ class _Ends:
 
         A listening socket has no peer and is left alone: gloo ends the process when one fails.
         """
+        for connection in self._connections():
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def keep_cached(self) -> None:
+        """Of the connections within this machine: less is on its way at a time, see :data:`LOCAL_SEND_BYTES`."""
+        for connection in self._connections():
+            with contextlib.suppress(OSError):
+                if connection.getpeername()[0] == connection.getsockname()[0]:
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LOCAL_SEND_BYTES)
+
+    def _connections(self) -> Iterator[socket.socket]:
         for connection in _tcp_sockets():
             with contextlib.suppress(OSError):
                 if connection.getpeername()[:2] in self.far or connection.getsockname()[:2] in self.near:
-                    connection.shutdown(socket.SHUT_RDWR)
+                    yield connection
 
 
 def _gloo(store: Any, rank: int, size: int, device: Any, timeout_s: float) -> Any:
@@ -522,6 +537,7 @@ class Forming:
         be_prompt(children=True)  # gloo's own threads, too
         try:
             self._settle(self._meet())
+            self._ends.keep_cached()  # nobody waits for this
         except (RuntimeError, OSError, GroupBroken) as error:
             self._settle(None, f"forming at {self._store}: {str(error).splitlines()[0]}")
 

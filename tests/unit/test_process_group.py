@@ -12,12 +12,13 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from actors.rank.process_group import Forming, Group, GroupBroken, StoreServer, Work
+from actors.rank.process_group import LOCAL_SEND_BYTES, Forming, Group, GroupBroken, StoreServer, Work
 from actors.rank.store import Exchange, StoreClient
 from tests.support.waiting import until
 
@@ -260,6 +261,18 @@ def test_what_runs_aside_changes_nothing_once_it_was_called_out(store: StoreServ
     close_all(groups)
     until(lambda: not any(thread.is_alive() for thread in leftover), "the threads have ended with their groups")
     assert did == ["work"]
+
+
+def test_connections_within_a_machine_hold_little(store: StoreServer) -> None:
+    allowed = int(Path("/proc/sys/net/core/wmem_max").read_text())
+    groups = form_all(store, 3)
+
+    def sizes() -> list[int]:
+        return [sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) for group in groups for sock in group._ends._connections()]
+
+    until(lambda: set(sizes()) == {2 * min(LOCAL_SEND_BYTES, allowed)}, "all of them do")  # Linux doubles it, for what it notes itself
+    assert on_all(groups, lambda group: group.all_reduce(torch.ones(1 << 20))) == [None] * 3
+    close_all(groups)
 
 
 @pytest.mark.usefixtures("one_thread")
