@@ -223,6 +223,27 @@ def test_two_ranks_agree_bit_for_bit_when_they_swap_in_pieces(monkeypatch: pytes
             assert torch.equal(mean, expected)
 
 
+def test_two_ranks_that_swap_find_their_way_about_any_buffers() -> None:
+    """More sets than a reducer remembers, again and again, and some that are gone when the next ones come."""
+    many, length = reduction.SWAPS_KEPT + 1, 700
+
+    def rank(group: Group) -> bool:
+        reducer = Reducer(SHARDS)
+        sums, found = summed(group, length, reducer), []
+        [held] = sums.partials(reducer.blocks)
+        first = held.flats[0].clone()
+        kept = [Buffers(length) for _ in range(many)]
+        for factor, mean in enumerate([*kept, *kept, *(Buffers(length) for _ in range(many))], start=1):
+            held.flats[0].copy_(first).mul_(factor)
+            reducer.reduce(sums, mean)
+            found.append(torch.allclose(mean.flats[0], expected * factor))
+            assert len(reducer._cut) <= reduction.SWAPS_KEPT
+        return all(found) and len(found) == 3 * many
+
+    expected = mean_over(1, length, 1 << 20)[0]
+    assert with_groups(2, rank) == [True, True]
+
+
 def test_native_is_close_and_not_equal() -> None:
     ordered, native = mean_over(3, 30_001, 1 << 20)[0], mean_over(3, 30_001, 1 << 20, "native")[0]
     assert torch.allclose(ordered, native, atol=1e-6)
