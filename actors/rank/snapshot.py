@@ -27,8 +27,9 @@ import torch
 from actors.rank.state import Flat
 from fleet.types import StateId
 
-CHUNK_BYTES = 4 << 20
-"""The loop waits for at most one chunk that the other thread has begun, less than a millisecond. Larger ones share a core less evenly."""
+CHUNK_BYTES = 8 << 20
+"""The loop waits for at most one chunk that the other thread has begun, less than a millisecond. Of smaller ones the C library would copy
+two pages at once, and not four (``actors.rank.environment``)."""
 
 SMALL_BYTES = 64 << 10
 """Tensors up to this size are copied many at a time: one by one they would take the interpreter's lock as often."""
