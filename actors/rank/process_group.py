@@ -261,7 +261,8 @@ class Group:
     def start(self, sends: Sequence[Transfer], receives: Sequence[Transfer], tag: int = 0) -> Work:
         """Begin to send and to receive ``(tensor, peer)`` pairs; the n-th send to a peer under ``tag`` meets its n-th receive from here.
 
-        Tensors are contiguous and may be views. All of one call are on the same device. Empty ones do not travel.
+        Tensors are contiguous and may be views. All of one call are on the same device. Empty ones do not travel. Who asks for something
+        long before it comes has a tag of its own: under a tag it is the next message that is taken, whoever it is for.
         """
         sends = [(tensor, peer) for tensor, peer in sends if tensor.numel()]
         receives = [(tensor, peer) for tensor, peer in receives if tensor.numel()]

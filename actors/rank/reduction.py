@@ -33,6 +33,9 @@ SWAPS_KEPT = 8
 LINE_BYTES = 64
 BUCKETS_IN_FLIGHT = 2
 SIDE_TAG = 1 << 24
+BUCKETS_TAG = 1 << 26
+"""Two tags a bucket, from here on. What is asked for ahead under a tag takes the next message under it, so nobody else may use it."""
+
 KINDS = ("ordered", "native")
 
 
@@ -136,6 +139,16 @@ def _cuts(lo: int, hi: int, parts: int) -> list[int]:
 
 def _layout(flats: Sequence[torch.Tensor]) -> Layout:
     return [(flat.numel(), flat.dtype) for flat in flats]
+
+
+def _there(number: int) -> int:
+    """The tag of what goes to who adds it up, of a bucket."""
+    return BUCKETS_TAG + 2 * number
+
+
+def _back(number: int) -> int:
+    """The tag of what comes back of it."""
+    return BUCKETS_TAG + 2 * number + 1
 
 
 def _aligned(size: int) -> int:
@@ -289,7 +302,7 @@ class Reducer:
         if group is not None and group.receives_ahead and self._splits(like) and not self._expected:
             buckets = self._open(group, like)
             for number, bucket in enumerate(buckets[:BUCKETS_IN_FLIGHT]):
-                bucket.arrival = group.start([], self._incoming(number, bucket, bucket.chunk(like, group.rank), ahead=True), 2 * number)
+                bucket.arrival = group.start([], self._incoming(number, bucket, bucket.chunk(like, group.rank), ahead=True), _there(number))
             self._expected, self._expected_of = buckets, _layout(like)
 
     def _as_expected(self, group: Group, out: Sequence[torch.Tensor]) -> list[_Bucket]:
@@ -360,7 +373,7 @@ class Reducer:
 
     def _swap(self, group: Group, local: Sequence[Sequence[torch.Tensor]], out: Sequence[torch.Tensor]) -> None:
         pieces = self._pieces(1 - group.rank, local, out)
-        works = [group.start(piece.sends, piece.receives, 2 * number) for number, piece in enumerate(pieces)]
+        works = [group.start(piece.sends, piece.receives, _there(number)) for number, piece in enumerate(pieces)]
         sent = group.sending(works)
         for piece, work in zip(pieces, works, strict=True):
             work.arrived()
@@ -407,7 +420,7 @@ class Reducer:
             if bucket is buckets[-1]:
                 returning += added()  # a few numbers that everyone needs, ahead of the long message
             receives = [] if group.receives_ahead else self._returns(bucket, out)
-            returning.append(group.start(self._gifts(bucket, mine), receives, 2 * number + 1))
+            returning.append(group.start(self._gifts(bucket, mine), receives, _back(number)))
             if number + BUCKETS_IN_FLIGHT < len(buckets):
                 returning += self._scatter(group, number + BUCKETS_IN_FLIGHT, buckets[number + BUCKETS_IN_FLIGHT], local, out)
         group.complete(returning)
@@ -446,12 +459,12 @@ class Reducer:
         To receive the peers' sums may be asked for now: gloo sends nothing before it knows of the receive.
         """
         # Asked for first: whoever has this rank's partial sums knows that it may send back what comes of them.
-        asked = [group.start([], self._returns(bucket, out), 2 * number + 1)] if group.receives_ahead else []
+        asked = [group.start([], self._returns(bucket, out), _back(number))] if group.receives_ahead else []
         sends = [(bucket.chunk(flats, peer), peer) for peer in self._peers for flats in local]
         if bucket.arrival is not None:
-            bucket.departure = group.start(sends, [], 2 * number)
+            bucket.departure = group.start(sends, [], _there(number))
         else:
-            bucket.arrival = group.start(sends, self._incoming(number, bucket, bucket.chunk(out, group.rank), ahead=False), 2 * number)
+            bucket.arrival = group.start(sends, self._incoming(number, bucket, bucket.chunk(out, group.rank), ahead=False), _there(number))
         return asked
 
     def _leaves(self, group: Group, bucket: _Bucket, local: Sequence[Sequence[torch.Tensor]]) -> dict[int, list[torch.Tensor]]:

@@ -32,7 +32,7 @@ def test_a_loop_that_hangs_leaves_everyones_stacks(tmp_path: Path, fault_free: s
     quick = dataclasses.replace(FAST, park_s=3.0, form_s=4.0, progress_s=5.0)
     chosen = dataclasses.replace(settings(tmp_path), timeouts=quick)
     outcome, records, digest = train_through(hangs_in_slot_1, chosen, tmp_path)
-    survived(outcome, records, digest, fault_free)
+    survived(outcome, records, digest, fault_free, hung=True)
     kept = of(EvidenceKept, records)
     assert {member.slot for record in kept for member in record.members} == {0, 1, 2}
     text = (tmp_path / kept[0].path).read_text()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,10 +35,12 @@ def unsharded(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.truth) for seed in range(1, 12))])
 def test_a_storm_changes_no_bit(seed: int, tmp_path: Path, unsharded: str) -> None:
-    outcome, records, digest = train_through(trains.plain, sharded(tmp_path), tmp_path, lambda fleet: strike(fleet, storm(seed, 4)))
+    kills = storm(seed, 4)
+    outcome, records, digest = train_through(trains.plain, sharded(tmp_path), tmp_path, lambda fleet: strike(fleet, kills))
     survived(outcome, records, digest, unsharded)
     assert len(of(ViewPublished, records)) >= 2, "no kill changed the view"
-    assert not of(LineageBegun, records), "state was lost although a copy was left"
+    guard_too = any(other != slot and later - step <= 1 for (step, slot), (later, other) in itertools.pairwise(kills))
+    assert guard_too or not of(LineageBegun, records), "state was lost although a copy was left"
 
 
 @pytest.mark.parametrize("train", [trains.dies_between_sums_and_commit, trains.dies_beside_parameters])

@@ -198,6 +198,22 @@ def test_who_is_done_early_sends_while_others_compute(bucket_bytes: int) -> None
         assert with_groups(size, rank) == [True] * size
 
 
+def test_what_is_gathered_meanwhile_is_not_taken_for_what_was_expected() -> None:
+    """The whole state, and its digest, are gathered between steps. (Seen: sharded runs hung in that until they were given up.)"""
+    expected = mean_over(1, 30_001, 1 << 14)[0]
+
+    def rank(group: Group) -> bool:
+        reducer, mean, ranks = Reducer(SHARDS, "ordered", 1 << 14), Buffers(30_001), torch.empty(group.size, 1)
+        sums = summed(group, 30_001, reducer)
+        reducer._stages[group.device] = torch.zeros(1 << 20, dtype=torch.uint8)
+        reducer.expect(mean.flats)
+        group.all_gather(ranks, torch.tensor([float(group.rank)]))
+        reducer.reduce(sums, mean)
+        return ranks.flatten().tolist() == list(range(group.size)) and torch.equal(mean.flats[0], expected)
+
+    assert with_groups(3, rank) == [True] * 3
+
+
 def test_what_was_expected_is_not_mixed_with_anything_else() -> None:
     def rank(group: Group) -> list[str]:
         reducer, said = Reducer(SHARDS), []
