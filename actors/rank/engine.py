@@ -233,6 +233,7 @@ class Engine:
 
     def begin(self, state: StateId) -> None:
         """All of ``state`` was loaded or built here."""
+        self._jumps.begin()
 
     def outcome_of(self, step: int) -> Outcome | None:
         """What the reduction of ``step`` said, when it was applied without the loop; see :mod:`actors.rank.sharded`."""

@@ -148,6 +148,7 @@ class ShardedEngine(Engine):
 
     def begin(self, state: StateId) -> None:
         """All of ``state`` was loaded or built here."""
+        super().begin(state)
         self.reset()
         self.chunks.drop_beside()
         self._state, self.complete, self._then = state, True, []

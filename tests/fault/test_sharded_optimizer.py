@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fleet.config import CheckpointSettings, RunSettings
-from fleet.records import CheckpointRecord, LineageBegun, ViewPublished
+from fleet.records import CheckpointRecord, DecisionMade, LineageBegun, ViewPublished
 from tests.fault.test_bad_luck import of, settings, survived, train_through
 from tests.fault.test_bit_identity import storm, strike
 from tests.support import trains
@@ -40,6 +40,7 @@ def test_a_storm_changes_no_bit(seed: int, tmp_path: Path, unsharded: str) -> No
     survived(outcome, records, digest, unsharded)
     assert len(of(ViewPublished, records)) >= 2, "no kill changed the view"
     guard_too = any(other != slot and later - step <= 1 for (step, slot), (later, other) in itertools.pairwise(kills))
+    assert not [made for made in of(DecisionMade, records) if made.policy == "corruption"], "the first losses are large, and no jump"
     assert guard_too or not of(LineageBegun, records), "state was lost although a copy was left"
 
 
