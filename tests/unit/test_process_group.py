@@ -374,8 +374,9 @@ def ends_after(store: StoreServer, blow: signal.Signals, order: str) -> list[str
 def rank_that_sends(store: str, elements: int) -> None:
     """In a process: send all at once, and stay."""
     group = forming(store, 1, 2).wait()
-    group.start([(torch.ones(elements), 0)], [])
+    work = group.start([(torch.ones(elements), 0)], [])
     threading.Event().wait(BOUND_S)
+    del work  # which has to be kept until then
 
 
 def test_a_rank_whose_peer_dies_in_the_middle_of_a_message_can_be_called_out(store: StoreServer) -> None:
@@ -386,8 +387,8 @@ def test_a_rank_whose_peer_dies_in_the_middle_of_a_message_can_be_called_out(sto
     group, arriving = forming(store.address, 0, 2).wait(), torch.zeros(elements)
     work = group.start([], [(arriving, 1)])
     bound_s = time.monotonic() + BOUND_S
-    while not arriving[0] and time.monotonic() < bound_s:
-        pass  # it takes some 0.1 s in all
+    while not arriving[0]:
+        assert time.monotonic() < bound_s  # it takes some 0.1 s in all
     sender.kill()
     sender.join(BOUND_S)
     with ThreadPoolExecutor(1) as pool:
