@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fleet.types import Member
+from fleet.types import Member, StateId
 
 if TYPE_CHECKING:
     from fleet.simulation.ranks import SimRank
@@ -38,6 +38,14 @@ class Checker:
     def require(self, holds: bool, text: str) -> None:
         if not holds:
             raise Violation(self.name, text)
+
+    def fault_free(self, weights: int, state: StateId) -> bool:
+        """Whether these are the weights of the run without faults at ``state``, or nobody could tell that they are not."""
+        return self.excused(state) or weights == self.world.chain.weights(state.step)
+
+    def excused(self, state: StateId) -> bool:
+        """Nobody could tell that what is held at ``state`` is wrong."""
+        return self.world.excused or state in self.world.unseen
 
     def process(self, member: Member) -> SimRank | None:
         """The process that was granted ``member``'s name."""

@@ -21,13 +21,23 @@ class Corruption(Checker):
     name = "corruption"
 
     def commit(self, rank: SimRank, state: StateId) -> None:
-        excused = not self.world.flipped or rank.corrupt or self.world.excused  # what went wrong without a flip is for ``Identical``
-        right = excused or rank.weights == self.world.chain.weights(state.step)
+        excused = not self.world.flipped or rank.corrupt  # what went wrong without a flip is for ``Identical``
+        right = excused or self.fault_free(rank.weights, state)
         self.require(right, f"{rank}, which is sound, commits {state} from what a corrupt rank has put in")
 
     def completed(self, view: View, values: Mapping[Member, Any]) -> None:
         state = next(iter(values.values()))[0]
+        told = [value[1] for value in values.values() if value[1] is not None]
+        if self.world.flipped and len(told) == 1 and told[0] != self.world.chain.weights(state.step):
+            self._nobody_can_tell(state, alone=len(values) == 1)
         held = {value[1] for value in values.values()}
         unseen = len(values) > 1 and len(held) == 1 and self.world.chain.weights(state.step) not in held  # those who differ will see it
         excused = not self.world.flipped or self.world.excused
         self.require(excused or not unseen, f"all of generation {view.generation} go on from {state} with what is wrong")
+
+    def _nobody_can_tell(self, state: StateId, alone: bool) -> None:
+        """No other rank holds ``state``, or says so: those who have just come say nothing in their first step."""
+        if alone:
+            self.world.excused = True
+        else:
+            self.world.unseen.add(StateId(state.lineage, state.step + 1))

@@ -25,7 +25,7 @@ from fleet.simulation.model import POISON, Chain
 from fleet.simulation.nodes import SimNode, SimTrain
 from fleet.simulation.plan import Plan
 from fleet.simulation.ranks import SimRank
-from fleet.types import View
+from fleet.types import StateId, View
 
 MakeMachine = Callable[[RunSettings, Plan, float], FleetMachine]
 TRACE_LINES = 30
@@ -77,6 +77,8 @@ class World:
         """A bit has flipped in what some rank held: without that nothing is excused."""
         self.excused = False
         """What is wrong was held by one rank alone when others were given it, so that nobody could tell."""
+        self.unseen: set[StateId] = set()
+        """States made of what one rank alone had put in: the others, newcomers, had nothing to compare. They see it in the next step."""
         self._stale, self._absence_s = 0, 0.05
         self._groups: dict[tuple[int, str], Group] = {}
         self._group_rng = self.stream("groups")

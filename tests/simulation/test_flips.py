@@ -19,7 +19,10 @@ Patch = pytest.MonkeyPatch
 SEEDS = 150
 REGRESSIONS = {
     85: "told to leave by the word of one that saw a difference, the others never said what they held: the view formed again for ever",
-    121: "a rank that was given its state had a voice once the view had formed anew, and outvoted the one that was right",
+    373: "what one rank alone held flipped while it gave it: newcomers took a step with what it had put in, and saw it in the next one",
+    466: "all ranks went on from a checkpoint that one had saved while it was alone, and wrong",
+    539: "a rank that was given its state had a voice once the view had formed anew, and outvoted the one that was right",
+    1807: "one rank was left at the finish, and wrong",
 }
 
 
