@@ -52,7 +52,7 @@ clean:
 	rm -rf $(VENV) runs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(READY): requirements-dev.txt pyproject.toml
+$(READY): requirements-dev.txt pyproject.toml actors/rank/_stream.c
 	@$(USED) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { echo "Fleet needs Python 3.11 or newer, and '$(USED)' is" \
 	  "$$($(USED) -c 'import platform; print(platform.python_version())' 2>/dev/null || echo 'not a Python that runs')." \
 	  "Install one, or name it: make PYTHON=/path/to/python3.12" >&2; exit 1; }

@@ -5,13 +5,15 @@ changes it, waits only for what is not copied yet, and helps. Memory for two sna
 
 What may change before that, the small buffers that a forward touches, is copied at once in :meth:`Snapshotter.begin`.
 
-Large tensors are copied by the C library, not by ``Tensor.copy_``: that would start a team of threads beside the one that computes. From
-a size on (the tunable ``glibc.cpu.x86_non_temporal_threshold``) it writes past the caches, which spares a third of the memory traffic.
+Large tensors are copied past the caches (``_stream.c``), not by ``Tensor.copy_``: that would start a team of threads beside the one that
+computes. Where that was not compiled the C library copies them; it writes past the caches from a size on, too (the tunable
+``glibc.cpu.x86_non_temporal_threshold``), and takes half as long again.
 """
 
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
 import time
 import weakref
@@ -25,7 +27,13 @@ import numpy as np
 import torch
 
 from actors.rank.state import Flat
+from fleet.cores import Beside
 from fleet.types import StateId
+
+try:
+    from actors.rank._stream import copy
+except ImportError:  # installed without a C compiler
+    copy = ctypes.memmove
 
 CHUNK_BYTES = 8 << 20
 """The loop waits for at most one chunk that the other thread has begun, less than a millisecond. Of smaller ones the C library would copy
@@ -252,7 +260,7 @@ class _Job:
         if self.slot.memory.numel() <= AT_ONCE_BYTES:
             self._work()
         else:
-            self._future = thread.submit(self._work)
+            self._future = thread.submit(self._work_beside, threading.get_native_id())
 
     @property
     def complete(self) -> bool:
@@ -270,8 +278,18 @@ class _Job:
         self.settled = True
         self._alive = ()
 
-    def _work(self) -> None:
-        while (task := self._next()) is not None:
+    def _work_beside(self, loop: int) -> None:
+        """In the other thread. It and the loop hand the interpreter's lock to each other at first; after one task each does its own."""
+        cores = Beside(loop)
+        self._work(1)
+        cores.keep()
+        self._work()
+        cores.leave()
+
+    def _work(self, tasks: int = sys.maxsize) -> None:
+        for _ in range(tasks):
+            if (task := self._next()) is None:
+                return
             task()
             with self._lock:
                 self._left -= 1
@@ -325,7 +343,7 @@ def _host_tasks(pairs: Sequence[Pair]) -> list[Task]:
     others = [pair for pair in pairs if id(pair[0]) not in chunked]
     groups = [others[start : start + GROUP] for start in range(0, len(others), GROUP)]
     chunks = [(into.data_ptr() + at, source.data_ptr() + at, size) for into, source in large for at, size in _stretches(_bytes(source))]
-    return [*(partial(ctypes.memmove, *chunk) for chunk in chunks), *(partial(torch._foreach_copy_, *_unzip(group)) for group in groups)]
+    return [*(partial(copy, *chunk) for chunk in chunks), *(partial(torch._foreach_copy_, *_unzip(group)) for group in groups)]
 
 
 def _stretches(size: int) -> list[tuple[int, int]]:

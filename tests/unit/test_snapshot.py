@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+import platform
+import shutil
+import sysconfig
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +21,7 @@ from actors.rank.state import TrackedState
 from fleet.types import StateId
 
 BOUND_S = 30.0
+COMPILES = platform.machine() == "x86_64" and shutil.which("cc") is not None and Path(sysconfig.get_path("include"), "Python.h").exists()
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 
 
@@ -101,7 +107,32 @@ class Gate:
         assert self.open.wait(BOUND_S)
 
 
-def test_a_snapshot_is_the_state_as_it_was(snapshots: Snapshotter, training: Training) -> None:
+@pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 4096, 100_003])
+@pytest.mark.parametrize(("to", "source"), [(0, 0), (0, 1), (17, 0), (63, 62)])
+def test_all_bytes_are_copied_and_no_others(size: int, to: int, source: int) -> None:
+    """Whatever the lines of the cache that the stretch begins and ends in."""
+    room = size + 256
+    generator = torch.Generator().manual_seed(size)
+    given = torch.randint(0, 256, (room,), dtype=torch.uint8, generator=generator)
+    taken = torch.full((room,), 7, dtype=torch.uint8)
+    snapshot_module.copy(taken.data_ptr() + to, given.data_ptr() + source, size)
+    assert torch.equal(taken[to : to + size], given[source : source + size])
+    assert (taken[:to] == 7).all() and (taken[to + size :] == 7).all()
+
+
+def test_snapshots_are_copied_past_the_caches_where_there_is_a_compiler() -> None:
+    past_the_caches = getattr(snapshot_module.copy, "__module__", None) == "actors.rank._stream"
+    assert past_the_caches or not COMPILES, "python -m pip install -e . compiles it"
+    if past_the_caches:
+        with pytest.raises(ValueError, match="size = -1: must not be negative"):
+            snapshot_module.copy(0, 0, -1)
+
+
+@pytest.mark.parametrize("copy", [snapshot_module.copy, ctypes.memmove])
+def test_a_snapshot_is_the_state_as_it_was(
+    snapshots: Snapshotter, training: Training, copy: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot_module, "copy", copy)
     for step in range(3):
         expected = training.copy()
         skeleton = training.state.flatten()[0]
