@@ -96,10 +96,10 @@ def peer(thresholds: Mapping[str, float], individual: bool = False) -> Accuse:
     return lambda stretch: nvrx.accusations(nvrx.reports(stretch.portions, REPORT), thresholds, individual)
 
 
-def tally(systems: dict[str, Accuse], seed: int, counts: tuple[int, int], part: int) -> dict[str, Tally]:
+def tally(systems: dict[str, Accuse], seed: int, counts: tuple[int, int], part: int, brief: bool = False) -> dict[str, Tally]:
     """All systems on the same stretches, one after the other on each."""
     found: dict[str, Tally] = defaultdict(Tally)
-    for stretch in slow_world.stretches(seed, *counts, slow_world.recorded(part)):
+    for stretch in slow_world.stretches(seed, *counts, slow_world.recorded(part), brief):
         for name, accuse in systems.items():
             found[name].add(stretch, accuse(stretch))
     return dict(found)
@@ -157,7 +157,9 @@ def measure(quick: bool) -> dict[str, Any]:
     counts = QUICK_COUNTS if quick else COUNTS
     found = tally({"fleet": fleet(Sensitivity())} | others, SEED, counts, part=1)
     alone = {f"fleet_{name}_alone": fleet(Sensitivity(), scorer) for name, scorer in SCORERS.items() if scorer is not combined}
-    found |= tally(alone, SEED, TUNING_COUNTS, part=1)
+    found |= tally(alone, SEED, TUNING_COUNTS, part=1) | tally(
+        {"fleet_brief": fleet(Sensitivity())}, SEED, QUICK_COUNTS, part=1, brief=True
+    )
     figures: dict[str, float] = {}
     for name, tally_ in found.items():
         figures |= summary(name, tally_)
@@ -172,7 +174,8 @@ def measure(quick: bool) -> dict[str, Any]:
         "worlds": slow_world.WORLDS, "sensitivity": dataclasses.asdict(Sensitivity()), "noise": about,
     }  # fmt: skip
     notes += [
-        f"noise: recorded {about['date']} on {about['machine']['cpu']}, one of three pairs of regimes a world",
+        f"noise: recorded {about['date']} on {about['machine']['cpu']}, one of three pairs of regimes a world, as much as the work lasts",
+        "fleet_brief: worlds in which a shard is one recorded repetition, of 2 to 9 ms: nothing evens out",
         "intermittent: compute that is slow 3 to 8 steps and well 2 to 4 steps, by turns; of a slow link its peers feel their share",
         "no slow link in worlds of two ranks: both ends of it are equally slow",
         "thresholds were chosen on the training seed and the training half of this noise (720 faults there: precision 0.993, recall 0.882)",

@@ -1,9 +1,13 @@
 """A simulated world of ranks whose work takes a known time, with recorded noise (``benchmarks.noise``) and faults of known truth.
 
-A step of a rank is so many shards of compute, one exchange of 16 MiB and so many batches of data. Each of them takes the typical time,
-times a recorded series at a place of its own, times what is wrong. On top of that comes what a detector must not fall for: ranks that
-differ by a few percent and hold unequal numbers of shards, warm-up, view changes with a newcomer, stretches in which everybody is slow,
-waiting for a slow rank that is booked on the wire, and a slow link that its peers feel, each in one of its transfers.
+A step of a rank is so many shards of compute, an exchange and so many batches of data. Each of them takes the typical time, times the
+recorded noise of as much work in a row, from a place of its own, times what is wrong. What lasts for 100 ms is no single repetition of
+5 ms that something came across: it is laid over by 20 of them; by as many as a stretch can have without any of them twice, where what a
+step does lasts longer than that. In ``brief`` worlds a shard is one repetition, and steps take 5 to 30 ms: nothing evens out.
+
+On top of that comes what a detector must not fall for: ranks that differ by a few percent and hold unequal numbers of shards, warm-up, view
+changes with a newcomer, stretches in which everybody is slow, waiting for a slow rank that is booked on the wire, and a slow link that its
+peers feel, each in one of its transfers.
 """
 
 from __future__ import annotations
@@ -31,9 +35,19 @@ WORLDS = (
     (16, 16),
     (32, 64),
 )
+STEP_S = (0.1, 2.0)
 RANK_SPREAD, WAIT_LEAK, MESSAGES = 0.02, 0.02, 4
 
-Noise = dict[str, np.ndarray]
+
+@dataclass(frozen=True)
+class Series:
+    """How long equal work took, again and again: ``factors`` [processes, repetitions] of ``seconds``, what one typically takes."""
+
+    factors: np.ndarray
+    seconds: float
+
+
+Noise = dict[str, Series]
 
 
 @dataclass(frozen=True)
@@ -60,32 +74,36 @@ class Stretch:
 
 
 def recorded(part: int, parts: int = 2) -> Noise:
-    """Regime -> factors of shape [processes, steps], each process by its own median; of the ``part``-th stretch out of ``parts``."""
-    series = {name: np.array_split(rows, parts, axis=1)[part] for name, rows in noise.load().items()}
-    return {name: rows / np.median(rows, axis=1, keepdims=True) for name, rows in series.items()}
+    """Regime -> the ``part``-th stretch out of ``parts``, each process by its own median."""
+    found = {}
+    for name, rows in noise.load().items():
+        rows = np.array_split(rows, parts, axis=1)[part]
+        typical_us = np.median(rows, axis=1, keepdims=True)
+        found[name] = Series(rows / typical_us, float(typical_us.mean()) / 1e6)
+    return found
 
 
-def stretches(seed: int, faults: int, clean: int, series: Noise) -> Iterator[Stretch]:
+def stretches(seed: int, faults: int, clean: int, series: Noise, brief: bool = False) -> Iterator[Stretch]:
     """``faults`` stretches with one slow rank (now and then two), by turns of all kinds and severities, then ``clean`` ones without."""
     for number in range(faults):
         fault = FAULTS[number % len(FAULTS)]
         severity = SEVERITIES[number // len(FAULTS) % len(SEVERITIES)]
-        yield _World(derive_seed(seed, "fault", number), series, fault).stretch(fault, severity)
+        yield _World(derive_seed(seed, "fault", number), series, fault, brief).stretch(fault, severity)
     for number in range(clean):
-        yield _World(derive_seed(seed, "clean", number), series, "").stretch("", 1.0)
+        yield _World(derive_seed(seed, "clean", number), series, "", brief).stretch("", 1.0)
 
 
 class _World:
-    def __init__(self, seed: int, series: Noise, fault: str) -> None:
-        self.rng, self.series = np.random.default_rng(seed), series
+    def __init__(self, seed: int, series: Noise, fault: str, brief: bool) -> None:
+        self.rng, self.series, self.brief = np.random.default_rng(seed), series, brief
         self.ranks, shards = WORLDS[self.rng.integers(fault == NETWORK, len(WORLDS))]
         self.shards = np.array([end - begin for begin, end in ranges(shards, self.ranks)], dtype=float)
         self.regime = REGIMES[self.rng.integers(len(REGIMES))]
-        self.step_s = self.rng.uniform(0.1, 2.0)
+        self.step_s = self.shards.max() * series[self.regime[0]].seconds if brief else self.rng.uniform(*STEP_S)
         self.shares = {COMPUTE: 1.0, NETWORK: self.rng.uniform(0.15, 0.4), DATA: self.rng.uniform(0.1, 0.25)}
 
     def stretch(self, fault: str, severity: float) -> Stretch:
-        factors = {kind: self._base(name) for kind, name in zip((COMPUTE, NETWORK, DATA), (*self.regime, "data_cache"), strict=True)}
+        factors = {kind: self._base(kind, name) for kind, name in zip((COMPUTE, NETWORK, DATA), (*self.regime, "data_cache"), strict=True)}
         self._everybody(factors[COMPUTE])
         members = [Member(slot, 0) for slot in range(self.ranks)]
         two = self.ranks >= 8 and self.rng.random() < 0.15
@@ -93,18 +111,27 @@ class _World:
         truth = tuple(self._slow(factors, members[row], fault, severity) for row in guilty)
         return Stretch(tuple(self._portions(self._seconds(factors), members, guilty)), truth, "+".join(self.regime), fault, severity)
 
-    def _base(self, name: str) -> np.ndarray:
-        """[ranks, steps]: the mean of as many recorded pieces as there are shards, or messages, times the rank's own speed."""
-        pieces = np.full(self.ranks, MESSAGES) if name.startswith("network") else self.shards.astype(int)
-        rows = [self._piece(self.series[name], int(count)) for count in pieces]
+    def _base(self, kind: str, name: str) -> np.ndarray:
+        """[ranks, steps]: the mean of as many recorded repetitions as the work of a step lasts, times the rank's own speed."""
+        rows = [self._piece(self.series[name].factors, int(count)) for count in self._repetitions(kind, self.series[name])]
         speed = np.exp(self.rng.normal(0.0, RANK_SPREAD, (self.ranks, 1)))
         warm_up = 1 + 3 * np.exp(-np.arange(STEPS))
         return np.array(rows) * speed * warm_up
 
-    def _piece(self, series: np.ndarray, count: int) -> np.ndarray:
-        row = series[self.rng.integers(len(series))]
-        begin = self.rng.integers(len(row) - count * STEPS + 1)
-        return row[begin : begin + count * STEPS].reshape(STEPS, count).mean(axis=1)
+    def _repetitions(self, kind: str, series: Series) -> np.ndarray:
+        """Of a step, [ranks]."""
+        if self.brief:
+            counts = np.full(self.ranks, MESSAGES) if kind == NETWORK else self.shards
+        else:
+            parts = np.ones(self.ranks) if kind == NETWORK else self.shards / self.shards.max()
+            counts = np.rint(parts * self.step_s * self.shares[kind] / series.seconds)
+        return np.clip(counts, 1, series.factors.shape[1] // STEPS)
+
+    def _piece(self, factors: np.ndarray, count: int) -> np.ndarray:
+        """From anywhere in the series; after its end it goes on at its beginning."""
+        row = factors[self.rng.integers(len(factors))]
+        begin = int(self.rng.integers(len(row)))
+        return np.roll(row, -begin)[: count * STEPS].reshape(STEPS, count).mean(axis=1)
 
     def _everybody(self, compute: np.ndarray) -> None:
         if self.rng.random() < 0.3:

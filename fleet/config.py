@@ -111,9 +111,9 @@ class StragglerSettings:
     """
 
     enabled: bool = True
-    compute_slowdown: float = 1.15
+    compute_slowdown: float = 1.10
     network_slowdown: float = 1.18
-    data_slowdown: float = 1.15
+    data_slowdown: float = 1.21
     gain: float = 0.1
     changes: int = 6
     window_s: float = 600.0

@@ -4,7 +4,10 @@ A detector sees the steps of a view as they come, and says after each batch of t
 
 - Times are a rank's own: seconds of work, never of waiting for a peer. Compute, network and data are judged apart, so that a slow link is
   not blamed on a processor.
-- A rank is compared with the others in the same steps. When all are slow alike nobody is guilty.
+- A rank is compared with the others in the same steps. When all are slow alike nobody is guilty. What a rank usually takes more than the
+  others, up to ``tolerance``, is how machines differ.
+- While the others take what they always took, it is compared with itself, where that is known better: in small worlds it often is.
+- It has to be slow by more than the steps so far waver: how much, and for how long in a row, is learned.
 - Each window of steps gives a strength, 1 at the threshold. ``persistence`` windows in a row make a rank guilty, ``release`` windows in a
   row below ``release_ratio`` clear it, and in between it stays what it was.
 - A rank that is new, or has a new incarnation, starts without a past; after a view change the network does so for all, since other peers
@@ -16,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from statistics import NormalDist
 from typing import Protocol
 
 import numpy as np
@@ -28,6 +32,8 @@ from policies.scores import Array
 COMPUTE, NETWORK, DATA = "compute", "network", "data"
 KINDS = (COMPUTE, NETWORK, DATA)
 GUILTY, UNKNOWN = "guilty", "unknown"
+ROBUST_Z = 2.5
+"""At the threshold of the robust z alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,49 +102,63 @@ class Sensitivity:
         window: steps that a score looks at.
         stride: steps from one score to the next.
         persistence, release: scores in a row that make a rank guilty, or clear it.
-        haste: a score far beyond the threshold counts for as many as it is beyond, and for so many at most.
         release_ratio: share of the threshold below which a score counts for clearing.
         warmup: first steps of a rank, or of a view's network, that are not looked at.
-        learn: steps after those until a rank may be accused: how much scores waver has to be seen first.
-        compute_slowdown, network_slowdown, data_slowdown: own time / the others' at the threshold. Links and disks are slow in bursts that
-            last as long as a window, so theirs is higher.
+        learn: steps after those until a rank may be accused: how much steps waver has to be seen first.
+        compute_slowdown, network_slowdown, data_slowdown: own time / the others' at the threshold.
+        network_least: the same for a link in a small world, where each peer feels a good share of it.
         best_slowdown: the same against the rank's own best, for the individual score alone.
-        z: robust z at the threshold.
-        peak: at the threshold, a score must exceed the largest one of a rank that was well by this factor: tails are heavy.
+        chance: probability that what wavers by chance alone reaches the threshold in one window, for all ranks of a world together.
         impact: excess time at the threshold, as a share of a step: what costs less is nobody's fault.
-        noise_floor: smallest standard deviation of a score that is believed.
-        tolerance: what a rank usually takes more or less than the others is its own measure, up to so much (a logarithm): machines differ.
+        noise_floor: smallest standard deviation of a step that is believed.
+        spread: standard deviation of how much machines differ (a logarithm), before anything is seen of them.
+        tolerance: what a rank usually takes more or less than the others is its own measure, up to so much (a logarithm).
         wait_share: share of the wait for the slowest peer that may have been booked as time on the wire.
     """
 
-    window: int = 14
+    window: int = 18
     stride: int = 2
-    persistence: int = 5
-    haste: float = 2.0
+    persistence: int = 1
     release: int = 5
     release_ratio: float = 0.5
     warmup: int = 5
-    learn: int = 24
-    compute_slowdown: float = 1.15
+    learn: int = 34
+    compute_slowdown: float = 1.10
     network_slowdown: float = 1.18
-    data_slowdown: float = 1.15
+    data_slowdown: float = 1.21
+    network_least: float = 1.13
     best_slowdown: float = 1.25
-    z: float = 2.5
-    peak: float = 1.35
-    impact: float = 0.015
-    noise_floor: float = 0.008
+    chance: float = 1e-5
+    impact: float = 0.01
+    noise_floor: float = 0.015
     wait_share: float = 0.05
+    spread: float = 0.03
     tolerance: float = 0.06
 
     def __post_init__(self) -> None:
         for name in ("window", "stride", "persistence", "release"):
             self._need(name, getattr(self, name) >= 1, "must be at least 1")
-        for name in ("compute_slowdown", "network_slowdown", "data_slowdown", "best_slowdown"):
+        for name in ("compute_slowdown", "network_slowdown", "data_slowdown", "network_least", "best_slowdown"):
             self._need(name, getattr(self, name) > 1, "a ratio of times: must be greater than 1")
         self._need("release_ratio", 0 <= self.release_ratio < 1, "must be from 0 to below 1, or a verdict would flap")
-        self._need("haste", self.haste >= 1, "a score counts for one at least")
-        for name in ("z", "peak", "noise_floor"):
+        self._need("chance", 0 < self.chance < 0.5, "a probability: must be greater than 0 and below a half")
+        for name in ("noise_floor", "spread"):
             self._need(name, getattr(self, name) > 0, "must be greater than 0")
+
+    def least(self, kind: str, ranks: int) -> float:
+        """Own time / the others' at the threshold, in a world of so many ranks.
+
+        A slow link is felt by each of the ``ranks - 1`` peers in one of its transfers: those that a rank is compared with are slower, too.
+        Two ranks feel the link between them alike.
+        """
+        slowdown = self.slowdown(kind)
+        if kind != NETWORK or ranks <= 2:
+            return slowdown
+        return max(min(self.network_least, slowdown), slowdown / (1 + (slowdown - 1) / (ranks - 1)))
+
+    def errors(self, ranks: int) -> float:
+        """Standard errors at the threshold, in a world of so many ranks: of many one is far off by chance."""
+        return NormalDist().inv_cdf(1 - self.chance / ranks)
 
     def slowdown(self, kind: str) -> float:
         """The threshold of one of ``KINDS``."""
@@ -153,18 +173,18 @@ class Sensitivity:
 class Scores:
     """Figures of one window and one kind, each [ranks]. ``strength`` is 1 at the threshold; NaN where it cannot be told.
 
-    ``excess`` is log(own / others) of midmeans and ``median_excess`` of medians, ``change`` log(now / own best), ``usual`` what the excess
-    of this rank is when it is well, ``noise`` the standard deviation about that and ``peak`` the largest distance from it that was seen,
-    ``impact`` the excess time as a share of a step.
+    ``excess`` is log(own / others) of midmeans and ``median_excess`` of medians, ``change`` log(now / own best). ``beyond`` is the mean of
+    log(own / others) in each step, without what it does in a single one, less what is usual for this rank; ``error`` the standard
+    deviation of that when the rank is well; or log(now / before) in place of log(own / others), while the others are as usual and if that
+    is known better. ``impact`` is the excess time as a share of a step.
     """
 
     kind: str
     excess: Array
     median_excess: Array
     change: Array
-    usual: Array
-    noise: float
-    peak: float
+    beyond: Array
+    error: Array
     impact: Array
 
 
@@ -181,13 +201,15 @@ def individual(scores_: Scores, limits: Sensitivity) -> Array:
 def robust_z(scores_: Scores, limits: Sensitivity) -> Array:
     """Strength by the robust z among the ranks of this window."""
     known = np.isfinite(scores_.median_excess).any()
-    return scores.robust_z(scores_.median_excess, limits.noise_floor) / limits.z if known else scores_.median_excess
+    return scores.robust_z(scores_.median_excess, limits.noise_floor) / ROBUST_Z if known else scores_.median_excess
 
 
 def combined(scores_: Scores, limits: Sensitivity) -> Array:
-    """The weakest of four: large enough, beyond the noise, larger than what was seen when all was well, and worth the time of a step."""
-    needed = max(math.log(limits.slowdown(scores_.kind)), limits.z * scores_.noise, limits.peak * scores_.peak)
-    return np.minimum((scores_.excess - scores_.usual) / needed, scores_.impact / limits.impact)
+    """The weakest of three: large enough, beyond what steps waver, and worth the time of a step."""
+    ranks = len(scores_.beyond)
+    large = scores_.beyond / math.log(limits.least(scores_.kind, ranks))
+    certain = scores_.beyond / scores_.error / limits.errors(ranks)
+    return np.asarray(np.minimum(np.minimum(large, certain), scores_.impact / limits.impact))
 
 
 class Scorer(Protocol):

@@ -7,6 +7,7 @@ be told from what there is. Everything is vectorised over ranks.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,14 @@ Array = NDArray[np.float64]
 
 NORMAL_MAD, NORMAL_90 = 0.6745, 1.6449
 """Median and 90% quantile of the size of a standard normal: a MAD over the first estimates a standard deviation."""
+
+MEDIAN_VARIANCE = math.pi / 2
+"""Variance of the median of many normal values, times that of their mean."""
+
+FEW_TIMES, FEW_OF_A_RANK = 12, 6
+"""Of fewer, in all and of one rank, nothing is said."""
+
+LAGS, PRIOR_STEPS, PRIOR_MEMORY, MOST_MEMORY = 8, 20, 2.5, 4.0
 
 
 def quantiles(values: Array, *shares: float) -> list[Array]:
@@ -91,62 +100,61 @@ def robust_z(values: Array, floor: float = 0.0) -> Array:
     return np.asarray(NORMAL_MAD * (values - middle) / max(spread, NORMAL_MAD * floor, 1e-12))
 
 
-def usual(excesses: Array, least: int, most: float) -> tuple[Array, Array]:
-    """(what is usual for each rank, [ranks], ``excesses`` about that) from earlier ``excesses`` [ranks, scores].
+@dataclass(frozen=True, slots=True)
+class Usual:
+    """What ranks do that are well, as far as it is known.
 
-    Machines differ: a rank's median excess is its usual one, if there are ``least`` scores of it; 0 before. What is returned for the rank
-    is no larger than ``most``, so that one that has been slow from its first step on still stands out.
+    Attributes:
+        apart: log(own / others) that is usual for each rank, [ranks]: machines differ.
+        doubt: standard deviation with which that is known, [ranks].
+        noise: standard deviation of one step about that; infinite while nothing is known: then nothing is beyond it.
+        memory: how many times the variance of a mean over steps is what it would be if no step knew of the one before it.
     """
-    ordered, count = np.sort(excesses, axis=1), np.isfinite(excesses).sum(axis=1)
-    middle = np.where(count >= least, ordered[np.arange(len(ordered)), np.maximum(count - 1, 0) // 2], 0.0)
-    return np.clip(middle, -most, most), excesses - middle[:, None]
+
+    apart: Array
+    doubt: Array
+    noise: float
+    memory: float
 
 
-def noise(excesses: Array, floor: float) -> tuple[float, float]:
-    """(standard deviation, largest size) of the excess of a rank that is well, from earlier ones, [ranks, scores] and centred on 0.
+def usual(past: Array, spread: float, most: float, floor: float) -> Usual:
+    """From earlier log(own / others) ``past`` [ranks, steps] of ranks that were well, NaN where they were not.
 
-    The deviation is the larger of what their median size and what their 90% quantile would be of, for a normal: tails are often heavier
-    than that. Scores of overlapping windows, of drifting clocks and of unequal ranks are all in it: it is what a score does when nothing is
-    wrong, whatever the reason. Infinite while there is none: then nothing is beyond it.
+    What is usual for a rank is its median, as far as that is known better than that machines differ by ``spread`` (a standard deviation):
+    the mean of a normal with a normal prior. It is no larger than ``most``, so that a rank that has been slow since its first step stands
+    out.
+
+    The noise is the larger of what the median size and the 90% quantile would be of, for a normal, and not below ``floor``: tails are often
+    heavier than that.
     """
-    known = np.abs(excesses[np.isfinite(excesses)])
-    if not known.size:
-        return math.inf, math.inf
-    half, most = quantiles(known, 0.5, 0.9)
-    return max(floor, float(half) / NORMAL_MAD, float(most) / NORMAL_90), max(floor, float(known.max()))
+    known = np.isfinite(past)
+    if known.sum() < FEW_TIMES:
+        return Usual(np.zeros(len(past)), np.full(len(past), spread), math.inf, 1.0)
+    count = np.where(known.sum(axis=1) >= FEW_OF_A_RANK, known.sum(axis=1), 0)
+    ordered = np.sort(past, axis=1)  # NaN last
+    middle = np.where(count, ordered[np.arange(len(past)), np.maximum(count - 1, 0) // 2], 0.0)
+    centred = past - middle[:, None]
+    half, largest = quantiles(np.abs(centred[known]), 0.5, 0.9)
+    noise = max(floor, float(half) / NORMAL_MAD, float(largest) / NORMAL_90)
+    remembered = memory(centred, noise)
+    seen = count / (MEDIAN_VARIANCE * noise**2 * remembered)
+    sure = seen + 1 / spread**2
+    return Usual(np.clip(middle * seen / sure, -most, most), 1 / np.sqrt(sure), noise, remembered)
 
 
-def without_apart(excesses: Array, least: float) -> Array:
-    """``excesses`` [ranks, scores] without the ranks that were apart by ``least`` or more all the time, if they are a minority.
+def memory(centred: Array, noise: float) -> float:
+    """1 + 2 x the sum of autocorrelations of ``centred`` [ranks, steps] up to ``LAGS`` steps; from 1 to ``MOST_MEMORY``.
 
-    A rank that has been slow from the first step on is no measure of what a rank does that is well. It shifts what the others are compared
-    with, so theirs are then taken from their own median.
+    Of few steps that is hardly known: they are weighed against ``PRIOR_STEPS`` that say ``PRIOR_MEMORY``.
     """
-    known = np.isfinite(excesses)
-    if not known.any():
-        return excesses
-    ordered, last = np.sort(excesses, axis=1), np.maximum(known.sum(axis=1) - 1, 0)
-    rows = np.arange(len(ordered))
-    apart = ordered[rows, last // 10] >= least
-    if not apart.any() or 2 * apart.sum() >= len(excesses):
-        return excesses
-    middle = ordered[rows, last // 2]
-    return np.asarray(np.where(apart[:, None], np.nan, excesses - middle[:, None]))
-
-
-def window_noise(log_s: Array) -> float:
-    """Standard error of the median of a window ``log_s`` [ranks, steps], of the typical rank: 1.2533 sd / sqrt(steps), sd by the MAD.
-
-    It is all that is known before there are earlier scores, and it grows at once when times begin to scatter.
-    """
-    whole = bool(np.isfinite(log_s).all())
-    middle = median if whole else _known_median  # the second is much slower
-    known = np.isfinite(log_s).sum(axis=1)
-    if (known == 0).any():
-        return 0.0
-    sd = middle(np.abs(log_s - middle(log_s)[:, None])) / NORMAL_MAD
-    return float(median(1.2533 * sd / np.sqrt(known)))
-
-
-def _known_median(values: Array) -> Array:
-    return np.asarray(np.nanmedian(values, axis=-1))
+    known = np.isfinite(centred)
+    values = np.where(known, np.clip(centred, -3 * noise, 3 * noise), 0.0)
+    variance, total = float(np.mean(values[known] ** 2)), 0.0
+    for lag in range(1, LAGS + 1):
+        both = known[:, lag:] & known[:, :-lag]
+        if both.sum() < FEW_TIMES or not variance:
+            break
+        total += float(np.mean((values[:, lag:] * values[:, :-lag])[both])) / variance
+    steps = int(known.any(axis=0).sum())
+    found = (steps * (1 + 2 * max(0.0, total)) + PRIOR_STEPS * PRIOR_MEMORY) / (steps + PRIOR_STEPS)
+    return min(found, MOST_MEMORY)

@@ -4,58 +4,125 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
 from fleet.types import Member
 from policies import scores
 from policies.detectors import GUILTY, KINDS, NETWORK, UNKNOWN, Detector, Scorer, Scores, Sensitivity, StepTimes, Verdict, combined
-from policies.scores import Array
+from policies.scores import Array, Usual
 
-NOISE_SCORES, LAG_STEPS = 60, 20
-"""How many scores of each rank tell the noise of a score. Those of the last steps are not among them: they may be what is to be judged."""
-
-LEARNED_SCORES = 8
-"""So many scores tell what is usual for a rank."""
+HISTORY_STEPS, LAG_STEPS, LEARN_EVERY = 100, 18, 10
+"""What ranks do that are well is told by so many steps, anew every so many. The last ones are not among them: they may be what is to be
+judged."""
 
 FEW = 3
 """In a world of so few ranks a slow one moves the scores of all others: the median of the others is then not robust."""
 
+ENOUGH = 0.8
+"""Share of a window's steps that have to be known."""
+
+ONE_STEP, ONE_STEP_NOISES = 0.5, 3.0
+"""A single step counts for no more than this (a logarithm), or than so many standard deviations of one: a pause is no slow rank."""
+
+
+AS_USUAL = 2.0
+"""So many standard errors above what the others usually take, they are slower too."""
+
+ANY = 10.0
+"""A logarithm of seconds that says nothing."""
+
+
+class _Past(NamedTuple):
+    """What is usual of log(own / others), of log(own) and of log(others)."""
+
+    apart: Usual
+    own: Usual
+    others: Usual
+
 
 @dataclass(slots=True)
 class _Track:
-    """What is remembered of one kind of time; rows are the ranks of the present view, columns steps or scores, newest last."""
+    """What is remembered of one kind of time; rows are the ranks of the present view, columns steps, newest last.
+
+    ``times`` are logarithms of seconds, ``own`` what of them may be held against a rank, ``others`` what it is compared with, and ``well``
+    where they tell what a rank does that is well.
+    """
 
     times: Array
-    past: Array
+    own: Array
+    others: Array
+    well: Array
     best: Array
     streak: Array
     calm: Array
     guilty: Array
     since: Array
+    past: _Past | None = None
 
     @classmethod
     def empty(cls, ranks: int, window: int) -> _Track:
-        nothing, zeros = np.full(ranks, np.nan), np.zeros(ranks)
-        past = np.full((ranks, NOISE_SCORES), np.nan)
-        return cls(np.full((ranks, window), np.nan), past, nothing, zeros, zeros.copy(), zeros.copy(), zeros.copy())
+        nothing, zeros, past = np.full(ranks, np.nan), np.zeros(ranks), np.full((ranks, HISTORY_STEPS), np.nan)
+        verdicts = (zeros, zeros.copy(), zeros.copy(), zeros.copy())
+        return cls(np.full((ranks, window), np.nan), past, past.copy(), np.zeros_like(past), nothing, *verdicts)
 
     def moved(self, rows: list[int], *, forget: bool) -> _Track:
         """The rows of another view: ``rows[r]`` is where rank ``r`` was, -1 for a newcomer. ``forget`` leaves only the verdicts."""
         fresh = _Track.empty(len(rows), self.times.shape[1])
         here = [row for row, old in enumerate(rows) if old >= 0]
         there = [rows[row] for row in here]
-        names = ("streak", "calm", "guilty", "since") if forget else tuple(self.__slots__)
-        for name in names:
+        verdicts = ("streak", "calm", "guilty", "since")
+        for name in verdicts if forget else ("times", "own", "others", "well", "best", *verdicts):
             getattr(fresh, name)[here] = getattr(self, name)[there]
         return fresh
+
+    def push(self, log_s: Array, own_log_s: Array) -> None:
+        """One step: what each rank took, and what of it may be held against it."""
+        accused = self.guilty > 0
+        others = scores.median_of_others(log_s, accused)
+        well = ~accused & ~(accused.any() and len(accused) <= FEW)
+        for past, now in ((self.times, log_s), (self.own, own_log_s), (self.others, others), (self.well, well)):
+            past[:, :-1] = past[:, 1:]
+            past[:, -1] = now
+
+    def learn(self, limits: Sensitivity) -> _Past:
+        """What is usual, from all but the last steps of ranks that were well."""
+        well = self.well[:, :-LAG_STEPS] > 0
+        own, others = (np.where(well, past[:, :-LAG_STEPS], np.nan) for past in (self.own, self.others))
+        floor = limits.noise_floor
+        apart = scores.usual(own - others, limits.spread, limits.tolerance, floor)
+        self.past = _Past(apart, *(scores.usual(past, ANY, ANY, floor) for past in (own, others)))
+        return self.past
+
+    def beyond(self, past: _Past, window: int) -> tuple[Array, Array]:
+        """(how much slower than usual in the last ``window`` steps, the standard error of that), [ranks]; NaN where too few are known.
+
+        Slower than the others, or, while those take what they always took and it is known better, than before.
+        """
+        own, others = self.own[:, -window:], self.others[:, -window:]
+        apart, apart_error = _beyond(own - others, past.apart)
+        alone, alone_error = _beyond(own, past.own)
+        change, change_error = _beyond(others, past.others)
+        better = (change < AS_USUAL * change_error) & (alone_error < apart_error)
+        return np.where(better, alone, apart), np.where(better, alone_error, apart_error)
+
+
+def _beyond(now: Array, usual: Usual) -> tuple[Array, Array]:
+    """(mean of steps ``now`` [ranks, steps] less what is usual, its standard error), [ranks]."""
+    most = max(ONE_STEP, ONE_STEP_NOISES * usual.noise)
+    values = np.clip(now - usual.apart[:, None], -most, most)
+    known = np.isfinite(values)
+    count = known.sum(axis=1)
+    mean = np.where(count >= ENOUGH * now.shape[1], np.where(known, values, 0.0).sum(axis=1) / np.maximum(count, 1), np.nan)
+    return mean, np.sqrt(usual.noise**2 * usual.memory / np.maximum(count, 1) + usual.doubt**2)
 
 
 @dataclass(slots=True)
 class WindowedDetector:
     """A :class:`policies.detectors.Detector`. Feeding it the same steps in other portions gives the same verdicts at the same steps.
 
-    Cost of a step: O(ranks x window) every ``stride`` steps. Memory: about 100 numbers a rank and kind.
+    Cost of a step: O(ranks x window), and O(ranks x history) every ten steps. Memory: about 320 numbers a rank and kind.
     """
 
     limits: Sensitivity = field(default_factory=Sensitivity)
@@ -103,11 +170,10 @@ class WindowedDetector:
         self._waits[:, :-1] = self._waits[:, 1:]
         self._waits[:, -1] = work.max() - work
         for kind in KINDS:
-            track, seconds = self._tracks[kind], now[kind]
             self._age[kind] += 1
-            usable = (seconds > 0) & (self._age[kind] > self.limits.warmup)
-            track.times[:, :-1] = track.times[:, 1:]
-            track.times[:, -1] = np.log(np.where(usable, seconds, np.nan))
+            usable = (now[kind] > 0) & (self._age[kind] > self.limits.warmup)
+            log_s = np.log(np.where(usable, now[kind], np.nan))
+            self._tracks[kind].push(log_s, self._less_waiting(log_s) if kind == NETWORK else log_s)
 
     def _judge(self, step: int, shards: Array) -> None:
         share = float(shards.mean())
@@ -135,24 +201,21 @@ class WindowedDetector:
         accused = np.asarray(track.guilty > 0)
         excess = own(midmean) - scores.median_of_others(midmean, accused)
         median_excess = own(median) - scores.median_of_others(median, accused)
-        usual, centred = scores.usual(track.past[:, : -max(1, LAG_STEPS // limits.stride)], LEARNED_SCORES, limits.tolerance)
-        spread, peak = scores.noise(scores.without_apart(centred, math.log(limits.slowdown(kind))), limits.noise_floor)
-        noise = max(spread, scores.window_noise(track.times))
-        track.past[:, :-1] = track.past[:, 1:]
-        track.past[:, -1] = np.where(accused | (accused.any() and len(accused) <= FEW), np.nan, excess)
+        learned = track.past if self._seen % LEARN_EVERY else None
+        beyond, error = track.beyond(learned or track.learn(limits), limits.window)
         track.best = np.fmin(track.best, median)
-        impact = -np.expm1(-excess) * np.exp(midmean) * weight
-        return Scores(kind, excess, median_excess, median - track.best, usual, noise, peak, impact)
+        impact = -np.expm1(-beyond) * np.exp(midmean) * weight
+        return Scores(kind, excess, median_excess, median - track.best, beyond, error, impact)
 
     def _update(self, kind: str, step: int, figures: Scores, strength: Array) -> None:
         track, limits = self._tracks[kind], self.limits
         known = np.isfinite(strength) & (self._age[kind] >= limits.warmup + limits.learn)
         suspect, calm = known & (strength >= 1), known & (strength < limits.release_ratio)
-        track.streak = np.where(suspect, track.streak + np.clip(strength, 1, limits.haste), 0)
+        track.streak = np.where(suspect, track.streak + 1, 0)
         track.calm = np.where(calm, track.calm + 1, 0)
         begins = (track.streak >= limits.persistence) & (track.guilty == 0)
         if begins.any():  # what led to the verdict is no noise, neither of the slow rank nor of those that were compared with it
-            track.past[:, -LAG_STEPS // limits.stride :] = np.nan
+            track.well[:, -LAG_STEPS:] = 0
         track.since = np.where(begins, step - limits.stride * (limits.persistence - 1) - limits.window + 1, track.since)
         track.guilty = np.where(begins, 1.0, np.where(track.calm >= limits.release, 0.0, track.guilty))
         for row, member in enumerate(self._members):
@@ -162,16 +225,16 @@ class WindowedDetector:
                 self._shown.pop((member, kind), None)
 
     def _verdict(self, kind: str, row: int, step: int, figures: Scores) -> Verdict:
-        excess, noise, change = float(figures.excess[row]), figures.noise, float(figures.change[row])
-        beyond = (excess - self.limits.release_ratio * math.log(self.limits.slowdown(kind))) / noise
-        others = np.delete(figures.change, row)
+        excess, change = float(figures.excess[row]), float(figures.change[row])
+        beyond, error = float(figures.beyond[row]), float(figures.error[row])
+        clears = self.limits.release_ratio * math.log(self.limits.least(kind, len(self._members)))
         evidence = {
             "relative_score": math.exp(-float(figures.median_excess[row])), "individual_score": math.exp(-change),
-            "robust_z": excess / noise, "noise": noise, "peak": figures.peak, "ranks": float(len(self._members)),
-            "others_individual_score": math.exp(-_typical(others)), "impact_ratio": float(figures.impact[row]),
+            "robust_z": beyond / error, "noise": error, "ranks": float(len(self._members)),
+            "others_individual_score": math.exp(-_typical(np.delete(figures.change, row))), "impact_ratio": float(figures.impact[row]),
         }  # fmt: skip
-        reason = f"{kind} takes {math.exp(excess):.2f} times what it takes the other ranks, {excess / noise:.1f} times the noise"
-        since, confidence = max(0, int(self._tracks[kind].since[row])), 0.5 * math.erfc(-beyond / math.sqrt(2))
+        reason = f"{kind} takes {math.exp(excess):.2f} times what it takes the other ranks, {beyond / error:.1f} times the noise"
+        since, confidence = max(0, int(self._tracks[kind].since[row])), 0.5 * math.erfc((clears - beyond) / error / math.sqrt(2))
         return Verdict(self._members[row], kind, GUILTY, math.exp(-excess), confidence, since, step, evidence, reason)
 
 

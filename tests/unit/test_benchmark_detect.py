@@ -27,7 +27,19 @@ def test_the_noise_is_recorded_and_says_where() -> None:
 
 def test_training_and_reported_noise_do_not_overlap(series: slow_world.Noise) -> None:
     other = slow_world.recorded(1)
-    assert all(series[name].shape[1] + other[name].shape[1] == noise.STEPS for name in series)
+    assert all(series[name].factors.shape[1] + other[name].factors.shape[1] == noise.STEPS for name in series)
+
+
+def test_work_takes_as_many_recorded_repetitions_as_it_lasts() -> None:
+    """Repetitions of 5 ms that are fast and slow by turns: a step of 100 ms and more meets both, a shard of one repetition only one."""
+    series = {name: slow_world.Series(np.tile([0.5, 1.5], (1, 20_000)), 0.005) for name in noise.load()}
+    for brief in (False, True):
+        made = [stretch for stretch in slow_world.stretches(3, 0, 40, series, brief) if len(stretch.portions[0].members) == 16]
+        assert made
+        for stretch in made:
+            compute = np.log(np.hstack([portion.compute_s for portion in stretch.portions[4:]]))
+            wavers = np.median(np.abs(compute - np.median(compute, axis=0)), axis=1).max()
+            assert wavers > 0.3 if brief else wavers < 0.1
 
 
 def test_a_seed_gives_the_same_world_again(series: slow_world.Noise) -> None:

@@ -199,7 +199,7 @@ def test_times_of_another_shape_are_refused() -> None:
     good = times(world(), 0, 5)
     with pytest.raises(ValueError, match="network_s has shape"):
         replace(good, network_s=good.network_s[:2])
-    for wrong in ({"compute_slowdown": 1.0}, {"release_ratio": 1.0}, {"window": 0}, {"z": 0.0}):
+    for wrong in ({"compute_slowdown": 1.0}, {"release_ratio": 1.0}, {"window": 0}, {"chance": 0.0}):
         with pytest.raises(ConfigError, match=f"detector.{next(iter(wrong))} = "):
             Sensitivity(**wrong)  # type: ignore[arg-type]
 
@@ -227,4 +227,61 @@ def test_scores_are_the_published_formulas() -> None:
     assert scores.relative_score(np.log([2.0]), np.log([1.5]))[0] == pytest.approx(0.75)
     assert scores.individual_score(np.log([1.0]), np.log([4.0]))[0] == pytest.approx(0.25)
     assert scores.robust_z(np.array([1.0, 2.0, 3.0, 4.0, 100.0]))[-1] == pytest.approx(0.6745 * 97)
-    assert scores.noise(np.full((2, 3), np.nan), 0.1) == (math.inf, math.inf)
+
+
+def test_nothing_is_beyond_the_noise_while_it_is_not_known() -> None:
+    nothing = scores.usual(np.full((2, 30), np.nan), spread=0.03, most=0.06, floor=0.01)
+    assert nothing.noise == math.inf and (nothing.apart == 0).all() and (nothing.doubt == 0.03).all()
+
+
+def test_what_is_usual_is_believed_as_far_as_it_is_known() -> None:
+    rng = np.random.default_rng(1)
+    own, sd, steps = np.array([0.04, -0.04, 0.3, 0.0]), 0.05, 80
+    past = own[:, None] + rng.normal(0, sd, (4, steps))
+    past[3, 5:] = np.nan
+    found = scores.usual(past, spread=0.03, most=0.06, floor=0.01)
+    assert found.noise == pytest.approx(sd, rel=0.15) and 1 <= found.memory < 1.7
+    assert found.apart[:2] == pytest.approx(own[:2], abs=0.015) and abs(found.apart[0]) < 0.04
+    assert found.apart[2] == 0.06, "a rank that has always been slow stands out"
+    assert found.apart[3] == 0 and found.doubt[3] == pytest.approx(0.03) and (found.doubt[:3] < 0.015).all()
+    assert scores.usual(past / 100, spread=0.03, most=0.06, floor=0.01).noise == 0.01
+
+
+def test_steps_that_know_of_each_other_count_for_less() -> None:
+    rng = np.random.default_rng(2)
+    waves = np.cumsum(rng.normal(0, 1, (6, 400)), axis=1)
+    waves -= np.array([np.convolve(row, np.full(40, 1 / 40), "same") for row in waves])
+    alone, few = rng.normal(0, 1, (6, 400)), rng.normal(0, 1, (6, 4))
+    assert scores.memory(alone, 1.0) == pytest.approx(1, abs=0.35)
+    assert scores.memory(waves, float(waves.std())) == scores.MOST_MEMORY
+    assert scores.memory(few, 1.0) == pytest.approx(scores.PRIOR_MEMORY, abs=0.6)
+
+
+@given(arrays.arrays(float, st.tuples(st.integers(1, 5), st.integers(1, 60)), elements=st.one_of(st.floats(-3, 3), st.just(math.nan))))
+def test_whatever_was_seen_says_something_that_can_be_reckoned_with(past: np.ndarray) -> None:
+    found = scores.usual(past, spread=0.03, most=0.06, floor=0.01)
+    assert (np.abs(found.apart) <= 0.06).all() and (found.doubt > 0).all() and (found.doubt <= 0.03 + 1e-12).all()
+    assert found.noise >= 0.01 and 1 <= found.memory <= scores.MOST_MEMORY
+
+
+def test_peers_that_feel_a_slow_link_are_reckoned_with() -> None:
+    """Each of three peers of a link that takes 1.3 times as long meets it in one of three transfers."""
+    limits = Sensitivity(network_slowdown=1.3, network_least=1.05)
+    assert limits.least("network", 4) == pytest.approx(1.3 / 1.1)
+    assert limits.least("network", 1000) == pytest.approx(1.3, abs=1e-3)
+    assert limits.least("network", 2) == 1.3 and limits.least("compute", 4) == limits.compute_slowdown
+    assert Sensitivity(network_slowdown=1.3, network_least=1.25).least("network", 3) == 1.25
+    assert Sensitivity(network_slowdown=1.1, network_least=1.25).least("network", 3) == 1.1, "what somebody has set holds"
+
+
+@pytest.mark.parametrize("ranks", [3, 4, 8, 16])
+def test_a_rank_that_is_slower_by_little_is_found_when_steps_waver_by_less(ranks: int) -> None:
+    seconds = world(ranks, noise=0.01)
+    seconds["compute"][1, BEGIN:] *= 1.13
+    found = seen(seconds)
+    assert {(verdict.member.slot, verdict.kind) for _, verdict in found} == {(1, "compute")} and found[0][0] <= BEGIN + 20
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_nobody_is_guilty_of_steps_that_waver(seed: int) -> None:
+    assert seen(world(8, seed, noise=0.3, steps=200)) == []
