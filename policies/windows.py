@@ -23,6 +23,9 @@ FEW = 3
 ENOUGH = 0.8
 """Share of a window's steps that have to be known."""
 
+OFTEN = 1 / 3
+"""Share of a window's steps that have to be slow, by half of what they are slow on average: a few long ones are a pause."""
+
 ONE_STEP, ONE_STEP_NOISES = 0.5, 3.0
 """A single step counts for no more than this (a logarithm), or than so many standard deviations of one: a pause is no slow rank."""
 
@@ -95,16 +98,16 @@ class _Track:
         self.past = _Past(apart, *(scores.usual(past, ANY, ANY, floor) for past in (own, others)))
         return self.past
 
-    def beyond(self, past: _Past, window: int) -> tuple[Array, Array]:
+    def beyond(self, past: _Past, window: int, most: float) -> tuple[Array, Array]:
         """(how much slower than usual in the last ``window`` steps, the standard error of that), [ranks]; NaN where too few are known.
 
-        Slower than the others, or, while those take what they always took and it is known better, than before.
+        Slower than the others, or, while those take what they always took and it is known better, than before: if it was well before.
         """
         own, others = self.own[:, -window:], self.others[:, -window:]
         apart, apart_error = _beyond(own - others, past.apart)
         alone, alone_error = _beyond(own, past.own)
         change, change_error = _beyond(others, past.others)
-        better = (change < AS_USUAL * change_error) & (alone_error < apart_error)
+        better = (change < AS_USUAL * change_error) & (alone_error < apart_error) & (past.apart.apart < most)
         return np.where(better, alone, apart), np.where(better, alone_error, apart_error)
 
 
@@ -115,7 +118,8 @@ def _beyond(now: Array, usual: Usual) -> tuple[Array, Array]:
     known = np.isfinite(values)
     count = known.sum(axis=1)
     mean = np.where(count >= ENOUGH * now.shape[1], np.where(known, values, 0.0).sum(axis=1) / np.maximum(count, 1), np.nan)
-    return mean, np.sqrt(usual.noise**2 * usual.memory / np.maximum(count, 1) + usual.doubt**2)
+    often = (values > mean[:, None] / 2).sum(axis=1) >= OFTEN * count
+    return np.where(often, mean, np.minimum(mean, 0.0)), np.sqrt(usual.noise**2 * usual.memory / np.maximum(count, 1) + usual.doubt**2)
 
 
 @dataclass(slots=True)
@@ -202,7 +206,7 @@ class WindowedDetector:
         excess = own(midmean) - scores.median_of_others(midmean, accused)
         median_excess = own(median) - scores.median_of_others(median, accused)
         learned = track.past if self._seen % LEARN_EVERY else None
-        beyond, error = track.beyond(learned or track.learn(limits), limits.window)
+        beyond, error = track.beyond(learned or track.learn(limits), limits.window, limits.tolerance)
         track.best = np.fmin(track.best, median)
         impact = -np.expm1(-beyond) * np.exp(midmean) * weight
         return Scores(kind, excess, median_excess, median - track.best, beyond, error, impact)
@@ -225,8 +229,8 @@ class WindowedDetector:
                 self._shown.pop((member, kind), None)
 
     def _verdict(self, kind: str, row: int, step: int, figures: Scores) -> Verdict:
-        excess, change = float(figures.excess[row]), float(figures.change[row])
-        beyond, error = float(figures.beyond[row]), float(figures.error[row])
+        beyond, error, change = float(figures.beyond[row]), float(figures.error[row]), float(figures.change[row])
+        excess = max(float(figures.excess[row]), beyond)  # the midmean is behind at first
         clears = self.limits.release_ratio * math.log(self.limits.least(kind, len(self._members)))
         evidence = {
             "relative_score": math.exp(-float(figures.median_excess[row])), "individual_score": math.exp(-change),
