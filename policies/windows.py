@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fleet.types import Member
 from policies import scores
@@ -104,22 +105,30 @@ class _Track:
         Slower than the others, or, while those take what they always took and it is known better, than before: if it was well before.
         """
         own, others = self.own[:, -window:], self.others[:, -window:]
-        apart, apart_error = _beyond(own - others, past.apart)
-        alone, alone_error = _beyond(own, past.own)
-        change, change_error = _beyond(others, past.others)
-        better = (change < AS_USUAL * change_error) & (alone_error < apart_error) & (past.apart.apart < most)
-        return np.where(better, alone, apart), np.where(better, alone_error, apart_error)
+        apart, alone, change = (_beyond(*pair) for pair in ((own - others, past.apart), (own, past.own), (others, past.others)))
+        as_usual = change.mean < AS_USUAL * change.error
+        better = as_usual & (alone.error < apart.error) & (past.apart.apart < most)
+        often = np.where(better, alone.often, apart.often)
+        mean = np.where(better, alone.mean, apart.mean)
+        return np.where(often, mean, np.minimum(mean, 0.0)), np.where(better, alone.error, apart.error)
 
 
-def _beyond(now: Array, usual: Usual) -> tuple[Array, Array]:
-    """(mean of steps ``now`` [ranks, steps] less what is usual, its standard error), [ranks]."""
+class _Beyond(NamedTuple):
+    """Of steps less what is usual: their mean, its standard error, and whether it is the doing of many of them; each [ranks]."""
+
+    mean: Array
+    error: Array
+    often: NDArray[np.bool_]
+
+
+def _beyond(now: Array, usual: Usual) -> _Beyond:
     most = max(ONE_STEP, ONE_STEP_NOISES * usual.noise)
     values = np.clip(now - usual.apart[:, None], -most, most)
     known = np.isfinite(values)
     count = known.sum(axis=1)
     mean = np.where(count >= ENOUGH * now.shape[1], np.where(known, values, 0.0).sum(axis=1) / np.maximum(count, 1), np.nan)
     often = (values > mean[:, None] / 2).sum(axis=1) >= OFTEN * count
-    return np.where(often, mean, np.minimum(mean, 0.0)), np.sqrt(usual.noise**2 * usual.memory / np.maximum(count, 1) + usual.doubt**2)
+    return _Beyond(mean, np.sqrt(usual.noise**2 * usual.memory / np.maximum(count, 1) + usual.doubt**2), often)
 
 
 @dataclass(slots=True)
