@@ -285,3 +285,30 @@ def test_a_rank_that_is_slower_by_little_is_found_when_steps_waver_by_less(ranks
 @pytest.mark.parametrize("seed", range(5))
 def test_nobody_is_guilty_of_steps_that_waver(seed: int) -> None:
     assert seen(world(8, seed, noise=0.3, steps=200)) == []
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_pause_makes_nobody_slow(ranks: int) -> None:
+    seconds = world(ranks)
+    seconds["compute"][1, BEGIN : BEGIN + 4] *= 2.0
+    assert seen(seconds) == []
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_in_a_small_world_a_rank_is_compared_with_itself_too(ranks: int) -> None:
+    """Of two ranks the difference wavers 1.4 times as much as each."""
+    shares = []
+    for seed in range(20):
+        seconds = world(ranks, seed, noise=0.13)
+        seconds["data"][1, BEGIN:] *= 1.35
+        found = seen(seconds)
+        assert {(verdict.member.slot, verdict.kind) for _, verdict in found} <= {(1, "data")}
+        shares.append(bool(found) and found[0][0] <= BEGIN + 20)
+    assert np.mean(shares) >= 0.7
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_when_all_become_slow_nobody_is_guilty_however_well_each_is_known(kind: str) -> None:
+    seconds = world(3, noise=0.1)
+    seconds[kind][:, BEGIN:] *= 2.0
+    assert seen(seconds) == []
