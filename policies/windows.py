@@ -30,12 +30,11 @@ OFTEN = 1 / 3
 ONE_STEP, ONE_STEP_NOISES = 0.5, 3.0
 """A single step counts for no more than this (a logarithm), or than so many standard deviations of one: a pause is no slow rank."""
 
-
 AS_USUAL = 2.0
 """So many standard errors above what the others usually take, they are slower too."""
 
-ANY = 10.0
-"""A logarithm of seconds that says nothing."""
+ANY = 1e3
+"""A standard deviation, and a bound, of logarithms of seconds of which nothing is known before they are seen."""
 
 
 class _Past(NamedTuple):
