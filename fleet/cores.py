@@ -14,6 +14,8 @@ from collections.abc import Set
 from pathlib import Path
 from typing import NamedTuple
 
+from fleet.proc import stat_fields
+
 WAITS = 0.1
 """Who waits longer than this part of the time for a core shares it with another."""
 
@@ -61,10 +63,9 @@ def _is_left(before: tuple[Glance, Glance], now: tuple[Glance, Glance]) -> bool:
 
 
 def _glance(thread: int) -> Glance:
-    """proc_pid_stat(5), fields 3 and 39; ``schedstat`` begins with the times on a core and on the queue of one."""
-    folder = Path("/proc/self/task", str(thread))
-    fields = (folder / "stat").read_text().rpartition(")")[2].split()
-    ran_ns, waited_ns = map(int, (folder / "schedstat").read_text().split()[:2])
+    """proc_pid_stat(5), fields 3 and 39, of one thread; ``schedstat`` begins with the times on a core and on the queue of one."""
+    fields = stat_fields(thread)
+    ran_ns, waited_ns = map(int, Path(f"/proc/{thread}/schedstat").read_text(encoding="utf-8").split()[:2])
     return Glance(int(fields[36]), fields[0] == "R", ran_ns, waited_ns)
 
 

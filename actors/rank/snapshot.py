@@ -13,7 +13,6 @@ computes. Where that was not compiled the C library copies them; it writes past 
 from __future__ import annotations
 
 import ctypes
-import sys
 import threading
 import time
 import weakref
@@ -281,18 +280,23 @@ class _Job:
     def _work_beside(self, loop: int) -> None:
         """In the other thread. It and the loop hand the interpreter's lock to each other at first; after one task each does its own."""
         cores = Beside(loop)
-        self._work(1)
+        self._work_once()
         cores.keep()
         self._work()
         cores.leave()
 
-    def _work(self, tasks: int = sys.maxsize) -> None:
-        for _ in range(tasks):
-            if (task := self._next()) is None:
-                return
-            task()
-            with self._lock:
-                self._left -= 1
+    def _work(self) -> None:
+        while self._work_once():
+            pass
+
+    def _work_once(self) -> bool:
+        """Does the next task, and says whether there was one."""
+        if (task := self._next()) is None:
+            return False
+        task()
+        with self._lock:
+            self._left -= 1
+        return True
 
     def _next(self) -> Task | None:
         with self._lock:
