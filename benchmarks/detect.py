@@ -157,9 +157,8 @@ def measure(quick: bool) -> dict[str, Any]:
     counts = QUICK_COUNTS if quick else COUNTS
     found = tally({"fleet": fleet(Sensitivity())} | others, SEED, counts, part=1)
     alone = {f"fleet_{name}_alone": fleet(Sensitivity(), scorer) for name, scorer in SCORERS.items() if scorer is not combined}
-    found |= tally(alone, SEED, TUNING_COUNTS, part=1) | tally(
-        {"fleet_brief": fleet(Sensitivity())}, SEED, QUICK_COUNTS, part=1, brief=True
-    )
+    found |= tally(alone, SEED, TUNING_COUNTS, part=1)
+    found |= tally({"fleet_brief": fleet(Sensitivity())}, SEED, QUICK_COUNTS, part=1, brief=True)
     figures: dict[str, float] = {}
     for name, tally_ in found.items():
         figures |= summary(name, tally_)

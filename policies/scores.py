@@ -151,10 +151,10 @@ def memory(centred: Array, noise: float) -> float:
     values = np.where(known, np.clip(centred, -3 * noise, 3 * noise), 0.0)
     variance, total = float(np.mean(values[known] ** 2)), 0.0
     for lag in range(1, LAGS + 1):
-        both = known[:, lag:] & known[:, :-lag]
-        if both.sum() < FEW_TIMES or not variance:
+        pairs = np.count_nonzero(known[:, lag:] & known[:, :-lag])
+        if pairs < FEW_TIMES or not variance:
             break
-        total += float(np.mean((values[:, lag:] * values[:, :-lag])[both])) / variance
+        total += float((values[:, lag:] * values[:, :-lag]).sum()) / pairs / variance  # what is not known is 0
     steps = int(known.any(axis=0).sum())
     found = (steps * (1 + 2 * max(0.0, total)) + PRIOR_STEPS * PRIOR_MEMORY) / (steps + PRIOR_STEPS)
     return min(found, MOST_MEMORY)

@@ -56,7 +56,7 @@ class _Track:
     times: Array
     own: Array
     others: Array
-    well: Array
+    well: NDArray[np.bool_]
     best: Array
     streak: Array
     calm: Array
@@ -68,7 +68,7 @@ class _Track:
     def empty(cls, ranks: int, window: int) -> _Track:
         nothing, zeros, past = np.full(ranks, np.nan), np.zeros(ranks), np.full((ranks, HISTORY_STEPS), np.nan)
         verdicts = (zeros, zeros.copy(), zeros.copy(), zeros.copy())
-        return cls(np.full((ranks, window), np.nan), past, past.copy(), np.zeros_like(past), nothing, *verdicts)
+        return cls(np.full((ranks, window), np.nan), past, past.copy(), np.zeros(past.shape, bool), nothing, *verdicts)
 
     def moved(self, rows: list[int], *, forget: bool) -> _Track:
         """The rows of another view: ``rows[r]`` is where rank ``r`` was, -1 for a newcomer. ``forget`` leaves only the verdicts."""
@@ -91,7 +91,7 @@ class _Track:
 
     def learn(self, limits: Sensitivity) -> _Past:
         """What is usual, from all but the last steps of ranks that were well."""
-        well = self.well[:, :-LAG_STEPS] > 0
+        well = self.well[:, :-LAG_STEPS]
         own, others = (np.where(well, past[:, :-LAG_STEPS], np.nan) for past in (self.own, self.others))
         floor = limits.noise_floor
         apart = scores.usual(own - others, limits.spread, limits.tolerance, floor)
@@ -144,6 +144,7 @@ class WindowedDetector:
     _tracks: dict[str, _Track] = field(default_factory=dict)
     _age: dict[str, Array] = field(default_factory=dict)
     _waits: Array = field(default_factory=lambda: np.zeros((0, 0)))
+    _waited_s: Array = field(default_factory=lambda: np.zeros(0))
     _seen: int = 0
     _shown: dict[tuple[Member, str], Verdict] = field(default_factory=dict)
 
@@ -181,6 +182,7 @@ class WindowedDetector:
         work = shards * np.nan_to_num(now["compute"])
         self._waits[:, :-1] = self._waits[:, 1:]
         self._waits[:, -1] = work.max() - work
+        self._waited_s = self.limits.wait_share * scores.median(self._waits)
         for kind in KINDS:
             self._age[kind] += 1
             usable = (now[kind] > 0) & (self._age[kind] > self.limits.warmup)
@@ -204,8 +206,7 @@ class WindowedDetector:
         """A rank that waits for a slower one may have booked some of it on the wire: in its favour that is taken off its own time, and not
         off the others', to which a slower one is compared."""
         seconds = np.exp(log_s)
-        waited_s = self.limits.wait_share * scores.median(self._waits)
-        return np.asarray(np.log(np.maximum(seconds - waited_s, seconds / 2)))
+        return np.asarray(np.log(np.maximum(seconds - self._waited_s, seconds / 2)))
 
     def _figures(self, kind: str, median: Array, midmean: Array, weight: float) -> Scores:
         track, limits = self._tracks[kind], self.limits
@@ -227,7 +228,7 @@ class WindowedDetector:
         track.calm = np.where(calm, track.calm + 1, 0)
         begins = (track.streak >= limits.persistence) & (track.guilty == 0)
         if begins.any():  # what led to the verdict is no noise, neither of the slow rank nor of those that were compared with it
-            track.well[:, -LAG_STEPS:] = 0
+            track.well[:, -LAG_STEPS:] = False
         track.since = np.where(begins, step - limits.stride * (limits.persistence - 1) - limits.window + 1, track.since)
         track.guilty = np.where(begins, 1.0, np.where(track.calm >= limits.release, 0.0, track.guilty))
         for row, member in enumerate(self._members):
