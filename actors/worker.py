@@ -12,6 +12,7 @@ import ray.train
 
 from actors.node import socket_path
 from actors.rank.main import run_rank
+from actors.rank.once import Home
 from actors.rank.saving import PartsPort
 from fleet.config import RunSettings
 
@@ -25,6 +26,7 @@ class RankSpec:
     host: str | None
     train: Callable[[Any], None]
     parts: Callable[[], PartsPort]
+    home: Home | None = None
 
 
 def rank_main(config: dict[str, Any]) -> None:
@@ -32,4 +34,4 @@ def rank_main(config: dict[str, Any]) -> None:
     slot = ray.train.get_context().get_world_rank()
     node = ray.get_runtime_context().get_node_id()
     host = spec.host or ray.util.get_node_ip_address()
-    run_rank(spec.train, spec.settings, slot, node, spec.folder, host, spec.parts(), socket_path(spec.folder, node))
+    run_rank(spec.train, spec.settings, slot, node, spec.folder, host, spec.parts(), socket_path(spec.folder, node), spec.home)

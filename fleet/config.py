@@ -41,7 +41,7 @@ class Timeouts:
     ``hangup_s`` is how long a node whose agent's connection broke has to connect again: an agent that lives does so at once.
     ``progress_s`` is the longest that a rank may take without a step; the time-out follows the steps below that. ``collective_s`` bounds a
     wait inside a process group that nobody ends earlier: it is no sign of a hang, as all wait there for one that is in a long call.
-    ``run_s``: the run is stopped in order after so long; None: never.
+    ``finish_s`` is how long the code behind the loop may take. ``run_s``: the run is stopped in order after so long; None: never.
     """
 
     heartbeat_s: float = 3.0
@@ -54,6 +54,7 @@ class Timeouts:
     checkpoint_s: float = 120.0
     resend_s: float = 1.0
     hangup_s: float = 0.1
+    finish_s: float = 3600.0
     run_s: float | None = None
 
     def __post_init__(self) -> None:
@@ -156,6 +157,7 @@ class RunSettings:
     """Everything that defines a run, but for the train function and chaos.
 
     ``peer_copies``: on how many other nodes the memory keeps a copy of each rank's part of the state; 0: on none.
+    ``steps``: how many the run has, whatever the train function says; 0: as it says.
     ``recovery``: in-place, or restart of all ranks after each loss. ``form_delay_s`` is put in before survivors go on (``fleet rehearse``).
     """
 
@@ -164,6 +166,7 @@ class RunSettings:
     nodes: int = 2
     shards: int = 16
     min_ranks: int = 1
+    steps: int = 0
     peer_copies: int = 1
     seed: int = 0
     reduction: str = "tree"
@@ -192,6 +195,7 @@ class RunSettings:
         self._at_least("threads_per_rank", 1)
         self._at_least("min_ranks", 1)
         self._at_least("peer_copies", 0)
+        self._at_least("steps", 0)
         if self.shards < self.world:
             raise ConfigError(
                 "shards", self.shards, f"fewer batch shards than ranks ({self.world}): some ranks would have nothing to compute",

@@ -49,5 +49,12 @@ class RunFailed(FleetError):
         return f"{self.reason}\n{self.detail}" if self.detail else self.reason
 
 
+class RunOver(BaseException):
+    """The run ends, and this rank does not hold the final state: unwinds the train function, so that no code behind the loop runs here.
+
+    Not an ``Exception``, so that a handler of the user's does not take it for a failure of the step.
+    """
+
+
 class Fenced(FleetError):
     """This process is a stale incarnation of its slot: another has taken its place, so it must exit."""

@@ -118,12 +118,40 @@ class Raised:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The rank has committed the run's last step and waits at the finish barrier."""
+    """The rank has committed the run's last step and waits at the finish barrier. ``concluded``: it was told to go on behind the loop."""
 
     member: Member
     generation: int
     state: StateId
     digest: str
+    concluded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """The train function has returned after the last step; the process waits to be released. State and digest are those of ``Finished``."""
+
+    member: Member
+    generation: int
+    state: StateId
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class OnceWanted:
+    """The rank has come to ``key``, which is done once in a run: may it do it, or is it done? See ``fleet.once``. Repeated meanwhile."""
+
+    member: Member
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class OnceDone:
+    """The rank has done ``key``; ``result`` is what came of it, as JSON text. Repeated until it is answered."""
+
+    member: Member
+    key: str
+    result: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +311,9 @@ Event = (
     | Lost
     | Raised
     | Finished
+    | Left
+    | OnceWanted
+    | OnceDone
     | Measured
     | Reads
     | StepsTimed

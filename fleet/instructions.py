@@ -75,6 +75,27 @@ class CommitCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class Conclude:
+    """The last step is committed by all, and kept: run the code behind the loop, then report ``Left``."""
+
+    members: tuple[Member, ...]
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class OnceAnswer:
+    """To ``OnceWanted`` or ``OnceDone``. ``result`` is None when the member is to do ``key`` itself, else what came of it, as JSON text.
+
+    ``before``: what came of the same thing the last time before, for example at an earlier step; empty when there is none.
+    """
+
+    members: tuple[Member, ...]
+    key: str
+    result: str | None
+    before: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Release:
     """The run is over for these members: return from the train function."""
 
@@ -136,7 +157,7 @@ class EndRun:
 
 
 Instruction = (
-    Welcome | Park | Publish | Propose | Cancel | SaveCheckpoint | CommitCheckpoint | Release | Fence | Evict | Inspect | Spoil | Write
-    | EndRun
+    Welcome | Park | Publish | Propose | Cancel | SaveCheckpoint | CommitCheckpoint | Conclude | OnceAnswer | Release | Fence | Evict
+    | Inspect | Spoil | Write | EndRun
 )  # fmt: skip
 INSTRUCTIONS = Codec(Instruction.__args__)

@@ -5,13 +5,14 @@ to do about the difference. It is level-based: a missed or doubled notice does n
 was not yet acknowledged. It reads no clock and does no I/O; the live coordinator and the simulator run this same object.
 
 The life of a view: GATHER (everyone who was seated reports where it stands) -> FORM (a view is published, its members meet and take state
-from the donor) -> RUN -> on any loss GATHER again. ``END`` is final.
+from the donor) -> RUN -> on any loss GATHER again; after the last step CONCLUDE, see ``fleet.machine_ending``. ``END`` is final.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from fleet import machine_ending as ending
 from fleet.config import RunSettings
 from fleet.decisions import Decision
 from fleet.events import (
@@ -24,11 +25,14 @@ from fleet.events import (
     Heartbeat,
     Implausible,
     Joined,
+    Left,
     Lost,
     Measured,
     NodeJoined,
     NodeLost,
     NodeSilent,
+    OnceDone,
+    OnceWanted,
     Parked,
     Raised,
     Reads,
@@ -38,8 +42,8 @@ from fleet.events import (
     StopRequested,
     Tick,
 )
-from fleet.instructions import EndRun, Evict, Fence, Instruction, Park, Publish, Release, Welcome, Write
-from fleet.machine_corruption import Doubts, judge, judge_the_end
+from fleet.instructions import Evict, Fence, Instruction, Park, Publish, Welcome, Write
+from fleet.machine_corruption import Doubts, judge
 from fleet.machine_evidence import Evidence, inspect, note
 from fleet.machine_losses import Losses, raised, struck
 from fleet.machine_nodes import joined
@@ -47,10 +51,11 @@ from fleet.machine_progress import Progress
 from fleet.machine_proposals import cancel, try_grow, watch
 from fleet.machine_replay import move, rebuild, settle
 from fleet.machine_settings import on_setting
-from fleet.machine_state import END, FORM, GATHER, RUN, STOOD_STILL_S, Rank, Roster
+from fleet.machine_state import CONCLUDE, END, FORM, GATHER, RUN, STOOD_STILL_S, Rank, Roster
 from fleet.machine_stragglers import Stragglers
 from fleet.machine_tiers import Tiers
 from fleet.machine_views import Source, situation, source
+from fleet.once import Once
 from fleet.ports import CorruptionPolicy, IntervalPolicy, PlacementPolicy, ProgressPolicy, RecoveryPolicy, StragglerPolicy
 from fleet.records import (
     Committed,
@@ -105,7 +110,7 @@ class FleetMachine:
         self.ended: RunEnded | None = None
         self.checkpoints = Tiers(settings, self.roster, interval, peers, checkpoint, rates_per_s, now_s)
         self.losses, self.doubts, self.evidence = Losses(), Doubts(corruption), Evidence()
-        self.stragglers = Stragglers(straggler)
+        self.stragglers, self.once, self.ending = Stragglers(straggler), Once(), ending.Ending()
         self.progress = Progress(progress, settings.timeouts.progress_s, now_s)
         self.started_s = self._ticked_s = now_s
         self.missing: set[Member] = set()
@@ -126,7 +131,7 @@ class FleetMachine:
         """Take one event at ``now_s`` on the run's clock; returns what is to be done, in order."""
         self._out = []
         if self.phase == END:
-            self._after_end(event, now_s)
+            ending.after_end(self, event, now_s)
             return self._out
         outstanding = bool(self.roster.outstanding)
         self._observe(event, now_s)
@@ -149,10 +154,11 @@ class FleetMachine:
                 self._on_parked(event, now_s)
             case Formed(member=member, generation=generation, state=state):
                 self._on_seated(member, generation, state, "seated", now_s)
-            case Finished(member=member, generation=generation, state=state):
+            case Finished(member=member, generation=generation, state=state) | Left(member=member, generation=generation, state=state):
                 if self._on_seated(member, generation, state, "finished", now_s):
                     self.roster.by_slot[member.slot].digest = event.digest
                     self._finished.add(member)
+                    ending.seen(self, event, now_s)
             case Lost():
                 self._on_lost(event, now_s)
             case NodeLost(node=node, cause=cause, at_s=at_s):
@@ -172,6 +178,10 @@ class FleetMachine:
                 raised(self, event, now_s)
             case Measured(member=member) if self._current(member):
                 self._write(Measurement(event.state, event.name, event.value, now_s))
+            case OnceWanted(member=member, key=key) if self._current(member):
+                self._out += self.once.ask(member, key, lambda other: self._current(other) is not None, now_s)
+            case OnceDone(member=member, key=key, result=result) if self._current(member):
+                self._out += self.once.done(member, key, result, now_s)
             case StepsTimed():
                 self.stragglers.take(event, self.view, now_s)
             case CopiesHeld() if self.checkpoints.hold(event, self.view) and self.phase == RUN:
@@ -206,7 +216,7 @@ class FleetMachine:
         if known is not None:
             self._evict(known, "superseded by a newer process of the same slot", now_s)
         if self.phase == END:
-            self._after_end(event, now_s)
+            ending.after_end(self, event, now_s)
             return
         self.roster.nodes.setdefault(event.process.node, now_s)
         rank = Rank(Member(slot, self.roster.grant(slot, event.incarnation)), event.process, event.token, event.store, now_s)
@@ -399,6 +409,8 @@ class FleetMachine:
             self._watch_forming(now_s)
         elif self.phase == RUN:
             self._while_running(now_s, ask)
+        elif self.phase == CONCLUDE:
+            ending.watch(self, now_s)
 
     def gather(self, now_s: float, reason: str, *, in_person: bool | None = None) -> None:
         """Everyone who is seated must leave and say where it stands. In person where one may hang: no view forms, or nothing moves."""
@@ -490,6 +502,7 @@ class FleetMachine:
         start = self.checkpoints.begin(rolled_back)
         self.lineage += 1
         if rolled_back:
+            self.once.roll_back(start)
             self._write(LineageBegun(self.lineage, start, now_s, "no rank holds a clean state"))
         return StateId(self.lineage, start.step)
 
@@ -518,7 +531,7 @@ class FleetMachine:
     def _while_running(self, now_s: float, ask: bool) -> None:
         assert self.view is not None
         if len(self._finished) == len(self.view.members):
-            self._complete([self.roster.by_slot[member.slot] for member in self.view.members], now_s)
+            ending.complete(self, now_s)
         elif self._finished:
             return
         elif self.proposal is not None:
@@ -530,46 +543,10 @@ class FleetMachine:
             self._out += self.progress.tick(self.stragglers.steps_s, now_s)
             self.stragglers.tick(self, now_s)
 
-    def _complete(self, finished: list[Rank], now_s: float) -> None:
-        digests = {rank.digest for rank in finished}
-        self._note_commits(now_s)
-        if len(digests) > 1:
-            if not judge_the_end(self, finished, now_s):
-                held = ", ".join(f"{rank.member}: {(rank.digest or '')[:12]}" for rank in finished)
-                self._end("failed", "the ranks end with different states, which is silent corruption or a bug", held, now_s)
-        else:
-            self._end("completed", "all steps are committed", "", now_s, digests.pop() or "")
-
     # ---- the end -------------------------------------------------------------------------------------------------------------------------
 
-    def _end(self, status: str, reason: str, detail: str, now_s: float, digest: str = "") -> None:
-        if self.phase == END:
-            return
-        self.phase = END
-        self.ended = RunEnded(status, reason, now_s, digest, detail)
-        self._write(self.ended)
-        self._release(tuple(rank.member for rank in self.roster.in_order()))
-        self._say(EndRun(status, reason, detail))
-
-    def _release(self, members: Iterable[Member]) -> None:
-        members = tuple(members)
-        if members and self.ended is not None:
-            self._say(Release(members, self.ended.reason))
-
-    def _after_end(self, event: Event, now_s: float) -> None:
-        """Late comers and ranks that missed the word are released again; nothing else matters any more."""
-        match event:
-            case Joined(slot=slot, token=token, incarnation=incarnation):
-                known = self.roster.by_slot.get(slot)
-                if incarnation is None:
-                    incarnation = known.member.incarnation if known and known.token == token else self.roster.grant(slot, None)
-                    self._say(Welcome(slot, token, incarnation))
-                self._release([Member(slot, incarnation)])
-            case Ready(member=member) | Parked(member=member) | Formed(member=member) | Finished(member=member):
-                self._release([member])
-            case Heartbeat(pulses=pulses):
-                self._on_heartbeat(event, now_s)
-                self._release(pulse.member for pulse in pulses)
+    def _end(self, status: str, reason: str, detail: str, now_s: float) -> None:
+        ending.end(self, status, reason, detail, now_s)
 
     # ---- after the coordinator died ------------------------------------------------------------------------------------------------------
 

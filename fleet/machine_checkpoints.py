@@ -57,6 +57,8 @@ class Checkpoints:
         self._said = False
         self._costs: deque[tuple[float, float]] = deque(maxlen=COSTS)
         self._failures = 0
+        self._final = self.lost_final = False
+        self.last_failure = ""
         self.events, self.since_s = 0, now_s
 
     @property
@@ -76,6 +78,10 @@ class Checkpoints:
     @property
     def newest_state(self) -> StateId:
         return max(self.kept, default=StateId(0, 0))
+
+    def holds(self, state: StateId) -> bool:
+        """Whether exactly this state is kept."""
+        return state in self.kept
 
     def _keep(self, checkpoint: str, state: StateId) -> None:
         """The store keeps as many, and deletes the oldest."""
@@ -112,6 +118,19 @@ class Checkpoints:
             request.sent_s = now_s
             return [SaveCheckpoint(view.members, view.generation, request.number)]
         return []
+
+    def keep_final(self, view: View, now_s: float) -> tuple[list[Instruction], bool]:
+        """All members wait with the run's last state: have it written, until it is kept or :attr:`lost_final` says that it cannot be.
+
+        Returns (instructions, whether a member did not write its part in time).
+        """
+        if not self._final:
+            self._final, self._failures, self._ask_again_s = True, 0, now_s
+        request = self._request
+        late = request is not None and not request.committing and now_s - request.at_s > self.settings.timeouts.checkpoint_s
+        if request is not None:
+            return self.tick(view, now_s), late
+        return (self.request(view, now_s) if now_s >= self._ask_again_s else []), False
 
     def _when_due(self, view: View, now_s: float) -> list[Instruction]:
         exposure_s = now_s - self.since_s
@@ -184,6 +203,7 @@ class Checkpoints:
         if self._request is None:
             return []
         number, self._request = self._request.number, None
+        self.last_failure = reason
         return [self._failure(number, now_s, reason), *self._after_failure(now_s)]
 
     def _after_failure(self, now_s: float) -> list[Instruction]:
@@ -193,6 +213,7 @@ class Checkpoints:
             self._ask_again_s = now_s + FIRST_RETRY_S * 2.0 ** (self._failures % TRIES - 1)
             return []
         self._settle(now_s)
+        self.lost_final = self._final
         reason = f"given up after {TRIES} tries, until the next one is due"
         return [Write(CheckpointRecord("", "skipped", self.newest_state, now_s, detail=reason, level=self.level))]
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from fleet.events import FaultReported, Raised
 from fleet.instructions import Evict
-from fleet.machine_state import Rank
+from fleet.machine_state import CONCLUDE, Rank
 from fleet.records import FaultRecord, ProcessLost
 from fleet.types import Loss, Member
 
@@ -72,7 +72,9 @@ def raised(machine: FleetMachine, event: Raised, now_s: float) -> None:
     if rank is None:
         return
     rank.step, rank.shard = event.step, event.shard
-    if machine.losses.raised_before(event.step) or machine.committed.step == 0:
+    if machine.phase == CONCLUDE:
+        machine._end("failed", f"{RAISED} behind the loop in slot {event.member.slot}: {event.error}", event.traceback, now_s)
+    elif machine.losses.raised_before(event.step) or machine.committed.step == 0:
         where = f"step {event.step}" if event.step >= 0 else "start-up"
         machine._end("failed", f"{RAISED} at {where} in slot {event.member.slot}: {event.error}", event.traceback, now_s)
     else:

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from fleet import machine_ending as ending
 from fleet.machine_corruption import replay
 from fleet.machine_losses import Losses
 from fleet.machine_settings import configure
-from fleet.machine_state import END, GATHER, RUN, Rank
+from fleet.machine_state import CONCLUDE, END, GATHER, RUN, Rank
 from fleet.records import (
     Committed,
     DataRead,
     DecisionMade,
     FaultRecord,
     LineageBegun,
+    OnceRecord,
     ProcessLost,
     ProcessUp,
     Record,
@@ -41,7 +43,7 @@ def rebuild(machine: FleetMachine, records: Iterable[Record], now_s: float) -> N
     for rank in machine.roster.by_slot.values():
         rank.beat_s = rank.progress_s = now_s
         rank.heard = False
-    if machine.phase != END:
+    if machine.phase not in (CONCLUDE, END):
         machine.phase = RUN if machine.view is not None else GATHER
     machine.checkpoints.restarted(now_s)
 
@@ -59,14 +61,19 @@ def _apply(machine: FleetMachine, record: Record) -> None:
         case ViewPublished():
             _apply_view(machine, record)
             machine.checkpoints.replay(record)
-        case LineageBegun(lineage=lineage):
+        case LineageBegun(lineage=lineage, from_state=start):
             machine.lineage = max(machine.lineage, lineage)
+            machine.once.roll_back(start)
+        case OnceRecord():
+            machine.once.replay(record)
         case Committed(state=state):
             machine.committed = max(machine.committed, state)
         case FaultRecord():
             machine.losses.replay_fault(record)
         case DecisionMade(policy="recovery", action="enter" | "cancel" as action):
             _settle_proposal(machine, action == "enter", int(record.fields["generation"]))
+        case DecisionMade(policy="ending", reason=reason, fields=fields):
+            ending.take_up(machine, reason, bool(fields["kept"]), record.at_s)
         case DecisionMade(policy="settings"):
             for key, value in record.fields.items():
                 configure(machine, key, value)
@@ -94,7 +101,7 @@ def _apply_view(machine: FleetMachine, record: ViewPublished) -> None:
     if record.graceful:
         machine.proposal = view
     else:
-        machine.view, machine.proposal = view, None
+        machine.view, machine.proposal, machine.phase = view, None, RUN
         machine.missing = set(view.members)
     for member in view.members:
         machine.roster.sent(member, view.generation)

@@ -9,7 +9,7 @@ from fleet.config import Timeouts
 from fleet.events import Heartbeat
 from fleet.types import Member, Process, StateId
 
-GATHER, FORM, RUN, END = "gather", "form", "run", "end"
+GATHER, FORM, RUN, CONCLUDE, END = "gather", "form", "run", "conclude", "end"
 STOOD_STILL_S = 1.0
 """Between two ticks, or two heartbeats of an agent, of which there are ten or more a second: the process itself was stopped, its machine
 paused, or starved."""

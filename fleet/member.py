@@ -6,8 +6,22 @@ it must say to the coordinator collects in ``outbox``. Nothing here blocks, read
 
 from __future__ import annotations
 
-from fleet.events import Event, Finished, Formed, Joined, Parked, Ready
-from fleet.instructions import Cancel, Fence, Instruction, Park, Propose, Publish, Release, SaveCheckpoint, Welcome
+from dataclasses import replace
+
+from fleet.events import Event, Finished, Formed, Joined, Left, OnceDone, OnceWanted, Parked, Ready
+from fleet.instructions import (
+    Cancel,
+    Conclude,
+    Fence,
+    Instruction,
+    OnceAnswer,
+    Park,
+    Propose,
+    Publish,
+    Release,
+    SaveCheckpoint,
+    Welcome,
+)
 from fleet.levels import PEERS, STORE, level_of
 from fleet.types import Finding, Member, Process, StateId, View
 
@@ -28,6 +42,8 @@ class MemberProtocol:
 
     Attributes:
         sharded: a part of the state is spread over the ranks, so that it moves whenever the view changes.
+        concluded: the last step is committed by all and kept: the code behind the loop may run.
+        answers: what the coordinator has said of what is done once, by key; see ``fleet.once``.
     """
 
     def __init__(self, slot: int, token: str, process: Process, store: str) -> None:
@@ -43,6 +59,8 @@ class MemberProtocol:
         self.forming = False
         self.aside = False
         self.sharded = False
+        self.concluded = False
+        self.answers: dict[str, OnceAnswer] = {}
         self._testimony: Finding | None = None
         self._in_person = False
         self._status: Event | None = None
@@ -73,7 +91,9 @@ class MemberProtocol:
     @property
     def waits(self) -> bool:
         """The rank can do nothing until the coordinator speaks; it repeats its status meanwhile."""
-        return self.incarnation is None or self.view is None or isinstance(self._status, Finished)
+        if isinstance(self._status, Finished):
+            return not self.concluded
+        return self.incarnation is None or self.view is None or isinstance(self._status, Left)
 
     @property
     def called(self) -> bool:
@@ -107,6 +127,10 @@ class MemberProtocol:
                 if generation == self.generation:
                     level = level_of(request)
                     self._save_requests[level] = max(self._save_requests.get(level, 0), request)
+            case Conclude(members=members, generation=generation) if self._me_in(members):
+                self._on_conclude(generation)
+            case OnceAnswer(members=members, key=key) if self._me_in(members):
+                self.answers[key] = message
             case Release(members=members, reason=reason) if self._me_in(members):
                 self.released = reason
                 return INTERRUPT
@@ -146,6 +170,10 @@ class MemberProtocol:
         """Called out of the view while the loop does without it. In person it has to come when it may be the loop that hangs."""
         if self.aside and not self._in_person:
             self.broken("told to leave")
+
+    def _on_conclude(self, generation: int) -> None:
+        if isinstance(self._status, Finished) and generation == self.generation and not self.interrupted:
+            self.concluded, self._status = True, replace(self._status, concluded=True)
 
     def _on_propose(self, view: View) -> None:
         if view.generation == self.generation:
@@ -224,6 +252,34 @@ class MemberProtocol:
         """The last step is committed; wait at the barrier."""
         assert self.view is not None and self.state is not None
         self._say(Finished(self.member, self.view.generation, self.state, digest))
+
+    @property
+    def asked_to_save(self) -> bool:
+        """There is a checkpoint to write while this rank waits at the finish barrier."""
+        return isinstance(self._status, Finished) and any(request not in self._saved for request in self._save_requests.values())
+
+    def final_request(self) -> int | None:
+        """The checkpoint to write at the finish barrier, where all hold the same and nobody moves; None when there is none."""
+        asked = (request for request in self._save_requests.values() if request not in self._saved)
+        request = next(asked, None) if self.asked_to_save and not self.interrupted else None
+        self._saved.add(request or 0)
+        return request
+
+    def left(self) -> None:
+        """The train function has returned; wait to be released."""
+        finished = self._status
+        assert isinstance(finished, Finished)
+        self._say(Left(self.member, finished.generation, finished.state, finished.digest))
+
+    def ask_once(self, key: str) -> None:
+        """May this rank do what is done once? The answer comes to :attr:`answers`."""
+        self.answers.pop(key, None)
+        self.outbox.append(OnceWanted(self.member, key))
+
+    def done_once(self, key: str, result: str) -> None:
+        """It is done; the answer says what counts."""
+        self.answers.pop(key, None)
+        self.outbox.append(OnceDone(self.member, key, result))
 
     # ---- agreement at step boundaries --------------------------------------------------------------------------------------------------
 

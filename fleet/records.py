@@ -234,8 +234,26 @@ class EvidenceKept:
 
 
 @dataclass(frozen=True, slots=True)
+class OnceRecord:
+    """What is done once in the run, see ``fleet.once``. ``phase``: begun by ``member``, or done, with ``result`` as JSON text."""
+
+    phase: str
+    key: str
+    member: Member
+    at_s: float
+    result: str
+
+
+COMPLETED, UNSAVED = "completed", "completed, not saved"
+"""How a run ends that has committed all its steps: with its final checkpoint, or without."""
+
+
+@dataclass(frozen=True, slots=True)
 class RunEnded:
-    """Last record. ``digest`` is the SHA-256 over the final training state, empty when the run did not complete."""
+    """Last record. ``digest`` is the SHA-256 over the final training state, empty when the run did not complete.
+
+    ``status``: completed; "completed, not saved", when the final checkpoint could not be kept; stopped; or failed.
+    """
 
     status: str
     reason: str
@@ -260,6 +278,7 @@ Record = (
     | Measurement
     | DataRead
     | EvidenceKept
+    | OnceRecord
     | RunEnded
 )
 RECORDS = Codec(Record.__args__)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fleet.instructions import CommitCheckpoint
+from fleet.levels import PEERS_SCHEME
 from fleet.types import Part, StateId
 from storage.checkpoint import CheckpointStore, write_part
 from storage.manifest import CheckpointDamaged, checkpoint_id, parse_checkpoint_id
@@ -38,17 +39,26 @@ class Parts:
             return checkpoint, write_part(place, checkpoint, index, count, pieces)
         return checkpoint, write_part(self.url, checkpoint, index, count, pieces, **self._options)
 
+    def export(self, target: str, model: Mapping[str, Any]) -> str:
+        """Write a model to one file; see :func:`storage.export.export_model`."""
+        from storage.export import export_model
+
+        return export_model(target, model)
+
     def load(self, checkpoint: str) -> tuple[str, list[Tensor]]:
         """(skeleton, tensors in order), of the store or, given a URL, from memories. Raises CheckpointDamaged naming the bad part.
 
         What is damaged in memory is deleted there, so that nobody is sent to it again.
         """
         place, _, name = checkpoint.rpartition("/")
-        store = CheckpointStore(place, run=self.run) if place else CheckpointStore(self.url, run=self.run, **self._options)
+        memory = place.startswith(PEERS_SCHEME)  # else it is another run's, from which this one goes on
+        store = (
+            CheckpointStore(place, run=self.run if memory else "") if place else CheckpointStore(self.url, run=self.run, **self._options)
+        )
         try:
             meta, tensors = store.load(name)
         except (CheckpointDamaged, FileNotFoundError):
-            if place:
+            if memory:
                 store.delete(name)
             raise
         return meta, [tensors[index] for index in range(len(tensors))]

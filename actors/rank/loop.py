@@ -7,6 +7,7 @@ committed shows in the next: gradients, random numbers, batches, scaler, schedul
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -16,17 +17,19 @@ from actors.rank.client import Client
 from actors.rank.custody import Custody
 from actors.rank.data import Feed
 from actors.rank.engine import Engine, Outcome
+from actors.rank.once import Figures, Home, OneOfAll, name_of
 from actors.rank.process_group import GroupBroken
 from actors.rank.recorder import Recorder, now_us
 from actors.rank.saboteur import Saboteur
 from actors.rank.sampling import seed_shard, seed_step
-from actors.rank.saving import PartsPort, Saver
+from actors.rank.saving import PartsPort, Saver, model_state
 from actors.rank.seat import Seat
 from actors.rank.sharded import ShardedEngine, check_tracked
 from actors.rank.state import TrackedState
 from fleet.config import RunSettings
-from fleet.errors import FleetError
+from fleet.errors import FleetError, RunOver
 from fleet.events import Implausible, Measured, Reads
+from fleet.once import BEGIN, END
 from fleet.records import COMPUTE, DATA, FINISH, VERIFY
 from fleet.types import StateId, View
 
@@ -45,17 +48,25 @@ class Run:
     Attributes:
         options: the ``--set key=value`` pairs of the command line.
         slot, seed: where this rank sits, and the run's seed.
+        folder: where files of this run belong, on the machine that the run was started on. A twin has a folder of its own.
+        is_twin: this is the fault-free run that the other one is compared with. What it does outside of its folder is done twice.
     """
 
-    def __init__(self, client: Client, recorder: Recorder, parts: PartsPort, settings: RunSettings, host: str) -> None:
+    def __init__(
+        self, client: Client, recorder: Recorder, parts: PartsPort, settings: RunSettings, host: str, home: Home | None = None
+    ) -> None:  # fmt: skip
         self.options: Mapping[str, str] = settings.options
         self.slot, self.seed, self.shards = client.protocol.slot, settings.seed, settings.shards
         self._client, self._recorder, self._settings = client, recorder, settings
+        home = home or Home()
+        self.folder, self.is_twin = home.folder, home.is_twin
+        self._home, self._parts = home, parts
         self._saver = Saver(client, recorder, parts)
         self._seat = Seat(client, recorder, parts, host, settings.timeouts)
         self._engine: Engine | None = None
         self._committed = False
-        self._evaluation: tuple[int, Callable[[], Mapping[str, float]]] | None = None
+        self._one = OneOfAll(client, recorder, lambda: self._seat.leave("told to leave"))
+        self._evaluation: tuple[int, Figures] | None = None
         self._measured_us = 0
         self._rank = 0
         self._rehearsing = False
@@ -88,13 +99,19 @@ class Run:
 
         A rank that waits to be called rehearses: the first step it is given is not committed.
 
+        Code behind the loop runs on the ranks that hold the final state, once it is kept. On all others, such as spares, the loop does not
+        end: they leave the train function by a :class:`fleet.errors.RunOver`.
+
         Args:
             state: from :meth:`track`.
-            total: number of optimizer steps of the whole run.
+            total: number of optimizer steps of the whole run; ``--steps`` replaces it.
             clip_norm: clip the gradient to this norm, inside the commit.
         """
+        total = self._settings.steps or total
         if total < 1:
             raise FleetError(f"total = {total}: a run has at least one step")
+        if self._engine is not None:
+            raise FleetError("run.steps() was called twice: a run has one loop; give it the number of all steps")
         self._engine, self._total = self._make_engine(state, clip_norm), total
         self._recorder.total(total)
         self._client.on_spoil = Saboteur(self._engine).strike
@@ -107,8 +124,9 @@ class Run:
                 yield step
                 if not step.closed:
                     raise FleetError(f"step {step.number}: the loop body ended without step.commit()")
-            if not self._seat.over:
-                self._finish()
+            if not self._seat.over and self._finish():
+                return
+        raise RunOver
 
     def _make_engine(self, state: TrackedState, clip_norm: float | None) -> Engine:
         if self._settings.optimizer_sharding == "none":
@@ -135,14 +153,56 @@ class Run:
         self._recorder.paused = self._rehearsing = False
         self._engine.forget()
 
-    def evaluate(self, fn: Callable[[], Mapping[str, float]], *, every: int = 1) -> None:
-        """Once every ``every`` committed steps, ``fn()`` runs on one rank while the others wait for it; its figures go to the journal.
+    @property
+    def is_main(self) -> bool:
+        """True on one rank at a time: slot 0 before the loop, then the first rank of the view. For what may be lost, such as a line of log.
 
-        Call it on all ranks, after ``commit``. It may take long: no rank is taken for hung meanwhile.
+        What must happen, whoever is lost, is for :meth:`once`.
         """
-        if self._committed and self._here().step % every == 0:
-            self._evaluation = (self._here().step, fn)
-            self._evaluate()
+        return self._rank == 0 if self._here_or_none() is not None else self.slot == 0
+
+    def once(self, fn: Callable[[], Any], *, name: str = "") -> Any:
+        """Run ``fn()`` on one rank, and return what it returns on all ranks; they wait for it.
+
+        When that rank is lost before ``fn`` has returned, another one runs it instead, so ``fn`` may *begin* more than once. Call it on all
+        ranks: before the loop (once in the run), behind the loop (the same), or in the loop after ``commit`` (once for each step).
+
+        Args:
+            fn: returns plain data (what JSON can hold), or nothing.
+            name: tells two functions apart that are made in the same line of code; the same on all ranks.
+
+        Raises FleetError when the result is no plain data.
+        """
+        place = self._place()
+        return None if place is None else self._one.do(self._one.key(place, name or name_of(fn)), lambda before: fn())
+
+    def save(self, path: str | os.PathLike[str], model: Any = None) -> str | None:
+        """Write the model to one file, once, whole or not at all: call it as :meth:`once`. Returns where it lies, on all ranks.
+
+        Args:
+            path: ``.safetensors``, or anything else for what ``torch.load(FILE, weights_only=True)`` reads; a path, or a URL of any store
+                that fsspec knows. A relative path begins in the working directory; a twin has one of its own, and saves nowhere else.
+            model: a module, or a mapping of names to tensors. By default the tracked module; of several one mapping for each name.
+
+        Raises OSError when it cannot be written.
+        """
+        state = self._engine.state if self._engine is not None else None
+        target = self._home.target(os.fspath(path))
+        return self.once(lambda: self._parts.export(target, model_state(state, model)), name=f"save {target}")
+
+    def evaluate(self, fn: Callable[[], Mapping[str, float]], *, every: int = 1) -> Figures | None:
+        """Once every ``every`` committed steps, ``fn()`` runs on one rank; its figures go to the journal, and to all ranks.
+
+        Call it on all ranks, after ``commit``. The others go on, and wait in their next reduction, or when they look at a figure. It may
+        take long: no rank is taken for hung meanwhile. None at other steps.
+        """
+        if not self._committed or self._here().step % every:
+            return None
+        key = self._one.key(self._here(), name_of(fn))
+        figures = Figures(lambda: self._one.do(key, lambda before: self._judged(fn(), before)))
+        self._evaluation = (self._here().step, figures)
+        self._evaluate()
+        return figures
 
     # ---- inside --------------------------------------------------------------------------------------------------------------------------
 
@@ -151,18 +211,30 @@ class Run:
         assert state is not None
         return state
 
+    def _here_or_none(self) -> StateId | None:
+        return self._client.protocol.state
+
+    def _place(self) -> str | StateId | None:
+        """Where in the run this is, for what is done once. None: nowhere, as this attempt at a step is a rehearsal, or will be repeated."""
+        if self._client.protocol.concluded:
+            return END
+        if self._engine is None:
+            return BEGIN
+        return self._here() if self._committed else None
+
     def _evaluate(self) -> None:
         """The first rank of the view evaluates; when it is lost meanwhile, the first rank of the next view does it again."""
         if self._evaluation is None or self._rank != 0:
             return
-        at, fn = self._evaluation
+        at, figures = self._evaluation
         if at == self._here().step:
-            self._recorder.stepping(False)
-            figures = fn()
-            self._recorder.stepping(True)
-            for name, value in figures.items():
-                self._measure(name, float(value))
+            figures.fetch()
         self._evaluation = None
+
+    def _judged(self, figures: Mapping[str, float], before: Any) -> dict[str, Any]:
+        for name, value in figures.items():
+            self._measure(name, float(value))
+        return Figures.judged(figures, before)
 
     def _feed(self, dataset: Any, batch_size: int) -> Feed:
         """The feed of a dataset, made once: it fetches ahead over steps."""
@@ -177,11 +249,11 @@ class Run:
         if math.isfinite(value):
             self._client.say(Measured(self._client.protocol.member, self._here(), name, value))
 
-    def _finish(self) -> None:
-        """Wait at the barrier until the run is over, or this rank is called into another view."""
+    def _finish(self) -> bool:
+        """Wait at the barrier until all hold the last state, and it is kept. False when that did not come for this rank, in this view."""
         protocol = self._client.protocol
         if not self._seat.claim():
-            return
+            return False
         assert self._engine is not None
         self._saver.settle()
         self._recorder.switch(FINISH)
@@ -190,13 +262,36 @@ class Run:
             digest = self._engine.digest(self._here().step)
         except GroupBroken as error:
             self._seat.leave(str(error))
-            return
+            return False
         with self._client.lock:
             protocol.finished(digest)
         self._client.say()
-        self._client.wait(lambda: protocol.interrupted)
-        if protocol.released is None:
+        while not (protocol.interrupted or protocol.concluded):
+            if (request := protocol.final_request()) is not None:
+                self._saver.begin(request, self._here(), self._seat.view, self._engine.share())
+                self._saver.settle()
+            self._client.wait(lambda: protocol.interrupted or protocol.concluded or protocol.asked_to_save)
+        if protocol.released is None and not protocol.concluded:
             self._seat.leave("told to leave at the finish barrier")
+        return protocol.concluded and protocol.released is None
+
+    def close(self) -> None:
+        """The train function has returned. Returns when the run is over. Raises FleetError when it has not come to the end of its loop."""
+        protocol = self._client.protocol
+        if not protocol.concluded and protocol.released is None:
+            raise FleetError(self._unfinished())
+        with self._client.lock:
+            if protocol.released is None:
+                protocol.left()
+        self._client.say()
+        self._client.wait(lambda: protocol.released)
+
+    def _unfinished(self) -> str:
+        use = "Iterate `for step in run.steps(state, total=...)` to its end: it ends by itself after the last step."
+        if self._engine is None:
+            return f"the train function has returned and took no step. {use}"
+        here = self._here_or_none()
+        return f"the train function has returned at step {here.step if here else 0} of {self._total}, before the loop's end. {use}"
 
     def _sit_down(self) -> bool:
         """Into a view, with the group and the shards of the step at hand, or with shards to compute first. False: the run is over here."""

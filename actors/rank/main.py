@@ -15,12 +15,13 @@ import torch
 from actors.rank.client import Client
 from actors.rank.lifeline import Lifeline, lifeline_path
 from actors.rank.loop import Run
+from actors.rank.once import Home
 from actors.rank.process_group import StoreServer, warm_up
 from actors.rank.recorder import Recorder, now_us
 from actors.rank.saving import PartsPort
 from actors.rank.stacks import Stacks, stacks_path
 from fleet.config import RunSettings
-from fleet.errors import Fenced
+from fleet.errors import Fenced, RunOver
 from fleet.events import Raised
 
 OURS = (str(Path(__file__).parent), os.sep + "ray" + os.sep)
@@ -36,11 +37,13 @@ def run_rank(
     host: str,
     parts: PartsPort,
     agent_path: str,
+    home: Home | None = None,
 ) -> None:
     """Run ``train`` as one rank of a run. Returns when the run is over for this rank; leaves the process when it must not go on.
 
     Args:
         folder: where this node's rings lie; its agent reads them.
+        home: where the run's files belong.
         host: the address at which peers reach this process.
     """
     token = uuid4().hex
@@ -56,7 +59,13 @@ def run_rank(
     try:
         client.start(settings.timeouts.start_s)
         warm_up(host)
-        train(Run(client, recorder, parts, settings, host))
+        run = Run(client, recorder, parts, settings, host, home)
+        if home is not None and home.work is not None:
+            os.chdir(home.work)
+        train(run)
+        run.close()
+    except RunOver:
+        client.wait(lambda: client.protocol.released)
     except Fenced as error:
         _leave(f"fleet: slot {slot}: {error}")
     except BaseException as error:  # noqa: BLE001 - whatever ends a rank is told to the coordinator

@@ -135,9 +135,10 @@ class Recorder:
         """The shard in work, or -1: names the culprit when a shard kills whoever computes it."""
         self._words[SHARD] = shard
 
-    def stepping(self, yes: bool) -> None:
-        """False while a call of the user's may take longer than any step."""
-        self._words[STEPPING] = int(yes)
+    def stepping(self, yes: bool) -> bool:
+        """False while a call of the user's may take longer than any step. Returns what it was."""
+        was, self._words[STEPPING] = bool(self._words[STEPPING]), int(yes)
+        return was
 
     def beat(self) -> None:
         self._words[BEAT] = self._clock()

@@ -7,11 +7,11 @@ state. From then on a thread of its own writes the part, and says so when it is 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -19,6 +19,7 @@ from actors.rank.client import Client
 from actors.rank.recorder import Recorder
 from actors.rank.snapshot import Snapshot, Snapshotter
 from actors.rank.state import Flat, Slice, TrackedState, slices
+from fleet.errors import FleetError
 from fleet.events import PartFailed, PartWritten
 from fleet.levels import PEERS, STORE, level_of, peers_url
 from fleet.records import CHECKPOINT
@@ -75,6 +76,10 @@ class PartsPort(Protocol):
 
         Raises OSError.
         """
+        ...
+
+    def export(self, target: str, model: Mapping[str, Any]) -> str:
+        """Write a model to the path or URL ``target``, whole or not at all; returns where it lies. Raises OSError."""
         ...
 
     def load(self, checkpoint: str) -> tuple[str, list[torch.Tensor]]:
@@ -156,3 +161,21 @@ class Saver:
             return
         meta = snapshot.skeleton if order.share.index == 0 else ""
         self._client.say(PartWritten(self._client.protocol.member, order.request, name, order.state, part, blocked_s, meta))
+
+
+def model_state(tracked: TrackedState | None, model: Any) -> Mapping[str, Any]:
+    """Names to tensors of what ``run.save`` writes: of ``model``, or of the tracked module; of several tracked ones a mapping for each.
+
+    Raises FleetError when there is nothing to write.
+    """
+    if model is None:
+        modules = tracked.modules if tracked is not None else {}
+        if len(modules) > 1:
+            return {name: module.state_dict() for name, module in modules.items()}
+        if not modules:
+            raise FleetError("run.save: no module is tracked yet. Name what to write: run.save(path, model)")
+        model = next(iter(modules.values()))
+    found = model.state_dict() if hasattr(model, "state_dict") else model
+    if not isinstance(found, Mapping):
+        raise FleetError(f"run.save: a {type(model).__name__} is no module and no mapping of names to tensors")
+    return found

@@ -26,8 +26,8 @@ class Checker:
     ``end()``; of one rank: ``restored(rank, view, weights)``, ``sit(rank, view)``, ``seated(rank, view, state)``,
     ``contribute(rank, view, state, dirty)``, ``placed(rank, view, guarded, state, value)``,
     ``reduced(rank, view, number, values)``, ``agreed(rank, view, number, enter, save)``,
-    ``commit(rank, state)``, ``save(rank, view, request, state)``; of a group: ``meet(view, view)``, ``completed(view, values)`` once for
-    each reduction.
+    ``commit(rank, state)``, ``save(rank, view, request, state)``, ``behind(rank)``, ``did(rank, key)``; of a
+    group: ``meet(view, view)``, ``completed(view, values)`` once for each reduction.
     """
 
     name = ""

@@ -30,6 +30,7 @@ from fleet.records import (
 )
 from fleet.simulation.checker import Checker
 from fleet.simulation.corruption import Corruption
+from fleet.simulation.endings import DoneOnce, Kept
 from fleet.simulation.model import POISON, gradient
 from fleet.simulation.two_phase import TwoPhase
 from fleet.slowness import ACTIONS
@@ -531,19 +532,19 @@ class Traffic(Checker):
         world = self.world
         views = sum(isinstance(record, ViewPublished) for record in world.journal)
         elapsed_s = world.clock.now_s
-        each = 25 + 10 * views + 2 * elapsed_s / world.settings.timeouts.resend_s
-        limit = each * len(world.nodes) + 5 * len(world.train.processes)
+        each = 35 + 10 * views + 3 * elapsed_s / world.settings.timeouts.resend_s
+        limit = each * len(world.nodes) + 10 * len(world.train.processes)
         said = world.network.down_messages
         self.require(said <= limit, f"the coordinator said {said} things in {elapsed_s:.1f} s and {views} views; bound {limit:.0f}")
 
 
 CHECKERS: tuple[type[Checker], ...] = (
     Donor, Dirty, Stale, Repeat, TwoPhase, OneIncarnation, ExactlyOnce, Corruption, Identical, Agreement, WholeCheckpoint, Restored,
-    Persisted, Journal, Rebuilt, Ends, BudgetsHold, HealthyStay, ChangesBounded, Traffic,
+    Persisted, Journal, Rebuilt, Kept, DoneOnce, Ends, BudgetsHold, HealthyStay, ChangesBounded, Traffic,
 )  # fmt: skip
 HOOKS = (
     *("record", "truncated", "sent", "told", "checkpoint", "restored", "end"),
-    *("meet", "sit", "seated", "contribute", "completed", "reduced", "agreed", "commit", "save", "placed"),
+    *("meet", "sit", "seated", "contribute", "completed", "reduced", "agreed", "commit", "save", "placed", "behind", "did"),
 )
 
 

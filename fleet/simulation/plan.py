@@ -10,7 +10,7 @@ from fleet.rng import stream
 
 POINTS = (
     "building", "forming", "donating", "receiving", "received", "compute", "reducing", "reduced", "mutating", "committed", "entering",
-    "saving", "finished",
+    "saving", "finished", "behind",
 )  # fmt: skip
 """Where in a rank's loop a trouble can strike."""
 

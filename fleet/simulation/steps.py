@@ -168,10 +168,45 @@ class SteppingRank(SimRank):
         self.world.note("finished", self)
         if self.at("finished"):
             yield self._pause()
-        while not self._over:
+        while not self._over and not self.protocol.concluded:
             if self.protocol.interrupted or self.group is None or self.group.broken_for(self.member) is not None:
                 raise Broken("called back from the finish")
+            request = self.protocol.final_request()
+            if request is not None:
+                yield from self._save(request, False)
+            else:
+                yield self._wait()
+        if not self._over:
+            yield from self._behind()
+
+    def _behind(self) -> Steps:
+        """The code behind the loop: one of the ranks writes the model."""
+        self.world.watch.behind(self)
+        if self.at("behind"):
+            yield self._pause()
+        yield from self._once("end/save")
+        self.protocol.left()
+        self.flush()
+        while not self._over:
             yield self._wait()
+
+    def _once(self, key: str) -> Steps:
+        """As the live rank does it: ask again and again, do it when told so, and tell until that is answered."""
+        answer = None
+        while not self._over and answer is None:
+            self.protocol.ask_once(key)
+            self.flush()
+            yield self.world.settings.timeouts.resend_s
+            answer = self.protocol.answers.get(key)
+        if answer is None or answer.result is not None:
+            return
+        yield self.rng.uniform(0.01, 0.3)
+        self.world.watch.did(self, key)
+        while not self._over and (answer is None or answer.result is None):
+            self.protocol.done_once(key, str(self.weights))
+            self.flush()
+            yield self.world.settings.timeouts.resend_s
+            answer = self.protocol.answers.get(key)
 
     # ---- beside the steps ----------------------------------------------------------------------------------------------------------------
 

@@ -13,12 +13,13 @@ from fleet import machine_replay, machine_tiers, machine_views
 from fleet import shards as shards_module
 from fleet.decisions import Decision
 from fleet.events import Event, Tick
-from fleet.instructions import Fence, Instruction, Publish, Write
+from fleet.instructions import Fence, Instruction, OnceAnswer, Publish, Write
 from fleet.machine import FleetMachine
 from fleet.machine_checkpoints import Checkpoints
 from fleet.machine_state import Rank, Roster
 from fleet.machine_views import Source
 from fleet.member import MemberProtocol, Offer
+from fleet.once import Once
 from fleet.records import Committed, ViewPublished
 from fleet.shards import Shares
 from fleet.simulation import ranks as ranks_module
@@ -252,6 +253,22 @@ def copies_of_two_states_are_mixed(patch: Patch) -> None:
     patch.setattr(World, "copy", wrong)
 
 
+def run_is_completed_without_its_last_state(patch: Patch) -> None:
+    patch.setattr(Checkpoints, "holds", lambda self, state: True)
+
+
+def who_asks_second_is_told_that_it_is_done(patch: Patch) -> None:
+    """Before it is: when the first dies in the middle of it, nobody does it."""
+    right = Once.ask
+
+    def wrong(self: Once, member: Member, key: str, alive: Any, now_s: float) -> list[Instruction]:
+        task = self._tasks.get(key)
+        taken = task is not None and task.result is None and task.holder != member
+        return [OnceAnswer((member,), key, "done")] if taken else right(self, member, key, alive, now_s)
+
+    patch.setattr(Once, "ask", wrong)
+
+
 MUTATIONS: tuple[tuple[Callable[[Patch], None], tuple[str, ...]], ...] = (
     (donor_with_the_smallest_state, ("donor", "exactly once")),
     (rank_sits_in_any_view, ("stale",)),
@@ -279,6 +296,8 @@ MUTATIONS: tuple[tuple[Callable[[Patch], None], tuple[str, ...]], ...] = (
     (rank_computes_with_the_wrong_shards, ("exactly once",)),
     (lost_shards_are_computed_by_everyone, ("exactly once",)),
     (promises_are_taken_back, ("exactly once",)),
+    (run_is_completed_without_its_last_state, ("kept",)),
+    (who_asks_second_is_told_that_it_is_done, ("done once",)),
 )
 
 

@@ -258,3 +258,104 @@ def with_waits(run: Any) -> None:
             time.sleep(each_s)
 
     _loop(run, in_shard=wait)
+
+
+def _model_state(run: Any) -> tuple[nn.Module, Any]:
+    model, optimizer, scheduler = build(int(run.options.get("width", "32")), "layer")
+    return model, run.track(model=model, optimizer=optimizer, scheduler=scheduler)
+
+
+def _few_steps(run: Any, state: Any, model: nn.Module) -> Any:
+    for step in run.steps(state, total=int(run.options.get("steps", "12")), clip_norm=1.0):
+        for x, y in step.batches(Numbers(), batch_size=64):
+            step.backward(((model(x) - y) ** 2).mean())
+        step.commit()
+        yield step
+
+
+def saves_behind_the_loop(run: Any) -> None:
+    """What a user writes: an own ``torch.save`` behind the loop, by every rank that comes there, and ``run.save``, which happens once."""
+    model, state = _model_state(run)
+    for _ in _few_steps(run, state, model):
+        pass
+    torch.save(model.state_dict(), Path(run.options["flags"]) / f"own-{run.slot}.pt")
+    for name in ("model.pt", "model.safetensors"):
+        run.save(Path(run.options["flags"]) / name)
+
+
+def dies_while_it_saves(run: Any) -> None:
+    """Who comes first to what is done once behind the loop is killed in the middle of it, as often as the option ``times`` says."""
+    model, state = _model_state(run)
+    flags, times = Path(run.options["flags"]), int(run.options["times"])
+    for _ in _few_steps(run, state, model):
+        pass
+
+    def write() -> str:
+        if any(once(run, f"killed-{number}") for number in range(times)):
+            die()
+        torch.save(model.state_dict(), flags / "model.pt")
+        return f"by slot {run.slot}"
+
+    told = run.once(write)
+    (flags / f"told-{run.slot}-{os.getpid()}").write_text(told)
+
+
+def all_die_behind_the_loop(run: Any) -> None:
+    """All ranks are killed together behind the loop, once: the run goes back to its final checkpoint, and comes there again."""
+    model, state = _model_state(run)
+    flags = Path(run.options["flags"])
+    for _ in _few_steps(run, state, model):
+        pass
+    if not (flags / "again").exists():
+        once(run, f"there-{run.slot}")
+        for slot in range(run.config.world):
+            until(flags / f"there-{slot}")
+        once(run, "again")
+        die()
+    run.save(flags / "model.pt")
+
+
+def does_things_once(run: Any) -> None:
+    """Before the loop, after each fourth step, and behind the loop; notes who did what, and what each was told."""
+    flags = Path(run.options["flags"])
+
+    def note(what: str) -> str:
+        with (flags / "done").open("a") as file:
+            file.write(f"{what}\n")
+        return what
+
+    told = [run.once(lambda: note("before"))]
+    model, state = _model_state(run)
+    for step in _few_steps(run, state, model):
+        if step.number % 4 == 3:
+            told.append(run.once(lambda number=step.number: note(f"step {number}")))
+        if step.number == 5 and run.slot == 1 and once(run, "die"):
+            die()
+    told.append(run.once(lambda: note("behind")))
+    (flags / f"told-{run.slot}").write_text(repr(told))
+
+
+def evaluates(run: Any) -> None:
+    """The figure falls, rises and falls; the model is saved when it is lower than ever, and each rank notes what it saw."""
+    model, state = _model_state(run)
+    flags, curve = Path(run.options["flags"]), (5.0, 3.0, 4.0, 2.0)
+    for step in _few_steps(run, state, model):
+        figures = run.evaluate(lambda third=step.number // 3: {"val_loss": curve[third]}, every=3)
+        if figures and figures.lowest("val_loss"):
+            run.save(flags / "best.pt")
+        if figures:
+            with (flags / f"seen-{run.slot}").open("a") as file:
+                file.write(f"{step.number} {figures['val_loss']} {figures.lowest('val_loss')} {figures.highest('val_loss')}\n")
+
+
+def takes_no_step(run: Any) -> None:
+    """Forgets the loop."""
+    _model_state(run)
+
+
+def breaks_off(run: Any) -> None:
+    """Leaves the loop after the fourth step."""
+    model, state = _model_state(run)
+    for step in _few_steps(run, state, model):
+        if step.number == 3:
+            break

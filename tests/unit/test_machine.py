@@ -41,7 +41,6 @@ from fleet.instructions import (
     Park,
     Propose,
     Publish,
-    Release,
     SaveCheckpoint,
     Welcome,
     Write,
@@ -429,36 +428,10 @@ def test_a_new_cluster_goes_on_from_the_checkpoint_and_owes_nothing_for_the_old_
     assert view.state == StateId(1, 3)
 
 
-def test_the_run_is_complete_when_all_members_have_finished() -> None:
-    bench = Bench(world=2).start(STEP_3)
-    assert not bench.tell(Finished(member(0), 1, STEP_4, "digest"))
-    said = bench.tell(Finished(member(1), 1, STEP_4, "digest"))
-    assert only(EndRun, said).status == "completed"
-    assert only(Release, said).members == (member(0), member(1))
-    assert bench.machine.ended is not None
-    assert bench.machine.ended.digest == "digest"
-    assert bench.machine.committed == STEP_4
-
-
-def test_different_final_states_are_a_failure() -> None:
-    bench = Bench(world=2).start(STEP_3)
-    bench.tell(Finished(member(0), 1, STEP_4, "one"))
-    assert "different states" in only(EndRun, bench.tell(Finished(member(1), 1, STEP_4, "other"))).reason
-
-
 def test_a_rank_lost_at_the_finish_calls_the_others_back() -> None:
     bench = Bench(world=3).start(STEP_3)
     bench.tell(Finished(member(0), 1, STEP_4, "digest"))
     assert only(Park, bench.tell(Lost(member(1), "killed", 0.0))).members == (member(0), member(2))
-
-
-def test_late_comers_are_released_after_the_end() -> None:
-    bench = Bench(world=1).start(STEP_3)
-    bench.tell(Finished(member(0), 1, STEP_4, "digest"))
-    said = bench.join(0, "late")
-    assert only(Welcome, said).incarnation == 1
-    assert only(Release, said).members == (member(0, 1),)
-    assert only(Release, bench.tell(Ready(member(0, 1)))).members == (member(0, 1),)
 
 
 def test_a_stop_waits_for_its_checkpoint() -> None:

@@ -1,0 +1,180 @@
+"""What one rank does for all of them: it asks the coordinator, does it when it may, and all hear what came of it. See ``fleet.once``."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from actors.rank.client import Client
+from actors.rank.recorder import Recorder
+from fleet.errors import FleetError, RunOver
+from fleet.instructions import OnceAnswer
+from fleet.once import key_of
+from fleet.types import StateId
+
+ASK_AGAIN_S = 0.5
+MOST_BYTES = 64 << 10
+"""Of a result: it goes to every rank, and into the journal."""
+
+
+@dataclass(frozen=True)
+class Home:
+    """Where a run's files belong. ``work`` is the working directory of its ranks; None: the one that they start in."""
+
+    folder: Path = field(default_factory=Path.cwd)
+    is_twin: bool = False
+    work: Path | None = None
+
+    def target(self, path: str) -> str:
+        """Where ``run.save(path)`` writes: an absolute path or a URL. A twin writes under its working directory, whatever it is told."""
+        if "://" in path:
+            parts = urlsplit(path)
+            return path if not self.is_twin else str(self._work / parts.scheme / parts.netloc / parts.path.lstrip("/"))
+        inside = Path(path).is_relative_to(self._work)
+        return str(self._work / (Path(path).relative_to("/") if self.is_twin and Path(path).is_absolute() and not inside else path))
+
+    @property
+    def _work(self) -> Path:
+        return self.work or Path.cwd()
+
+
+class OneOfAll:
+    """One rank's side of what is done once.
+
+    Args:
+        leave: gives up this rank's seat; called when it is told to leave while it waits.
+    """
+
+    def __init__(self, client: Client, recorder: Recorder, leave: Callable[[], None]) -> None:
+        self._client, self._recorder, self._leave = client, recorder, leave
+        self._place: str | StateId = ""
+        self._calls: Counter[str] = Counter()
+
+    def key(self, place: str | StateId, name: str) -> str:
+        """The key of the next thing of this name at ``place``: all ranks come to the same ones, in the same order."""
+        if place != self._place:
+            self._place, self._calls = place, Counter()
+        self._calls[name] += 1
+        return key_of(place, f"{name}#{self._calls[name]}")
+
+    def do(self, key: str, fn: Callable[[Any], Any]) -> Any:
+        """``fn(what came of it the last time before)`` on one rank, its result on all. Raises RunOver when the run ends meanwhile."""
+        code, stepping = self._recorder.code, self._recorder.stepping(False)
+        try:
+            answer = self._talk(key, lambda: self._client.protocol.ask_once(key), lambda found: True)
+            if answer.result is None:
+                result = _plain(key, fn(json.loads(answer.before or "null")))
+                answer = self._talk(key, lambda: self._client.protocol.done_once(key, result), lambda found: found.result is not None)
+        finally:
+            self._recorder.stepping(stepping)
+            self._recorder.switch(code)
+        assert answer.result is not None
+        return json.loads(answer.result)
+
+    def _talk(self, key: str, say: Callable[[], None], fits: Callable[[OnceAnswer], bool]) -> OnceAnswer:
+        """Say it until it is answered: words are lost when an agent or the coordinator dies."""
+        protocol = self._client.protocol
+
+        def answered() -> OnceAnswer | None:
+            found = protocol.answers.get(key)
+            return found if found is not None and fits(found) else None
+
+        while True:
+            with self._client.lock:
+                say()
+            self._client.say()
+            self._client.wait(lambda: answered() or protocol.interrupted, ASK_AGAIN_S)
+            if protocol.released is not None:
+                raise RunOver
+            if (found := answered()) is not None:
+                protocol.answers.pop(key, None)
+                return found
+            if protocol.interrupted and protocol.view is not None:
+                self._leave()
+
+
+class Figures(Mapping[str, float]):
+    """What an evaluation came to, on every rank. Who looks at it waits until it is there.
+
+    ``figures.lowest(name)`` and ``figures.highest(name)`` tell whether a figure is lower, or higher, than in all evaluations before.
+    """
+
+    def __init__(self, fetch: Callable[[], dict[str, Any]]) -> None:
+        self._fetch = fetch
+        self._found: dict[str, Any] | None = None
+
+    def fetch(self) -> dict[str, Any]:
+        if self._found is None:
+            self._found = self._fetch()
+        return self._found
+
+    @staticmethod
+    def judged(figures: Mapping[str, float], before: dict[str, Any] | None) -> dict[str, Any]:
+        """The result that all hear: the figures, the best of each so far, and which of them are better than ever."""
+        now = {name: float(value) for name, value in figures.items()}
+        low, high = ((before or {}).get(name, {}) for name in ("low", "high"))
+        return {
+            "figures": now,
+            "low": {**low, **{name: min(value, low.get(name, math.inf)) for name, value in now.items()}},
+            "high": {**high, **{name: max(value, high.get(name, -math.inf)) for name, value in now.items()}},
+            "lowest": [name for name, value in now.items() if value < low.get(name, math.inf)],
+            "highest": [name for name, value in now.items() if value > high.get(name, -math.inf)],
+        }
+
+    def lowest(self, name: str) -> bool:
+        """Whether ``name`` is lower than in all evaluations before. Raises KeyError for a figure that there is not."""
+        return self._better("lowest", name)
+
+    def highest(self, name: str) -> bool:
+        """Whether ``name`` is higher than in all evaluations before. Raises KeyError for a figure that there is not."""
+        return self._better("highest", name)
+
+    def _better(self, how: str, name: str) -> bool:
+        self[name]
+        return name in self.fetch()[how]
+
+    def __getitem__(self, name: str) -> float:
+        figures: dict[str, float] = self.fetch()["figures"]
+        return figures[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.fetch()["figures"])
+
+    def __len__(self) -> int:
+        return len(self.fetch()["figures"])
+
+    def __bool__(self) -> bool:
+        return True  # there was an evaluation: nobody has to wait to know that
+
+    def __repr__(self) -> str:
+        return f"Figures({self._found['figures'] if self._found else 'not looked at yet'})"
+
+
+def name_of(fn: Callable[..., Any]) -> str:
+    """What tells a function from others, and is the same on all ranks: where its code is."""
+    while isinstance(fn, partial):
+        fn = fn.func
+    code = getattr(getattr(fn, "__func__", fn), "__code__", None)
+    if code is None:
+        return type(fn).__qualname__
+    return f"{Path(code.co_filename).name}:{code.co_firstlineno}:{code.co_qualname}"
+
+
+def _plain(key: str, result: Any) -> str:
+    name = key.partition("/")[2].rpartition("#")[0]
+    try:
+        text = json.dumps(result)
+    except (TypeError, ValueError) as error:
+        reason = f"run.once, {name}: what it returns cannot be given to all ranks: {error}. Return numbers, texts, lists, or None."
+        raise FleetError(reason) from error
+    if len(text) > MOST_BYTES:
+        limit = f"{len(text):,} bytes, and at most {MOST_BYTES:,} go to all ranks"
+        raise FleetError(f"run.once, {name}: what it returns has {limit}. Write it to a file.")
+    return text

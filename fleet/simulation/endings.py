@@ -1,0 +1,55 @@
+"""What must hold at the end of every simulated run: the last state is kept, and the code behind the loop has run on it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fleet.records import COMPLETED, CheckpointRecord, Record, RunEnded
+from fleet.simulation.checker import Checker
+from fleet.types import StateId
+
+if TYPE_CHECKING:
+    from fleet.simulation.ranks import SimRank
+    from fleet.simulation.world import World
+
+
+class Kept(Checker):
+    """A run that is completed has its final checkpoint, and had it before any rank went on behind the loop."""
+
+    name = "kept"
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._durable: set[StateId] = set()
+        self._withdrawn: set[StateId] = set()
+
+    def record(self, record: Record) -> None:
+        if isinstance(record, CheckpointRecord) and record.level == "store" and record.phase in ("durable", "withdrawn"):
+            (self._durable if record.phase == "durable" else self._withdrawn).add(record.state)
+        elif isinstance(record, RunEnded) and record.status == COMPLETED:
+            steps = [state.step for state in self._durable - self._withdrawn]
+            self.require(self.world.plan.steps in steps, f"the run is completed, and its durable checkpoints are of {sorted(steps)}")
+
+    def behind(self, rank: SimRank) -> None:
+        state = rank.protocol.state
+        self.require(state is not None and state.step == self.world.plan.steps, f"{rank} goes on behind the loop with {state}")
+        assert state is not None
+        right = rank.corrupt or self.fault_free(rank.weights, state)
+        self.require(right and not rank.protocol.dirty, f"{rank} goes on behind the loop with other weights than the fault-free run's")
+
+
+class DoneOnce(Checker):
+    """What is done once in a run was done by somebody when the run is completed."""
+
+    name = "done once"
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._did: set[str] = set()
+
+    def did(self, rank: SimRank, key: str) -> None:
+        self._did.add(key)
+
+    def record(self, record: Record) -> None:
+        if isinstance(record, RunEnded) and record.status == COMPLETED:
+            self.require("end/save" in self._did, "the run is completed, and nobody has written the model")

@@ -1,0 +1,144 @@
+"""The end of a run: the last state is kept, the code behind the loop runs, and then everybody is released."""
+
+from __future__ import annotations
+
+import pytest
+
+from fleet.events import CheckpointDurable, Finished, Left, Lost, PartFailed, PartWritten, Raised, Ready
+from fleet.instructions import CommitCheckpoint, Conclude, EndRun, Instruction, Park, Publish, Release, SaveCheckpoint, Welcome
+from fleet.types import Part
+from tests.unit.test_machine import STEP_3, STEP_4, Bench, member, only
+
+
+def finished(world: int = 2, **settings: object) -> tuple[Bench, SaveCheckpoint]:
+    """All have finished the last step, and are told to write it."""
+    bench = Bench(world=world, **settings).start(STEP_3)  # type: ignore[arg-type]
+    said: list[Instruction] = []
+    for slot in range(world):
+        assert not said
+        said = bench.tell(Finished(member(slot), 1, STEP_4, "digest"))
+    return bench, only(SaveCheckpoint, said)
+
+
+def concluded(world: int = 2) -> Bench:
+    """The final checkpoint is durable; the code behind the loop runs."""
+    bench, save = finished(world)
+    parts = [PartWritten(member(slot), save.request, "c4", STEP_4, Part(f"p{slot}", 1, "", (slot,)), 0.1) for slot in range(world)]
+    only(CommitCheckpoint, bench.tell(*parts))
+    said = bench.tell(CheckpointDurable("c4", STEP_4, world, 0.1, 0.2))
+    assert only(Conclude, said).members == tuple(member(slot) for slot in range(world))
+    return bench
+
+
+def left(bench: Bench, *slots: int) -> list[Instruction]:
+    return bench.tell(*(Left(member(slot), 1, STEP_4, "digest") for slot in slots))
+
+
+def test_the_run_is_complete_when_its_last_state_is_kept_and_all_have_left() -> None:
+    bench = concluded()
+    assert not left(bench, 0)
+    said = left(bench, 1)
+    assert only(EndRun, said).status == "completed"
+    assert only(Release, said).members == (member(0), member(1))
+    assert bench.machine.ended is not None and bench.machine.ended.digest == "digest"
+    assert bench.machine.committed == STEP_4
+
+
+def test_a_state_that_is_durable_already_is_not_written_again() -> None:
+    bench = Bench(world=1).start(STEP_3)
+    bench.tell(CheckpointDurable("c4", STEP_4, 1, 0.1, 0.2))
+    said = bench.tell(Finished(member(0), 1, STEP_4, "digest"))
+    assert [type(one) for one in said if isinstance(one, SaveCheckpoint | Conclude)] == [Conclude]
+
+
+def test_a_store_that_fails_is_tried_again_and_then_the_run_says_that_nothing_is_saved() -> None:
+    bench, save = finished(1)
+    said: list[Instruction] = []
+    requests = {save.request}
+    for _ in range(40):
+        said = bench.tell(PartFailed(member(0), max(requests), "the disk is full"))
+        said += bench.after(20.0)
+        requests |= {one.request for one in said if isinstance(one, SaveCheckpoint)}
+        if any(isinstance(one, Conclude) for one in said):
+            break
+    assert len(requests) == 5
+    end = only(EndRun, left(bench, 0))
+    assert end.status == "completed, not saved"
+    assert "the disk is full" in end.reason
+
+
+def test_a_rank_that_writes_no_part_in_time_is_called_out() -> None:
+    bench, _ = finished(2, spares=0)
+    said = bench.through(bench.settings.timeouts.checkpoint_s + 2.0)
+    assert only(Park, said[: next(i for i, one in enumerate(said) if isinstance(one, Park)) + 1]).in_person
+
+
+def test_who_waits_is_told_again() -> None:
+    bench = concluded()
+    assert only(Conclude, bench.tell(Finished(member(1), 1, STEP_4, "digest"))).members == (member(1),)
+    assert not [one for one in bench.tell(Finished(member(1), 1, STEP_4, "digest", True)) if isinstance(one, Conclude)]
+
+
+def test_the_others_end_the_run_when_one_is_lost_behind_the_loop() -> None:
+    bench = concluded()
+    assert not [one for one in bench.tell(Lost(member(0), "killed", 0.0)) if isinstance(one, Park | EndRun)]
+    assert only(EndRun, left(bench, 1)).status == "completed"
+
+
+def test_when_all_are_lost_behind_the_loop_new_ranks_come_there_again() -> None:
+    bench = concluded()
+    bench.tell(Lost(member(0), "killed", 0.0), Lost(member(1), "killed", 0.0))
+    for slot in range(2):
+        bench.join(slot, f"again-{slot}")
+        bench.tell(Ready(member(slot, 1)))
+    view = only(Publish, bench.through(1.0)).view
+    assert view.checkpoint == "c4" and view.state.step == STEP_4.step
+
+
+def test_what_was_done_before_all_were_lost_counts() -> None:
+    bench = concluded()
+    left(bench, 0)
+    bench.tell(Lost(member(0), "killed", 0.0))
+    assert only(EndRun, bench.tell(Lost(member(1), "killed", 0.0))).status == "completed"
+
+
+def test_an_error_behind_the_loop_fails_the_run() -> None:
+    bench = concluded()
+    said = bench.tell(Raised(member(0), 4, -1, "OSError: no space", "trace"))
+    assert only(EndRun, said).status == "failed"
+    assert "behind the loop" in only(EndRun, said).reason and "no space" in only(EndRun, said).reason
+
+
+def test_code_behind_the_loop_has_a_limit() -> None:
+    bench = concluded()
+    left(bench, 0)
+    end = only(EndRun, bench.after(bench.settings.timeouts.finish_s + 1.0))
+    assert end.status == "failed" and "timeouts.finish_s" in end.reason and "1.0" in end.reason
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_coordinator_that_dies_meanwhile_goes_on_from_there(told: bool) -> None:
+    bench = concluded()
+    bench.restart()
+    for slot in range(2):
+        bench.tell(*([Finished(member(slot), 1, STEP_4, "digest", True)] if told else []))
+    assert not left(bench, 0)
+    left(bench, 1)
+    bench.through(bench.settings.timeouts.node_s + 1.0)
+    assert bench.machine.ended is not None and bench.machine.ended.status == "completed"
+    assert bench.machine.ended.digest == "digest"
+
+
+def test_different_final_states_are_a_failure() -> None:
+    bench = Bench(world=2).start(STEP_3)
+    bench.tell(Finished(member(0), 1, STEP_4, "one"))
+    assert "different states" in only(EndRun, bench.tell(Finished(member(1), 1, STEP_4, "other"))).reason
+
+
+def test_late_comers_are_released_after_the_end() -> None:
+    bench = concluded(1)
+    left(bench, 0)
+    said = bench.join(0, "late")
+    assert only(Welcome, said).incarnation == 1
+    assert only(Release, said).members == (member(0, 1),)
+    assert only(Release, bench.tell(Ready(member(0, 1)))).members == (member(0, 1),)
