@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fleet.events import Event, Finished, Formed, Joined, Left, OnceDone, OnceWanted, Parked, Ready
+from fleet.events import Event, Finished, Formed, Joined, Left, OnceDone, OnceWanted, Parked, PartWritten, Ready
 from fleet.instructions import (
     Cancel,
     Conclude,
@@ -64,6 +64,7 @@ class MemberProtocol:
         self._testimony: Finding | None = None
         self._in_person = False
         self._status: Event | None = None
+        self._part: PartWritten | None = None
         self._pending: View | None = None
         self._proposal: View | None = None
         self._proposal_formed = False
@@ -108,7 +109,8 @@ class MemberProtocol:
 
     def status(self) -> list[Event]:
         """What the coordinator should know of this rank; repeated while it waits, since messages may be lost."""
-        return [self.hello(), *([self._status] if self.incarnation is not None and self._status is not None else [])]
+        known = [event for event in (self._status, self._part if isinstance(self._status, Finished) else None) if event is not None]
+        return [self.hello(), *(known if self.incarnation is not None else [])]
 
     def receive(self, message: Instruction) -> str:
         """Take one instruction. Returns ``INTERRUPT`` when the process group must be woken from outside, else ``NOTHING``."""
@@ -215,7 +217,7 @@ class MemberProtocol:
 
     def _sit(self, view: View) -> None:
         self.view, self.forming, self._status, self._testimony = view, True, None, None
-        self._save_requests, self._saved = {}, set()
+        self._save_requests, self._saved, self._part = {}, set(), None
         if self._proposal and self._proposal.generation <= view.generation:
             self._drop_proposal()
 
@@ -270,6 +272,11 @@ class MemberProtocol:
         finished = self._status
         assert isinstance(finished, Finished)
         self._say(Left(self.member, finished.generation, finished.state, finished.digest))
+
+    def written(self, event: PartWritten) -> None:
+        """A part of a checkpoint is written. Repeated at the finish barrier, where the run waits for nothing else."""
+        self._part = event
+        self.outbox.append(event)
 
     def ask_once(self, key: str) -> None:
         """May this rank do what is done once? The answer comes to :attr:`answers`."""

@@ -160,7 +160,10 @@ class Saver:
             self._give_up(order.request, order.state, f"{type(error).__name__}: {error}")
             return
         meta = snapshot.skeleton if order.share.index == 0 else ""
-        self._client.say(PartWritten(self._client.protocol.member, order.request, name, order.state, part, blocked_s, meta))
+        with self._client.lock:
+            protocol = self._client.protocol
+            protocol.written(PartWritten(protocol.member, order.request, name, order.state, part, blocked_s, meta))
+        self._client.say()
 
 
 def model_state(tracked: TrackedState | None, model: Any) -> Mapping[str, Any]:

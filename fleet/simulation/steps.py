@@ -156,7 +156,8 @@ class SteppingRank(SimRank):
         else:
             done = self.world.store.put(event.checkpoint, rank, weights)
         if done:
-            self.flush(event)
+            self.protocol.written(event)
+            self.flush()
         elif self.rng.random() < 0.5:  # or the word is lost, and the request runs out of time
             self.flush(PartFailed(event.member, event.request, "nobody takes it"))
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fleet import machine as machine_module
-from fleet import machine_replay, machine_tiers, machine_views
+from fleet import machine_ending, machine_replay, machine_tiers, machine_views
 from fleet import shards as shards_module
 from fleet.decisions import Decision
 from fleet.events import Event, Tick
@@ -168,7 +168,7 @@ def crash_loops_are_seen_everywhere(patch: Patch) -> None:
 
 
 def late_ranks_are_not_released(patch: Patch) -> None:
-    patch.setattr(FleetMachine, "_after_end", lambda self, event, now_s: None)
+    patch.setattr(machine_ending, "after_end", lambda machine, event, now_s: None)
 
 
 def nobody_is_ever_evicted(patch: Patch) -> None:
@@ -200,13 +200,13 @@ def incarnations_are_not_counted(patch: Patch) -> None:
 
 
 def writing_goes_on_after_the_end(patch: Patch) -> None:
-    right = FleetMachine._end
+    right = machine_ending.end
 
-    def wrong(self: FleetMachine, status: str, reason: str, detail: str, now_s: float, digest: str = "") -> None:
-        right(self, status, reason, detail, now_s, digest)
-        self._write(Committed(StateId(self.committed.lineage, self.committed.step + 1), now_s))
+    def wrong(machine: FleetMachine, *how: Any) -> None:
+        right(machine, *how)
+        machine._write(Committed(StateId(machine.committed.lineage, machine.committed.step + 1), machine.started_s))
 
-    patch.setattr(FleetMachine, "_end", wrong)
+    patch.setattr(machine_ending, "end", wrong)
 
 
 def rank_computes_with_the_wrong_shards(patch: Patch) -> None:
