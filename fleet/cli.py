@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import json
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -35,6 +36,7 @@ from fleet import (
 from fleet.clock import unix_time_s
 from fleet.config import CheckpointSettings, RunSettings, Timeouts, VerifySettings
 from fleet.errors import ConfigError, FleetError
+from fleet.records import COMPLETED, UNSAVED
 
 if TYPE_CHECKING:
     from chaos.settings import ChaosSettings
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
 HELP = "Train through failure, inject failure on purpose, account for every rank-second."
 app = typer.Typer(name="fleet", help=HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 console = Console(stderr=True)
+NOT_SAVED = 3
+"""Exit code of a run that has committed all its steps, and could not keep its final checkpoint."""
 cli_plan.register(app)
 cli_simulate.register(app)
 cli_diagnose.register(app)
@@ -68,6 +72,7 @@ def run(
     nodes: Annotated[int, typer.Option(help="Worker nodes of the local cluster.")] = 2,
     shards: Annotated[int, typer.Option(help="Batch shards of each step; fixed for the whole run.")] = 16,
     min_ranks: Annotated[int, typer.Option(help="Wait instead of training with fewer.")] = 1,
+    steps: Annotated[int, typer.Option(help="Optimizer steps of the run, whatever the train function says; 0: as it says.")] = 0,
     peer_copies: Annotated[int, typer.Option(help="On how many other nodes the memory keeps a copy of the state.")] = 1,
     seed: Annotated[int, typer.Option(help="Seed of model, data and chaos.")] = 0,
     set_: Annotated[list[str] | None, typer.Option("--set", help="key=value for run.options; repeatable.")] = None,
@@ -96,8 +101,10 @@ def run(
     root = Path("runs" if "://" in storage else storage).resolve()
     settings = _settings(
         world, spares, nodes, shards, min_ranks, seed, set_ or [], reduction, optimizer_sharding, verify, preflight, checkpoint, storage,
-        timeout or [], peer_copies,
+        timeout or [], peer_copies, steps,
     )  # fmt: skip
+    if resume and _has_ended(resume, script, storage, root, steps):
+        raise typer.Exit(0)
     if changed_code and not repeat:
         raise ConfigError("--changed-code", "given", "it is about a run that is repeated", "Use it with --repeat RUN.")
     plan = _repeated(repeat, script, root, changed_code) if repeat and not resume else _plan(script, settings, chaos, name, resume, root)
@@ -108,11 +115,12 @@ def run(
 
 def _settings(world: int, spares: int, nodes: int, shards: int, min_ranks: int, seed: int, pairs: list[str], reduction: str,
               optimizer_sharding: str, verify: float, preflight: bool, checkpoint: str, storage: str, timeouts: list[str],
-              peer_copies: int) -> RunSettings:  # fmt: skip
+              peer_copies: int, steps: int) -> RunSettings:  # fmt: skip
     return RunSettings(
         world=world, spares=spares, nodes=nodes, shards=shards, min_ranks=min_ranks, seed=seed, options=_options(pairs),
         reduction=reduction, optimizer_sharding=optimizer_sharding, verify=VerifySettings(compute=verify), preflight=preflight,
         checkpoint=_checkpoint(checkpoint), storage=storage, timeouts=_timeouts(timeouts), peer_copies=peer_copies,
+        steps=steps,
     )  # fmt: skip
 
 
@@ -177,11 +185,13 @@ def _plan(script: str, settings: RunSettings, chaos: str, name: str, resume: str
 
     settings_of_chaos = _check_chaos(settings, chaos)
     if resume:
-        if "://" in settings.storage:
-            from storage.mirror import JournalMirror
-
-            JournalMirror(f"{settings.storage.rstrip('/')}/{resume}").fetch(root / resume / "journal.jsonl")
-        return plans.resumed_plan(plans.find_run(resume, root), script, settings.storage)
+        folder = plans.find_run(resume, root)
+        if plans.is_completed(folder):
+            return plans.continued_plan(folder, script, name, settings.steps, settings.storage)
+        if settings.steps:
+            reason = f"run {resume} has not come to its end: it is resumed with the number of steps that it began with"
+            raise ConfigError("--steps", settings.steps, reason, "Resume it without --steps; go on beyond its end afterwards.")
+        return plans.resumed_plan(folder, script, settings.storage)
     if not script:
         raise ConfigError("SCRIPT", script, "missing", "Name a Python file with a function train(run), or use --resume RUN.")
     name = plans.checked_name(name, root) if name else plans.new_name(script)
@@ -190,6 +200,23 @@ def _plan(script: str, settings: RunSettings, chaos: str, name: str, resume: str
         name=name, folder=root / name, settings=settings, train=train, script=script, chaos=settings_of_chaos,
         queued_s=max(0.0, now_s - float(os.environ.get(SUBMITTED, now_s))),
     )  # fmt: skip
+
+
+def _has_ended(run: str, script: str, storage: str, root: Path, steps: int) -> bool:
+    """Whether there is nothing to resume, which is said then. A journal that lies in the run's store alone is fetched first."""
+    from fleet import plans
+
+    if "://" in storage:
+        from storage.mirror import JournalMirror
+
+        JournalMirror(f"{storage.rstrip('/')}/{run}").fetch(root / run / "journal.jsonl")
+    folder = plans.find_run(run, root)
+    if steps or not plans.is_completed(folder):
+        return False
+    again = shlex.join(["fleet", "run", *([script] if script else []), "--resume", run])
+    console.print(f"{folder.name} is completed: all its steps are committed, and its last state is kept.", highlight=False, soft_wrap=True)
+    console.print(f"To go on beyond its end, as a new run: {again} --steps N", markup=False, highlight=False, soft_wrap=True)
+    return True
 
 
 def _repeated(run: str, script: str, root: Path, changed_code: bool) -> RunPlan:
@@ -212,7 +239,7 @@ def _execute(plan: RunPlan, twin: bool, twin_world: int, json_: str, html: str, 
     with cli_watch.serving(root, "127.0.0.1", port) as server, recipes.local_cluster(plan.settings) as cluster:
         result = _one_run(recipes.LiveRun(plan, cluster), server)
         verdict = None
-        if twin and result.status == "completed":
+        if twin and result.status in (COMPLETED, UNSAVED):
             other = plans.twin_of(plan, twin_world or None)
             verdict = plans.compare(plan, other, _one_run(recipes.LiveRun(other, cluster), None))
     _emit(*cli_diagnose.load_report(plan.folder), plan, verdict, json_, html)
@@ -262,7 +289,7 @@ def _stopped_by_signals(live: LiveRun) -> Iterator[None]:
 def _exit_code(result: RunResult, verdict: dict[str, Any] | None) -> int:
     if result.status == "failed" or (verdict is not None and not verdict["equal"]):
         return 1
-    return 0 if result.status == "completed" else 130
+    return {COMPLETED: 0, UNSAVED: NOT_SAVED}.get(result.status, 130)
 
 
 def _emit(report: Report, damage: str, plan: RunPlan | None, twin: dict[str, Any] | None, json_: str, html: str) -> None:

@@ -46,6 +46,7 @@ from fleet.records import (
     FaultRecord,
     LineageBegun,
     Measurement,
+    OnceRecord,
     ProcessLost,
     ProcessUp,
     Record,
@@ -131,6 +132,7 @@ class Ledger:
             RunEnded: self._run_ended,
             ProcessUp: self._seen,
             EvidenceKept: self._seen,
+            OnceRecord: self._seen,
         }
 
     def __getstate__(self) -> dict[str, Any]:

@@ -15,9 +15,10 @@ from chaos.settings import ChaosSettings
 from fleet.config import Budgets, CheckpointSettings, RunSettings, StragglerSettings, Timeouts, VerifySettings
 from fleet.errors import ConfigError
 from fleet.expectation import expected_goodput
+from fleet.follow import last_words
 from fleet.journal import read_journal
 from fleet.launch.provenance import PATCH, Code, code_of, provenance
-from fleet.records import RUN_NAME, RunEnded, RunStarted
+from fleet.records import COMPLETED, RUN_NAME, UNSAVED, RunEnded, RunStarted
 from fleet.scripts import load_train
 from policies.interval import CheckpointInterval
 from storage.urls import without_credentials
@@ -28,7 +29,12 @@ STORM = "mtbf=12s,duration=150s,quiet_start=3s,kinds=kill_rank+lose_node+hang+sl
 
 @dataclass(frozen=True, kw_only=True)
 class RunPlan:
-    """One run to be made: what to train, with which settings, under which faults, and where its journal goes."""
+    """One run to be made: what to train, with which settings, under which faults, and where its journal goes.
+
+    Attributes:
+        origin: URL, with the id, of the checkpoint of another run from which this one goes on; empty: it begins anew.
+        twin_since_s: of a twin, when the run began that it repeats, by the calendar; None: it is no twin.
+    """
 
     name: str
     folder: Path
@@ -38,6 +44,8 @@ class RunPlan:
     chaos: ChaosSettings = field(default_factory=ChaosSettings)
     resume: bool = False
     queued_s: float = 0.0
+    origin: str = ""
+    twin_since_s: float | None = None
 
     @property
     def journal(self) -> Path:
@@ -106,7 +114,8 @@ def describe(plan: RunPlan, code: Code | None = None) -> str:
     expected = expected_goodput(faults, plan.settings, plan.chaos.duration_s, plan.chaos.repair_s)
     made_of = provenance(plan.script, code)
     content = {"script": plan.script, "settings": settings, "chaos": dataclasses.asdict(plan.chaos), "made_of": made_of}
-    return json.dumps(content | {"expected_goodput": expected} | ({"queued_s": plan.queued_s} if plan.queued_s else {}))
+    rest = {"queued_s": plan.queued_s, "origin": plan.origin}
+    return json.dumps(content | {"expected_goodput": expected} | {name: value for name, value in rest.items() if value})
 
 
 def check(settings: RunSettings, chaos: ChaosSettings) -> None:
@@ -119,6 +128,12 @@ def check(settings: RunSettings, chaos: ChaosSettings) -> None:
         raise ConfigError("chaos.lose_all", "yes", reason, "Use two nodes with --peer-copies 1, or a shorter --checkpoint interval.")
 
 
+def is_completed(folder: Path) -> bool:
+    """Whether the run in ``folder`` has committed all its steps, and kept its last state."""
+    ended = last_words(folder / "journal.jsonl")[1]
+    return ended is not None and ended.status == COMPLETED
+
+
 def resumed_plan(folder: Path, script: str, storage: str = "") -> RunPlan:
     """The plan of a run that stopped, from its own journal; ``script`` replaces the one it was started with. Raises ConfigError.
 
@@ -128,6 +143,24 @@ def resumed_plan(folder: Path, script: str, storage: str = "") -> RunPlan:
     script = script or _script(content)
     settings = _settings(content, storage)
     return RunPlan(name=run, folder=folder, settings=settings, train=load_train(script), script=script, resume=True)
+
+
+def continued_plan(folder: Path, script: str, name: str, steps: int, storage: str = "") -> RunPlan:
+    """A new run that goes on where the completed run in ``folder`` has ended, to ``steps`` steps in all. Raises ConfigError."""
+    from storage.parts import newest_checkpoint
+
+    run, content = _recorded(folder)
+    script, settings = script or _script(content), _settings(content, storage)
+    url = url_of(settings.storage, run, folder)
+    newest = newest_checkpoint(url, run)
+    if newest is None:
+        raise ConfigError("--resume", run, f"there is no sound checkpoint in {without_credentials(url)}", "Train it again.")
+    if steps <= newest[1].step:
+        raise ConfigError("--steps", steps, f"run {run} has {newest[1].step} steps already", "Give the number of all steps, old and new.")
+    settings, root = dataclasses.replace(settings, steps=steps), folder.parent
+    name = checked_name(name, root) if name else new_name(script)
+    origin = f"{without_credentials(url)}/{newest[0]}"
+    return RunPlan(name=name, folder=root / name, settings=settings, train=load_train(script), script=script, origin=origin)
 
 
 def repeated_plan(folder: Path, script: str, root: Path) -> RunPlan:
@@ -213,8 +246,11 @@ def find_run(name: str, root: Path) -> Path:
 def twin_of(plan: RunPlan, world: int | None = None) -> RunPlan:
     """The same run without faults and spares, perhaps at another world size: it must end with the same bits."""
     settings = dataclasses.replace(plan.settings, world=world or plan.settings.world, spares=0)
+    first = next(read_journal(plan.journal, spans=False))
+    assert isinstance(first, RunStarted)
     return dataclasses.replace(
-        plan, name=f"{plan.name}-twin", folder=plan.folder / "twin", settings=settings, chaos=ChaosSettings(), resume=False
+        plan, name=f"{plan.name}-twin", folder=plan.folder / "twin", settings=settings, chaos=ChaosSettings(), resume=False,
+        twin_since_s=first.unix_time_s,
     )  # fmt: skip
 
 
@@ -227,5 +263,5 @@ def final_digest(folder: Path) -> str:
 def compare(plan: RunPlan, twin: RunPlan, result: RunResult) -> dict[str, Any]:
     """Whether a run and its twin ended with the same bits. A twin that did not complete is not equal."""
     run_digest, twin_digest = final_digest(plan.folder), final_digest(twin.folder)
-    equal = result.status == "completed" and run_digest == twin_digest != ""
+    equal = result.status in (COMPLETED, UNSAVED) and run_digest == twin_digest != ""
     return {"equal": equal, "world": twin.settings.world, "run_digest": run_digest, "twin_digest": twin_digest, "status": result.status}

@@ -23,6 +23,7 @@ import ray
 from actors import fork_server
 from actors.hosts import CoordinatorSpec, start_agent, start_coordinator
 from actors.rank.environment import RANK_ENVIRONMENT
+from actors.rank.once import Home
 from actors.targets import RemoteProcesses
 from actors.trainer import FitOutcome, fit
 from actors.worker import RankSpec, rank_main
@@ -41,6 +42,7 @@ from fleet.expectation import REFILL_S
 from fleet.health import HOUR_S, histories
 from fleet.instructions import EndRun
 from fleet.journal import read_journal
+from fleet.launch import twin_folder
 from fleet.launch.local import LocalCluster, node_resource
 from fleet.launch.ports import free_port
 from fleet.launch.provenance import code_of
@@ -60,6 +62,7 @@ from policies.preflight import FATAL_XIDS, admit, judge
 from policies.recovery import RECOVERIES
 from policies.timeouts import ProgressTimeout
 from storage import nodes
+from storage.manifest import parse_checkpoint_id
 from storage.mirror import JournalMirror
 from storage.parts import Parts, RetainingStore, newest_checkpoint
 from storage.peers import PeerMemory
@@ -96,9 +99,9 @@ def local_cluster(settings: RunSettings) -> Iterator[LocalCluster]:
 
 def make_machine(
     settings: RunSettings, store_url: str, run: str, rates_per_s: tuple[float, float], resume: bool, now_s: float,
-    lemons: Mapping[int, Decision],
+    lemons: Mapping[int, Decision], origin: str = "",
 ) -> FleetMachine:  # fmt: skip
-    """The decision core with its policies; the newest durable checkpoint is looked up when a run is resumed."""
+    """The decision core with its policies. The newest durable checkpoint is looked up when a run is resumed; ``origin`` as in ``RunPlan``."""
     law = settings.checkpoint
     recovery: RecoveryPolicy = RECOVERIES[settings.recovery](settings.budgets, settings.timeouts.start_s)
     if settings.form_delay_s:
@@ -107,6 +110,8 @@ def make_machine(
     every_s = law.peer_interval_s
     peers = CheckpointInterval(law="fixed", interval_s=every_s) if every_s else CheckpointInterval(first_s=3.0, max_s=PEERS_LONGEST_S)
     newest = newest_checkpoint(store_url, run) if resume else None
+    if origin and newest is None:
+        newest = origin, parse_checkpoint_id(origin.rpartition("/")[2])[0]
     return FleetMachine(
         settings, recovery, placement, interval, straggler=Mitigator(settings.straggler), progress=ProgressTimeout.of(settings.timeouts),
         corruption=MajorityRules(), lemons=lemons, checkpoint=newest, peers=peers, rates_per_s=rates_per_s, now_s=now_s,
@@ -136,13 +141,22 @@ def node_id(index: int, limit_s: float = 30.0) -> str:
     raise RunFailed(f"node {index} of the local cluster is not known to Ray after {limit_s:g} s")
 
 
+def home_of(plan: RunPlan) -> Home:
+    """Where the files of a run belong. A twin gets a working directory of its own, with links to what the run has read and not written."""
+    if plan.twin_since_s is None:
+        return Home(plan.folder.resolve())
+    work = plan.folder.resolve() / "work"
+    twin_folder.make(work, Path.cwd(), plan.twin_since_s, [plan.folder.parent.parent])
+    return Home(plan.folder.resolve(), True, work)
+
+
 class LiveRun:
     """A run on a cluster, from its first process to its report."""
 
     def __init__(self, plan: RunPlan, cluster: LocalCluster) -> None:
         self.plan, self.cluster = plan, cluster
         self.shm = Path(tempfile.mkdtemp(prefix="fleet-", dir="/dev/shm"))
-        self.store_url = store_url(plan)
+        self.store_url, self.home = store_url(plan), home_of(plan)
         self.port = free_port(HOST)
         self.address = f"{HOST}:{self.port}"
         self.coordinator = start_coordinator(self._spec())
@@ -157,7 +171,7 @@ class LiveRun:
 
     def _spec(self) -> CoordinatorSpec:
         plan, url, name = self.plan, self.store_url, self.plan.name
-        settings, resume, rates_per_s, lemons = plan.settings, plan.resume, level_rates_per_s(plan), self._lemons()
+        settings, resume, rates_per_s, lemons, origin = plan.settings, plan.resume, level_rates_per_s(plan), self._lemons(), plan.origin
         code = code_of(plan.script)
         if not resume:
             code.keep(plan.folder)
@@ -168,7 +182,7 @@ class LiveRun:
             host=HOST,
             port=self.port,
             cluster=plan.name if not resume else f"{plan.name}-{secrets.token_hex(4)}",
-            machine=lambda now_s: make_machine(settings, url, name, rates_per_s, resume, now_s, lemons),
+            machine=lambda now_s: make_machine(settings, url, name, rates_per_s, resume, now_s, lemons, origin),
             store=lambda: RetainingStore(url, settings.checkpoint.keep, name),
             started=lambda now_s: dataclasses.replace(first, at_s=now_s),
             mirror=(lambda: JournalMirror(url).copy) if not url.startswith("file://") else None,
@@ -234,7 +248,7 @@ class LiveRun:
         settings = self.plan.settings
         # Ranks get the user's module with the function: they need not find its file.
         cloudpickle.register_pickle_by_value(sys.modules[self.plan.train.__module__])
-        spec = RankSpec(settings, self.shm, HOST, self.plan.train, functools.partial(Parts, self.store_url, self.plan.name))
+        spec = RankSpec(settings, self.shm, HOST, self.plan.train, functools.partial(Parts, self.store_url, self.plan.name), self.home)
         return fit(
             rank_main,
             {"spec": spec},

@@ -76,7 +76,10 @@ def _write_model(path: Path, suffix: str, model: Mapping[str, Any]) -> None:
     if suffix == ".safetensors":
         from safetensors.torch import save_file
 
+        path.touch()
+        mode = path.stat().st_mode  # as any new file; the library would let nobody else read it
         save_file({name: tensor.detach().cpu().contiguous().clone() for name, tensor in _flat(model)}, path)
+        path.chmod(mode)
     else:
         with path.open("xb") as file:
             torch.save(dict(model), file)
