@@ -100,6 +100,7 @@ def watch(machine: FleetMachine, now_s: float) -> None:
 
 
 def end(machine: FleetMachine, status: str, reason: str, detail: str, now_s: float, digest: str = "") -> None:
+    """The last record of the journal, and the word to everybody."""
     if machine.phase == END:
         return
     machine.phase = END
@@ -110,6 +111,7 @@ def end(machine: FleetMachine, status: str, reason: str, detail: str, now_s: flo
 
 
 def release(machine: FleetMachine, members: Iterable[Member]) -> None:
+    """The run is over for these."""
     members = tuple(members)
     if members and machine.ended is not None:
         machine._say(Release(members, machine.ended.reason))

@@ -101,7 +101,7 @@ def make_machine(
     settings: RunSettings, store_url: str, run: str, rates_per_s: tuple[float, float], resume: bool, now_s: float,
     lemons: Mapping[int, Decision], origin: str = "",
 ) -> FleetMachine:  # fmt: skip
-    """The decision core with its policies. The newest durable checkpoint is looked up when a run is resumed; ``origin`` as in ``RunPlan``."""
+    """The decision core with its policies. A resumed run begins from its newest durable checkpoint. ``origin``: see ``RunPlan``."""
     law = settings.checkpoint
     recovery: RecoveryPolicy = RECOVERIES[settings.recovery](settings.budgets, settings.timeouts.start_s)
     if settings.form_delay_s:

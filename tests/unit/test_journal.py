@@ -33,6 +33,7 @@ EVERY_KIND: list[r.Record] = [
     r.Measurement(STATE, "loss", 0.5, 1.0),
     r.DataRead(50_000, 256, 4.4),
     r.EvidenceKept("hang-1", 4.5, "evidence/hang-1.txt", (MEMBER,), "no progress", "2.0: step 7"),
+    r.OnceRecord("done", "0.50/evaluate#1", MEMBER, 4.6, "{}"),
     r.RunEnded("completed", "all steps", 5.0, "00", ""),
 ]
 
