@@ -62,7 +62,7 @@ def export(
 ) -> None:  # fmt: skip
     """Write {tracked name: state dict} as one file for torch.load(FILE, weights_only=True)."""
     from storage.export import export_state
-    from storage.manifest import CheckpointDamaged
+    from storage.manifest import CheckpointDamaged, parse_checkpoint_id
 
     with _store(where, storage) as store:
         name = _known(store, checkpoint) if checkpoint else store.newest_valid()
@@ -75,7 +75,8 @@ def export(
             size, dropped = export_state(store, name, target)
         except CheckpointDamaged as error:
             raise ConfigError("ID", name, str(error), "Name none, and the newest sound one is exported.") from error
-    print(f"{target}: {name}, {size} bytes")
+    print(f"{target}: step {parse_checkpoint_id(name)[0].step}, {size} bytes, from {name}")
+    print(f'load it with torch.load("{target}", weights_only=True)')
     for kind in dropped:
         print(f"left out: objects of class {kind}, which torch.load(weights_only=True) would refuse")
 
