@@ -98,6 +98,11 @@ def _shares(which: str) -> Callable[[LedgerSummary], Samples]:
     return lambda summary: [((term.name,), getattr(term, which)) for term in predict(summary).terms]
 
 
+def _bounds(summary: LedgerSummary) -> Samples:
+    expected = summary.expectation
+    return [] if expected is None else [(("low",), expected.low), (("high",), expected.high)]
+
+
 def _faults(summary: LedgerSummary) -> Samples:
     return list((dict.fromkeys(((kind, "executed") for kind in FAULT_KINDS), 0) | dict(summary.faults_by_kind_phase)).items())
 
@@ -136,13 +141,26 @@ METRICS = (
         _one(lambda s: s.rank_s + sum(s.reclassified.values()) - sum(s.settled.values())),
     ),
     MetricSpec(
-        "fleet_wall_seconds", GAUGE, (), "Seconds since the run started.", "How long has it been running?", _one(lambda s: s.wall_s)
+        "fleet_wall_seconds",
+        GAUGE,
+        (),
+        "Seconds since the run started in which it held machines.",
+        "How long has it been running?",
+        _one(lambda s: s.held_s),
+    ),
+    MetricSpec(
+        "fleet_down_seconds",
+        GAUGE,
+        (),
+        "Seconds in which the run was stopped and nobody held a machine: in no other figure.",
+        "How long did nobody pay for it?",
+        _one(lambda s: s.down_s),
     ),
     MetricSpec(
         "fleet_goodput_ratio",
         GAUGE,
         (),
-        "Rank-seconds of committed, never rolled back steps over world x wall.",
+        "Rank-seconds of committed, never rolled back steps over those of the world's slots, pending ones left out.",
         "How much of the run is training?",
         _one(lambda s: s.goodput),
     ),
@@ -150,7 +168,7 @@ METRICS = (
         "fleet_scheduling_goodput_ratio",
         GAUGE,
         (),
-        "The same over (world + spares) x wall.",
+        "The same over those of all slots, spares included.",
         "And of all that is allocated, spares included?",
         _one(lambda s: s.scheduling_goodput),
     ),
@@ -158,7 +176,7 @@ METRICS = (
         "fleet_ettr_ratio",
         GAUGE,
         (),
-        "Wall time of committed steps over wall time.",
+        "Wall time of committed steps over wall time, pending time left out.",
         "How often does it make progress at all?",
         _one(lambda s: s.ettr),
     ),
@@ -174,9 +192,25 @@ METRICS = (
         "fleet_goodput_drift_ratio",
         GAUGE,
         (),
-        "Goodput between start-up and end, measured less expected.",
+        "Goodput between start-up and end, measured less expected; once the training is long enough to say it.",
         "Does anything cost more than faults should?",
         _optional(lambda s: s.goodput_drift),
+    ),
+    MetricSpec(
+        "fleet_training_goodput_ratio",
+        GAUGE,
+        (),
+        "Goodput between start-up and end.",
+        "How much of its training does it keep?",
+        _one(lambda s: s.training_goodput),
+    ),
+    MetricSpec(
+        "fleet_expected_goodput_bound_ratio",
+        GAUGE,
+        ("bound",),
+        "The 95% interval of the expected goodput between start-up and end, from the faults that are due by now.",
+        "Is the drift more than chance?",
+        _bounds,
     ),
     MetricSpec(
         "fleet_other_ratio",

@@ -10,7 +10,7 @@ from typing import Any
 
 import jinja2
 
-from fleet.ledger_report import Report, duration, losses_by_size, rank_time
+from fleet.ledger_report import Report, drift_words, duration, losses_by_size, rank_time
 from fleet.ledger_summary import COST_NAMES, STEP_NAMES, LedgerSummary
 from fleet.ledger_timeline import STEP, Timeline
 from fleet.levels import STORE
@@ -98,23 +98,24 @@ def _headline(s: LedgerSummary) -> list[tuple[str, str, str]]:
         (f"{s.ettr:.2%}", "ETTR", "wall time of committed steps, of all wall time"),
         *_expected(s),
         (f"{s.steps:,}", "steps", f"committed; {s.rolled_back_total:,} were rolled back"),
-        (duration(s.wall_s), "wall time", f"{s.world} ranks, spares: {s.spares}"),
+        (duration(s.held_s), "wall time", f"{s.world} ranks, spares: {s.spares}{_down(s)}"),
         (f"{s.in_view_losses}", "ranks lost in training", f"{s.losses_total} processes lost in all, {s.views_total} views"),
     ]
 
 
+def _down(s: LedgerSummary) -> str:
+    return f"; stopped for {duration(s.down_s)} beside it" if s.down_s else ""
+
+
 def _expected(s: LedgerSummary) -> list[tuple[str, str, str]]:
-    if s.expected_goodput is None or s.goodput_drift is None:
+    if not s.training_s:
         return []
-    meaning = (
-        f"said before the first fault; {s.training_goodput:.2%} was measured between start-up and end: {100 * s.goodput_drift:+.2f} points"
-    )
-    return [(f"{s.expected_goodput:.2%}", "expected goodput", meaning)]
+    return [(f"{s.training_goodput:.2%}", "while training", drift_words(s) or "between start-up and end")]
 
 
 def _waterfall(s: LedgerSummary) -> list[tuple[str, str, str, Bar]]:
     """(name, rank time, share, bar) of each step down from what was allocated to goodput; bars in percent of the width."""
-    allocated = s.rank_s or 1.0
+    allocated = s.decided_s or 1.0
     left = 100.0
     rows = [("allocated", rank_time(allocated), "100.00%", Bar(0.0, 100.0, COLOURS["provision"], "all slots, all the time"))]
     for name, value in losses_by_size(s):
@@ -123,6 +124,8 @@ def _waterfall(s: LedgerSummary) -> list[tuple[str, str, str, Bar]]:
         rows.append((name, rank_time(value), f"{share:.2f}%", Bar(max(0.0, left), share, COLOURS[name], name)))
     good = sum(s.categories[name] for name in STEP_NAMES)
     rows.append(("goodput", rank_time(good), f"{100 * s.scheduling_goodput:.2f}%", Bar(0.0, left, COLOURS[STEP], "goodput")))
+    if s.pending_s > 0:
+        rows.append(("pending", rank_time(s.pending_s), "", Bar(0.0, 0.0, COLOURS["pending"], "not decided yet, and in no share")))
     return rows
 
 

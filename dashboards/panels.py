@@ -91,6 +91,7 @@ ONE_RUN = Board(
             _now("Since the newest commit", "Does it make progress?", f"time() - fleet_commit_timestamp_seconds{{{RUN}}}", SECONDS),
             _now("Rolled back", "How many steps were lost?", f"fleet_steps_rolled_back_total{{{RUN}}}"),
             _now("Queued", "How long did it wait for room?", f"fleet_queued_seconds{{{RUN}}}", SECONDS),
+            _now("Stopped", "How long did nobody hold a machine?", f"fleet_down_seconds{{{RUN}}}", SECONDS),
         ),
         "Where does the time go?": (
             Panel(
@@ -115,6 +116,13 @@ ONE_RUN = Board(
                 (f"fleet:goodput:ratio_rate5m{{{RUN}}}", "last five minutes"),
                 (f"fleet_predicted_goodput_ratio{{{RUN}}}", "predicted"),
                 (f"fleet_expected_goodput_ratio{{{RUN}}}", "expected at the start"),
+            ),
+            _lines(
+                "Goodput while training",
+                "Is the drift more than chance?",
+                SHARE,
+                (f"fleet_training_goodput_ratio{{{RUN}}}", "measured"),
+                (f"fleet_expected_goodput_bound_ratio{{{RUN}}}", "expected, {{bound}}"),
             ),
             _lines(
                 "What a step is made of",

@@ -40,9 +40,12 @@ def run_state(report: Report, seats: Sequence[Seat], config: str, *, silent: boo
         "damage": damage,
         "started_unix_s": s.started_unix_s,
         "wall_s": s.wall_s,
+        "down_s": s.down_s,
         "queued_s": s.queued_s,
         "now": _now(s, settings),
         "waterfall": _waterfall(s),
+        "pending": {"rank_s": s.pending_s, "share": s.pending_s / s.rank_s if s.rank_s else 0.0, "colour": COLOURS["pending"]},
+        "training": _training(s),
         "law": [{"name": name, "seconds": value} for name, value in _law(s)],
         "prediction": _prediction(prediction),
         "timeline": _timeline(s, report.timeline),
@@ -93,14 +96,24 @@ def _now(s: LedgerSummary, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _waterfall(s: LedgerSummary) -> list[dict[str, Any]]:
-    """From what was allocated down to goodput; ``left`` is where a bar starts, in shares of what was allocated."""
-    allocated, left = s.rank_s or 1.0, 1.0
+    """From what was allocated down to goodput; ``left`` is where a bar starts, in shares of what was allocated. Pending time is in none."""
+    allocated, left = s.decided_s or 1.0, 1.0
     rows = [{"name": "allocated", "rank_s": allocated, "share": 1.0, "left": 0.0, "colour": COLOURS["provision"]}]
     for name, value in losses_by_size(s):
         left -= value / allocated
         rows.append({"name": name, "rank_s": value, "share": value / allocated, "left": max(0.0, left), "colour": COLOURS[name]})
     good = sum(s.categories[name] for name in STEP_NAMES)
     return [*rows, {"name": "goodput", "rank_s": good, "share": good / allocated, "left": 0.0, "colour": COLOURS[STEP]}]
+
+
+def _training(s: LedgerSummary) -> dict[str, Any]:
+    """Goodput between start-up and end; ``expected``, its interval and ``drift`` are None while there is nothing to be said of them."""
+    expected, drift = s.expectation, s.goodput_drift
+    known = {"expected": None, "low": None, "high": None, "place": None}
+    if expected is not None:
+        place = expected.place(s.training_goodput)
+        known = {"expected": expected.goodput, "low": expected.low, "high": expected.high, "place": place}
+    return {"seconds": s.training_s, "goodput": s.training_goodput, "drift": drift, **known}
 
 
 def _law(s: LedgerSummary) -> list[tuple[str, float]]:

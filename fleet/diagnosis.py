@@ -27,8 +27,8 @@ OFTEN = 3
 class Finding:
     """One thing that cost time.
 
-    ``share`` of all allocated rank-seconds, ``metric`` the category or figure that shows it, ``where`` compute, communication or
-    coordination. ``moves_to``: what grows when the remedy is taken; no remedy is free.
+    ``share`` of all allocated rank-seconds of which it is known where they went, ``metric`` the category or figure that shows it, ``where``
+    compute, communication or coordination. ``moves_to``: what grows when the remedy is taken; no remedy is free.
     """
 
     symptom: str
@@ -50,12 +50,18 @@ def diagnose(summary: LedgerSummary) -> tuple[Finding, ...]:
 
 
 def _share(summary: LedgerSummary, name: str) -> float:
-    return summary.categories[name] / summary.rank_s if summary.rank_s else 0.0
+    return _of_all(summary, summary.categories[name])
 
 
-def _spent(summary: LedgerSummary, name: str) -> str:
-    spent, share = summary.categories[name], _share(summary, name)
-    return f"{name} took {rank_time(spent)} of all {rank_time(summary.rank_s)} that the ranks had ({share:.1%})."
+def _of_all(summary: LedgerSummary, rank_s: float) -> float:
+    """As a share of all rank-seconds of which it is known where they went."""
+    return rank_s / summary.decided_s if summary.decided_s > 0 else 0.0
+
+
+def _spent(summary: LedgerSummary, name: str, part_s: float | None = None) -> str:
+    spent_s = summary.categories[name] if part_s is None else part_s
+    share = _of_all(summary, spent_s)
+    return f"{name} took {rank_time(spent_s)} of all {rank_time(summary.decided_s)} that the ranks had ({share:.1%})."
 
 
 # ---- steps -------------------------------------------------------------------------------------------------------------------------------
@@ -113,7 +119,7 @@ def _data(summary: LedgerSummary) -> Finding:
 
 
 def _mtbf_s(summary: LedgerSummary) -> float:
-    return summary.wall_s / summary.in_view_losses if summary.in_view_losses else 0.0
+    return summary.held_s / summary.in_view_losses if summary.in_view_losses else 0.0
 
 
 def _interval(summary: LedgerSummary) -> list[str]:
@@ -174,14 +180,28 @@ def _of_faults(name: str, symptom: str, layer: str, remedy: str, moves_to: str) 
     return rule
 
 
+def _cold(summary: LedgerSummary) -> Finding:
+    """Slots that wait for their first process: no spare helps against that."""
+    started = "the run started"
+    if again := sum(incident.down_s > 0 for incident in summary.incidents):
+        started += f" and was resumed {again} time{'s' if again > 1 else ''}"
+    evidence = (_spent(summary, "provision", summary.cold_provision_s), f"All of it was before a slot had its first process, as {started}.")
+    return Finding(
+        "The cluster takes long to start.", "provision", _of_all(summary, summary.cold_provision_s), COORDINATION,
+        "start-up: the cluster and its first processes", "Use a cluster that is up already (fleet up, fleet submit), or run longer.",
+        "to machines that are held while nothing runs on them", evidence,
+    )  # fmt: skip
+
+
 def _empty(summary: LedgerSummary) -> Finding:
-    evidence = [_spent(summary, "provision"), *_by_fault(summary, "provision")]
+    empty_s = summary.categories["provision"] - summary.cold_provision_s
+    evidence = [_spent(summary, "provision", empty_s), *_by_fault(summary, "provision")]
     idle = _share(summary, "idle_spare")
     evidence.append(
         f"{summary.spares} spares stood by, idle for {idle:.1%} of all rank-seconds." if summary.spares else "There was no spare."
     )
     return Finding(
-        "Slots stand empty.", "provision", _share(summary, "provision"), COORDINATION, "the scheduler: replacing what was lost",
+        "Slots stand empty after a loss.", "provision", _of_all(summary, empty_s), COORDINATION, "the scheduler: replacing what was lost",
         "Keep a spare more, or make replacements start faster.", "to idle_spare, which is paid for whether a fault comes or not",
         tuple(evidence),
     )  # fmt: skip
@@ -235,7 +255,7 @@ def _places(summary: LedgerSummary) -> list[Finding]:
         if count < OFTEN or count < 0.5 * len(natural):
             continue
         cost = sum(i.cost_s for i in natural if any(member.startswith(f"{slot}.") for member in i.members))
-        share = cost / summary.rank_s if summary.rank_s else 0.0
+        share = _of_all(summary, cost)
         evidence = (f"Slot {slot} was lost {count} times of {len(natural)} losses that chaos did not cause, at {rank_time(cost)} in all.",)
         found.append(
             Finding(
@@ -247,7 +267,7 @@ def _places(summary: LedgerSummary) -> list[Finding]:
 
 
 RULES: tuple[Callable[[LedgerSummary], Finding | None], ...] = (
-    _slow_rank, _wire, _data, _checkpoints, _rework, _empty, _spares, _start, _verification, _unexplained,
+    _slow_rank, _wire, _data, _checkpoints, _rework, _cold, _empty, _spares, _start, _verification, _unexplained,
     _of_faults("detect", "Faults are noticed late.", "failure detection: connections and time-outs",
                "Shorten the time-out that fired, or watch the process itself.", "to false alarms: a slow rank is taken for dead"),
     _of_faults("reform", "Survivors take long to meet again.", "membership and process groups",
@@ -265,7 +285,7 @@ RULES: tuple[Callable[[LedgerSummary], Finding | None], ...] = (
 
 def explain(summary: LedgerSummary, findings: tuple[Finding, ...]) -> str:
     """Plain sentences, dearest first."""
-    head = f"{summary.run}: goodput {summary.goodput:.1%} of {summary.world} ranks over {duration(summary.wall_s)}."
+    head = f"{summary.run}: goodput {summary.goodput:.1%} of {summary.world} ranks over {duration(summary.held_s)}."
     if not findings:
         return f"{head}\nNothing was lost.\n"
     parts = [head]

@@ -1,23 +1,23 @@
 """The goodput ledger: a pure fold of the journal. Every rank-second of every slot falls into exactly one category.
 
 Nothing is inferred as a remainder: a rank's time is in its own ``Spans``; the ledger adds only what no rank can record, from the times of
-losses and of replacements (``provision``, ``detect``, ``rework``). Time that nobody recorded is ``other``, and counted as a hole. What
-a process reports after another took its place (its node was cut off, and came back) is not the slot's time any more; it is counted apart.
+losses and of replacements (``provision``, ``detect``, ``rework``). Time that nobody recorded is ``other``, and counted as a hole. What a
+process reports after another took its place (its node was cut off, and came back) is not the slot's time any more; it is counted apart. So
+is the time in which the run was stopped and nobody held a machine: it is nobody's.
 """
 
 from __future__ import annotations
 
 import copy
-import statistics
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
-from operator import itemgetter
+from collections.abc import Iterable
 from typing import Any
 
 from fleet.errors import LedgerError
+from fleet.expectation import Terms
 from fleet.ledger_costs import CostBook, Floors
-from fleet.ledger_incidents import incidents, seconds
-from fleet.ledger_samples import StepCover, trained_on
+from fleet.ledger_moment import summary_of
+from fleet.ledger_samples import StepCover
 from fleet.ledger_slots import (
     CLOCK_NOISE_US,
     DETECT,
@@ -26,14 +26,14 @@ from fleet.ledger_slots import (
     OTHER_INDEX,
     PROVISION,
     REWORK,
-    STEP_KINDS,
     Abandoned,
     Commit,
     SlotAccount,
     clip,
     cut_front,
 )
-from fleet.ledger_summary import LawTerms, LedgerSummary
+from fleet.ledger_stretches import Stretches
+from fleet.ledger_summary import LedgerSummary
 from fleet.ledger_tallies import Tally
 from fleet.ledger_timeline import Timeline
 from fleet.levels import PEERS, STORE
@@ -91,8 +91,10 @@ class Ledger:
         self.book = CostBook()
         self.lineage = 0
         self.reclassified_us = [0] * len(NAMES)
-        self._start_us = self._last_us = 0
-        self._gaps: list[tuple[int, int]] = []
+        self._last_us = 0
+        self.stretches = Stretches()
+        self.terms: Terms | None = None
+        self.cold_us = 0
         self._held: dict[int, list[Abandoned]] = {}
         self._view_floors, self._lineage_floors = Floors(), Floors()
         self._boundaries: list[int] = []
@@ -164,29 +166,42 @@ class Ledger:
         if self.started is not None:
             raise LedgerError(f"a second RunStarted at {record.at_s} s: the run {self.started.run} started at {self.started.at_s} s")
         self.started = record
-        self._said = _numbers(record.config, "expected_goodput", "queued_s")
-        self._start_us = self._last_us = to_us(record.at_s)
-        self.slots = [SlotAccount(slot, self._start_us) for slot in range(record.world + record.spares)]
+        said = configuration(record.config)
+        self._said = _numbers(said, "expected_goodput", "queued_s")
+        self.terms = Terms.said(said)
+        self._last_us = start_us = to_us(record.at_s)
+        self.stretches = Stretches(start_us)
+        self.slots = [SlotAccount(slot, start_us) for slot in range(record.world + record.spares)]
         if self.timeline is not None:
-            self.timeline.start(len(self.slots), self._start_us)
+            self.timeline.start(len(self.slots), start_us)
 
     def _seen(self, record: Any) -> None:
         self._last_us = max(self._last_us, to_us(record.at_s))
 
     def _resumed(self, record: Resumed) -> None:
-        """After a gap every slot was empty since the last record, unless its process's own spans go on to say otherwise."""
-        at_us = to_us(record.at_s)
-        if self.ended is not None:
-            self._last_us = to_us(self.ended.at_s)
+        """After a gap every slot was empty since the last record, and nobody held it."""
+        at_us, ended = to_us(record.at_s), self.ended
+        if ended is not None:
+            self._last_us = to_us(ended.at_s)
             self._resolve_all()
             self._close_slots(self._last_us)
             self.ended = None
         if at_us < self._last_us:
             raise LedgerError(f"the run resumed at {record.at_s} s, before its last record at {self._last_us / 1e6} s")
         if record.gap:
-            self._gaps.append((self._last_us, at_us))
-            self.book.outage(self._last_us, record.cause)
+            self._stopped(at_us, ended, record.cause)
         self._last_us = at_us
+
+    def _stopped(self, back_us: int, ended: RunEnded | None, cause: str) -> None:
+        """Nobody held a machine since the last record, and everybody was gone by then."""
+        gone_us = min(back_us, max(self._last_us, *(slot.cursor_us for slot in self.slots)))
+        for slot in self.slots:
+            if slot.incarnation >= 0:
+                self._hole(slot, gone_us if slot.lost_us is None else min(slot.lost_us, gone_us))
+            self._vacant(slot, gone_us)
+            slot.stop(gone_us, back_us)
+        self.stretches.stopped(gone_us, back_us, ended)
+        self.book.outage(gone_us, back_us, cause)
 
     def _run_ended(self, record: RunEnded) -> None:
         self.ended = record
@@ -202,7 +217,7 @@ class Ledger:
         if self.ended is not None:
             record = clip(record, to_us(self.ended.at_s))
         slot = self._slot(record.member)
-        if record.member.incarnation < slot.incarnation:
+        if slot.is_past(record.member):
             self._stale_us += sum(record.durations_us)
             return
         record = self._in_life(record)
@@ -216,6 +231,7 @@ class Ledger:
         folded = slot.fold(record, floor, self._members(record.generation))
         if folded.first_commit_us is not None and folded.last_commit_us is not None:
             self.book.stepped(record.generation, folded.first_commit_us, folded.last_commit_us)
+            self.stretches.stepped(folded.first_step_us, folded.last_commit_us)
             self._step_gaps_us.extend(folded.gaps_us)
             self._rank_steps += folded.commits
             self._productive_us += folded.productive_us
@@ -249,9 +265,9 @@ class Ledger:
                 raise LedgerError(f"{member}: spans {what}: they ended at {slot.cursor_us} us, the next start at {record.start_us} us")
             return record
         self._replace(slot, record.start_us)
-        slot.incarnation, slot.lost_us = member.incarnation, self._loss_us(member)
+        slot.seat(member.incarnation, self._loss_us(member))
         lap = slot.cursor_us - record.start_us
-        if lap > CLOCK_NOISE_US:
+        if lap > CLOCK_NOISE_US and record.start_us >= self.stretches.back_us:
             raise LedgerError(
                 f"{member}: spans overlap: slot {slot.slot} was taken until {slot.cursor_us} us, they start at {record.start_us} us"
             )
@@ -275,37 +291,31 @@ class Ledger:
         start_us, duration = slot.cursor_us, slot.fill(end_us, PROVISION)
         if not duration:
             return
+        if slot.cold:
+            self.cold_us += duration
         if slot.incarnation >= 0:
-            self.book.charge(PROVISION, duration, self._cause_of_vacancy(slot, start_us))
+            self.book.charge(PROVISION, duration, (f"outage-{len(self.stretches.gaps)}" if slot.stopped else str(slot.member),))
         if self.timeline is not None:
             self.timeline.paint(slot.slot, start_us, duration, PROVISION)
 
-    def _cause_of_vacancy(self, slot: SlotAccount, start_us: int) -> tuple[str, ...]:
-        if str(slot.member) in self.book.losses:
-            return (str(slot.member),)
-        gap = next((number for number, gap in enumerate(self._gaps, start=1) if gap[1] > start_us), 0)
-        return (f"outage-{gap}",)
-
     def _hole(self, slot: SlotAccount, end_us: int) -> None:
-        """Time between a process's last span and its death that nobody recorded; from the start of an outage on the slot was empty."""
-        gap_us = next((start for start, stop in self._gaps if start < end_us and stop > slot.cursor_us), NOWHERE)
-        start_us, duration = slot.cursor_us, slot.fill(min(end_us, gap_us), OTHER_INDEX)
+        """Time between a process's last span and its death that nobody recorded."""
+        start_us, duration = slot.cursor_us, slot.fill(end_us, OTHER_INDEX)
         if duration > CLOCK_NOISE_US:
             slot.holes += 1
             slot.hole_us += duration
         if self.timeline is not None:
             self.timeline.paint(slot.slot, start_us, duration, OTHER_INDEX)
-        self._vacant(slot, end_us)
 
     def _unobserved(self, record: Unobserved) -> None:
         """Lenient where spans are strict: the node that knew the exact times is gone."""
         slot = self._slot(record.member)
-        if record.member.incarnation < slot.incarnation:
+        if slot.is_past(record.member):
             self._stale_us += record.end_us - record.start_us
             return
         if record.member.incarnation > slot.incarnation:
             self._replace(slot, record.start_us)
-            slot.incarnation, slot.lost_us = record.member.incarnation, self._loss_us(record.member)
+            slot.seat(record.member.incarnation, self._loss_us(record.member))
         limits = (self._loss_us(record.member), None if self.ended is None else to_us(self.ended.at_s))
         end_us = min([record.end_us, *(limit for limit in limits if limit is not None)])
         self._hole(slot, min(record.start_us, end_us))
@@ -371,9 +381,12 @@ class Ledger:
     # ---- the other records
 
     def _process_lost(self, record: ProcessLost) -> None:
+        """What ended with its cluster is no loss of its own: the outage is."""
         self._seen(record)
-        self.book.lost(record, to_us(record.at_s))
         slot = self._slot(record.member)
+        if self.stretches.gaps and ((slot.stopped and slot.is_past(record.member)) or to_us(record.at_s) <= self.stretches.back_us):
+            return
+        self.book.lost(record, to_us(record.at_s))
         if record.member.incarnation == slot.incarnation:
             slot.lost_us = to_us(record.at_s)
         if self.timeline is not None:
@@ -459,10 +472,10 @@ class Ledger:
             raise LedgerError("no RunStarted yet: there is nothing to sum up")
         if self.ended is None:
             now_us = max(self._last_us, to_us(now_s) if now_s is not None else 0)
-            return _summary(self, self, now_us)
+            return summary_of(self, self, now_us)
         if self._closed is None:
             self._closed = self._close()
-        return _summary(self, self._closed, max(slot.cursor_us for slot in self._closed.slots))
+        return summary_of(self, self._closed, max(slot.cursor_us for slot in self._closed.slots))
 
     def closed_timeline(self) -> Timeline | None:
         """What each slot did when, up to the end of a run that has ended."""
@@ -489,11 +502,9 @@ class Ledger:
             raise LedgerError(f"{latest.member}: spans until {latest.cursor_us} us, after the run ended at {end_us} us")
         end_us = max(end_us, latest.cursor_us)
         for slot in self.slots:
-            gone_us = self._gone_us(slot)
-            if gone_us is not None:
-                self._hole(slot, min(max(gone_us, slot.cursor_us), end_us))
-                self._vacant(slot, end_us)
-            elif slot.incarnation < 0:
+            if slot.incarnation >= 0 and slot.lost_us is not None:
+                self._hole(slot, min(slot.lost_us, end_us))
+            if slot.empty:
                 self._vacant(slot, end_us)
             else:
                 start_us, duration = slot.cursor_us, slot.fill(end_us, FINISH_INDEX)
@@ -501,99 +512,7 @@ class Ledger:
                     self.timeline.paint(slot.slot, start_us, duration, FINISH_INDEX)
             slot.lost_us = end_us if slot.lost_us is None else slot.lost_us
 
-    def _gone_us(self, slot: SlotAccount) -> int | None:
-        """When the slot's process ended, None when it was there at the end. One that an outage silenced ended with it."""
-        if slot.incarnation < 0 or slot.lost_us is not None:
-            return slot.lost_us
-        return next((start for start, stop in self._gaps if stop > slot.cursor_us), None)
 
-
-def _summary(ledger: Ledger, closed: Ledger, now_us: int) -> LedgerSummary:
-    """``ledger`` holds the counters, ``closed`` the categories: the same ledger while the run goes on."""
-    assert ledger.started is not None
-    started, wall_us = ledger.started, now_us - to_us(ledger.started.at_s)
-    us, pending_us = _slot_times(closed, now_us)
-    totals, settled = _columns(us), _columns([slot.us for slot in ledger.slots])
-    step_us = sum(totals[:STEP_KINDS])
-    samples = closed._step_gaps_us
-    median_us = statistics.median(samples) if samples else 0.0
-    charged, uncharged = closed.book.charged()
-    durable, rank_us = closed._checkpoint, max(1, len(us) * wall_us)
-    return LedgerSummary(
-        run=started.run,
-        status=ledger.ended.status if ledger.ended else "running",
-        reason=ledger.ended.reason if ledger.ended else "",
-        digest=ledger.ended.digest if ledger.ended else "",
-        started_s=started.at_s,
-        started_unix_s=started.unix_time_s,
-        now_s=now_us / 1e6,
-        world=started.world,
-        spares=started.spares,
-        shards=started.shards,
-        categories=seconds(totals),
-        slot_us=tuple(us),
-        pending_s=pending_us / 1e6,
-        settled=seconds([a + b for a, b in zip(settled, ledger.reclassified_us, strict=True)]),
-        reclassified=seconds(ledger.reclassified_us),
-        holes=sum(slot.holes for slot in closed.slots),
-        stale_s=closed._stale_us / 1e6,
-        hole_s=sum(slot.hole_us for slot in closed.slots) / 1e6,
-        closes=sum(totals) + pending_us == len(us) * wall_us,
-        goodput=step_us / max(1, started.world * wall_us),
-        scheduling_goodput=step_us / rank_us,
-        ettr=closed._productive_us / max(1, wall_us),
-        other_ratio=totals[OTHER_INDEX] / rank_us,
-        steps=closed._step,
-        lineage=closed.lineage,
-        commits_total=closed._commits_total,
-        rolled_back_total=closed._rolled_back_total,
-        median_step_s=median_us / 1e6,
-        law=LawTerms(*[total / 1e6 / max(1, closed._rank_steps) for total in totals[:STEP_KINDS]]),
-        generation=closed.book.generation,
-        view_size=closed._view_size,
-        views_total=closed._views_total,
-        losses_total=sum(not name.startswith("outage-") for name in closed.book.losses),
-        in_view_losses=sum(loss.generation >= 0 for loss in closed.book.losses.values()),
-        faults_by_kind_phase=dict(closed._fault_counts),
-        incidents=tuple(incidents(closed.book, charged, median_us)),
-        uncharged=seconds(uncharged),
-        checkpoints_by_phase=closed._by_phase(STORE),
-        copies_by_phase=closed._by_phase(PEERS),
-        copy_interval_s=closed._copy_interval_s,
-        checkpoint_step=durable.state.step if durable else 0,
-        checkpoint_interval_s=closed._interval_s,
-        checkpoint_blocked_s=durable.blocked_s if durable else 0.0,
-        checkpoint_latency_s=durable.latency_s if durable else 0.0,
-        measurements=dict(closed._measurements),
-        tallies=closed._tally.now(),
-        expected_goodput=ledger._said.get("expected_goodput"),
-        queued_s=ledger._said.get("queued_s", 0.0),
-        samples=trained_on(ledger._data, ledger._cover, ledger._histories, ledger._step, ledger._rolled_back_total),
-    )
-
-
-def _columns(rows: Sequence[Sequence[int]]) -> list[int]:
-    """Sums over all slots, without an object for each: there may be 100,000."""
-    return [sum(map(itemgetter(index), rows)) for index in range(len(NAMES))]
-
-
-def _slot_times(ledger: Ledger, now_us: int) -> tuple[list[tuple[int, ...]], int]:
-    """Microseconds by category of each slot up to ``now_us``, and those that are not decided yet."""
-    pending_us = sum(duration for held in ledger._held.values() for item in held for _, duration, _ in item.pieces)
-    times = []
-    for slot in ledger.slots:
-        us, vacant_us = tuple(slot.us), 0
-        if slot.empty:
-            vacant_us = max(0, now_us - max(slot.cursor_us, slot.lost_us or 0))
-            us = (*us[:PROVISION], us[PROVISION] + vacant_us, *us[PROVISION + 1 :])
-        pending_us += now_us - slot.cursor_us - vacant_us
-        if slot.attempt:
-            pending_us += sum(duration for _, duration, _ in slot.attempt)
-        times.append(us)
-    return times, pending_us
-
-
-def _numbers(config: str, *names: str) -> dict[str, float]:
+def _numbers(said: dict[str, Any], *names: str) -> dict[str, float]:
     """Those of ``names`` that were written down at the start."""
-    said = configuration(config)
     return {name: float(said[name]) for name in names if isinstance(said.get(name), int | float)}

@@ -37,6 +37,8 @@ class Loss:
     steady: tuple[int, int] | None = None
     """(step, at_us) of the first commit at or after the target."""
     views: list[int] = field(default_factory=list)
+    down_us: int = 0
+    """Of an outage: how long nobody held a machine, which is in no category."""
 
 
 class CostBook:
@@ -58,7 +60,8 @@ class CostBook:
         self._commit_times: dict[int, tuple[int, int]] = {}
         self._open_outage: Causes = ()
         self._committed: tuple[int, int] | None = None
-        self._seated: frozenset[Member] = frozenset()
+        self.seated: frozenset[Member] = frozenset()
+        self._downs: list[tuple[int, int]] = []
         self._unsettled: list[Loss] = []
 
     # ---- what happened
@@ -72,10 +75,10 @@ class CostBook:
             loss.before = self._committed
             self._unsettled.append(loss)
 
-    def outage(self, at_us: int, cause: str) -> None:
-        """The whole run was down from ``at_us`` on; charged when the losses are not on record one by one."""
-        number = sum(name.startswith("outage-") for name in self.losses) + 1
-        loss = Loss(f"outage-{number}", at_us, cause, None, -1, before=self._committed)
+    def outage(self, at_us: int, back_us: int, cause: str) -> None:
+        """The whole run was down between these times. It is charged with what it cost to start again, and not with its own length."""
+        self._downs.append((at_us, back_us))
+        loss = Loss(f"outage-{len(self._downs)}", at_us, cause, None, -1, before=self._committed, down_us=back_us - at_us)
         self.losses[loss.id] = loss
         self._open_outage = (loss.id,)
         self._unsettled.append(loss)
@@ -105,11 +108,11 @@ class CostBook:
             self._graceful_causes[view.generation] = self._replaced(view.members) or record.causes
         else:
             self._settle(view.generation, record.causes or self._inherited())
-        self._seated = frozenset(view.members)
+        self.seated = frozenset(view.members)
 
     def _replaced(self, members: tuple[Member, ...]) -> Causes:
         """The losses whose replacements are new in a view."""
-        before = (f"{member.slot}.{member.incarnation - 1}" for member in members if member not in self._seated)
+        before = (f"{member.slot}.{member.incarnation - 1}" for member in members if member not in self.seated)
         return tuple(name for name in before if name in self.losses)
 
     def _inherited(self) -> Causes:
@@ -220,15 +223,21 @@ class CostBook:
             return None
         last = max(self._commit_times[g][1] for g in generations[:at])
         first = min(self._commit_times[g][0] for g in generations[at:])
-        return max(0.0, first - last - median_us)
+        return max(0.0, first - last - self._down_us(last, first) - median_us)
 
-    @staticmethod
-    def excess_us(loss: Loss, median_us: float) -> float | None:
-        """All that the loss cost in wall time, until 20 steps after the world is full again; None when it did not come to that."""
+    def _down_us(self, begin_us: int, end_us: int) -> int:
+        """How long nobody held a machine between these times."""
+        return sum(max(0, min(end_us, back_us) - max(begin_us, gone_us)) for gone_us, back_us in self._downs)
+
+    def excess_us(self, loss: Loss, median_us: float) -> float | None:
+        """All that the loss cost in wall time in which machines were held, until 20 steps after the world is full again.
+
+        None when it did not come to that.
+        """
         if loss.before is None or loss.steady is None:
             return None
         (step, at_us), (steady_step, steady_us) = loss.before, loss.steady
-        return steady_us - at_us - (steady_step - step) * median_us
+        return steady_us - at_us - self._down_us(at_us, steady_us) - (steady_step - step) * median_us
 
     def planned(self, fault: str) -> Fault:
         return self.faults[fault][-1].fault

@@ -18,13 +18,13 @@ def seconds(us: Iterable[int]) -> dict[str, float]:
 
 
 def incidents(book: CostBook, charged: Charged, median_us: float) -> list[Incident]:
-    """Faults in the order in which they were first heard of, then losses that no fault explains, and outages that cost something."""
+    """Faults in the order in which they were first heard of, then losses that no fault explains, and outages."""
     explained: dict[str, list[Loss]] = {name: [] for name in book.faults}
     alone: list[Loss] = []
     for loss in book.losses.values():
         if loss.fault in explained:
             explained[loss.fault].append(loss)
-        elif any(charged[loss.id]) or not loss.id.startswith("outage-"):
+        else:
             alone.append(loss)
     incidents = [_of_fault(book, charged, name, losses, median_us) for name, losses in explained.items()]
     return incidents + [_of_loss(book, charged, loss, median_us) for loss in alone]
@@ -44,7 +44,7 @@ def _of_fault(book: CostBook, charged: Charged, name: str, losses: list[Loss], m
 def _of_loss(book: CostBook, charged: Charged, loss: Loss, median_us: float) -> Incident:
     costs = _costs(book, charged, [loss], median_us)
     if loss.id.startswith("outage-"):
-        return Incident(loss.id, loss.at_us / 1e6, "run", "outage", None, None, (), (), (loss.cause,), *costs)
+        return Incident(loss.id, loss.at_us / 1e6, "run", "outage", None, None, (), (), (loss.cause,), *costs, loss.down_us / 1e6)
     slot = int(loss.id.partition(".")[0])
     return Incident(f"loss-{loss.id}", loss.at_us / 1e6, "unknown", "loss", slot, None, (), (loss.id,), (loss.cause,), *costs)
 

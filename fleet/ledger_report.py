@@ -41,6 +41,8 @@ class Report:
             "started_unix_s": s.started_unix_s,
             "queued_s": s.queued_s,
             "wall_s": s.wall_s,
+            "down_s": s.down_s,
+            "training_s": s.training_s,
             "world": s.world,
             "spares": s.spares,
             "shards": s.shards,
@@ -53,6 +55,7 @@ class Report:
             "ettr": s.ettr,
             "training_goodput": s.training_goodput,
             "expected_goodput": s.expected_goodput,
+            "expectation": dataclasses.asdict(s.expectation) if s.expectation is not None else None,
             "goodput_drift": s.goodput_drift,
             "other_ratio": s.other_ratio,
             "closes": s.closes,
@@ -61,6 +64,7 @@ class Report:
             "hole_s": s.hole_s,
             "stale_s": s.stale_s,
             "categories": s.categories,
+            "cold_provision_s": s.cold_provision_s,
             "law_per_step": dataclasses.asdict(s.law),
             "faults": [_incident(item) for item in s.incidents],
             "uncharged": {name: s.uncharged[name] for name in (*COST_NAMES, "init")},
@@ -210,9 +214,16 @@ def rank_time(rank_s: float) -> str:
     return f"{rank_s:,.2f} s" if rank_s < 10_000 else f"{rank_s / 3600:,.1f} h"
 
 
+def drift_words(summary: LedgerSummary) -> str:
+    """What was expected of the training, and how far it is from that; empty where nothing is known of it."""
+    expected, drift = summary.expectation, summary.goodput_drift
+    if expected is None or drift is None:
+        return ""
+    interval = f"95% interval of the expectation: {expected.low:.0%} to {expected.high:.0%}"
+    return f"expected {expected.goodput:.2%}, drift {100 * drift:+.1f} points ({interval}), {expected.place(summary.training_goodput)} it"
+
+
 def losses_by_size(summary: LedgerSummary) -> list[tuple[str, float]]:
-    """Where the rank-seconds went that were no goodput, largest first; categories without any are left out."""
+    """Where the rank-seconds went that were no goodput, largest first; categories without any are left out. What is pending is none."""
     named = [(name, value) for name, value in summary.categories.items() if name not in STEP_NAMES and value > 0]
-    if summary.pending_s > 0:
-        named.append(("pending", summary.pending_s))
     return sorted(named, key=lambda item: -item[1])

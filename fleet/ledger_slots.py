@@ -74,8 +74,11 @@ class Charge(NamedTuple):
 
 
 class Folded(NamedTuple):
-    """What one ``Spans`` record did beyond its slot's account. Commit times are None when there was no commit."""
+    """What one ``Spans`` record did beyond its slot's account. Commit times are None when there was no commit; the first step that was
+    committed began at ``first_step_us``.
+    """
 
+    first_step_us: int
     first_commit_us: int | None
     last_commit_us: int | None
     gaps_us: list[int]
@@ -108,6 +111,7 @@ class SlotAccount:
         "lost_us",
         "slot",
         "stepped",
+        "stopped",
         "us",
     )
 
@@ -117,6 +121,7 @@ class SlotAccount:
         self.incarnation = self.generation = self.lineage = -1
         self.stepped = -2  # not even in generation -1, that of a process without a view
         self.lost_us: int | None = None
+        self.stopped = False  # its process ended with the cluster, and it has no other since
         self.attempt: list[Piece] = []
         self.commits: list[Commit] = []
         self.last_commit_us: int | None = None
@@ -130,6 +135,25 @@ class SlotAccount:
     def empty(self) -> bool:
         """No process is known to be in the slot."""
         return self.incarnation < 0 or self.lost_us is not None
+
+    @property
+    def cold(self) -> bool:
+        """It waits for the first process that it gets since the run started or was resumed, and not for one in a lost one's place."""
+        return self.incarnation < 0 or self.stopped
+
+    def is_past(self, member: Member) -> bool:
+        """Another process took the place of ``member``, or its cluster ended."""
+        return member.incarnation < self.incarnation or (self.stopped and member.incarnation == self.incarnation)
+
+    def seat(self, incarnation: int, lost_us: int | None) -> None:
+        """The next process is in the slot; ``lost_us``: when it is known to have been lost."""
+        self.incarnation, self.lost_us, self.stopped = incarnation, lost_us, False
+
+    def stop(self, gone_us: int, back_us: int) -> None:
+        """The run was stopped, and nobody held the slot between these times."""
+        self.cursor_us = max(self.cursor_us, back_us)
+        self.lost_us = gone_us if self.lost_us is None else min(self.lost_us, gone_us)
+        self.stopped = self.incarnation >= 0
 
     def fill(self, end_us: int, index: int) -> int:
         """Put the time from the cursor to ``end_us`` in one category; returns the microseconds."""
@@ -175,6 +199,7 @@ class SlotAccount:
     def _fold(self, record: Spans, floor: int, members: int, abandoned: list[Abandoned]) -> Folded:
         time_us, step, us, attempt = self.cursor_us, record.step, self.us, self.attempt
         first_commit_us: int | None = None
+        first_step_us = time_us
         gaps_us: list[int] = []
         charges: list[Charge] = []
         commits, productive_us = 0, 0.0
@@ -194,7 +219,8 @@ class SlotAccount:
             elif index == COMMIT_INDEX:
                 step += 1
                 self.stepped = record.generation
-                first_commit_us = time_us if first_commit_us is None else first_commit_us
+                if first_commit_us is None:
+                    first_commit_us, first_step_us = time_us, attempt[0][0] if attempt else time_us
                 if self.last_commit_us is not None:
                     gaps_us.append(time_us - self.last_commit_us)
                 self.last_commit_us = time_us
@@ -212,7 +238,7 @@ class SlotAccount:
             self.stepped = record.generation
         self.cursor_us = time_us
         last_commit_us = self.last_commit_us if first_commit_us is not None else None
-        return Folded(first_commit_us, last_commit_us, gaps_us, commits, productive_us, abandoned, charges)
+        return Folded(first_step_us, first_commit_us, last_commit_us, gaps_us, commits, productive_us, abandoned, charges)
 
     def _commit(self, step: int, time_us: int, members: int, attempt: list[Piece]) -> float:
         sums = [0, 0, 0, 0]

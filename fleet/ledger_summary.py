@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from fleet.expectation import Expectation
     from fleet.ledger_samples import Samples
 
 COST_NAMES = ("detect", "reform", "provision", "restore", "rework")
@@ -27,6 +28,7 @@ class Incident:
         stall_s: longest gap between two commits that it caused, less a median step; None when no commit followed.
         excess_s: wall time it cost in all, until 20 steps after the world was full again; None when it did not come to that. Losses whose
             times overlap each count the whole overlap.
+        down_s: of an outage: how long the run was stopped and nobody held a machine. In no category, and no part of any cost.
     """
 
     id: str
@@ -42,6 +44,7 @@ class Incident:
     init_s: float
     stall_s: float | None
     excess_s: float | None
+    down_s: float = 0.0
 
     @property
     def cost_s(self) -> float:
@@ -78,8 +81,14 @@ class Tallies:
 class LedgerSummary:
     """The ledger at ``now_s``. Rank-seconds unless named otherwise.
 
-    ``categories`` and ``pending_s`` together are ``slots x wall``; ``pending_s`` is what is not decided yet (steps in flight, time not yet
-    reported) and is 0 once the run has ended. ``settled`` never falls, nor does ``reclassified``: what was committed and later rolled back
+    ``categories`` and ``pending_s`` together are ``rank_s``: ``slots x held``. ``down_s`` is how long the run was stopped and nobody held a
+    machine: it is in no rank-second, and ``held_s`` is the rest of the wall time. ``pending_s`` is what is not decided yet (steps in
+    flight, time not yet reported) and is 0 once the run has ended; goodput, ETTR and the like are of what is decided.
+    ``training_goodput`` is that of the ``training_s`` seconds in which the run trained, as ``fleet.ledger_stretches`` has it: what
+    ``expectation`` is said of. ``cold_provision_s`` is the part of provision in which slots waited for the first process since the run
+    started or was resumed.
+
+    ``settled`` never falls, nor does ``reclassified``: what was committed and later rolled back
     is in ``settled`` under both its first category and ``rework``, and in ``reclassified`` under its first. ``stale_s`` came from processes
     that had been replaced, and is in no category.
     """
@@ -91,12 +100,16 @@ class LedgerSummary:
     started_s: float
     started_unix_s: float
     now_s: float
+    held_s: float
+    down_s: float
+    training_s: float
     world: int
     spares: int
     shards: int
     categories: Mapping[str, float]
     slot_us: tuple[tuple[int, ...], ...]
     pending_s: float
+    cold_provision_s: float
     settled: Mapping[str, float]
     reclassified: Mapping[str, float]
     holes: int
@@ -105,6 +118,7 @@ class LedgerSummary:
     closes: bool
     goodput: float
     scheduling_goodput: float
+    training_goodput: float
     ettr: float
     other_ratio: float
     steps: int
@@ -131,21 +145,14 @@ class LedgerSummary:
     measurements: Mapping[str, tuple[int, float]]
     tallies: Tallies
     expected_goodput: float | None = None
+    expectation: Expectation | None = None
     queued_s: float = 0.0
     samples: Samples | None = None
 
     @property
-    def training_goodput(self) -> float:
-        """Goodput of the world's slots with start-up, end and waiting spares left out: what ``expected_goodput`` is said of."""
-        again = sum(incident.init_s for incident in self.incidents)
-        begun = max(0.0, self.categories["init"] - again) + self.categories["finish"] + self.categories["idle_spare"]
-        trained = self.rank_s - begun
-        return sum(self.categories[name] for name in STEP_NAMES) / trained if trained > 0 else 0.0
-
-    @property
     def goodput_drift(self) -> float | None:
-        """Measured less expected; None where nothing was expected."""
-        return None if self.expected_goodput is None else self.training_goodput - self.expected_goodput
+        """Measured less expected, while training; None where it is not known."""
+        return None if self.expectation is None else self.training_goodput - self.expectation.goodput
 
     @property
     def slots(self) -> tuple[Mapping[str, float], ...]:
@@ -154,6 +161,7 @@ class LedgerSummary:
 
     @property
     def wall_s(self) -> float:
+        """The calendar's duration, stops and resumes included."""
         return self.now_s - self.started_s
 
     def unix_s(self, at_s: float) -> float:
@@ -162,5 +170,10 @@ class LedgerSummary:
 
     @property
     def rank_s(self) -> float:
-        """Allocated rank-seconds: ``(world + spares) x wall``."""
-        return (self.world + self.spares) * self.wall_s
+        """Allocated rank-seconds: ``(world + spares) x held``."""
+        return (self.world + self.spares) * self.held_s
+
+    @property
+    def decided_s(self) -> float:
+        """Allocated rank-seconds of which it is known where they went."""
+        return self.rank_s - self.pending_s

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fleet.ledger_report import Report, build_report, duration, losses_by_size, rank_time
+from fleet.ledger_report import Report, build_report, drift_words, duration, losses_by_size, rank_time
 from fleet.ledger_summary import COST_NAMES, STEP_NAMES, Incident, LedgerSummary
 from fleet.ledger_verification import in_words
 
@@ -53,9 +53,10 @@ def _headline(s: LedgerSummary, paint: _Paint) -> str:
     title = f"{paint(BOLD, s.run)}  {paint(STATUS_COLOUR.get(s.status, BOLD), state)}"
     ratios = f"scheduling {s.scheduling_goodput:.2%}   ETTR {s.ettr:.2%}"
     queued = f", after {duration(s.queued_s)} in the queue" if s.queued_s else ""
-    size = f"{s.steps:,} steps{back}   {s.world} ranks{spares} for {duration(s.wall_s)}{queued}"
-    if s.expected_goodput is not None and s.goodput_drift is not None:
-        size += f"\nwhile training {s.training_goodput:.2%}, expected {s.expected_goodput:.2%}, drift {100 * s.goodput_drift:+.2f} points"
+    down = f", and stopped for {duration(s.down_s)}" if s.down_s else ""
+    size = f"{s.steps:,} steps{back}   {s.world} ranks{spares} for {duration(s.held_s)}{queued}{down}"
+    if s.training_s:
+        size += "\n" + ", ".join(filter(None, (f"while training {s.training_goodput:.2%}", drift_words(s))))
     return f"{title}\n{paint(BOLD + GREEN, f'goodput {s.goodput:.2%}')}   {ratios}   {size}\n"
 
 
@@ -66,7 +67,8 @@ def _bar(begin: float, share: float, fill: str) -> str:
 
 
 def _waterfall(s: LedgerSummary, paint: _Paint) -> str:
-    allocated = s.rank_s or 1.0
+    """Down from what was allocated to goodput. What is pending stands below, as it is in no share: nobody knows yet where it went."""
+    allocated = s.decided_s or 1.0
     lines = [_line("allocated", allocated, 1.0, _bar(0.0, 1.0, "█"))]
     left = 1.0
     for name, value in losses_by_size(s):
@@ -76,6 +78,8 @@ def _waterfall(s: LedgerSummary, paint: _Paint) -> str:
     lines.append(
         _line("= goodput", sum(s.categories[name] for name in STEP_NAMES), s.scheduling_goodput, paint(GREEN, _bar(0.0, left, "█")))
     )
+    if s.pending_s > 0:
+        lines.append(f"  {'pending':<19}{rank_time(s.pending_s):>14}           not decided yet, and in no share")
     return "\n".join([*lines, ""])
 
 
@@ -98,8 +102,8 @@ def _samples(s: LedgerSummary) -> str:
 
 
 def _faults(s: LedgerSummary, paint: _Paint) -> str:
-    """Injected faults that came to something, and losses that no fault explains, dearest first."""
-    items = sorted((item for item in s.incidents if item.cost_s > 0 or item.members), key=lambda item: -item.cost_s)
+    """Injected faults that came to something, losses that no fault explains, and times in which the run was stopped, dearest first."""
+    items = sorted((item for item in s.incidents if item.cost_s > 0 or item.members or item.down_s), key=lambda item: -item.cost_s)
     if not items:
         return ""
     heads = ["fault", "at", "what", "lost", *COST_NAMES, "cost", "stall"]
@@ -168,6 +172,7 @@ def _levels(report: Report) -> str:
 def _row(item: Incident, started_s: float) -> list[str]:
     members = ",".join(item.members[:2]) + (f",+{len(item.members) - 2}" if len(item.members) > 2 else "")
     what = item.kind if item.component == "unknown" else f"{item.kind} {item.component}"
+    what = f"stopped for {duration(item.down_s)}" if item.down_s else what
     costs = [duration(item.cost[name]) if item.cost[name] else "-" for name in COST_NAMES]
     return [item.id[:18], duration(item.at_s - started_s), what[:24], members or "-", *costs, duration(item.cost_s), duration(item.stall_s)]
 

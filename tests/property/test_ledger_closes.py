@@ -47,11 +47,11 @@ class RandomRun:
         self.procs: dict[int, Proc] = {}
         self.all: list[tuple[Proc, int]] = []
         self.seated: list[int] = []
-        self.provision_us = 0
+        self.provision_us = self.down_us = self.cold_us = 0
         self.done: list[tuple[int, int]] = []
         self.emit(r.RunStarted(r.VERSION, "random", 0.0, 0.0, world, spares, 16, "{}"))
         for slot in range(self.slots):
-            self.begin(slot, 0)
+            self.begin(slot, 0, cold=True)
         self.form(())
         for _ in range(events):
             self.steps(rng.randint(0, 4))
@@ -61,11 +61,12 @@ class RandomRun:
 
     # ---- what can happen
 
-    def begin(self, slot: int, empty_since_us: int) -> None:
-        """A process starts in an empty slot, some time after it became empty."""
+    def begin(self, slot: int, empty_since_us: int, *, cold: bool = False) -> None:
+        """A process starts in an empty slot, some time after it became empty; ``cold``: with the run itself, and not for a lost one."""
         known = [proc.member.incarnation for proc, _ in self.all if proc.member.slot == slot]
         start_us = empty_since_us + self.rng.randint(0, 5_000)
         self.provision_us += start_us - empty_since_us
+        self.cold_us += cold * (start_us - empty_since_us)
         proc = Proc(Member(slot, max(known, default=-1) + 1), start_us, start_us)
         self.procs[slot] = proc
         self.all.append((proc, 0))
@@ -126,17 +127,21 @@ class RandomRun:
         self.emit(r.CheckpointRecord(f"c{self.step}", "durable", StateId(self.lineage, self.step), self.now_us / 1e6))
 
     def outage(self) -> None:
-        """Everything ends at once and nobody is there to write it down; another cluster goes on from the checkpoint."""
+        """Everything ends at once, in order or with nobody there to write it down; another cluster goes on from the checkpoint."""
         self.now_us = max(proc.now_us for proc in self.procs.values())
         for slot in self.procs:
             self.wait(slot, self.now_us)
         self.all = [(proc, until or self.now_us) for proc, until in self.all]
+        if self.rng.random() < 0.5:
+            self.emit(r.RunEnded("stopped", "by hand", self.now_us / 1e6, "", ""))
         back_us = self.now_us + self.rng.randint(1, 50_000)
+        self.down_us += back_us - self.now_us
         self.emit(r.Resumed(back_us / 1e6, back_us / 1e6, "resume"), back_us)
+        for proc in self.procs.values():
+            if self.rng.random() < 0.5:
+                self.emit(r.ProcessLost(proc.member, "its cluster ended", back_us / 1e6, None, -1, -1, -1, ""), back_us)
         for slot in list(self.procs):
-            self.begin(slot, self.now_us)
-            late_us = max(0, back_us - self.procs[slot].start_us)
-            self.shift(slot, late_us)
+            self.begin(slot, back_us, cold=True)
         self.now_us = back_us
         self.roll_back(back_us)
         self.form(())
@@ -149,7 +154,7 @@ class RandomRun:
         end_us = max(end_us, *(proc.now_us for proc in self.procs.values()))
         self.finish_us = sum(end_us - proc.now_us for proc in self.procs.values())
         self.emit(r.RunEnded("completed", "", end_us / 1e6, "", ""), end_us)
-        self.wall_us = end_us
+        self.end_us, self.wall_us = end_us, end_us - self.down_us
         for proc, until in self.all:
             self.report(proc, until)
 
@@ -195,13 +200,6 @@ class RandomRun:
             elif row.code in r.STEP_CODES:
                 kept.append(row)
         return sum(row.duration_us for row in kept)
-
-    def shift(self, slot: int, by_us: int) -> None:
-        """A process of the new cluster cannot begin before the cluster does."""
-        proc = self.procs[slot]
-        proc.start_us += by_us
-        proc.now_us += by_us
-        self.provision_us += by_us
 
     def roll_back(self, at_us: int) -> None:
         self.lineage += 1
@@ -263,6 +261,11 @@ def test_the_ledger_closes_and_agrees_with_the_run(run: RandomRun) -> None:
     assert all(sum(slot.values()) == pytest.approx(run.wall_us / 1e6, abs=1e-6) for slot in summary.slots)
     assert total(summary, *STEP_NAMES) == pytest.approx(sum(duration for _, duration in run.done) / 1e6, abs=1e-6)
     assert total(summary, "provision") == pytest.approx(run.provision_us / 1e6, abs=1e-6)
+    assert summary.cold_provision_s == pytest.approx(run.cold_us / 1e6, abs=1e-6)
+    assert summary.down_s == pytest.approx(run.down_us / 1e6, abs=1e-9)
+    assert sum(item.down_s for item in summary.incidents) == pytest.approx(summary.down_s)
+    assert summary.rank_s == pytest.approx(run.slots * run.wall_us / 1e6)
+    assert summary.goodput == pytest.approx(total(summary, *STEP_NAMES) / (run.world * run.wall_us / 1e6))
     assert total(summary, "other") == 0
     for code, name in RECORDED.items():
         extra_us = run.finish_us if name == "finish" else 0
@@ -289,7 +292,9 @@ def test_at_every_record_it_closes_and_no_counter_falls(run: RandomRun) -> None:
         summary = ledger.summary()
         assert summary.closes
         assert all(value >= 0 for value in summary.categories.values())
+        assert 0 <= summary.goodput <= 1 and 0 <= summary.ettr <= 1 and 0 <= summary.training_goodput <= 1
         counters = {**summary.settled, **{f"-{name}": value for name, value in summary.reclassified.items()}}
+        counters |= {"held": summary.held_s, "down": summary.down_s}
         counters |= {"commits": summary.commits_total, "rolled back": summary.rolled_back_total, "losses": summary.losses_total}
         assert all(counters[name] >= value for name, value in last.items())
         last = counters
@@ -299,12 +304,14 @@ def test_at_every_record_it_closes_and_no_counter_falls(run: RandomRun) -> None:
 @given(runs, st.data())
 def test_one_span_that_overlaps_the_next_is_refused(run: RandomRun, data: st.DataObject) -> None:
     journal = run.journal
+    ends_us = {proc.member: until or run.end_us for proc, until in run.all}
     following: dict[Member, int] = {}  # when the member's next record starts
     candidates: list[int] = []
     for index in reversed(range(len(journal))):
         record = journal[index]
         if isinstance(record, r.Spans):
-            checked = following.get(record.member, run.wall_us) < run.wall_us  # what comes after the end of the run is cut off unread
+            end_us = ends_us[record.member]
+            checked = following.get(record.member, end_us) < end_us  # what comes after the run has ended or stopped is cut off unread
             if checked and any(code not in "KAH" for code in record.codes):
                 candidates.append(index)
             following[record.member] = record.start_us

@@ -92,6 +92,52 @@ def test_shares_are_of_all_rank_seconds_and_ranked() -> None:
         assert each.share == pytest.approx(found.categories[each.metric] / found.rank_s)
 
 
+def slow_start(lost: bool) -> Story:
+    """Nobody is there for 4 s; then a second of steps. With a loss slot 1 stands empty for 2 s more, and ends with a second of steps."""
+    story = Story(world=2)
+    story.view(1, [(0, 0), (1, 0)], 4000)
+    for slot in (0, 1):
+        story.spans(slot, 0, "c100 K " * 10, at=4000)
+    if lost:
+        story.lost(1, 0, 5000)
+        story.spans(0, 0, "c100 K " * 30, step=10)
+        story.spans(1, 1, "c100 K " * 10, at=7000, step=30)
+    for step in range(1, 41 if lost else 11):
+        story.committed(step, 4000 + 100 * step)
+    story.ended(8000 if lost else 5000)
+    return story
+
+
+def test_a_cold_start_is_no_reason_for_a_spare() -> None:
+    findings = diagnose(summary(slow_start(lost=False)))
+    assert [each.metric for each in findings] == ["provision"]
+    assert findings[0].share == pytest.approx(0.8)
+    assert "fleet up" in findings[0].remedy and "spare" not in findings[0].remedy
+
+
+def test_a_slot_that_is_empty_after_a_loss_is_told_from_a_cold_start() -> None:
+    cold, empty = diagnose(summary(slow_start(lost=True)))
+    assert (cold.metric, cold.share) == ("provision", pytest.approx(8 / 16))
+    assert (empty.metric, empty.share) == ("provision", pytest.approx(2 / 16))
+    assert "spare" in empty.remedy and "2.00 s of all" in empty.evidence[0]
+
+
+def test_after_a_resume_the_new_cluster_is_the_cold_start() -> None:
+    story = Story(world=1)
+    story.view(1, [(0, 0)], 0)
+    story.spans(0, 0, "c100 K " * 10)
+    story.committed(10, 1000)
+    story.ended(1000, status="stopped")
+    story.resumed(3_600_000)
+    story.view(2, [(0, 1)], 3_603_000, 10)
+    story.spans(0, 1, "c100 K " * 10, generation=2, step=10, at=3_603_000)
+    story.committed(20, 3_604_000)
+    story.ended(3_604_000)
+    [cold] = diagnose(summary(story))
+    assert cold.share == pytest.approx(3 / 5)
+    assert "resumed 1 time." in cold.evidence[1]
+
+
 def test_a_run_that_lost_nothing_has_no_finding() -> None:
     assert diagnose(summary(steady({0: "c100", 1: "c100"}))) == ()
 

@@ -60,8 +60,8 @@ def test_a_run_without_faults_is_all_steps_but_for_its_start_and_end() -> None:
     assert summary.incidents == ()
 
 
-def test_a_run_that_was_down_shows_it_even_when_no_step_is_repeated() -> None:
-    """2000 s of steps and 600 s of nothing is 76.9%, though every step number comes once."""
+def test_the_time_between_a_stop_and_its_resume_is_nobodys() -> None:
+    """2000 s of steps and 600 s in which nobody held a machine: the run lost nothing, and shows that it was stopped."""
     story = Story(world=1)
     story.view(1, [(0, 0)], 0)
     story.spans(0, 0, "c1000 K " * 1000)
@@ -75,12 +75,12 @@ def test_a_run_that_was_down_shows_it_even_when_no_step_is_repeated() -> None:
     story.ended(2_600_000)
     summary = fold(story)
     check_closes(summary)
-    assert summary.goodput == pytest.approx(2000 / 2600)
-    assert f"{summary.goodput:.1%}" == "76.9%"
-    assert spent(summary.categories) == {"compute": 2_000_000, "provision": 600_000}
+    assert (summary.goodput, summary.scheduling_goodput, summary.ettr, summary.training_goodput) == pytest.approx((1, 1, 1, 1))
+    assert spent(summary.categories) == {"compute": 2_000_000}
+    assert (summary.wall_s, summary.down_s, summary.held_s, summary.rank_s, summary.training_s) == (2_600, 600, 2_000, 2_000, 2_000)
     outage = incident(summary, "outage-1")
-    assert outage.cost["provision"] == pytest.approx(600.0)
-    assert (outage.stall_s, summary.rolled_back_total) == (pytest.approx(600.0), 0)
+    assert (outage.cost_s, outage.down_s, outage.causes) == (0, 600, ("resume",))
+    assert (outage.stall_s, summary.rolled_back_total, summary.losses_total) == (0, 0, 0)
 
 
 def test_a_loss_costs_what_it_took_to_notice_reform_replace_restore_and_repeat() -> None:
@@ -301,7 +301,9 @@ def test_an_outage_empties_slots_whose_loss_is_noticed_only_afterwards() -> None
     summary = fold(story)
     check_closes(summary)
     for slot in (0, 1):
-        assert spent(summary.slots[slot]) == {"compute": 120, "exposed_comm": 80, "init": 100, "other": 10, "provision": 10_890}
+        assert spent(summary.slots[slot]) == {"compute": 120, "exposed_comm": 80, "init": 100, "other": 10, "provision": 890}
+    assert (summary.down_s, summary.cold_provision_s, summary.losses_total) == (10, pytest.approx(2 * 0.89), 0)
+    assert incident(summary, "outage-1").cost["provision"] == pytest.approx(2 * 0.89)
 
 
 def test_ranks_that_train_on_while_the_coordinator_restarts_lose_nothing() -> None:
@@ -329,7 +331,9 @@ def test_a_stopped_run_that_is_resumed_was_empty_meanwhile() -> None:
     story.ended(1_110)
     summary = fold(story)
     check_closes(summary)
-    assert spent(summary.categories) == {"compute": 120, "exposed_comm": 80, "finish": 10, "provision": 900}
+    assert spent(summary.categories) == {"compute": 120, "exposed_comm": 80, "finish": 10, "provision": 10}
+    assert (summary.down_s, summary.cold_provision_s) == (pytest.approx(0.89), pytest.approx(0.01))
+    assert summary.goodput == pytest.approx(200 / 220)
 
 
 def test_a_process_that_began_before_its_predecessor_was_declared_lost_leaves_no_vacancy() -> None:
@@ -366,6 +370,86 @@ def test_while_the_run_goes_on_what_is_not_decided_is_pending() -> None:
     assert summary.pending_s == pytest.approx(0.030 + 0.070 + 0.020)
     assert spent(summary.categories) == {"compute": 120, "exposed_comm": 80, "provision": 80}
     assert spent(summary.settled) == {"compute": 120, "exposed_comm": 80}
+
+
+def test_live_goodput_is_of_what_is_known() -> None:
+    """Both ranks did nothing but steps as far as they have told; the spare has stood by; what they do since is not lost, it is pending."""
+    story = Story(world=2, spares=1)
+    story.view(1, [(0, 0), (1, 0)], 0)
+    story.spans(0, 0, STEPS + "c30")
+    story.spans(1, 0, STEPS)
+    story.spans(2, 0, "s100", generation=-1)
+    told = fold(story, now_s=0.1)
+    summary = fold(story, now_s=0.9)
+    check_closes(summary)
+    assert summary.pending_s == pytest.approx(3 * 0.8)
+    assert (summary.goodput, summary.ettr, summary.training_goodput) == pytest.approx((1, 1, 1))
+    assert summary.scheduling_goodput == pytest.approx(2 / 3) == pytest.approx(told.goodput * 2 / 3)
+
+
+def test_a_seat_that_is_empty_is_lost_at_once_and_not_pending() -> None:
+    story = Story(world=2)
+    story.view(1, [(0, 0), (1, 0)], 0)
+    for slot in (0, 1):
+        story.spans(slot, 0, STEPS)
+    story.lost(1, 0, 100)
+    story.view(2, [(0, 0)], 100, 1, causes=("1.0",))
+    story.spans(0, 0, STEPS, generation=2, step=1)
+    summary = fold(story, now_s=0.2)
+    assert (summary.pending_s, summary.goodput, summary.ettr) == pytest.approx((0, 0.75, 1))
+
+
+def started_slowly(*, ends: str = "completed") -> Story:
+    """8 s until the first step, in 5 of which nobody is there; then 1 s of steps. The same once more, after a stop of an hour."""
+    story = Story(world=2, spares=1)
+    for begin, incarnation, generation in ((0, 0, 1), (3_610_000, 1, 2)):
+        story.view(generation, [(0, incarnation), (1, incarnation)], begin + 7_900, 10 * incarnation)
+        for slot in (0, 1):
+            story.spans(slot, incarnation, "i2900", generation=-1, at=begin + 5_000)
+            steps = "f60 r40 " + STEPS * 10 + "e900"
+            story.spans(slot, incarnation, steps, generation=generation, step=10 * incarnation)
+        story.spans(2, incarnation, "i2900 s2000", generation=-1, at=begin + 5_000)
+        for step in range(1, 11):
+            story.committed(10 * incarnation + step, begin + 8_000 + 100 * step)
+        story.ended(begin + 9_900, status=ends if incarnation else "stopped")
+        if not incarnation:
+            story.resumed(3_610_000)
+    return story
+
+
+def test_training_is_from_the_first_step_to_the_last_of_each_stretch() -> None:
+    summary = fold(started_slowly())
+    check_closes(summary)
+    assert summary.training_s == pytest.approx(2.0)
+    assert summary.training_goodput == pytest.approx(1.0)
+    assert summary.cold_provision_s == pytest.approx(summary.categories["provision"]) == pytest.approx(6 * 5.0)
+    assert (summary.down_s, summary.held_s) == (pytest.approx(3_600.1), pytest.approx(2 * 9.9))
+    assert summary.goodput == pytest.approx(2 / 19.8)
+
+
+def test_a_run_that_fails_was_in_training_until_then() -> None:
+    assert fold(started_slowly(ends="failed")).training_s == pytest.approx(1.0 + 1.9)
+
+
+def test_provision_after_a_loss_is_no_cold_start() -> None:
+    summary = fold(one_loss())
+    assert (summary.cold_provision_s, summary.categories["provision"]) == (0, pytest.approx(1.0))
+
+
+def test_what_a_process_of_the_old_cluster_tells_after_a_stop_is_counted_apart() -> None:
+    story = Story(world=1)
+    story.view(1, [(0, 0)], 0)
+    story.spans(0, 0, STEPS)
+    story.resumed(1_000)
+    story.spans(0, 0, STEPS * 20, step=1)
+    story.records.append(r.Unobserved(Member(0, 0), 2_100_000, 2_200_000))
+    story.view(2, [(0, 1)], 1_000, 1)
+    story.spans(0, 1, "i10 " + STEPS, generation=2, step=1, at=990)
+    story.ended(1_100)
+    summary = fold(story)
+    check_closes(summary)
+    assert spent(summary.categories) == {"compute": 120, "exposed_comm": 80}
+    assert summary.stale_s == pytest.approx(2.1)
 
 
 def test_steps_are_remembered_one_by_one_only_after_the_last_durable_checkpoint() -> None:

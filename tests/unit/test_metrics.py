@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Iterable
 
@@ -15,10 +16,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from chaos.catalogue import EXECUTABLE
 from dashboards.metrics import COUNTER, FAULT_KINDS, METRICS, RunsCollector, metrics_table
+from fleet.config import RunSettings
 from fleet.goodput import Ledger
 from fleet.ledger_summary import LedgerSummary
 from fleet.levels import PEERS
-from fleet.records import VERSION, CheckpointRecord, DecisionMade, FaultRecord, Measurement, ProcessUp, RunStarted
+from fleet.records import VERSION, CheckpointRecord, DecisionMade, FaultRecord, Measurement, ProcessUp, RunEnded, RunStarted
 from fleet.types import Member, Process, StateId
 from tests.golden.journals import Story, one_loss
 from tests.support.prometheus import promtool
@@ -49,7 +51,12 @@ def eventful() -> tuple[LedgerSummary, LedgerSummary]:
     """Two runs with something of everything; labels hold what text formats have to escape."""
     story = one_loss("f1")
     ended = story.records.pop()
-    story.records[0] = RunStarted(VERSION, "story", 0.0, 1.7e9, 2, 0, 16, '{"expected_goodput": 0.9}')
+    assert isinstance(ended, RunEnded)
+    said = {"expected_goodput": 0.9, "settings": dataclasses.asdict(RunSettings(world=2)), "chaos": {"repair_s": None}}
+    story.records[0] = RunStarted(VERSION, "story", 0.0, 1.7e9, 2, 0, 16, json.dumps(said))
+    for slot, incarnation in ((0, 0), (1, 1)):
+        story.spans(slot, incarnation, "c30000 K", generation=3, step=60)
+    ended = dataclasses.replace(ended, at_s=ended.at_s + 30)
     story.durable(30, 4_000)
     story.records += [
         ProcessUp(Member(0, 0), Process('node "a"\\\n', 100, 1), "t", 0.1),
@@ -107,6 +114,16 @@ def test_no_counter_falls_across_a_rollback_and_the_sums_close() -> None:
     assert last["fleet_steps_rolled_back_total", ()] == 3
     assert last["fleet_steps_committed_total", ()] == 8
     assert last["fleet_step", ()] == 5
+
+
+def test_a_stop_is_in_no_figure_but_its_own() -> None:
+    story = rolled_back()
+    before = scrape(Ledger().apply_all(story.records).summary())
+    story.resumed(3_600_900)
+    after = scrape(Ledger().apply_all(story.records).summary())
+    assert after["fleet_down_seconds", ()] == pytest.approx(3_600)
+    changed = {name for (name, labels), value in after.items() if value != before.get((name, labels), 0.0)}
+    assert changed == {"fleet_down_seconds", "fleet_run_info"}
 
 
 def test_names_follow_the_rules() -> None:

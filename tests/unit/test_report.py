@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from fleet import records as r
-from fleet.ledger_report import build_report, duration, rank_time
+from fleet.goodput import Ledger
+from fleet.ledger_report import History, build_report, duration, losses_by_size, rank_time, report_of
+from fleet.ledger_timeline import Timeline
 from fleet.report import render_table
 from fleet.types import Fault, StateId
 from tests.golden.journals import Story, one_loss
@@ -48,9 +50,37 @@ def test_the_json_has_the_keys_that_tools_rely_on() -> None:
     }  # fmt: skip
     assert report["counts"].keys() >= {"faults_by_kind", "planned", "executed", "suppressed", "healed", "in_view_losses"}
     assert report["counts"]["faults_by_kind"] == {"kill_rank": {"executed": 1, "suppressed": 1}}
-    assert sum(report["categories"].values()) == pytest.approx((report["world"] + report["spares"]) * report["wall_s"], abs=1e-6)
+    assert sum(report["categories"].values()) == pytest.approx(
+        (report["world"] + report["spares"]) * (report["wall_s"] - report["down_s"]), abs=1e-6
+    )
     assert report["measurements"] == {"loss": [[1, 2.5], [2, None]]}
     assert [fault["id"] for fault in report["faults"]] == ["gpu-1", "gpu-2"]
+
+
+def test_pending_time_is_pending_and_no_loss() -> None:
+    ledger, history = Ledger(Timeline()), History()
+    for record in one_loss().records[:-1]:
+        ledger.apply(record)
+        history.add(record)
+    summary = ledger.summary(9.0)
+    text = render_table(report_of(ledger, history, summary))
+    assert summary.pending_s == pytest.approx(2 * (9.0 - 7.33))
+    assert "- pending" not in text and "not decided yet, and in no share" in text
+    shares = [float(line.split("%")[0].split()[-1]) for line in text.splitlines() if line.startswith(("  - ", "  = "))]
+    assert sum(shares) == pytest.approx(100, abs=0.1)
+    assert "pending" not in dict(losses_by_size(summary))
+
+
+def test_a_run_that_was_stopped_says_for_how_long() -> None:
+    story = one_loss()
+    story.resumed(10_807_340)
+    story.ended(10_808_000)
+    report = build_report(story.records)
+    text = render_table(report)
+    assert "2 ranks for 8.0 s, and stopped for 3 h 00 m" in text
+    assert "stopped for 3 h 00 m  -" in text, "it stands among the faults, with what it cost beside its length"
+    assert json.loads(report.to_json())["down_s"] == pytest.approx(10_800)
+    assert report.summary.closes
 
 
 def test_a_run_that_is_still_going_on_can_be_reported() -> None:
