@@ -3,6 +3,23 @@
 from __future__ import annotations
 
 from actors.rank.data import ShardedDataset
-from actors.rank.readers import File, Fixed, JsonLines, Lines, Reader, Records, Tokens, Whole
+from actors.rank.images import Images
+from actors.rank.parquet import Parquet
+from actors.rank.readers import File, Fixed, Grouped, JsonLines, Lines, Reader, Records, Tokens, Whole
+from actors.rank.streams import Streams
 
-__all__ = ["File", "Fixed", "JsonLines", "Lines", "Reader", "Records", "ShardedDataset", "Tokens", "Whole"]
+__all__ = [
+    "File",
+    "Fixed",
+    "Grouped",
+    "Images",
+    "JsonLines",
+    "Lines",
+    "Parquet",
+    "Reader",
+    "Records",
+    "ShardedDataset",
+    "Streams",
+    "Tokens",
+    "Whole",
+]

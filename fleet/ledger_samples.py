@@ -15,7 +15,8 @@ from fleet.types import Member
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """``seen`` in the present history: ``epochs`` times all there are. ``taken_back`` were computed in steps that were rolled back.
+    """``seen`` in the present history: ``epochs`` times all there are, 0 where that is not known. ``taken_back`` were computed in steps
+    that were rolled back.
 
     ``skipped`` belong to steps of the present history whose commit no rank has recorded, up to the newest that one has; ``repeated`` to
     steps that a rank committed twice.
@@ -79,4 +80,5 @@ def trained_on(read: DataRead | None, cover: StepCover, begun: list[tuple[int, i
         missing += cover.missing(lineage, first, end)
         end = min(end, first)
     each = read.batch_size
-    return Samples(steps * each, steps * each / max(1, read.samples), rolled_back * each, missing * each, cover.repeated * each)
+    epochs = steps * each / read.samples if read.samples else 0.0  # how many a stream has is not known
+    return Samples(steps * each, epochs, rolled_back * each, missing * each, cover.repeated * each)

@@ -98,7 +98,8 @@ def _samples(s: LedgerSummary) -> str:
         return ""
     told = s.samples
     back = f"; {told.taken_back:,} more in steps that were taken back" if told.taken_back else ""
-    return f"  {told.seen:,} samples, {told.epochs:.3g} epochs: {told.skipped:,} skipped, {told.repeated:,} repeated{back}\n"
+    epochs = f", {told.epochs:.3g} epochs" if told.epochs else ""
+    return f"  {told.seen:,} samples{epochs}: {told.skipped:,} skipped, {told.repeated:,} repeated{back}\n"
 
 
 def _faults(s: LedgerSummary, paint: _Paint) -> str:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +19,21 @@ import fsspec
 import numpy as np
 import torch
 from fsspec.core import url_to_fs
+from torch.utils.data import default_collate
 
 from actors.rank.fingerprint import fingerprint
-from actors.rank.readers import File, Reader, Records, shown
-from actors.rank.sampling import sample_batch, seed_data, shard_size
+from actors.rank.groups import Groups, Span
+from actors.rank.readers import File, Grouped, Reader, Records, shown
+from actors.rank.sampling import Ordered, read_many, sample_indices, samples_of, seed_data, shard_size
 from fleet.errors import ConfigError
 
 Key = tuple[int, int]
 """(step, shard)."""
+OPENERS = 8
+"""Files whose records are found at a time."""
 
 
-class ShardedDataset(torch.utils.data.Dataset[Any]):
+class ShardedDataset(Ordered, torch.utils.data.Dataset[Any]):
     """Samples of files, or of a map-style dataset. Give it to ``step.batches``; track it (``run.track(data=...)``) to have resumes checked.
 
     Args:
@@ -48,8 +52,8 @@ class ShardedDataset(torch.utils.data.Dataset[Any]):
         if workers < 0:
             raise ConfigError("workers", workers, "it is a number of threads", "0 fetches when asked.")
         self.workers = workers
-        self.batch_size: int | None = None
         self._inner: Any = None
+        self._groups: Groups | None = None
         if isinstance(source, (str, Path)) or (reader is not None and isinstance(source, Sequence)):
             urls = [source] if isinstance(source, (str, Path)) else source
             self._open([str(url) for url in urls], reader, dict(storage_options or {}))
@@ -60,18 +64,25 @@ class ShardedDataset(torch.utils.data.Dataset[Any]):
         if reader is None:
             way_out = "Give JsonLines(), Lines(), Tokens(length), Fixed(record_bytes, parse), Whole(parse) or one of your own."
             raise ConfigError("reader", None, "files need a reader that says what their samples are", way_out)
-        self.files = list_files(urls, options)
-        self._records = [_records(file, reader) for file in self.files]
+        self.files = list_files(urls, options, getattr(reader, "takes", None))
+        prepare = getattr(reader, "prepare", None)
+        self.reader: Reader = reader if prepare is None else prepare(self.files)
+        with ThreadPoolExecutor(OPENERS) as openers:
+            self._records = list(openers.map(lambda file: _records(file, self.reader), self.files))
         self._ends = np.cumsum([len(records) for records in self._records])
         self._length = int(self._ends[-1])
         names = [Path(file.path).name for file in self.files]
         self._made_of = [type(reader).__name__, self._length, [(n, f.size) for n, f in zip(names, self.files, strict=True)]]
+        if isinstance(self._records[0], Grouped):
+            window_bytes = getattr(reader, "window_bytes", 1)
+            self._groups = Groups(self.files, self._records, _read, window_bytes)
+            self._made_of.append(window_bytes)
         self._fingerprint = _digest(self._made_of)
 
     def _wrap(self, inner: Any, reader: Reader | None) -> None:
-        if reader is not None or not (hasattr(inner, "__len__") and hasattr(inner, "__getitem__")):
-            reason = "it is neither a path nor a dataset with len() and []: the samples of a step are chosen by number"
-            raise ConfigError("source", type(inner).__name__, reason, "An iterable dataset can be written to files first.")
+        if reader is not None:
+            raise ConfigError("reader", type(reader).__name__, f"it reads files, and {type(inner).__name__} is no path", "Leave it out.")
+        check_source(inner, "source")
         self._inner, self._length = inner, len(inner)
         self._fingerprint = _digest([type(inner).__name__, self._length])
         if not self._length:
@@ -90,32 +101,46 @@ class ShardedDataset(torch.utils.data.Dataset[Any]):
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Several samples; those of files in one request to the store. Raises ConfigError when a file is not as long as it was."""
         if self._inner is not None:
-            many = getattr(self._inner, "__getitems__", None)
-            return list(many(indices)) if many is not None else [self._inner[index] for index in indices]
+            return read_many(self._inner, indices)
+        if self._groups is not None:
+            return self._groups.get([self._checked(index) for index in indices])
         where = [self._where(index) for index in indices]
         spans = [self._records[file].span(record) for file, record in where]
         found = _read([(self.files[file], start, stop) for (file, _), (start, stop) in zip(where, spans, strict=True)])
-        return [self._records[file].decode(data) for (file, _), data in zip(where, found, strict=True)]
+        return [self._decoded(*place, data) for place, data in zip(where, found, strict=True)]
 
-    def _where(self, index: int) -> tuple[int, int]:
-        """(file, record in it) of sample ``index``."""
+    def _decoded(self, file: int, record: int, data: bytes) -> Any:
+        try:
+            return self._records[file].decode(data)
+        except Exception as error:
+            error.add_note(f"in record {record} of {shown(self.files[file].path)}")
+            raise
+
+    @property
+    def samples(self) -> int:
+        """How many there are."""
+        return self._length
+
+    def samples_of(self, seed: int, step: int, shard: int, shards: int, batch_size: int) -> list[Any]:
+        """In a random order; of files that are read in groups, in one that is kind to them."""
+        if self._groups is None:
+            return self.__getitems__(sample_indices(seed, step, shard, shards, batch_size, self._length))
+        size = shard_size(batch_size, shards, self._length)
+        return self._groups.get(self._groups.order.indices(seed, step * batch_size + shard * size, size))
+
+    def _checked(self, index: int) -> int:
         index = index + self._length if index < 0 else index
         if not 0 <= index < self._length:
             raise IndexError(f"sample {index} of {self._length}")
+        return index
+
+    def _where(self, index: int) -> tuple[int, int]:
+        """(file, record in it) of sample ``index``."""
+        index = self._checked(index)
         file = int(np.searchsorted(self._ends, index, side="right"))
         return file, index - (int(self._ends[file - 1]) if file else 0)
 
     # ---- the cursor ----------------------------------------------------------------------------------------------------------------------
-
-    def begin(self, batch_size: int) -> None:
-        """The run trains with this batch size. Raises ConfigError when it began with another: samples would be skipped or repeated."""
-        self._keep(self.batch_size or batch_size, batch_size)
-
-    def _keep(self, begun: int, wanted: int) -> None:
-        if begun != wanted:
-            reason = f"the run began with {begun}, and its next step would skip or repeat samples"
-            raise ConfigError("batch_size", wanted, reason, "Keep it, or begin a new run.")
-        self.batch_size = begun
 
     def state_dict(self) -> dict[str, Any]:
         """What the order depends on; no position, which follows from the step."""
@@ -126,16 +151,54 @@ class ShardedDataset(torch.utils.data.Dataset[Any]):
         if (state["samples"], state["fingerprint"]) != (self._length, self._fingerprint):
             reason = f"the run began with {state['samples']} samples in other files, and would skip or repeat some in these"
             raise ConfigError("dataset", f"{self._length} samples", reason, "Give the same files under the same names, or begin a new run.")
-        if state["batch_size"] is not None:
-            self._keep(state["batch_size"], self.batch_size or state["batch_size"])
+        self._resume(state)
 
 
-def list_files(urls: Iterable[str], options: Mapping[str, Any]) -> list[File]:
-    """The files that ``urls`` name, each once, in order of their paths. Raises ConfigError when one names none, or a file is empty."""
+WAYS_OUT = {
+    "stream": (
+        "its samples have no numbers, so a step cannot choose them",
+        "Give each batch shard a stream of its own: fleet.data.Streams(make). See docs/data.md.",
+    ),
+    "ray": (
+        "Ray Data hands its rows out in the order in which its tasks end, and cannot give the rows of one step again",
+        "Write it once, ds.write_parquet(path), and read ShardedDataset(path, Parquet()).",
+    ),
+    "loader": (
+        "Fleet makes the batches, from the samples that belong to each batch shard",
+        "Give its dataset, the batch size of all ranks together, and its collate_fn.",
+    ),
+    "mapping": ("it is a dict, and not one of samples by number", "Name the split: dataset['train']."),
+    "other": ("it has not both len() and []: the samples of a step are chosen by number", "Give it both, or use fleet.data.Streams(make)."),
+}
+"""What cannot be read by number -> (why, the way out)."""
+
+
+def check_source(dataset: Any, field: str) -> None:
+    """Raises ConfigError when the samples of ``dataset`` cannot be asked for by number."""
+    kind = ""
+    if isinstance(dataset, torch.utils.data.IterableDataset):
+        kind = "stream"
+    elif type(dataset).__module__.startswith("ray.data."):
+        kind = "ray"
+    elif isinstance(dataset, torch.utils.data.DataLoader):
+        kind = "loader"
+    elif isinstance(dataset, Mapping) and dataset and 0 not in dataset:
+        kind = "mapping"
+    elif not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        kind = "other"
+    if kind:
+        raise ConfigError(field, type(dataset).__name__, *WAYS_OUT[kind])
+
+
+def list_files(urls: Iterable[str], options: Mapping[str, Any], takes: Callable[[str], bool] | None = None) -> list[File]:
+    """The files that ``urls`` name, each once, in order of their paths. Raises ConfigError when one names none, or a file is empty.
+
+    ``takes`` says of a file in a folder whether it is meant; None: all are. What is named, or matches a pattern, is.
+    """
     found: dict[str, File] = {}
     for url in urls:
         system, path = url_to_fs(url, **options)
-        listed = _list(system, path)
+        listed = _list(system, path, takes)
         if not listed:
             raise ConfigError("source", shown(url), "no file matches", "Check the path, and that every node can read it.")
         found |= {name: File(system, name, size) for name, size in listed.items()}
@@ -145,18 +208,18 @@ def list_files(urls: Iterable[str], options: Mapping[str, Any]) -> list[File]:
     return [found[name] for name in sorted(found)]
 
 
-def _list(system: fsspec.AbstractFileSystem, path: str) -> dict[str, int]:
+def _list(system: fsspec.AbstractFileSystem, path: str, takes: Callable[[str], bool] | None) -> dict[str, int]:
     """Path -> size of a file, the files under a folder, or those that match a pattern."""
     if any(sign in path for sign in "*?["):
         details = system.glob(path, detail=True)
     elif system.isfile(path):
         details = {path: system.info(path)}
     else:
-        details = system.find(path, detail=True)
+        details = {name: info for name, info in system.find(path, detail=True).items() if takes is None or takes(name)}
     return {name: info["size"] for name, info in details.items() if info["type"] == "file"}
 
 
-def _records(file: File, reader: Reader) -> Records:
+def _records(file: File, reader: Reader) -> Records | Grouped:
     records = reader.records(file)
     if not len(records):
         raise file.refused(f"{type(reader).__name__} finds no sample in it", "Remove it, or leave it out.")
@@ -167,7 +230,7 @@ def _digest(value: Any) -> str:
     return hashlib.blake2b(repr(value).encode(), digest_size=16).hexdigest()
 
 
-def _read(wanted: Sequence[tuple[File, int, int]]) -> list[bytes]:
+def _read(wanted: Sequence[Span]) -> list[bytes]:
     """The bytes of each (file, start, stop), from a remote store all at once."""
     system = wanted[0][0].system
     if isinstance(system, fsspec.get_filesystem_class("file")):
@@ -193,25 +256,32 @@ def _read_local(file: File, start: int, stop: int) -> bytes:
 class Feed:
     """Hands out the batches of one rank by (step, shard), the coming ones fetched ahead in threads.
 
-    Only a :class:`ShardedDataset` is fetched ahead, and only if its first batch draws no numbers from the global random generators: those
-    belong to the loop. Others are fetched when asked for, with the generators set by (seed, step, shard).
+    Only the samples of an :class:`Ordered` dataset are fetched ahead, and only if those of the first batch draw no numbers from the global
+    random generators: those belong to the loop. They are collated ahead, too, if that draws none and is done by the same function each
+    time. What is done when asked for is done with the generators set by (seed, step, shard).
 
     Args:
         seed, shards: of the run.
         batch_size: samples of a step.
+        collate_fn: list of samples -> batch; None: as torch's DataLoader does.
 
-    Raises ConfigError when the batch does not divide into the shards, or the run began with another.
+    Raises ConfigError when the batch does not divide into the shards, the run began with another, or the dataset cannot be read by number.
     """
 
-    def __init__(self, dataset: Any, seed: int, shards: int, batch_size: int) -> None:
-        self._dataset = dataset
-        self._fetch: Callable[[int, int], Any] = partial(_batch, dataset, seed, shards, batch_size)
-        self._seed = seed
-        shard_size(batch_size, shards, len(dataset))  # refuses what does not divide
-        if isinstance(dataset, ShardedDataset):
-            dataset.begin(batch_size)
-        self._workers = dataset.workers if isinstance(dataset, ShardedDataset) else 0
+    def __init__(self, dataset: Any, seed: int, shards: int, batch_size: int, collate_fn: Callable[[list[Any]], Any] | None = None) -> None:
+        self._dataset, self._seed, self._shards, self._batch_size = dataset, seed, shards, batch_size
+        if collate_fn is not None and not callable(collate_fn):
+            raise ConfigError("collate_fn", collate_fn, "it is no function", "Give one that makes a batch of a list of samples.")
+        self._collate = collate_fn
+        if isinstance(dataset, Ordered):
+            shard_size(batch_size, shards, dataset.samples or 1)  # refuses what does not divide
+            dataset.begin(batch_size, shards)
+        else:
+            check_source(dataset, "dataset")
+            shard_size(batch_size, shards, len(dataset))
+        self._workers = dataset.workers if isinstance(dataset, Ordered) else 0
         self._ahead: bool | None = None if self._workers else False
+        self._collates_ahead = True
         self._pool = ThreadPoolExecutor(max(1, self._workers), thread_name_prefix="data")
         self._coming: dict[Key, Future[Any]] = {}
         self._keys: dict[Key, None] = {}
@@ -219,31 +289,73 @@ class Feed:
     @cached_property
     def data_sha256(self) -> str:
         """What tells this data set from others, for the run's record; empty when that cannot be told."""
-        return self._dataset.data_sha256() if isinstance(self._dataset, ShardedDataset) else fingerprint(self._dataset)
+        return self._dataset.data_sha256() if isinstance(self._dataset, Ordered) else fingerprint(self._dataset)
+
+    @property
+    def samples(self) -> int:
+        """How many samples there are; 0 when that is not known."""
+        return self._dataset.samples if isinstance(self._dataset, Ordered) else len(self._dataset)
+
+    def collate_with(self, collate_fn: Callable[[list[Any]], Any] | None) -> None:
+        """From now on. If it is not the one of before, which a new lambda never is, batches are no longer collated ahead."""
+        if collate_fn == self._collate:
+            return
+        self._collate = collate_fn
+        if self._collates_ahead:
+            self._collates_ahead = False
+            self._drop(())
 
     def expect(self, keys: Sequence[Key]) -> None:
         """These are asked for next, in this order: the rest of this step and the shards of the next. What else was under way is dropped."""
         self._keys = dict.fromkeys(keys)
-        for key in self._coming.keys() - self._keys.keys():
-            self._coming.pop(key).cancel()
+        self._drop(self._keys)
         if self._ahead:
             for key in self._keys:
                 if key not in self._coming:
-                    self._coming[key] = self._pool.submit(self._fetch, *key)
+                    self._coming[key] = self._pool.submit(self._fetch, *key, self._collates_ahead)
+
+    def _drop(self, keep: Container[Key]) -> None:
+        for key in [key for key in self._coming if key not in keep]:
+            self._coming.pop(key).cancel()
 
     def get(self, step: int, shard: int) -> Any:
         """The collated batch of one shard of a step; waits for it. Raises what its fetch raised."""
         self._keys.pop((step, shard), None)
         coming = self._coming.pop((step, shard), None)
-        if coming is not None:
-            return coming.result()
+        found = coming.result() if coming is not None else None
+        if coming is not None and self._collates_ahead:
+            return found
         seed_data(self._seed, step, shard)
+        if coming is not None:
+            return self._collated(found, step, shard)
+        return self._get_now(step, shard)
+
+    def _get_now(self, step: int, shard: int) -> Any:
+        """Fetch and collate here. The first time this shows which of both draws random numbers."""
         before = _generators() if self._ahead is None else None
-        batch = self._fetch(step, shard)
+        samples = self._fetch(step, shard, False)
+        between = _generators() if before is not None else None
+        batch = self._collated(samples, step, shard)
         if before is not None:
-            self._ahead = before == _generators()
+            self._ahead = before == between
+            self._collates_ahead = self._collates_ahead and between == _generators()
             self.expect(list(self._keys))
         return batch
+
+    def _fetch(self, step: int, shard: int, collate: bool) -> Any:
+        try:
+            samples = samples_of(self._dataset, self._seed, step, shard, self._shards, self._batch_size)
+        except Exception as error:
+            error.add_note(f"while the samples of step {step}, shard {shard} were fetched")
+            raise
+        return self._collated(samples, step, shard) if collate else samples
+
+    def _collated(self, samples: list[Any], step: int, shard: int) -> Any:
+        try:
+            return (self._collate or default_collate)(samples)
+        except Exception as error:
+            error.add_note(f"while the samples of step {step}, shard {shard} were made into a batch")
+            raise
 
     @property
     def fetches_ahead(self) -> bool | None:
@@ -254,14 +366,6 @@ class Feed:
         """Drop what is under way. Waits for no store."""
         self.expect(())
         self._pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _batch(dataset: Any, seed: int, shards: int, batch_size: int, step: int, shard: int) -> Any:
-    try:
-        return sample_batch(dataset, seed, step, shard, shards, batch_size)
-    except Exception as error:
-        error.add_note(f"while the samples of step {step}, shard {shard} were fetched")
-        raise
 
 
 def _generators() -> list[Any]:

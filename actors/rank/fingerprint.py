@@ -22,33 +22,47 @@ log = logging.getLogger("fleet.data")
 def fingerprint(dataset: Any) -> str:
     """SHA-256 over type, length, and first, middle and last sample of a map-style dataset; empty when one cannot be read or digested.
 
+    A Hugging Face dataset has a fingerprint of its own, over all that it was made by, which is part of it.
+
     Never raises, as a record is worth no training. Random generators are as before, whatever the samples draw.
     """
     try:
-        with _generators_kept():
+        with generators_at(0):
             return _fingerprint(dataset)
     except Exception as error:  # noqa: BLE001 - whatever a user's data set raises, the step that needs the sample will raise it
         log.info("the data set has no fingerprint: %r", error)
         return ""
 
 
+def digest_of(value: Any) -> str:
+    """SHA-256 of a sample, or of several; empty when it cannot be digested."""
+    try:
+        return _alone(value).hex()
+    except Exception as error:  # noqa: BLE001 - pickling runs the user's code, and a sample need not be made for it
+        log.info("a sample cannot be digested: %r", error)
+        return ""
+
+
 def _fingerprint(dataset: Any) -> str:
     found, length = hashlib.sha256(), len(dataset)
     _head(found, f"{type(dataset).__module__}.{type(dataset).__qualname__}", length)
+    own = getattr(dataset, "_fingerprint", None)
+    if isinstance(own, str):
+        _add(found, own)
     for index in sorted({0, length // 2, length - 1}):
         _add(found, dataset[index])
     return found.hexdigest()
 
 
 @contextmanager
-def _generators_kept() -> Iterator[None]:
-    """Within, the host's generators begin at a fixed place, so that samples that draw are the same each time; then all are as before."""
+def generators_at(seed: int) -> Iterator[None]:
+    """Within, the host's generators begin at this seed, so that samples that draw are the same each time; then all are as before."""
     kept = torch.get_rng_state(), random.getstate(), np.random.get_state()
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
     try:
-        torch.default_generator.manual_seed(0)
-        random.seed(0)
-        np.random.seed(0)
+        torch.default_generator.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed)
         yield
     finally:
         torch.set_rng_state(kept[0])

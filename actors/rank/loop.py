@@ -236,13 +236,14 @@ class Run:
             self._measure(name, float(value))
         return Figures.judged(figures, before)
 
-    def _feed(self, dataset: Any, batch_size: int) -> Feed:
-        """The feed of a dataset, made once: it fetches ahead over steps."""
+    def _feed(self, dataset: Any, batch_size: int, collate_fn: Callable[[list[Any]], Any] | None) -> Feed:
+        """The feed of a dataset, made once, whatever becomes of ``collate_fn``: it fetches ahead over steps."""
         feed = self._feeds.get((id(dataset), batch_size))
         if feed is None:
             while len(self._feeds) >= FEEDS:
                 self._feeds.pop(next(iter(self._feeds))).close()
-            feed = self._feeds[id(dataset), batch_size] = Feed(dataset, self.seed, self.shards, batch_size)
+            feed = self._feeds[id(dataset), batch_size] = Feed(dataset, self.seed, self.shards, batch_size, collate_fn)
+        feed.collate_with(collate_fn)
         return feed
 
     def _measure(self, name: str, value: float) -> None:
@@ -495,18 +496,21 @@ class Step:
         run._committed = False
         seed_step(run.seed, number)
 
-    def batches(self, dataset: Any, batch_size: int) -> Iterator[Any]:
+    def batches(self, dataset: Any, batch_size: int, collate_fn: Callable[[list[Any]], Any] | None = None) -> Iterator[Any]:
         """This rank's shards of this step: one collated batch of ``batch_size / shards`` samples each.
 
-        ``dataset`` is map-style; a :class:`fleet.data.ShardedDataset` is fetched ahead. Which samples a shard gets follows from seed, step
-        and shard alone, so every sample comes once an epoch whatever happens to the ranks.
+        ``dataset`` is map-style; a :class:`fleet.data.ShardedDataset` is fetched ahead, and so is :class:`fleet.data.Streams`, which has a
+        stream of samples for each shard. Which samples a shard gets follows from seed, step and shard alone, so every sample comes once an
+        epoch whatever happens to the ranks. ``collate_fn`` makes a batch of a list of samples, as in torch's DataLoader; it may draw random
+        numbers, and may keep no state. Raises ConfigError when the dataset cannot be read so, or ``batch_size`` is no multiple of the
+        shards.
         """
         run, recorder = self._run, self._run._recorder
         if self._begun:
             raise FleetError(f"step {self.number}: step.batches() was called twice; a dataset of both together gives each shard one batch")
         self._begun = True
-        feed = run._feed(dataset, batch_size)
-        if run._rank == 0 and run._told != (told := (len(dataset), batch_size)):
+        feed = run._feed(dataset, batch_size, collate_fn)
+        if run._rank == 0 and run._told != (told := (feed.samples, batch_size)):
             run._told = told
             self._tell_data(feed, *told)
         now = [(self.number, shard) for shard in self.shards + self._engine.checks]

@@ -5,12 +5,13 @@ That split lets the dataset ask for all records of a batch at once, whichever fi
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import fsspec
 import numpy as np
@@ -48,6 +49,14 @@ def shown(path: str) -> str:
     return re.sub(r"(?<=//)[^/@]*@", "", path).partition("?")[0]
 
 
+def needed(library: str, reader: str, install: str) -> Any:
+    """A library that only ``reader`` needs. Raises ConfigError when it is not installed."""
+    try:
+        return importlib.import_module(library)
+    except ImportError as error:
+        raise ConfigError("reader", reader, f"it needs {install}, which cannot be imported: {error}", f"pip install {install}") from error
+
+
 class Records(Protocol):
     """The records of one file."""
 
@@ -61,10 +70,37 @@ class Records(Protocol):
         """The sample that these bytes are. It may draw no random numbers, and is called from several threads."""
 
 
-class Reader(Protocol):
-    """A file format: anything with this method may be given to a ``ShardedDataset``."""
+@runtime_checkable
+class Grouped(Protocol):
+    """The records of one file that can be read only many at once, as those of a row group of a Parquet file."""
 
-    def records(self, file: File) -> Records:
+    sizes: Sequence[int]
+    """Records in each group."""
+
+    def __len__(self) -> int:
+        """How many there are in all groups."""
+
+    def weight(self, group: int) -> int:
+        """About how many bytes of memory the group takes when it is loaded."""
+
+    def spans(self, group: int) -> list[tuple[int, int]]:
+        """Which bytes of the file are needed to load the group: (start, stop) of each stretch."""
+
+    def load(self, group: int, data: Sequence[bytes]) -> Any:
+        """What :meth:`pick` needs, from the bytes of these spans; with its size as ``nbytes``."""
+
+    def pick(self, loaded: Any, rows: Sequence[int]) -> list[Any]:
+        """The samples that these rows of a loaded group are. As :meth:`Records.decode` it may draw no random numbers."""
+
+
+class Reader(Protocol):
+    """A file format: anything with this method may be given to a ``ShardedDataset``.
+
+    Two methods more may be there. ``takes(path) -> bool``: whether a file that lies in a folder is meant; all are without it.
+    ``prepare(files) -> Reader``: the reader to go on with, once all files are known.
+    """
+
+    def records(self, file: File) -> Records | Grouped:
         """Find the records of ``file``. Called once for each file, at the start. Raises ConfigError when it is not of this format."""
 
 

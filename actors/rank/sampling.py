@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import random
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import default_collate
 
 from fleet.errors import ConfigError
 from fleet.rng import derive_seed
@@ -50,6 +51,8 @@ def shard_size(batch_size: int, shards: int, dataset_len: int) -> int:
 
     Raises ConfigError when ``batch_size`` is not a positive multiple of ``shards``: shards of unequal size would weigh samples unequally.
     """
+    if not isinstance(batch_size, int):
+        raise ConfigError("batch_size", batch_size, "it is the number of samples of a step, of all ranks together", "Give an int.")
     if batch_size < 1 or batch_size % shards:
         reason = f"the global batch has to divide into {shards} batch shards of equal size"
         raise ConfigError("batch_size", batch_size, reason, f"Use a multiple of {shards}.")
@@ -69,7 +72,7 @@ def sample_indices(seed: int, step: int, shard: int, shards: int, batch_size: in
     size = shard_size(batch_size, shards, dataset_len)
     first = step * batch_size + shard * size
     if size >= MANY:
-        return _many(seed, first, first + size, dataset_len)
+        return _many(seed, first, size, dataset_len)
     return [_permuted(seed, position // dataset_len, position % dataset_len, dataset_len) for position in range(first, first + size)]
 
 
@@ -87,12 +90,51 @@ def progress(step: int, batch_size: int, dataset_len: int) -> Progress:
     return Progress(step * batch_size, *divmod(step * batch_size, dataset_len))
 
 
-def sample_batch(dataset: Any, seed: int, step: int, shard: int, shards: int, batch_size: int) -> Any:
-    """The collated samples of one shard of one step of a map-style ``dataset`` (``len()`` and ``[]``)."""
-    indices = sample_indices(seed, step, shard, shards, batch_size, len(dataset))
-    if hasattr(dataset, "__getitems__"):
-        return default_collate(dataset.__getitems__(indices))
-    return default_collate([dataset[index] for index in indices])
+def samples_of(dataset: Any, seed: int, step: int, shard: int, shards: int, batch_size: int) -> list[Any]:
+    """The samples of one shard of one step, of a map-style ``dataset`` or of an :class:`Ordered` one."""
+    if isinstance(dataset, Ordered):
+        return dataset.samples_of(seed, step, shard, shards, batch_size)
+    return read_many(dataset, sample_indices(seed, step, shard, shards, batch_size, len(dataset)))
+
+
+def read_many(dataset: Any, indices: Sequence[int]) -> list[Any]:
+    """These samples of a map-style dataset, at once where it knows how."""
+    many = getattr(dataset, "__getitems__", None)
+    return list(many(indices)) if many is not None else [dataset[index] for index in indices]
+
+
+class Ordered(ABC):
+    """A dataset that chooses the samples of a shard itself, and keeps to the batch size that its run began with."""
+
+    batch_size: int | None = None
+    workers: int = 0
+
+    @abstractmethod
+    def samples_of(self, seed: int, step: int, shard: int, shards: int, batch_size: int) -> list[Any]:
+        """The same samples whenever it is called, and on whichever rank."""
+
+    @abstractmethod
+    def data_sha256(self) -> str:
+        """What tells it from others; empty when that cannot be told."""
+
+    @property
+    @abstractmethod
+    def samples(self) -> int:
+        """How many there are; 0 when that is not known."""
+
+    def begin(self, batch_size: int, shards: int) -> None:
+        """The run trains with this batch size. Raises ConfigError when it began with another: samples would be skipped or repeated."""
+        self._keep(self.batch_size or batch_size, batch_size)
+
+    def _keep(self, begun: int, wanted: int) -> None:
+        if begun != wanted:
+            reason = f"the run began with {begun}, and its next step would skip or repeat samples"
+            raise ConfigError("batch_size", wanted, reason, "Keep it, or begin a new run.")
+        self.batch_size = begun
+
+    def _resume(self, state: Mapping[str, Any]) -> None:
+        if state["batch_size"] is not None:
+            self._keep(state["batch_size"], self.batch_size or state["batch_size"])
 
 
 @functools.lru_cache(maxsize=8)
@@ -117,18 +159,26 @@ def _permuted(seed: int, epoch: int, position: int, length: int) -> int:
             return position
 
 
-def _many(seed: int, first: int, stop: int, length: int) -> list[int]:
-    """:func:`_permuted` of a stretch of positions, which may reach over the ends of epochs."""
-    found: list[int] = []
+def stretches(first: int, count: int, length: int) -> Iterator[tuple[int, int, int]]:
+    """(epoch, start, stop) of each epoch that ``count`` positions from ``first`` on reach into."""
+    stop = first + count
     while first < stop:
         epoch, start = divmod(first, length)
-        count = min(stop - first, length - start)
-        found += _permuted_many(seed, epoch, np.arange(start, start + count, dtype=np.uint64), length).tolist()
-        first += count
+        end = min(length, start + stop - first)
+        yield epoch, start, end
+        first += end - start
+
+
+def _many(seed: int, first: int, count: int, length: int) -> list[int]:
+    """:func:`_permuted` of a stretch of positions, which may reach over the ends of epochs."""
+    found: list[int] = []
+    for epoch, start, stop in stretches(first, count, length):
+        found += permuted_many(seed, epoch, np.arange(start, stop, dtype=np.uint64), length).tolist()
     return found
 
 
-def _permuted_many(seed: int, epoch: int, positions: np.ndarray, length: int) -> np.ndarray:
+def permuted_many(seed: int, epoch: int, positions: np.ndarray, length: int) -> np.ndarray:
+    """:func:`_permuted` of many uint64 positions of one epoch at once; they are overwritten."""
     keys = [np.uint64(key) for key in _round_keys(seed, epoch)]
     bits = max(1, ((length - 1).bit_length() + 1) // 2)
     half, mask = np.uint64(bits), np.uint64((1 << bits) - 1)

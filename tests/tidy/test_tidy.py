@@ -21,9 +21,12 @@ SKIPPED: dict[str, str] = {}
 
 DISTRIBUTIONS = {
     "grpc": "grpcio", "prometheus_client": "prometheus-client", "grafana_api": "grafana-api", "sklearn": "scikit-learn",
-    "grafana_foundation_sdk": "grafana-foundation-sdk", "yaml": "pyyaml",
+    "grafana_foundation_sdk": "grafana-foundation-sdk", "yaml": "pyyaml", "PIL": "pillow",
 }  # fmt: skip
 """Imported name -> distribution, where they differ."""
+
+FOR_US = {"dev", "bench"}
+"""Extras that no user installs."""
 
 
 def _files(*suffixes: str) -> dict[str, str]:
@@ -130,7 +133,9 @@ def _project() -> dict[str, object]:
 
 
 def test_what_is_imported_is_declared() -> None:
-    declared = {re.split(r"[\[<>=~!; ]", str(text))[0] for text in list(_project()["dependencies"])}  # type: ignore[call-overload]
+    project: Any = _project()
+    lists = [project["dependencies"], *(some for name, some in project["optional-dependencies"].items() if name not in FOR_US)]
+    declared = {re.split(r"[\[<>=~!; ]", text)[0] for some in lists for text in some}
     imported = {name for path, text in PYTHON.items() if _shipped(path) for name in rules.third_party(path, text)}
     assert {DISTRIBUTIONS.get(name, name) for name in imported} <= declared
 

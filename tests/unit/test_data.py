@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 import torch
 from fsspec.implementations.memory import MemoryFileSystem
+from torch.utils.data import default_collate
 
 import actors.rank.data as data_module
 from actors.rank.data import Feed, ShardedDataset
 from actors.rank.readers import SCAN_BYTES, File, shown
-from actors.rank.sampling import sample_batch
+from actors.rank.sampling import samples_of
 from fleet.data import Fixed, JsonLines, Lines, Reader, Tokens, Whole
 from fleet.errors import ConfigError
 
@@ -200,12 +201,12 @@ def test_credentials_are_not_shown() -> None:
 def test_a_resumed_run_has_the_same_samples_or_says_so(tmp_path: Path) -> None:
     write(str(tmp_path), {"a": b"1\n2\n", "b": b"3\n4\n"})
     data = ShardedDataset(tmp_path, Lines())
-    data.begin(4)
+    data.begin(4, 1)
     again = ShardedDataset(tmp_path, Lines())
     again.load_state_dict(json.loads(json.dumps(data.state_dict())))
     assert again.batch_size == 4
     with pytest.raises(ConfigError, match="batch_size = 8: the run began with 4"):
-        again.begin(8)
+        again.begin(8, 1)
     for files in ({"c": b"5\n"}, {"a": b"1\n2\n3\n"}):
         write(str(tmp_path), files)
         with pytest.raises(ConfigError, match="in other files"):
@@ -215,10 +216,10 @@ def test_a_resumed_run_has_the_same_samples_or_says_so(tmp_path: Path) -> None:
 
 def test_a_batch_size_that_was_begun_with_stays() -> None:
     fresh, begun = ShardedDataset([1, 2]), ShardedDataset([1, 2])
-    begun.begin(2)
+    begun.begin(2, 1)
     begun.load_state_dict(fresh.state_dict())
     assert begun.state_dict()["batch_size"] == 2
-    fresh.begin(4)
+    fresh.begin(4, 1)
     with pytest.raises(ConfigError, match="batch_size = 4: the run began with 2"):
         fresh.load_state_dict(begun.state_dict())
 
@@ -239,6 +240,10 @@ class Source:
     def __getitem__(self, index: int) -> Any:
         self.threads.add(threading.current_thread().name.partition("_")[0])
         return self.item(index)
+
+
+def sample_batch(*of: Any) -> Any:
+    return default_collate(samples_of(*of))
 
 
 def keys(step: int, *shards: int) -> list[tuple[int, int]]:

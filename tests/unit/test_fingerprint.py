@@ -172,7 +172,9 @@ def test_rank_0_tells_once_on_what_it_trains() -> None:
     source, said = Source(length=8), list[Reads]()
     feed = Feed(source, 7, 4, 8)
     client = SimpleNamespace(say=said.append, protocol=SimpleNamespace(member=MEMBER))
-    run: Any = SimpleNamespace(seed=7, _rank=0, _told=(0, 0), _client=client, _recorder=Recorder(), _feed=lambda dataset, size: feed)
+    run: Any = SimpleNamespace(
+        seed=7, _rank=0, _told=(0, 0), _client=client, _recorder=Recorder(), _feed=lambda dataset, size, collate_fn: feed
+    )
     engine: Any = SimpleNamespace(due=[], checks=[], next_due=[])
     for number in range(3):
         assert list(Step(run, engine, number).batches(source, 8)) == []

@@ -9,8 +9,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import default_collate
 
-from actors.rank.sampling import sample_batch, sample_indices, seed_shard, seed_step
+from actors.rank.sampling import sample_indices, samples_of, seed_shard, seed_step
 from fleet.errors import ConfigError
 
 
@@ -69,5 +70,5 @@ def test_generators_are_set_by_step_and_shard() -> None:
 
 def test_batches_are_collated() -> None:
     dataset = [(torch.tensor(float(i)), i) for i in range(32)]
-    values, labels = sample_batch(dataset, 0, 0, 1, 4, 16)
+    values, labels = default_collate(samples_of(dataset, 0, 0, 1, 4, 16))
     assert values.tolist() == [float(i) for i in labels] == [float(i) for i in sample_indices(0, 0, 1, 4, 16, 32)]
