@@ -160,8 +160,8 @@ WAYS_OUT = {
         "Give each batch shard a stream of its own: fleet.data.Streams(make). See docs/data.md.",
     ),
     "ray": (
-        "Ray Data hands its rows out in the order in which its tasks end, and cannot give the rows of one step again",
-        "Write it once, ds.write_parquet(path), and read ShardedDataset(path, Parquet()).",
+        "its rows have no numbers, and no order unless preserve_order is set",
+        "Write it once, ds.write_parquet(path), and read ShardedDataset(path, Parquet()). Or use fleet.data.Streams: see docs/data.md.",
     ),
     "loader": (
         "Fleet makes the batches, from the samples that belong to each batch shard",

@@ -20,8 +20,8 @@ WINDOW_BYTES = 128 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Parquet:
-    """Each row is a sample: a dict of its columns. Numbers are Python's, lists of numbers are tensors, all else is as
-    ``to_pylist`` of pyarrow has it.
+    """Each row is a sample: a dict of its columns. Numbers are Python's, lists of numbers without gaps are tensors,
+    all else is as ``to_pylist`` of pyarrow has it.
 
     Attributes:
         columns: which columns are read, by name; None for all.
@@ -121,14 +121,18 @@ class ParquetRows:
 
 
 def _values(column: Any) -> list[Any]:
-    """An Arrow array -> its values; lists of numbers without gaps are tensors, so that they can be put into a batch."""
+    """An Arrow array -> its values; lists of numbers are tensors, so that they can be put into a batch, but for those with gaps."""
     import pyarrow.types as types
 
     listed = types.is_list(column.type) or types.is_large_list(column.type) or types.is_fixed_size_list(column.type)
     kind = column.type.value_type if listed else None
-    if not listed or column.null_count or not (types.is_integer(kind) or types.is_floating(kind)) or column.flatten().null_count:
+    if not listed or not (types.is_integer(kind) or types.is_floating(kind)):
         return list(column.to_pylist())
-    return [torch.from_numpy(column[row].values.to_numpy(zero_copy_only=False).copy()) for row in range(len(column))]
+    return [_tensor(row.values) if row.is_valid and not row.values.null_count else row.as_py() for row in column]
+
+
+def _tensor(numbers: Any) -> torch.Tensor:
+    return torch.from_numpy(numbers.to_numpy(zero_copy_only=False).copy())
 
 
 class Parts(io.RawIOBase):
