@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from actors.rank.parquet import TAIL_BYTES
 from fleet.data import Images, Parquet, Whole
 from fleet.errors import ConfigError
 
+BOUND_S = 30.0
 COLOURS = {"blue": (0, 0, 255), "red": (255, 0, 0)}
 
 
@@ -222,6 +225,25 @@ def test_a_load_that_failed_is_tried_again() -> None:
         cache.get([1])
     loads.fails = False
     assert [*cache.get([1])] == [1]
+
+
+def test_what_another_thread_loads_is_waited_for() -> None:
+    go, loading = threading.Event(), threading.Event()
+    loads = Loads()
+
+    def load(keys: Sequence[int]) -> list[np.ndarray]:
+        loading.set()
+        assert go.wait(BOUND_S)
+        return loads(keys)
+
+    cache = Cache(load, 30)
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(cache.get, [1, 2])
+        assert loading.wait(BOUND_S)
+        second = threads.submit(cache.get, [2])
+        go.set()
+        assert second.result(BOUND_S)[2] is first.result(BOUND_S)[2]
+    assert loads.keys == [1, 2]
 
 
 # ---- images ------------------------------------------------------------------------------------------------------------------------------
