@@ -208,10 +208,10 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class DataRead:
-    """What the loop body takes its batches from: a data set of so many samples, ``batch_size`` of them a step.
+    """What the loop body takes its batches from: a data set of so many samples (0: streams), ``batch_size`` of them a step.
 
-    ``data_sha256`` tells it from others: of files the digest of names and sizes, else of type, length, and first, middle and last sample.
-    Empty where that cannot be told, and in older journals.
+    ``data_sha256`` tells it from others: of files the digest of names and sizes, else of type, length, and first, middle and last sample,
+    or of the first samples of streams. Empty where that cannot be told, and in older journals.
     """
 
     samples: int
