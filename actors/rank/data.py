@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,15 @@ from torch.utils.data import default_collate
 from actors.rank.fingerprint import fingerprint
 from actors.rank.groups import Groups, Span
 from actors.rank.readers import File, Grouped, Reader, Records, shown
+from actors.rank.recorder import Recorder
 from actors.rank.sampling import Ordered, read_many, sample_indices, samples_of, seed_data, shard_size
 from fleet.errors import ConfigError
+from fleet.records import DATA
 
 Key = tuple[int, int]
 """(step, shard)."""
+FEEDS = 8
+"""Datasets that are fetched ahead at a time; a loop that makes a new one in every step must not fill the memory."""
 OPENERS = 8
 """Files whose records are found at a time."""
 
@@ -264,11 +269,21 @@ class Feed:
         seed, shards: of the run.
         batch_size: samples of a step.
         collate_fn: list of samples -> batch; None: as torch's DataLoader does.
+        stepping: is told False before what may take longer than any step, and then what it was, which it returns.
 
     Raises ConfigError when the batch does not divide into the shards, the run began with another, or the dataset cannot be read by number.
     """
 
-    def __init__(self, dataset: Any, seed: int, shards: int, batch_size: int, collate_fn: Callable[[list[Any]], Any] | None = None) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        seed: int,
+        shards: int,
+        batch_size: int,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        stepping: Callable[[bool], bool] = bool,
+    ) -> None:
+        self._stepping = stepping
         self._dataset, self._seed, self._shards, self._batch_size = dataset, seed, shards, batch_size
         if collate_fn is not None and not callable(collate_fn):
             raise ConfigError("collate_fn", collate_fn, "it is no function", "Give one that makes a batch of a list of samples.")
@@ -320,6 +335,16 @@ class Feed:
 
     def get(self, step: int, shard: int) -> Any:
         """The collated batch of one shard of a step; waits for it. Raises what its fetch raised."""
+        coming = self._coming.get((step, shard))
+        if (coming is not None and coming.done()) or not self._is_far(step, shard):
+            return self._get(step, shard)
+        with long_call(self._stepping):
+            return self._get(step, shard)
+
+    def _is_far(self, step: int, shard: int) -> bool:
+        return isinstance(self._dataset, Ordered) and self._dataset.far(step, shard, self._shards, self._batch_size)
+
+    def _get(self, step: int, shard: int) -> Any:
         self._keys.pop((step, shard), None)
         coming = self._coming.pop((step, shard), None)
         found = coming.result() if coming is not None else None
@@ -366,6 +391,51 @@ class Feed:
         """Drop what is under way. Waits for no store."""
         self.expect(())
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+class Feeds:
+    """The feeds of a run's datasets, each made once, whatever becomes of its ``collate_fn``: it fetches ahead over steps.
+
+    Args:
+        seed, shards: of the run.
+        recorder: of the rank's time.
+    """
+
+    def __init__(self, seed: int, shards: int, recorder: Recorder) -> None:
+        self._seed, self._shards, self._recorder = seed, shards, recorder
+        self._feeds: dict[tuple[int, int], Feed] = {}
+
+    def __len__(self) -> int:
+        return len(self._feeds)
+
+    def of(self, dataset: Any, batch_size: int, collate_fn: Callable[[list[Any]], Any] | None) -> Feed:
+        """The feed of this dataset. Raises ConfigError as :class:`Feed` does."""
+        feed = self._feeds.get((id(dataset), batch_size))
+        if feed is None:
+            while len(self._feeds) >= FEEDS:
+                self._feeds.pop(next(iter(self._feeds))).close()
+            feed = self._feeds[id(dataset), batch_size] = self._make(dataset, batch_size, collate_fn)
+        feed.collate_with(collate_fn)
+        return feed
+
+    def _make(self, dataset: Any, batch_size: int, collate_fn: Callable[[list[Any]], Any] | None) -> Feed:
+        """Streams are read for it, which is neither compute nor a hang."""
+        recorder, code = self._recorder, self._recorder.code
+        recorder.switch(DATA)
+        with long_call(recorder.stepping):
+            feed = Feed(dataset, self._seed, self._shards, batch_size, collate_fn, recorder.stepping)
+        recorder.switch(code)
+        return feed
+
+
+@contextmanager
+def long_call(stepping: Callable[[bool], bool]) -> Iterator[None]:
+    """Within, no rank is taken for hung."""
+    was = stepping(False)
+    try:
+        yield
+    finally:
+        stepping(was)
 
 
 def _generators() -> list[Any]:

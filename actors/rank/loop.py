@@ -15,7 +15,7 @@ import torch
 
 from actors.rank.client import Client
 from actors.rank.custody import Custody
-from actors.rank.data import Feed
+from actors.rank.data import Feed, Feeds
 from actors.rank.engine import Engine, Outcome
 from actors.rank.once import Figures, Home, OneOfAll, name_of
 from actors.rank.process_group import GroupBroken
@@ -34,8 +34,6 @@ from fleet.records import COMPUTE, DATA, FINISH, VERIFY
 from fleet.types import StateId, View
 
 MEASURE_EVERY_US = 500_000
-FEEDS = 8
-"""Datasets that are fetched ahead at a time; a loop that makes a new one in every step must not fill the memory."""
 
 
 class NonFiniteError(FleetError):
@@ -70,7 +68,7 @@ class Run:
         self._measured_us = 0
         self._rank = 0
         self._rehearsing = False
-        self._feeds: dict[tuple[int, int], Feed] = {}
+        self._feeds = Feeds(self.seed, self.shards, recorder)
         self._suspect: int | None = None
         self._attempted: Step | None = None
         self._early: Outcome | None = None
@@ -235,16 +233,6 @@ class Run:
         for name, value in figures.items():
             self._measure(name, float(value))
         return Figures.judged(figures, before)
-
-    def _feed(self, dataset: Any, batch_size: int, collate_fn: Callable[[list[Any]], Any] | None) -> Feed:
-        """The feed of a dataset, made once, whatever becomes of ``collate_fn``: it fetches ahead over steps."""
-        feed = self._feeds.get((id(dataset), batch_size))
-        if feed is None:
-            while len(self._feeds) >= FEEDS:
-                self._feeds.pop(next(iter(self._feeds))).close()
-            feed = self._feeds[id(dataset), batch_size] = Feed(dataset, self.seed, self.shards, batch_size, collate_fn)
-        feed.collate_with(collate_fn)
-        return feed
 
     def _measure(self, name: str, value: float) -> None:
         if math.isfinite(value):
@@ -509,7 +497,7 @@ class Step:
         if self._begun:
             raise FleetError(f"step {self.number}: step.batches() was called twice; a dataset of both together gives each shard one batch")
         self._begun = True
-        feed = run._feed(dataset, batch_size, collate_fn)
+        feed = run._feeds.of(dataset, batch_size, collate_fn)
         if run._rank == 0 and run._told != (told := (feed.samples, batch_size)):
             run._told = told
             self._tell_data(feed, *told)

@@ -117,6 +117,10 @@ class Ordered(ABC):
     def data_sha256(self) -> str:
         """What tells it from others; empty when that cannot be told."""
 
+    def far(self, step: int, shard: int, shards: int, batch_size: int) -> bool:
+        """Whether these samples take long, as many others have to be passed over first."""
+        return False
+
     @property
     @abstractmethod
     def samples(self) -> int:

@@ -72,6 +72,12 @@ class Streams(Ordered):
         size = shard_size(batch_size, shards, 1)
         return self._streams.setdefault(shard, self._stream(shard, shards)).take(step * size, size)
 
+    def far(self, step: int, shard: int, shards: int, batch_size: int) -> bool:
+        """Of a stream that others read until now."""
+        size = shard_size(batch_size, shards, 1)
+        known = self._streams.get(shard)
+        return step > PASSED if known is None else known.far(step * size, size)
+
     def _stream(self, shard: int, shards: int) -> Stream:
         if self._splits_itself:
             split = SplitsItself(self._source, shard, shards)
@@ -126,7 +132,7 @@ class Stream:
         self._make, self._shard, self._within = make, shard, within
         self._lock = Lock()
         self._passed: dict[int, list[Any]] = {}
-        self._opened = False
+        self._opened, self._at = False, 0
 
     def take(self, first: int, count: int) -> list[Any]:
         """``count`` samples from position ``first`` on."""
@@ -139,6 +145,10 @@ class Stream:
             except BaseException:
                 self._opened = False  # a generator that has raised looks like one that has ended
                 raise
+
+    def far(self, first: int, count: int) -> bool:
+        """Whether more than a few batches are passed over before position ``first``."""
+        return first not in self._passed and first - (self._at if self._opened and self._at <= first else 0) > PASSED * count
 
     def _go_to(self, first: int, count: int) -> None:
         if not self._opened or first < self._at:

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from actors.rank.data import Feed, ShardedDataset
-from actors.rank.loop import Run
+from actors.rank.data import FEEDS, Feed, Feeds, ShardedDataset
 from actors.rank.sampling import samples_of
 from fleet.errors import ConfigError
 
 SHARDS, BATCH = 2, 8
+RECORDER: Any = SimpleNamespace(code="", switch=str, stepping=bool)
 
 
 def ragged(samples: list[int]) -> torch.Tensor:
@@ -111,11 +111,18 @@ def test_a_method_stays_the_same_function() -> None:
 
 
 def test_a_new_function_in_each_step_makes_no_new_feed() -> None:
-    run: Any = SimpleNamespace(_feeds={}, seed=7, shards=SHARDS)
-    data = ShardedDataset(range(64))
-    feeds = {id(Run._feed(run, data, BATCH, lambda samples, step=step: samples)) for step in range(20)}
-    assert len(feeds) == len(run._feeds) == 1
-    next(iter(run._feeds.values())).close()
+    feeds, data = Feeds(7, SHARDS, RECORDER), ShardedDataset(range(64))
+    made = {id(feeds.of(data, BATCH, lambda samples, step=step: samples)) for step in range(20)}
+    assert len(made) == len(feeds) == 1
+    feeds.of(data, BATCH, None).close()
+
+
+def test_a_dataset_in_each_step_does_not_fill_the_memory() -> None:
+    feeds = Feeds(7, SHARDS, RECORDER)
+    kept = [[step] for step in range(2 * FEEDS)]
+    for dataset in kept:
+        feeds.of(dataset, BATCH, None)
+    assert len(feeds) == FEEDS
 
 
 def test_its_error_says_where() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import datasets
@@ -14,11 +14,12 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from actors.rank.data import Feed, ShardedDataset
+from actors.rank.data import Feed, Feeds, ShardedDataset
 from actors.rank.sampling import samples_of
 from actors.rank.streams import PASSED, Stream
 from fleet.data import Streams
 from fleet.errors import ConfigError
+from fleet.records import COMPUTE, DATA
 from fleet.rng import stream as generator
 
 SHARDS, BATCH = 4, 8
@@ -174,6 +175,23 @@ def test_another_batch_size_is_refused() -> None:
         Feed(again, 7, SHARDS, 16)
     with pytest.raises(ConfigError, match="batch_size = 6"):
         Feed(Streams(numbers), 7, SHARDS, 6)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_to_pass_over_what_others_read_is_no_hang(workers: int) -> None:
+    told: list[Any] = []
+    recorder: Any = SimpleNamespace(code=COMPUTE, switch=told.append, stepping=lambda yes: told.append(yes) or True)
+    feed = Feeds(7, SHARDS, recorder).of(Streams(numbers, workers=workers), BATCH, list)
+    assert told == [DATA, False, True, COMPUTE], "the first samples are read, to see whether the streams can be taken up"
+    told.clear()
+    for step in (0, 1, 2):
+        feed.get(step, 1)
+    assert told == []
+    for step, shard, far in ((3, 2, True), (4, 2, False), (40, 1, True), (41, 1, False), (20, 1, True)):
+        told.clear()
+        feed.get(step, shard)
+        assert told == [False, True] * far, (step, shard)
+    feed.close()
 
 
 # ---- what splits itself ------------------------------------------------------------------------------------------------------------------
