@@ -72,8 +72,7 @@ class ShardedDataset(Ordered, torch.utils.data.Dataset[Any]):
         self.files = list_files(urls, options, getattr(reader, "takes", None))
         prepare = getattr(reader, "prepare", None)
         self.reader: Reader = reader if prepare is None else prepare(self.files)
-        with ThreadPoolExecutor(OPENERS) as openers:
-            self._records = list(openers.map(lambda file: _records(file, self.reader), self.files))
+        self._records = find_records(self.files, self.reader)
         self._ends = np.cumsum([len(records) for records in self._records])
         self._length = int(self._ends[-1])
         names = [Path(file.path).name for file in self.files]
@@ -222,6 +221,18 @@ def _list(system: fsspec.AbstractFileSystem, path: str, takes: Callable[[str], b
     else:
         details = {name: info for name, info in system.find(path, detail=True).items() if takes is None or takes(name)}
     return {name: info["size"] for name, info in details.items() if info["type"] == "file"}
+
+
+def find_records(files: Sequence[File], reader: Reader) -> list[Records | Grouped]:
+    """The records of each file; several files at a time, as a store takes its time for each."""
+    found: list[Any] = [None] * len(files)
+
+    def find(first: int) -> None:
+        found[first::OPENERS] = [_records(file, reader) for file in files[first::OPENERS]]
+
+    with ThreadPoolExecutor(OPENERS) as openers:
+        list(openers.map(find, range(OPENERS)))
+    return found
 
 
 def _records(file: File, reader: Reader) -> Records | Grouped:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from actors.rank.readers import File, Grouped
+from actors.rank.readers import File, Grouped, shown
 from actors.rank.windows import Windows
 
 Span = tuple[File, int, int]
@@ -40,14 +40,23 @@ class Groups:
     def get(self, indices: Sequence[int]) -> list[Any]:
         """These samples; groups that are not loaded come in one request to the store."""
         places = self._places(indices)
-        loaded = self._loaded.get(list(dict.fromkeys(group for group, _ in places)))
+        wanted: dict[int, list[int]] = {}
+        for number, (group, _) in enumerate(places):
+            wanted.setdefault(group, []).append(number)
         found: list[Any] = [None] * len(places)
-        for group, value in loaded.items():
-            wanted = [number for number, place in enumerate(places) if place[0] == group]
-            samples = self._records[self._where[group][0]].pick(value, [places[number][1] for number in wanted])
-            for number, sample in zip(wanted, samples, strict=True):
+        for group, value in self._loaded.get(wanted).items():
+            samples = self._pick(group, value, [places[number][1] for number in wanted[group]])
+            for number, sample in zip(wanted[group], samples, strict=True):
                 found[number] = sample
         return found
+
+    def _pick(self, group: int, value: Any, rows: Sequence[int]) -> list[Any]:
+        file, here = self._where[group]
+        try:
+            return self._records[file].pick(value, rows)
+        except Exception as error:
+            error.add_note(f"in row group {here} of {shown(self._files[file].path)}")
+            raise
 
     def _places(self, indices: Sequence[int]) -> list[tuple[int, int]]:
         """(group, row in it) of each sample."""

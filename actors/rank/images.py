@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,8 @@ class Images:
     transform: Callable[[Any], Any] | None = None
     mode: str | None = "RGB"
     classes: Sequence[str] = ()
+    numbers: Mapping[str, int] = dataclasses.field(default_factory=dict, repr=False)
+    """Of the classes: filled in when they are known."""
 
     def takes(self, path: str) -> bool:
         """Of a folder, the files that end as images do."""
@@ -36,14 +38,16 @@ class Images:
     def prepare(self, files: Sequence[File]) -> Images:
         """The reader that knows all classes. Raises ConfigError when Pillow is missing."""
         needed("PIL.Image", "Images", "pillow")
-        return dataclasses.replace(self, classes=self.classes or tuple(sorted({_folder(file) for file in files})))
+        classes = self.classes or tuple(sorted({_folder(file) for file in files}))
+        return dataclasses.replace(self, classes=classes, numbers={name: number for number, name in enumerate(classes)})
 
     def records(self, file: File) -> OneImage:
         """Raises ConfigError when the file lies in a folder that ``classes`` does not name."""
-        if _folder(file) not in self.classes:
+        label = self.numbers.get(_folder(file))
+        if label is None:
             reason = f"it lies in the folder {_folder(file)!r}, which is none of the classes {', '.join(self.classes)}"
             raise file.refused(reason, "Name it in classes=(...), or leave the file out.")
-        return OneImage(file, self, self.classes.index(_folder(file)))
+        return OneImage(file, self, label)
 
 
 def _folder(file: File) -> str:

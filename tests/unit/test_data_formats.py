@@ -273,6 +273,13 @@ def test_a_damaged_image_is_named(tmp_path: Path, damage: Any) -> None:
         ShardedDataset(tmp_path, Images())[0]
 
 
+def test_many_files_keep_their_order(tmp_path: Path) -> None:
+    for number in range(3 * data_module.OPENERS + 1):
+        put(f"{tmp_path}/class{number:02}/1.png", png((number, 0, 0)))
+    data = ShardedDataset(tmp_path, Images())
+    assert [(int(image[0, 0, 0]), label) for image, label in data] == [(number, number) for number in range(len(data))]
+
+
 def test_a_folder_that_is_no_class_is_named(tmp_path: Path) -> None:
     put(f"{tmp_path}/green/1.png", png((0, 255, 0)))
     with pytest.raises(ConfigError, match=r"green/1.png'.*'green', which is none of the classes blue, red"):
@@ -298,6 +305,10 @@ def test_a_random_transform_follows_from_the_shard(tmp_path: Path) -> None:
 
 
 def test_an_error_of_a_parser_names_the_file(tmp_path: Path) -> None:
+    (tmp_path / "rows").write_bytes(rows(0, 10))
+    with pytest.raises(ZeroDivisionError) as of_rows:
+        ShardedDataset(tmp_path / "rows", Parquet(parse=lambda row: 1 / 0))[9]
+    assert any("row group 2 of" in note and "/rows" in note for note in of_rows.value.__notes__)
     (tmp_path / "a").write_bytes(b"x")
     with pytest.raises(ValueError, match="invalid literal") as caught:
         ShardedDataset(tmp_path / "a", Whole(int))[0]
