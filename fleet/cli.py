@@ -208,9 +208,9 @@ def _has_ended(run: str, script: str, storage: str, root: Path, steps: int) -> b
     from fleet import plans
 
     if "://" in storage:
-        from storage.mirror import JournalMirror
+        from storage.mirror import fetch_journal
 
-        JournalMirror(f"{storage.rstrip('/')}/{run}").fetch(root / run / "journal.jsonl")
+        fetch_journal(f"{storage.rstrip('/')}/{run}", root / run / "journal.jsonl")
     folder = plans.find_run(run, root)
     if steps or not plans.is_completed(folder):
         return False
@@ -235,12 +235,14 @@ def _repeated(run: str, script: str, root: Path, changed_code: bool) -> RunPlan:
 
 def _execute(plan: RunPlan, twin: bool, twin_world: int, json_: str, html: str, port: int) -> int:
     from fleet import plans, recipes
-    from storage.trial import check_folder
+    from storage.trial import Trial, check_folder
 
-    root, tried = plan.folder.parent, plans.try_store(plan)
+    root = plan.folder.parent
     check_folder(plan.folder if plan.resume else root)
+    tried = Trial(plans.store_url(plan)) if "://" in plan.settings.storage else None  # beside the cluster's start
     with cli_watch.serving(root, "127.0.0.1", port) as server, recipes.local_cluster(plan.settings) as cluster:
-        tried.check("this machine")
+        if tried is not None:
+            tried.check("this machine")
         result = _one_run(recipes.LiveRun(plan, cluster), server)
         verdict = None
         if twin and result.status in (COMPLETED, UNSAVED):

@@ -34,8 +34,12 @@ class Failure:
 
     def refusal(self, where: str) -> ConfigError:
         """For the user. ``where``: the machine or node on which the store was tried."""
-        reason = f"{where} could not {self.operation} a small object there: {self.cause}: {self.detail}"
-        return ConfigError("--storage", self.url, reason, WAYS_OUT.get(self.cause, OTHER_WAY_OUT))
+        return refusal(self.url, f"{where} could not {self.operation} a small object there", self.cause, self.detail)
+
+
+def refusal(url: str, what: str, cause: str, detail: str) -> ConfigError:
+    """That ``--storage`` cannot be used: ``what`` is a clause on what failed; with a way out that fits the cause."""
+    return ConfigError("--storage", redact(url), f"{what}: {cause}: {redact(detail)}", WAYS_OUT.get(cause, OTHER_WAY_OUT))
 
 
 @dataclass(slots=True)
@@ -68,13 +72,18 @@ class Trial:
             return self._progress.failure
         return Failure(redact(self._url), self._progress.operation, "timeout", f"no answer within {self._limit_s:g} s")
 
+    def check(self, where: str) -> None:
+        """Raises ConfigError when something failed; ``where`` says on which machine or node."""
+        if (failure := self.result()) is not None:
+            raise failure.refusal(where)
+
     def _run(self) -> None:
         folder = f"trial-{secrets.token_hex(8)}"
         try:
             files = open_files(self._url, **self._options)
             try:
                 self._try(files, folder)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - see below
                 self._fail(error)
                 files.remove(folder)  # it may be there although no answer came
         except Exception as error:  # noqa: BLE001 - whatever a client library raises, the store cannot be used
@@ -85,8 +94,7 @@ class Trial:
     def _fail(self, error: Exception) -> None:
         """The first one counts: what fails in tidying up follows from it."""
         if self._progress.failure is None:
-            detail = error.detail if isinstance(error, StoreError) else f"{type(error).__name__}: {error}"
-            self._progress.failure = Failure(redact(self._url), self._progress.operation, cause_of(error), redact(detail))
+            self._progress.failure = Failure(redact(self._url), self._progress.operation, cause_of(error), redact(detail_of(error)))
 
     def _try(self, files: Files, folder: str) -> None:
         content = secrets.token_bytes(64)
@@ -101,6 +109,11 @@ class Trial:
         files.remove(folder)
         if files.size(f"{folder}/object") is not None:
             raise OSError("what was deleted is still there")
+
+
+def detail_of(error: Exception) -> str:
+    """What an error says, without the store's name where a ``StoreError`` repeats it."""
+    return error.detail if isinstance(error, StoreError) else f"{type(error).__name__}: {error}"
 
 
 def try_store(url: str) -> Failure | None:
