@@ -41,8 +41,8 @@ class Timeouts:
     ``hangup_s`` is how long a node whose agent's connection broke has to connect again: an agent that lives does so at once.
     ``progress_s`` is the longest that a rank may take without a step; the time-out follows the steps below that. ``collective_s`` bounds a
     wait inside a process group that nobody ends earlier: it is no sign of a hang, as all wait there for one that is in a long call.
-    ``finish_s`` is how long the code behind the loop may take. ``store_s``: durable checkpoints may fail for so long before the run says what
-    it would lose, and stops if it was told to. ``run_s``: the run is stopped in order after so long; None: never.
+    ``finish_s`` is how long the code behind the loop may take. ``store_s``: durable checkpoints may fail for so long before the run says
+    what it would lose, and stops if it was told to. ``run_s``: the run is stopped in order after so long; None: never.
     """
 
     heartbeat_s: float = 3.0

@@ -45,7 +45,8 @@ class Outage:
 
     def _what_is_at_risk(self, store: Checkpoints, steps: int, now_s: float) -> str:
         age = f"{duration(now_s - store.durable_s)}{'' if store.kept else ' since the start'}"
-        return f"no durable checkpoint for {age}: if the cluster were lost now, {count(steps)} would be lost; the store says: {store.last_failure}"
+        risk = f"if the cluster were lost now, {count(steps)} would be lost"
+        return f"no durable checkpoint for {age}: {risk}; the store says: {store.last_failure}"
 
     def _why_it_stops(self, store: Checkpoints, steps: int, now_s: float) -> str:
         lasted = f"durable checkpoints have failed for {duration(now_s - self.since_s)}, and the run was told to stop then"
@@ -78,8 +79,8 @@ def count(steps: int) -> str:
 
 def look(machine: FleetMachine, now_s: float) -> None:
     """At each tick: whether the store fails for too long, or the run has taken too long. Either may end it, in order."""
-    tiers = machine.checkpoints
-    told = tiers.outage.tick(tiers.store, machine.committed, now_s) if machine.phase == RUN else None
+    tiers, training = machine.checkpoints, machine.phase == RUN and not machine._finished  # the tries of a final checkpoint are counted
+    told = tiers.outage.tick(tiers.store, machine.committed, now_s) if training or tiers.store.failing_since_s is None else None
     if told is not None:
         machine._write(told)
     limit_s = machine.settings.timeouts.run_s

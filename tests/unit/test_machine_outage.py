@@ -9,9 +9,9 @@ import pytest
 
 from fleet.config import CheckpointSettings, Timeouts
 from fleet.errors import ConfigError
-from fleet.events import CheckpointDurable, CheckpointFailed, Heartbeat, Lost, PartFailed
+from fleet.events import CheckpointDurable, CheckpointFailed, Finished, Heartbeat, Lost, PartFailed
 from fleet.instructions import EndRun, SaveCheckpoint
-from fleet.records import DecisionMade
+from fleet.records import CheckpointRecord, DecisionMade
 from fleet.types import Pulse, StateId
 from tests.unit.test_machine import STEP_3, Bench, member, only
 
@@ -117,6 +117,17 @@ def test_a_run_that_is_to_stop_stops_in_order_and_says_why() -> None:
     [stop] = told(one)
     assert stop.action == "stop" and stop.reason == end.reason
     assert stop.fields["outage_s"] == pytest.approx(60.0)
+
+
+def test_a_run_that_has_finished_is_not_stopped_but_tries_to_keep_its_end() -> None:
+    one = bench("stop")
+    fail_for(one, 30.0)
+    one.tell(*(Finished(member(slot), 1, StateId(0, 40), "digest") for slot in range(2)))
+    one.after(0.1)
+    fail_for(one, 300.0)
+    assert not told(one)
+    assert {each.phase for each in one.of(CheckpointRecord)} == {"requested", "failed", "skipped"}
+    assert one.machine.phase != "run", "it went on to the code behind the loop, without its final checkpoint"
 
 
 def test_a_coordinator_that_restarts_goes_on_counting() -> None:
