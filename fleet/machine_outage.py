@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from fleet.events import StopRequested
@@ -40,6 +41,7 @@ class Outage:
         steps = max(0, committed.step - store.newest_state.step)
         fields = {"since_s": self.since_s, "outage_s": now_s - self.since_s, "away_s": now_s - store.durable_s, "steps": float(steps)}
         if store.settings.checkpoint.on_store_failure == "stop":
+            self._next_s = math.inf  # it ends now, as soon as its last checkpoint is kept or not
             return DecisionMade(POLICY, "stop", self._why_it_stops(store, steps, now_s), fields, now_s)
         return DecisionMade(POLICY, "warn", self._what_is_at_risk(store, steps, now_s), fields, now_s)
 

@@ -119,6 +119,14 @@ def test_a_run_that_is_to_stop_stops_in_order_and_says_why() -> None:
     assert stop.fields["outage_s"] == pytest.approx(60.0)
 
 
+def test_a_stop_is_decided_once_however_long_its_last_checkpoint_takes() -> None:
+    one = bench("stop")
+    fail_for(one, 100.0)
+    tiers = one.machine.checkpoints
+    assert [record.action for record in told(one)] == ["stop"]
+    assert tiers.outage.tick(tiers.store, STEP_3, one.now_s + 1000.0) is None
+
+
 def test_a_run_that_has_finished_is_not_stopped_but_tries_to_keep_its_end() -> None:
     one = bench("stop")
     fail_for(one, 30.0)
