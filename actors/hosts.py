@@ -174,6 +174,12 @@ class CoordinatorHost:
 
 
 Preflight = Callable[[], Decision]
+StoreTrial = Callable[[], Any]
+"""Tries the store from the process that it is called in; returns what failed, or None."""
+
+
+def _untried() -> None:
+    """For a node that comes later: a run that has begun goes on while its store is away."""
 
 
 class AgentHost:
@@ -181,9 +187,10 @@ class AgentHost:
 
     async def __init__(
         self, node: str, index: int, folder: Path, coordinator: str, processes: Callable[[], ProcessPort],
-        memory: Callable[[], MemoryPort] | None, preflight: Preflight | None,
+        memory: Callable[[], MemoryPort] | None, preflight: Preflight | None, trial: StoreTrial | None,
     ) -> None:  # fmt: skip
         be_prompt(children=False)
+        self._trial = asyncio.create_task(asyncio.to_thread(trial or _untried))
         if not fork_server.die_with_parent():
             log.warning("This agent could not be bound to its node's life.")
         folder.mkdir(parents=True, exist_ok=True)
@@ -196,6 +203,10 @@ class AgentHost:
     async def ready(self) -> str:
         return self._agent.socket_path
 
+    async def tried(self) -> Any:
+        """What failed when this node tried the store, None when nothing did."""
+        return await self._trial
+
 
 def start_coordinator(spec: CoordinatorSpec) -> Any:
     """Create the coordinator actor on the head node; Ray restarts it when it dies."""
@@ -205,15 +216,15 @@ def start_coordinator(spec: CoordinatorSpec) -> Any:
 
 def start_agent(
     node: str, index: int, folder: Path, coordinator: str, processes: Callable[[], ProcessPort], memory: Callable[[], MemoryPort] | None,
-    preflight: Preflight | None = None,
+    preflight: Preflight | None = None, trial: StoreTrial | None = None,
 ) -> Any:  # fmt: skip
-    """Create the agent actor of ``node``; ``memory`` makes what keeps copies for other nodes.
+    """Create the agent actor of ``node``; ``memory`` makes what keeps copies for other nodes, ``trial`` tries the store meanwhile.
 
     With ``preflight`` the node is checked first, and its ranks join no view when that fails.
     """
     strategy = NodeAffinitySchedulingStrategy(node, soft=False)
     options = {"num_cpus": 0, "max_restarts": -1, "scheduling_strategy": strategy}
-    return ray.remote(AgentHost).options(**options).remote(node, index, folder, coordinator, processes, memory, preflight)
+    return ray.remote(AgentHost).options(**options).remote(node, index, folder, coordinator, processes, memory, preflight, trial)
 
 
 def _cluster_of(records: list[Record]) -> str:

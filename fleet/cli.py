@@ -82,6 +82,7 @@ def run(
     verify: Annotated[float, typer.Option(help="Share of compute for computing shards again elsewhere; 0: off.")] = 0.0,
     preflight: Annotated[bool, typer.Option("--preflight", help="Check each node before its ranks join; see fleet doctor.")] = False,
     checkpoint: Annotated[str, typer.Option(help="Interval policy: exact, daly, young, or seconds.")] = "exact",
+    on_store_failure: Annotated[str, typer.Option(help="When checkpoints fail for timeouts.store_s: go-on, or stop (in order).")] = "go-on",
     timeout: Annotated[list[str] | None, typer.Option(help="name=seconds, e.g. progress_s=30; repeatable. A wrong one lists all.")] = None,
     storage: Annotated[str, typer.Option("--storage", "--store", help="Folder or fsspec URL for journals and checkpoints.")] = "runs",
     twin: Annotated[bool, typer.Option("--twin", help="Run again without faults, and compare the final bits.")] = False,
@@ -101,7 +102,7 @@ def run(
     root = Path("runs" if "://" in storage else storage).resolve()
     settings = _settings(
         world, spares, nodes, shards, min_ranks, seed, set_ or [], reduction, optimizer_sharding, verify, preflight, checkpoint, storage,
-        timeout or [], peer_copies, steps,
+        timeout or [], peer_copies, on_store_failure, steps,
     )  # fmt: skip
     if resume and _has_ended(resume, script, storage, root, steps):
         raise typer.Exit(0)
@@ -115,11 +116,11 @@ def run(
 
 def _settings(world: int, spares: int, nodes: int, shards: int, min_ranks: int, seed: int, pairs: list[str], reduction: str,
               optimizer_sharding: str, verify: float, preflight: bool, checkpoint: str, storage: str, timeouts: list[str],
-              peer_copies: int, steps: int) -> RunSettings:  # fmt: skip
+              peer_copies: int, on_store_failure: str, steps: int) -> RunSettings:  # fmt: skip
     return RunSettings(
         world=world, spares=spares, nodes=nodes, shards=shards, min_ranks=min_ranks, seed=seed, options=_options(pairs),
         reduction=reduction, optimizer_sharding=optimizer_sharding, verify=VerifySettings(compute=verify), preflight=preflight,
-        checkpoint=_checkpoint(checkpoint), storage=storage, timeouts=_timeouts(timeouts), peer_copies=peer_copies,
+        checkpoint=_checkpoint(checkpoint, on_store_failure), storage=storage, timeouts=_timeouts(timeouts), peer_copies=peer_copies,
         steps=steps,
     )  # fmt: skip
 
@@ -144,13 +145,13 @@ def _options(pairs: list[str], option: str = "--set") -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in pairs)
 
 
-def _checkpoint(text: str) -> CheckpointSettings:
+def _checkpoint(text: str, on_store_failure: str) -> CheckpointSettings:
     from chaos.settings import seconds
 
     try:
-        return CheckpointSettings(policy="fixed", interval_s=seconds(text))
+        return CheckpointSettings(policy="fixed", interval_s=seconds(text), on_store_failure=on_store_failure)
     except ValueError:
-        return CheckpointSettings(policy=text)
+        return CheckpointSettings(policy=text, on_store_failure=on_store_failure)
 
 
 def checked(script: str, arguments: Sequence[str]) -> tuple[RunSettings, set[str]]:
@@ -207,9 +208,9 @@ def _has_ended(run: str, script: str, storage: str, root: Path, steps: int) -> b
     from fleet import plans
 
     if "://" in storage:
-        from storage.mirror import JournalMirror
+        from storage.mirror import fetch_journal
 
-        JournalMirror(f"{storage.rstrip('/')}/{run}").fetch(root / run / "journal.jsonl")
+        fetch_journal(f"{storage.rstrip('/')}/{run}", root / run / "journal.jsonl")
     folder = plans.find_run(run, root)
     if steps or not plans.is_completed(folder):
         return False
@@ -234,9 +235,14 @@ def _repeated(run: str, script: str, root: Path, changed_code: bool) -> RunPlan:
 
 def _execute(plan: RunPlan, twin: bool, twin_world: int, json_: str, html: str, port: int) -> int:
     from fleet import plans, recipes
+    from storage.trial import Trial, check_folder
 
     root = plan.folder.parent
+    check_folder(plan.folder if plan.resume else root)
+    tried = Trial(plans.store_url(plan)) if "://" in plan.settings.storage else None  # beside the cluster's start
     with cli_watch.serving(root, "127.0.0.1", port) as server, recipes.local_cluster(plan.settings) as cluster:
+        if tried is not None:
+            tried.check("this machine")
         result = _one_run(recipes.LiveRun(plan, cluster), server)
         verdict = None
         if twin and result.status in (COMPLETED, UNSAVED):

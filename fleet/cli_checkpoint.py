@@ -19,13 +19,6 @@ Where = Annotated[str, typer.Argument(metavar="WHERE", help="A run's folder, its
 Root = Annotated[str, typer.Option(help="Folder that holds the runs.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
-WAYS_OUT = {
-    "unreachable": "Check the endpoint (AWS_ENDPOINT_URL or FLEET_S3_ENDPOINT) and that the store is up.",
-    "timeout": "The store does not answer: try again when it does.",
-    "credentials": "Check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, and what they may do.",
-    "bucket": "Create the bucket, or correct its name.",
-}
-
 app = typer.Typer(help="List, verify, export and delete durable checkpoints.", no_args_is_help=True)
 
 
@@ -100,6 +93,7 @@ def register(parent: typer.Typer) -> None:
 @contextmanager
 def _store(where: str, root: str) -> Iterator[CheckpointStore]:
     """The store of a run or URL; what it fails with becomes one message."""
+    from storage.causes import WAYS_OUT
     from storage.checkpoint import CheckpointStore
     from storage.urls import redact
 

@@ -54,6 +54,7 @@ class Submissions:
     def submit(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Hand in a run. Raises ConfigError."""
         from fleet import plans
+        from storage.trial import check_folder
 
         script, arguments, directory, priority = _fields(asked)
         if not Path(directory, script).is_file():
@@ -63,6 +64,7 @@ class Submissions:
             name=plans.new_name(script), script=script, arguments=tuple(arguments), directory=directory, slots=settings.slots,
             priority=priority, submitted_unix_s=unix_time_s(),
         )  # fmt: skip
+        check_folder(self._queue.folder)
         self._queue.submit(job)
         return job.plain()
 

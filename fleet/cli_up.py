@@ -20,6 +20,7 @@ from fleet.cli_queue import Submissions, queue_of
 from fleet.cli_watch import PRIVATE, PerRank, read_token_path, serving, wait_for_a_signal
 from fleet.errors import ConfigError, RunFailed
 from fleet.launch.processes import calling
+from storage.urls import redact
 
 console = Console(stderr=True, highlight=False, soft_wrap=True)
 START_S = 60.0
@@ -53,6 +54,11 @@ def up(
     runbook: Annotated[str, typer.Option(help="URL or path of the runbook that alerts link to; empty: docs/runbook.md.")] = "",
 ) -> None:
     """Serve pages and metrics of all runs until `fleet down`, start those of `fleet submit`, and write the configuration for Prometheus."""
+    from storage.trial import check_folder
+
+    if "://" in storage:
+        way_out = "Name a folder here; a run keeps its checkpoints elsewhere by fleet run --storage URL."
+        raise ConfigError("--storage", redact(storage), "the service keeps its own files in a folder, and this is a URL", way_out)
     root = Path(storage).absolute()
     if (note := running(root)) is not None:
         raise ConfigError("--storage", storage, f"already up at {note['url']}", "Use fleet status, or fleet down.")
@@ -62,6 +68,7 @@ def up(
         "root": str(root), "slots": slots or 4 * (os.cpu_count() or 1), "host": host, "port": port, "ray_targets": ray_targets or None,
         "prometheus_port": prometheus_port if with_prometheus else None, "per_rank": per_rank, "runbook": runbook,
     }  # fmt: skip
+    check_folder(root)
     _note(root).parent.mkdir(parents=True, exist_ok=True)
     _note(root).unlink(missing_ok=True)
     log = root / PRIVATE / "up.log"

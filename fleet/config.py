@@ -41,7 +41,8 @@ class Timeouts:
     ``hangup_s`` is how long a node whose agent's connection broke has to connect again: an agent that lives does so at once.
     ``progress_s`` is the longest that a rank may take without a step; the time-out follows the steps below that. ``collective_s`` bounds a
     wait inside a process group that nobody ends earlier: it is no sign of a hang, as all wait there for one that is in a long call.
-    ``finish_s`` is how long the code behind the loop may take. ``run_s``: the run is stopped in order after so long; None: never.
+    ``finish_s`` is how long the code behind the loop may take. ``store_s``: durable checkpoints may fail for so long before the run says
+    what it would lose, and stops if it was told to. ``run_s``: the run is stopped in order after so long; None: never.
     """
 
     heartbeat_s: float = 3.0
@@ -55,6 +56,7 @@ class Timeouts:
     resend_s: float = 1.0
     hangup_s: float = 0.1
     finish_s: float = 3600.0
+    store_s: float = 60.0
     run_s: float | None = None
 
     def __post_init__(self) -> None:
@@ -93,12 +95,19 @@ class CheckpointSettings:
     """``policy``: fixed, young, daly or exact. ``interval_s`` is for fixed only.
 
     ``peer_interval_s`` fixes the interval of copies in the memory of other nodes; None: it follows from cost and rate, whatever the policy.
+    ``on_store_failure``: what happens when durable checkpoints fail for ``timeouts.store_s``: go-on, or stop (the run ends in order).
     """
 
     policy: str = "exact"
     interval_s: float | None = None
     peer_interval_s: float | None = None
     keep: int = 3
+    on_store_failure: str = "go-on"
+
+    def __post_init__(self) -> None:
+        if self.on_store_failure not in ("go-on", "stop"):
+            reason = "unknown"
+            raise ConfigError("on_store_failure", self.on_store_failure, reason, "Choose go-on, or stop (the run ends in order).")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

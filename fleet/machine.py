@@ -47,6 +47,7 @@ from fleet.machine_corruption import Doubts, judge
 from fleet.machine_evidence import Evidence, inspect, note
 from fleet.machine_losses import Losses, raised, struck
 from fleet.machine_nodes import joined
+from fleet.machine_outage import look
 from fleet.machine_progress import Progress
 from fleet.machine_proposals import cancel, try_grow, watch
 from fleet.machine_replay import move, rebuild, settle
@@ -355,8 +356,7 @@ class FleetMachine:
         if self.phase == GATHER:
             self._press(now_s)
         self._note_commits(now_s)
-        if limits.run_s is not None and now_s - self.started_s > limits.run_s:
-            self._observe(StopRequested(f"it has run for timeouts.run_s = {limits.run_s:g} s"), now_s)
+        look(self, now_s)
 
     def _excuse(self, gap_s: float, now_s: float) -> None:
         """This process stood still, and most likely its whole machine: that it heard of nobody meanwhile says nothing about them."""

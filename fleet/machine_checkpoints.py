@@ -34,7 +34,13 @@ class Request:
 
 
 class Checkpoints:
-    """At most one request is pending; it dies with its view and is asked for again."""
+    """At most one request is pending; it dies with its view and is asked for again.
+
+    Attributes:
+        durable_s: when the newest state that is kept was saved; the run's beginning, or that of its cluster, when there is none.
+        failing_since_s: when the first one was asked for that failed, of those after the newest durable one; None when all is well.
+        last_failure: why the last one failed.
+    """
 
     def __init__(
         self,
@@ -59,6 +65,8 @@ class Checkpoints:
         self._failures = 0
         self._final = self.lost_final = False
         self.last_failure = ""
+        self.durable_s = now_s
+        self.failing_since_s: float | None = None
         self.events, self.since_s = 0, now_s
 
     @property
@@ -185,7 +193,7 @@ class Checkpoints:
 
     def durable(self, event: CheckpointDurable, now_s: float) -> list[Instruction]:
         self._costs.append((event.blocked_s, event.latency_s))
-        self._failures = 0
+        self._failures, self.failing_since_s, self.durable_s = 0, None, now_s - event.latency_s
         self._settle(now_s - event.latency_s)  # an interval is from one state that is kept to the next, however long that took to write
         if self._doubted is not None and self._doubted[0] <= event.state <= self._doubted[1]:
             detail = "it was written before a rank that had a part in it was found to be wrong"
@@ -202,9 +210,9 @@ class Checkpoints:
     def failed(self, reason: str, now_s: float) -> list[Instruction]:
         if self._request is None:
             return []
-        number, self._request = self._request.number, None
-        self.last_failure = reason
-        return [self._failure(number, now_s, reason), *self._after_failure(now_s)]
+        request, self._request, self.last_failure = self._request, None, reason
+        self.failing_since_s = request.at_s if self.failing_since_s is None else self.failing_since_s
+        return [self._failure(request.number, now_s, reason), *self._after_failure(now_s)]
 
     def _after_failure(self, now_s: float) -> list[Instruction]:
         """Try again soon, then later, then leave it until the next one is due: what fails for a minute costs no interval."""
@@ -243,6 +251,9 @@ class Checkpoints:
             self._count += 1
         elif record.phase == "durable":
             self._keep(record.checkpoint, record.state)
+            self.failing_since_s, self.durable_s = None, record.at_s - record.latency_s
             self._costs.append((record.blocked_s, record.latency_s))
+        elif record.phase == "failed":
+            self.last_failure = record.detail
         elif record.phase == "withdrawn":
             self.kept.pop(record.state, None)

@@ -82,6 +82,7 @@ def _apply(machine: FleetMachine, record: Record) -> None:
         case DecisionMade():
             machine.stragglers.replay(record)
             machine.progress.replay(record)
+            machine.checkpoints.replay(record)
         case DataRead():
             machine.data = record.samples, record.batch_size, record.data_sha256
         case RunStarted(at_s=at_s):
@@ -120,6 +121,7 @@ def move(machine: FleetMachine, records: Iterable[Record], now_s: float) -> list
     """Bring a new machine to where the journal of another cluster ends; all ranks are gone. Returns what is to be written of them."""
     rebuild(machine, records, now_s)
     machine.phase, machine.ended, machine.view, machine.proposal = GATHER, None, None, None
+    machine.checkpoints.moved(now_s)
     gone = []
     for rank in machine.roster.in_order():
         machine.roster.remove(rank)

@@ -10,6 +10,7 @@ from fleet.events import CheckpointDurable, CheckpointFailed, CopiesHeld, Event,
 from fleet.instructions import Instruction
 from fleet.levels import PEERS, PEERS_SCHEME, STORE, level_of, peers_url
 from fleet.machine_checkpoints import Checkpoints
+from fleet.machine_outage import Outage
 from fleet.machine_state import Roster
 from fleet.ports import IntervalPolicy, PlacementPolicy
 from fleet.records import Record, RunStarted, ViewPublished
@@ -30,6 +31,7 @@ class Tiers:
         self.store = Checkpoints(STORE, settings, store, newest, rates_per_s[0], now_s)
         wanted = peers if settings.peer_copies > 0 else None
         self.peers = Checkpoints(PEERS, settings, wanted, None, rates_per_s[1], now_s) if wanted is not None else None
+        self.outage = Outage()
         self.memories: dict[str, CopiesHeld] = {}
         self._tries: Counter[str] = Counter()
         self._doubted: list[tuple[StateId, StateId]] = []
@@ -154,6 +156,10 @@ class Tiers:
         for level in self.levels:
             level.restarted(now_s)
 
+    def moved(self, now_s: float) -> None:
+        """To another cluster."""
+        self.outage.forget(self.store, now_s)
+
     def replay(self, record: Record) -> None:
         match record:
             case RunStarted(at_s=at_s):
@@ -161,6 +167,7 @@ class Tiers:
                     level.since_s = at_s
             case ViewPublished(view=view) if view.checkpoint is not None:
                 self._needed(view.checkpoint)
+        self.outage.replay(record, self.store)
         for level in self.levels:
             level.replay(record)
 

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -66,6 +66,7 @@ from storage.manifest import parse_checkpoint_id
 from storage.mirror import JournalMirror
 from storage.parts import Parts, RetainingStore, newest_checkpoint
 from storage.peers import PeerMemory
+from storage.trial import LIMIT_S, Failure, try_store
 
 log = logging.getLogger("fleet.recipes")
 
@@ -163,7 +164,7 @@ class LiveRun:
         self.agents: dict[int, Any] = {}
         self._nodes: dict[int, str] = {}
         for index in cluster.alive():
-            self.add_agent(index)
+            self.add_agent(index, functools.partial(try_store, self.store_url))
         self.nodes = _Nodes(self)
         self._stop = threading.Event()
         self._done = threading.Event()
@@ -197,11 +198,12 @@ class LiveRun:
         names = {node: lasting_name(index) for index, node in self._nodes.items()}
         nodes.append(self.plan.folder.parent / nodes.NAME, histories(read_journal(self.plan.journal, spans=False), names))
 
-    def add_agent(self, index: int) -> None:
+    def add_agent(self, index: int, trial: Callable[[], Failure | None] | None = None) -> None:
         node = self._nodes[index] = node_id(index)
         memory = functools.partial(PeerMemory, HOST) if self.plan.settings.peer_copies else None
         check = preflight if self.plan.settings.preflight else None
-        self.agents[index] = start_agent(node, index, self.shm, self.address, functools.partial(LocalProcesses, node), memory, check)
+        processes = functools.partial(LocalProcesses, node)
+        self.agents[index] = start_agent(node, index, self.shm, self.address, processes, memory, check, trial)
 
     def node_of(self, pid: int) -> int:
         """Index of the node on which rank process ``pid`` lives. Raises KeyError."""
@@ -210,8 +212,9 @@ class LiveRun:
         return next(index for index, name in self._nodes.items() if name == names[pid])
 
     def execute(self) -> RunResult:
-        """Train to the end, under chaos; always returns."""
+        """Train to the end, under chaos. Raises ConfigError, before any rank is started, when a node cannot use the store."""
         ray.get([self.coordinator.census.remote(), *(agent.ready.remote() for agent in self.agents.values())], timeout=60)
+        self._check_store()
         chaos = threading.Thread(target=self._conduct, name="fleet-chaos", daemon=True)
         watch = threading.Thread(target=self._watch, name="fleet-watch", daemon=True)
         chaos.start()
@@ -227,6 +230,23 @@ class LiveRun:
         if outcome is None:
             return RunResult(plan=self.plan, status="failed", reason="Ray Train ended before the run did", detail=fitted.error or "")
         return RunResult(plan=self.plan, status=outcome.status, reason=outcome.reason, detail=outcome.detail)
+
+    def _check_store(self) -> None:
+        """Each node's agent has tried it since it was started. Of a run that cannot begin nothing is left."""
+        answers = ray.get([agent.tried.remote() for agent in self.agents.values()], timeout=LIMIT_S + STOP_S)
+        failures = {index: failure for index, failure in zip(self.agents, answers, strict=True) if failure is not None}
+        if not failures:
+            return
+        index, failure = next(iter(failures.items()))
+        others = f" (and {len(failures) - 1} of the other {len(answers) - 1})" if len(failures) > 1 else ""
+        refusal = failure.refusal(f"node {index}{others}")
+        if self.plan.resume:
+            ray.get(self.coordinator.stop_run.remote(str(refusal)), timeout=STOP_S)
+            self._close()
+        else:
+            self._kill_actors()
+            shutil.rmtree(self.plan.folder, ignore_errors=True)
+        raise refusal
 
     def _give_up(self, fitted: FitOutcome) -> EndRun | None:
         """Ray Train ended before the run did: have that written down. None when the coordinator is gone too."""
@@ -280,10 +300,13 @@ class LiveRun:
     def _close(self) -> None:
         with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
             ray.get(self.coordinator.close.remote(), timeout=STOP_S)
+        self._kill_actors()
+        self._remember_nodes()
+
+    def _kill_actors(self) -> None:
         for actor in [*self.agents.values(), self.coordinator]:
             ray.kill(actor, no_restart=True)
         shutil.rmtree(self.shm, ignore_errors=True)
-        self._remember_nodes()
 
     # ---- chaos -------------------------------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from storage.blocks import BLOCK_BYTES, BlockStream
+from storage.causes import cause_of
 from storage.files import open_files
+from storage.trial import detail_of, refusal
 
 JOURNAL = "journal.jsonl"
 
@@ -37,3 +39,11 @@ class JournalMirror:
         journal.parent.mkdir(parents=True, exist_ok=True)
         journal.write_bytes(self._files.read(JOURNAL))
         return True
+
+
+def fetch_journal(url: str, journal: Path) -> bool:
+    """:meth:`JournalMirror.fetch` for the user who resumes a run. Raises ConfigError when the store fails."""
+    try:
+        return JournalMirror(url).fetch(journal)
+    except OSError as error:
+        raise refusal(url, "this machine could not read the run's journal there", cause_of(error), detail_of(error)) from error

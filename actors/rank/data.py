@@ -7,6 +7,7 @@ batch size.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import random
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
@@ -253,8 +254,12 @@ def _read(wanted: Sequence[Span]) -> list[bytes]:
         found = [_read_local(file, start, stop) for file, start, stop in wanted]
     else:
         paths, starts, stops = zip(*((file.path, start, stop) for file, start, stop in wanted), strict=True)
-        found = system.cat_ranges(list(paths), list(starts), list(stops), on_error="raise")
+        found = system.cat_ranges(list(paths), list(starts), list(stops), on_error="return")
     for (file, start, stop), data in zip(wanted, found, strict=True):
+        if isinstance(data, Exception):
+            if getattr(data, "errno", None) == errno.EINVAL:  # what S3 says when a range begins behind the end
+                raise file.refused(f"byte {start} was asked for and is not there: it has changed since the run began") from data
+            raise data
         if len(data) != stop - start:
             raise file.refused(f"bytes {start} to {stop} were asked for and {len(data)} came: it has changed since the run began")
     return found

@@ -280,7 +280,7 @@ def plain_pytorch_loads(url: str, checkpoint: str, model: dict[str, Any], optimi
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("url", ["file"], indirect=True)
+@pytest.mark.parametrize("url", ["file", "s3"], indirect=True)
 @pytest.mark.parametrize("count", [3])
 def test_chunks_of_a_sharded_optimizer_are_an_unsharded_checkpoint(url: str, store: CheckpointStore, tmp_path: Path, count: int) -> None:
     """Each rank writes rectangles of what it owns. The whole loads without Fleet, and in an unsharded run, with the same bits."""

@@ -28,11 +28,18 @@ GRPC_OFFSET = 10_000
 class SeaweedServer:
     """A running server. ``environment`` is what ``s3://BUCKET/...`` needs to reach it; ``bucket`` is there already."""
 
-    process: subprocess.Popen[bytes]
+    folder: Path
+    command: list[str]
     endpoint: str
     key: str
     secret: str
     bucket: str = "fleet"
+
+    def start(self) -> None:
+        """Also after :meth:`kill`: at the same address, with what it had stored. Returns once it serves."""
+        with (self.folder / "weed.log").open("ab") as log:
+            self.process = subprocess.Popen(self.command, stdout=log, stderr=log, cwd=self.folder, start_new_session=True)
+        _wait(self)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -72,11 +79,9 @@ def serving(folder: Path) -> Iterator[SeaweedServer]:
     config = folder / "s3.json"
     config.write_text(json.dumps({"identities": [identity]}))
     ports = dict(zip(PORTS, free_pairs(len(PORTS)), strict=True))
-    with (folder / "weed.log").open("wb") as log:
-        process = subprocess.Popen(_command(folder, config, ports), stdout=log, stderr=log, cwd=folder, start_new_session=True)
-    server = SeaweedServer(process, f"http://127.0.0.1:{ports['s3.port']}", key, secret)
+    server = SeaweedServer(folder, _command(folder, config, ports), f"http://127.0.0.1:{ports['s3.port']}", key, secret)
     try:
-        _wait(server, folder)
+        server.start()
         yield server
     finally:
         server.kill()  # in order it takes longer, and nobody needs the data
@@ -94,12 +99,12 @@ def _command(folder: Path, config: Path, ports: dict[str, int]) -> list[str]:
     return [str(weed()), "server", "-s3", *(f"-{name}={value}" for name, value in options.items())]
 
 
-def _wait(server: SeaweedServer, folder: Path) -> None:
+def _wait(server: SeaweedServer) -> None:
     client = s3_client(server)
 
     def ready() -> bool:
         if server.process.poll() is not None:
-            raise RuntimeError(f"weed ended with {server.process.returncode}: {(folder / 'weed.log').read_text()[-2000:]}")
+            raise RuntimeError(f"weed ended with {server.process.returncode}: {(server.folder / 'weed.log').read_text()[-2000:]}")
         try:
             with contextlib.suppress(client.exceptions.BucketAlreadyExists, client.exceptions.BucketAlreadyOwnedByYou):
                 client.create_bucket(Bucket=server.bucket)

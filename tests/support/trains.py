@@ -79,6 +79,12 @@ def plain(run: Any) -> None:
     _loop(run)
 
 
+def with_environment(run: Any) -> None:
+    """The same with variables of the test's own: a rank has those of the fork server, which began before the test."""
+    os.environ.update(word.split("=", 1) for word in run.options["environment"].split())
+    _loop(run)
+
+
 def with_a_last_step_that_waits(run: Any) -> None:
     """The last step ends when the test says so, and so does the third before it."""
     last, flags = int(run.options["steps"]) - 1, Path(run.options["flags"])

@@ -1,0 +1,92 @@
+"""What ``FleetMachine`` says while its durable checkpoints fail: how much would be lost now, and later that the store works again."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from fleet.events import StopRequested
+from fleet.ledger_report import duration
+from fleet.machine_checkpoints import Checkpoints
+from fleet.machine_state import RUN
+from fleet.records import DecisionMade, Record
+from fleet.types import StateId
+
+if TYPE_CHECKING:
+    from fleet.machine import FleetMachine
+
+POLICY = "store"
+
+
+class Outage:
+    """An outage begins when the first checkpoint that failed was asked for, and ends with the next durable one.
+
+    It is told once it has lasted for ``timeouts.store_s``, and again whenever it has lasted twice as long as then. With
+    ``checkpoint.on_store_failure`` = stop the run ends there.
+    """
+
+    def __init__(self) -> None:
+        self.since_s = self._next_s = 0.0
+        self.told = False
+
+    def tick(self, store: Checkpoints, committed: StateId, now_s: float) -> DecisionMade | None:
+        """What is to be journalled, if anything: action warn, stop or recovered. The reason is a sentence for the user."""
+        if store.failing_since_s is None:
+            return self._over(store, now_s) if self.told else None
+        if not self.told:
+            self.since_s, self._next_s = store.failing_since_s, store.failing_since_s + store.settings.timeouts.store_s
+        if now_s < self._next_s:
+            return None
+        self.told, self._next_s = True, now_s + (now_s - self.since_s)
+        steps = max(0, committed.step - store.newest_state.step)
+        fields = {"since_s": self.since_s, "outage_s": now_s - self.since_s, "away_s": now_s - store.durable_s, "steps": float(steps)}
+        if store.settings.checkpoint.on_store_failure == "stop":
+            self._next_s = math.inf  # it ends now, as soon as its last checkpoint is kept or not
+            return DecisionMade(POLICY, "stop", self._why_it_stops(store, steps, now_s), fields, now_s)
+        return DecisionMade(POLICY, "warn", self._what_is_at_risk(store, steps, now_s), fields, now_s)
+
+    def _what_is_at_risk(self, store: Checkpoints, steps: int, now_s: float) -> str:
+        age = f"{duration(now_s - store.durable_s)}{'' if store.kept else ' since the start'}"
+        risk = f"if the cluster were lost now, {count(steps)} would be lost"
+        return f"no durable checkpoint for {age}: {risk}; the store says: {store.last_failure}"
+
+    def _why_it_stops(self, store: Checkpoints, steps: int, now_s: float) -> str:
+        lasted = f"durable checkpoints have failed for {duration(now_s - self.since_s)}, and the run was told to stop then"
+        newest = f"the newest durable one was {count(steps)} old" if store.kept else "there was none yet"
+        return f"{lasted} (--on-store-failure stop): {newest}; the store says: {store.last_failure}"
+
+    def _over(self, store: Checkpoints, now_s: float) -> DecisionMade:
+        self.told = False
+        reason = f"the store works again after {duration(now_s - self.since_s)}: step {store.newest_state.step} is durable"
+        return DecisionMade(POLICY, "recovered", reason, {"since_s": self.since_s, "outage_s": now_s - self.since_s}, now_s)
+
+    def replay(self, record: Record, store: Checkpoints) -> None:
+        """Take up an outage that was told before the coordinator restarted."""
+        if not isinstance(record, DecisionMade) or record.policy != POLICY:
+            return
+        self.told = record.action != "recovered"
+        self.since_s = record.fields["since_s"]
+        self._next_s = record.at_s + (record.fields["outage_s"] if record.action == "warn" else 0.0)
+        store.failing_since_s = self.since_s if self.told else None
+
+    def forget(self, store: Checkpoints, now_s: float) -> None:
+        """The run goes on in another cluster, whose store was tried: what failed before says nothing."""
+        self.told, store.failing_since_s, store.durable_s = False, None, now_s
+
+
+def count(steps: int) -> str:
+    """``1 step``, ``812 steps``."""
+    return f"{steps:,} step{'' if steps == 1 else 's'}"
+
+
+def look(machine: FleetMachine, now_s: float) -> None:
+    """At each tick: whether the store fails for too long, or the run has taken too long. Either may end it, in order."""
+    tiers, training = machine.checkpoints, machine.phase == RUN and not machine._finished  # the tries of a final checkpoint are counted
+    told = tiers.outage.tick(tiers.store, machine.committed, now_s) if training or tiers.store.failing_since_s is None else None
+    if told is not None:
+        machine._write(told)
+    limit_s = machine.settings.timeouts.run_s
+    if told is not None and told.action == "stop":
+        machine._observe(StopRequested(told.reason), now_s)
+    elif limit_s is not None and now_s - machine.started_s > limit_s:
+        machine._observe(StopRequested(f"it has run for timeouts.run_s = {limit_s:g} s"), now_s)
