@@ -87,11 +87,12 @@ def _share(steps_s: float, all_s: float, world_share: float) -> float | None:
 
 
 def _speed(report: Report) -> dict[str, Any]:
-    """Steps that were kept, per second, in stretches of at least a hundredth of the run."""
+    """Steps that were kept, per second, in stretches of at least a hundredth of the time from the first to the last."""
     s, commits = report.summary, report.commits
+    least_s = (commits[-1][0] - commits[0][0]) / 100 if commits else 0.0
     kept = list(commits[:1])
     for at_s, step in commits[1:]:
-        if at_s - kept[-1][0] >= s.wall_s / 100:
+        if at_s - kept[-1][0] >= max(least_s, 1e-6):
             kept.append((at_s, step))
     rows = [
         [(before[0] + after[0]) / 2 - s.started_s, after[1], (after[1] - before[1]) / (after[0] - before[0])]

@@ -71,6 +71,7 @@ def render_html(report: Report) -> str:
     )
     environment.filters |= {"duration": duration, "rank_time": rank_time}
     summary, marks = report.summary, fault_marks(report)
+    struck = [item for item in summary.incidents if not item.phases or item.phases[-1][0] not in ("planned", "aimed")]
     rows = _rows(summary, report.timeline)
     shown = {bar.colour for row in rows for bar in row.bars}
     return environment.get_template("page.html").render(
@@ -84,8 +85,8 @@ def render_html(report: Report) -> str:
         ticks=_ticks(summary),
         legend=[(name, colour) for name, colour in COLOURS.items() if colour in shown],
         layout={"width": WIDTH, "left": LEFT, "row": ROW, "height": max(ROW, ROW * len(rows))},
-        incidents=sorted((item for item in summary.incidents), key=lambda item: -item.cost_s)[:MAX_INCIDENTS],
-        incident_count=len(summary.incidents),
+        incidents=sorted(struck, key=lambda item: -item.cost_s)[:MAX_INCIDENTS],
+        incident_count=len(struck),
         cost_names=COST_NAMES,
         curves=[_drawn(curve, marks) for curve in curves(report)],
         meanings=MEANINGS,

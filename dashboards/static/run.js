@@ -228,7 +228,7 @@ function show(newest) {
   document.title = state.now ? `${percent(state.now.goodput)} ${state.run}` : state.run;
   say("run", state.run);
   say("status", state.status);
-  $("status").className = `badge ${state.status}`;
+  $("status").className = `badge ${state.status === "completed, not saved" ? "failed" : state.status}`;
   say("line", state.status === "running" ? "live" : "from the journal");
   say("reason", state.reason || "");
   $("damage").hidden = !state.damage;

@@ -85,6 +85,13 @@ def test_curves_have_axes_values_and_the_faults() -> None:
     assert "so far 68." in text
 
 
+def test_what_was_only_planned_cost_nothing_and_is_not_listed() -> None:
+    story = learning()
+    story.fault("due", "kill_rank", "planned", 90_000)
+    page = render_html(build_report(story.records))
+    assert '<td class="l">f1</td>' in page and '<td class="l">due</td>' not in page
+
+
 def test_categories_are_explained_and_pending_is_not_lost() -> None:
     page = render_html(build_report(learning().records[:20]))
     text = check(page)
