@@ -26,8 +26,12 @@ def _answers(what: str, schema: dict[str, Any], kind: str = JSON, **more: dict[s
     return {"200": {"description": what, "content": {kind: {"schema": schema}}}, **COMMON, **more}
 
 
-def _get(summary: str, answers: dict[str, Any], *, named: bool = True) -> dict[str, Any]:
-    return {"get": {"summary": summary, "parameters": [NAME] if named else [], "responses": answers}}
+def _get(summary: str, answers: dict[str, Any], *more: dict[str, Any], named: bool = True) -> dict[str, Any]:
+    return {"get": {"summary": summary, "parameters": [NAME, *more] if named else [], "responses": answers}}
+
+
+def _number(name: str, place: str, most: int) -> dict[str, Any]:
+    return {"name": name, "in": place, "required": place == "path", "schema": {"type": "integer", "minimum": 0, "maximum": most}}
 
 
 CHAOS = {
@@ -83,6 +87,22 @@ SUBMISSION = {
         "priority": {"type": "integer", "minimum": -100, "maximum": 100},
     },
 }
+LOG = {
+    "type": "object",
+    "required": ["slot", "incarnation", "bytes"],
+    "properties": {"slot": {"type": "integer"}, "incarnation": {"type": "integer"}, "bytes": {"type": "integer"}},
+}
+LOGS = {"type": "object", "required": ["logs"], "properties": {"logs": {"type": "array", "items": LOG}}}
+PIECE = {
+    "type": "object",
+    "required": ["offset", "next", "bytes", "text"],
+    "properties": {
+        "offset": {"type": "integer", "description": "Where the text begins, in bytes."},
+        "next": {"type": "integer", "description": "The offset to ask for next."},
+        "bytes": {"type": "integer", "description": "Of the whole file."},
+        "text": {"type": "string"},
+    },
+}
 RUNS = {
     "type": "object",
     "required": ["runs"],
@@ -125,6 +145,16 @@ def _cancel() -> dict[str, Any]:
     return _change("Take a run out of the queue, or end it in order.", JOB, None, named=True, **NO_QUEUE, **{"404": NO_RUN})
 
 
+def _logs() -> dict[str, Any]:
+    numbers = [_number("slot", "path", 9_999_999), _number("incarnation", "path", 9_999_999), _number("offset", "query", 10**18 - 1)]
+    missing, bad = {"404": _problem("There is no such run, or the process has no log.")}, {"400": _problem("The offset is no number.")}
+    piece = "What a process printed: the end of it, or, from `offset` on, 64 KiB at most."
+    return {
+        "/api/runs/{run}/logs": _get("The logs of a run's processes.", _answers("The logs.", LOGS, **missing)),
+        "/api/runs/{run}/logs/{slot}/{incarnation}": _get(piece, _answers("A piece.", PIECE, **missing, **bad), *numbers),
+    }
+
+
 @functools.cache
 def openapi() -> dict[str, Any]:
     """The document. Do not change what it returns."""
@@ -149,6 +179,7 @@ def openapi() -> dict[str, Any]:
                 _answers("The ledger; null before it has begun.", state, **missing),
             ),
             "/api/runs/{run}/journal": _get("The journal itself.", _answers("JSON lines.", text, "application/jsonl", **missing)),
+            **_logs(),
             "/api/runs/{run}/chaos": {**chaos, "post": _order()},
             "/api/queue": _queue(),
             "/api/queue/{run}": {"delete": _cancel()},

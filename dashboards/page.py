@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -10,6 +11,8 @@ from typing import Any
 
 import jinja2
 
+from dashboards.curves import STEPS, curves, fault_marks, thinned
+from fleet.categories import MEANINGS
 from fleet.ledger_report import Report, drift_words, duration, losses_by_size, rank_time
 from fleet.ledger_summary import COST_NAMES, STEP_NAMES, LedgerSummary
 from fleet.ledger_timeline import STEP, Timeline
@@ -20,7 +23,8 @@ MAX_SLOTS = 64
 MAX_SEGMENTS = 10_000
 MAX_MARKS = 300
 MAX_INCIDENTS = 500
-MAX_POINTS = 600
+MAX_POINTED = 80
+"""Places of a curve that can be pointed at."""
 
 COLOURS = {
     STEP: "#0f9d78",
@@ -66,7 +70,8 @@ def render_html(report: Report) -> str:
         loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {"duration": duration, "rank_time": rank_time}
-    summary = report.summary
+    summary, marks = report.summary, fault_marks(report)
+    struck = [item for item in summary.incidents if not item.phases or item.phases[-1][0] not in ("planned", "aimed")]
     rows = _rows(summary, report.timeline)
     shown = {bar.colour for row in rows for bar in row.bars}
     return environment.get_template("page.html").render(
@@ -80,10 +85,11 @@ def render_html(report: Report) -> str:
         ticks=_ticks(summary),
         legend=[(name, colour) for name, colour in COLOURS.items() if colour in shown],
         layout={"width": WIDTH, "left": LEFT, "row": ROW, "height": max(ROW, ROW * len(rows))},
-        incidents=sorted((item for item in summary.incidents), key=lambda item: -item.cost_s)[:MAX_INCIDENTS],
-        incident_count=len(summary.incidents),
+        incidents=sorted(struck, key=lambda item: -item.cost_s)[:MAX_INCIDENTS],
+        incident_count=len(struck),
         cost_names=COST_NAMES,
-        curves=[_curve(name, points) for name, points in report.history["measurements"].items()],
+        curves=[_drawn(curve, marks) for curve in curves(report)],
+        meanings=MEANINGS,
         interval=interval_decisions(report.history["decisions"]),
         checkpoints=_checkpoints(report.history["checkpoints"]),
         fault_counts=sorted(summary.faults_by_kind_phase.items()),
@@ -191,17 +197,50 @@ def _ticks(s: LedgerSummary) -> list[tuple[float, str]]:
 # ---- figures of the model and the checkpoints ----------------------------------------------------------------------------------------
 
 
-def _curve(name: str, points: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """A polyline for values over steps, at most ``MAX_POINTS`` of them; a history that was rolled back is drawn as it ended."""
-    newest = {step: value for step, value in points if value == value and abs(value) != float("inf")}
-    steps = sorted(newest)
-    stride = max(1, -(-len(steps) // MAX_POINTS))
-    steps = sorted({*steps[::stride], *steps[-1:]})
-    low, high = min(newest.values(), default=0.0), max(newest.values(), default=0.0)
-    span, length = high - low or 1.0, (steps[-1] - steps[0] if steps else 0) or 1
-    line = " ".join(f"{LEFT + WIDTH * (step - steps[0]) / length:.1f},{8 + 120 * (high - newest[step]) / span:.1f}" for step in steps)
-    first, last = (steps[0], steps[-1]) if steps else (0, 0)
-    return {"name": name, "line": line, "low": low, "high": high, "first": first, "last": last, "value": newest.get(last)}
+def _nice(low: float, high: float) -> list[float]:
+    """Some four round numbers from about ``low`` to about ``high``, both of them included."""
+    wanted = (high - low or abs(high) or 1.0) / 4
+    power = 10.0 ** math.floor(math.log10(wanted))
+    step = next(power * digit for digit in (1, 2, 5, 10) if power * digit >= wanted * 0.999)
+    return [step * number for number in range(math.floor(low / step), math.ceil(high / step) + 1)]
+
+
+def _drawn(curve: Mapping[str, Any], marks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A curve of ``dashboards.curves`` in pixels: lines, ticks, places to point at, and where faults struck."""
+    over_steps, points = curve["x"] == STEPS, curve["points"]
+    values = [value for point in points for value in point[2:] if value is not None]
+    rows = _nice(min(values, default=0.0), max(values, default=0.0))
+    first, last = points[0][0] if over_steps else 0.0, points[-1][0]
+
+    def x(at: float) -> float:
+        return round(LEFT + WIDTH * (at - first) / (last - first or 1.0), 1)
+
+    def y(value: float) -> float:
+        return round(8 + 120 * (rows[-1] - value) / (rows[-1] - rows[0] or 1.0), 1)
+
+    columns = [at for at in _nice(first, last) if first <= at <= last]
+    label = "step {:,.0f}".format if over_steps else duration
+    pointed = thinned(points, MAX_POINTED)
+    struck = [(mark[curve["x"]], mark["text"]) for mark in marks if mark[curve["x"]] is not None]
+    return {
+        "name": curve["name"],
+        "unit": curve["unit"],
+        "lines": [
+            " ".join(f"{x(point[0])},{y(point[index])}" for point in points if point[index] is not None)
+            for index in range(2, 2 + len(curve["series"]))
+        ],
+        "rows": [(y(value), f"{value:.6g}") for value in rows],
+        "columns": [(x(at), label(at)) for at in columns],
+        "pointed": [(x(before[0]), round(x(after[0]) - x(before[0]), 1), _said(curve, after)) for before, after in pairwise(pointed)],
+        "marks": [(x(at), text) for at, text in struck if first <= at <= last],
+    }
+
+
+def _said(curve: Mapping[str, Any], point: Sequence[Any]) -> str:
+    """What a point says to who points at it."""
+    step, at_s = point[:2] if curve["x"] == STEPS else (point[1], point[0])
+    values = [f"{name} {value:.6g}" for name, value in zip(curve["series"], point[2:], strict=True) if value is not None]
+    return f"step {step or 0:,.0f}, {duration(at_s)}: {', '.join(values)}"
 
 
 def interval_decisions(decisions: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import json
 import logging
+import re
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -23,6 +24,7 @@ from prometheus_client.exposition import choose_encoder
 
 from dashboards.access import NOBODY, WRITE, Access, Audit
 from dashboards.feeds import Feed, Feeds
+from dashboards.logs import log_files, log_piece
 from dashboards.neighbours import Gone, Neighbours
 from dashboards.openapi import openapi
 from fleet.errors import ConfigError
@@ -31,7 +33,10 @@ from fleet.urgency import give_way
 log = logging.getLogger("fleet.dashboards")
 
 STATIC = Path(__file__).parent / "static"
-FILES = {"run.js": "text/javascript", "runs.js": "text/javascript", "parts.js": "text/javascript", "page.css": "text/css"}
+FILES = {
+    **dict.fromkeys(("run.js", "runs.js", "parts.js", "curves.js", "logs.js", "vendor/uPlot.esm.js"), "text/javascript"),
+    **dict.fromkeys(("page.css", "vendor/uPlot.min.css"), "text/css"),
+}
 MAX_BODY_BYTES = 16_384
 BODY_S = 5.0
 """A request's body must be there within so long."""
@@ -40,6 +45,7 @@ WRITE_S = 10.0
 HEARTBEAT_S = 10.0
 UPDATE_S = 0.5
 MAX_STREAMS = 512
+OFFSET = re.compile(r"[0-9]{1,18}")
 SCRAPE_AGE_S = 1.0
 """Metrics are computed so often at most, however many scrape."""
 HEADERS = {
@@ -182,7 +188,7 @@ class WatchServer:
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._guard])
         app.router.add_get("/", self._shell("runs.html"))
         app.router.add_get("/runs/{run}", self._shell("run.html"))
-        app.router.add_get("/static/{file}", self._static)
+        app.router.add_get("/static/{file:.+}", self._static)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/openapi.json", self._openapi)
         app.router.add_get("/api/runs", self._runs)
@@ -190,6 +196,8 @@ class WatchServer:
         app.router.add_get("/api/runs/{run}/events", self._events)
         app.router.add_get("/api/runs/{run}/ledger", self._ledger)
         app.router.add_get("/api/runs/{run}/journal", self._journal)
+        app.router.add_get("/api/runs/{run}/logs", self._logs)
+        app.router.add_get("/api/runs/{run}/logs/{slot:[0-9]{1,7}}/{incarnation:[0-9]{1,7}}", self._log)
         app.router.add_get("/api/runs/{run}/chaos", self._chaos_status)
         app.router.add_post("/api/runs/{run}/chaos", self._chaos_order)
         app.router.add_get("/api/queue", self._queue_listing)
@@ -278,11 +286,29 @@ class WatchServer:
         report = await asyncio.to_thread(feed.follower.look, lambda report: report.to_dict())
         return web.json_response(report, dumps=functools.partial(json.dumps, allow_nan=False))
 
-    async def _journal(self, request: web.Request) -> web.StreamResponse:
+    async def _path(self, request: web.Request) -> Path:
+        """The journal of the run that is asked for."""
         path = await asyncio.to_thread(self._feeds.journal, request.match_info["run"])
         if path is None:
             raise web.HTTPNotFound(text="there is no such run")
-        return web.FileResponse(path, headers={**HEADERS, "Content-Type": "application/jsonl"})
+        return path
+
+    async def _journal(self, request: web.Request) -> web.StreamResponse:
+        return web.FileResponse(await self._path(request), headers={**HEADERS, "Content-Type": "application/jsonl"})
+
+    async def _logs(self, request: web.Request) -> web.StreamResponse:
+        path = await self._path(request)
+        return web.json_response({"logs": await asyncio.to_thread(log_files, path.parent)})
+
+    async def _log(self, request: web.Request) -> web.StreamResponse:
+        path, offset = await self._path(request), request.query.get("offset", "")
+        if offset and not OFFSET.fullmatch(offset):
+            return problem(400, "offset is a number of bytes", field="offset")
+        slot, incarnation = (int(request.match_info[name]) for name in ("slot", "incarnation"))
+        piece = await asyncio.to_thread(log_piece, path.parent, slot, incarnation, int(offset) if offset else None)
+        if piece is None:
+            raise web.HTTPNotFound(text="this process has no log")
+        return web.json_response(piece)
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         """Server-sent events: ``state`` whenever it changed, a comment when it has not for a while."""

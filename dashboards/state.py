@@ -6,11 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dashboards.curves import curves, fault_marks
 from dashboards.page import COLOURS, interval_decisions
+from fleet.categories import MEANINGS, PENDING
 from fleet.follow import Seat
 from fleet.ledger_report import Report, losses_by_size
 from fleet.ledger_summary import STEP_NAMES, Incident, LedgerSummary
 from fleet.ledger_timeline import STEP, Timeline
+from fleet.pace import remaining_s
 from fleet.prediction import Prediction, expected_cost_s, predict
 from fleet.records import configuration
 
@@ -18,7 +21,6 @@ MAX_SLOTS = 48
 MAX_SEGMENTS = 2_400
 MAX_MARKS = 200
 MAX_FAULTS = 200
-MAX_POINTS = 240
 MAX_SEATS = 256
 
 
@@ -42,21 +44,23 @@ def run_state(report: Report, seats: Sequence[Seat], config: str, *, silent: boo
         "wall_s": s.wall_s,
         "down_s": s.down_s,
         "queued_s": s.queued_s,
-        "now": _now(s, settings),
+        "now": _now(s, settings) | _time_left(report),
         "waterfall": _waterfall(s),
         "pending": {"rank_s": s.pending_s, "share": s.pending_s / s.rank_s if s.rank_s else 0.0, "colour": COLOURS["pending"]},
         "training": _training(s),
-        "law": [{"name": name, "seconds": value} for name, value in _law(s)],
+        "law": [{"name": name, "seconds": value, "category": of} for (name, value), of in zip(_law(s), STEP_NAMES, strict=True)],
         "prediction": _prediction(prediction),
         "timeline": _timeline(s, report.timeline),
         "faults": _faults(s, settings, report.history),
         "fault_counts": [{"kind": kind, "phase": phase, "count": n} for (kind, phase), n in sorted(s.faults_by_kind_phase.items())],
         "interval": [_decision(s, decision) for decision in interval_decisions(report.history["decisions"])],
         "checkpoints": _checkpoints(s),
-        "curves": [_curve(name, points) for name, points in report.history["measurements"].items()],
+        "curves": curves(report),
+        "curve_marks": fault_marks(report),
         "seats": [_seat(seat) for seat in seats[:MAX_SEATS]],
         "seats_left_out": max(0, len(seats) - MAX_SEATS),
         "colours": COLOURS,
+        "meanings": MEANINGS,
         "ledger": {"closes": s.closes, "other": s.other_ratio, "digest": s.digest},
     }
     plain = _finite(state)
@@ -92,6 +96,17 @@ def _now(s: LedgerSummary, settings: Mapping[str, Any]) -> dict[str, Any]:
         "losses": s.losses_total,
         "measurements": losses,
         "seed": settings.get("seed"),
+    }
+
+
+def _time_left(report: Report) -> dict[str, Any]:
+    """How many steps the run has in all, and when it will have them: None while that is not known."""
+    s = report.summary
+    going_on = s.status == "running"
+    return {
+        "total_steps": report.total_steps,
+        "recent_step_s": report.step_s,
+        "eta_s": remaining_s(s.steps, report.total_steps, report.step_s, s.training_goodput) if going_on else None,
     }
 
 
@@ -136,7 +151,7 @@ def _timeline(s: LedgerSummary, timeline: Timeline) -> dict[str, Any]:
     together = 1
     while sum(len(timeline.segments(slot, together)) for slot in chosen) > MAX_SEGMENTS:
         together *= 2
-    rows = [{"slot": slot, "bars": _bars(s, timeline, slot, together)} for slot in chosen]
+    rows = [{"slot": slot, "bars": _until_now(s, _bars(s, timeline, slot, together))} for slot in chosen]
     shown = [{"at_s": m.at_s - s.started_s, "kind": m.kind, "text": m.text, "slot": m.slot} for m in timeline.marks[-MAX_MARKS:]]
     left_out = timeline.marks_left_out + max(0, len(timeline.marks) - MAX_MARKS)
     return {"rows": rows, "slots_left_out": len(lost) - len(chosen), "marks": shown, "marks_left_out": left_out}
@@ -145,6 +160,12 @@ def _timeline(s: LedgerSummary, timeline: Timeline) -> dict[str, Any]:
 def _bars(s: LedgerSummary, timeline: Timeline, slot: int, together: int) -> list[list[Any]]:
     """[start, end, name]; neighbours that show the same are one."""
     return [[round(b.start_s - s.started_s, 4), round(b.end_s - s.started_s, 4), b.name] for b in timeline.segments(slot, together)]
+
+
+def _until_now(s: LedgerSummary, bars: list[list[Any]]) -> list[list[Any]]:
+    """While the run goes on, what nobody has reported yet is pending."""
+    end_s = bars[-1][1] if bars else 0.0
+    return [*bars, [end_s, round(s.wall_s, 4), PENDING]] if s.status == "running" and s.wall_s - end_s > 1e-3 else bars
 
 
 # ---- what happened -----------------------------------------------------------------------------------------------------------------------
@@ -214,15 +235,6 @@ def _checkpoints(s: LedgerSummary) -> dict[str, Any]:
         "blocked_s": s.checkpoint_blocked_s,
         "latency_s": s.checkpoint_latency_s,
     }
-
-
-def _curve(name: str, points: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """Values over steps as the history ended; a step that was repeated has its newest value."""
-    newest = {step: value for step, value in points if math.isfinite(value)}
-    steps = sorted(newest)
-    stride = max(1, -(-len(steps) // MAX_POINTS))
-    kept = sorted({*steps[::stride], *steps[-1:]})
-    return {"name": name, "points": [[step, newest[step]] for step in kept]}
 
 
 def _seat(seat: Seat) -> dict[str, Any]:

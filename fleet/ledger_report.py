@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from fleet.goodput import Ledger
 from fleet.ledger_summary import COST_NAMES, STEP_NAMES, Incident, LedgerSummary
 from fleet.ledger_timeline import Timeline
 from fleet.ledger_verification import verification
+from fleet.pace import Pace
 from fleet.records import CheckpointRecord, DataRead, DecisionMade, EvidenceKept, Measurement, ProcessLost, Record, ViewPublished
 from fleet.verdicts import Verdicts
 
@@ -24,11 +25,18 @@ LAST_DECISIONS = 5
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """``summary`` and ``timeline`` are the ledger's own; ``history`` holds what happened, as plain data."""
+    """``summary`` and ``timeline`` are the ledger's own; ``history`` holds what happened, as plain data.
+
+    ``commits`` are (at_s, step) of the history as it ended, ``step_s`` is the median of the newest ones; ``total_steps`` is None for a loop
+    that has not said it.
+    """
 
     summary: LedgerSummary
     timeline: Timeline
     history: Mapping[str, Any]
+    commits: Sequence[tuple[float, int]] = ()
+    step_s: float | None = None
+    total_steps: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, keys in a fixed order, seconds rounded to the nanosecond. What is not a finite number is None."""
@@ -91,9 +99,11 @@ class History:
         self._decided: dict[str, dict[str, int]] = {}
         self._points: dict[str, list[list[float]]] = {}
         self._verdicts = Verdicts(most)
+        self.pace = Pace()
 
     def add(self, record: Record) -> None:
         self._verdicts.apply(record)
+        self.pace.add(record)
         match record:
             case ProcessLost():
                 self._kinds["losses"].append({**dataclasses.asdict(record), "member": str(record.member)})
@@ -146,7 +156,9 @@ def build_report(records: Iterable[Record]) -> Report:
 def report_of(ledger: Ledger, history: History, summary: LedgerSummary) -> Report:
     """The report of a ledger with a timeline, as ``summary`` has it."""
     verified = verification(ledger.started, summary.view_size, summary.median_step_s) if ledger.started else {}
-    return Report(summary, ledger.closed_timeline() or Timeline(), history.as_dict() | {"verification": verified})
+    timeline, pace = ledger.closed_timeline() or Timeline(), history.pace
+    total = getattr(history.data, "total_steps", 0) or None
+    return Report(summary, timeline, history.as_dict() | {"verification": verified}, list(pace.points), pace.step_s, total)
 
 
 def _view(record: ViewPublished) -> dict[str, Any]:

@@ -121,6 +121,16 @@ class Timeline:
                 out.append(Segment(start_s, end_s, name))
         return out
 
+    def shares(self) -> list[tuple[float, float, float]]:
+        """(start_s, rank-seconds in steps, rank-seconds of anything) of each bucket. What is not reported yet is in neither."""
+        sums: dict[int, list[int]] = {}
+        for bucket, cell in (item for row in self.rows for item in row.items()):
+            into = sums.setdefault(bucket, [0, 0])
+            into[0] += cell.get(0, 0)
+            into[1] += sum(cell.values())
+        start_s, width_s = self.start_us / 1e6, self.width_us / 1e6
+        return [(start_s + bucket * width_s, steps / 1e6, all_us / 1e6) for bucket, (steps, all_us) in sorted(sums.items())]
+
 
 def _coarsen(row: dict[int, dict[int, int]], together: int) -> dict[int, dict[int, int]]:
     coarse: dict[int, dict[int, int]] = {}

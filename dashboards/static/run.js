@@ -1,3 +1,5 @@
+import { curves } from "./curves.js";
+import { logs } from "./logs.js";
 import { $, duration, follow, headers, make, percent, say, svg } from "./parts.js";
 
 const name = decodeURIComponent(location.pathname.split("/")[2]);
@@ -7,10 +9,42 @@ let state = null;
 let chosen = null;
 
 const cell = (text, kind = "") => make("td", { class: kind }, text);
-const fill = (id, rows) => $(id).tBodies[0].replaceChildren(...rows);
 
-function bar(share, left, colour) {
-  const inner = make("span");
+// New children, while whoever is at one of the old ones stays at its like.
+function replace(element, ...children) {
+  const at = element.contains(document.activeElement) && document.activeElement.dataset.key;
+  element.replaceChildren(...children);
+  if (at) [...element.querySelectorAll("[data-key]")].find((each) => each.dataset.key === at)?.focus({ preventScroll: true });
+}
+
+const fill = (id, rows) => replace($(id).tBodies[0], ...rows);
+
+// ---- what words mean -------------------------------------------------------------------------------------------------
+
+function term(what, shown = what) {
+  const meaning = state.meanings[what];
+  if (!meaning) return shown;
+  return make("button", { type: "button", class: "term", title: meaning, "data-key": what, "data-shown": shown }, shown);
+}
+
+function explain(event) {
+  const button = event.target.closest?.(".term");
+  if (!button) return;
+  const said = button.closest("section").querySelector(".meaning");
+  said.replaceChildren(make("b", {}, button.dataset.shown), ` ${state.meanings[button.dataset.key]}`);
+}
+
+document.addEventListener("focusin", explain);
+document.addEventListener("click", explain);
+
+function glossary() {
+  if ($("meanings").children.length) return;
+  const words = Object.entries(state.meanings).filter(([what]) => what !== "step");
+  $("meanings").replaceChildren(...words.flatMap(([what, meaning]) => [make("dt", {}, what), make("dd", {}, meaning)]));
+}
+
+function bar(share, left, colour, kind = "") {
+  const inner = make("span", { class: kind });
   inner.hidden = share <= 0;
   inner.style.marginLeft = `${100 * left}%`;
   inner.style.width = `${Math.max(0, 100 * share)}%`;
@@ -24,7 +58,9 @@ function figures(now) {
   const spares = now.spares ? ` + ${now.spares} spare${now.spares > 1 ? "s" : ""}` : "";
   const rows = [
     ["goodput", percent(now.goodput), `${percent(now.scheduling_goodput)} with spares`],
-    ["progress", `${now.steps.toLocaleString()} steps`, `${duration(now.step_s)} each, ${now.rolled_back} rolled back`],
+    ["progress", now.total_steps ? `${now.steps.toLocaleString()} of ${now.total_steps.toLocaleString()} steps` : `${now.steps.toLocaleString()} steps`,
+      `${duration(now.step_s)} each, ${now.rolled_back} rolled back`],
+    ...(state.status === "running" ? [["time left", now.eta_s === null ? "-" : `about ${duration(now.eta_s)}`, left(now)]] : []),
     ["world size", `${now.view_size} of ${now.world}`, `view ${now.generation}${spares}`],
     ["lost", `${now.losses}`, `processes, ${now.views} views`],
     ["wall time", duration(state.wall_s), `${percent(now.ettr)} of it in committed steps`],
@@ -32,6 +68,12 @@ function figures(now) {
     ...Object.entries(now.measurements).slice(0, 4).map(([key, value]) => [key, value === null ? "not finite" : value.toPrecision(4), "newest value"]),
   ];
   $("figures").replaceChildren(...rows.map(([key, value, note]) => make("div", {}, make("dt", {}, key), make("dd", {}, value, make("small", {}, note)))));
+}
+
+function left(now) {
+  if (now.total_steps === null) return "the loop has not said how many steps it takes";
+  if (now.eta_s === null) return "known after a few steps";
+  return `at ${duration(now.recent_step_s)} a step, with losses as so far`;
 }
 
 // ---- timeline --------------------------------------------------------------------------------------------------------
@@ -64,11 +106,12 @@ function timeline({ rows, marks, slots_left_out: slots, marks_left_out: older })
   views(marks.filter((mark) => mark.kind === "view"), wall);
   buttons(marks.filter((mark) => mark.kind !== "view"), wall);
   $("ticks").replaceChildren(...[0, 1, 2, 3, 4, 5].map((part) => make("span", {}, duration((wall * part) / 5))));
-  $("legend").replaceChildren(
+  replace($("legend"),
     ...Object.entries(state.colours).filter(([what]) => shown.has(what)).map(([what, colour]) => {
       const patch = make("i");
       patch.style.background = colour;
-      return make("li", {}, patch, what);
+      if (what === "pending") patch.className = "pending";
+      return make("li", {}, patch, term(what));
     }),
     make("li", {}, "▼ fault"), make("li", {}, "▲ healed"), make("li", {}, "▽ suppressed"), make("li", {}, "✕ process lost"), make("li", {}, "┊ new view"));
   say("timeline-words", [slots && `${slots} slots that lost less are not drawn.`, older && `${older} older marks are not drawn.`].filter(Boolean).join(" "));
@@ -147,15 +190,20 @@ function story() {
 // ---- tables ----------------------------------------------------------------------------------------------------------
 
 function tables() {
-  fill("waterfall", state.waterfall.map((row) => make("tr", {}, cell(row.name, "l"), cell(duration(row.rank_s)), cell(percent(row.share)), bar(row.share, row.left, row.colour))));
+  const { rank_s: undecided, colour } = state.pending;
+  const rows = state.waterfall.map((row) => make("tr", {}, make("td", { class: "l" }, term(row.name === "goodput" ? "step" : row.name, row.name)),
+    cell(duration(row.rank_s)), cell(percent(row.share)), bar(row.share, row.left, row.colour)));
+  if (undecided > 0) rows.push(make("tr", { class: "pending" }, make("td", { class: "l" }, term("pending")), cell(duration(undecided)), cell("not decided"),
+    bar(Math.min(1, undecided / state.waterfall[0].rank_s), 0, colour, "pending")));
+  fill("waterfall", rows);
   const { terms, goodput, drift } = state.prediction;
   fill("prediction", [...terms.map((term) => make("tr", {}, cell(term.name, "l"), cell(percent(term.predicted)), cell(percent(term.measured)))),
     make("tr", {}, make("th", { scope: "row", class: "l" }, "goodput"), cell(percent(goodput)), cell(percent(state.now.goodput)))]);
   say("prediction-words", `Measured is ${percent(Math.abs(drift))} ${drift < 0 ? "below" : "above"} what each fault should have cost.`);
   const step = state.law.reduce((sum, part) => sum + part.seconds, 0) || 1;
-  fill("law", state.law.map((part) => make("tr", {}, cell(part.name, "l"), cell(duration(part.seconds)), bar(part.seconds / step, 0, state.colours.step))));
+  fill("law", state.law.map((part) => make("tr", {}, make("td", { class: "l" }, term(part.category, part.name)), cell(duration(part.seconds)), bar(part.seconds / step, 0, state.colours.step))));
   fill("faults", state.faults.map((fault) => make("tr", {},
-    make("td", { class: "l" }, make("button", { type: "button", onclick: () => { choose(fault.id); $("story").scrollIntoView({ block: "nearest" }); } }, fault.id)),
+    make("td", { class: "l" }, make("button", { type: "button", "data-key": fault.id, onclick: () => { choose(fault.id); $("story").scrollIntoView({ block: "nearest" }); } }, fault.id)),
     cell(duration(fault.at_s)), cell(`${fault.kind} ${fault.phase}`, "l"),
     cell(fault.members.join(", ") + (fault.members_left_out ? ` +${fault.members_left_out}` : "") || "-", "l"), cell(duration(fault.cost_s)), cell(duration(fault.stall_s)))));
   const counts = state.fault_counts.map((each) => `${each.count} ${each.kind} ${each.phase}`);
@@ -174,25 +222,13 @@ function words() {
   say("ledger", `The ledger ${ledger.closes ? "closes" : "does not close"}; ${percent(ledger.other)} of rank time was recorded by nobody.${ledger.digest ? ` Final state ${ledger.digest}.` : ""}`);
 }
 
-function curves() {
-  $("curves").replaceChildren(...(state.curves.length ? state.curves.map(({ name: what, points }) => {
-    const values = points.map((point) => point[1]);
-    const low = Math.min(...values), span = Math.max(...values) - low || 1, first = points.length ? points[0][0] : 0;
-    const length = (points.length ? points[points.length - 1][0] - first : 0) || 1;
-    const picture = svg("svg", { viewBox: "0 0 100 100", preserveAspectRatio: "none", class: "curve", role: "img" });
-    picture.setAttribute("aria-label", `${what}: from ${values[0]} to ${values[values.length - 1]}`);
-    picture.append(svg("polyline", { points: points.map(([x, y]) => `${(100 * (x - first)) / length},${94 - (88 * (y - low)) / span}`).join(" ") }));
-    return make("div", {}, make("p", { class: "soft" }, `${what}: ${values.length ? values[0].toPrecision(4) : "-"} → ${values.length ? values[values.length - 1].toPrecision(4) : "-"}`), picture);
-  }) : [make("p", { class: "soft" }, "The program has reported no figures yet.")]));
-}
-
 function show(newest) {
   if (newest === null) return say("status", "starting");
   state = newest;
   document.title = state.now ? `${percent(state.now.goodput)} ${state.run}` : state.run;
   say("run", state.run);
   say("status", state.status);
-  $("status").className = `badge ${state.status}`;
+  $("status").className = `badge ${state.status === "completed, not saved" ? "failed" : state.status}`;
   say("line", state.status === "running" ? "live" : "from the journal");
   say("reason", state.reason || "");
   $("damage").hidden = !state.damage;
@@ -204,7 +240,9 @@ function show(newest) {
   story();
   tables();
   words();
-  curves();
+  glossary();
+  curves(state.curves, state.curve_marks);
+  logs(api, state.status === "running");
   chaos();
 }
 

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 from fleet import records as r
+from fleet.categories import MEANINGS
 from fleet.journal import decode_line
 
 PAGE = Path(__file__).parents[2] / "docs" / "journal.md"
@@ -24,8 +25,10 @@ def record_table() -> str:
 
 
 def letter_table() -> str:
-    rows = [f"| `{code}` | {name} | {'the ledger' if code in 'RDP' else 'the rank'} |" for code, name in r.CATEGORIES.items()]
-    return "\n".join(["| letter | category | assigned by |", "|---|---|---|", *rows]) + "\n"
+    rows = [
+        f"| `{code}` | {name} | {'the ledger' if code in 'RDP' else 'the rank'} | {MEANINGS[name]} |" for code, name in r.CATEGORIES.items()
+    ]
+    return "\n".join(["| letter | category | assigned by | meaning |", "|---|---|---|---|", *rows]) + "\n"
 
 
 TABLES = {"records": record_table, "letters": letter_table}

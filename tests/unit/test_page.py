@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import html
 import re
 from html.parser import HTMLParser
 
 import pytest
 
-from dashboards.page import COLOURS, render_html
+from dashboards.page import COLOURS, _nice, render_html
 from dashboards.plan_page import PALETTE
 from dashboards.server import STATIC
 from fleet import records as r
+from fleet.categories import MEANINGS
 from fleet.ledger_report import build_report
 from fleet.ledger_slots import NAMES
 from fleet.ledger_summary import STEP_NAMES
@@ -18,6 +20,7 @@ from fleet.ledger_timeline import STEP
 from fleet.types import StateId
 from tests.golden.journals import Story, one_loss
 from tests.support.colours import distance, seen, too_close
+from tests.unit.test_curves import learning
 from tests.unit.test_report import golden_story
 
 LEAST, LEAST_FROM_PAGE = 15.0, 10.0
@@ -65,6 +68,50 @@ def test_the_page_says_what_happened() -> None:
     for phrase in ("68.12%", "gpu-1", "slot 1: provision for 1.0 s", "1.0 lost: signal 9", "view 2: 1 members", "every 10.0 s: the first",
                    "The ledger closes", "kill_rank suppressed 1", "loss", "process lost"):  # fmt: skip
         assert phrase in text
+
+
+def test_curves_have_axes_values_and_the_faults() -> None:
+    page = render_html(build_report(learning().records))
+    text = check(page)
+    for phrase in (
+        "step 2, 1.3 s: loss 98",
+        "step 20",
+        "step 60",
+        '<text x="38" y="11.0" text-anchor="end">100</text>',
+        'speed <span class="soft">in steps/s',
+    ):
+        assert phrase in page, phrase
+    assert page.count("<title>f1: kill_rank (gpu)</title>") == 3, "on the loss, on goodput and on the speed"
+    assert "so far 68." in text
+
+
+def test_what_was_only_planned_cost_nothing_and_is_not_listed() -> None:
+    story = learning()
+    story.fault("due", "kill_rank", "planned", 90_000)
+    page = render_html(build_report(story.records))
+    assert '<td class="l">f1</td>' in page and '<td class="l">due</td>' not in page
+
+
+def test_categories_are_explained_and_pending_is_not_lost() -> None:
+    page = render_html(build_report(learning().records[:20]))
+    text = check(page)
+    assert all(html.escape(meaning, quote=False) in text for name, meaning in MEANINGS.items() if name != STEP)
+    names = re.findall(r'<tr><td class="l" title="[^"]+">(\w+)</td>', page)
+    assert names[-2:] == ["goodput", "pending"] and names.count("pending") == 1
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [
+        (0.0, 100.0, [0, 50, 100]),
+        (40.0, 99.0, [40, 60, 80, 100]),
+        (2.0, 2.0, [2]),
+        (0.0, 0.0, [0]),
+        (-0.003, 0.001, [-0.003, -0.002, -0.001, 0, 0.001]),
+    ],
+)
+def test_ticks_are_round_and_enclose_the_values(low: float, high: float, ticks: list[float]) -> None:
+    assert _nice(low, high) == pytest.approx(ticks)
 
 
 def test_every_category_has_a_colour_of_its_own() -> None:

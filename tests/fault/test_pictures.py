@@ -1,0 +1,121 @@
+"""The pictures of the documentation are those of a real run, and show what they should. With FLEET_WRITE_DOCS=1 they are written there."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Locator, Page, expect
+from rich.text import Text
+
+from fleet.launch.processes import calling
+from fleet.records import FaultRecord, Measurement, RunEnded
+from tests.support.browser import NARROW, WAIT_MS, WIDE, chromium, opened, text
+from tests.support.journals import records
+from tests.support.pictures import in_terminal, picture, screen
+from tests.support.watching import watched
+
+pytestmark = pytest.mark.xdist_group("clusters")
+
+ROOT = Path(__file__).resolve().parents[2]
+WRITES = os.environ.get("FLEET_WRITE_DOCS") == "1"
+STEPS = 120 if WRITES else 40
+LIMIT_S = 280.0
+SECRET = re.compile("(?<=token=)[0-9a-f]+")
+RUN = ["examples/gpt.py", "--world", "3", "--spares", "1", "--seed", "7", "--chaos", "mtbf=5s", "--set", f"steps={STEPS}", "--name", "gpt"]
+
+
+@pytest.fixture(scope="module")
+def pieces(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[bytes]]:
+    """A run through faults in a terminal: its folder, and what it wrote."""
+    home = tmp_path_factory.mktemp("home")
+    (home / "examples").symlink_to(ROOT / "examples")
+    command = calling("fleet.cli", "main", "run", *RUN, "--storage", "runs")
+    said = in_terminal(command, os.environ | {"PYTHONPATH": str(ROOT)}, home, LIMIT_S)
+    return home / "runs" / "gpt", said
+
+
+def shown(said: list[bytes]) -> list[Text]:
+    """The lines of the terminal, with dots in place of the run's token."""
+    lines = screen(b"".join(said))
+    for line in lines:
+        line.plain = SECRET.sub(lambda found: "." * len(found[0]), line.plain)
+    return lines
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return ROOT / "docs" if WRITES else tmp_path_factory.mktemp("pictures")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as found:
+        yield found
+
+
+def executed(folder: Path) -> list[str]:
+    return [record.fault.id for record in records(folder) if isinstance(record, FaultRecord) and record.phase == "executed"]
+
+
+def test_the_terminal_shows_the_run_and_its_end(pieces: tuple[Path, list[bytes]], pictures: Path) -> None:
+    folder, said = pieces
+    lines = shown(said)
+    seen = "\n".join(line.plain for line in lines)
+    assert [record.status for record in records(folder) if isinstance(record, RunEnded)] == ["completed"]
+    assert executed(folder), "no fault struck: the pictures would show nothing"
+    assert "token=..." in seen and not SECRET.search(seen)
+    assert "goodput" in seen and any(fault in seen for fault in executed(folder))
+    (pictures / "terminal.svg").write_text(picture(lines, f"fleet run {' '.join(RUN)}"))
+
+
+def test_the_terminal_shows_how_far_the_run_is(pieces: tuple[Path, list[bytes]], pictures: Path) -> None:
+    _, said = pieces
+    lines = shown(said[: 2 * len(said) // 3])
+    seen = "\n".join(line.plain for line in lines)
+    assert "step" in lines[-1].plain and "goodput" in lines[-1].plain, seen
+    (pictures / "terminal-live.svg").write_text(picture(lines, f"fleet run {' '.join(RUN)}"))
+
+
+@pytest.mark.parametrize(("name", "size", "scheme"), [("live-wide", WIDE, "light"), ("live-narrow", NARROW, "dark")])
+def test_the_page_shows_the_run(
+    pieces: tuple[Path, list[bytes]], pictures: Path, browser: Browser, name: str, size: dict[str, int], scheme: str
+) -> None:
+    folder, _ = pieces
+    measured = [record for record in records(folder) if isinstance(record, Measurement) and record.name == "loss"]
+    with watched(folder.parent) as served, opened(browser, f"{served.url}/runs/gpt", size, color_scheme=scheme) as page:
+        expect(page.locator("#status")).not_to_contain_text("running", timeout=WAIT_MS)
+        text(page, "#ledger", "The ledger closes")
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        assert set(executed(folder)) <= marked(page, "goodput")
+        assert set(executed(folder)) & marked(page, "loss")
+        step = max(record.state.step for record in measured)
+        expect(chart(page, "loss").locator(".readout")).to_contain_text(f"newest: step {step}, ")
+        page.locator("#faults button").last.click()
+        text(page, "#story", executed(folder)[0])
+        point_at(page, chart(page, "loss"))
+        page.evaluate("scrollTo(0, 0)")
+        page.screenshot(path=pictures / f"{name}.png", full_page=size is WIDE)
+
+
+def marked(page: Page, name: str) -> set[str]:
+    """The ids of the faults that are marked on a curve."""
+    marks = chart(page, name).locator(".fault").all()
+    return {(mark.get_attribute("title") or "").partition(":")[0] for mark in marks}
+
+
+def chart(page: Page, name: str) -> Locator:
+    return page.locator(f"[data-curve='{name}']")
+
+
+def point_at(page: Page, found: Locator) -> None:
+    """As the mouse would, and as the arrow keys do: it stays there while the page scrolls."""
+    plot = found.get_by_role("slider")
+    plot.press("End")
+    for _ in range(10):
+        plot.press("ArrowLeft")
+    expect(found.locator(".readout")).not_to_contain_text("newest")
+    plot.blur()
