@@ -171,7 +171,7 @@ class Coordinator:
         try:
             hello = UP.decode(await read_frame(reader))
             if isinstance(hello, SettingWanted):
-                writer.write(frame(DOWN.encode(SettingAnswer(self._change(hello)))))
+                writer.write(frame(DOWN.encode(self._change(hello))))
                 return
             line = self._greet(hello, writer)
             while True:
@@ -182,15 +182,15 @@ class Coordinator:
             log.exception("the connection of agent %s is dropped", line.node if line else "?")
             self._hung_up(line)
 
-    def _change(self, wanted: SettingWanted) -> str:
-        """Why it is refused, or "" once it is in the journal."""
+    def _change(self, wanted: SettingWanted) -> SettingAnswer:
+        """Why it is refused, or nothing once it is in the journal."""
         try:
             value = parsed(wanted.key, wanted.text)
             changed(self.machine.settings, wanted.key, value)
         except ConfigError as error:
-            return error.reason + (f" {error.way_out}" if error.way_out else "")
+            return SettingAnswer(error.reason, error.way_out)
         self._driver.submit(SettingChanged(wanted.key, value))
-        return "" if not self.ended else "the run has ended"
+        return SettingAnswer("the run has ended" if self.ended else "")
 
     def _greet(self, hello: AgentHello, writer: asyncio.StreamWriter) -> AgentLine:
         line = AgentLine(hello.node, hello.index, writer)

@@ -94,9 +94,10 @@ class SettingWanted:
 
 @dataclass(frozen=True, slots=True)
 class SettingAnswer:
-    """``refused`` says why nothing was changed; empty when it was."""
+    """``refused`` says why nothing was changed; empty when it was. ``way_out`` says what can be set instead."""
 
     refused: str
+    way_out: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,8 @@ from fleet.launch.prometheus import scrape_configuration
 RAY_TARGETS = "/tmp/ray/prom_metrics_service_discovery.json"
 """Where Ray's dashboard writes the addresses of its nodes' metrics."""
 EVERY_S = 5.0
+PROMETHEUS_IMAGE, GRAFANA_IMAGE = "prom/prometheus:v3.5.0", "grafana/grafana:12.1.0"
+"""Pinned: what a compose file starts is the same next year."""
 
 
 def write_yaml(path: Path, content: Any) -> Path:
@@ -44,7 +46,7 @@ def write_prometheus(
 
 
 def write_files(folder: Path, target: str, ray_targets: str | None, runbook: str = RUNBOOK) -> None:
-    """Everything for ``docker compose up`` in ``folder``: Ray, Prometheus and Grafana beside Fleet's server on this host."""
+    """Everything for ``docker compose up`` in ``folder``: Prometheus and Grafana beside Fleet's server on this host."""
     write_prometheus(folder / "prometheus", target, ray_targets, runbook)
     for model in all_boards():
         path = folder / "grafana" / "dashboards" / f"{model['uid']}.json"
@@ -56,29 +58,27 @@ def write_files(folder: Path, target: str, ray_targets: str | None, runbook: str
     options = {"path": "/var/lib/grafana/dashboards"}
     provider = {"name": "fleet", "folder": FOLDER_TITLE, "type": "file", "allowUiUpdates": False, "options": options}
     write_yaml(provisioning / "dashboards" / "fleet.yml", {"apiVersion": 1, "providers": [provider]})
-    write_yaml(folder / "compose.yml", _compose(folder.absolute()))
+    write_yaml(folder / "compose.yml", _compose(folder.absolute(), ray_targets))
 
 
-def _compose(folder: Path) -> dict[str, Any]:
-    """All on the host's network: Fleet listens on loopback. Prometheus sees its files under the names that they have outside."""
+def _compose(folder: Path, ray_targets: str | None) -> dict[str, Any]:
+    """All on the host's network: Fleet listens on loopback. Prometheus sees its files under the names that they have outside.
+
+    Ray's targets are there when they were asked for: Docker would make a folder of root's where there is none yet.
+    """
     grafana = ["./grafana/provisioning:/etc/grafana/provisioning:ro", "./grafana/dashboards:/var/lib/grafana/dashboards:ro"]
-    prometheus = [f"{folder}/prometheus:{folder}/prometheus:ro", "/tmp/ray:/tmp/ray:ro"]
+    told = [Path(ray_targets).absolute().parent] if ray_targets else []
+    prometheus = [f"{path}:{path}:ro" for path in (folder / "prometheus", *told)]
     return {
         "services": {
-            "ray": {
-                "image": "rayproject/ray:2.60.0",
-                "command": "ray start --head --block --dashboard-host=127.0.0.1",
-                "network_mode": "host",
-                "volumes": ["/tmp/ray:/tmp/ray"],
-            },
             "prometheus": {
-                "image": "prom/prometheus:latest",
+                "image": PROMETHEUS_IMAGE,
                 "command": [f"--config.file={folder}/prometheus/prometheus.yml", "--web.listen-address=127.0.0.1:9090"],
                 "network_mode": "host",
                 "volumes": prometheus,
             },
             "grafana": {
-                "image": "grafana/grafana:latest",
+                "image": GRAFANA_IMAGE,
                 "environment": {"GF_SERVER_HTTP_ADDR": "127.0.0.1"},
                 "network_mode": "host",
                 "volumes": grafana,

@@ -393,7 +393,8 @@ class WatchServer:
 
     def _refused(self, request: web.Request, action: str, asked: Mapping[str, Any], error: ConfigError) -> web.Response:
         self._noted(request, action, asked, f"refused: {error}")
-        return problem(400, str(error), field=error.field)
+        told = {name: str(getattr(error, name)) for name in ("value", "reason", "way_out")}
+        return problem(400, str(error), field=error.field, **told)
 
     # ---- the queue ---------------------------------------------------------------------------------------------------------------------
 

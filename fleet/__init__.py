@@ -15,6 +15,10 @@ __version__ = "0.1.0"
 __all__ = ["Run", "Step", "__version__"]
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
     if name in ("Run", "Step"):
         from actors.rank import loop

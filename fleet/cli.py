@@ -20,6 +20,7 @@ import typer
 from rich.console import Console
 
 from fleet import (
+    __version__,
     cli_checkpoint,
     cli_dashboard,
     cli_diagnose,
@@ -45,8 +46,7 @@ if TYPE_CHECKING:
     from fleet.recipes import LiveRun
     from fleet.report import Report
 
-HELP = "Train through failure, inject failure on purpose, account for every rank-second."
-app = typer.Typer(name="fleet", help=HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(name="fleet", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 console = Console(stderr=True)
 NOT_SAVED = 3
 """Exit code of a run that has committed all its steps, and could not keep its final checkpoint."""
@@ -62,6 +62,19 @@ cli_queue.register(app)
 cli_runs.register(app)
 cli_dashboard.register(app)
 cli_set.register(app)
+
+
+def _tell_version(wanted: bool) -> None:
+    if wanted:
+        print(f"fleet {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def about(
+    version: Annotated[bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    """Train through failure, inject failure on purpose, account for every rank-second."""
 
 
 @app.command()
@@ -154,8 +167,11 @@ def _checkpoint(text: str, on_store_failure: str) -> CheckpointSettings:
         return CheckpointSettings(policy=text, on_store_failure=on_store_failure)
 
 
-def checked(script: str, arguments: Sequence[str]) -> tuple[RunSettings, set[str]]:
-    """(what ``fleet run SCRIPT ARGUMENTS`` would train with, the options that were given). Raises ConfigError as the command would."""
+def checked(script: str, arguments: Sequence[str]) -> tuple[RunSettings, set[str], dict[str, Any]]:
+    """(what ``fleet run SCRIPT ARGUMENTS`` would train with, the options that were given, the values of all).
+
+    Raises ConfigError as the command would.
+    """
     command = typer.main.get_command(app).commands["run"]  # type: ignore[attr-defined]
     try:
         context = command.make_context("run", [script, *arguments])
@@ -168,7 +184,7 @@ def checked(script: str, arguments: Sequence[str]) -> tuple[RunSettings, set[str
     values = context.params | {"pairs": context.params["set_"] or [], "timeouts": context.params["timeout"] or []}
     settings = _settings(**{name: values[name] for name in inspect.signature(_settings).parameters})
     _check_chaos(settings, values["chaos"])
-    return settings, given
+    return settings, given, values
 
 
 def _check_chaos(settings: RunSettings, chaos: str) -> ChaosSettings:

@@ -47,7 +47,7 @@ def write(
     from dashboards.provisioning import write_files
 
     write_files(Path(folder), target, ray_targets or None, runbook)
-    console.print(f"written to {folder}; `docker compose up` there starts Ray, Prometheus and Grafana")
+    console.print(f"written to {folder}; `docker compose up` there starts Prometheus and Grafana")
 
 
 def register(app: typer.Typer) -> None:

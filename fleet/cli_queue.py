@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 console = Console(stderr=True, highlight=False, soft_wrap=True)
 ANSWER_S = 30.0
 PRIORITIES = range(-100, 101)
-RESERVED = ("storage", "name", "resume", "repeat", "changed_code")
+RESERVED = ("storage", "resume", "repeat", "changed_code")
 """Options of ``fleet run`` that are the queue's."""
 Storage = Annotated[str, typer.Option(help="Folder that holds the runs of the service.")]
 
@@ -46,10 +46,13 @@ def _command(job: Job, folder: Path) -> list[str]:
 
 
 class Submissions:
-    """What the API may ask of a queue: ``dashboards.server.QueuePort``. Bad input is refused here, before it waits for anything."""
+    """What the API may ask of a queue whose runs go to ``folder``: ``dashboards.server.QueuePort``.
 
-    def __init__(self, queue: RunQueue) -> None:
-        self._queue = queue
+    Bad input is refused here, before it waits for anything.
+    """
+
+    def __init__(self, queue: RunQueue, folder: Path) -> None:
+        self._queue, self._folder = queue, folder
 
     def submit(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Hand in a run. Raises ConfigError."""
@@ -59,9 +62,10 @@ class Submissions:
         script, arguments, directory, priority = _fields(asked)
         if not Path(directory, script).is_file():
             raise ConfigError("script", script, f"no such file in {directory}")
-        settings = _checked(script, arguments)
+        settings, name = _checked(script, arguments)
+        name = plans.checked_name(name, self._folder) if name else plans.new_name(script)
         job = Job(
-            name=plans.new_name(script), script=script, arguments=tuple(arguments), directory=directory, slots=settings.slots,
+            name=name, script=script, arguments=tuple(arguments), directory=directory, slots=settings.slots,
             priority=priority, submitted_unix_s=unix_time_s(),
         )  # fmt: skip
         check_folder(self._queue.folder)
@@ -92,14 +96,15 @@ def _fields(asked: Mapping[str, Any]) -> tuple[str, list[str], str, int]:
     return known["script"], known["arguments"], known["directory"], known["priority"]
 
 
-def _checked(script: str, arguments: Sequence[str]) -> RunSettings:
+def _checked(script: str, arguments: Sequence[str]) -> tuple[RunSettings, str]:
+    """(what it would train with, the name that it is to have, or "")."""
     from fleet import cli
 
-    settings, given = cli.checked(script, arguments)
+    settings, given, values = cli.checked(script, arguments)
     for name in RESERVED:
         if name in given:
             raise ConfigError(f"--{name}", " ".join(arguments)[:200], "is the queue's to choose", "Leave it out, or use fleet run.")
-    return settings
+    return settings, values["name"]
 
 
 # ---- the commands ------------------------------------------------------------------------------------------------------------------------
@@ -152,7 +157,9 @@ def _ask(folder: Path, method: str, path: str, body: Mapping[str, Any] | None = 
             return found
     except urllib.error.HTTPError as refusal:
         told = json.load(refusal)
-        raise ConfigError(told.get("field", path), told.get("value", ""), told["detail"]) from None
+        raise ConfigError(
+            told.get("field", path), told.get("value", ""), told.get("reason", told["detail"]), told.get("way_out", "")
+        ) from None
     except OSError as error:
         raise RunFailed(f"the service at {note['url']} does not answer", str(error)) from error
 

@@ -31,14 +31,17 @@ def set_(
         key, sign, text = pair.partition("=")
         if not sign:
             raise ConfigError("KEY=VALUE", pair, "not of the form key=value")
-        refused = ask(folder, key, text)
+        refused, way_out = ask(folder, key, text)
         if refused:
-            raise ConfigError(key, text, refused)
+            raise ConfigError(key, text, refused, way_out)
         print(f"{key} = {text}")
 
 
-def ask(folder: Path, key: str, text: str) -> str:
-    """Have the coordinator of the run in ``folder`` set ``key``. Returns why it refuses, or "". Raises FleetError: nobody answers."""
+def ask(folder: Path, key: str, text: str) -> tuple[str, str]:
+    """Have the coordinator of the run in ``folder`` set ``key``. Returns why it refuses, or "", and the way out.
+
+    Raises FleetError: nobody answers.
+    """
     from actors.messages import DOWN, UP, SettingAnswer, SettingWanted
     from fleet.live_settings import ADDRESS_FILE
     from fleet.wire import FrameBuffer, frame
@@ -53,4 +56,4 @@ def ask(folder: Path, key: str, text: str) -> str:
     except OSError as error:
         raise FleetError(f"{folder.name}: no coordinator answers, so the run does not go on ({error})") from error
     answer = DOWN.decode(frames[0]) if frames else SettingAnswer("the coordinator hung up")
-    return str(answer.refused)
+    return str(answer.refused), str(answer.way_out)

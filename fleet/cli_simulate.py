@@ -121,7 +121,7 @@ def compare(
                     _scenario(gpus, model, comparisons.recovery_of(name), -1, set_, days=days, mttf_hours=mttf_hours,
                               interval=comparisons.interval_of(name)) for name in (names[0], other)
                 ]  # fmt: skip
-                found[other] = comparisons.of_simulated(made[0], made[1], pairs, seed, each, least, _Progress(pairs).tell, partial)
+                found[other] = comparisons.of_simulated(made[0], made[1], pairs, seed, each, least, _Pairs(pairs).tell, partial)
     complete = bool(recorded) or comparisons.complete(found, names[1:], pairs)
     answer = {
         "first": names[0], "against": {name: asdict(verdict) for name, verdict in found.items()}, "alpha": alpha, "alpha_each": each,
@@ -255,6 +255,20 @@ class _Progress:
         if left_s > SLOW_S and (self._told == 0 or tenth > self._told):
             self._told = max(1, tenth)
             _aside().print(f"{done} of {self._total} runs, about {left_s:.0f} s left; Ctrl-C keeps what there is")
+
+
+class _Pairs:
+    """How far a comparison is. It stops as soon as it is decided, so nobody knows how long it will take."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._told_s = most, time.perf_counter()
+
+    def tell(self, done: int) -> None:
+        now_s = time.perf_counter()
+        if now_s - self._told_s > SLOW_S:
+            self._told_s = now_s
+            pairs = f"{done} pair{'s' if done > 1 else ''}"
+            _aside().print(f"not decided yet after {pairs}; it goes on to at most {self._most}; Ctrl-C keeps what there is", soft_wrap=True)
 
 
 def _aside() -> Console:

@@ -92,7 +92,7 @@ def serve() -> None:
     root = Path(settings["root"])
     with ExitStack() as stack:
         watch = stack.enter_context(serving(root, settings["host"], settings["port"], settings["per_rank"]))
-        watch.server.queue = Submissions(stack.enter_context(queue_of(root, settings["slots"])))
+        watch.server.queue = Submissions(stack.enter_context(queue_of(root, settings["slots"])), root)
         note = {"pid": os.getpid(), "url": watch.server.url, "host": settings["host"]}
         note["prometheus"] = _prometheus(stack, root, watch.server.url, settings)
         _note(root).write_text(json.dumps(note))

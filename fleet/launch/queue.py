@@ -89,7 +89,7 @@ class RunQueue:
             raise ConfigError("slots", job.slots, f"more than the {self.slots} that this service has for all runs", "See fleet up --slots.")
         with self._lock:
             if job.name in self._jobs:
-                raise ConfigError("name", job.name, "there is a run of that name")
+                raise ConfigError("--name", job.name, "there is a run of that name", "Choose another.")
             if len(self._in(WAITING)) >= MOST_WAITING:
                 raise ConfigError("queue", MOST_WAITING, "so many runs wait already")
             self._put(job)

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+import fleet as package
+from actors.coordinator import Coordinator
 from fleet import cli
+from fleet.clock import MonotonicClock
+from fleet.config import RunSettings
+from fleet.journal import JournalWriter
 from fleet.launch.processes import calling
+from fleet.live_settings import ADDRESS_FILE, LIVE
+from fleet.machine import FleetMachine
+from policies import placement
+from policies.interval import CheckpointInterval
+from policies.recovery import ReformPromoteRegrow
+from storage.parts import RetainingStore
 
 GOOD = "def train(run):\n    pass\n"
 
@@ -103,10 +117,54 @@ def test_a_package_of_ours_that_is_shadowed_is_named(name: str, tmp_path: Path) 
     assert f"shadows Fleet's own package '{name}'" in " ".join(done.stderr.split())
 
 
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["fleet", "--version"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert (ended.value.code, capsys.readouterr().out) == (0, f"fleet {package.__version__}\n")
+
+
+def test_the_package_lists_what_it_offers() -> None:
+    assert {"Run", "Step", "__version__"} <= set(dir(package))
+
+
 def test_a_report_of_nothing_is_refused(fleet: Callable[..., Done]) -> None:
     done = fleet("report", "nothing")
     assert done.returncode == 2
     assert "no journal.jsonl" in done.stderr
+
+
+@contextmanager
+def coordinator(folder: Path) -> Iterator[None]:
+    """One that answers as every run's does, and that ``fleet set`` finds in ``folder``."""
+    settings = RunSettings()
+    machine = FleetMachine(settings, ReformPromoteRegrow(settings.budgets, settings.timeouts.start_s), placement, CheckpointInterval())
+    folder.mkdir()
+    (folder / "journal.jsonl").touch()
+    journal = JournalWriter(folder / "journal.jsonl")
+    asked = Coordinator(machine, MonotonicClock(), journal, RetainingStore(f"file://{folder}", 3), print)
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        port = asyncio.run_coroutine_threadsafe(asked.start("127.0.0.1", 0), loop).result(20)
+        (folder / ADDRESS_FILE).write_text(f"127.0.0.1:{port}")
+        yield
+    finally:
+        asyncio.run_coroutine_threadsafe(asked.stop(), loop).result(20)
+        journal.close()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(20)
+        loop.close()
+
+
+def test_what_a_run_refuses_to_set_is_said_in_whole_sentences(tmp_path: Path, fleet: Callable[..., Done]) -> None:
+    with coordinator(tmp_path / "goes-on"):
+        said = fleet("set", "goes-on", "straggler.nonsense=1").stderr
+        way_out = f"Settings that can: {', '.join(sorted(LIVE))}."
+        assert f"straggler.nonsense = '1': there is no such setting. {way_out}\n" in said
+        said = fleet("set", "goes-on", "checkpoint.interval_s=0").stderr
+        assert "checkpoint.interval_s = '0': must be greater than 0 s.\n" in said
 
 
 def test_a_setting_of_a_run_that_does_not_go_on_is_refused(tmp_path: Path, fleet: Callable[..., Done]) -> None:

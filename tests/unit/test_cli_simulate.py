@@ -139,6 +139,13 @@ def test_long_runs_say_for_how_long_before_they_start(monkeypatch: pytest.Monkey
         assert said[0].startswith(words) and "Ctrl-C keeps what there is" in said[0]
 
 
+def test_a_comparison_that_stops_when_it_is_decided_promises_no_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli_simulate, "SLOW_S", 0.0)
+    said = fleet("compare", *POLICIES[:2], *SMALL, "--mttf-hours", "500", "--days", "20", "--json").stderr
+    assert "not decided yet after 1 pair; it goes on to at most 1000" in said
+    assert "left" not in said and "will take" not in said
+
+
 def test_a_long_sweep_says_for_how_long_before_its_first_point(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     from fleet.planning import sweep
 

@@ -281,7 +281,8 @@ def test_files_for_those_who_provision(tmp_path: Path) -> None:
     [source] = yaml.safe_load((tmp_path / "grafana" / "provisioning" / "datasources" / "fleet.yml").read_text())["datasources"]
     assert source["uid"] == boards.SOURCE_UID
     compose = yaml.safe_load((tmp_path / "compose.yml").read_text())
-    assert set(compose["services"]) == {"ray", "prometheus", "grafana"}
+    assert set(compose["services"]) == {"prometheus", "grafana"}, "what Fleet does not use, it does not start"
     for service in compose["services"].values():
+        assert re.fullmatch(r"[a-z]+/[a-z]+:v?\d+\.\d+\.\d+", service["image"])
         for volume in service.get("volumes", []):
             assert (tmp_path / volume.split(":")[0]).exists() or not volume.startswith("./")

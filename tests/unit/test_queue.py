@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.cli_queue import Submissions, queue_of
+from fleet.cli_watch import PRIVATE
 from fleet.errors import ConfigError
 from fleet.launch.queue import CANCELLED, ENDED, RUNNING, SUBMITTED, WAITING, Job, RunQueue
 from fleet.ledger_report import duration
@@ -153,7 +154,7 @@ SCRIPT = "def train(run): pass\n"
 def served(tmp_path: Path) -> Iterator[Watched]:
     (tmp_path / "script.py").write_text(SCRIPT)
     with watched(tmp_path / "runs") as server:
-        server.server.queue = Submissions(queue_of(server.root, 4))  # nobody looks after it: what is handed in waits
+        server.server.queue = Submissions(queue_of(server.root, 4), server.root)  # nobody looks after it: what is handed in waits
         yield server
 
 
@@ -203,6 +204,27 @@ def test_bad_input_never_waits(served: Watched, tmp_path: Path, change: dict[str
     assert ask(served, "GET", "/api/queue").json()["jobs"] == []
 
 
+def test_a_refusal_of_the_service_reads_as_one_of_the_command(served: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fleet import cli_queue, cli_up
+
+    (served.root / PRIVATE).mkdir(exist_ok=True)
+    (served.root / PRIVATE / "token").write_text(WRITE_TOKEN)
+    monkeypatch.setattr(cli_up, "running", lambda root: {"url": served.url})
+    body = {"script": "script.py", "directory": str(tmp_path), "arguments": ["--world", "8"]}
+    with pytest.raises(ConfigError) as refused:
+        cli_queue._ask(served.root, "POST", "/api/queue", body)
+    assert str(refused.value) == "slots = '8': more than the 4 that this service has for all runs. See fleet up --slots."
+
+
+def test_a_queued_run_may_have_a_name(served: Watched, tmp_path: Path) -> None:
+    body = {"script": "script.py", "directory": str(tmp_path), "arguments": ["--name", "first"]}
+    assert ask(served, "POST", "/api/queue", body).json()["name"] == "first"
+    assert ask(served, "POST", "/api/queue", body).json()["field"] == "--name"
+    (served.root / "second").mkdir()
+    taken = ask(served, "POST", "/api/queue", {**body, "arguments": ["--name", "second"]})
+    assert (taken.status_code, taken.json()["field"]) == (400, "--name")
+
+
 def test_only_who_may_and_only_where_there_is_a_queue(served: Watched, tmp_path: Path) -> None:
     assert ask(served, "POST", "/api/queue", {"script": "script.py", "directory": str(tmp_path)}, token="x" * 32).status_code == 401
     served.server.queue = None
@@ -219,7 +241,7 @@ def test_the_wait_is_in_the_journal_and_in_the_report(tmp_path: Path, monkeypatc
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     monkeypatch.setenv(SUBMITTED, repr(cli.unix_time_s() - 90.0))
-    settings, _ = cli.checked(str(script), ["--world", "2"])
+    settings, *_ = cli.checked(str(script), ["--world", "2"])
     made: RunPlan = cli._plan(str(script), settings, "off", "named", "", tmp_path)
     assert (made.name, round(made.queued_s)) == ("named", 90)
     first, *rest = one_loss().records
