@@ -25,6 +25,7 @@ from fleet import (
     cli_dashboard,
     cli_diagnose,
     cli_doctor,
+    cli_logs,
     cli_plan,
     cli_queue,
     cli_rehearse,
@@ -57,6 +58,7 @@ cli_doctor.register(app)
 cli_rehearse.register(app)
 cli_checkpoint.register(app)
 cli_watch.register(app)
+cli_logs.register(app)
 cli_up.register(app)
 cli_queue.register(app)
 cli_runs.register(app)

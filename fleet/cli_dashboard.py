@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-console = Console(highlight=False, soft_wrap=True)
+from fleet import cli_print
+
+console = cli_print.Terminal()
 group = typer.Typer(no_args_is_help=True, help="Dashboards and alert rules for Grafana and Prometheus.")
 
 

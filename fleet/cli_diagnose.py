@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
+
+from fleet import cli_print
 
 if TYPE_CHECKING:
     from fleet.report import Report
@@ -44,5 +45,5 @@ def load_report(folder: Path) -> tuple[Report, str]:
     report, damage = open_report(folder / "journal.jsonl")
     if damage:
         words = f"The journal is damaged, and only what lies before is told: {damage}"
-        Console(stderr=True).print(words, style="yellow", markup=False, highlight=False, soft_wrap=True)
+        cli_print.Terminal(stderr=True).print(words, style="yellow", markup=False)
     return report, damage

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
+from fleet import cli_print
 from fleet.cli_watch import PRIVATE
 from fleet.clock import unix_time_s
 from fleet.errors import ConfigError, RunFailed
@@ -23,7 +22,7 @@ from fleet.launch.queue import RUNNING, WAITING, Job, RunQueue
 if TYPE_CHECKING:
     from fleet.config import RunSettings
 
-console = Console(stderr=True, highlight=False, soft_wrap=True)
+console = cli_print.Terminal(stderr=True)
 ANSWER_S = 30.0
 PRIORITIES = range(-100, 101)
 RESERVED = ("storage", "resume", "repeat", "changed_code")
@@ -125,14 +124,14 @@ def submit(
 def queue(storage: Storage = "runs") -> None:
     """The runs that wait, and those that go on."""
     told = _ask(Path(storage), "GET", "/api/queue")
-    table = Table(title=f"{told['free']} of {told['slots']} slots are free")
-    for column in ("run", "phase", "slots", "priority", "waited"):
-        table.add_column(column)
-    for job in told["jobs"]:
-        if job["phase"] in (WAITING, RUNNING):
-            waited = f"{unix_time_s() - job['submitted_unix_s']:.0f} s" if job["phase"] == WAITING else ""
-            table.add_row(job["name"], job["phase"], str(job["slots"]), str(job["priority"]), waited)
-    Console().print(table)
+    rows = [_row(job) for job in told["jobs"] if job["phase"] in (WAITING, RUNNING)]
+    lines = cli_print.table(("run", "phase", "slots", "priority", "waited"), rows)
+    cli_print.write(f"{told['free']} of {told['slots']} slots are free", *(lines if rows else ()))
+
+
+def _row(job: Mapping[str, Any]) -> tuple[str, ...]:
+    waited = f"{unix_time_s() - job['submitted_unix_s']:.0f} s" if job["phase"] == WAITING else ""
+    return job["name"], job["phase"], str(job["slots"]), str(job["priority"]), waited
 
 
 def cancel(name: Annotated[str, typer.Argument(metavar="RUN", help="Its name.")], storage: Storage = "runs") -> None:

@@ -8,16 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
+from fleet import cli_print
 from fleet.launch.provenance import PATCH
 
 if TYPE_CHECKING:
     from fleet.follow import Follower
     from fleet.records import RunStarted
 
-console = Console(highlight=False, soft_wrap=True)
 Storage = Annotated[str, typer.Option(help="Folder that holds the runs.")]
 ABSENT = "-"
 OUTCOME = ("status", "reason", "digest", "steps", "wall_s", "goodput", "scheduling_goodput", "median_step_s", "losses", "views")
@@ -88,22 +86,21 @@ def runs(storage: Storage = "runs", json_: Annotated[bool, typer.Option("--json"
 
     rows = Feeds(Path(storage)).runs()
     if json_:
-        print(json.dumps(rows, indent=1))
+        cli_print.write(json.dumps(rows, indent=1))
         return
-    table = Table(box=None)
-    for name in ("run", "status", "ranks", "how it ended"):
-        table.add_column(name)
-    for row in rows:
-        ranks = f"{row['world']} + {row['spares']}" if row.get("spares") else str(row.get("world", ABSENT))
-        table.add_row(row["name"], row["status"], ranks, row.get("reason", ""))
-    console.print(table)
+    cells = [(row["name"], row["status"], _ranks(row), row.get("reason", "")) for row in rows]
+    cli_print.write(*cli_print.table(("run", "status", "ranks", "how it ended"), cells))
+
+
+def _ranks(row: Mapping[str, Any]) -> str:
+    return f"{row['world']} + {row['spares']}" if row.get("spares") else str(row.get("world", ABSENT))
 
 
 def show(run: Annotated[str, typer.Argument(help="A run's folder, or its name under --storage.")], storage: Storage = "runs") -> None:
     """How RUN was made, and what it came to, as JSON."""
     from fleet.plans import find_run
 
-    print(json.dumps(record_of(find_run(run, Path(storage))), indent=1))
+    cli_print.write(json.dumps(record_of(find_run(run, Path(storage))), indent=1))
 
 
 def diff(
@@ -115,12 +112,8 @@ def diff(
     from fleet.plans import find_run
 
     found = differences(*(record_of(find_run(name, Path(storage))) for name in (one, other)))
-    table = Table(box=None)
-    for name in ("", one, other):
-        table.add_column(name, overflow="fold")
-    for name, first, second in found:
-        table.add_row(name, str(first), str(second))
-    console.print(table if found else "They do not differ.")
+    cells = [(name, str(first), str(second)) for name, first, second in found]
+    cli_print.write(*cli_print.table(("", one, other), cells) if found else ("They do not differ.",))
 
 
 def register(app: typer.Typer) -> None:

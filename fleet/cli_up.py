@@ -14,15 +14,15 @@ from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import typer
-from rich.console import Console
 
+from fleet import cli_print
 from fleet.cli_queue import Submissions, queue_of
 from fleet.cli_watch import PRIVATE, PerRank, read_token_path, serving, wait_for_a_signal
 from fleet.errors import ConfigError, RunFailed
 from fleet.launch.processes import calling
 from storage.urls import redact
 
-console = Console(stderr=True, highlight=False, soft_wrap=True)
+console = cli_print.Terminal(stderr=True)
 START_S = 60.0
 STOP_S = 20.0
 Storage = Annotated[str, typer.Option(help="Folder that holds the runs.")]

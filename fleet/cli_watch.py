@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 from urllib.parse import quote
 
 import typer
-from rich.console import Console
 
+from fleet import cli_print
 from fleet.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 PRIVATE = ".fleet"
 """Folder beside the runs: the write token, the audit log, what `fleet up` wrote."""
 PerRank = Annotated[bool, typer.Option("--per-rank", help="Metrics of each rank also of runs with more than 256.")]
-console = Console(stderr=True, highlight=False)
+console = cli_print.Terminal(stderr=True)
 
 
 class Watch:
@@ -107,9 +107,9 @@ def watch(
         folder = find_run(run, root).resolve()
         root, name = folder.parent, folder.name
     with serving(root, host, port, per_rank) as server:
-        console.print(f"[bold]{server.link(name)}[/]", soft_wrap=True)
+        console.print(f"[bold]{server.link(name)}[/]")
         if server.read_link(name) != server.link(name):
-            console.print(f"only to look: {server.read_link(name)}", soft_wrap=True)
+            console.print(f"only to look: {server.read_link(name)}")
         wait_for_a_signal()
 
 

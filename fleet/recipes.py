@@ -50,6 +50,7 @@ from fleet.laws.reliability import all_lost_rate_per_s
 from fleet.machine import FleetMachine
 from fleet.plans import STORM, RunPlan, RunResult, describe, store_url
 from fleet.ports import RecoveryPolicy
+from fleet.rank_logs import logs_of
 from fleet.records import VERSION, RunStarted
 from fleet.types import Fault
 from policies import placement
@@ -268,7 +269,8 @@ class LiveRun:
         settings = self.plan.settings
         # Ranks get the user's module with the function: they need not find its file.
         cloudpickle.register_pickle_by_value(sys.modules[self.plan.train.__module__])
-        spec = RankSpec(settings, self.shm, HOST, self.plan.train, functools.partial(Parts, self.store_url, self.plan.name), self.home)
+        parts = functools.partial(Parts, self.store_url, self.plan.name)
+        spec = RankSpec(settings, self.shm, HOST, self.plan.train, parts, self.home, logs_of(self.plan.folder.resolve()))
         return fit(
             rank_main,
             {"spec": spec},

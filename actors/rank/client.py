@@ -28,7 +28,8 @@ class Client:
     """The protocol of one rank, made safe for two threads, and connected.
 
     ``lock`` guards ``protocol``; ``changed`` is notified whenever a message arrived. ``on_message``, ``on_interrupt``,
-    ``on_spoil`` and ``on_inspect`` are called from the listening thread, without the lock.
+    ``on_spoil``, ``on_inspect`` and ``on_beat``, several times a second, are called from the listening thread, without the lock;
+    ``on_rehearsal`` from the loop, when one begins and when it is over.
     """
 
     def __init__(self, slot: int, token: str, node: str, agent_path: str, store: str, recorder: Recorder) -> None:
@@ -40,6 +41,8 @@ class Client:
         self.on_message: Callable[[], None] = lambda: None
         self.on_spoil: Callable[[Spoil], None] = lambda order: None
         self.on_inspect: Callable[[], None] = lambda: None
+        self.on_beat: Callable[[], None] = lambda: None
+        self.on_rehearsal: Callable[[bool], None] = lambda begins: None
         self._agent_path, self._recorder = agent_path, recorder
         self._stream: socket.socket | None = None
         self._closing = False
@@ -112,6 +115,7 @@ class Client:
         buffer = FrameBuffer()
         while not self._closing and self._stream is stream:
             self._recorder.beat()
+            self.on_beat()
             try:
                 readable = select.select([stream], [], [], BEAT_S)[0]
                 data = stream.recv(1 << 20) if readable else None

@@ -11,4 +11,6 @@ RANK_ENVIRONMENT = {
     "THP_MEM_ALLOC_ENABLE": "1",
     # A thread that waits at the end of a parallel loop gives up its core instead of spinning: the copy of the state may run there.
     "OMP_WAIT_POLICY": "passive",
+    # What a rank prints is what it prints: Ray Train would turn it into messages of its logger, which nobody sees.
+    "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
 }

@@ -147,7 +147,9 @@ class Run:
             return
         self._engine.rehearse()
         self._recorder.paused = self._rehearsing = True
+        self._client.on_rehearsal(True)
         yield Step(self, self._engine, 0)
+        self._client.on_rehearsal(False)
         self._recorder.paused = self._rehearsing = False
         self._engine.forget()
 

@@ -14,6 +14,7 @@ import torch
 
 from actors.rank.client import Client
 from actors.rank.lifeline import Lifeline, lifeline_path
+from actors.rank.logs import RankLog
 from actors.rank.loop import Run
 from actors.rank.once import Home
 from actors.rank.process_group import StoreServer, warm_up
@@ -23,6 +24,7 @@ from actors.rank.stacks import Stacks, stacks_path
 from fleet.config import RunSettings
 from fleet.errors import Fenced, RunOver
 from fleet.events import Raised
+from fleet.rank_logs import log_path
 
 OURS = (str(Path(__file__).parent), os.sep + "ray" + os.sep)
 LAST_WORDS_S = 10.0
@@ -38,6 +40,7 @@ def run_rank(
     parts: PartsPort,
     agent_path: str,
     home: Home | None = None,
+    logs: Path | None = None,
 ) -> None:
     """Run ``train`` as one rank of a run. Returns when the run is over for this rank; leaves the process when it must not go on.
 
@@ -45,6 +48,7 @@ def run_rank(
         folder: where this node's rings lie; its agent reads them.
         home: where the run's files belong.
         host: the address at which peers reach this process.
+        logs: where a file holds what this process prints; None: it prints to where it printed before.
     """
     token = uuid4().hex
     recorder = Recorder(folder / f"ring-{token}", now_us())
@@ -56,8 +60,12 @@ def run_rank(
     lifeline = Lifeline(lifeline_path(folder, node), token)
     stacks = Stacks(stacks_path(folder, token))
     client.on_inspect = stacks.write
+    printed: RankLog | None = None
     try:
         client.start(settings.timeouts.start_s)
+        if logs is not None:
+            printed = RankLog(log_path(logs, client.protocol.member))
+            client.on_beat, client.on_rehearsal = printed.limit, printed.rehearse
         warm_up(host)
         run = Run(client, recorder, parts, settings, host, home)
         if home is not None and home.work is not None:
@@ -75,6 +83,8 @@ def run_rank(
         lifeline.close()
         client.close()
         store.close()
+        if printed is not None:
+            printed.close()
 
 
 def _report(client: Client, recorder: Recorder, error: BaseException) -> None:

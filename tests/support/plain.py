@@ -25,6 +25,7 @@ from fleet.config import RunSettings
 from fleet.instructions import EndRun
 from fleet.journal import JournalWriter, read_journal
 from fleet.machine import FleetMachine
+from fleet.rank_logs import logs_of
 from fleet.records import VERSION, Record, RunStarted, Spans
 from fleet.types import Member, Process
 from policies import placement
@@ -47,9 +48,9 @@ FORKED.set_forkserver_preload(
 """Ranks are forked off one process that has imported all and started nothing: most of a test's time went into imports."""
 
 
-def _rank(train: Callable[[Any], None], settings: RunSettings, slot: int, node: str, folder: Path, url: str) -> None:
+def _rank(train: Callable[[Any], None], settings: RunSettings, slot: int, node: str, folder: Path, url: str, logs: Path) -> None:
     multiprocessing.set_start_method("fork", force=True)  # as in Ray's workers: DataLoaders of who is killed then end with it
-    run_rank(train, settings, slot, node, folder, "127.0.0.1", Parts(url), socket_path(folder, node))
+    run_rank(train, settings, slot, node, folder, "127.0.0.1", Parts(url), socket_path(folder, node), logs)
 
 
 class PlainFleet:
@@ -160,7 +161,9 @@ class PlainFleet:
         self.spawn_on(slot, f"node{slot % self.settings.nodes}")
 
     def spawn_on(self, slot: int, node: str) -> None:
-        process = FORKED.Process(target=_rank, args=(self.train, self.settings, slot, node, self.shm, self.url), daemon=False)
+        process = FORKED.Process(
+            target=_rank, args=(self.train, self.settings, slot, node, self.shm, self.url, logs_of(self.folder)), daemon=False
+        )
         process.start()
         self.processes[slot] = process
         self._all.append(process)

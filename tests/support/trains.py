@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import time
@@ -83,6 +84,23 @@ def with_environment(run: Any) -> None:
     """The same with variables of the test's own: a rank has those of the fork server, which began before the test."""
     os.environ.update(word.split("=", 1) for word in run.options["environment"].split())
     _loop(run)
+
+
+def talks(run: Any) -> None:
+    """Every way to print, from every rank; slot 1 is killed in step 10, right after it has said so, once."""
+    logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+    print(f"slot {run.slot} builds its model")
+
+    def say(run: Any, step: Any) -> None:
+        print(f"step {step.number} shard {step.shard}")
+        if step.number == 5:
+            logging.getLogger("mine").info("logged in step 5")
+            os.write(2, b"written past Python\n")
+        if run.slot == 1 and step.number == 10 and once(run, "talk"):
+            print("last words")
+            die()
+
+    _loop(run, in_shard=say)
 
 
 def with_a_last_step_that_waits(run: Any) -> None:

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from typer.testing import CliRunner
 
 from fleet import records as r
@@ -123,3 +124,15 @@ def test_a_run_that_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["show", "nowhere", "--storage", str(tmp_path)])
     assert done.exit_code != 0
     assert "nowhere" in str(done.exception)
+
+
+def test_no_name_is_cut_however_narrow_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    name = "a-name-" + "x" * 120
+    kept(tmp_path, name, one_loss())
+    other = one_loss()
+    other.records[-1] = dataclasses.replace(other.records[-1], reason="why " * 40)  # type: ignore[arg-type]
+    kept(tmp_path, "two", other)
+    assert any(line.startswith(f"{name}  completed") for line in call("runs", "--storage", str(tmp_path)).splitlines())
+    lines = call("diff", name, "two", "--storage", str(tmp_path)).splitlines()
+    assert name in lines[0] and len(lines) == 2 and lines[1].count("why") == 40
