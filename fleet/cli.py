@@ -10,6 +10,7 @@ import shlex
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.text import Text
 
 from fleet import (
     __version__,
@@ -27,6 +28,7 @@ from fleet import (
     cli_doctor,
     cli_logs,
     cli_plan,
+    cli_print,
     cli_queue,
     cli_rehearse,
     cli_runs,
@@ -43,14 +45,15 @@ from fleet.records import COMPLETED, UNSAVED
 if TYPE_CHECKING:
     from chaos.settings import ChaosSettings
     from fleet.cli_watch import Watch
+    from fleet.expects import Expectation
     from fleet.plans import RunPlan, RunResult
     from fleet.recipes import LiveRun
     from fleet.report import Report
 
 app = typer.Typer(name="fleet", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-console = Console(stderr=True)
-NOT_SAVED = 3
-"""Exit code of a run that has committed all its steps, and could not keep its final checkpoint."""
+console = cli_print.Terminal(stderr=True)
+NOT_SAVED, UNMET = 3, 4
+"""Exit codes: all steps are committed, but the final checkpoint could not be kept; or what ``--expect`` says is not so."""
 cli_plan.register(app)
 cli_simulate.register(app)
 cli_diagnose.register(app)
@@ -109,9 +112,11 @@ def run(
     json_: Annotated[str, typer.Option("--json", help="Write the report as JSON to this file; - for stdout.")] = "",
     html: Annotated[str, typer.Option(help="Write the report as one HTML page.")] = "",
     port: Annotated[int, typer.Option(help="Serve the live page and /metrics on this port; 0: a free one.")] = 0,
+    expect: Annotated[list[str] | None, typer.Option(help="e.g. goodput>0.9, faults>=3, twin; repeatable. Else exit code 4.")] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show views and healed faults too, and the whole report at the end.")] = False,
 ) -> None:
     """Train SCRIPT on a local cluster, through whatever happens to its ranks."""
-    from fleet import scripts
+    from fleet import expects, scripts
 
     scripts.check_not_shadowed()
     root = Path("runs" if "://" in storage else storage).resolve()
@@ -119,6 +124,7 @@ def run(
         world, spares, nodes, shards, min_ranks, seed, set_ or [], reduction, optimizer_sharding, verify, preflight, checkpoint, storage,
         timeout or [], peer_copies, on_store_failure, steps,
     )  # fmt: skip
+    expected = expects.parse_all(expect or [], twin)
     if resume and _has_ended(resume, script, storage, root, steps):
         raise typer.Exit(0)
     if changed_code and not repeat:
@@ -126,7 +132,7 @@ def run(
     plan = _repeated(repeat, script, root, changed_code) if repeat and not resume else _plan(script, settings, chaos, name, resume, root)
     if twin_world:
         dataclasses.replace(settings, world=twin_world, spares=0)  # refused now, not after the run
-    raise typer.Exit(_execute(plan, twin, twin_world, json_, html, port))
+    raise typer.Exit(_execute(plan, twin, twin_world, Show(json_, html, port, verbose), expected))
 
 
 def _settings(world: int, spares: int, nodes: int, shards: int, min_ranks: int, seed: int, pairs: list[str], reduction: str,
@@ -247,49 +253,73 @@ def _repeated(run: str, script: str, root: Path, changed_code: bool) -> RunPlan:
     if not changed_code:
         plans.check_same_code(folder, changes)
     for change in (*changes.code, *changes.around):
-        console.print(f"not as in {folder.name}: {change}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"not as in {folder.name}: {change}", style="yellow", markup=False)
     return plans.repeated_plan(folder, script, root)
 
 
-def _execute(plan: RunPlan, twin: bool, twin_world: int, json_: str, html: str, port: int) -> int:
-    from fleet import plans, recipes
+@dataclasses.dataclass(frozen=True, slots=True)
+class Show:
+    """Where the report goes, and how much of it is shown; see the options of ``fleet run``."""
+
+    json: str
+    html: str
+    port: int
+    verbose: bool
+
+
+def _execute(plan: RunPlan, twin: bool, twin_world: int, show: Show, expected: Sequence[Expectation]) -> int:
+    from fleet import expects, plans, recipes
     from storage.trial import Trial, check_folder
 
     root = plan.folder.parent
     check_folder(plan.folder if plan.resume else root)
     tried = Trial(plans.store_url(plan)) if "://" in plan.settings.storage else None  # beside the cluster's start
-    with cli_watch.serving(root, "127.0.0.1", port) as server, recipes.local_cluster(plan.settings) as cluster:
+    with cli_watch.serving(root, "127.0.0.1", show.port) as server, recipes.local_cluster(plan.settings) as cluster:
         if tried is not None:
             tried.check("this machine")
-        result = _one_run(recipes.LiveRun(plan, cluster), server)
+        result = _one_run(recipes.LiveRun(plan, cluster), server, show.verbose)
         verdict = None
         if twin and result.status in (COMPLETED, UNSAVED):
             other = plans.twin_of(plan, twin_world or None)
-            verdict = plans.compare(plan, other, _one_run(recipes.LiveRun(other, cluster), None))
-    _emit(*cli_diagnose.load_report(plan.folder), plan, verdict, json_, html)
-    return _exit_code(result, verdict)
+            verdict = plans.compare(plan, other, _one_run(recipes.LiveRun(other, cluster), None, show.verbose))
+    report, damage = cli_diagnose.load_report(plan.folder)
+    data = _data(report, damage, verdict)
+    if show.json != "-":
+        _sum_up(data, plan, report, show.verbose)
+    _emit(data, report, show.json, show.html)
+    unmet = expects.unmet(expected, data)
+    for line in unmet:
+        console.print(line, style="red", markup=False)
+    return _exit_code(result, verdict) or (UNMET if unmet else 0)
 
 
-def _one_run(live: LiveRun, server: Watch | None) -> RunResult:
+def _one_run(live: LiveRun, server: Watch | None, verbose: bool) -> RunResult:
     """Train; with a ``server``, its page shows the run, and takes orders for its chaos."""
     from fleet.follow import Follower
     from fleet.progress import LiveView
+    from fleet.rank_logs import RunLogs, logs_of
 
     plan, follower = live.plan, Follower(live.plan.journal)
-    console.print(f"[bold]{plan.name}[/]  journal {plan.journal}")
+    console.print(Text.assemble((plan.name, "bold"), f"  journal {plan.journal}"))
     if server is not None:
         server.show(plan.name, follower, live.controls)
-        console.print(f"watch it at [bold]{server.link(plan.name)}[/]", soft_wrap=True)
-    with LiveView(follower, plan.name, console), _stopped_by_signals(live):
+        console.print(Text.assemble("watch it at ", (server.link(plan.name), "bold")))
+    logs = RunLogs(logs_of(plan.folder), from_start=not plan.resume)
+    with LiveView(follower, console, time.monotonic, logs, _first_fault_s(plan), verbose), _stopped_by_signals(live):
         result = live.execute()
     if server is not None:
         server.release(plan.name)
     if result.status == "failed":
         if result.detail:
-            console.print(result.detail, markup=False, highlight=False)
-        console.print(f"[red bold]failed:[/] {result.reason}")
-        console.print(f"Its journal is kept; if a checkpoint was written, `fleet run --resume {live.plan.name}` goes on from it.")
+            console.print(result.detail, markup=False)
+        console.print(Text.assemble(("failed: ", "red bold"), result.reason))
     return result
+
+
+def _first_fault_s(plan: RunPlan) -> float | None:
+    """When chaos strikes first, in seconds of training; None: never."""
+    faults = plan.chaos.plan(seed=plan.settings.seed, world=plan.settings.slots, nodes=plan.settings.nodes)
+    return min((fault.at_s for fault in faults), default=None)
 
 
 @contextmanager
@@ -316,40 +346,42 @@ def _exit_code(result: RunResult, verdict: dict[str, Any] | None) -> int:
     return {COMPLETED: 0, UNSAVED: NOT_SAVED}.get(result.status, 130)
 
 
-def _emit(report: Report, damage: str, plan: RunPlan | None, twin: dict[str, Any] | None, json_: str, html: str) -> None:
-    from fleet.report import render_table
+def _data(report: Report, damage: str, twin: dict[str, Any] | None) -> dict[str, Any]:
+    return report.to_dict() | {"damage": damage} | ({"twin": twin} if twin is not None else {})
 
-    data = report.to_dict() | {"damage": damage} | ({"twin": twin} if twin is not None else {})
+
+def _emit(data: dict[str, Any], report: Report, json_: str, html: str) -> None:
+    """The report to where it was asked for."""
     if json_ == "-":
-        print(json.dumps(data, indent=2))
-    else:
-        print(render_table(report, colour=sys.stdout.isatty()))
-    if json_ and json_ != "-":
+        cli_print.write(json.dumps(data, indent=2))
+    elif json_:
         Path(json_).write_text(json.dumps(data, indent=2) + "\n")
     if html:
         from dashboards.page import render_html
 
         Path(html).write_text(render_html(report))
-    if plan is not None and json_ != "-":
-        _sum_up(data)
 
 
-def _sum_up(data: dict[str, Any]) -> None:
-    """The last lines: what training came to, what it cost, and whether anything that happened shows in the result."""
-    out = Console(highlight=False, soft_wrap=True)
-    for name, points in data["measurements"].items():
-        out.print(f"{name:10} {points[0][1]:.3f} at step {points[0][0]} -> {points[-1][1]:.3f} at step {points[-1][0]}")
-    counts, twin = data["counts"], data.get("twin")
-    executed = {kind: phases["executed"] for kind, phases in counts["faults_by_kind"].items() if phases.get("executed")}
-    kinds = ", ".join(f"{number} {kind}" for kind, number in executed.items()) or "none"
-    out.print(
-        f"{'faults':10} {counts['executed']} survived of {len(executed)} kinds ({kinds}); {counts['in_view_losses']} ranks lost in the view"
-    )
-    out.print(f"{'goodput':10} {data['goodput']:.1%} of {data['world']} ranks, other {data['other_ratio']:.2%}, closes: {data['closes']}")
-    if twin is not None:
-        word = "[green bold]bit-identical[/]" if twin["equal"] else "[red bold]DIFFERENT[/]"
-        out.print(f"{'twin':10} {word} without faults, world {twin['world']}")
-        out.print(f"{'':10} run  {twin['run_digest']}\n{'':10} twin {twin['twin_digest']}")
+def _tell(report: Report) -> None:
+    from fleet.report import render_table
+
+    cli_print.write(render_table(report, colour=sys.stdout.isatty()).rstrip("\n"))
+
+
+def _sum_up(data: dict[str, Any], plan: RunPlan, report: Report, verbose: bool) -> None:
+    """The last lines: what training came to, what it cost, and what to do next."""
+    from fleet import ending, plans
+    from storage.urls import redact
+
+    if verbose:
+        _tell(report)
+    views = report.history["views"]
+    trained_s = report.summary.now_s - views[0]["at_s"] if views else None
+    elsewhere = str(plan.folder.parent) if plan.folder.parent != Path("runs").resolve() else ""
+    context = ending.Context(plan.name, redact(plans.store_url(plan)), _first_fault_s(plan), elsewhere)
+    out = cli_print.Terminal()
+    for head, words in ending.ending(data | {"trained_s": trained_s}, context):
+        out.print(Text.assemble((f"{head:8} ", "bold"), words))
 
 
 @app.command()
@@ -362,16 +394,19 @@ def report(
     """Where every rank-second of RUN went, and what each fault cost."""
     from fleet.plans import find_run
 
-    _emit(*cli_diagnose.load_report(find_run(name, Path(storage))), None, None, "-" if json_ else "", html)
+    found, damage = cli_diagnose.load_report(find_run(name, Path(storage)))
+    if not json_:
+        _tell(found)
+    _emit(_data(found, damage, None), found, "-" if json_ else "", html)
 
 
 def main() -> None:
     """Entry point of the ``fleet`` command."""
     try:
         app(standalone_mode=True)
-    except ConfigError as error:
-        console.print(f"[red bold]fleet:[/] {error}", markup=True, highlight=False, soft_wrap=True)
-        sys.exit(2)
     except FleetError as error:
-        console.print(f"[red bold]fleet:[/] {error}", highlight=False, soft_wrap=True)
-        sys.exit(1)
+        console.print(Text.assemble(("fleet: ", "red bold"), str(error)))
+        sys.exit(2 if isinstance(error, ConfigError) else 1)
+    except BrokenPipeError:  # whoever read has gone
+        cli_print.leave_to_nobody(sys.stdout.fileno())
+        sys.exit(0)

@@ -55,12 +55,12 @@ def _read(folder: Path, slot: int | None, follow: bool) -> None:
 
 def _tell(lines: Iterable[str]) -> None:
     """Ends the command when nobody reads any more."""
-    for some in batched(lines, AT_ONCE):
+    for some in _batched(lines, AT_ONCE):
         if not cli_print.write(*some):
             raise typer.Exit
 
 
-def batched(lines: Iterable[str], size: int) -> Iterator[list[str]]:
+def _batched(lines: Iterable[str], size: int) -> Iterator[list[str]]:
     rest = iter(lines)
     while some := list(islice(rest, size)):
         yield some

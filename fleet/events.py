@@ -176,12 +176,13 @@ class StepsTimed:
 
 @dataclass(frozen=True, slots=True)
 class Reads:
-    """What the loop body takes its batches from. Sent by view rank 0 when it is new to it. ``data_sha256``: see ``DataRead``."""
+    """What the loop body takes its batches from. Sent by view rank 0 when it is new to it. For the last two see ``DataRead``."""
 
     member: Member
     samples: int
     batch_size: int
     data_sha256: str = ""
+    total_steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,7 +102,7 @@ class FleetMachine:
         now_s: float = 0.0,
     ) -> None:
         self.settings, self.recovery, self.placement, self.lemons = settings, recovery, placement, lemons or {}
-        self.phase, self.data = GATHER, (0, 0, "")
+        self.phase, self.data = GATHER, (0, 0, "", 0)
         self.roster = Roster()
         self.view: View | None = None
         self.proposal: View | None = None

@@ -44,10 +44,10 @@ def note(machine: FleetMachine, event: EvidenceWritten | Implausible | Reads, no
     if isinstance(event, Implausible):
         _implausible(machine, event, now_s)
     elif isinstance(event, Reads):
-        data = event.samples, event.batch_size, event.data_sha256
+        data = event.samples, event.batch_size, event.data_sha256, event.total_steps
         if machine.roster.current(event.member) and machine.data != data:
             machine.data = data
-            machine._write(DataRead(event.samples, event.batch_size, now_s, event.data_sha256))
+            machine._write(DataRead(event.samples, event.batch_size, now_s, event.data_sha256, event.total_steps))
     else:
         machine._write(EvidenceKept(event.incident, now_s, event.path, event.members, event.reason, event.detail))
 

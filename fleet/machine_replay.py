@@ -84,7 +84,7 @@ def _apply(machine: FleetMachine, record: Record) -> None:
             machine.progress.replay(record)
             machine.checkpoints.replay(record)
         case DataRead():
-            machine.data = record.samples, record.batch_size, record.data_sha256
+            machine.data = record.samples, record.batch_size, record.data_sha256, record.total_steps
         case RunStarted(at_s=at_s):
             machine.started_s = at_s
         case Resumed():

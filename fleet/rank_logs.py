@@ -46,7 +46,12 @@ def found(folder: Path, slot: int | None = None) -> dict[Member, Path]:
 
 def prefix(member: Member) -> str:
     """Before each line: the slot, and from the second process of a slot on its number."""
-    return f"[rank {member}] " if member.incarnation else f"[rank {member.slot}] "
+    return f"[rank {named(member)}] "
+
+
+def named(member: Member) -> str:
+    """How a process is called where people read it: ``2``, and ``2.1`` for the second one of slot 2."""
+    return str(member) if member.incarnation else str(member.slot)
 
 
 def shown(line: bytes) -> str:

@@ -178,7 +178,7 @@ class LiveRun:
         if not resume:
             code.keep(plan.folder)
         config, slots = describe(plan, code), (settings.world, settings.spares, settings.shards)
-        first = RunStarted(VERSION, plan.name, 0.0, unix_time_s(), *slots, config)
+        first = RunStarted(VERSION, plan.name, 0.0, 0.0, *slots, config)
         return CoordinatorSpec(
             journal=plan.journal,
             host=HOST,
@@ -186,7 +186,7 @@ class LiveRun:
             cluster=plan.name if not resume else f"{plan.name}-{secrets.token_hex(4)}",
             machine=lambda now_s: make_machine(settings, url, name, rates_per_s, resume, now_s, lemons, origin),
             store=lambda: RetainingStore(url, settings.checkpoint.keep, name),
-            started=lambda now_s: dataclasses.replace(first, at_s=now_s),
+            started=lambda now_s: dataclasses.replace(first, at_s=now_s, unix_time_s=unix_time_s()),
             mirror=(lambda: JournalMirror(url).copy) if not url.startswith("file://") else None,
         )
 

@@ -211,13 +211,15 @@ class DataRead:
     """What the loop body takes its batches from: a data set of so many samples (0: streams), ``batch_size`` of them a step.
 
     ``data_sha256`` tells it from others: of files the digest of names and sizes, else of type, length, and first, middle and last sample,
-    or of the first samples of streams. Empty where that cannot be told, and in older journals.
+    or of the first samples of streams. Empty where that cannot be told, and in older journals. ``total_steps``: how many steps the
+    loop has, 0 in older journals.
     """
 
     samples: int
     batch_size: int
     at_s: float
     data_sha256: str = ""
+    total_steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +284,7 @@ Record = (
     | RunEnded
 )
 RECORDS = Codec(Record.__args__)
-GROWN: dict[tuple[str, int], tuple[Any, ...]] = {("DataRead", 3): ("",)}
+GROWN: dict[tuple[str, int], tuple[Any, ...]] = {("DataRead", 3): ("", 0), ("DataRead", 4): (0,)}
 """(record, how many fields it had once) -> what the fields that it has gained since are in a journal of that time."""
 
 

@@ -533,7 +533,7 @@ class Step:
         recorder, client = self._run._recorder, self._run._client
         before = recorder.code
         recorder.switch(DATA)
-        client.say(Reads(client.protocol.member, samples, batch_size, feed.data_sha256))
+        client.say(Reads(client.protocol.member, samples, batch_size, feed.data_sha256, self._run._total))
         recorder.switch(before)
 
     def _compute(self, shard: int, batch: Any, end: Callable[[int, float], None]) -> Iterator[Any]:

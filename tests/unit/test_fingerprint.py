@@ -173,12 +173,12 @@ def test_rank_0_tells_once_on_what_it_trains() -> None:
     feed = Feed(source, 7, 4, 8)
     client = SimpleNamespace(say=said.append, protocol=SimpleNamespace(member=MEMBER))
     run: Any = SimpleNamespace(
-        seed=7, _rank=0, _told=(0, 0), _client=client, _recorder=Recorder(), _feeds=SimpleNamespace(of=lambda *what: feed)
+        seed=7, _rank=0, _told=(0, 0), _total=3, _client=client, _recorder=Recorder(), _feeds=SimpleNamespace(of=lambda *what: feed),
     )
     engine: Any = SimpleNamespace(due=[], checks=[], next_due=[])
     for number in range(3):
         assert list(Step(run, engine, number).batches(source, 8)) == []
-    assert said == [Reads(MEMBER, 8, 8, fingerprint(Source(length=8)))]
+    assert said == [Reads(MEMBER, 8, 8, fingerprint(Source(length=8)), 3)]
     assert source.read == [0, 4, 7]
     feed.close()
 
@@ -197,7 +197,8 @@ def test_what_is_told_is_written_when_it_is_news() -> None:
 
 def test_journals_from_before_the_fingerprint_are_read() -> None:
     assert decode_line(b'["DataRead",100,10,1.5]') == DataRead(100, 10, 1.5)
-    assert decode_line(encode_line(DataRead(100, 10, 1.5, "aa"))) == DataRead(100, 10, 1.5, "aa")
-    for line in (b'["DataRead",100,10]', b'["DataRead",100,10,1.5,"aa",0]', b'["Committed",[0,7]]'):
+    assert decode_line(b'["DataRead",100,10,1.5,"aa"]') == DataRead(100, 10, 1.5, "aa", 0)
+    assert decode_line(encode_line(DataRead(100, 10, 1.5, "aa", 60))) == DataRead(100, 10, 1.5, "aa", 60)
+    for line in (b'["DataRead",100,10]', b'["DataRead",100,10,1.5,"aa",0,0]', b'["Committed",[0,7]]'):
         with pytest.raises(Exception, match="fields, the message has"):
             decode_line(line)

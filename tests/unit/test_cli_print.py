@@ -1,0 +1,87 @@
+"""How commands print: whole lines, whatever the width; and a reader that has gone is no error."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fleet.cli_print import Terminal, table
+from fleet.follow import Follower
+from fleet.journal import encode_line
+from fleet.launch.processes import calling
+from fleet.progress import LiveView
+from fleet.rank_logs import RunLogs, log_path, logs_of
+from fleet.types import Member
+from tests.golden.journals import one_loss
+from tests.support.waiting import until
+
+LONG = "a line " * 40
+
+
+@pytest.fixture
+def broken() -> Iterator[io.TextIOWrapper]:
+    """A stream whose reader has gone."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    stream = os.fdopen(writing, "w")
+    yield stream
+    stream.close()
+
+
+def test_lines_are_neither_wrapped_nor_cut(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    Terminal().print(LONG)
+    assert capsys.readouterr().out == LONG + "\n"
+    assert table(("a", "b"), [("x" * 100, "y")]) == ["a" + " " * 101 + "b", "x" * 100 + "  y"]
+
+
+def test_a_reader_that_leaves_silences_the_terminal_and_ends_nothing(broken: io.TextIOWrapper, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", broken)
+    console = Terminal(stderr=True)
+    for _ in range(3):
+        console.print("who reads this?")
+    assert console.quiet
+    broken.write("nor does what is still in the buffer complain")
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Path:
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(b"".join(map(encode_line, one_loss("gpu-1").records)))
+    log = log_path(logs_of(tmp_path), Member(1, 0))
+    log.parent.mkdir()
+    log.write_text("printed by a rank " + LONG + "\n")
+    return path
+
+
+def test_a_pipe_gets_whole_plain_lines(journal: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    times = iter(range(0, 10_000, 20))
+    with LiveView(Follower(journal), Terminal(), lambda: float(next(times)), RunLogs(logs_of(journal.parent))):
+        seen: list[str] = []
+        until(lambda: "goodput" in "".join(seen.append(capsys.readouterr().out) or seen), "a plain line is printed")
+    lines = ("".join(seen) + capsys.readouterr().out).splitlines()
+    assert f"[rank 1] printed by a rank {LONG}" in lines
+    assert [line for line in lines if "fault gpu-1" in line] == [
+        "    2.1 s  ! fault gpu-1: SIGKILL to rank 1 (gpu)",
+        "    2.1 s  - rank 1 is lost: killed (SIGKILL) by fault gpu-1",
+    ]
+    assert any(line.startswith("    7.3 s    step 60  ") and line.endswith("  1 fault survived") for line in lines)
+
+
+def test_a_command_whose_reader_leaves_says_nothing_about_it(journal: Path) -> None:
+    log_path(logs_of(journal.parent), Member(0, 0)).write_text("a line\n" * 100_000)
+    command = calling("fleet.cli", "main", "logs", str(journal.parent))
+    started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert started.stdout is not None and started.stderr is not None
+    assert started.stdout.readline() == b"[rank 0] a line\n"
+    started.stdout.close()
+    said = started.stderr.read()
+    started.stderr.close()
+    assert (started.wait(60), said) == (0, b"")

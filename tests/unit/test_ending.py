@@ -1,0 +1,107 @@
+"""The last lines of a run, and what ``--expect`` makes of its report."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from fleet import expects
+from fleet.ending import Context, ending
+from fleet.errors import ConfigError
+from fleet.ledger_report import build_report
+from tests.golden.journals import Story
+from tests.unit.test_report import golden_story
+
+CONTEXT = Context("story", "file:///runs/story")
+
+
+def data(story: Story | None = None, **more: Any) -> dict[str, Any]:
+    return json.loads(build_report((story or golden_story()).records).to_json()) | more
+
+
+def lines(given: dict[str, Any], context: Context = CONTEXT) -> dict[str, str]:
+    return dict(ending(given, context))
+
+
+def test_a_run_that_completed_ends_with_eight_lines_at_most_and_how_to_load_its_model() -> None:
+    twin = {"equal": True, "world": 2, "run_digest": "ab", "twin_digest": "ab", "status": "completed"}
+    found = ending(data(twin=twin), CONTEXT)
+    assert [head for head, _ in found] == ["run", "goodput", "lost", "faults", "saved", "twin", "more", "next"]
+    told = dict(found)
+    assert told["run"].startswith("story completed; 60 steps in 7.3 s")
+    assert told["goodput"].endswith("% of the time of 2 ranks went into steps that count")
+    assert told["lost"].startswith("init 1")
+    assert told["faults"] == "1 struck (1 kill_rank); 1 rank lost while training"
+    assert told["saved"] == "step 60, in file:///runs/story"
+    assert told["twin"] == "bit-identical without faults, world 2: sha256 ab"
+    load = 'torch.load("model.pt", weights_only=True)["model"]'
+    assert told["next"] == f"fleet checkpoint export story --output model.pt, then {load}"
+
+
+def test_what_did_not_go_well_is_said() -> None:
+    story = golden_story()
+    story.records.pop()
+    story.ended(7340, status="failed")
+    failed = lines(data(story), Context("a run", "file:///x", storage="/my runs"))
+    assert "failed: all steps are committed" in failed["run"]
+    assert failed["next"] == "fleet run --resume 'a run' --storage '/my runs'"
+    bare = Story(world=1)
+    bare.ended(1000, status="stopped")
+    nothing = lines(data(bare))
+    assert (nothing["saved"], nothing["next"]) == ("nothing: no checkpoint became durable", "fleet diagnose story")
+    twin = {"equal": False, "world": 2, "run_digest": "ab", "twin_digest": "cd", "status": "completed"}
+    assert lines(data(twin=twin))["twin"] == "DIFFERENT, world 2: run ab, twin cd"
+
+
+def test_chaos_that_did_not_strike_is_no_test() -> None:
+    story = Story(world=1)
+    story.ended(9000)
+    told = lines(data(story, trained_s=7.0), Context("story", "", 41.0))
+    due = "the first was due after 41.0 s of training, and the run was over after 7.0 s"
+    assert told["faults"] == f"no fault struck: {due}; 0 ranks lost while training"
+    assert lines(data(story))["faults"] == "none were planned; 0 ranks lost while training"
+
+
+# ---- what is expected ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text", ["goodput>0.5", "faults>=1", " faults == 1 ", "status==completed", "status != failed", "steps==60", "losses<2"]
+)
+def test_an_expectation_that_holds_says_nothing(text: str) -> None:
+    assert expects.unmet([expects.parse(text)], data()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("faults>=3", "expected faults>=3: faults is 1"),
+        ("goodput>0.99", "expected goodput>0.99: goodput is 0.68"),
+        ("status==failed", "expected status==failed: status is completed"),
+        ("twin", "expected twin: the run did not complete, so no twin ran"),
+        ("loss<1", "expected loss<1: the report has no loss"),
+    ],
+)
+def test_an_expectation_that_does_not_hold_comes_with_the_figure(text: str, words: str) -> None:
+    [line] = expects.unmet([expects.parse(text)], data())
+    assert line.startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("goodput", "not of the form"), ("goodput>>1", "is no number"), ("goodput>most", "is no number"), ("bliss>1", "no figure bliss"),
+        ("status>1", "is a word"), ("", "not of the form"), ("__import__('os')==1", "not of the form"), ("twin", "without --twin"),
+    ],
+)  # fmt: skip
+def test_a_malformed_expectation_is_refused(text: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as refused:
+        expects.parse_all([text], twin=False)
+    assert refused.value.field == "--expect" and refused.value.way_out
+
+
+def test_every_figure_is_in_the_report() -> None:
+    assert all(isinstance(read(data()), (int, float, type(None))) for read in expects.FIGURES.values())
+    assert expects.parse_all(["twin"], twin=True)[0].name == "twin"

@@ -1,0 +1,96 @@
+"""The lines that a user reads while a run goes on, from records that were written by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from fleet import records as r
+from fleet.happenings import PATIENCE_S, Teller
+from fleet.types import Fault, Member, StateId
+from tests.golden.journals import Story, one_loss
+
+
+def told(records: Iterable[r.Record], verbose: bool = False) -> list[str]:
+    teller, lines = Teller(verbose), list[str]()
+    for record in records:
+        lines += [str(line) for line in teller.take(record, 0.0)]
+    return [*lines, *map(str, teller.rest())]
+
+
+def story(*more: r.Record) -> list[r.Record]:
+    return [*Story(world=3).records, *more]
+
+
+KILL = Fault("gpu-1", 2.0, "gpu", "kill_rank", slot=1)
+PLANNED, EXECUTED = (r.FaultRecord(KILL, phase, at_s, (Member(1, 0),), "") for phase, at_s in (("planned", 0.5), ("executed", 2.1)))
+
+
+FIRST = Member(1, 0)
+
+
+def lost(member: Member = FIRST, fault: str | None = "gpu-1", cause: str = "its process ended") -> r.ProcessLost:
+    return r.ProcessLost(member, cause, 2.2, fault, 1, 7, -1, "")
+
+
+def test_a_fault_comes_before_the_loss_that_it_caused_though_the_journal_learns_of_it_later() -> None:
+    back = r.LineageBegun(1, StateId(0, 5), 2.3, "no rank holds a clean state")
+    lines = told(story(PLANNED, r.Committed(StateId(0, 7), 2.0), lost(), back, EXECUTED))
+    assert lines == [
+        "    2.1 s  ! fault gpu-1: SIGKILL to rank 1 (gpu)",
+        "    2.2 s  - rank 1 is lost in step 7: killed (SIGKILL) by fault gpu-1",
+        "    2.3 s  < goes on from step 5, 2 are rolled back: no rank holds a clean state",
+    ]
+
+
+def test_a_loss_waits_for_its_fault_for_a_moment_and_no_longer() -> None:
+    teller = Teller()
+    for record in story(PLANNED):
+        assert teller.take(record, 0.0) == []
+    assert teller.take(lost(), 10.0) == [] and teller.due(10.0 + PATIENCE_S) == []
+    [line] = teller.due(10.1 + PATIENCE_S)
+    assert "by fault gpu-1" in line.text
+    assert [line.mark for line in teller.take(EXECUTED, 13.0)] == ["!"]
+    assert [line.mark for line in teller.take(lost(Member(1, 1)), 14.0)] == ["-"], "its fault is known to have struck"
+
+
+def test_a_loss_without_a_fault_is_told_at_once_with_its_cause_in_one_line() -> None:
+    [line] = told(story(lost(Member(2, 1), None, "evicted: no heartbeat\nfor 7 s")))
+    assert line == "    2.2 s  - rank 2.1 is lost in step 7: evicted: no heartbeat for 7 s"
+
+
+def test_what_costs_nothing_is_told_on_demand() -> None:
+    records = one_loss("gpu-1").records
+    assert [line[11] for line in told(records)] == ["!", "-"]
+    assert [line[11] for line in told(records, verbose=True)] == [">", "!", "-", ">", ">"]
+
+
+@pytest.mark.parametrize(
+    ("record", "text"),
+    [
+        (r.Resumed(3.0, 1.7e9, "the coordinator was restarted", "c", gap=False), "* the coordinator was restarted; the ranks trained on"),
+        (
+            r.CheckpointRecord("", "skipped", StateId(0, 9), 3.0, detail="given up after 4 tries"),
+            "* checkpoint of step 9 skipped: given up after 4 tries",
+        ),
+        (
+            r.CheckpointRecord("x", "failed", StateId(0, 9), 3.0, detail="disk full", level="peers"),
+            "* copy in memory of step 9 failed: disk full",
+        ),
+        (r.CheckpointRecord("x", "failed", StateId(0, 9), 3.0, detail="the view changed"), ""),
+        (r.CheckpointRecord("x", "durable", StateId(0, 9), 3.0), ""),
+        (r.CheckpointRecord("x", "durable", StateId(0, 60), 3.0), "* final checkpoint: step 60 is durable"),
+        (r.DecisionMade("store", "unreachable", "no answer for 30 s", {}, 3.0), "* store: unreachable: no answer for 30 s"),
+        (r.DecisionMade("corruption", "go_back", "why", {}, 3.0), "* corruption: go back: why"),
+        (r.DecisionMade("recovery", "form", "enough", {}, 3.0), ""),
+        (r.EvidenceKept("hang-1", 3.0, "evidence/a", (), "no progress", ""), "* hang-1: no progress; stacks in evidence/a"),
+        (
+            r.FaultRecord(Fault("n", 1, "nic", "slow", severity=2.0, duration_s=6.0), "executed", 3.0, (Member(0, 0), Member(1, 2)), "x"),
+            "! fault n: ranks 0, 1.2 at 1/2 of its speed for 6.0 s (nic); x",
+        ),
+    ],
+)
+def test_each_thing_that_costs_something_is_one_line(record: r.Record, text: str) -> None:
+    lines = told(story(r.DataRead(512, 64, 1.0, "", 60), record))
+    assert [line[11:] for line in lines] == ([text] if text else [])
