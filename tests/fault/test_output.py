@@ -1,17 +1,43 @@
-"""What a user sees of a run: what its ranks print, on real processes."""
+"""What a user sees of a run: what its ranks print, on real processes; then all of it on a terminal of 60 columns and in pipes, on Ray."""
 
 from __future__ import annotations
 
+import json
+import re
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from chaos.arrivals import save_trace
 from fleet import cli
+from fleet.launch.processes import calling
 from fleet.rank_logs import REHEARSAL, REHEARSED, RunLogs, found, logs_of
-from fleet.types import Member
+from fleet.types import Fault, Member
 from tests.fault.test_bad_luck import settings, train_through
 from tests.support import trains
+from tests.support.terminal import Screened, on_a_terminal
+
+COLUMNS = 60
+SCRIPT = """
+import sys, time
+from tests.support import trains
+import torch
+from torch import nn
+
+def train(run):
+    print("builds", "x" * 100)
+    model = nn.Linear(8, 1)
+    state = run.track(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=1e-2))
+    for step in run.steps(state, total=100):
+        for x, y in step.batches(trains.Numbers(), 64):
+            step.backward(nn.functional.mse_loss(model(x), y))
+            time.sleep(0.05)
+        if step.commit() and step.number == 90:
+            print("nearly there", file=sys.stderr)
+"""
+RUN = ("run", "script.py", "--world", "2", "--shards", "4", "--checkpoint", "3")
 
 
 def test_what_ranks_print_is_kept_and_told_by_rank_also_of_one_that_was_killed(
@@ -38,3 +64,77 @@ def test_what_ranks_print_is_kept_and_told_by_rank_also_of_one_that_was_killed(
     assert ended.value.code in (0, None)
     assert said[0] == "[rank 1] slot 1 builds its model" and "[rank 1] last words" in said
     assert "[rank 1.1] slot 1 builds its model" in said
+
+
+# ---- fleet run ---------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def screened(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Screened]:
+    """A run on a terminal of 60 columns, in which a rank is killed."""
+    folder = tmp_path_factory.mktemp("screen")
+    (folder / "script.py").write_text(SCRIPT)
+    save_trace((Fault("f1", 2.0, "gpu", "kill_rank", slot=1),), folder / "trace.csv")
+    command = calling(
+        "fleet.cli", "main", *RUN, "--name", "shown", "--chaos", "trace=trace.csv", "--expect", "faults==1", "--expect", "steps==100"
+    )
+    return folder, on_a_terminal(command, folder, COLUMNS)
+
+
+pytestmark = pytest.mark.xdist_group("clusters")
+
+
+def test_on_a_terminal_of_60_columns_one_line_lives_and_all_else_is_whole(screened: tuple[Path, Screened]) -> None:
+    _, seen = screened
+    text = "\n".join(seen.lines)
+    assert seen.code == 0, text
+    lived = [line for line in seen.lived if "step " in line and "/100" in line]
+    assert any("loss " in line and "goodput " in line and "ETA " in line for line in lived), seen.lived
+    assert all("…" not in line for line in (*seen.lines, *lived))
+    assert not [line for line in seen.lines if "/100" in line], "it lives, and leaves nothing behind"
+    joined = "".join(line.ljust(COLUMNS) for line in seen.lines)  # what the terminal has wrapped
+    for rank in ("0", "1", "1.1"):
+        assert f"[rank {rank}] builds {'x' * 100}" in joined, text
+    assert "[rank 0] nearly there" in text
+    struck, lost = (next(number for number, line in enumerate(seen.lines) if word in line) for word in ("! fault f1", "- rank 1 is lost"))
+    assert struck < lost
+    assert "killed (SIGKILL) by fault f1" in joined
+
+
+def test_the_last_lines_are_eight_at_most_and_the_last_says_how_to_load_the_model(screened: tuple[Path, Screened]) -> None:
+    folder, seen = screened
+    heads = [line.split()[0] for line in seen.lines if re.match(r"(run|goodput|lost|faults|saved|twin|more|next) ", line)]
+    assert heads == ["run", "goodput", "lost", "faults", "saved", "more", "next"]
+    said = "".join(line.ljust(COLUMNS) for line in seen.lines)
+    said = re.sub(" +", " ", said[said.index("next ") :])
+    assert 'fleet checkpoint export shown --output model.pt, then torch.load("model.pt", weights_only=True)["model"]' in said
+    command = calling("fleet.cli", "main", "checkpoint", "export", "shown", "--output", "model.pt")
+    subprocess.run(command, cwd=folder, check=True, timeout=120, stdout=subprocess.DEVNULL)
+    import torch
+
+    assert set(torch.load(folder / "model.pt", weights_only=True)["model"]) == {"weight", "bias"}
+
+
+def test_in_a_file_there_are_whole_lines_and_a_reader_that_leaves_stops_nothing(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    chaos = ("--chaos", "mtbf=200s,quiet_start=200s,duration=900s", "--expect", "faults>=1", "--json", "report.json")
+    with (tmp_path / "err.txt").open("w") as err:
+        run = subprocess.Popen(
+            calling("fleet.cli", "main", *RUN, "--name", "piped", *chaos), cwd=tmp_path, stdout=subprocess.PIPE, stderr=err
+        )
+        assert run.stdout is not None
+        head = subprocess.run(["head", "-n", "2"], stdin=run.stdout, capture_output=True, text=True, timeout=240, check=True)
+        run.stdout.close()
+        code = run.wait(60)
+    said = (tmp_path / "err.txt").read_text()
+    assert code == 4, said
+    assert [line.split()[:2] for line in head.stdout.splitlines()] == [
+        ["run", "piped"],
+        ["goodput", head.stdout.splitlines()[1].split()[1]],
+    ]
+    lines = said.splitlines()
+    assert "\x1b" not in said and "Traceback" not in said
+    assert f"[rank 0] builds {'x' * 100}" in lines
+    assert re.search(r"this run lasts some .*; the first fault is due after .*: no fault will strike", said)
+    assert "expected faults>=1: faults is 0" in lines
+    assert json.loads((tmp_path / "report.json").read_text())["status"] == "completed"
