@@ -128,10 +128,8 @@ def test_in_a_file_there_are_whole_lines_and_a_reader_that_leaves_stops_nothing(
         code = run.wait(60)
     said = (tmp_path / "err.txt").read_text()
     assert code == 4, said
-    assert [line.split()[:2] for line in head.stdout.splitlines()] == [
-        ["run", "piped"],
-        ["goodput", head.stdout.splitlines()[1].split()[1]],
-    ]
+    first, second = head.stdout.splitlines()
+    assert first.startswith("run      piped completed; 100 steps in ") and second.startswith("goodput  ")
     lines = said.splitlines()
     assert "\x1b" not in said and "Traceback" not in said
     assert f"[rank 0] builds {'x' * 100}" in lines

@@ -98,6 +98,7 @@ PARTS = {
         "run": lambda: options_of("run"),
         "chaos": chaos_settings,
         "report": lambda: options_of("report"),
+        "logs": lambda: options_of("logs"),
         "watch": lambda: options_of("watch"),
         "up": lambda: options_of("up"),
         "runs": lambda: options_of("runs"),
