@@ -9,10 +9,10 @@ from typing import Any
 
 from fleet.ledger_report import duration
 from fleet.ledger_summary import STEP_NAMES
+from fleet.records import COMPLETED, UNSAVED
 
 MOST_LOSSES = 4
 """Of what took the rest of the time, the largest so many are named."""
-COMPLETED = "completed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def _next(data: Mapping[str, Any], context: Context) -> list[tuple[str, str]]:
     run = shlex.quote(context.run) + (f" --storage {shlex.quote(context.storage)}" if context.storage else "")
     saved = any(each["phase"] == "durable" and each["level"] == "store" for each in data["checkpoints"])
     more = [("more", f"fleet report {run}, fleet logs {run}")]
-    if data["status"].startswith(COMPLETED):
+    if data["status"] in (COMPLETED, UNSAVED):
         load = 'torch.load("model.pt", weights_only=True)["model"]'
         return more + ([("next", f"fleet checkpoint export {run} --output model.pt, then {load}")] if saved else [])
     return [*more, ("next", f"fleet run --resume {run}" if saved else f"fleet diagnose {run}")]

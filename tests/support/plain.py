@@ -50,7 +50,7 @@ FORKED.set_forkserver_preload(
 
 def _rank(train: Callable[[Any], None], settings: RunSettings, slot: int, node: str, folder: Path, url: str, logs: Path) -> None:
     multiprocessing.set_start_method("fork", force=True)  # as in Ray's workers: DataLoaders of who is killed then end with it
-    run_rank(train, settings, slot, node, folder, "127.0.0.1", Parts(url), socket_path(folder, node), logs)
+    run_rank(train, settings, slot, node, folder, "127.0.0.1", Parts(url), socket_path(folder, node), logs=logs)
 
 
 class PlainFleet:
