@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,8 +18,8 @@ REHEARSED = "[fleet] the rehearsal is over"
 PIECE_BYTES = 1 << 20
 LONGEST_BYTES = 64 * 1024
 """A line without an end is cut there."""
-MOST_LINES = 25
-"""Of each process, at each look, so many lines are shown."""
+MOST_LINES, MOST_LOOKS = 10, 8
+"""Of each process, at each look, so many lines are shown; of how many more it has printed is said once in so many looks."""
 
 _NAME = re.compile(r"rank-(\d+)\.(\d+)\.log")
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -71,6 +71,7 @@ class Tail:
         self.path, self.rehearsing = path, False
         self._descriptor: int | None = None
         self._rest = b""
+        self._unshown = self._looks = 0
 
     def lines(self, last: bool = False) -> Iterator[bytes]:
         """Whole lines, without their ends. ``last``: also one that has no end yet."""
@@ -83,6 +84,25 @@ class Tail:
         if last and self._rest:
             yield self._rest
             self._rest = b""
+
+    def some(self, most: int, last: bool = False) -> Iterator[bytes]:
+        """The first ``most`` lines that count, without those of a rehearsal; of the others the number, when they end, or every so often.
+
+        A process that prints without end costs whoever reads no more than that.
+        """
+        number = 0
+        for line in self.lines(last):
+            if line in (REHEARSAL.encode(), REHEARSED.encode()):
+                self.rehearsing = line == REHEARSAL.encode()
+            elif not self.rehearsing:
+                number += 1
+                self._unshown += number > most
+                if number <= most:
+                    yield line
+        self._looks = self._looks + 1 if self._unshown else 0
+        if self._unshown and most and (number <= most or last or self._looks >= MOST_LOOKS):
+            yield f"... {self._unshown:,} lines more in {self.path}".encode()
+            self._unshown = self._looks = 0
 
     def _pieces(self) -> Iterator[bytes]:
         if self._descriptor is None:
@@ -128,38 +148,17 @@ class RunLogs:
     def poll(self, most: int | None = MOST_LINES, last: bool = False) -> Iterator[str]:
         """What has been printed since the last poll, each line with its rank.
 
-        Of each process ``most`` lines, then one that says how many there are more; None: all. A rehearsal is left out when there is a
-        ``most``.
+        Of each process ``most`` lines, and now and then one that says how many there are more; None: all. A rehearsal is left out when
+        there is a ``most``.
         """
         for member, path in found(self.folder, self._slot).items():
             tail = self._tails.setdefault(member, Tail(path))
-            lines = tail.lines(last) if most is None else counted(tail, last)
-            yield from (prefix(member) + line for line in limited(map(shown, lines), most, path))
+            lines = tail.lines(last) if most is None else tail.some(most, last)
+            yield from (prefix(member) + shown(line) for line in lines)
 
     def close(self) -> None:
         for tail in self._tails.values():
             tail.close()
-
-
-def counted(tail: Tail, last: bool) -> Iterator[bytes]:
-    """The lines that count: without those of a rehearsal."""
-    for line in tail.lines(last):
-        if line in (REHEARSAL.encode(), REHEARSED.encode()):
-            tail.rehearsing = line == REHEARSAL.encode()
-        elif not tail.rehearsing:
-            yield line
-
-
-def limited(lines: Iterable[str], most: int | None, path: Path) -> Iterator[str]:
-    """The first ``most`` lines, and how many more there were. A rank that prints without end costs whoever reads no more than that."""
-    more = 0
-    for number, line in enumerate(lines):
-        if most is None or number < most:
-            yield line
-        else:
-            more += 1
-    if more and most:
-        yield f"... {more:,} lines more in {path}"
 
 
 def older(path: Path) -> Path:

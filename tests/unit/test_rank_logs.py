@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from actors.rank.logs import RankLog
-from fleet.rank_logs import REHEARSAL, REHEARSED, RunLogs, Tail, found, log_path, logs_of, older, shown
+from fleet.rank_logs import MOST_LOOKS, REHEARSAL, REHEARSED, RunLogs, Tail, found, log_path, logs_of, older, shown
 from fleet.types import Member
 
 ZERO = Member(0, 0)
@@ -116,8 +116,15 @@ def test_a_rank_that_prints_without_end_is_counted_and_not_shown(tmp_path: Path,
     logs = RunLogs(logs_of(tmp_path))
     path = write(ZERO, "".join(f"line {i}\n" for i in range(200_000)))
     write(Member(1, 0), "heard\n")
-    shown_ = list(logs.poll(2))
-    assert shown_ == ["[rank 0] line 0", "[rank 0] line 1", f"[rank 0] ... 199,998 lines more in {path}", "[rank 1] heard"]
+    assert list(logs.poll(2)) == ["[rank 0] line 0", "[rank 0] line 1", "[rank 1] heard"]
+    write(ZERO, "a\nb\nc\n")
+    assert list(logs.poll(2)) == ["[rank 0] a", "[rank 0] b"]
+    assert list(logs.poll(2)) == [f"[rank 0] ... 199,999 lines more in {path}"], "when it has ended"
+    assert list(logs.poll(2)) == []
+    for look in range(MOST_LOOKS):
+        write(ZERO, "x\n" * 3)
+        said = list(logs.poll(2))
+        assert (f"[rank 0] ... 8 lines more in {path}" in said) == (look == MOST_LOOKS - 1), "and now and then"
     logs.close()
 
 
