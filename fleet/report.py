@@ -16,6 +16,7 @@ __all__ = ["Report", "build_report", "render_table"]
 BAR_WIDTH = 44
 MAX_ROWS = 25
 """Faults in the terminal's table; the JSON and the page have all."""
+MOST_CAUSE = 24
 GREEN, RED, BOLD, DIM, PLAIN = "\033[32m", "\033[31m", "\033[1m", "\033[2m", "\033[0m"
 STATUS_COLOUR = {"completed": GREEN, "failed": RED}
 
@@ -175,7 +176,8 @@ def _row(item: Incident, started_s: float) -> list[str]:
     what = item.kind if item.component == "unknown" else f"{item.kind} {item.component}"
     what = f"stopped for {duration(item.down_s)}" if item.down_s else what
     costs = [duration(item.cost[name]) if item.cost[name] else "-" for name in COST_NAMES]
-    return [item.id[:18], duration(item.at_s - started_s), what[:24], members or "-", *costs, duration(item.cost_s), duration(item.stall_s)]
+    shown = what if item.phases else what[:MOST_CAUSE]  # what chaos did has a name; a cause is a sentence
+    return [item.id, duration(item.at_s - started_s), shown, members or "-", *costs, duration(item.cost_s), duration(item.stall_s)]
 
 
 def _columns(rows: Sequence[Sequence[str]], left: tuple[int, ...]) -> list[str]:

@@ -112,6 +112,11 @@ def test_a_table_of_many_losses_stays_short_and_narrow() -> None:
     assert max(map(len, text.splitlines())) <= 120
 
 
+def test_the_name_of_a_fault_can_be_searched_for() -> None:
+    name = "switch_or_cable-0000"
+    assert f" {name} " in render_table(build_report(one_loss(name).records))
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
