@@ -93,10 +93,12 @@ def _show(answer: Plan) -> None:
     out = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
     for title, rows in sections(answer):
         out.print(_table(title, rows))
+    if answer.levers:
+        out.print("\n[bold]What would help most[/]")
     for number, lever in enumerate(answer.levers, 1):
-        out.print(f"{number:3}. {lever.sentence}" if number > 1 else f"\n[bold]What would help most[/]\n{number:3}. {lever.sentence}")
+        out.print(f"{number:3}. {lever.sentence}", soft_wrap=True)
     for note in notes(answer):
-        out.print(f"[dim]{note}[/]")
+        out.print(f"[dim]{note}[/]", soft_wrap=True)
 
 
 def _table(title: str, rows: list[tuple[str, ...]]) -> Table:
@@ -112,13 +114,12 @@ def _table(title: str, rows: list[tuple[str, ...]]) -> Table:
 
 
 def _sweep(asked: PlanInput, text: str, json_: str, html: str) -> None:
-    from rich.console import Console
-
+    from fleet.cli_print import Terminal
     from fleet.planning.sweep import parse_sweep, run_sweep
 
     what = parse_sweep(text)
     points: list[Point] = []
-    aside = Console(stderr=True, highlight=False)
+    aside = Terminal(stderr=True)
     _forewarn(aside, asked, what)
     started_s = time.perf_counter()
     try:

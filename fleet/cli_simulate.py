@@ -17,8 +17,7 @@ import typer
 from fleet.cli_json import Json, JsonCommand, write_json
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
+    from fleet.cli_print import Terminal
     from fleet.scenarios import Prepared, Scenario
     from fleet.simulation.fleet_model import Outcome, Partial
 
@@ -268,13 +267,13 @@ class _Pairs:
         if now_s - self._told_s > SLOW_S:
             self._told_s = now_s
             pairs = f"{done} pair{'s' if done > 1 else ''}"
-            _aside().print(f"not decided yet after {pairs}; it goes on to at most {self._most}; Ctrl-C keeps what there is", soft_wrap=True)
+            _aside().print(f"not decided yet after {pairs}; it goes on to at most {self._most}; Ctrl-C keeps what there is")
 
 
-def _aside() -> Console:
-    from rich.console import Console
+def _aside() -> Terminal:
+    from fleet.cli_print import Terminal
 
-    return Console(stderr=True, highlight=False)
+    return Terminal(stderr=True)
 
 
 # ---- tables ------------------------------------------------------------------------------------------------------------------------------

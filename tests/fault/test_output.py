@@ -101,6 +101,13 @@ def test_on_a_terminal_of_60_columns_one_line_lives_and_all_else_is_whole(screen
     assert "killed (SIGKILL) by fault f1" in joined
 
 
+def test_what_ray_has_to_say_is_not_among_what_ranks_print(screened: tuple[Path, Screened]) -> None:
+    files = found(logs_of(screened[0] / "runs" / "shown"))
+    assert {str(member) for member in files} >= {"0.0", "1.0", "1.1"}
+    printed = {line for path in files.values() for line in path.read_text().splitlines()}
+    assert printed == {f"builds {'x' * 100}", "nearly there"}
+
+
 def test_the_last_lines_are_eight_at_most_and_the_last_says_how_to_load_the_model(screened: tuple[Path, Screened]) -> None:
     folder, seen = screened
     heads = [line.split()[0] for line in seen.lines if re.match(r"(run|goodput|lost|faults|saved|twin|more|next) ", line)]
