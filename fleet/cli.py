@@ -371,6 +371,7 @@ def _tell(report: Report) -> None:
 def _sum_up(data: dict[str, Any], plan: RunPlan, report: Report, verbose: bool) -> None:
     """The last lines: what training came to, what it cost, and what to do next."""
     from fleet import ending, plans
+    from fleet.live_line import hung
     from storage.urls import redact
 
     if verbose:
@@ -380,8 +381,11 @@ def _sum_up(data: dict[str, Any], plan: RunPlan, report: Report, verbose: bool) 
     elsewhere = str(plan.folder.parent) if plan.folder.parent != Path("runs").resolve() else ""
     context = ending.Context(plan.name, redact(plans.store_url(plan)), _first_fault_s(plan), elsewhere)
     out = cli_print.Terminal()
+    width = out.width if out.is_terminal else None
     for head, words in ending.ending(data | {"trained_s": trained_s}, context):
-        out.print(Text.assemble((f"{head:8} ", "bold"), words))
+        line = Text(hung(f"{head:8} {words}", width, 9))
+        line.stylize("bold", 0, len(head))
+        out.print(line)
 
 
 @app.command()

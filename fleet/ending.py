@@ -11,7 +11,7 @@ from fleet.ledger_report import duration
 from fleet.ledger_summary import STEP_NAMES
 from fleet.records import COMPLETED, UNSAVED
 
-MOST_LOSSES = 4
+MOST_LOSSES = 3
 """Of what took the rest of the time, the largest so many are named."""
 
 
@@ -48,13 +48,13 @@ def _happened(data: Mapping[str, Any]) -> str:
         for name, points in data["measurements"].items()
         if points and None not in (points[0][1], points[-1][1])
     ]
-    words = f"{data['run']} {data['status']}{why}; {data['steps']:,} steps in {duration(data['wall_s'])}"
+    words = f"{data['status']}{why}; {data['steps']:,} steps in {duration(data['wall_s'])}"
     return " ".join("; ".join([words, *figures]).split())
 
 
 def _goodput(data: Mapping[str, Any]) -> str:
     spares = f", {data['spares']} to spare" if data["spares"] else ""
-    return f"{data['goodput']:.1%} of the time of {data['world']} ranks went into steps that count{spares}"
+    return f"{data['goodput']:.1%} of {data['world']} ranks' time{spares}"
 
 
 def _lost(data: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -78,6 +79,14 @@ def in_columns(found: Sequence[tuple[int, str]], width: int | None = None) -> st
     while width is not None and len(kept) > 1 and len(SPACE.join(text for _, text in kept)) > width:
         kept.remove(max(kept))
     return SPACE.join(text for _, text in kept)
+
+
+def hung(text: str, width: int | None, indent: int) -> str:
+    """``text`` in lines of ``width`` columns, all but the first indented. No word is broken: paths can be copied. None: one line."""
+    if width is None:
+        return text
+    lines = textwrap.wrap(text, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False, drop_whitespace=True)
+    return "\n".join(lines)
 
 
 def forewarning(status: Status, trained_s: float, first_fault_s: float) -> str:

@@ -14,7 +14,7 @@ from fleet.follow import Follower
 from fleet.happenings import Line, Teller
 from fleet.ledger_report import duration
 from fleet.ledger_summary import LedgerSummary
-from fleet.live_line import Pace, Status, forewarning, in_columns, parts
+from fleet.live_line import Pace, Status, forewarning, hung, in_columns, parts
 from fleet.rank_logs import RunLogs
 from fleet.records import Committed, Measurement, Record, ViewPublished
 from fleet.snapshots import EVERY_BYTES
@@ -24,6 +24,10 @@ PLAIN_S = 10.0
 """Where no line can live, one is printed that often."""
 BAR, BAR_FROM = 16, 76
 """Columns of the bar, and of the terminal from which on there is one."""
+
+
+INDENT = 13
+"""Of the second line of what happened, behind the time and its mark."""
 
 
 class LiveView:
@@ -90,7 +94,10 @@ class LiveView:
 
     def _say(self, lines: Iterable[Line]) -> None:
         for line in lines:
-            self._console.print(Text(str(line), line.colour))
+            self._print(str(line), line.colour)
+
+    def _print(self, text: str, colour: str) -> None:
+        self._console.print(Text(hung(text, self._console.width if self._lives else None, INDENT), colour))
 
     def _pass_on(self, last: bool = False) -> None:
         """What ranks have printed, all at once: one by one it costs a rank's time."""
@@ -128,4 +135,4 @@ class LiveView:
         words = forewarning(status, now_s - self._trains_since_s, self._first_fault_s)
         if words:
             self._first_fault_s = None
-            self._console.print(Text(words, "yellow"))
+            self._print(words, "yellow")

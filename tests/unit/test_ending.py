@@ -30,8 +30,8 @@ def test_a_run_that_completed_ends_with_eight_lines_at_most_and_how_to_load_its_
     found = ending(data(twin=twin), CONTEXT)
     assert [head for head, _ in found] == ["run", "goodput", "lost", "faults", "saved", "twin", "more", "next"]
     told = dict(found)
-    assert told["run"].startswith("story completed; 60 steps in 7.3 s")
-    assert told["goodput"].endswith("% of the time of 2 ranks went into steps that count")
+    assert told["run"].startswith("completed; 60 steps in 7.3 s")
+    assert told["goodput"].endswith("% of 2 ranks' time")
     assert told["lost"].startswith("init 1")
     assert told["faults"] == "1 struck (1 kill_rank); 1 rank lost while training"
     assert told["saved"] == "step 60, in file:///runs/story"

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from fleet.live_line import Pace, Status, forewarning, in_columns, parts
+from fleet.live_line import Pace, Status, forewarning, hung, in_columns, parts
 
 STATUS = Status(120, 2_000, 8.0, 256, 0.914, 3, 4, 2, {"loss": 3.14159, "val_loss": 3.3})
 WHOLE = "step 120/2,000  loss 3.142  val_loss 3.3  8 steps/s  2,048 samples/s  ETA 3 m 55 s  goodput 91.4%  3 of 4 ranks  2 faults survived"
@@ -42,6 +42,12 @@ def test_the_pace_is_that_of_the_last_steps_and_falls_when_none_come() -> None:
     assert pace.per_s(219.0) == pytest.approx(1.0)
     pace.add(220.0, 50)
     assert pace.per_s(220.0) is None, "steps were taken back"
+
+
+def test_a_line_that_is_too_long_for_a_terminal_goes_on_below_itself_and_no_word_is_broken() -> None:
+    text = "saved    step 60, in file:///a/very/long-path/that-nobody/would-break"
+    assert hung(text, 24, 9) == "saved    step 60, in\n         file:///a/very/long-path/that-nobody/would-break"
+    assert hung(text, None, 9) == text
 
 
 def test_chaos_that_cannot_strike_is_told_beforehand() -> None:
