@@ -180,6 +180,8 @@ def checked(script: str, arguments: Sequence[str]) -> tuple[RunSettings, set[str
 
     Raises ConfigError as the command would.
     """
+    from fleet import expects
+
     command = typer.main.get_command(app).commands["run"]  # type: ignore[attr-defined]
     try:
         context = command.make_context("run", [script, *arguments])
@@ -192,6 +194,7 @@ def checked(script: str, arguments: Sequence[str]) -> tuple[RunSettings, set[str
     values = context.params | {"pairs": context.params["set_"] or [], "timeouts": context.params["timeout"] or []}
     settings = _settings(**{name: values[name] for name in inspect.signature(_settings).parameters})
     _check_chaos(settings, values["chaos"])
+    expects.parse_all(values["expect"] or [], values["twin"])
     return settings, given, values
 
 

@@ -67,12 +67,17 @@ class RankLog:
         """Begin a new file when this one has grown too long; the one before the last is dropped, and the new one says so. Cheap."""
         with self._lock:
             if self._saved and os.fstat(self._file).st_size >= self._most_bytes:
-                self._begin_anew()
+                try:
+                    self._begin_anew()
+                except OSError as error:
+                    log.warning("the file of what this rank prints grows on: %s", error)
+                    self._most_bytes *= 2
 
     def _begin_anew(self) -> None:
         dropped = older(self._path).exists()
         self._path.rename(older(self._path))
-        full, self._file = self._file, self._opened()
+        anew = self._opened()
+        full, self._file = self._file, anew
         before = "and those before them were dropped" if dropped else "and are the first"
         os.write(self._file, f"[fleet] the lines before this one are in {older(self._path).name}, {before}\n".encode())
         self._point()

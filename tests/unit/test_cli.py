@@ -69,6 +69,8 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         (("--timeout", "run_s=60"), ("timeouts.run_s", "must be greater than timeouts.collective_s")),
         (("--timeout", "patience=3"), ("patience", "no such time-out", "heartbeat_s")),
         (("--set", "steps"), ("--set", "steps", "key=value")),
+        (("--expect", "bliss>1"), ("--expect", "bliss", "Known: twin, status, goodput")),
+        (("--expect", "twin"), ("--expect", "twin", "Add --twin")),
         (("--resume", "no-such-run"), ("RUN", "no-such-run", "journal.jsonl")),
     ],
 )

@@ -187,6 +187,7 @@ def test_a_run_is_handed_in_and_taken_back(served: Watched, tmp_path: Path) -> N
         ({"arguments": ["--world", "0"]}, "world"),
         ({"arguments": ["--wrld", "2"]}, "arguments"),
         ({"arguments": ["--help"]}, "arguments"),
+        ({"arguments": ["--expect", "bliss>1"]}, "--expect"),
         ({"arguments": ["--world", "9", "--shards", "16"]}, "slots"),
         ({"arguments": ["--storage", "/elsewhere"]}, "--storage"),
         ({"arguments": ["--chaos", "mtbf=0s"]}, None),

@@ -73,6 +73,19 @@ def test_a_file_that_cannot_be_written_ends_no_run(tmp_path: Path, caplog: pytes
     assert "what this rank prints is not kept" in caplog.text
 
 
+def test_a_file_that_cannot_be_begun_anew_grows_on_and_says_why(tmp_path: Path) -> None:
+    path = log_path(tmp_path / "logs", ZERO)
+    printed = RankLog(path, 10)
+    os.write(1, b"more than ten bytes\n")
+    path.rename(tmp_path / "elsewhere")
+    path.parent.rmdir()
+    printed.limit()
+    os.write(1, b"and more\n")
+    printed.close()
+    first, why, last = (tmp_path / "elsewhere").read_text().splitlines()
+    assert (first, last) == ("more than ten bytes", "and more") and "grows on: " in why
+
+
 def test_no_more_is_kept_than_was_agreed_and_the_file_says_so(tmp_path: Path) -> None:
     path = log_path(tmp_path, ZERO)
     body = f"log.close()\nlog = RankLog(Path({str(path)!r}), 1000)\nfor i in range(100):\n  print('x' * 90, i)\n  log.limit()\n"
