@@ -48,6 +48,20 @@ def socket_path(folder: Path) -> str:
     return str(folder / "fork-{raylet}.sock")
 
 
+def how_it_ended(folder: Path, pid: int) -> str:
+    """How a process that was forked off the server in ``folder`` has ended, in words; empty while that is not known."""
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        code = int(_exit_path(folder, pid).read_text())
+        if code == -signal.SIGKILL:
+            return "killed by SIGKILL, from outside or as memory ran out"
+        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+    return ""
+
+
+def _exit_path(folder: Path, pid: int) -> Path:
+    return folder / f"exit-{pid}"
+
+
 def runtime_env(folder: Path, variables: dict[str, str]) -> dict[str, Any]:
     """The runtime environment of workers that are forked off the server of their node, where there is one."""
     client = f"{sys.executable} -I -S {fork_client.__file__}"
@@ -69,7 +83,7 @@ class ForkServer:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
             listening.bind(str(path))
             listening.listen(64)  # who comes before the imports are done waits
-            command = [sys.executable, "-m", __name__, str(listening.fileno()), ",".join((*ALWAYS, *modules))]
+            command = [sys.executable, "-m", __name__, str(listening.fileno()), ",".join((*ALWAYS, *modules)), str(folder)]
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, env={**os.environ, **variables}, pass_fds=[listening.fileno()], start_new_session=True
             )
@@ -100,8 +114,8 @@ def why_not() -> str:
 
 
 class _Server:
-    def __init__(self, listening: socket.socket) -> None:
-        self._listening = listening
+    def __init__(self, listening: socket.socket, folder: Path) -> None:
+        self._listening, self._folder = listening, folder
         self._ready = selectors.DefaultSelector()
         self._ready.register(listening, selectors.EVENT_READ, self._accept)
 
@@ -132,7 +146,9 @@ class _Server:
         pidfd = os.pidfd_open(pid)
 
         def over(_: Any) -> None:
-            os.waitpid(pid, 0)
+            _, status = os.waitpid(pid, 0)
+            with contextlib.suppress(OSError):  # the run is over, and its folder gone
+                _exit_path(self._folder, pid).write_text(str(os.waitstatus_to_exitcode(status)))
             self._ready.unregister(pidfd)
             os.close(pidfd)
             if stream.fileno() >= 0:
@@ -204,7 +220,7 @@ def main() -> None:
         sys.exit(f"workers are not forked: {reason}")
     gc.collect()
     gc.freeze()  # what is there stays in memory that all workers share
-    _Server(listening).serve()
+    _Server(listening, Path(sys.argv[3])).serve()
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import json
 import os
@@ -298,6 +299,7 @@ def _execute(plan: RunPlan, twin: bool, twin_world: int, show: Show, expected: S
 
 def _one_run(live: LiveRun, server: Watch | None, verbose: bool) -> RunResult:
     """Train; with a ``server``, its page shows the run, and takes orders for its chaos."""
+    from actors.fork_server import how_it_ended
     from fleet.follow import Follower
     from fleet.progress import LiveView
     from fleet.rank_logs import RunLogs, logs_of
@@ -308,7 +310,8 @@ def _one_run(live: LiveRun, server: Watch | None, verbose: bool) -> RunResult:
         server.show(plan.name, follower, live.controls)
         console.print(Text.assemble("watch it at ", (server.link(plan.name), "bold")))
     logs = RunLogs(logs_of(plan.folder), from_start=not plan.resume)
-    with LiveView(follower, console, time.monotonic, logs, _first_fault_s(plan), verbose), _stopped_by_signals(live):
+    how_ended = functools.partial(how_it_ended, live.shm)
+    with LiveView(follower, console, time.monotonic, logs, _first_fault_s(plan), verbose, how_ended), _stopped_by_signals(live):
         result = live.execute()
     if server is not None:
         server.release(plan.name)

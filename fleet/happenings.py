@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 from fleet.ledger_report import duration
 from fleet.levels import STORE
@@ -17,6 +17,7 @@ from fleet.records import (
     FaultRecord,
     LineageBegun,
     ProcessLost,
+    ProcessUp,
     Record,
     Resumed,
     RunStarted,
@@ -25,7 +26,9 @@ from fleet.records import (
 from fleet.types import Fault, Member
 
 PATIENCE_S = 2.0
-"""A loss waits that long for the word that the fault which explains it was carried out."""
+"""A loss waits that long for the word that the fault which explains it was carried out, or for how its process ended."""
+ENDED = "its process ended"
+"""What an agent says of a process that is gone. It is not the parent, so it does not know how."""
 BAD, STRUCK, GOOD, QUIET = "red", "yellow", "green", "dim"
 BY_SIGNAL = {"kill_rank": "killed (SIGKILL)", "lose_node": "killed (SIGKILL) with its node"}
 COSTLY = {
@@ -57,6 +60,7 @@ class _Waiting:
     line: Line
     since_s: float
     fault: str | None
+    pid: int = 0
 
 
 class Teller:
@@ -64,10 +68,12 @@ class Teller:
 
     Args:
         verbose: also what costs nothing: views, faults that were planned, suppressed or healed.
+        how_ended: of a process by its pid: how it has ended, in words, or nothing while that is not known.
     """
 
-    def __init__(self, verbose: bool = False) -> None:
-        self._verbose = verbose
+    def __init__(self, verbose: bool = False, how_ended: Callable[[int], str] = lambda pid: "") -> None:
+        self._verbose, self._how_ended = verbose, how_ended
+        self._pids: dict[Member, int] = {}
         self._started_s = 0.0
         self._step = self._total = 0
         self._viewed = False
@@ -84,8 +90,7 @@ class Teller:
             return [*([line] if line else []), *self._released(now_s)]
         if line is None:
             return []
-        fault = record.fault if isinstance(record, ProcessLost) and record.fault not in self._struck else None
-        self._waiting.append(_Waiting(line, now_s, fault))
+        self._waiting.append(_Waiting(line, now_s, *self._waits_for(record)))
         return self._released(now_s)
 
     def due(self, now_s: float) -> list[Line]:
@@ -101,11 +106,22 @@ class Teller:
         """From the first that still waits for its fault on, all wait: what follows from it comes behind it."""
         lines = []
         while self._waiting and self._ready(self._waiting[0], now_s):
-            lines.append(self._waiting.pop(0).line)
+            waiting = self._waiting.pop(0)
+            how = self._how_ended(waiting.pid) if waiting.pid else ""
+            lines.append(replace(waiting.line, text=waiting.line.text.replace(ENDED, how)) if how else waiting.line)
         return lines
 
+    def _waits_for(self, record: Record) -> tuple[str | None, int]:
+        """The fault that explains a loss, or the process of which it is not known yet how it ended: to end takes a while."""
+        if not isinstance(record, ProcessLost):
+            return None, 0
+        pid = self._pids.pop(record.member, 0)
+        return (record.fault, 0) if record.fault else (None, pid if record.cause == ENDED else 0)
+
     def _ready(self, waiting: _Waiting, now_s: float) -> bool:
-        return waiting.fault is None or waiting.fault in self._struck or now_s - waiting.since_s > PATIENCE_S
+        if now_s - waiting.since_s > PATIENCE_S:
+            return True
+        return bool(self._how_ended(waiting.pid)) if waiting.pid else waiting.fault is None or waiting.fault in self._struck
 
     # ---- words ---------------------------------------------------------------------------------------------------------------------------
 
@@ -125,6 +141,8 @@ class Teller:
                 self._step = state.step
             case DataRead(total_steps=total):
                 self._total = total
+            case ProcessUp(member=member, process=process):
+                self._pids[member] = process.pid
             case FaultRecord():
                 yield from self._of_fault(record)
             case ProcessLost():

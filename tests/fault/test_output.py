@@ -21,7 +21,7 @@ from tests.support.terminal import Screened, on_a_terminal
 
 COLUMNS = 60
 SCRIPT = """
-import sys, time
+import os, sys, time
 from tests.support import trains
 import torch
 from torch import nn
@@ -34,6 +34,8 @@ def train(run):
         for x, y in step.batches(trains.Numbers(), 64):
             step.backward(nn.functional.mse_loss(model(x), y))
             time.sleep(0.05)
+        if "flags" in run.options and run.slot == 1 and step.number == 30 and trains.once(run, "left"):
+            os._exit(3)
         if step.commit() and step.number == 90:
             print("nearly there", file=sys.stderr)
 """
@@ -123,10 +125,11 @@ def test_the_last_lines_are_eight_at_most_and_the_last_says_how_to_load_the_mode
 
 def test_in_a_file_there_are_whole_lines_and_a_reader_that_leaves_stops_nothing(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
+    leaves = ("--set", f"flags={tmp_path}")
     chaos = ("--chaos", "mtbf=200s,quiet_start=200s,duration=900s", "--expect", "faults>=1", "--json", "report.json")
     with (tmp_path / "err.txt").open("w") as err:
         run = subprocess.Popen(
-            calling("fleet.cli", "main", *RUN, "--name", "piped", *chaos), cwd=tmp_path, stdout=subprocess.PIPE, stderr=err
+            calling("fleet.cli", "main", *RUN, "--name", "piped", *leaves, *chaos), cwd=tmp_path, stdout=subprocess.PIPE, stderr=err
         )
         assert run.stdout is not None
         head = subprocess.run(["head", "-n", "2"], stdin=run.stdout, capture_output=True, text=True, timeout=240, check=True)
@@ -140,5 +143,6 @@ def test_in_a_file_there_are_whole_lines_and_a_reader_that_leaves_stops_nothing(
     assert "\x1b" not in said and "Traceback" not in said
     assert f"[rank 0] builds {'x' * 100}" in lines
     assert re.search(r"this run lasts some .*; the first fault is due after .*: no fault will strike", said)
+    assert "- rank 1 is lost in step 30: ended with status 3" in said
     assert "expected faults>=1: faults is 0" in lines
     assert json.loads((tmp_path / "report.json").read_text())["status"] == "completed"

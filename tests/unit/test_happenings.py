@@ -8,7 +8,7 @@ import pytest
 
 from fleet import records as r
 from fleet.happenings import PATIENCE_S, Teller
-from fleet.types import Fault, Member, StateId
+from fleet.types import Fault, Member, Process, StateId
 from tests.golden.journals import Story, one_loss
 
 
@@ -58,6 +58,18 @@ def test_a_loss_waits_for_its_fault_for_a_moment_and_no_longer() -> None:
 def test_a_loss_without_a_fault_is_told_at_once_with_its_cause_in_one_line() -> None:
     [line] = told(story(lost(Member(2, 1), None, "evicted: no heartbeat\nfor 7 s")))
     assert line == "    2.2 s  - rank 2.1 is lost in step 7: evicted: no heartbeat for 7 s"
+
+
+def test_a_loss_is_told_with_how_its_process_ended_as_soon_as_that_is_known() -> None:
+    known: dict[int, str] = {}
+    teller = Teller(how_ended=lambda pid: known.get(pid, ""))
+    for record in story(r.ProcessUp(FIRST, Process("n", 42, 1), "t", 1.0), lost(fault=None)):
+        assert teller.take(record, 0.0) == []
+    known[42] = "killed by SIGSEGV"
+    assert [line.text for line in teller.due(0.1)] == ["rank 1 is lost in step 7: killed by SIGSEGV"]
+    teller.take(r.ProcessUp(Member(1, 1), Process("n", 43, 1), "u", 3.0), 1.0)
+    assert teller.take(lost(Member(1, 1), None), 1.0) == []
+    assert [line.text for line in teller.due(1.1 + PATIENCE_S)] == ["rank 1.1 is lost in step 7: its process ended"]
 
 
 def test_what_costs_nothing_is_told_on_demand() -> None:
