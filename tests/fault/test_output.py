@@ -107,7 +107,7 @@ def test_what_ray_has_to_say_is_not_among_what_ranks_print(screened: tuple[Path,
     files = found(logs_of(screened[0] / "runs" / "shown"))
     assert {str(member) for member in files} >= {"0.0", "1.0", "1.1"}
     printed = {line for path in files.values() for line in path.read_text().splitlines()}
-    assert printed == {f"builds {'x' * 100}", "nearly there"}
+    assert printed - {REHEARSAL, REHEARSED} == {f"builds {'x' * 100}", "nearly there"}
 
 
 def test_the_last_lines_are_eight_at_most_and_the_last_says_how_to_load_the_model(screened: tuple[Path, Screened]) -> None:
