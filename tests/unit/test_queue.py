@@ -244,11 +244,11 @@ def test_the_wait_is_in_the_journal_and_in_the_report(tmp_path: Path, monkeypatc
     monkeypatch.setenv(SUBMITTED, repr(cli.unix_time_s() - 90.0))
     settings, *_ = cli.checked(str(script), ["--world", "2"])
     made: RunPlan = cli._plan(str(script), settings, "off", "named", "", tmp_path)
-    assert (made.name, round(made.queued_s)) == ("named", 90)
+    assert made.name == "named" and made.queued_s >= 90
     first, *rest = one_loss().records
     assert isinstance(first, RunStarted)
     report = build_report([dataclasses.replace(first, config=describe(made)), *rest])
-    assert report.to_dict()["queued_s"] == pytest.approx(90, abs=5)
+    assert report.to_dict()["queued_s"] == pytest.approx(made.queued_s)
     assert f"after {duration(report.summary.queued_s)} in the queue" in render_table(report)
 
 
