@@ -173,7 +173,13 @@ def test_rank_0_tells_once_on_what_it_trains() -> None:
     feed = Feed(source, 7, 4, 8)
     client = SimpleNamespace(say=said.append, protocol=SimpleNamespace(member=MEMBER))
     run: Any = SimpleNamespace(
-        seed=7, _rank=0, _told=(0, 0), _total=3, _client=client, _recorder=Recorder(), _feeds=SimpleNamespace(of=lambda *what: feed),
+        seed=7,
+        _rank=0,
+        _told=(0, 0),
+        _total=3,
+        _client=client,
+        _recorder=Recorder(),
+        _feeds=SimpleNamespace(of=lambda *what: feed),
     )
     engine: Any = SimpleNamespace(due=[], checks=[], next_due=[])
     for number in range(3):
