@@ -27,6 +27,7 @@ from fleet import (
     cli_dashboard,
     cli_diagnose,
     cli_doctor,
+    cli_init,
     cli_logs,
     cli_plan,
     cli_print,
@@ -55,6 +56,7 @@ app = typer.Typer(name="fleet", no_args_is_help=True, add_completion=False, pret
 console = cli_print.Terminal(stderr=True)
 NOT_SAVED, UNMET = 3, 4
 """Exit codes: all steps are committed, but the final checkpoint could not be kept; or what ``--expect`` says is not so."""
+cli_init.register(app)
 cli_plan.register(app)
 cli_simulate.register(app)
 cli_diagnose.register(app)

@@ -19,6 +19,7 @@ EDGE = (
     "fleet.cli_dashboard",
     "fleet.cli_diagnose",
     "fleet.cli_doctor",
+    "fleet.cli_init",
     "fleet.cli_json",
     "fleet.cli_logs",
     "fleet.cli_plan",

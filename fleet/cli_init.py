@@ -1,0 +1,106 @@
+"""``fleet init``: a commented train script to begin with, which runs as it is."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fleet.errors import ConfigError
+
+SCRIPT = '''\
+"""Trains a small network with Fleet:  fleet run {name} --world 2
+
+It learns which of two spirals a point lies on. Replace the parts 1 to 3 by your own; part 4 can stay as it is.
+"""
+
+import os
+
+import torch
+from torch import nn
+
+import fleet
+
+
+# 1. Your data: any dataset with len() and []. What a sample is may depend on its number alone, so that every rank sees the same samples.
+class Spirals(torch.utils.data.Dataset):
+    def __init__(self, samples, seed):
+        draw = torch.Generator().manual_seed(seed)
+        self.arm = torch.randint(2, (samples,), generator=draw)
+        turn = 4 * torch.rand(samples, generator=draw)
+        noise = 0.05 * torch.randn(samples, 2, generator=draw)
+        angle = turn + torch.pi * self.arm
+        self.points = torch.stack([angle.cos(), angle.sin()], 1) * turn[:, None] / 4 + noise
+
+    def __len__(self):
+        return len(self.arm)
+
+    def __getitem__(self, index):
+        return self.points[index], self.arm[index]
+
+
+# 2. Your model and your optimizer. Fleet sets the random generators before, so all ranks begin with the same weights.
+def build():
+    model = nn.Sequential(nn.Linear(2, 256), nn.ReLU(), nn.Dropout(0.05), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 2))
+    return model, torch.optim.AdamW(model.parameters(), lr=3e-3)
+
+
+# 3. Your figures. One rank computes them, and all ranks get them.
+@torch.no_grad()
+def validate(model, held_out):
+    scores = model.eval()(held_out.points)
+    right = (scores.argmax(1) == held_out.arm).float().mean()
+    return {{"val_loss": nn.functional.cross_entropy(scores, held_out.arm).item(), "val_accuracy": right.item()}}
+
+
+# 4. The loop. Every rank runs this function. It must be called train, and take the run alone.
+def train(run: fleet.Run):
+    print(f"process {{os.getpid()}}", flush=True)  # what a rank prints is in the terminal, with its number, and in `fleet logs`
+    steps = int(run.options.get("steps", "400"))  # fleet run ... --set steps=1000
+    data, held_out = Spirals(20_000, seed=1), Spirals(2_000, seed=2)
+    model, optimizer = build()
+
+    # What a rank has to hand on when another one takes its place. A scheduler or a GradScaler belongs here too.
+    state = run.track(model=model, optimizer=optimizer)
+
+    for step in run.steps(state, total=steps, clip_norm=1.0):
+        # The batch of all ranks together is cut into 16 micro-batches (--shards). This rank gets some of them, one after the other.
+        for points, arm in step.batches(data, batch_size=512):
+            step.backward(nn.functional.cross_entropy(model.train()(points), arm))
+
+        # Sums the gradients of all ranks, and steps the optimizer: do not call optimizer.step() or zero_grad() yourself.
+        step.commit()
+
+        # After every 100th step. `figures` is None after the others.
+        figures = run.evaluate(lambda: validate(model, held_out), every=100)
+        if figures and figures.lowest("val_loss"):
+            run.save("best.pt")  # once, although all ranks call it
+
+    # Here are the ranks that hold the final state, and nobody else. Read it with torch.load("model.pt", weights_only=True).
+    run.save("model.pt")
+'''
+
+
+def init(file: Annotated[str, typer.Argument(metavar="FILE", help="Where to write it; nothing is overwritten.")] = "train.py") -> None:
+    """Write a commented train script, which runs as it is."""
+    path = Path(file)
+    if path.suffix != ".py":
+        raise ConfigError("FILE", file, "a train script is a Python file", "Name one, such as train.py.")
+    if not path.parent.is_dir():
+        raise ConfigError("FILE", file, f"there is no folder {path.parent}", "Create it first.")
+    try:
+        with path.open("x") as sink:
+            sink.write(SCRIPT.format(name=path.name))
+    except FileExistsError as error:
+        raise ConfigError("FILE", file, "it is there already, and would be lost", "Name another file.") from error
+    script = shlex.quote(file)
+    print(f"{file} is written. Next:\n")
+    print(f"  fleet run {script} --world 2")
+    print(f'  fleet run {script} --world 3 --spares 1 --chaos "mtbf=5s,kinds=kill_rank" --twin')
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command of this file to ``app``."""
+    app.command()(init)

@@ -1,0 +1,121 @@
+"""Code blocks of the documents, and what a test has to add to a fragment so that it runs.
+
+A marker is a comment in the line before a block: ``<!-- test: with model -->`` puts the preamble ``model`` before it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+BLOCK = re.compile(r"^(?:<!-- test: (?P<marker>[^\n]*?) -->\n)?(?P<fence>```|~~~)(?P<language>[^\n]*)\n(?P<text>.*?)^(?P=fence)$", re.M | re.S)
+
+MODEL = """
+import torch
+from torch import nn
+
+STEPS = 4
+
+
+class Data(torch.utils.data.Dataset):
+    def __init__(self, held_out=False):
+        self.x = torch.randn(256, 8, generator=torch.Generator().manual_seed(int(held_out)))
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        return self.x[index], self.x[index].sum().reshape(1)
+
+
+def build():
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+def loss_fn(model, batch):
+    return nn.functional.mse_loss(model(batch[0]), batch[1])
+
+
+@torch.no_grad()
+def validate(model, data):
+    return {"val_loss": loss_fn(model.eval(), (data.x, data.x.sum(1, keepdim=True))).item()}
+
+
+data, held_out = Data(), Data(held_out=True)
+"""
+
+LOOP = """
+import fleet
+
+def train(run: fleet.Run) -> None:
+    model, optimizer = build()
+    state = run.track(model=model, optimizer=optimizer)
+    for step in run.steps(state, total=STEPS):
+        for batch in step.batches(data, batch_size=16):
+            step.backward(loss_fn(model.train(), batch))
+        step.commit()
+"""
+
+PREAMBLES = {"model": MODEL, "tail of the loop": MODEL + LOOP, "behind the loop": MODEL + LOOP}
+INDENT = {"tail of the loop": " " * 8, "behind the loop": " " * 4}
+
+
+@dataclass(frozen=True)
+class Block:
+    """One code block: where it is, what the marker before it says, and its text."""
+
+    page: str
+    line: int
+    language: str
+    marker: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+    @property
+    def program(self) -> str:
+        """The block with its preamble, as one module."""
+        name = self.marker.removeprefix("with ").removeprefix("in ")
+        if not name:
+            return self.text
+        return PREAMBLES[name] + textwrap.indent(self.text, INDENT.get(name, ""))
+
+    @property
+    def trains(self) -> bool:
+        """Whether there is a train function to be run."""
+        return re.search(r"^def train\(", self.program, re.M) is not None
+
+
+def blocks_of(page: str) -> list[Block]:
+    """All code blocks of a page, by its path in the project."""
+    text = (ROOT / page).read_text()
+    return [
+        Block(page, text.count("\n", 0, match.start("fence")) + 1, match["language"], match["marker"] or "", match["text"])
+        for match in BLOCK.finditer(text)
+    ]
+
+
+def pages() -> list[str]:
+    """All documents that users read."""
+    found = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
+    return sorted(str(path.relative_to(ROOT)) for path in found)
+
+
+class Program:
+    """A block's train function, which can be handed to another process."""
+
+    def __init__(self, block: Block) -> None:
+        self.block = block
+
+    def __call__(self, run: Any) -> None:
+        os.chdir(run.options["folder"])
+        space: dict[str, Any] = {"__name__": "block"}
+        exec(compile(self.block.program, str(self.block), "exec"), space)
+        space["train"](run)
