@@ -98,8 +98,8 @@ def _parts(words: list[str]) -> list[list[str]]:
 
 def check_program(block: Block) -> None:
     name = block.marker.removeprefix("with ").removeprefix("in ")
-    assert name in ("", *PREAMBLES) or block.marker.startswith("saved as "), f"{block}: there is no preamble {name!r}"
-    ast.parse(block.text if block.marker.startswith("saved as ") else block.program)
+    assert name in ("", *PREAMBLES) or block.marker.startswith("walk: "), f"{block}: there is no preamble {name!r}"
+    ast.parse(block.text if block.marker.startswith("walk: ") else block.program)
 
 
 def check_diff(block: Block) -> None:
@@ -171,4 +171,4 @@ def test_what_is_documented_is_importable() -> None:
 
 
 def textwrap_free(block: Block) -> str:
-    return block.text if block.marker.startswith("saved as ") else block.program
+    return block.text if block.marker.startswith("walk: ") else block.program
