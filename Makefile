@@ -15,7 +15,7 @@ SPREAD := tests/unit tests/property tests/simulation tests/tidy tests/contract/t
 CLUSTERS := $(addprefix tests/fault/test_,$(addsuffix .py,object_store drivers up))
 TOOLS := chromium prometheus fonts-dejavu-core
 
-.PHONY: tools demo test lint bench truth clean
+.PHONY: tools demo test lint docs bench truth clean
 .DEFAULT_GOAL := test
 
 demo: $(READY)
@@ -34,6 +34,9 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 bench: $(BENCH_READY)
 	mkdir -p runs/bench
 	for name in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$name $(BENCH_FLAGS) --json runs/bench/$$name.json || exit 1; done
@@ -49,7 +52,7 @@ tools:
 	  || { echo "The tests need these programs: apt-get install $(TOOLS)" >&2; exit 1; }
 
 clean:
-	rm -rf $(VENV) runs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) runs build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): requirements-dev.txt pyproject.toml actors/rank/_stream.c

@@ -18,10 +18,9 @@ It learns which of two spirals a point lies on. Replace the parts 1 to 3 by your
 
 import os
 
+import fleet
 import torch
 from torch import nn
-
-import fleet
 
 
 # 1. Your data: any dataset with len() and []. What a sample is may depend on its number alone, so that every rank sees the same samples.

@@ -101,9 +101,9 @@ class OneOfAll:
 
 
 class Figures(Mapping[str, float]):
-    """What an evaluation came to, on every rank. Who looks at it waits until it is there.
+    """What an evaluation came to, on every rank: a mapping from names to numbers, with the same numbers on all of them.
 
-    ``figures.lowest(name)`` and ``figures.highest(name)`` tell whether a figure is lower, or higher, than in all evaluations before.
+    Who looks at it waits until it is there. It is true in itself, so ``if figures:`` waits for nothing.
     """
 
     def __init__(self, fetch: Callable[[], dict[str, Any]]) -> None:

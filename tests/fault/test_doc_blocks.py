@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,14 +14,19 @@ import pytest
 import torch
 
 from fleet.config import RunSettings
-from tests.support.blocks import ROOT, Block, Program, blocks_of, pages
+from fleet.launch.ports import free_port
+from tests.support.blocks import MODEL, ROOT, Block, Program, blocks_of, pages
 from tests.support.plain import PlainFleet
 
 WALKED = "docs/guide.md"
 """Its blocks run in tests/fault/test_guide.py, in order, as a reader would."""
 
+BEFORE = {"from DDP": True, "from Ray Train": False}
+"""Marker of a diff -> whether what was there before runs here; a Ray Train of its own would take a cluster, so its imports do."""
+
 BLOCKS = [block for page in pages() if page != WALKED for block in blocks_of(page) if block.language == "python"]
-TRAINS = [block for block in BLOCKS if block.trains]
+DIFFS = [block for page in pages() for block in blocks_of(page) if block.language == "diff" and block.marker in BEFORE]
+TRAINS = [block for block in (*BLOCKS, *DIFFS) if block.trains]
 REST = [block for block in BLOCKS if not block.trains]
 STEPS = 4
 
@@ -27,6 +34,7 @@ STEPS = 4
 @pytest.mark.parametrize("block", TRAINS, ids=str)
 def test_a_train_function_of_the_documents_trains(block: Block, tmp_path: Path) -> None:
     np.arange(20_000, dtype=np.uint16).tofile(tmp_path / "corpus.bin")
+    (tmp_path / "model.py").write_text(MODEL)
     options = {"folder": str(tmp_path), "data": str(tmp_path / "corpus.bin")}
     settings = RunSettings(world=2, shards=4, steps=STEPS, options=options)
     with PlainFleet(Program(block), settings, tmp_path) as fleet:
@@ -37,11 +45,47 @@ def test_a_train_function_of_the_documents_trains(block: Block, tmp_path: Path) 
         assert torch.load(saved, weights_only=True), saved
 
 
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a completed run, whose last checkpoint is that of step ``STEPS``."""
+    folder = tmp_path_factory.mktemp("ran")
+    train = next(block for block in blocks_of("docs/loops.md") if block.trains)
+    settings = RunSettings(world=1, nodes=1, shards=4, steps=STEPS, options={"folder": str(folder)})
+    with PlainFleet(Program(train), settings, folder) as fleet:
+        assert fleet.wait(60.0).status == "completed"
+    return folder
+
+
+def put(ran: Path, runs: Path, block: Block) -> None:
+    """The run under the names that the documents use for one, and its checkpoint under the one that the block names."""
+    runs.mkdir()
+    (runs / "demo").symlink_to(ran)
+    [checkpoint] = (ran / "checkpoints").iterdir()
+    (runs / "NAME" / "checkpoints").mkdir(parents=True)
+    for name in re.findall(r"checkpoints/([\w-]+)", block.text):
+        (runs / "NAME" / "checkpoints" / name).symlink_to(checkpoint)
+
+
 @pytest.mark.parametrize("block", REST, ids=str)
-def test_a_program_of_the_documents_runs(block: Block, tmp_path: Path) -> None:
-    (tmp_path / "block.py").write_text(block.program)
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+def test_a_program_of_the_documents_runs(block: Block, ran: Path, tmp_path: Path) -> None:
+    put(ran, tmp_path / "runs", block)
+    runs(block.program, tmp_path)
+
+
+@pytest.mark.parametrize("block", DIFFS, ids=str)
+def test_what_was_there_before_runs_too(block: Block, tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(MODEL)
+    before = block.side("-")
+    only_imports = "".join(f"{ast.unparse(node)}\n" for node in ast.parse(before).body if isinstance(node, (ast.Import, ast.ImportFrom)))
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port("127.0.0.1"))}
+    runs(before if BEFORE[block.marker] else only_imports, tmp_path, **alone)
+
+
+def runs(program: str, folder: Path, **variables: str) -> None:
+    """As a script, in a process of its own."""
+    (folder / "block.py").write_text(program)
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | variables
     done = subprocess.run(
-        [sys.executable, "block.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "block.py"], cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr

@@ -91,7 +91,7 @@ class Walk:
 
 
 def _option(line: str, name: str) -> str:
-    return line.split(name)[1].split()[0]
+    return line.split(name)[1].split(maxsplit=1)[0]
 
 
 def _steps(folder: Path) -> int:

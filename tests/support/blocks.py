@@ -1,19 +1,24 @@
 """Code blocks of the documents, and what a test has to add to a fragment so that it runs.
 
-A marker is a comment in the line before a block: ``<!-- test: with model -->`` puts the preamble ``model`` before it.
+A marker is a comment in the line before a block. ``<!-- test: with model -->`` puts the preamble ``model`` before it; with ``in NAME`` the block
+goes where the loop of the preamble ends. A diff is marked with ``from NAME``: both of its sides are programs, and find the preamble ``model``
+in model.py.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import sys
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-BLOCK = re.compile(r"^(?:<!-- test: (?P<marker>[^\n]*?) -->\n)?(?P<fence>```|~~~)(?P<language>[^\n]*)\n(?P<text>.*?)^(?P=fence)$", re.M | re.S)
+BLOCK = re.compile(
+    r"^(?:<!-- test: (?P<marker>[^\n]*?) -->\n)?(?P<fence>```|~~~)(?P<language>[^\n]*)\n(?P<text>.*?)^(?P=fence)$", re.M | re.S
+)
 
 MODEL = """
 import torch
@@ -82,10 +87,17 @@ class Block:
     @property
     def program(self) -> str:
         """The block with its preamble, as one module."""
+        if self.language == "diff":
+            return self.side("+")
         name = self.marker.removeprefix("with ").removeprefix("in ")
         if not name:
             return self.text
         return PREAMBLES[name] + textwrap.indent(self.text, INDENT.get(name, ""))
+
+    def side(self, sign: str) -> str:
+        """A diff's program before it ("-") or after it ("+")."""
+        lines = (line for line in self.text.splitlines() if not line.startswith(("---", "+++", "@@")))
+        return "\n".join(line[1:] for line in lines if not line or line[0] in (" ", sign)) + "\n"
 
     @property
     def trains(self) -> bool:
@@ -116,6 +128,7 @@ class Program:
 
     def __call__(self, run: Any) -> None:
         os.chdir(run.options["folder"])
+        sys.path.insert(0, run.options["folder"])
         space: dict[str, Any] = {"__name__": "block"}
         exec(compile(self.block.program, str(self.block), "exec"), space)
         space["train"](run)

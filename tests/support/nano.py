@@ -51,5 +51,3 @@ def struck(run: Any) -> None:
 
     nano.mean_losses, storage.export._write_model, nano.fleet.Step.backward = dies_halfway, dies_with_half_a_file, dies_in_a_step
     nano.train(run)
-
-

@@ -14,7 +14,7 @@ from typing import Any
 from tests.tidy import documents, rules
 
 ROOT = Path(__file__).parents[2]
-GENERATED = {"__pycache__", "runs", "build", "dist"}
+GENERATED = {"__pycache__", "runs", "build", "dist", "site"}
 
 SKIPPED: dict[str, str] = {}
 """Test file -> why some of its tests may be skipped or fail."""

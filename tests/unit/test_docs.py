@@ -87,6 +87,21 @@ def loop_diff() -> str:
     return "\n".join(["```diff", *(line for line in lines if not line.startswith("@@")), "```"]) + "\n"
 
 
+def _train_of(path: str) -> list[str]:
+    source = (ROOT / path).read_text()
+    train = next(node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef) and node.name == "train")
+    return source.splitlines()[train.lineno - 1 : train.end_lineno]
+
+
+def nano_diff() -> str:
+    """What becomes of the train function of examples/nano_plain.py."""
+    plain, ours = "examples/nano_plain.py", "examples/nano.py"
+    lines = list(difflib.unified_diff(_train_of(plain), _train_of(ours), plain, ours, lineterm="", n=99))
+    shown = [line for line in lines if not line.startswith("@@")]
+    counts = [sum(line.startswith(sign) for line in shown[2:]) for sign in "-+"]
+    return "\n".join(["```diff", *shown, "```", "", f"{counts[0]} lines went, and {counts[1]} came."]) + "\n"
+
+
 def recordings_table() -> str:
     shown = {name: shortened(expr, 1.0).replace("|", "\\|") for name, expr in recordings().items()}
     rows = [f"| `{name}` | `{expr}` |" for name, expr in shown.items()]
@@ -119,6 +134,7 @@ PARTS = {
     },
     "docs/metrics.md": {"metrics": metrics_table, "alerts": alerts_table, "recordings": recordings_table},
     "docs/laws.md": {"laws": law.table},
+    "docs/nano.md": {"nano": nano_diff},
     "README.md": {"diff": loop_diff},
 }
 
