@@ -1,8 +1,8 @@
 """Code blocks of the documents, and what a test has to add to a fragment so that it runs.
 
-A marker is a comment in the line before a block. ``<!-- test: with model -->`` puts the preamble ``model`` before it; with ``in NAME`` the block
-goes where the loop of the preamble ends. A diff is marked with ``from NAME``: both of its sides are programs, and find the preamble ``model``
-in model.py.
+A marker is a comment in the line before a block. ``<!-- test: with model -->`` puts the preamble ``model`` before it; with ``in NAME`` the
+block goes where the loop of the preamble ends. A diff is marked with ``from NAME``: both of its sides are programs, and find the preamble
+``model`` in model.py.
 """
 
 from __future__ import annotations
