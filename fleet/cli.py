@@ -56,11 +56,11 @@ app = typer.Typer(name="fleet", no_args_is_help=True, add_completion=False, pret
 console = cli_print.Terminal(stderr=True)
 NOT_SAVED, UNMET = 3, 4
 """Exit codes: all steps are committed, but the final checkpoint could not be kept; or what ``--expect`` says is not so."""
-cli_init.register(app)
 cli_plan.register(app)
 cli_simulate.register(app)
 cli_diagnose.register(app)
 cli_doctor.register(app)
+cli_init.register(app)
 cli_rehearse.register(app)
 cli_checkpoint.register(app)
 cli_watch.register(app)
