@@ -33,7 +33,7 @@ STEPS = 4
 
 @pytest.mark.parametrize("block", TRAINS, ids=str)
 def test_a_train_function_of_the_documents_trains(block: Block, tmp_path: Path) -> None:
-    np.arange(20_000, dtype=np.uint16).tofile(tmp_path / "corpus.bin")
+    (np.arange(20_000) % 200).astype(np.uint16).tofile(tmp_path / "corpus.bin")
     (tmp_path / "model.py").write_text(MODEL)
     options = {"folder": str(tmp_path), "data": str(tmp_path / "corpus.bin")}
     settings = RunSettings(world=2, shards=4, steps=STEPS, options=options)

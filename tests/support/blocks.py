@@ -67,8 +67,20 @@ def train(run: fleet.Run) -> None:
         step.commit()
 """
 
-PREAMBLES = {"model": MODEL, "tail of the loop": MODEL + LOOP, "behind the loop": MODEL + LOOP}
-INDENT = {"tail of the loop": " " * 8, "behind the loop": " " * 4}
+IMPORTS = """
+from collections.abc import Iterator
+from typing import Any
+
+import ray.data
+"""
+
+PREAMBLES = {
+    "model": MODEL,
+    "objects": MODEL + "model, optimizer = build()\n",
+    "imports": IMPORTS,
+    "tail of the loop": MODEL + LOOP,
+}
+INDENT = {"tail of the loop": " " * 8}
 
 
 @dataclass(frozen=True)
