@@ -87,10 +87,10 @@ class Grouped(Protocol):
         """Which bytes of the file are needed to load the group: (start, stop) of each stretch."""
 
     def load(self, group: int, data: Sequence[bytes]) -> Any:
-        """What :meth:`pick` needs, from the bytes of these spans; with its size as ``nbytes``."""
+        """What ``pick`` needs, from the bytes of these spans; with its size as ``nbytes``."""
 
     def pick(self, loaded: Any, rows: Sequence[int]) -> list[Any]:
-        """The samples that these rows of a loaded group are. As :meth:`Records.decode` it may draw no random numbers."""
+        """The samples that these rows of a loaded group are. As ``Records.decode`` it may draw no random numbers."""
 
 
 class Reader(Protocol):

@@ -50,6 +50,7 @@ def test_every_public_name_is_in_the_reference_and_says_what_it_is(site: Path) -
     assert len(of_classes) > 12
     data = [f"fleet.data.{name}" for name in fleet.data.__all__]
     assert [name for name in (*of_classes, *data) if f'id="{name}"' not in page] == []
+    assert not re.findall(r":(?:meth|class|func|mod):", page), "the site is in Markdown"
 
 
 def test_every_document_is_in_the_site(site: Path) -> None:
