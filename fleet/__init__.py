@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from actors.rank.loop import Run as Run
-    from actors.rank.loop import Step as Step
+    from actors.rank.step import Step as Step
 
 __version__ = "0.1.0"
 __all__ = ["Run", "Step", "__version__"]

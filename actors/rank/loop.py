@@ -11,26 +11,25 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import torch
-
 from actors.rank.client import Client
 from actors.rank.custody import Custody
-from actors.rank.data import Feed, Feeds
+from actors.rank.data import Feeds
 from actors.rank.engine import Engine, Outcome
 from actors.rank.once import Figures, Home, OneOfAll, name_of
 from actors.rank.process_group import GroupBroken
 from actors.rank.recorder import Recorder, now_us
 from actors.rank.saboteur import Saboteur
-from actors.rank.sampling import seed_shard, seed_step
+from actors.rank.sampling import seed_step
 from actors.rank.saving import PartsPort, Saver, model_state
 from actors.rank.seat import Seat
 from actors.rank.sharded import ShardedEngine, check_tracked
 from actors.rank.state import TrackedState
+from actors.rank.step import Step
 from fleet.config import RunSettings
 from fleet.errors import FleetError, RunOver
-from fleet.events import Implausible, Measured, Reads
+from fleet.events import Implausible, Measured
 from fleet.once import BEGIN, END
-from fleet.records import COMPUTE, DATA, FINISH, VERIFY
+from fleet.records import COMPUTE, FINISH
 from fleet.types import StateId, View
 
 MEASURE_EVERY_US = 500_000
@@ -44,8 +43,10 @@ class Run:
     """One rank's part in a run. Made by Fleet, handed to the train function.
 
     Attributes:
-        options: the ``--set key=value`` pairs of the command line.
-        slot, seed: where this rank sits, and the run's seed.
+        options: the ``--set key=value`` pairs of the command line, as text.
+        slot: the place in the run that this process fills, from 0 on; a replacement has the slot of the lost one.
+        seed: the run's seed. Fleet seeds torch, numpy and ``random`` from it, for each step and micro-batch: do not seed them.
+        shards: into how many micro-batches (batch shards) each step is cut, on all ranks together.
         folder: where files of this run belong, on the machine that the run was started on. A twin has a folder of its own.
         is_twin: this is the fault-free run that the other one is compared with. What it does outside of its folder is done twice.
     """
@@ -86,7 +87,15 @@ class Run:
         return self._settings
 
     def track(self, **objects: Any) -> TrackedState:
-        """Name what makes up the training state: model, optimizer, and if there are any scheduler, scaler, and others with a state_dict."""
+        """Name what makes up the training state: what a rank hands on to another one, and what checkpoints hold.
+
+        Args:
+            objects: one or more modules, exactly one optimizer, and whatever else has ``state_dict`` and ``load_state_dict``. Tracked
+                schedulers and a ``torch.amp.GradScaler`` are stepped by ``commit``. The same names in every run of a script.
+
+        Raises:
+            ConfigError: an object has no ``state_dict``, or the optimizer cannot be sharded as ``--optimizer-sharding`` asks.
+        """
         state = TrackedState(**objects)
         if self._settings.optimizer_sharding != "none":
             check_tracked(state, self._settings.threads_per_rank)
@@ -95,15 +104,18 @@ class Run:
     def steps(self, state: TrackedState, *, total: int, clip_norm: float | None = None) -> Iterator[Step]:
         """Yield steps until ``total`` are committed; the same step again, for the lost shards, when a peer was lost in it.
 
-        A rank that waits to be called rehearses: the first step it is given is not committed.
-
-        Code behind the loop runs on the ranks that hold the final state, once it is kept. On all others, such as spares, the loop does not
-        end: they leave the train function by a :class:`fleet.errors.RunOver`.
+        A rank that waits to be called rehearses: the first step it is given is not committed. Code behind the loop runs on the ranks that
+        hold the final state, once it is kept. On all others, such as spares, the loop does not end: they leave the train function by a
+        ``fleet.errors.RunOver``.
 
         Args:
-            state: from :meth:`track`.
-            total: number of optimizer steps of the whole run; ``--steps`` replaces it.
-            clip_norm: clip the gradient to this norm, inside the commit.
+            state: from ``track``.
+            total: number of optimizer steps of the whole run, at least 1; ``--steps`` replaces it.
+            clip_norm: clip the L2 norm of the step's whole gradient to this, inside the commit.
+
+        Raises:
+            FleetError: ``total`` is below 1, there was a loop before, or the loop body misses a call or makes one twice.
+            NonFiniteError: a loss or the gradient is not a finite number, and again when it was computed once more.
         """
         total = self._settings.steps or total
         if total < 1:
@@ -157,7 +169,7 @@ class Run:
     def is_main(self) -> bool:
         """True on one rank at a time: slot 0 before the loop, then the first rank of the view. For what may be lost, such as a line of log.
 
-        What must happen, whoever is lost, is for :meth:`once`.
+        What must happen, whoever is lost, is for ``once``.
         """
         return self._rank == 0 if self._here_or_none() is not None else self.slot == 0
 
@@ -168,23 +180,32 @@ class Run:
         ranks: before the loop (once in the run), behind the loop (the same), or in the loop after ``commit`` (once for each step).
 
         Args:
-            fn: returns plain data (what JSON can hold), or nothing.
+            fn: returns plain data (what JSON can hold, at most 64 KiB), or nothing.
             name: tells two functions apart that are made in the same line of code; the same on all ranks.
 
-        Raises FleetError when the result is no plain data.
+        Returns:
+            What ``fn`` returned, as JSON gives it back. None in an attempt at a step that is not committed, where ``fn`` does not run.
+
+        Raises:
+            FleetError: the result is no plain data, or too large.
         """
         place = self._place()
         return None if place is None else self._one.do(self._one.key(place, name or name_of(fn)), lambda before: fn())
 
     def save(self, path: str | os.PathLike[str], model: Any = None) -> str | None:
-        """Write the model to one file, once, whole or not at all: call it as :meth:`once`. Returns where it lies, on all ranks.
+        """Write the model to one file, once, whole or not at all: call it as ``once``, on all ranks.
 
         Args:
             path: ``.safetensors``, or anything else for what ``torch.load(FILE, weights_only=True)`` reads; a path, or a URL of any store
                 that fsspec knows. A relative path begins in the working directory; a twin has one of its own, and saves nowhere else.
             model: a module, or a mapping of names to tensors. By default the tracked module; of several one mapping for each name.
 
-        Raises OSError when it cannot be written.
+        Returns:
+            Where it lies: an absolute path or the URL, on all ranks. None where ``once`` does nothing.
+
+        Raises:
+            OSError: it cannot be written.
+            FleetError: there is no model to write.
         """
         state = self._engine.state if self._engine is not None else None
         target = self._home.target(os.fspath(path))
@@ -194,7 +215,14 @@ class Run:
         """Once every ``every`` committed steps, ``fn()`` runs on one rank; its figures go to the journal, and to all ranks.
 
         Call it on all ranks, after ``commit``. The others go on, and wait in their next reduction, or when they look at a figure. It may
-        take long: no rank is taken for hung meanwhile. None at other steps.
+        take long: no rank is taken for hung meanwhile.
+
+        Args:
+            fn: name -> number, such as ``{"val_loss": 1.23}``. When its rank is lost before it has returned, another one runs it.
+            every: number of steps from one evaluation to the next; the first is after step ``every``.
+
+        Returns:
+            The figures, which can be looked at on every rank. None after other steps.
         """
         if not self._committed or self._here().step % every:
             return None
@@ -463,117 +491,3 @@ class Run:
             self._seat.step_aside()
         except GroupBroken as error:
             self._seat.leave(str(error))
-
-
-class Step:
-    """One attempt at one optimizer step.
-
-    Attributes:
-        number: how many steps were committed before it.
-        shards: the batch shards of this rank, which a loss may add to; ``shard`` the one at hand, -1 outside ``batches``.
-        loss: mean loss over all shards of all ranks, once committed.
-
-    When a rank is lost, the others keep what they have computed; the step comes again for the lost shards alone, shared out among all.
-    """
-
-    def __init__(self, run: Run, engine: Engine, number: int) -> None:
-        self.number, self.loss = number, math.nan
-        self.closed = self._cut = self._begun = False
-        self.losses: dict[int, float] = {}
-        self.callbacks: list[Callable[[], None]] = []
-        self._run, self._engine = run, engine
-        self.shard, self.shards = -1, engine.due
-        run._committed = False
-        seed_step(run.seed, number)
-
-    def batches(self, dataset: Any, batch_size: int, collate_fn: Callable[[list[Any]], Any] | None = None) -> Iterator[Any]:
-        """This rank's shards of this step: one collated batch of ``batch_size / shards`` samples each.
-
-        ``dataset`` is map-style; a :class:`fleet.data.ShardedDataset` is fetched ahead, and so is :class:`fleet.data.Streams`, which has a
-        stream of samples for each shard. Which samples a shard gets follows from seed, step and shard alone, so every sample comes once an
-        epoch whatever happens to the ranks. ``collate_fn`` makes a batch of a list of samples, as in torch's DataLoader; it may draw random
-        numbers, and may keep no state. Raises ConfigError when the dataset cannot be read so, or ``batch_size`` is no multiple of the
-        shards.
-        """
-        run, recorder = self._run, self._run._recorder
-        if self._begun:
-            raise FleetError(f"step {self.number}: step.batches() was called twice; a dataset of both together gives each shard one batch")
-        self._begun = True
-        feed = run._feeds.of(dataset, batch_size, collate_fn)
-        if run._rank == 0 and run._told != (told := (feed.samples, batch_size)):
-            run._told = told
-            self._tell_data(feed, *told)
-        now = [(self.number, shard) for shard in self.shards + self._engine.checks]
-        feed.expect(now + [(self.number + 1, shard) for shard in self._engine.next_due])
-        while pending := self._pending():
-            if run._seat.wanted:
-                self._cut = True
-                return
-            shard = pending[0]
-            recorder.switch(DATA)
-            batch = feed.get(self.number, shard)
-            recorder.switch(COMPUTE)
-            yield from self._compute(shard, batch, self._engine.end_shard)
-        recorder.worked()
-        for shard in self._engine.checks:
-            if run._seat.wanted:
-                return
-            recorder.switch(VERIFY)
-            yield from self._compute(shard, feed.get(self.number, shard), lambda shard, loss: self._engine.end_check(shard))
-            del self.losses[shard]
-
-    def _pending(self) -> tuple[int, ...]:
-        """What this attempt has yet to compute. When a rank is lost meanwhile, some of its shards may come to it."""
-        due = self._engine.due
-        self.shards += tuple(shard for shard in due if shard not in self.shards)
-        return due
-
-    def _tell_data(self, feed: Feed, samples: int, batch_size: int) -> None:
-        """Once, not in every step: up to three samples are read for it."""
-        recorder, client = self._run._recorder, self._run._client
-        before = recorder.code
-        recorder.switch(DATA)
-        client.say(Reads(client.protocol.member, samples, batch_size, feed.data_sha256, self._run._total))
-        recorder.switch(before)
-
-    def _compute(self, shard: int, batch: Any, end: Callable[[int, float], None]) -> Iterator[Any]:
-        recorder = self._run._recorder
-        recorder.shard(shard)
-        seed_shard(self._run.seed, self.number, shard)
-        self._engine.begin_shard()
-        self.shard = shard
-        yield batch
-        self.shard = -1
-        if shard not in self.losses:
-            raise FleetError(f"step {self.number}, shard {shard}: the loop body did not call step.backward(loss) for this batch")
-        end(shard, self.losses[shard])
-        recorder.shard(-1)
-
-    def backward(self, loss: torch.Tensor) -> None:
-        """Gradients of one shard's mean loss; the step's gradient is the mean over shards."""
-        if self.shard < 0:
-            raise FleetError("step.backward() belongs inside `for batch in step.batches(...)`")
-        self.losses[self.shard] = self.losses.get(self.shard, 0.0) + float(loss.detach())
-        self._engine.scaled(loss).backward()
-
-    def on_commit(self, fn: Callable[[], None]) -> None:
-        """``fn`` runs right after this step is committed, exactly once on each rank that commits it."""
-        self.callbacks.append(fn)
-
-    def commit(self) -> bool:
-        """Sum the gradients in fixed order, clip, step optimizer, scaler and scheduler. False when the step will be repeated."""
-        if self.closed:
-            raise FleetError(f"step {self.number} was committed twice")
-        self.closed = True
-        missing = set(self.shards) - set(self.losses)
-        if missing and not self._cut:
-            raise FleetError(
-                f"step {self.number}: commit() before shards {sorted(missing)} were computed; iterate step.batches() to its end"
-            )
-        if self._run._rehearsing:
-            return False
-        outcome = self._run._attempt(self)
-        if outcome is None:
-            return False
-        self.loss = outcome.loss
-        return True

@@ -18,7 +18,7 @@ import torch
 
 from actors.rank.data import Feed, ShardedDataset, _generators
 from actors.rank.fingerprint import fingerprint
-from actors.rank.loop import Step
+from actors.rank.step import Step
 from fleet import machine_evidence, machine_replay
 from fleet.data import Fixed, Lines
 from fleet.events import Reads

@@ -1,0 +1,160 @@
+"""What a train function is given for each step: ``Step``. See :mod:`actors.rank.loop`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from actors.rank.data import Feed
+from actors.rank.engine import Engine
+from actors.rank.sampling import seed_shard, seed_step
+from fleet.errors import FleetError
+from fleet.events import Reads
+from fleet.records import COMPUTE, DATA, VERIFY
+
+if TYPE_CHECKING:
+    from actors.rank.loop import Run
+
+
+class Step:
+    """One attempt at one optimizer step.
+
+    Attributes:
+        number: how many steps were committed before it: 0 in the first. The same on all ranks.
+        shards: the numbers of this rank's micro-batches (batch shards), to which a loss of another rank may add.
+        shard: the number of the one at hand; -1 outside ``batches``.
+        loss: mean loss over all shards of all ranks, once committed; not a number before.
+
+    When a rank is lost, the others keep what they have computed; the step comes again for the lost shards alone, shared out among all.
+    """
+
+    def __init__(self, run: Run, engine: Engine, number: int) -> None:
+        self.number, self.loss = number, math.nan
+        self.closed = self._cut = self._begun = False
+        self.losses: dict[int, float] = {}
+        self.callbacks: list[Callable[[], None]] = []
+        self._run, self._engine = run, engine
+        self.shard, self.shards = -1, engine.due
+        run._committed = False
+        seed_step(run.seed, number)
+
+    def batches(self, dataset: Any, batch_size: int, collate_fn: Callable[[list[Any]], Any] | None = None) -> Iterator[Any]:
+        """This rank's shards of this step: one collated batch of ``batch_size / shards`` samples each.
+
+        Which samples a shard gets follows from seed, step and shard alone, so every sample comes once an epoch, whatever happens to ranks.
+
+        Args:
+            dataset: map-style, with ``len()`` and ``[]``; or ``fleet.data.ShardedDataset`` or ``Streams``, which are fetched ahead.
+            batch_size: samples of the whole step, on all ranks together; a multiple of the number of shards.
+            collate_fn: makes a batch of a list of samples, as in torch's DataLoader. It may draw random numbers, and may keep no state.
+
+        Yields:
+            One collated batch for each shard; none on a rank that has just come.
+
+        Raises:
+            ConfigError: the dataset cannot be read so, or ``batch_size`` is no multiple of the number of shards.
+            FleetError: it is called twice in a step, or the loop body does not call ``backward`` for a batch.
+        """
+        run, recorder = self._run, self._run._recorder
+        if self._begun:
+            raise FleetError(f"step {self.number}: step.batches() was called twice; a dataset of both together gives each shard one batch")
+        self._begun = True
+        feed = run._feeds.of(dataset, batch_size, collate_fn)
+        if run._rank == 0 and run._told != (told := (feed.samples, batch_size)):
+            run._told = told
+            self._tell_data(feed, *told)
+        now = [(self.number, shard) for shard in self.shards + self._engine.checks]
+        feed.expect(now + [(self.number + 1, shard) for shard in self._engine.next_due])
+        while pending := self._pending():
+            if run._seat.wanted:
+                self._cut = True
+                return
+            shard = pending[0]
+            recorder.switch(DATA)
+            batch = feed.get(self.number, shard)
+            recorder.switch(COMPUTE)
+            yield from self._compute(shard, batch, self._engine.end_shard)
+        recorder.worked()
+        for shard in self._engine.checks:
+            if run._seat.wanted:
+                return
+            recorder.switch(VERIFY)
+            yield from self._compute(shard, feed.get(self.number, shard), lambda shard, loss: self._engine.end_check(shard))
+            del self.losses[shard]
+
+    def _pending(self) -> tuple[int, ...]:
+        """What this attempt has yet to compute. When a rank is lost meanwhile, some of its shards may come to it."""
+        due = self._engine.due
+        self.shards += tuple(shard for shard in due if shard not in self.shards)
+        return due
+
+    def _tell_data(self, feed: Feed, samples: int, batch_size: int) -> None:
+        """Once, not in every step: up to three samples are read for it."""
+        recorder, client = self._run._recorder, self._run._client
+        before = recorder.code
+        recorder.switch(DATA)
+        client.say(Reads(client.protocol.member, samples, batch_size, feed.data_sha256, self._run._total))
+        recorder.switch(before)
+
+    def _compute(self, shard: int, batch: Any, end: Callable[[int, float], None]) -> Iterator[Any]:
+        recorder = self._run._recorder
+        recorder.shard(shard)
+        seed_shard(self._run.seed, self.number, shard)
+        self._engine.begin_shard()
+        self.shard = shard
+        yield batch
+        self.shard = -1
+        if shard not in self.losses:
+            raise FleetError(f"step {self.number}, shard {shard}: the loop body did not call step.backward(loss) for this batch")
+        end(shard, self.losses[shard])
+        recorder.shard(-1)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Gradients of one shard's mean loss; the step's gradient is the mean over shards, so do not divide it.
+
+        Args:
+            loss: of no dimension. Called several times for a batch, their sum counts. A tracked GradScaler is applied here.
+
+        Raises:
+            FleetError: it is called outside ``for batch in step.batches(...)``.
+        """
+        if self.shard < 0:
+            raise FleetError("step.backward() belongs inside `for batch in step.batches(...)`")
+        self.losses[self.shard] = self.losses.get(self.shard, 0.0) + float(loss.detach())
+        self._engine.scaled(loss).backward()
+
+    def on_commit(self, fn: Callable[[], None]) -> None:
+        """``fn`` runs right after this step is committed, exactly once on each rank that commits it. Call it before ``commit``.
+
+        Args:
+            fn: may change what is tracked, such as an average of the weights, in the same way on all ranks.
+        """
+        self.callbacks.append(fn)
+
+    def commit(self) -> bool:
+        """Sum the gradients in fixed order, clip, step optimizer, scaler and scheduler.
+
+        Returns:
+            False when the step will be repeated, or was a rehearsal: nothing has changed.
+
+        Raises:
+            FleetError: it is called twice, or before all batches of the step were computed.
+        """
+        if self.closed:
+            raise FleetError(f"step {self.number} was committed twice")
+        self.closed = True
+        missing = set(self.shards) - set(self.losses)
+        if missing and not self._cut:
+            raise FleetError(
+                f"step {self.number}: commit() before shards {sorted(missing)} were computed; iterate step.batches() to its end"
+            )
+        if self._run._rehearsing:
+            return False
+        outcome = self._run._attempt(self)
+        if outcome is None:
+            return False
+        self.loss = outcome.loss
+        return True
