@@ -480,7 +480,8 @@ class Run:
     def _tell(self, step: Step, loss: float) -> None:
         for fn in step.callbacks:
             fn()
-        if self._rank == 0 and now_us() - self._measured_us > MEASURE_EVERY_US:
+        last = step.number + 1 == self._total
+        if self._rank == 0 and (last or now_us() - self._measured_us > MEASURE_EVERY_US):
             self._measured_us = now_us()
             self._measure("loss", loss)
 
