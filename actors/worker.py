@@ -9,12 +9,19 @@ from typing import Any
 
 import ray
 import ray.train
+from ray.train.v2._internal.execution.train_fn_utils import get_train_fn_utils
 
 from actors.node import socket_path
+from actors.rank.body import users_line
 from actors.rank.main import run_rank
 from actors.rank.once import Home
 from actors.rank.saving import PartsPort
 from fleet.config import RunSettings
+from fleet.errors import LoopError
+
+BARRIERS = {"report": "report", "barrier": "collective.barrier", "broadcast_from_rank_zero": "collective.broadcast_from_rank_zero"}
+"""What waits for all workers of Ray Train, by its name in Ray's utilities: for spares too, which never come."""
+INSTEAD = "Give figures to run.evaluate(...), and what is to happen once a step to step.on_commit(fn); checkpoints are Fleet's."
 
 
 @dataclass(frozen=True)
@@ -34,4 +41,19 @@ def rank_main(config: dict[str, Any]) -> None:
     slot = ray.train.get_context().get_world_rank()
     node = ray.get_runtime_context().get_node_id()
     host = spec.host or ray.util.get_node_ip_address()
+    refuse_barriers()
     run_rank(spec.train, spec.settings, slot, node, spec.folder, host, spec.parts(), socket_path(spec.folder, node), spec.home)
+
+
+def refuse_barriers() -> None:
+    """In this process Ray Train's barriers raise LoopError, at the user's line. Each call looks them up anew, whoever has imported it."""
+    utilities = get_train_fn_utils()
+    for method, name in BARRIERS.items():
+        setattr(utilities, method, _refusal(f"ray.train.{name}()"))
+
+
+def _refusal(call: str) -> Callable[..., Any]:
+    def refused(*args: Any, **kwargs: Any) -> Any:
+        raise LoopError(f"{call} was called at {users_line()}: it waits for all processes of the run, also those that stand by. {INSTEAD}")
+
+    return refused

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -27,12 +27,13 @@ from actors.rank.seat import Seat
 from actors.rank.sharded import ShardedEngine, check_tracked
 from actors.rank.state import TrackedState
 from fleet.config import RunSettings
-from fleet.errors import FleetError, RunOver
+from fleet.errors import FleetError, LoopError, RunOver
 from fleet.events import Implausible, Measured, Reads
 from fleet.once import BEGIN, END
 from fleet.records import COMPUTE, DATA, FINISH, VERIFY
 from fleet.types import StateId, View
 
+T = TypeVar("T")
 MEASURE_EVERY_US = 500_000
 
 
@@ -121,7 +122,7 @@ class Run:
                 step = Step(self, self._engine, self._here().step)
                 yield step
                 if not step.closed:
-                    raise FleetError(f"step {step.number}: the loop body ended without step.commit()")
+                    raise LoopError(f"step {step.number}: the loop body ended without step.commit()")
             if not self._seat.over and self._finish():
                 return
         raise RunOver
@@ -172,7 +173,7 @@ class Run:
         Raises FleetError when the result is no plain data.
         """
         place = self._place()
-        return None if place is None else self._one.do(self._one.key(place, name or name_of(fn)), lambda before: fn())
+        return None if place is None else self._one.do(self._one.key(place, name or name_of(fn)), lambda before: self._alone(fn))
 
     def save(self, path: str | os.PathLike[str], model: Any = None) -> str | None:
         """Write the model to one file, once, whole or not at all: call it as :meth:`once`. Returns where it lies, on all ranks.
@@ -197,7 +198,7 @@ class Run:
         if not self._committed or self._here().step % every:
             return None
         key = self._one.key(self._here(), name_of(fn))
-        figures = Figures(lambda: self._one.do(key, lambda before: self._judged(fn(), before)))
+        figures = Figures(lambda: self._one.do(key, lambda before: self._judged(self._alone(fn), before)))
         self._evaluation = (self._here().step, figures)
         self._evaluate()
         return figures
@@ -229,6 +230,12 @@ class Run:
             figures.fetch()
         self._evaluation = None
 
+    def _alone(self, fn: Callable[[], T]) -> T:
+        """What ``fn`` gives, which runs on this rank alone. In the loop it leaves what is tracked as it was."""
+        if self._engine is None or self._client.protocol.concluded:
+            return fn()
+        return self._engine.body.during(fn)
+
     def _judged(self, figures: Mapping[str, float], before: Any) -> dict[str, Any]:
         for name, value in figures.items():
             self._measure(name, float(value))
@@ -244,6 +251,7 @@ class Run:
         if not self._seat.claim():
             return False
         assert self._engine is not None
+        self._engine.body.leave()
         self._saver.settle()
         self._recorder.switch(FINISH)
         seed_step(self.seed, self._here().step)  # as the next step would: whoever came after the last commit has drawn no numbers in it
@@ -285,6 +293,7 @@ class Run:
     def _sit_down(self) -> bool:
         """Into a view, with the group and the shards of the step at hand, or with shards to compute first. False: the run is over here."""
         assert self._engine is not None
+        self._engine.body.leave()
         self._engine.hold()
         self._forget_early()
         while self._seat.take():
@@ -482,6 +491,7 @@ class Step:
         self._run, self._engine = run, engine
         self.shard, self.shards = -1, engine.due
         run._committed = False
+        engine.body.enter(number)
         seed_step(run.seed, number)
 
     def batches(self, dataset: Any, batch_size: int, collate_fn: Callable[[list[Any]], Any] | None = None) -> Iterator[Any]:
@@ -495,7 +505,7 @@ class Step:
         """
         run, recorder = self._run, self._run._recorder
         if self._begun:
-            raise FleetError(f"step {self.number}: step.batches() was called twice; a dataset of both together gives each shard one batch")
+            raise LoopError(f"step {self.number}: step.batches() was called twice; a dataset of both together gives each shard one batch")
         self._begun = True
         feed = run._feeds.of(dataset, batch_size, collate_fn)
         if run._rank == 0 and run._told != (told := (feed.samples, batch_size)):
@@ -543,16 +553,19 @@ class Step:
         yield batch
         self.shard = -1
         if shard not in self.losses:
-            raise FleetError(f"step {self.number}, shard {shard}: the loop body did not call step.backward(loss) for this batch")
+            reason = "the loop body did not call step.backward(loss) for this batch; it stands in the place of loss.backward()"
+            raise LoopError(f"step {self.number}, shard {shard}: {reason}")
+        self._engine.body.collected()
         end(shard, self.losses[shard])
         recorder.shard(-1)
 
     def backward(self, loss: torch.Tensor) -> None:
         """Gradients of one shard's mean loss; the step's gradient is the mean over shards."""
         if self.shard < 0:
-            raise FleetError("step.backward() belongs inside `for batch in step.batches(...)`")
+            raise LoopError("step.backward() belongs inside `for batch in step.batches(...)`")
         self.losses[self.shard] = self.losses.get(self.shard, 0.0) + float(loss.detach())
         self._engine.scaled(loss).backward()
+        self._engine.body.computed()
 
     def on_commit(self, fn: Callable[[], None]) -> None:
         """``fn`` runs right after this step is committed, exactly once on each rank that commits it."""
@@ -561,16 +574,18 @@ class Step:
     def commit(self) -> bool:
         """Sum the gradients in fixed order, clip, step optimizer, scaler and scheduler. False when the step will be repeated."""
         if self.closed:
-            raise FleetError(f"step {self.number} was committed twice")
+            raise LoopError(f"step {self.number} was committed twice")
         self.closed = True
         missing = set(self.shards) - set(self.losses)
         if missing and not self._cut:
-            raise FleetError(
+            raise LoopError(
                 f"step {self.number}: commit() before shards {sorted(missing)} were computed; iterate step.batches() to its end"
             )
         if self._run._rehearsing:
             return False
+        self._engine.body.check()
         outcome = self._run._attempt(self)
+        self._engine.body.enter(self.number + (outcome is not None))
         if outcome is None:
             return False
         self.loss = outcome.loss
