@@ -11,12 +11,19 @@ from typing import Any
 import ray
 import ray.train
 from ray._private.log import PlainRayHandler
+from ray.train.v2._internal.execution.train_fn_utils import get_train_fn_utils
 
 from actors.node import socket_path
+from actors.rank.body import users_line
 from actors.rank.main import run_rank
 from actors.rank.once import Home
 from actors.rank.saving import PartsPort
 from fleet.config import RunSettings
+from fleet.errors import LoopError
+
+BARRIERS = {"report": "report", "barrier": "collective.barrier", "broadcast_from_rank_zero": "collective.broadcast_from_rank_zero"}
+"""What waits for all workers of Ray Train, by its name in Ray's utilities: for spares too, which never come."""
+INSTEAD = "Give figures to run.evaluate(...), and what is to happen once a step to step.on_commit(fn); checkpoints are Fleet's."
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,7 @@ def rank_main(config: dict[str, Any]) -> None:
     node = ray.get_runtime_context().get_node_id()
     host = spec.host or ray.util.get_node_ip_address()
     _hush()
+    refuse_barriers()
     agent = socket_path(spec.folder, node)
     run_rank(spec.train, spec.settings, slot, node, spec.folder, host, spec.parts(), agent, spec.home, spec.logs)
 
@@ -49,3 +57,17 @@ def _hush() -> None:
         logger = logging.getLogger(name)
         logger.propagate = False
         logger.handlers[:] = [each for each in logger.handlers if not isinstance(each, PlainRayHandler)]
+
+
+def refuse_barriers() -> None:
+    """In this process Ray Train's barriers raise LoopError, at the user's line. Each call looks them up anew, whoever has imported it."""
+    utilities = get_train_fn_utils()
+    for method, name in BARRIERS.items():
+        setattr(utilities, method, _refusal(f"ray.train.{name}()"))
+
+
+def _refusal(call: str) -> Callable[..., Any]:
+    def refused(*args: Any, **kwargs: Any) -> Any:
+        raise LoopError(f"{call} was called at {users_line()}: it waits for all processes of the run, also those that stand by. {INSTEAD}")
+
+    return refused

@@ -26,6 +26,10 @@ class ConfigError(FleetError):
         return f"{self.field} = {self.value!r}: {self.reason}.{hint}"
 
 
+class LoopError(FleetError):
+    """A mistake of the train function that another process would make, too: it ends the run at once, and no node is to blame."""
+
+
 class ProtocolError(FleetError):
     """A message or record breaks the protocol; a bug in Fleet, not in the user's program."""
 

@@ -107,13 +107,17 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """User code raised in a rank. The process is about to exit; ``traceback`` is the user's own part of it."""
+    """User code raised in a rank. The process is about to exit; ``traceback`` is the user's own part of it.
+
+    ``mistake``: Fleet knows that any other process would raise, too.
+    """
 
     member: Member
     step: int
     shard: int
     error: str
     traceback: str
+    mistake: bool = False
 
 
 @dataclass(frozen=True, slots=True)

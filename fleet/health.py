@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from fleet.machine_losses import RAISED
+from fleet.machine_losses import LOOP, RAISED
 from fleet.records import ProcessLost, ProcessUp, Record, Resumed, RunEnded, RunStarted
 from fleet.types import Member
 
@@ -65,8 +65,9 @@ CAUSES = (("silent corruption", "corruption"), ("no heartbeat", "hang"), ("no pr
 def histories(records: Iterable[Record], names: Mapping[str, str]) -> list[History]:
     """What each node did in one run, from its journal: how long it trained, and what went wrong there by itself.
 
-    A loss that chaos injected, an exception of the user's and the end of the whole cluster are nobody's incident. Ranks that one node loses
-    at a moment are one. ``names``: a node's id in the journal -> the name under which it is known from run to run; others are left out.
+    A loss that chaos injected, an exception of the user's and the end of the whole cluster are nobody's incident; nor is corruption, when
+    the loop turned out to be wrong. Ranks that one node loses at a moment are one. ``names``: a node's id in the journal -> the name under
+    which it is known from run to run; others are left out.
     """
     run, zero_s = "", 0.0
     nodes: dict[Member, str] = {}
@@ -82,10 +83,16 @@ def histories(records: Iterable[Record], names: Mapping[str, str]) -> list[Histo
             case ProcessLost(member=member, fault=None) if member in nodes and (kind := _kind(record.cause)):
                 known = incidents.setdefault(nodes[member], {})
                 known.setdefault((kind, round(record.at_s)), Incident((zero_s + record.at_s) / HOUR_S, kind, run))
-            case RunEnded():
+            case RunEnded(reason=reason):
+                if reason.startswith(LOOP):  # then it is why ranks differed
+                    incidents = {name: _but_corruption(found) for name, found in incidents.items()}
                 seen = {name: (begin_s, record.at_s) for name, (begin_s, _) in seen.items()}
     hours = {name: ((zero_s + begin_s) / HOUR_S, (zero_s + end_s) / HOUR_S) for name, (begin_s, end_s) in seen.items()}
     return [History(name, (stretch,), tuple(incidents.get(name, {}).values())) for name, stretch in hours.items()]
+
+
+def _but_corruption(incidents: Mapping[tuple[str, int], Incident]) -> dict[tuple[str, int], Incident]:
+    return {key: incident for key, incident in incidents.items() if incident.kind != "corruption"}
 
 
 def _kind(cause: str) -> str:

@@ -2,16 +2,19 @@
 
 Ranks compare in their own reduction (``actors.rank.replicas``), and leave their group when something differs: the step is not committed.
 Each that was in the comparison says what it holds with its ``Parked``; once all that live have spoken, the policy judges. Who is wrong is
-evicted before a view is made, so it neither trains on nor gives its state to anyone.
+evicted before a view is made, so it neither trains on nor gives its state to anyone. When nobody can say who, all go back to what they held
+alike. When it happens again right there, or more than a flipped bit has happened, the loop is wrong: the run ends, and no node is to blame.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from fleet.alike import WEIGHTS
 from fleet.events import Parked
+from fleet.machine_losses import LOOP
 from fleet.machine_state import Rank
 from fleet.ports import CorruptionPolicy
 from fleet.records import DecisionMade
@@ -22,6 +25,12 @@ if TYPE_CHECKING:
 
 
 DOUBTED = ("doubted_lineage", "doubted_step")
+AGAIN_STEPS = 4
+"""Ranks that differ so soon after they went on differ for the same reason as before."""
+LOOK_FOR = (
+    "Look in the loop for an unseeded draw, or for what depends on the time, the process or the rank, and changes what is tracked; "
+    "if there is none, have the nodes checked by `fleet doctor`"
+)
 
 
 class Doubts:
@@ -31,9 +40,27 @@ class Doubts:
         self.policy = policy
         self.said: dict[Member, Finding] = {}
         self.tainted: StateId | None = None
+        self._judged = -1
+        self._last: tuple[int, int] | None = None
+
+    def judged(self, generation: int) -> None:
+        """What is said of this view is answered; a rank may say it again before it hears so."""
+        self._judged = max(self._judged, generation)
+
+    def note(self, found: int, resumed: int) -> None:
+        """The ranks differed at step ``found``, and the run goes on from step ``resumed``."""
+        self._last = found, resumed
+
+    def again(self, step: int, said: Mapping[Member, Finding]) -> bool:
+        """Whether a difference at ``step`` is the last one again: right after that, or right after another process has taken a place."""
+        if self._last is None:
+            return False
+        [(most, _)] = Counter(known.digest for known in said.values()).most_common(1) or [("", 0)]
+        newcomers = any(known.digest != most and not known.witness for known in said.values())
+        return newcomers or step == self._last[0] or 0 <= step - self._last[1] <= AGAIN_STEPS
 
     def hear(self, event: Parked) -> None:
-        if event.testimony is None:
+        if event.testimony is None or event.testimony.generation <= self._judged:
             return
         newest = max((known.generation for known in self.said.values()), default=-1)
         if event.testimony.generation > newest:
@@ -47,7 +74,7 @@ class Doubts:
 
 
 def judge(machine: FleetMachine, now_s: float) -> None:
-    """All that live have left their group. Evict whom the testimonies name, and take back what is in doubt; or stop, or do nothing."""
+    """All that live have left their group. Evict whom the testimonies name, or nobody, and take back what is in doubt; or stop."""
     doubts = machine.doubts
     said, doubts.said = _of_one_thing(doubts.said), {}
     if len({known.digest for known in said.values()}) < 2 or _someone_is_silent(machine, said):
@@ -61,14 +88,19 @@ def judge(machine: FleetMachine, now_s: float) -> None:
     if policy is None or (_sharded(machine) and first.what.startswith(WEIGHTS)):
         _give_up(machine, first, said, now_s)
         return
-    verdict = policy.judge(votes, others)
+    injected = machine.losses.struck(said)
+    verdict = policy.judge(votes, others, again=doubts.again(first.state.step, said) and not injected)
     told = f"{first.what} at step {first.state.step}: {verdict.decision.reason}"
     machine._decide("corruption", verdict.decision.action, told, verdict.decision.fields, now_s)
     if verdict.decision.action == "stop":
-        machine._end("failed", f"silent corruption: {told}", _table(said), now_s)
+        machine._end("failed", f"{LOOP}: {told}. {LOOK_FOR}", _table(said), now_s)
+    elif verdict.decision.action == "retry":
+        cleared = min(known.cleared for known in said.values())
+        _take_back(machine, first, StateId(cleared.lineage, cleared.step - 1), now_s, counts=not injected)
+        machine.losses.healed(said)
     elif verdict.guilty:
         honest = [known.cleared for member, known in said.items() if member not in verdict.guilty]
-        _take_back(machine, first, max(honest, default=first.state), now_s)
+        _take_back(machine, first, max(honest, default=first.state), now_s, counts=not injected)
         for rank in _living(machine, verdict.guilty):
             machine._evict(rank, f"silent corruption: {first.what} at step {first.state.step} differ from the majority's", now_s)
 
@@ -90,13 +122,21 @@ def _give_up(machine: FleetMachine, found: Finding, said: dict[Member, Finding],
 
 
 def judge_the_end(machine: FleetMachine, finished: list[Rank], now_s: float) -> bool:
-    """The ranks hold different states at the finish barrier. True when some were evicted, so that the others finish without them."""
+    """The ranks hold different states at the finish barrier. True when it is dealt with: some were evicted, and the others finish."""
     policy = machine.doubts.policy
     if policy is None or _sharded(machine):
         return False
-    verdict = policy.judge({rank.member: rank.digest or "" for rank in finished}, {})
+    held = {rank.member: rank.digest or "" for rank in finished}
+    step = machine.committed.step
+    verdict = policy.judge(held, {}, again=machine.doubts.again(step, {}) and not machine.losses.struck(held))
     told = f"the final state: {verdict.decision.reason}"
     machine._decide("corruption", verdict.decision.action, told, verdict.decision.fields, now_s)
+    if verdict.decision.action == "stop":
+        detail = ", ".join(f"{member}: {digest[:12]}" for member, digest in held.items())
+        machine._end("failed", f"{LOOP}: {told}. {LOOK_FOR}", detail, now_s)
+        return True
+    if not machine.losses.struck(held):
+        machine.doubts.note(step, step)
     for rank in _living(machine, verdict.guilty):
         machine._evict(rank, "silent corruption: the final state differs from the majority's", now_s)
     return bool(verdict.guilty)
@@ -108,6 +148,9 @@ def replay(machine: FleetMachine, record: DecisionMade) -> None:
         return
     found, first = (StateId(*(int(record.fields[name]) for name in names)) for names in (("lineage", "found"), DOUBTED))
     machine.checkpoints.withdraw(first, found, record.at_s, record.reason)
+    machine.doubts.judged(int(record.fields.get("generation", -1)))
+    if "resumed" in record.fields:
+        machine.doubts.note(found.step, int(record.fields["resumed"]))
     if record.action != "carry_on":
         machine.doubts.tainted = found
 
@@ -128,10 +171,11 @@ def _living(machine: FleetMachine, members: tuple[Member, ...]) -> list[Rank]:
     return [rank for rank in found if rank is not None]
 
 
-def _take_back(machine: FleetMachine, found: Finding, cleared: StateId, now_s: float) -> None:
+def _take_back(machine: FleetMachine, found: Finding, cleared: StateId, now_s: float, counts: bool) -> None:
+    """The run goes on from what is ``cleared``. ``counts``: nobody has made the ranks differ on purpose."""
     policy = machine.doubts.policy
     assert policy is not None
-    reason = f"a rank was found to be wrong in {found.what} at step {found.state.step}"
+    reason = f"a rank is wrong in {found.what} at step {found.state.step}"
     machine._out += machine.checkpoints.withdraw(min(cleared, found.state), found.state, now_s, reason)
     decision, state = policy.go_back(found.state, cleared, machine.checkpoints.kept)
     first = min(cleared, found.state)
@@ -139,7 +183,15 @@ def _take_back(machine: FleetMachine, found: Finding, cleared: StateId, now_s: f
         machine.doubts.tainted = found.state
         first = StateId(0, 0) if state is None else StateId(state.lineage, state.step + 1)
         machine._out += machine.checkpoints.withdraw(first, found.state, now_s, reason)
-    fields = {"lineage": found.state.lineage, "found": found.state.step, "doubted_lineage": first.lineage, "doubted_step": first.step}
+    machine.doubts.judged(found.generation)
+    fields = {
+        "generation": found.generation, "lineage": found.state.lineage, "found": found.state.step,
+        "doubted_lineage": first.lineage, "doubted_step": first.step,
+    }  # fmt: skip
+    if counts:
+        back_to = found.state if decision.action == "carry_on" else state
+        fields["resumed"] = back_to.step if back_to is not None else 0
+        machine.doubts.note(found.state.step, fields["resumed"])
     machine._decide("corruption", decision.action, decision.reason, {**decision.fields, **fields}, now_s)
 
 

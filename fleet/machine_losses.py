@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from fleet.events import FaultReported, Raised
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from fleet.machine import FleetMachine
 
 RAISED = "the train function raised"
+LOOP = "a mistake of the train function, not the hardware"
+"""What the reason of a run begins with that ended so: then no node is to blame for anything that ranks differed in."""
 
 
 class Losses:
@@ -43,6 +46,15 @@ class Losses:
         """Whether the train function raised at this step before, in whichever rank."""
         return step in self._raised_at
 
+    def struck(self, members: Iterable[Member]) -> bool:
+        """Whether chaos has struck one of these."""
+        return any(member in self._injected for member in members)
+
+    def healed(self, members: Iterable[Member]) -> None:
+        """What chaos has done to these is undone: all of their state was replaced."""
+        for member in members:
+            self._injected.pop(member, None)
+
     def aimed(self, event: FaultReported, present: tuple[Member, ...]) -> None:
         """A fault is aimed at ranks, of which ``present`` are alive: deaths that follow are injected, until it has healed."""
         if event.phase in ("aimed", "executed"):
@@ -67,12 +79,17 @@ class Losses:
 
 
 def raised(machine: FleetMachine, event: Raised, now_s: float) -> None:
-    """A rank's train function raised: the rank is replaced, once; again at the same step, or before any step, the run ends."""
+    """A rank's train function raised: the rank is replaced, once; again at the same step, or before any step, the run ends.
+
+    A mistake that any other process would make ends it at once.
+    """
     rank = machine.roster.current(event.member)
     if rank is None:
         return
     rank.step, rank.shard = event.step, event.shard
-    if machine.phase == CONCLUDE:
+    if event.mistake:
+        machine._end("failed", f"{LOOP}: {event.error}", event.traceback, now_s)
+    elif machine.phase == CONCLUDE:
         machine._end("failed", f"{RAISED} behind the loop in slot {event.member.slot}: {event.error}", event.traceback, now_s)
     elif machine.losses.raised_before(event.step) or machine.committed.step == 0:
         where = f"step {event.step}" if event.step >= 0 else "start-up"

@@ -25,14 +25,19 @@ class Source:
 def situation(machine: FleetMachine, now_s: float) -> Situation:
     """What the recovery policy is asked about. Candidates are built, and were heard of since the coordinator started: they have a store.
 
-    Those of a node that is kept out come only when there would not be enough without them, or they hold a state.
+    Those of a node that is kept out come only when there would not be enough without them, or they hold a state. One that was taken back
+    is as if it was half written when there is no checkpoint: it cannot go on before a fresh process has come.
     """
     seated = frozenset(machine.view.members) if machine.view else frozenset()
     built = [rank for rank in machine.roster.in_order() if rank.phase != "starting" and rank.store]
     there = [rank for rank in built if rank.process.node not in machine.roster.kept_out]
     admitted = [rank for rank in there if rank.state is not None or machine.stragglers.admits(rank.process.node, now_s)]
     chosen = admitted if len(admitted) >= machine.settings.min_ranks else there
-    candidates = tuple(Candidate(rank.member, rank.process.node, rank.state, rank.dirty, rank.member in seated) for rank in chosen)
+    floor = machine.doubts.floor(StateId(0, 0)) if machine.checkpoints.newest_id is None else StateId(0, 0)
+    candidates = tuple(
+        Candidate(rank.member, rank.process.node, rank.state, rank.dirty or (rank.state or floor) < floor, rank.member in seated)
+        for rank in chosen
+    )
     starting, settings = len(machine.roster.by_slot) - len(built), machine.settings
     return Situation(
         candidates, settings.world, settings.min_ranks, machine.since_s, starting, machine.checkpoints.newest_id,

@@ -147,8 +147,11 @@ class IntervalPolicy(Protocol):
 class CorruptionPolicy(Protocol):
     """Who is wrong when ranks differ bit for bit, and which state is still good. Pure; see ``policies.corruption``."""
 
-    def judge(self, votes: Mapping[Member, str], others: Mapping[Member, str]) -> Verdict:
-        """``votes`` are the digests of those who may vote; ``others`` are judged, and have no voice."""
+    def judge(self, votes: Mapping[Member, str], others: Mapping[Member, str], again: bool = False) -> Verdict:
+        """``votes`` are the digests of those who may vote; ``others`` are judged, and have no voice. ``again``: they differed right before.
+
+        Action ``carry_on``; ``evict`` those who are guilty; ``retry``: nobody is, and all go back; ``stop``: the loop is wrong.
+        """
         ...
 
     def go_back(self, found: StateId, cleared: StateId, kept: Sequence[StateId]) -> tuple[Decision, StateId | None]:

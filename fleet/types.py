@@ -243,7 +243,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A corruption policy's answer: the decision, and the members that are wrong. Action ``carry_on``, ``evict`` or ``stop``."""
+    """A corruption policy's answer: the decision, and the members that are wrong. Action ``carry_on``, ``evict``, ``retry`` or ``stop``."""
 
     decision: Decision
     guilty: tuple[Member, ...] = ()

@@ -1,5 +1,9 @@
 """Silent corruption: who is wrong when results differ, how often to look, how long until it shows, and which state is still good.
 
+A flipped bit hits one rank, once. So ranks that hold three different things without a majority, and ranks that differ again right after
+they went on, run a loop that is wrong; nobody is accused then. Nor is anybody when two things are held and no majority tells which one is
+wrong: all go back to what was the same everywhere, and compute it again.
+
 Two nets, of different mesh. Replicas hold the same weights, so their digests are compared before every reduction: a difference shows in the
 step in which it arises. A wrong *computation* leaves the weights of all replicas equally wrong; so now and then each rank computes one
 shard of another rank again, before the commit, and compares bit for bit.
@@ -44,9 +48,10 @@ def vote(digests: Mapping[Member, str]) -> Vote:
 
 
 def after_vote(outcome: Vote, idle: Sequence[Member]) -> Decision:
-    """What a vote leads to: ``carry_on``, ``evict``, ``recompute`` on one of ``idle`` (members that have not voted), or ``stop``.
+    """What a vote leads to: ``carry_on``, ``evict``, ``recompute`` on one of ``idle`` (members that have not voted), ``retry`` or ``stop``.
 
-    A tie that nobody is left to break stops the run: going on would keep a state of which it is known that it may be wrong.
+    A tie that nobody is left to break is no reason to go on: a state is known that may be wrong. With two results all go back to what was
+    the same for all (``retry``); more of them are a mistake of the loop (``stop``).
     """
     fields = {"digests": float(len(outcome.votes)), "voters": float(sum(count for _, count in outcome.votes)), "idle": float(len(idle))}
     if outcome.outcome == AGREED:
@@ -56,8 +61,9 @@ def after_vote(outcome: Vote, idle: Sequence[Member]) -> Decision:
         return Decision("evict", f"{names} differ from the majority, bit for bit", fields | {"guilty": float(len(outcome.guilty))})
     if idle:
         return Decision("recompute", f"no majority: {min(idle)} computes it again", fields | {"slot": float(min(idle).slot)})
-    reason = "results differ, no majority names who is wrong, and no other rank is left to compute it again"
-    return Decision("stop", reason, fields)
+    if len(outcome.votes) > 2:
+        return Decision("stop", f"{len(outcome.votes)} different results, and no majority, which is more than a flipped bit does", fields)
+    return Decision("retry", "two different results, and no majority names who is wrong: nobody is accused, and all go back", fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +116,7 @@ def newest_cleared(evidence: Evidence, kept: Sequence[StateId]) -> Return:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MajorityRules:
-    """The ``CorruptionPolicy`` of live runs: a strict majority names who is wrong, and without one the run stops and says so.
+    """The ``CorruptionPolicy`` of live runs: a strict majority names who is wrong, and without one nobody is.
 
     Args:
         hit: probability that a verification of a rank finds that it computes wrongly; see :func:`hit_probability`.
@@ -118,12 +124,18 @@ class MajorityRules:
 
     hit: float = 1.0
 
-    def judge(self, votes: Mapping[Member, str], others: Mapping[Member, str]) -> Verdict:
-        """``others`` are wrong when they differ from what the votes come to. Raises ValueError without any vote."""
+    def judge(self, votes: Mapping[Member, str], others: Mapping[Member, str], again: bool = False) -> Verdict:
+        """``others`` are wrong when they differ from what the votes come to, and somebody else holds that too.
+
+        ``again``: the ranks differed right before, in the same way. Raises ValueError without any vote.
+        """
+        held = {**votes, **others}
         outcome = vote(votes)
-        wrong = tuple(sorted(member for member, digest in {**votes, **others}.items() if digest != outcome.digest))
-        if outcome.outcome == TIE:
-            return Verdict(after_vote(outcome, ()))
+        wrong = tuple(sorted(member for member, digest in held.items() if digest != outcome.digest))
+        if again and wrong:
+            return Verdict(Decision("stop", "the ranks differ again, right where they went on, and a flipped bit does not come back", {}))
+        if outcome.outcome == TIE or (wrong and list(held.values()).count(outcome.digest) == 1):
+            return Verdict(after_vote(Vote(TIE, (), "", tuple(Counter(held.values()).most_common())), ()))
         judged = Vote(OUTVOTED if wrong else AGREED, wrong, outcome.digest, outcome.votes)
         return Verdict(after_vote(judged, ()), wrong)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from actors.rank.body import Body
 from actors.rank.clipping import SplitNorms, block_norms, clip, total_norm
 from actors.rank.gradients import GradientBuffers
 from actors.rank.jumps import Jumps
@@ -32,7 +33,7 @@ HELD_TAG = (1 << 24) + 1
 FLAGS = 4
 """Numbers that each rank sends beside the gradients, before its shards' losses: proposal, a request of each level, time of arrival.
 
-Then comes what :mod:`actors.rank.replicas`, :mod:`actors.rank.recheck` and :mod:`actors.rank.jumps` compare."""
+Then comes what :mod:`actors.rank.replicas`, :mod:`actors.rank.recheck`, :mod:`actors.rank.jumps` and :mod:`actors.rank.body` compare."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,8 @@ class Engine:
         self._replicas = Replicas(state, settings.verify.replicas)
         self._recheck = Recheck(settings.verify.compute, settings.shards)
         self._jumps = Jumps(settings.verify.jumps)
-        self._head = FLAGS + self._replicas.width + self._recheck.width + self._jumps.width
+        self.body = Body(modules, self._optimizer, self._schedulers, self._scaler, samples=settings.verify.replicas > 0)
+        self._head = FLAGS + self._replicas.width + self._recheck.width + self._jumps.width + self.body.width
         self._norms: list[torch.Tensor] = []
         self._split = SplitNorms((), ())
         self._split_of: Sequence[torch.nn.Parameter] = ()
@@ -304,7 +306,7 @@ class Engine:
         """
         assert self._side is not None and self._state is not None
         said = self._replicas.abstain() + self._recheck.look() if early else self._look(self._state)
-        said += self._jumps.limits()
+        said += self._jumps.limits() + self.body.said()
         arrived_us = self._recorder.switch(STRAGGLER)
         mine = [self.losses[shard] for shard in self._brought[self._rank]]
         width = self._head + max(map(len, self._brought))
@@ -313,6 +315,8 @@ class Engine:
         self._recorder.switch(COMM, min(self._recorder.now_us(), int(max(row[FLAGS - 1] for row in numbers))))
         second = FLAGS + self._replicas.width
         third = second + self._recheck.width
+        fourth = third + self._jumps.width
+        self.body.compare([row[fourth] for row in numbers] if self.body.width else [], self._view.generation)
         self._replicas.compare([row[FLAGS:second] for row in numbers])
         disputed = self._recheck.compare([row[second:third] for row in numbers])
         if self._recheck.verifies and not disputed:
@@ -323,7 +327,7 @@ class Engine:
         by_shard = [losses[shard] for shard in range(self._shards)]
         culprit, why, hopeless = None, "", False
         if not disputed:  # to look may decide the step
-            limits = [min(limit) for limit in zip(*(row[third : self._head] for row in numbers), strict=True)]
+            limits = [min(limit) for limit in zip(*(row[third:fourth] for row in numbers), strict=True)]
             culprit, why, hopeless = self._suspect(by_shard, *limits)
             why = why or self._again()
         offers = [(int(row[0]), int(row[1]), int(row[2])) for row in numbers]

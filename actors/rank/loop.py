@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from actors.rank.client import Client
 from actors.rank.custody import Custody
@@ -26,12 +26,13 @@ from actors.rank.sharded import ShardedEngine, check_tracked
 from actors.rank.state import TrackedState
 from actors.rank.step import Step
 from fleet.config import RunSettings
-from fleet.errors import FleetError, RunOver
+from fleet.errors import FleetError, LoopError, RunOver
 from fleet.events import Implausible, Measured
 from fleet.once import BEGIN, END
 from fleet.records import COMPUTE, FINISH
 from fleet.types import StateId, View
 
+T = TypeVar("T")
 MEASURE_EVERY_US = 500_000
 
 
@@ -133,7 +134,7 @@ class Run:
                 step = Step(self, self._engine, self._here().step)
                 yield step
                 if not step.closed:
-                    raise FleetError(f"step {step.number}: the loop body ended without step.commit()")
+                    raise LoopError(f"step {step.number}: the loop body ended without step.commit()")
             if not self._seat.over and self._finish():
                 return
         raise RunOver
@@ -190,7 +191,7 @@ class Run:
             FleetError: the result is no plain data, or too large.
         """
         place = self._place()
-        return None if place is None else self._one.do(self._one.key(place, name or name_of(fn)), lambda before: fn())
+        return None if place is None else self._one.do(self._one.key(place, name or name_of(fn)), lambda before: self._alone(fn))
 
     def save(self, path: str | os.PathLike[str], model: Any = None) -> str | None:
         """Write the model to one file, once, whole or not at all: call it as ``once``, on all ranks.
@@ -227,7 +228,7 @@ class Run:
         if not self._committed or self._here().step % every:
             return None
         key = self._one.key(self._here(), name_of(fn))
-        figures = Figures(lambda: self._one.do(key, lambda before: self._judged(fn(), before)))
+        figures = Figures(lambda: self._one.do(key, lambda before: self._judged(self._alone(fn), before)))
         self._evaluation = (self._here().step, figures)
         self._evaluate()
         return figures
@@ -259,6 +260,12 @@ class Run:
             figures.fetch()
         self._evaluation = None
 
+    def _alone(self, fn: Callable[[], T]) -> T:
+        """What ``fn`` gives, which runs on this rank alone. In the loop it leaves what is tracked as it was."""
+        if self._engine is None or self._client.protocol.concluded:
+            return fn()
+        return self._engine.body.during(fn)
+
     def _judged(self, figures: Mapping[str, float], before: Any) -> dict[str, Any]:
         for name, value in figures.items():
             self._measure(name, float(value))
@@ -274,6 +281,7 @@ class Run:
         if not self._seat.claim():
             return False
         assert self._engine is not None
+        self._engine.body.leave()
         self._saver.settle()
         self._recorder.switch(FINISH)
         seed_step(self.seed, self._here().step)  # as the next step would: whoever came after the last commit has drawn no numbers in it
@@ -295,10 +303,10 @@ class Run:
         return protocol.concluded and protocol.released is None
 
     def close(self) -> None:
-        """The train function has returned. Returns when the run is over. Raises FleetError when it has not come to the end of its loop."""
+        """The train function has returned. Returns when the run is over. Raises LoopError when it has not come to the end of its loop."""
         protocol = self._client.protocol
         if not protocol.concluded and protocol.released is None:
-            raise FleetError(self._unfinished())
+            raise LoopError(self._unfinished())
         with self._client.lock:
             if protocol.released is None:
                 protocol.left()
@@ -315,6 +323,7 @@ class Run:
     def _sit_down(self) -> bool:
         """Into a view, with the group and the shards of the step at hand, or with shards to compute first. False: the run is over here."""
         assert self._engine is not None
+        self._engine.body.leave()
         self._engine.hold()
         self._forget_early()
         while self._seat.take():

@@ -22,7 +22,7 @@ from actors.rank.recorder import Recorder, now_us
 from actors.rank.saving import PartsPort
 from actors.rank.stacks import Stacks, stacks_path
 from fleet.config import RunSettings
-from fleet.errors import Fenced, RunOver
+from fleet.errors import Fenced, LoopError, RunOver
 from fleet.events import Raised
 from fleet.rank_logs import log_path
 
@@ -95,7 +95,9 @@ def _report(client: Client, recorder: Recorder, error: BaseException) -> None:
     if protocol.incarnation is None:
         _leave(f"fleet: slot {protocol.slot} could not join: {error!r}")
     where = recorder.where()
-    client.say(Raised(protocol.member, where.step, where.shard, f"{type(error).__name__}: {error}", user_traceback(error)))
+    mistake = isinstance(error, LoopError)
+    told = str(error) if mistake else f"{type(error).__name__}: {error}"
+    client.say(Raised(protocol.member, where.step, where.shard, told, user_traceback(error), mistake))
     try:
         client.wait(lambda: protocol.released, LAST_WORDS_S)
     except Fenced:
@@ -105,9 +107,10 @@ def _report(client: Client, recorder: Recorder, error: BaseException) -> None:
 
 
 def user_traceback(error: BaseException) -> str:
-    """The traceback without Fleet's own frames and Ray's: what the user can act on."""
+    """The traceback without Fleet's own frames and Ray's, and torch's where Fleet refused a call: what the user can act on."""
     trace = traceback.TracebackException.from_exception(error)
-    theirs = [frame for frame in trace.stack if not any(part in frame.filename for part in OURS)]
+    ours = (*OURS, os.sep + "torch" + os.sep) if isinstance(error, LoopError) else OURS
+    theirs = [frame for frame in trace.stack if not any(part in frame.filename for part in ours)]
     if theirs:
         trace.stack = traceback.StackSummary.from_list(theirs)
     return "".join(trace.format())

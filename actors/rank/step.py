@@ -11,7 +11,7 @@ import torch
 from actors.rank.data import Feed
 from actors.rank.engine import Engine
 from actors.rank.sampling import seed_shard, seed_step
-from fleet.errors import FleetError
+from fleet.errors import LoopError
 from fleet.events import Reads
 from fleet.records import COMPUTE, DATA, VERIFY
 
@@ -39,6 +39,7 @@ class Step:
         self._run, self._engine = run, engine
         self.shard, self.shards = -1, engine.due
         run._committed = False
+        engine.body.enter(number)
         seed_step(run.seed, number)
 
     def batches(self, dataset: Any, batch_size: int, collate_fn: Callable[[list[Any]], Any] | None = None) -> Iterator[Any]:
@@ -56,11 +57,11 @@ class Step:
 
         Raises:
             ConfigError: the dataset cannot be read so, or ``batch_size`` is no multiple of the number of shards.
-            FleetError: it is called twice in a step, or the loop body does not call ``backward`` for a batch.
+            LoopError: it is called twice in a step, or the loop body does not call ``backward`` for a batch.
         """
         run, recorder = self._run, self._run._recorder
         if self._begun:
-            raise FleetError(f"step {self.number}: step.batches() was called twice; a dataset of both together gives each shard one batch")
+            raise LoopError(f"step {self.number}: step.batches() was called twice; a dataset of both together gives each shard one batch")
         self._begun = True
         feed = run._feeds.of(dataset, batch_size, collate_fn)
         if run._rank == 0 and run._told != (told := (feed.samples, batch_size)):
@@ -108,7 +109,9 @@ class Step:
         yield batch
         self.shard = -1
         if shard not in self.losses:
-            raise FleetError(f"step {self.number}, shard {shard}: the loop body did not call step.backward(loss) for this batch")
+            reason = "the loop body did not call step.backward(loss) for this batch; it stands in the place of loss.backward()"
+            raise LoopError(f"step {self.number}, shard {shard}: {reason}")
+        self._engine.body.collected()
         end(shard, self.losses[shard])
         recorder.shard(-1)
 
@@ -119,12 +122,13 @@ class Step:
             loss: of no dimension. Called several times for a batch, their sum counts. A tracked GradScaler is applied here.
 
         Raises:
-            FleetError: it is called outside ``for batch in step.batches(...)``.
+            LoopError: it is called outside ``for batch in step.batches(...)``.
         """
         if self.shard < 0:
-            raise FleetError("step.backward() belongs inside `for batch in step.batches(...)`")
+            raise LoopError("step.backward() belongs inside `for batch in step.batches(...)`")
         self.losses[self.shard] = self.losses.get(self.shard, 0.0) + float(loss.detach())
         self._engine.scaled(loss).backward()
+        self._engine.body.computed()
 
     def on_commit(self, fn: Callable[[], None]) -> None:
         """``fn`` runs right after this step is committed, exactly once on each rank that commits it. Call it before ``commit``.
@@ -141,19 +145,21 @@ class Step:
             False when the step will be repeated, or was a rehearsal: nothing has changed.
 
         Raises:
-            FleetError: it is called twice, or before all batches of the step were computed.
+            LoopError: it is called twice, or before all batches of the step were computed.
         """
         if self.closed:
-            raise FleetError(f"step {self.number} was committed twice")
+            raise LoopError(f"step {self.number} was committed twice")
         self.closed = True
         missing = set(self.shards) - set(self.losses)
         if missing and not self._cut:
-            raise FleetError(
+            raise LoopError(
                 f"step {self.number}: commit() before shards {sorted(missing)} were computed; iterate step.batches() to its end"
             )
         if self._run._rehearsing:
             return False
+        self._engine.body.check()
         outcome = self._run._attempt(self)
+        self._engine.body.enter(self.number + (outcome is not None))
         if outcome is None:
             return False
         self.loss = outcome.loss

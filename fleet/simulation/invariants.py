@@ -54,7 +54,7 @@ class Donor(Checker):
     def record(self, record: Record) -> None:
         if isinstance(record, ViewPublished) and record.graceful:
             self._proposed.add(record.view.generation)  # its state is whatever the donor holds when it enters
-        if isinstance(record, DecisionMade) and record.action == "begin_anew":
+        if isinstance(record, DecisionMade) and record.action in ("begin_anew", "go_back"):
             self._doubted.add(int(record.fields["lineage"]))
 
     def sent(self, machine: FleetMachine, instruction: Instruction) -> None:

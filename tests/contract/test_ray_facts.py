@@ -17,6 +17,7 @@ from ray._private.runtime_env.context import RuntimeEnvContext
 from ray.exceptions import ActorDiedError, ActorHandleNotFoundError, ActorUnavailableError, RayActorError, RayError
 from ray.runtime_env import RuntimeEnv
 from ray.train.backend import Backend
+from ray.train.collective import barrier, broadcast_from_rank_zero
 from ray.train.v2._internal.callbacks import DatasetsCallback, WorkingDirectorySetupCallback
 from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
 from ray.train.v2._internal.exceptions import RayTrainError, WorkerGroupStartupFailedError, WorkerHealthCheckFailedError
@@ -53,6 +54,12 @@ def source_of(function: Callable[..., Any]) -> str:
 
 def test_the_version_is_the_one_that_was_studied() -> None:
     assert ray.__version__.startswith("2.60.")
+
+
+def test_barriers_look_up_what_they_call_each_time() -> None:
+    """execution/train_fn_utils.py; what ``actors.worker`` replaces there is what a train function gets."""
+    for call, method in ((ray.train.report, "report"), (barrier, "barrier"), (broadcast_from_rank_zero, "broadcast_from_rank_zero")):
+        assert f"get_train_fn_utils().{method}" in calls_of(inspect.unwrap(call))
 
 
 def test_a_backend_says_that_single_workers_can_be_replaced() -> None:

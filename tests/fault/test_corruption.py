@@ -23,8 +23,8 @@ __all__ = ["fault_free"]
 
 
 def flip(tensor: torch.Tensor, bit: int = 3) -> None:
-    """The lowest bits of the first element: no loss and no norm shows that."""
-    memory = tensor.detach().reshape(-1).view(torch.uint8)
+    """The lowest bits of the first element: no loss and no norm shows that. By ``data``, as autograd counts all other writes."""
+    memory = tensor.data.reshape(-1).view(torch.uint8)
     memory[0] ^= 1 << bit
 
 
@@ -43,14 +43,6 @@ def test_a_flipped_weight_costs_its_rank_and_no_bit(tmp_path: Path, fault_free: 
     assert lost.member.slot == 1
     assert "silent corruption: weights at step 10" in lost.cause
     assert not of(LineageBegun, records)
-
-
-def test_two_ranks_that_differ_stop_and_say_so(tmp_path: Path) -> None:
-    outcome, records, _ = train_through(weight_flips_in_slot_1, settings(tmp_path, world=2), tmp_path)
-    assert outcome.status == "failed"
-    assert "no majority" in outcome.reason
-    assert "weights at step 10" in outcome.reason
-    assert [record.action for record in of(DecisionMade, records) if record.policy == "corruption"] == ["stop"]
 
 
 def test_with_sharded_optimizer_state_ranks_that_differ_stop_and_nobody_is_accused(tmp_path: Path) -> None:
@@ -224,7 +216,9 @@ def test_verification_changes_no_bit(tmp_path: Path, fault_free: str) -> None:
 
 
 def test_of_two_ranks_that_compute_differently_none_is_named(tmp_path: Path) -> None:
-    outcome, _, _ = train_through(slot_1_computes_wrongly, settings(tmp_path, world=2, verify=VERIFIED), tmp_path)
+    chosen = settings(tmp_path, world=2, verify=VERIFIED, checkpoint=CheckpointSettings(policy="fixed", interval_s=0.1))
+    outcome, records, _ = train_through(slot_1_computes_wrongly, chosen, tmp_path)
     assert outcome.status == "failed"
     assert "gradients of shard" in outcome.reason
-    assert "no majority" in outcome.reason
+    assert "differ again" in outcome.reason
+    assert not [lost for lost in of(ProcessLost, records) if "corruption" in lost.cause]

@@ -85,6 +85,13 @@ def under_chaos(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory)
     return Watched(chosen.folder, result, unanswered)
 
 
+def test_a_barrier_of_ray_train_is_refused_at_its_line(cluster: LocalCluster, tmp_path: Path) -> None:
+    result = LiveRun(dataclasses.replace(plan(tmp_path), train=trains.reports_to_ray), cluster).execute()
+    assert result.status == "failed"
+    assert "ray.train.report() was called at trains.py:" in result.reason
+    assert "run.evaluate" in result.reason
+
+
 def test_a_run_through_kills_and_a_lost_node_is_bit_identical(under_chaos: Watched, truth: str) -> None:
     assert under_chaos.result.status == "completed", under_chaos.result
     assert final_digest(under_chaos.folder) == truth

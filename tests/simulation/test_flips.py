@@ -9,7 +9,8 @@ import pytest
 
 from fleet import machine as machine_module
 from fleet.alike import Alike
-from fleet.records import ProcessLost
+from fleet.machine_losses import LOOP
+from fleet.records import DecisionMade, ProcessLost
 from fleet.simulation.plan import Plan, Trouble, small, with_troubles
 from fleet.types import StateId
 from tests.simulation.runs import COMMAND, simulate, simulate_flips
@@ -23,6 +24,10 @@ REGRESSIONS = {
     466: "all ranks went on from a checkpoint that one had saved while it was alone, and wrong",
     539: "a rank that was given its state had a voice once the view had formed anew, and outvoted the one that was right",
     1807: "one rank was left at the finish, and wrong",
+    44: "ranks that were to go back said again what they had held, and it was taken for a second difference",
+    169: "the copy to go back to was lost with its node, so that the run began anew",
+    589: "two ranks differed before their first step, where nothing is older",
+    1165: "ranks that had their state from one that was wrong had to be kept from voting for it",
 }
 
 
@@ -38,10 +43,17 @@ def test_a_flipped_rank_is_evicted_and_the_run_goes_on_where_it_is() -> None:
     assert "silent corruption: weights at step 5" in lost.cause
 
 
-def test_two_that_differ_stop() -> None:
-    outcome = run(Trouble(kind="flip", point="compute", step=5, slot=1), world=2)
+def test_two_that_differ_go_back_once_and_nobody_is_accused() -> None:
+    outcome = completed(Trouble(kind="flip", point="compute", step=5, slot=1), world=2)
+    assert next(record.action for record in of(DecisionMade, outcome) if record.policy == "corruption") == "retry"
+    assert not [lost for lost in of(ProcessLost, outcome) if "corruption" in lost.cause]
+
+
+def test_two_that_differ_again_where_they_went_on_run_a_loop_that_is_wrong() -> None:
+    outcome = run(*(Trouble(kind="flip", point="compute", step=5 + slot, slot=slot) for slot in (0, 1)), world=4)
     assert outcome.status == "failed"
-    assert "no majority" in outcome.reason
+    assert outcome.reason.startswith(LOOP)
+    assert "differ again" in outcome.reason
 
 
 def test_a_flip_at_the_finish_barrier_is_outvoted() -> None:

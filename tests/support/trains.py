@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import signal
 import time
 from collections.abc import Callable
@@ -383,3 +384,66 @@ def breaks_off(run: Any) -> None:
     for step in _few_steps(run, state, model):
         if step.number == 3:
             break
+
+
+def _mistaken(run: Any, mistake: Callable[..., None]) -> None:
+    """A loop with a mistake, which is made in each step, right before ``commit``."""
+    model, optimizer, scheduler = build(norm="layer")
+    state = run.track(model=model, optimizer=optimizer, scheduler=scheduler)
+    for step in run.steps(state, total=int(run.options["steps"])):
+        for x, y in step.batches(Numbers(), batch_size=64):
+            step.backward(((model(x) - y) ** 2).mean())
+        mistake(run, step, model, optimizer)
+        time.sleep(0.02)
+        step.commit()
+
+
+def steps_the_optimizer(run: Any) -> None:
+    """The line of the plain loop that everyone forgets to remove."""
+    _mistaken(run, lambda run, step, model, optimizer: optimizer.step())
+
+
+def writes_weights(run: Any) -> None:
+    """Weight decay by hand, past autograd: the same on all ranks."""
+
+    def decay(run: Any, step: Any, model: nn.Module, optimizer: Any) -> None:
+        for parameter in model.parameters():
+            parameter.data.mul_(0.999)
+
+    _mistaken(run, decay)
+
+
+def writes_weights_in_slot_1(run: Any) -> None:
+    """As before, but one rank alone does it, in step 5 and all that follow."""
+
+    def decay(run: Any, step: Any, model: nn.Module, optimizer: Any) -> None:
+        if run.slot == 1 and step.number >= 5:
+            for parameter in model.parameters():
+                parameter.data.mul_(0.999)
+
+    _mistaken(run, decay)
+
+
+def draws_unseeded(run: Any) -> None:
+    """A learning rate that no seed decides: another one on each rank."""
+
+    def draw(run: Any, step: Any, model: nn.Module, optimizer: Any) -> None:
+        optimizer.param_groups[0]["lr"] = 1e-2 * random.SystemRandom().random()
+
+    _mistaken(run, draw)
+
+
+def sets_the_learning_rate(run: Any) -> None:
+    """Warm-up by hand, as many loops do it: allowed."""
+
+    def warm_up(run: Any, step: Any, model: nn.Module, optimizer: Any) -> None:
+        optimizer.param_groups[0]["lr"] = 1e-2 * min(1.0, (step.number + 1) / 10)
+
+    _mistaken(run, warm_up)
+
+
+def reports_to_ray(run: Any) -> None:
+    """As a loop for Ray Train does, after each step."""
+    import ray.train
+
+    _loop(run, tail=lambda run, step, committed: ray.train.report({"loss": step.loss}))

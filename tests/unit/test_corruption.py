@@ -34,9 +34,15 @@ def test_a_tie_asks_a_third_and_the_third_decides() -> None:
     assert vote({A: "x", B: "y", C: "y"}).guilty == (A,)
 
 
-def test_two_ranks_that_differ_stop_the_run() -> None:
+def test_two_ranks_that_differ_are_not_judged() -> None:
     decision = after_vote(vote({A: "x", B: "y"}), [])
-    assert decision.action == "stop" and "no majority" in decision.reason
+    assert decision.action == "retry" and "nobody is accused" in decision.reason
+
+
+def test_ranks_that_differ_again_are_no_matter_of_the_hardware() -> None:
+    verdict = MajorityRules().judge({A: "x", B: "y", C: "x"}, {}, again=True)
+    assert (verdict.decision.action, verdict.guilty) == ("stop", ())
+    assert MajorityRules().judge({A: "x", B: "x"}, {}, again=True).decision.action == "carry_on"
 
 
 def test_three_different_answers_name_nobody() -> None:
@@ -160,7 +166,12 @@ def test_off_or_alone_nothing_is_computed_again() -> None:
 def test_who_has_no_voice_is_judged_by_those_who_have() -> None:
     verdict = MajorityRules().judge({A: "x"}, {B: "x", C: "y"})
     assert (verdict.decision.action, verdict.guilty) == ("evict", (C,))
-    assert MajorityRules().judge({A: "x", B: "y"}, {C: "y"}).decision.action == "stop"
+    assert MajorityRules().judge({A: "x", B: "y"}, {C: "y"}).decision.action == "retry"
+
+
+def test_one_word_alone_convicts_nobody() -> None:
+    assert MajorityRules().judge({A: "x"}, {B: "y"}).guilty == ()
+    assert MajorityRules().judge({A: "x"}, {B: "y", C: "y"}).decision.action == "retry"
 
 
 def test_kept_states_of_older_histories_are_cleared_too() -> None:

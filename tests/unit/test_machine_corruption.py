@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from fleet.decisions import Decision
-from fleet.events import CheckpointDurable, Finished, NodeJoined, Parked, Ready
+from fleet.events import CheckpointDurable, FaultReported, Finished, Formed, NodeJoined, Parked, Ready
 from fleet.instructions import EndRun, Evict, Publish
 from fleet.machine import FleetMachine
+from fleet.machine_losses import LOOP
 from fleet.records import CheckpointRecord, DecisionMade, LineageBegun
-from fleet.types import Finding, Member, StateId
+from fleet.types import Fault, Finding, Member, StateId
 from policies.corruption import MajorityRules
 from policies.interval import CheckpointInterval
 from policies.recovery import ReformPromoteRegrow
@@ -32,6 +33,11 @@ class Court(Bench):
             out += self.tell(Parked(self.machine.roster.by_slot[slot].member, generation, AT, False, "differ", said))
         return [*out, *self.after(0.1)]
 
+    def durable_at(self, step: int) -> Court:
+        self.checkpoint = "good", StateId(0, step)
+        self.machine = self.new_machine()
+        return self
+
     def durable(self, name: str, state: StateId) -> None:
         self.tell(CheckpointDurable(name, state, 1, 0.0, 0.0))
 
@@ -51,16 +57,76 @@ def test_the_outvoted_rank_is_evicted_before_a_view_is_made() -> None:
     assert out.index(evicted) < out.index(published)
 
 
-def test_no_majority_stops_the_run() -> None:
+def decided(court: Court) -> list[str]:
+    return [one.action for one in of(DecisionMade, court.journal) if one.policy == "corruption"]  # type: ignore[attr-defined]
+
+
+def test_of_two_that_differ_nobody_is_accused_and_both_go_back() -> None:
     court = Court(world=2).start(AT)
-    [end] = of(EndRun, court.testify("a", "b"))
-    assert end.status == "failed"  # type: ignore[attr-defined]
-    assert "no majority" in end.reason  # type: ignore[attr-defined]
+    court.durable("good", StateId(0, 20))
+    out = court.testify("a", "b")
+    assert not of(Evict, out)
+    [published] = of(Publish, out)
+    assert (published.view.checkpoint, published.view.state) == ("good", StateId(1, 20))  # type: ignore[attr-defined]
+    assert decided(court) == ["retry", "go_back"]
+
+
+def again(court: Court, found: StateId, *digests: str) -> list[object]:
+    """The ranks differ once more, at ``found``, in the view that they are in by now."""
+    for rank in list(court.machine.roster.by_slot.values()):
+        court.tell(Formed(rank.member, court.machine.generation, found))
+    generation, out = court.machine.generation, list[object]()
+    for slot, digest in enumerate(digests):
+        said = Finding("weights", generation, found, digest, found)
+        out += court.tell(Parked(court.machine.roster.by_slot[slot].member, generation, found, False, "differ", said))
+    return [*out, *court.after(0.1)]
+
+
+def test_ranks_that_differ_again_where_they_went_on_run_a_loop_that_is_wrong() -> None:
+    court = Court(world=2).start(AT)
+    court.durable("good", StateId(0, 20))
+    court.testify("a", "b")
+    [end] = of(EndRun, again(court, StateId(1, 22), "a", "b"))
+    assert end.reason.startswith(LOOP)  # type: ignore[attr-defined]
+    assert "differ again" in end.reason  # type: ignore[attr-defined]
+
+
+def test_long_after_it_is_another_flipped_bit() -> None:
+    court = Court(world=2).start(AT)
+    court.durable("good", StateId(0, 20))
+    court.testify("a", "b")
+    assert not of(EndRun, again(court, StateId(1, 90), "a", "b"))
+    assert decided(court) == ["retry", "go_back"] * 2
+
+
+def test_what_is_said_twice_of_one_view_is_judged_once() -> None:
+    court = Court(world=2).start(AT)
+    court.durable("good", StateId(0, 20))
+    court.testify("a", "b")
+    said = [Finding("weights", 1, AT, digest, AT) for digest in "ab"]
+    court.tell(*(Parked(Member(slot, 0), court.machine.generation, AT, False, "differ", one) for slot, one in enumerate(said)))
+    court.after(0.1)
+    assert decided(court) == ["retry", "go_back"]
+
+
+def test_what_chaos_did_twice_is_no_mistake_of_the_loop() -> None:
+    court = Court(world=2).start(AT)
+    court.durable("good", StateId(0, 20))
+    for number, found in enumerate((AT, StateId(1, 22))):
+        court.tell(FaultReported(Fault(f"flip-{number}", 1.0, "sdc", "flip_weight", 1), "executed", 1.0, (Member(1, 0),)))
+        out = court.testify("a", "b") if found == AT else again(court, found, "a", "b")
+        assert not of(EndRun, out)
+
+
+def test_more_than_one_flipped_bit_does_is_the_loop() -> None:
+    [end] = of(EndRun, Court().start(AT).testify("a", "b", "c", "d"))
+    assert end.reason.startswith(LOOP)  # type: ignore[attr-defined]
+    assert "4 different results" in end.reason  # type: ignore[attr-defined]
 
 
 def test_who_was_given_its_state_has_no_voice() -> None:
     """Three say b, but two of them have it from the third: it is one word against another, and then against two."""
-    assert of(EndRun, Court().start(AT).testify("b", "b", "b", "a", given=(1, 2)))
+    assert not of(Evict, Court().durable_at(20).start(AT).testify("b", "b", "b", "a", given=(1, 2)))
     evicted = of(Evict, Court(world=5).start(AT).testify("b", "b", "b", "a", "a", given=(1, 2)))
     assert [one.member.slot for one in evicted] == [0, 1, 2]  # type: ignore[attr-defined]
 
@@ -126,8 +192,12 @@ def test_without_any_good_checkpoint_a_fresh_process_begins_anew() -> None:
     court.durable("doubtful", StateId(0, 30))
     out = court.testify("a", "b", "a", "a", cleared=OLD)
     assert court.machine.checkpoints.newest_id is None
-    assert len(of(Evict, out)) == 2, "the guilty one, and one in whose place a fresh process begins"
+    assert [one.member.slot for one in of(Evict, out)] == [1]  # type: ignore[attr-defined]
     assert not of(Publish, out)
+    court.join(1, "fresh")
+    [published] = of(Publish, [*court.tell(Ready(Member(1, 1))), *court.after(0.1)])
+    view = published.view  # type: ignore[attr-defined]
+    assert (view.state, view.members[view.donor]) == (StateId(1, 0), Member(1, 1)), "whoever takes its place begins anew"
 
 
 def test_a_coordinator_that_dies_after_the_verdict_does_not_forget_what_is_tainted() -> None:
