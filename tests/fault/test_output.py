@@ -13,7 +13,7 @@ import pytest
 from chaos.arrivals import save_trace
 from fleet import cli
 from fleet.launch.processes import calling
-from fleet.rank_logs import REHEARSAL, REHEARSED, RunLogs, found, logs_of
+from fleet.rank_logs import REHEARSAL, REHEARSED, RunLogs, found, logs_of, prefix
 from fleet.types import Fault, Member
 from tests.fault.test_bad_luck import settings, train_through
 from tests.support import trains
@@ -49,23 +49,24 @@ def test_what_ranks_print_is_kept_and_told_by_rank_also_of_one_that_was_killed(
     assert outcome.status == "completed"
     files = found(logs_of(tmp_path))
     assert {member.slot for member in files} == {0, 1, 2}
-    killed = files[Member(1, 0)].read_text().splitlines()
-    assert killed[0] == "slot 1 builds its model"
-    assert killed[-1] == "last words"
-    assert {"mine: logged in step 5", "written past Python"} <= set(killed)
-    assert "step 39 shard " in files[Member(0, 0)].read_text(), "to its last step"
-    spare = files[Member(2, 0)].read_text().splitlines()
-    assert spare.index(REHEARSAL) < spare.index("step 0 shard 0") < spare.index(REHEARSED)
-    live = list(RunLogs(logs_of(tmp_path), 2).poll(10_000))
-    assert "[rank 2] slot 2 builds its model" in live and "[rank 2] step 0 shard 0" not in live
+    texts = {member: path.read_text().splitlines() for member, path in files.items()}
+    [killed] = [member for member, lines in texts.items() if lines[-1] == "last words"]
+    assert texts[killed][0] == f"slot {killed.slot} builds its model"
+    assert {"mine: logged in step 5", "written past Python"} <= set(texts[killed])
+    assert any("step 39 shard " in line for line in texts[Member(0, 0)]), "to its last step"
+    stood_by, spare = next((member, lines) for member, lines in texts.items() if REHEARSED in lines)
+    first, last = spare.index(REHEARSAL), spare.index(REHEARSED)
+    assert "step 0 shard 0" in spare[first:last]
+    live = [line for line in RunLogs(logs_of(tmp_path), stood_by.slot).poll(10_000) if line.startswith(prefix(stood_by))]
+    assert live == [prefix(stood_by) + line for line in spare[:first] + spare[last + 1 :]], "all but the rehearsal"
 
-    monkeypatch.setattr(sys, "argv", ["fleet", "logs", str(tmp_path), "--rank", "1", "--follow"])
+    monkeypatch.setattr(sys, "argv", ["fleet", "logs", str(tmp_path), "--rank", str(killed.slot), "--follow"])
     with pytest.raises(SystemExit) as ended:
         cli.main()
     said = capsys.readouterr().out.splitlines()
     assert ended.value.code in (0, None)
-    assert said[0] == "[rank 1] slot 1 builds its model" and "[rank 1] last words" in said
-    assert "[rank 1.1] slot 1 builds its model" in said
+    assert said[0] == f"[rank {killed.slot}] slot {killed.slot} builds its model" and f"[rank {killed.slot}] last words" in said
+    assert f"[rank {killed.slot}.1] slot {killed.slot} builds its model" in said
 
 
 # ---- fleet run ---------------------------------------------------------------------------------------------------------------------------
