@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import codecs
-import re
 from pathlib import Path
 from typing import Any
 
-FOLDER = "logs"
-NAME = re.compile(r"rank-(\d{1,7})\.(\d{1,7})\.log")
+from fleet.rank_logs import found, log_path, logs_of
+from fleet.types import Member
+
 MOST_BYTES = 65_536
 """Read at once, whatever the size of the file."""
 MOST_FILES = 2_000
@@ -16,13 +16,12 @@ MOST_FILES = 2_000
 
 def log_files(run: Path) -> list[dict[str, Any]]:
     """``{slot, incarnation, bytes}`` of each log in the run's folder, in order; of very many the first ``MOST_FILES``."""
-    found = {found.groups(): path for path in (run / FOLDER).glob("rank-*.log") if (found := NAME.fullmatch(path.name))}
     rows = [
-        {"slot": int(slot), "incarnation": int(incarnation), "bytes": path.stat().st_size}
-        for (slot, incarnation), path in found.items()
+        {"slot": member.slot, "incarnation": member.incarnation, "bytes": path.stat().st_size}
+        for member, path in found(logs_of(run)).items()
         if _inside(run, path)
     ]
-    return sorted(rows, key=lambda row: (row["slot"], row["incarnation"]))[:MOST_FILES]
+    return rows[:MOST_FILES]
 
 
 def log_piece(run: Path, slot: int, incarnation: int, offset: int | None = None) -> dict[str, Any] | None:
@@ -33,7 +32,7 @@ def log_piece(run: Path, slot: int, incarnation: int, offset: int | None = None)
         offset: where to go on, in bytes: ``next`` of the piece before. None: the last whole lines of the file. One behind the end of the
             file, which was made anew, begins at its start.
     """
-    path = run / FOLDER / f"rank-{slot}.{incarnation}.log"
+    path = log_path(logs_of(run), Member(slot, incarnation))
     if not _inside(run, path):
         return None
     with path.open("rb") as file:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dashboards.logs import FOLDER, MOST_BYTES, log_files, log_piece
+from dashboards.logs import MOST_BYTES, log_files, log_piece
+from fleet.rank_logs import FOLDER
 
 
 @pytest.fixture
