@@ -97,7 +97,7 @@ def init(file: Annotated[str, typer.Argument(metavar="FILE", help="Where to writ
     script = shlex.quote(file)
     print(f"{file} is written. Next:\n")
     print(f"  fleet run {script} --world 2")
-    print(f'  fleet run {script} --world 3 --spares 1 --chaos "mtbf=5s,kinds=kill_rank" --twin')
+    print(f'  fleet run {script} --world 3 --spares 1 --chaos "mtbf=3s,kinds=kill_rank" --set steps=1000 --twin')
 
 
 def register(app: typer.Typer) -> None:
