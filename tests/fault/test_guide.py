@@ -45,13 +45,14 @@ class Walk:
         return said
 
     def run(self, block: Block) -> None:
-        for line in block.text.splitlines():
+        for line in block.commands:
             self.end(self.begin(line))
 
     def run_until_step(self, block: Block, step: int) -> None:
         """Begins it, and comes back when the run has taken so many steps."""
-        self.going = self.begin(block.text)
-        folder = self.folder / "runs" / _option(block.text, "--name")
+        [line] = block.commands
+        self.going = self.begin(line)
+        folder = self.folder / "runs" / _option(line, "--name")
         until(lambda: self._over() or ((folder / NAME).exists() and _steps(folder) >= step), f"step {step} of {folder.name}", LIMIT_S)
 
     def _over(self) -> bool:
@@ -62,7 +63,7 @@ class Walk:
         """``PID`` is the number that the line before has printed last."""
         assert self.going is not None and not self._over(), "the run is over already"
         said = ""
-        for line in block.text.splitlines():
+        for line in block.commands:
             found = re.findall(r"process (\d+)", said)
             if "PID" in line:
                 assert found and psutil.pid_exists(int(found[-1])), said
@@ -107,7 +108,7 @@ def report(folder: Path, name: str) -> dict[str, Any]:
 
 
 def faults(folder: Path, name: str) -> int:
-    """Ranks that were lost, whoever killed them."""
+    """Those of the plan that struck."""
     return int(report(folder, name)["counts"]["executed"])
 
 

@@ -26,12 +26,6 @@ MADE_LATER = {"train.py", "own.py", "use.py", "RUN", "NAME", "model.py"}
 """Scripts that the reader has, or writes on the way."""
 
 
-def joined(text: str) -> list[str]:
-    """Command lines, continued ones in one piece, without comments and prompts."""
-    lines = (line.removeprefix("$ ") for line in text.replace("\\\n", " ").splitlines())
-    return [line for line in lines if line.strip() and not line.startswith("#")]
-
-
 def check_fleet(words: list[str]) -> None:
     """Parse as the command line would, values and all; nothing is run. Raises what it raises."""
     command: Any = get_command(app)
@@ -85,7 +79,7 @@ def check_plain(block: Block) -> None:
 
 
 def check_shell(block: Block) -> None:
-    for line in joined(block.text):
+    for line in block.commands:
         for part in _parts(shlex.split(line, comments=True)):
             program = Path(part[0]).name
             assert program in PROGRAMS, f"{block}: no rule for the program {program}"
