@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,13 @@ class Walk:
             said = self.end(self.begin(line))
         self.end(self.going)
 
+    def leave(self) -> None:
+        """Nothing goes on when a step has failed."""
+        if self.going is not None and not self._over():
+            for process in psutil.Process(self.going.pid).children(recursive=True):
+                process.kill()
+            self.going.communicate(timeout=LIMIT_S)
+
     def save(self, block: Block, name: str) -> None:
         (self.folder / name).write_text(block.text)
 
@@ -112,8 +120,14 @@ def faults(folder: Path, name: str) -> int:
     return int(report(folder, name)["counts"]["executed"])
 
 
-def test_the_guide_leads_where_it_says(tmp_path: Path) -> None:
+@pytest.fixture
+def walk(tmp_path: Path) -> Iterator[Walk]:
     walk = Walk(tmp_path)
+    yield walk
+    walk.leave()
+
+
+def test_the_guide_leads_where_it_says(walk: Walk, tmp_path: Path) -> None:
     for block in blocks_of("docs/guide.md"):
         walk.step(block)
     assert "bit-identical" in walk.said, "the storm and its twin"
