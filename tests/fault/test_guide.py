@@ -80,6 +80,7 @@ class Walk:
             self.going.communicate(timeout=LIMIT_S)
 
     def save(self, block: Block, name: str) -> None:
+        (self.folder / name).parent.mkdir(exist_ok=True)
         (self.folder / name).write_text(block.text)
 
     def python(self, block: Block) -> None:
