@@ -280,7 +280,7 @@ def _execute(plan: RunPlan, twin: bool, twin_world: int, show: Show, expected: S
     root = plan.folder.parent
     check_folder(plan.folder if plan.resume else root)
     tried = Trial(plans.store_url(plan)) if "://" in plan.settings.storage else None  # beside the cluster's start
-    with cli_watch.serving(root, "127.0.0.1", show.port) as server, recipes.local_cluster(plan.settings) as cluster:
+    with cli_watch.serving(root, "127.0.0.1", show.port) as server, recipes.local_cluster(plan.settings, plan.script) as cluster:
         if tried is not None:
             tried.check("this machine")
         result = _one_run(recipes.LiveRun(plan, cluster), server, show.verbose)

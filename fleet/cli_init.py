@@ -57,7 +57,7 @@ def validate(model, held_out):
 # 4. The loop. Every rank runs this function. It must be called train, and take the run alone.
 def train(run: fleet.Run):
     print(f"process {{os.getpid()}}", flush=True)  # what a rank prints is in the terminal, with its number, and in `fleet logs`
-    steps = int(run.options.get("steps", "400"))  # fleet run ... --set steps=1000
+    steps = int(run.options.get("steps", "200"))  # fleet run ... --set steps=1000
     data, held_out = Spirals(20_000, seed=1), Spirals(2_000, seed=2)
     model, optimizer = build()
 
@@ -66,14 +66,14 @@ def train(run: fleet.Run):
 
     for step in run.steps(state, total=steps, clip_norm=1.0):
         # The batch of all ranks together is cut into 16 micro-batches (--shards). This rank gets some of them, one after the other.
-        for points, arm in step.batches(data, batch_size=512):
+        for points, arm in step.batches(data, batch_size=256):
             step.backward(nn.functional.cross_entropy(model.train()(points), arm))
 
         # Sums the gradients of all ranks, and steps the optimizer: do not call optimizer.step() or zero_grad() yourself.
         step.commit()
 
-        # After every 100th step. `figures` is None after the others.
-        figures = run.evaluate(lambda: validate(model, held_out), every=100)
+        # After every 50th step. `figures` is None after the others.
+        figures = run.evaluate(lambda: validate(model, held_out), every=50)
         if figures and figures.lowest("val_loss"):
             run.save("best.pt")  # once, although all ranks call it
 
@@ -97,7 +97,7 @@ def init(file: Annotated[str, typer.Argument(metavar="FILE", help="Where to writ
     script = shlex.quote(file)
     print(f"{file} is written. Next:\n")
     print(f"  fleet run {script} --world 2")
-    print(f'  fleet run {script} --world 3 --spares 1 --chaos "mtbf=5s,kinds=kill_rank" --twin')
+    print(f'  fleet run {script} --world 3 --spares 1 --chaos "mtbf=3s,kinds=kill_rank" --set steps=600 --twin')
 
 
 def register(app: typer.Typer) -> None:

@@ -92,10 +92,13 @@ def slots_per_node(settings: RunSettings) -> int:
 
 
 @contextmanager
-def local_cluster(settings: RunSettings) -> Iterator[LocalCluster]:
-    """A cluster for runs of these settings, with this process connected to it; it ends with the context."""
+def local_cluster(settings: RunSettings, script: str = "") -> Iterator[LocalCluster]:
+    """A cluster for runs of these settings, with this process connected to it; it ends with the context.
+
+    What ``script`` imports from its own folder, ranks find there, too.
+    """
     with LocalCluster(nodes=settings.nodes, slots_per_node=slots_per_node(settings)) as cluster:
-        cluster.connect()
+        cluster.connect(imports_from=[str(Path(script).resolve().parent)] if script else [])
         yield cluster
 
 

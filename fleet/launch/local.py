@@ -120,9 +120,9 @@ class LocalCluster:
             raise
         return self
 
-    def connect(self, **arguments: Any) -> None:
+    def connect(self, imports_from: Sequence[str] = (), **arguments: Any) -> None:
         """``ray.init`` of this process with this cluster, quiet; see ``fleet.launch.quiet``."""
-        connect(self.address, **arguments)
+        connect(self.address, imports_from, **arguments)
 
     @property
     def directory(self) -> Path:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 log = logging.getLogger("fleet.ray")
 
 
-def connect(address: str, **arguments: Any) -> None:
-    """``ray.init`` with the cluster at ``address``. Deaths that Ray reports go to the logger ``fleet.ray`` as debug messages."""
+def connect(address: str, imports_from: Sequence[str] = (), **arguments: Any) -> None:
+    """``ray.init`` with the cluster at ``address``. Deaths that Ray reports go to the logger ``fleet.ray`` as debug messages.
+
+    Python finds modules in the folders ``imports_from`` in all of this job's processes, as it does in the working directory.
+    """
     import ray
+    from ray.job_config import JobConfig
 
     ray._private.worker.print_to_stdstream = _to_log
-    ray.init(address=address, **{"log_to_driver": False, "logging_level": "ERROR", **arguments})
+    job = JobConfig(_py_driver_sys_path=list(imports_from))
+    ray.init(address=address, **{"log_to_driver": False, "logging_level": "ERROR", "job_config": job, **arguments})
 
 
 def _to_log(data: dict[str, Any], ignore_prefix: bool) -> None:

@@ -56,20 +56,21 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def put(ran: Path, runs: Path, block: Block) -> None:
-    """The run under the names that the documents use for one, and its checkpoint under the one that the block names."""
+def put(ran: Path, runs: Path, texts: str) -> None:
+    """The run under the names that the documents use for one, and its checkpoint under those that they name."""
     runs.mkdir()
     (runs / "demo").symlink_to(ran)
     [checkpoint] = (ran / "checkpoints").iterdir()
     (runs / "NAME" / "checkpoints").mkdir(parents=True)
-    for name in re.findall(r"checkpoints/([\w-]+)", block.text):
+    for name in re.findall(r"checkpoints/([\w-]+)", texts):
         (runs / "NAME" / "checkpoints" / name).symlink_to(checkpoint)
 
 
-@pytest.mark.parametrize("block", REST, ids=str)
-def test_a_program_of_the_documents_runs(block: Block, ran: Path, tmp_path: Path) -> None:
-    put(ran, tmp_path / "runs", block)
-    runs(block.program, tmp_path)
+@pytest.mark.parametrize("page", sorted({block.page for block in REST}))
+def test_the_programs_of_a_page_run(page: str, ran: Path, tmp_path: Path) -> None:
+    blocks = [block for block in REST if block.page == page]
+    put(ran, tmp_path / "runs", "".join(block.text for block in blocks))
+    run_all({f"line_{block.line}.py": block.program for block in blocks}, tmp_path)
 
 
 @pytest.mark.parametrize("block", DIFFS, ids=str)
@@ -78,14 +79,15 @@ def test_what_was_there_before_runs_too(block: Block, tmp_path: Path) -> None:
     before = block.side("-")
     only_imports = "".join(f"{ast.unparse(node)}\n" for node in ast.parse(before).body if isinstance(node, (ast.Import, ast.ImportFrom)))
     alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port("127.0.0.1"))}
-    runs(before if BEFORE[block.marker] else only_imports, tmp_path, **alone)
+    run_all({"before.py": before if BEFORE[block.marker] else only_imports}, tmp_path, **alone)
 
 
-def runs(program: str, folder: Path, **variables: str) -> None:
-    """As a script, in a process of its own."""
-    (folder / "block.py").write_text(program)
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | variables
-    done = subprocess.run(
-        [sys.executable, "block.py"], cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
+def run_all(programs: dict[str, str], folder: Path, **variables: str) -> None:
+    """One after the other in a process of their own, which imports torch once."""
+    for name, text in programs.items():
+        (folder / name).write_text(text)
+    each = "import runpy, sys\nfor name in sys.argv[1:]: runpy.run_path(name)"
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{folder}", "OMP_NUM_THREADS": "1"} | variables
+    command = [sys.executable, "-c", each, *programs]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +46,14 @@ class Walk:
         return said
 
     def run(self, block: Block) -> None:
-        for line in block.text.splitlines():
+        for line in block.commands:
             self.end(self.begin(line))
 
     def run_until_step(self, block: Block, step: int) -> None:
         """Begins it, and comes back when the run has taken so many steps."""
-        self.going = self.begin(block.text)
-        folder = self.folder / "runs" / _option(block.text, "--name")
+        [line] = block.commands
+        self.going = self.begin(line)
+        folder = self.folder / "runs" / _option(line, "--name")
         until(lambda: self._over() or ((folder / NAME).exists() and _steps(folder) >= step), f"step {step} of {folder.name}", LIMIT_S)
 
     def _over(self) -> bool:
@@ -62,7 +64,7 @@ class Walk:
         """``PID`` is the number that the line before has printed last."""
         assert self.going is not None and not self._over(), "the run is over already"
         said = ""
-        for line in block.text.splitlines():
+        for line in block.commands:
             found = re.findall(r"process (\d+)", said)
             if "PID" in line:
                 assert found and psutil.pid_exists(int(found[-1])), said
@@ -70,7 +72,15 @@ class Walk:
             said = self.end(self.begin(line))
         self.end(self.going)
 
+    def leave(self) -> None:
+        """Nothing goes on when a step has failed."""
+        if self.going is not None and not self._over():
+            for process in psutil.Process(self.going.pid).children(recursive=True):
+                process.kill()
+            self.going.communicate(timeout=LIMIT_S)
+
     def save(self, block: Block, name: str) -> None:
+        (self.folder / name).parent.mkdir(exist_ok=True)
         (self.folder / name).write_text(block.text)
 
     def python(self, block: Block) -> None:
@@ -107,12 +117,18 @@ def report(folder: Path, name: str) -> dict[str, Any]:
 
 
 def faults(folder: Path, name: str) -> int:
-    """Ranks that were lost, whoever killed them."""
+    """Those of the plan that struck."""
     return int(report(folder, name)["counts"]["executed"])
 
 
-def test_the_guide_leads_where_it_says(tmp_path: Path) -> None:
+@pytest.fixture
+def walk(tmp_path: Path) -> Iterator[Walk]:
     walk = Walk(tmp_path)
+    yield walk
+    walk.leave()
+
+
+def test_the_guide_leads_where_it_says(walk: Walk, tmp_path: Path) -> None:
     for block in blocks_of("docs/guide.md"):
         walk.step(block)
     assert "bit-identical" in walk.said, "the storm and its twin"

@@ -97,6 +97,11 @@ class Block:
         return f"{self.page}:{self.line}"
 
     @property
+    def commands(self) -> list[str]:
+        """Command lines, continued ones in one piece, without comments and prompts."""
+        return command_lines(self.text)
+
+    @property
     def program(self) -> str:
         """The block with its preamble, as one module."""
         if self.language == "diff":
@@ -115,6 +120,12 @@ class Block:
     def trains(self) -> bool:
         """Whether there is a train function to be run."""
         return re.search(r"^def train\(", self.program, re.M) is not None
+
+
+def command_lines(text: str) -> list[str]:
+    """See :attr:`Block.commands`."""
+    lines = (line.removeprefix("$ ") for line in text.replace("\\\n", " ").splitlines())
+    return [line for line in lines if line.strip() and not line.startswith("#")]
 
 
 def blocks_of(page: str) -> list[Block]:

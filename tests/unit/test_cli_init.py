@@ -12,8 +12,7 @@ from typer.testing import CliRunner
 from fleet.cli import app, checked
 from fleet.errors import ConfigError
 from fleet.scripts import load_train
-from tests.support.blocks import ROOT
-from tests.unit.test_doc_blocks import joined
+from tests.support.blocks import ROOT, command_lines
 
 
 def init(*words: str) -> str:
@@ -25,7 +24,7 @@ def init(*words: str) -> str:
 def test_it_writes_a_script_that_loads_and_prints_what_comes_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    commands = [line.split() for line in joined(init("mine.py")) if line.strip().startswith("fleet ")]
+    commands = [line.split() for line in command_lines(init("mine.py")) if line.strip().startswith("fleet ")]
     assert callable(load_train("mine.py"))
     assert len(commands) == 2
     for _, run, script, *options in commands:

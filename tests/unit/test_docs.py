@@ -112,6 +112,7 @@ PARTS = {
     "docs/cli.md": {
         "run": lambda: options_of("run"),
         "chaos": chaos_settings,
+        "init": lambda: options_of("init"),
         "report": lambda: options_of("report"),
         "logs": lambda: options_of("logs"),
         "watch": lambda: options_of("watch"),
