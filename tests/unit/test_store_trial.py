@@ -262,7 +262,7 @@ def test_a_queue_whose_folder_is_full_takes_no_run(tmp_path: Path, monkeypatch: 
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwritev", full)
         with pytest.raises(ConfigError, match="no space"):
-            cli_queue.Submissions(queue).submit(asked)
+            cli_queue.Submissions(queue, tmp_path).submit(asked)
     assert queue.jobs() == []
-    name = cli_queue.Submissions(queue).submit(asked)["name"]
+    name = cli_queue.Submissions(queue, tmp_path).submit(asked)["name"]
     assert [job.name for job in queue.jobs()] == [name] == [json.loads(path.read_text())["name"] for path in queue.folder.glob("*.json")]

@@ -41,7 +41,7 @@ LIMIT_S = 20.0
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     with watched(tmp_path_factory.mktemp("runs")) as server:
         server.write("good", list(one_loss("f1").records))
-        server.server.queue = Submissions(queue_of(server.root, 4))
+        server.server.queue = Submissions(queue_of(server.root, 4), server.root)
         yield server
 
 
