@@ -198,7 +198,7 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     """The command, run here in a folder with a script; a cluster is not started, and no run begins."""
 
     @contextlib.contextmanager
-    def no_cluster(_: object) -> Iterator[None]:
+    def no_cluster(*_: object) -> Iterator[None]:
         yield
 
     monkeypatch.setattr(recipes, "local_cluster", no_cluster)
