@@ -128,6 +128,7 @@ def walk(tmp_path: Path) -> Iterator[Walk]:
     walk.leave()
 
 
+@pytest.mark.timeout(600)
 def test_the_guide_leads_where_it_says(walk: Walk, tmp_path: Path) -> None:
     for block in blocks_of("docs/guide.md"):
         walk.step(block)
