@@ -19,7 +19,7 @@ from actors.rank.once import Figures, Home, OneOfAll, name_of
 from actors.rank.process_group import GroupBroken
 from actors.rank.recorder import Recorder, now_us
 from actors.rank.saboteur import Saboteur
-from actors.rank.sampling import seed_step
+from actors.rank.sampling import seed_step, seeded_alone
 from actors.rank.saving import PartsPort, Saver, model_state
 from actors.rank.seat import Seat
 from actors.rank.sharded import ShardedEngine, check_tracked
@@ -261,10 +261,18 @@ class Run:
         self._evaluation = None
 
     def _alone(self, fn: Callable[[], T]) -> T:
-        """What ``fn`` gives, which runs on this rank alone. In the loop it leaves what is tracked as it was."""
+        """What ``fn`` gives, which runs on this rank alone. In the loop all is left as on the other ranks: what is tracked, the modes of
+        modules (``model.eval()``), and the random generators, which are the same for ``fn`` on whichever rank it runs."""
         if self._engine is None or self._client.protocol.concluded:
             return fn()
-        return self._engine.body.during(fn)
+        parts = [part for module in self._engine.state.modules.values() for part in module.modules()]
+        modes = [part.training for part in parts]
+        try:
+            with seeded_alone(self.seed, self._here().step):
+                return self._engine.body.during(fn)
+        finally:
+            for part, mode in zip(parts, modes, strict=True):
+                part.training = mode
 
     def _judged(self, figures: Mapping[str, float], before: Any) -> dict[str, Any]:
         for name, value in figures.items():

@@ -6,6 +6,7 @@ import functools
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +36,19 @@ def seed_step(seed: int, step: int) -> None:
 def seed_data(seed: int, step: int, shard: int) -> None:
     """Set all random generators for the fetch of one shard's samples, so that random augmentation follows from (seed, step, shard), too."""
     _seed_all(derive_seed(seed, "data", step, shard))
+
+
+@contextmanager
+def seeded_alone(seed: int, step: int) -> Iterator[None]:
+    """Within: generators set for what one rank does for all at ``step``, whichever it is. Afterwards they are as they were before."""
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)
+    _seed_all(derive_seed(seed, "alone", step))
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before[0])
+        random.setstate(before[1])
+        np.random.set_state(before[2])
 
 
 def _seed_all(seed: int) -> None:

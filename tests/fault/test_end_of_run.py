@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from fleet.config import CheckpointSettings, RunSettings
 from fleet.instructions import EndRun
-from fleet.records import CheckpointRecord, Measurement, ProcessLost, Record
+from fleet.records import CheckpointRecord, Measurement, ProcessLost, Record, RunEnded
 from storage.checkpoint import CheckpointStore
 from tests.support import trains
 from tests.support.plain import PlainFleet
@@ -89,6 +89,19 @@ def test_figures_reach_all_ranks_and_the_best_model_is_saved(tmp_path: Path) -> 
     assert seen == {"2 5.0 True True\n5 3.0 True False\n8 4.0 False False\n11 2.0 True False\n"}, "the same on both ranks"
     assert [record.value for record in records if isinstance(record, Measurement) and record.name == "val_loss"] == [5.0, 3.0, 4.0, 2.0]
     assert torch.load(tmp_path / "best.pt", weights_only=True)
+
+
+def test_an_evaluation_leaves_modes_and_random_numbers_as_on_the_other_ranks(tmp_path: Path) -> None:
+    """The model drops units at random: a rank that stays in the mode of the evaluation computes other gradients."""
+    ends = []
+    for world in (1, 2):
+        (tmp_path / str(world)).mkdir()
+        outcome, records = run(tmp_path / str(world), trains.evaluates_in_another_mode, world=world)
+        assert outcome.status == "completed", outcome
+        drawn = [record.value for record in records if isinstance(record, Measurement) and record.name == "drawn"]
+        assert len(set(drawn)) == 4, "another one at each step"
+        ends.append((drawn, [record.digest for record in records if isinstance(record, RunEnded)]))
+    assert ends[0] == ends[1]
 
 
 def test_a_train_function_without_steps_is_told_what_is_missing(tmp_path: Path) -> None:

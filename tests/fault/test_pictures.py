@@ -38,11 +38,11 @@ def pieces(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[bytes]]
     return home / "runs" / "gpt", said
 
 
-def shown(said: list[bytes]) -> list[Text]:
-    """The lines of the terminal, with dots in place of the run's token."""
+def shown(folder: Path, said: list[bytes]) -> list[Text]:
+    """The lines of the terminal, with dots in place of the run's token, and ``~`` for where its runs are kept."""
     lines = screen(b"".join(said))
     for line in lines:
-        line.plain = SECRET.sub(lambda found: "." * len(found[0]), line.plain)
+        line.plain = SECRET.sub(lambda found: "." * len(found[0]), line.plain).replace(str(folder.parents[1]), "~")
     return lines
 
 
@@ -63,7 +63,7 @@ def executed(folder: Path) -> list[str]:
 
 def test_the_terminal_shows_the_run_and_its_end(pieces: tuple[Path, list[bytes]], pictures: Path) -> None:
     folder, said = pieces
-    lines = shown(said)
+    lines = shown(folder, said)
     seen = "\n".join(line.plain for line in lines)
     assert [record.status for record in records(folder) if isinstance(record, RunEnded)] == ["completed"]
     assert executed(folder), "no fault struck: the pictures would show nothing"
@@ -73,8 +73,8 @@ def test_the_terminal_shows_the_run_and_its_end(pieces: tuple[Path, list[bytes]]
 
 
 def test_the_terminal_shows_how_far_the_run_is(pieces: tuple[Path, list[bytes]], pictures: Path) -> None:
-    _, said = pieces
-    lines = shown(said[: 2 * len(said) // 3])
+    folder, said = pieces
+    lines = shown(folder, said[: 2 * len(said) // 3])
     seen = "\n".join(line.plain for line in lines)
     assert "step" in lines[-1].plain and "goodput" in lines[-1].plain, seen
     (pictures / "terminal-live.svg").write_text(picture(lines, f"fleet run {' '.join(RUN)}"))

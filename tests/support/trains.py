@@ -373,6 +373,15 @@ def evaluates(run: Any) -> None:
                 file.write(f"{step.number} {figures['val_loss']} {figures.lowest('val_loss')} {figures.highest('val_loss')}\n")
 
 
+def evaluates_in_another_mode(run: Any) -> None:
+    """The mode of the model is set once, before the loop. The evaluation changes it, and draws numbers that show in its figure."""
+    model, state = _model_state(run)
+    model.train()
+    for _ in _few_steps(run, state, model):
+        run.evaluate(lambda: {"drawn": model.eval() and float(torch.rand(()))}, every=3)
+        torch.rand(())  # after it, as after a step without one
+
+
 def takes_no_step(run: Any) -> None:
     """Forgets the loop."""
     _model_state(run)
