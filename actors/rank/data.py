@@ -246,8 +246,13 @@ def _records(file: File, reader: Reader) -> Records | Grouped:
 
 def _apart(found: Sequence[Records | Grouped], reader: Reader) -> tuple[list[Records], list[Grouped]]:
     """Of one of the two there are none. Raises ConfigError when ``reader`` has given both."""
-    plain = [one for one in found if not isinstance(one, Grouped)]
-    grouped = [one for one in found if isinstance(one, Grouped)]
+    plain: list[Records] = []
+    grouped: list[Grouped] = []
+    for one in found:
+        if isinstance(one, Grouped):
+            grouped.append(one)
+        else:
+            plain.append(one)
     if plain and grouped:
         reason = f"the samples of {len(grouped)} files can be read only in groups, those of {len(plain)} one by one"
         raise ConfigError("reader", type(reader).__name__, reason, "Let it give Records for all files, or Grouped for all.")
