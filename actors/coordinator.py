@@ -85,8 +85,8 @@ class AgentLines:
                 for node in nodes:
                     self._to(node, instruction)
             case _:
-                for node in {self._node_of(member) for member in getattr(instruction, "members", ())}:
-                    self._to(node, instruction)
+                for home in {self._node_of(member) for member in getattr(instruction, "members", ())}:
+                    self._to(home, instruction)
 
     def _node_of(self, member: Member) -> str | None:
         rank = self.machine.roster.current(member)

@@ -86,7 +86,7 @@ def _run_clock(records: list[Record]) -> MonotonicClock:
 class CoordinatorHost:
     """The actor. It is rebuilt from the journal whenever its process is new."""
 
-    async def __init__(self, spec: CoordinatorSpec) -> None:
+    async def __init__(self, spec: CoordinatorSpec) -> None:  # type: ignore[misc]  # Ray awaits it
         be_prompt(children=False)
         records, ends = _history(spec.journal)
         clock = _run_clock(records)
@@ -185,7 +185,7 @@ def _untried() -> None:
 class AgentHost:
     """The actor of one node's agent."""
 
-    async def __init__(
+    async def __init__(  # type: ignore[misc]  # Ray awaits it
         self, node: str, index: int, folder: Path, coordinator: str, processes: Callable[[], ProcessPort],
         memory: Callable[[], MemoryPort] | None, preflight: Preflight | None, trial: StoreTrial | None,
     ) -> None:  # fmt: skip

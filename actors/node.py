@@ -12,6 +12,7 @@ import os
 import signal
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -316,12 +317,13 @@ class NodeAgent:
                 signal.pidfd_send_signal(rank.pidfd, signal.SIGKILL)
 
     def _operate(self, order: Operate) -> Operated:
-        work = {
+        operations: dict[str, Callable[[], str | None]] = {
             "kill": lambda: self._processes.kill(order.process),
             "stop": lambda: self._processes.stop(order.process),
             "resume": lambda: self._processes.resume(order.process),
             "slow": lambda: self._processes.slow(order.process, order.severity, order.duration_s),
-        }.get(order.operation, lambda: self._spoil(order))
+        }
+        work = operations.get(order.operation, lambda: self._spoil(order))
         at_us = now_us()
         return Operated(order.number, work() or "", self._run_s(at_us))
 

@@ -42,7 +42,7 @@ START_LIMIT_S = 300.0
 KV_NAMESPACE = "fleet_placement_groups"
 
 
-class ShieldedWorkerGroup(WorkerGroup):  # type: ignore[misc]
+class ShieldedWorkerGroup(WorkerGroup):
     """Ray Train's worker group, which shows a failure only when replacing the worker can succeed, and survives when it does not."""
 
     _deaths = DeathWatch()
@@ -185,13 +185,13 @@ class ShieldedWorkerGroup(WorkerGroup):  # type: ignore[misc]
                 log.warning("Worker %s hangs while a worker is being started; it was killed.", actor_id)
 
 
-class ShieldedController(TrainController):  # type: ignore[misc]
+class ShieldedController(TrainController):
     """Ray Train's controller with the worker group above."""
 
     worker_group_cls = ShieldedWorkerGroup
 
 
-class PatientFailurePolicy(DefaultFailurePolicy):  # type: ignore[misc]
+class PatientFailurePolicy(DefaultFailurePolicy):
     """Retries also when the controller met a worker that died under its hands."""
 
     def _is_retryable_error(self, training_failed_error: TrainingFailedError) -> bool:

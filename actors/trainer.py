@@ -143,7 +143,7 @@ class _Fit:
         return "back"
 
 
-class _FixedSize(FixedScalingPolicy):  # type: ignore[misc]
+class _FixedSize(FixedScalingPolicy):
     """Ray's own, but that it tells no autoscaler what it needs.
 
     The placement group tells that as well; what Ray's would tell it to is one more actor, of 120 MB and with a loop that wakes 100 times a
@@ -157,7 +157,7 @@ class _FixedSize(FixedScalingPolicy):  # type: ignore[misc]
         """There is nobody to ask."""
 
 
-class _Trainer(DataParallelTrainer):  # type: ignore[misc]
+class _Trainer(DataParallelTrainer):
     """Ray Train's trainer, whose controller is the shielded one and can be killed."""
 
     controller_environment: dict[str, str]

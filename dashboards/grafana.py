@@ -9,7 +9,7 @@ from typing import Any
 from grafana_foundation_sdk.builders import bargauge, common, dashboard, prometheus, stat, timeseries
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.common import StackingMode
-from grafana_foundation_sdk.models.dashboard import DataSourceRef
+from grafana_foundation_sdk.models.dashboard import DataSourceRef, VariableSort
 
 from dashboards.panels import BARS, BOARDS, NUMBER, RUN, Board, Panel
 
@@ -48,7 +48,7 @@ def build(board: Board, source: str = SOURCE_UID) -> dict[str, Any]:
     built = dashboard.Dashboard(board.title).uid(board.uid).refresh("5s").time("now-30m", "now").readonly().editable()
     if board.of_a_run:
         choice = dashboard.QueryVariable("run").label("run").query("label_values(fleet_run_info, run)").datasource(_source(source))
-        built.with_variable(choice.refresh(dashboard_refresh()).sort(1)).annotation(_annotation(source))
+        built.with_variable(choice.refresh(dashboard_refresh()).sort(VariableSort.ALPHABETICAL_ASC)).annotation(_annotation(source))
     for title, row in board.rows.items():
         built.with_row(dashboard.Row(title))
         for panel in row:

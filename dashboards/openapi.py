@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from typing import Any
 
 NAME = {"name": "run", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
@@ -22,8 +23,9 @@ NO_TOKEN, NO_RUN = _problem("No token, or a wrong one."), _problem("There is no 
 COMMON = {"401": NO_TOKEN, "421": _problem("The server is called by a name that is not its own.")}
 
 
-def _answers(what: str, schema: dict[str, Any], kind: str = JSON, **more: dict[str, Any]) -> dict[str, Any]:
-    return {"200": {"description": what, "content": {kind: {"schema": schema}}}, **COMMON, **more}
+def _answers(what: str, schema: dict[str, Any], *more: dict[str, Any], kind: str = JSON) -> dict[str, Any]:
+    answers = {"200": {"description": what, "content": {kind: {"schema": schema}}}, **COMMON}
+    return functools.reduce(operator.or_, more, answers)
 
 
 def _get(summary: str, answers: dict[str, Any], *more: dict[str, Any], named: bool = True) -> dict[str, Any]:
@@ -137,7 +139,7 @@ def _order() -> dict[str, Any]:
 
 
 def _queue() -> dict[str, Any]:
-    listing = _get("Runs that wait for room, and those that had it.", _answers("The queue.", QUEUE, **NO_QUEUE), named=False)
+    listing = _get("Runs that wait for room, and those that had it.", _answers("The queue.", QUEUE, NO_QUEUE), named=False)
     return {**listing, "post": _change("Hand in a run.", JOB, SUBMISSION, named=False, **NO_QUEUE)}
 
 
@@ -150,8 +152,8 @@ def _logs() -> dict[str, Any]:
     missing, bad = {"404": _problem("There is no such run, or the process has no log.")}, {"400": _problem("The offset is no number.")}
     piece = "What a process printed: the end of it, or, from `offset` on, 64 KiB at most."
     return {
-        "/api/runs/{run}/logs": _get("The logs of a run's processes.", _answers("The logs.", LOGS, **missing)),
-        "/api/runs/{run}/logs/{slot}/{incarnation}": _get(piece, _answers("A piece.", PIECE, **missing, **bad), *numbers),
+        "/api/runs/{run}/logs": _get("The logs of a run's processes.", _answers("The logs.", LOGS, missing)),
+        "/api/runs/{run}/logs/{slot}/{incarnation}": _get(piece, _answers("A piece.", PIECE, missing, bad), *numbers),
     }
 
 
@@ -168,21 +170,19 @@ def openapi() -> dict[str, Any]:
         "components": {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
         "paths": {
             "/api/runs": _get("All runs, newest first.", _answers("Runs.", RUNS), named=False),
-            "/api/runs/{run}": _get(
-                "All that the page of a run shows.", _answers("The state; null before it has begun.", state, **missing)
-            ),
+            "/api/runs/{run}": _get("All that the page of a run shows.", _answers("The state; null before it has begun.", state, missing)),
             "/api/runs/{run}/events": _get(
-                "The state whenever it changed.", _answers("Server-sent events.", text, "text/event-stream", **missing, **full)
+                "The state whenever it changed.", _answers("Server-sent events.", text, missing, full, kind="text/event-stream")
             ),
             "/api/runs/{run}/ledger": _get(
                 "Where every rank-second went, as `fleet report --json` has it.",
-                _answers("The ledger; null before it has begun.", state, **missing),
+                _answers("The ledger; null before it has begun.", state, missing),
             ),
-            "/api/runs/{run}/journal": _get("The journal itself.", _answers("JSON lines.", text, "application/jsonl", **missing)),
+            "/api/runs/{run}/journal": _get("The journal itself.", _answers("JSON lines.", text, missing, kind="application/jsonl")),
             **_logs(),
             "/api/runs/{run}/chaos": {**chaos, "post": _order()},
             "/api/queue": _queue(),
             "/api/queue/{run}": {"delete": _cancel()},
-            "/metrics": _get("Metrics of the runs that go on, for Prometheus.", _answers("Metrics.", text, "text/plain"), named=False),
+            "/metrics": _get("Metrics of the runs that go on, for Prometheus.", _answers("Metrics.", text, kind="text/plain"), named=False),
         },
     }

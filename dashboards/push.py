@@ -7,6 +7,7 @@ its own (defaults, migrations), so that comparing contents would either miss a p
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -47,7 +48,7 @@ def push(grafana: GrafanaFace, prometheus_url: str) -> dict[str, str]:
     _asked("the folder", lambda: _folder(grafana))
     done = {}
     for model in all_boards(source):
-        done[model["title"]] = _asked(f"dashboard {model['uid']}", lambda model=model: _dashboard(grafana, model))
+        done[model["title"]] = _asked(f"dashboard {model['uid']}", functools.partial(_dashboard, grafana, model))
     return done
 
 
@@ -150,9 +151,8 @@ def push_faults(grafana: GrafanaFace, summary: LedgerSummary) -> int:
         at_ms = round(1000 * summary.unix_s(item.at_s))
         text = f"{item.id}: {item.kind} ({item.component}), {item.cost_s:.2f} rank-seconds"
         tags = [TAG, "fault", summary.run, item.id]
-        _asked("annotations", lambda at_ms=at_ms, text=text, tags=tags: grafana.annotations.api.POST(
-            "/annotations", json={"time": at_ms, "tags": tags, "text": text}
-        ))  # fmt: skip
+        annotation = {"time": at_ms, "tags": tags, "text": text}
+        _asked("annotations", functools.partial(grafana.annotations.api.POST, "/annotations", json=annotation))
     return len(new)
 
 

@@ -124,7 +124,7 @@ def _waterfall(s: LedgerSummary) -> list[dict[str, Any]]:
 def _training(s: LedgerSummary) -> dict[str, Any]:
     """Goodput between start-up and end; ``expected``, its interval and ``drift`` are None while there is nothing to be said of them."""
     expected, drift = s.expectation, s.goodput_drift
-    known = {"expected": None, "low": None, "high": None, "place": None}
+    known: dict[str, float | str | None] = {"expected": None, "low": None, "high": None, "place": None}
     if expected is not None:
         place = expected.place(s.training_goodput)
         known = {"expected": expected.goodput, "low": expected.low, "high": expected.high, "place": place}

@@ -60,10 +60,11 @@ def write_index(files: Files, checkpoint: str, parts: Sequence[Part], meta: str)
     entries = [(part.name, entry) for part in parts for entry in decode_layout(checkpoint, part)]
     state = named(meta, [entry for _, entry in entries])
     planner = DefaultSavePlanner()
-    planner.set_up_planner(_on_meta(state, {entry.index: entry for _, entry in entries}), is_coordinator=True)
+    numbers: dict[int, int] = {}
+    planner.set_up_planner(_on_meta(state, {entry.index: entry for _, entry in entries}, numbers), is_coordinator=True)
     plan = planner.create_local_plan()
     _, metadata = planner.create_global_plan([plan])
-    chunks = _chunks(planner.state_dict, metadata, entries)
+    chunks = _chunks(planner.state_dict, numbers, metadata, entries)
     values = _ValuePlanner(planner, plan)
     written = []
     if values.create_local_plan().items:
@@ -80,21 +81,21 @@ def write_index(files: Files, checkpoint: str, parts: Sequence[Part], meta: str)
     return tuple(written)
 
 
-def _on_meta(state: Any, entries: dict[int, Entry]) -> Any:
-    """The state with tensors that have a shape and a type, but no memory."""
+def _on_meta(state: Any, entries: dict[int, Entry], numbers: dict[int, int]) -> Any:
+    """The state with tensors that have a shape and a type, but no memory. ``numbers`` becomes the index of each, by its ``id()``."""
     if isinstance(state, TensorRef):
         entry = entries[state.index]
         tensor = torch.empty(entry.shape, dtype=getattr(torch, entry.dtype), device="meta")
-        tensor.fleet_index = state.index
+        numbers[id(tensor)] = state.index
         return tensor
     if isinstance(state, dict):
-        return {key: _on_meta(value, entries) for key, value in state.items()}
+        return {key: _on_meta(value, entries, numbers) for key, value in state.items()}
     if isinstance(state, list) or (isinstance(state, tuple) and refs(state)):  # DCP looks for tensors in lists, not in tuples
-        return [_on_meta(value, entries) for value in state]
+        return [_on_meta(value, entries, numbers) for value in state]
     return state
 
 
-def _chunks(flat: dict[str, Any], metadata: Metadata, entries: Sequence[tuple[str, Entry]]) -> list[WriteResult]:
+def _chunks(flat: dict[str, Any], numbers: dict[int, int], metadata: Metadata, entries: Sequence[tuple[str, Entry]]) -> list[WriteResult]:
     """Where each tensor's rectangles lie, under its name; ``metadata`` is told of the rectangles."""
     held: dict[int, list[tuple[str, Entry]]] = {}
     for name, entry in entries:
@@ -102,7 +103,7 @@ def _chunks(flat: dict[str, Any], metadata: Metadata, entries: Sequence[tuple[st
     results = []
     for key, value in flat.items():
         if isinstance(value, torch.Tensor):
-            found = held[value.fleet_index]
+            found = held[numbers[id(value)]]
             described = metadata.state_dict_metadata[key]
             assert isinstance(described, TensorStorageMetadata)
             described.chunks = [ChunkStorageMetadata(torch.Size(entry.offsets), torch.Size(entry.sizes)) for _, entry in found]
@@ -125,7 +126,7 @@ def _write(planner: DefaultSavePlanner, index: int, stream: BlockStream) -> list
 
     writer = _Writer(stream)
     writer.set_up_storage_writer(True, rank=index, use_collectives=False)
-    with config.patch(_NO_CRC):
+    with config.patch(_NO_CRC):  # type: ignore[attr-defined]  # torch adds it when the module is imported
         return list(writer.write_data(writer.prepare_local_plan(planner.create_local_plan()), planner).value())
 
 
@@ -134,7 +135,7 @@ class _Writer(FileSystemWriter):
 
     def __init__(self, stream: BlockStream) -> None:
         super().__init__("", single_file_per_rank=True, sync_files=False, thread_count=1)
-        self.fs = _OneStream(stream)
+        self.fs = _OneStream(stream)  # type: ignore[assignment]  # torch declares the one kind that it makes itself
 
 
 class _OneStream(FileSystemBase):

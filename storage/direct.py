@@ -11,8 +11,9 @@ import errno
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from types import TracebackType
 
 import numpy as np
 
@@ -61,7 +62,7 @@ class DirectWriter:
         for segment in data:
             np.copyto(pages[at : at + len(segment)], np.frombuffer(segment, dtype=np.uint8))  # does not keep the interpreter's lock
             at += len(segment)
-        with _refusals():  # some file systems say so only now
+        with _Refusals():  # some file systems say so only now
             _write_all(descriptor, pages, offset)
             return True
         self._refused = True
@@ -89,19 +90,16 @@ def _write_all(descriptor: int, pages: np.ndarray, offset: int) -> None:
         written += os.pwritev(descriptor, [pages[written:].data], offset + written)
 
 
-@contextmanager
-def _refusals() -> Iterator[None]:
+class _Refusals(AbstractContextManager[None, bool]):
     """A file system that knows no such way says EINVAL: what follows the block is what is done then."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+        return isinstance(error, OSError) and error.errno == errno.EINVAL
 
 
 def _opened(path: Path, flags: int) -> int | None:
     if _O_DIRECT is not None:
-        with _refusals():
+        with _Refusals():
             return os.open(path, flags | _O_DIRECT)
     return None
 
@@ -117,7 +115,7 @@ class _DirectReader:
 
     def _past(self, offset: int, views: Sequence[memoryview]) -> bool:
         at = offset % PAGE_BYTES
-        with _refusals():  # some file systems say so only now
+        with _Refusals():  # some file systems say so only now
             pages = self._pages(offset - at, at + sum(map(len, views)))
             for view in views:
                 np.copyto(np.frombuffer(view, dtype=np.uint8), pages[at : at + len(view)])  # does not keep the interpreter's lock

@@ -238,9 +238,9 @@ def _fetched(holder: Peer, name: str) -> list[np.ndarray[Any, np.dtype[np.uint8]
         send(stream, {"op": "fetch", "name": name})
         described = holder.answer(stream)["blocks"]
         blocks = [np.empty(size, dtype=np.uint8) for size, _ in described]
-        receive_into(stream, [memoryview(block) for block in blocks])
+        receive_into(stream, [block.data for block in blocks])
     for number, (block, (_, digest)) in enumerate(zip(blocks, described, strict=True)):
-        if block_digest([memoryview(block)]).hex() != digest:
+        if block_digest([block.data]).hex() != digest:
             raise Refused(holder.address, "damaged", f"block {number} of {name} does not have its digest")
     return blocks
 

@@ -64,10 +64,13 @@ class Stored:
 
 @dataclass
 class Staged:
-    """A file that is being sent. It belongs to one connection, and goes with it. ``bytes``: what it takes, the block under way included."""
+    """A file that is being sent. It belongs to one connection, and goes with it.
+
+    ``taken_bytes``: what it takes, the block under way included.
+    """
 
     name: str
-    bytes: int = 0
+    taken_bytes: int = 0
     blocks: dict[int, tuple[memoryview, bytes]] = field(default_factory=dict)
 
     def whole(self) -> Stored:
@@ -169,8 +172,8 @@ class PeerMemory:
             if self._held() + size > self._capacity:
                 raise Refused(staged.name, "full", f"{self._held()} of {self._capacity} bytes are held, {size} more were to come")
             self._sending += size
-            staged.bytes += size
-        return memoryview(np.empty(size, dtype=np.uint8)).cast("B")  # numpy asks for huge pages
+            staged.taken_bytes += size
+        return np.empty(size, dtype=np.uint8).data.cast("B")  # numpy asks for huge pages
 
     def _complete(self, staged: Staged) -> None:
         stored = staged.whole()
@@ -245,7 +248,7 @@ class _Session:
     def end(self) -> None:
         if self._staged is not None:
             with self._memory._lock:
-                self._memory._sending -= self._staged.bytes
+                self._memory._sending -= self._staged.taken_bytes
             self._staged = None
 
     def _reply(self, header: dict[str, Any], data: Sequence[memoryview] = ()) -> None:

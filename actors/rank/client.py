@@ -61,7 +61,7 @@ class Client:
             met = self.changed.wait_for(lambda: condition() or self.protocol.fenced is not None, timeout_s)
             if self.protocol.fenced is not None:
                 raise Fenced(self.protocol.fenced)
-            return met
+            return bool(met)
 
     def say(self, event: Event | None = None) -> None:
         """Send ``event``, and whatever the protocol has to say."""

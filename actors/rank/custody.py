@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from actors.rank.chunked import MOST_CHUNKS, Piece
-from actors.rank.pieces import PIECES_TAG, exchange_pieces
+from actors.rank.chunked import MOST_CHUNKS
+from actors.rank.pieces import PIECES_TAG, Piece, exchange_pieces
 from actors.rank.process_group import Group, GroupBroken
 from actors.rank.sharded import Routes, ShardedEngine
 from actors.rank.state import receive_state, send_state

@@ -73,14 +73,15 @@ class ShardedDataset(Ordered, torch.utils.data.Dataset[Any]):
         self.files = list_files(urls, options, getattr(reader, "takes", None))
         prepare = getattr(reader, "prepare", None)
         self.reader: Reader = reader if prepare is None else prepare(self.files)
-        self._records = find_records(self.files, self.reader)
-        self._ends = np.cumsum([len(records) for records in self._records])
+        found = find_records(self.files, self.reader)
+        self._records, grouped = _apart(found, self.reader)
+        self._ends = np.cumsum([len(records) for records in found])
         self._length = int(self._ends[-1])
         names = [Path(file.path).name for file in self.files]
         self._made_of = [type(reader).__name__, self._length, [(n, f.size) for n, f in zip(names, self.files, strict=True)]]
-        if isinstance(self._records[0], Grouped):
+        if grouped:
             window_bytes = getattr(reader, "window_bytes", 1)
-            self._groups = Groups(self.files, self._records, _read, window_bytes)
+            self._groups = Groups(self.files, grouped, _read, window_bytes)
             self._made_of.append(window_bytes)
         self._fingerprint = _digest(self._made_of)
 
@@ -243,6 +244,21 @@ def _records(file: File, reader: Reader) -> Records | Grouped:
     return records
 
 
+def _apart(found: Sequence[Records | Grouped], reader: Reader) -> tuple[list[Records], list[Grouped]]:
+    """Of one of the two there are none. Raises ConfigError when ``reader`` has given both."""
+    plain: list[Records] = []
+    grouped: list[Grouped] = []
+    for one in found:
+        if isinstance(one, Grouped):
+            grouped.append(one)
+        else:
+            plain.append(one)
+    if plain and grouped:
+        reason = f"the samples of {len(grouped)} files can be read only in groups, those of {len(plain)} one by one"
+        raise ConfigError("reader", type(reader).__name__, reason, "Let it give Records for all files, or Grouped for all.")
+    return plain, grouped
+
+
 def _digest(value: Any) -> str:
     return hashlib.blake2b(repr(value).encode(), digest_size=16).hexdigest()
 
@@ -250,19 +266,25 @@ def _digest(value: Any) -> str:
 def _read(wanted: Sequence[Span]) -> list[bytes]:
     """The bytes of each (file, start, stop), from a remote store all at once."""
     system = wanted[0][0].system
+    found: list[bytes | Exception]
     if isinstance(system, fsspec.get_filesystem_class("file")):
         found = [_read_local(file, start, stop) for file, start, stop in wanted]
     else:
         paths, starts, stops = zip(*((file.path, start, stop) for file, start, stop in wanted), strict=True)
         found = system.cat_ranges(list(paths), list(starts), list(stops), on_error="return")
-    for (file, start, stop), data in zip(wanted, found, strict=True):
-        if isinstance(data, Exception):
-            if getattr(data, "errno", None) == errno.EINVAL:  # what S3 says when a range begins behind the end
-                raise file.refused(f"byte {start} was asked for and is not there: it has changed since the run began") from data
-            raise data
-        if len(data) != stop - start:
-            raise file.refused(f"bytes {start} to {stop} were asked for and {len(data)} came: it has changed since the run began")
-    return found
+    return [_whole(span, data) for span, data in zip(wanted, found, strict=True)]
+
+
+def _whole(span: Span, data: bytes | Exception) -> bytes:
+    """Raises ConfigError when ``data`` is not all of ``span``, or what the store raised."""
+    file, start, stop = span
+    if isinstance(data, Exception):
+        if getattr(data, "errno", None) == errno.EINVAL:  # what S3 says when a range begins behind the end
+            raise file.refused(f"byte {start} was asked for and is not there: it has changed since the run began") from data
+        raise data
+    if len(data) != stop - start:
+        raise file.refused(f"bytes {start} to {stop} were asked for and {len(data)} came: it has changed since the run began")
+    return data
 
 
 def _read_local(file: File, start: int, stop: int) -> bytes:
@@ -363,13 +385,14 @@ class Feed:
     def _get(self, step: int, shard: int) -> Any:
         self._keys.pop((step, shard), None)
         coming = self._coming.pop((step, shard), None)
-        found = coming.result() if coming is not None else None
-        if coming is not None and self._collates_ahead:
+        if coming is None:
+            seed_data(self._seed, step, shard)
+            return self._get_now(step, shard)
+        found = coming.result()
+        if self._collates_ahead:
             return found
         seed_data(self._seed, step, shard)
-        if coming is not None:
-            return self._collated(found, step, shard)
-        return self._get_now(step, shard)
+        return self._collated(found, step, shard)
 
     def _get_now(self, step: int, shard: int) -> Any:
         """Fetch and collate here. The first time this shows which of both draws random numbers."""
@@ -455,5 +478,6 @@ def long_call(stepping: Callable[[bool], bool]) -> Iterator[None]:
 
 
 def _generators() -> list[Any]:
-    kind, keys, *rest = np.random.get_state()
-    return [torch.get_rng_state().numpy().tobytes(), random.getstate(), kind, keys.tobytes(), rest]
+    drawn = np.random.get_state(legacy=False)
+    words = drawn["state"]["key"].tobytes(), drawn["state"]["pos"]
+    return [torch.get_rng_state().numpy().tobytes(), random.getstate(), *words, drawn["has_gauss"], drawn["gauss"]]

@@ -184,7 +184,7 @@ class GradientBuffers:
         into, joined = self._sums.target(shard)
         with torch.no_grad():
             # An equal value counts as no change also where subtracting would not give zero: infinities in a mask.
-            changes = [
+            changes: list[torch.Tensor | None] = [
                 torch.where(b.tensor == c, torch.zeros_like(c), b.tensor - c) for b, c in zip(self._averaged, self._committed, strict=True)
             ]
             _collect([parameter.grad for parameter in self.parameters] + changes, into.gradients + into.changes, joined)

@@ -210,7 +210,8 @@ class Run:
         """
         state = self._engine.state if self._engine is not None else None
         target = self._home.target(os.fspath(path))
-        return self.once(lambda: self._parts.export(target, model_state(state, model)), name=f"save {target}")
+        where: str | None = self.once(lambda: self._parts.export(target, model_state(state, model)), name=f"save {target}")
+        return where
 
     def evaluate(self, fn: Callable[[], Mapping[str, float]], *, every: int = 1) -> Figures | None:
         """Once every ``every`` committed steps, ``fn()`` runs on one rank; its figures go to the journal, and to all ranks.
@@ -427,6 +428,7 @@ class Run:
             self._client.protocol.withdraw()
 
     def _conclude(self, step: Step, reduced: Outcome) -> Outcome | None:
+        assert self._engine is not None
         if reduced.culprit is not None:
             self._withdraw()
             self._repeat(step, reduced)

@@ -78,14 +78,15 @@ def exchange_pieces(group: Group, outgoing: dict[int, list[Piece]], device: torc
     sends = [(part, peer) for peer, (header, payload) in packed.items() for part in (_sealed(header, payload), payload) if part.numel()]
     receives = [(part, source) for source, parts in arrived.items() for part in parts if part.numel()]
     group.start(sends, receives, PIECES_TAG).wait()
-    return [piece for source, parts in arrived.items() for piece in _opened(group, source, *parts, device)]
+    return [piece for source, parts in arrived.items() for piece in _opened(group, source, parts, device)]
 
 
 def _sealed(header: torch.Tensor, payload: torch.Tensor) -> torch.Tensor:
     return torch.cat([torch.tensor([checksum(payload)]).view(torch.uint8), header])
 
 
-def _opened(group: Group, source: int, sealed: torch.Tensor, payload: torch.Tensor, device: torch.device) -> list[Piece]:
+def _opened(group: Group, source: int, parts: Sequence[torch.Tensor], device: torch.device) -> list[Piece]:
+    sealed, payload = parts
     if int(sealed[:8].view(torch.int64)) != checksum(payload):
         raise GroupBroken(f"a chunk of the optimizer's state arrived damaged from rank {source}", group.generation)
     return unpack(sealed[8:], payload, device)

@@ -95,7 +95,7 @@ class _Ends:
 
 
 def _gloo(store: Any, rank: int, size: int, device: Any, timeout_s: float) -> Any:
-    options = dist.ProcessGroupGloo._Options()
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # missing in torch's stub
     options._timeout = timedelta(seconds=timeout_s)
     options._devices = [device]
     return dist.ProcessGroupGloo(store, rank, size, options)

@@ -59,8 +59,8 @@ def header_words(ring: mmap.mmap) -> memoryview:
 
 
 def read_position(header: memoryview) -> Position:
-    words = [header[word] for word in (BEAT, PROGRESS, GENERATION, LINEAGE, STEP, SHARD, STEPPING)]
-    return Position(*words[:6], stepping=bool(words[6]))
+    beat_us, progress_us, generation = header[BEAT], header[PROGRESS], header[GENERATION]
+    return Position(beat_us, progress_us, generation, header[LINEAGE], header[STEP], header[SHARD], bool(header[STEPPING]))
 
 
 class Recorder:

@@ -45,7 +45,8 @@ Layout = list[tuple[int, torch.dtype]]
 class Flats(Protocol):
     """A set of flat buffers, one for each (dtype, device); their lengths are the same in all sets and on all ranks."""
 
-    flats: Sequence[torch.Tensor]
+    @property
+    def flats(self) -> Sequence[torch.Tensor]: ...
 
 
 Set = TypeVar("Set", bound=Flats)

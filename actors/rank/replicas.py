@@ -176,11 +176,11 @@ def digest(memory: Sequence[torch.Tensor], begin: int, end: int) -> int:
     device: list[torch.Tensor] = []
     for data in _stretches(memory, begin, end):
         if data.device.type == "cpu":
-            host.update(data.numpy())
+            host.update(data.numpy().data)
         else:
             device.append(_device_sum(data))
     if device:
-        host.update(torch.stack(device).cpu().numpy())
+        host.update(torch.stack(device).cpu().numpy().data)
     return host.intdigest()
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fleet.errors import ConfigError
 from fleet.rng import derive_seed
@@ -195,7 +196,7 @@ def _many(seed: int, first: int, count: int, length: int) -> list[int]:
     return found
 
 
-def permuted_many(seed: int, epoch: int, positions: np.ndarray, length: int) -> np.ndarray:
+def permuted_many(seed: int, epoch: int, positions: NDArray[np.uint64], length: int) -> NDArray[np.uint64]:
     """:func:`_permuted` of many uint64 positions of one epoch at once; they are overwritten."""
     keys = [np.uint64(key) for key in _round_keys(seed, epoch)]
     bits = max(1, ((length - 1).bit_length() + 1) // 2)
@@ -211,7 +212,7 @@ def permuted_many(seed: int, epoch: int, positions: np.ndarray, length: int) -> 
     return positions
 
 
-def _mix_many(values: np.ndarray) -> np.ndarray:
+def _mix_many(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     values = (values ^ values >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ values >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
     return values ^ values >> np.uint64(31)

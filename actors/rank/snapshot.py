@@ -29,6 +29,7 @@ from actors.rank.state import Flat
 from fleet.cores import Beside
 from fleet.types import StateId
 
+copy: Callable[[int, int, int], object]
 try:
     from actors.rank._stream import copy
 except ImportError:  # installed without a C compiler

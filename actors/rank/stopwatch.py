@@ -39,4 +39,5 @@ class Stopwatch:
         pairs, self._used = self._pairs[: self._used], 0
         for _, end in pairs:
             end.synchronize()
-        return round(1000 * sum(begin.elapsed_time(end) for begin, end in pairs))
+        milliseconds: float = sum(begin.elapsed_time(end) for begin, end in pairs)
+        return round(1000 * milliseconds)

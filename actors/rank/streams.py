@@ -215,7 +215,7 @@ class SplitsItself:
         """The samples of an epoch. Raises ConfigError with the first one, when the dataset has not asked which worker it is."""
         dataset = copy.deepcopy(self._original)
         self._info = Told(self._info._id, self._info._num_workers, dataset, epoch)
-        worker._worker_info = self._info
+        worker._worker_info = self._info  # type: ignore[assignment]  # see Told
         if hasattr(dataset, "set_epoch"):
             dataset.set_epoch(epoch)
         for sample in dataset:
@@ -229,7 +229,7 @@ class SplitsItself:
     @contextmanager
     def as_worker(self) -> Iterator[None]:
         """Within, torch says which worker this is."""
-        before, worker._worker_info = worker._worker_info, self._info
+        before, worker._worker_info = worker._worker_info, self._info  # type: ignore[assignment]  # see Told
         try:
             yield
         finally:
@@ -237,7 +237,7 @@ class SplitsItself:
 
 
 class Told:
-    """As torch's WorkerInfo. ``asked``: whether somebody looked at it."""
+    """As torch's WorkerInfo, whose fields are plain attributes: those cannot tell that somebody looked at them, which ``asked`` says."""
 
     def __init__(self, shard: int, shards: int, dataset: Any, epoch: int = 0) -> None:
         self._id, self._num_workers, self._epoch = shard, shards, epoch

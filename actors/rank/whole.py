@@ -112,7 +112,8 @@ def _own(chunks: ChunkedOptimizer, number: int, name: str, chunk: Chunk) -> Iter
             if piece.lo == start:
                 yield (0,) * value.ndim, value
             continue
-        order = sorted(range(parameter.ndim), key=lambda axis: -parameter.stride(axis))
+        strides = parameter.stride()
+        order = sorted(range(parameter.ndim), key=lambda axis: -strides[axis])
         back = [order.index(axis) for axis in range(parameter.ndim)]
         for one in rectangles([parameter.shape[axis] for axis in order], piece.lo - start, piece.hi - start):
             part = value[one.start - (piece.lo - start) : one.stop - (piece.lo - start)].view(one.sizes).permute(back)

@@ -24,7 +24,7 @@ from ray._private.parameter import RayParams
 from fleet.launch import lean_agent, processes, setup_worker
 
 
-class _Headless(Node):  # type: ignore[misc]
+class _Headless(Node):
     """A node without Ray's API server and without the part of the agents that serves it: 70 MB and some seconds less."""
 
     def start_api_server(self, *, include_dashboard: bool | None, raise_on_failure: bool) -> None:

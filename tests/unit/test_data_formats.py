@@ -24,7 +24,8 @@ import actors.rank.data as data_module
 from actors.rank.data import Feed, ShardedDataset
 from actors.rank.groups import Cache
 from actors.rank.parquet import TAIL_BYTES
-from fleet.data import Images, Parquet, Whole
+from actors.rank.readers import File, Grouped, Records
+from fleet.data import Images, Lines, Parquet, Whole
 from fleet.errors import ConfigError
 
 BOUND_S = 30.0
@@ -160,6 +161,20 @@ def test_bad_parquet_is_refused_by_name(tmp_path: Path, files: dict[str, bytes],
         (tmp_path / name).write_bytes(content)
     with pytest.raises(ConfigError, match=message):
         ShardedDataset([tmp_path / name for name in files], reader)
+
+
+class Either:
+    """Parquet files, and whatever else there is by its lines."""
+
+    def records(self, file: File) -> Records | Grouped:
+        return Parquet().records(file) if file.path.endswith(".parquet") else Lines().records(file)
+
+
+def test_a_reader_gives_groups_for_all_files_or_for_none(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(rows(0, 4))
+    (tmp_path / "b.txt").write_bytes(b"one\ntwo\n")
+    with pytest.raises(ConfigError, match=r"reader = 'Either'.*samples of 1 files can be read only in groups, those of 1 one by one"):
+        ShardedDataset(tmp_path, Either())
 
 
 def test_a_row_group_that_cannot_be_decoded_names_its_file(tmp_path: Path) -> None:
