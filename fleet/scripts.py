@@ -34,7 +34,7 @@ def check_not_shadowed() -> None:
             )  # fmt: skip
     for name in _written_over():
         raise ConfigError(
-            "package", name, f"{ours / name / '__init__.py'} is not the file that came with Fleet: another distribution has a {name!r}, too",
+            "package", name, f"{ours / name / '__init__.py'} is not the file that came with Fleet: another distribution has that name",
             f"Give each an environment of its own, or uninstall the other and run pip install --force-reinstall --no-deps {DISTRIBUTION}.",
         )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""What users install: the wheel has all that is in the tree, the source archive builds the same wheel, and what is installed from it trains.
+"""What users install: the wheel has all that is in the tree, the source archive builds the same one, and what is installed trains.
 
 The environment is empty but for what Fleet depends on, which it borrows from the one that runs the tests."""
 
@@ -137,6 +137,8 @@ def test_what_is_installed_is_what_runs(installed: Installed) -> None:
     assert {Path(line).parent.parent for line in said.split()} == {installed.packages}
     assert "Train SCRIPT on a local cluster" in installed.fleet("--help")
     assert "rank-second" in installed.python("-m", "fleet", "--help")
+    installed.fleet("init", "begun.py")
+    assert (installed.folder / "begun.py").exists()
 
 
 def test_what_is_installed_trains(installed: Installed) -> None:
