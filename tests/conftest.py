@@ -7,7 +7,14 @@ from collections.abc import Iterator
 import pytest
 
 from fleet.launch.local import LocalCluster
+from tests.support.programs import LeftOut
 from tests.support.seaweed import SeaweedServer, serving
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Workers of pytest-xdist report to the process that started them, and it tells what was left out."""
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(LeftOut())
 
 
 @pytest.fixture(scope="session")

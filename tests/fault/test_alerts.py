@@ -25,6 +25,7 @@ from fleet.types import Member, Process
 from tests.fault.test_bad_luck import FAST, settings
 from tests.support import trains
 from tests.support.plain import PlainFleet
+from tests.support.programs import program
 from tests.support.prometheus import Server, scraping
 from tests.support.waiting import until
 from tests.support.watching import watched
@@ -77,6 +78,7 @@ def watched_settings(folder: Path) -> RunSettings:
 
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    program("prometheus")
     folder = tmp_path_factory.mktemp("alerts")
     patient = dataclasses.replace(FAST, heartbeat_s=20.0, node_s=25.0, park_s=30.0, form_s=40.0, progress_s=60.0)
     chosen = dataclasses.replace(watched_settings(folder / "run"), timeouts=patient)

@@ -15,6 +15,7 @@ from fleet.launch.processes import calling
 from fleet.records import Committed, FaultRecord, ProcessLost, Record
 from fleet.report import build_report
 from tests.golden.journals import one_loss
+from tests.support.programs import program
 from tests.support.prometheus import Server
 from tests.support.waiting import until
 from tests.support.watching import watched
@@ -90,6 +91,7 @@ def test_runs_that_are_handed_in_have_their_turn_and_all_their_ranks(tmp_path: P
 
 
 def test_fleet_up_serves_all_runs_with_a_prometheus_and_leaves_nothing(tmp_path: Path) -> None:
+    program("prometheus")
     root = tmp_path / "runs"
     with watched(root) as served:
         served.write("done", list(one_loss().records))

@@ -12,7 +12,7 @@ from typing import Any
 import requests
 
 from fleet.launch.prometheus import Prometheus, scrape_configuration
-from tests.support.browser import program
+from tests.support.programs import program
 from tests.support.waiting import until
 
 LIMIT_S = 60.0

@@ -1,0 +1,57 @@
+"""Continuous integration runs what everybody runs, with nothing left out, and holds no secrets."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.y*ml"))
+JOBS = [(path, name) for path in WORKFLOWS for name in yaml.safe_load(path.read_text())["jobs"]]
+RUN = (ROOT / ".ci" / "run").read_text()
+TARGETS = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.M))
+
+
+def job_of(path: Path, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load(path.read_text())["jobs"][name]
+    return found
+
+
+def test_every_change_runs_what_ci_runs() -> None:
+    always = [job for path, name in JOBS if "if" not in (job := job_of(path, name))]
+    assert [step["run"] for job in always for step in job["steps"] if "run" in step] == [".ci/run"]
+
+
+@pytest.mark.parametrize(("path", "job"), JOBS, ids=lambda part: getattr(part, "name", part))
+def test_a_step_checks_the_project_out_or_runs_what_everybody_can_run(path: Path, job: str) -> None:
+    first, *others = job_of(path, job)["steps"]
+    assert re.fullmatch(r"actions/checkout@v\d+", first["uses"]) and first["with"]["persist-credentials"] is False
+    commands = [step["run"] for step in others]
+    assert commands and all(command == ".ci/run" or command.removeprefix("make ") in TARGETS for command in commands)
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_a_workflow_may_read_and_no_more(path: Path) -> None:
+    text = path.read_text()
+    workflow = yaml.safe_load(text)
+    assert workflow["permissions"] == {"contents": "read"}
+    assert not any("permissions" in job for job in workflow["jobs"].values())
+    assert "secrets." not in text and "pull_request_target" not in text
+
+
+def test_every_python_that_is_promised_is_tested() -> None:
+    classifiers = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
+    promised = [each.rpartition(" ")[2] for each in classifiers if re.search(r":: 3\.\d+$", each)]
+    [tested] = {tuple(job["strategy"]["matrix"]["python"]) for path, name in JOBS if "strategy" in (job := job_of(path, name))}
+    assert list(tested) == promised
+
+
+def test_ci_is_make_test_with_nothing_left_out() -> None:
+    lines = [line for line in RUN.splitlines() if line and not line.startswith("#")]
+    assert lines[-1] == "make test </dev/null"
+    assert any(line.startswith("export CI=true") for line in lines)
