@@ -42,6 +42,7 @@ from fleet.config import RunSettings
 from fleet.follow import Follower
 from fleet.goodput import Ledger
 from fleet.journal import JournalWriter, read_journal
+from fleet.launch.local import LocalCluster
 from fleet.records import VERSION, Committed, ProcessLost, Record, RunStarted, Spans, ViewPublished
 from fleet.scripts import load_train
 from fleet.types import Fault, Member, StateId, View
@@ -55,8 +56,8 @@ STEPS_PER_S = 22
 @dataclass(frozen=True)
 class Sizes:
     """Ranks of the runs that are scraped, without series of their own and with, and how often; pages, and commits that they show with
-    ``commit_gap_s`` between; events of the journal that is opened; kills of the real runs: by ``first_kill_s`` a run has started, and
-    ``kill_gap_s`` later it is whole again."""
+    ``commit_gap_s`` between; events of the journal that is opened; world and kills of the real runs: by ``first_kill_s`` a run trains,
+    and ``kill_gap_s`` after a kill it is whole again."""
 
     repetitions: int
     ranks: int
@@ -65,14 +66,20 @@ class Sizes:
     commits: int
     commit_gap_s: float
     events: int
+    world: int
     kills: int
     first_kill_s: float
     kill_gap_s: float
 
+    def run(self) -> RunSettings:
+        """Of each real run: no more steps than fit until its last kill is over."""
+        steps = int(STEPS_PER_S * (self.first_kill_s + self.kill_gap_s * self.kills))
+        return RunSettings(world=self.world, shards=16, options={"steps": str(steps)})
 
-FULL = Sizes(7, 100_000, 10_000, 200, 5, 2.0, 10_000_000, 12, 8.0, 4.0)
+
+FULL = Sizes(7, 100_000, 10_000, 200, 5, 2.0, 10_000_000, 4, 12, 8.0, 4.0)
 QUICK = replace(FULL, repetitions=3, events=1_000_000, kills=5)
-SMOKE = Sizes(1, 1_000, 100, 3, 1, 0.0, 20_000, 1, 0.5, 4.0)
+SMOKE = Sizes(1, 1_000, 100, 3, 1, 0.0, 20_000, 2, 1, 0.5, 4.0)
 
 
 def measure(form: Form) -> dict[str, Any]:
@@ -81,14 +88,10 @@ def measure(form: Form) -> dict[str, Any]:
     many, per_rank = _scrapes(sizes.ranks, False, sizes.repetitions), _scrapes(sizes.ranks_with_series, True, sizes.repetitions)
     pages = _pages(sizes)
     opened = _opened(sizes.events)
-    samples = {
-        "fleet_scrape_100k_ranks_s": many[0],
-        "fleet_scrape_10k_per_rank_s": per_rank[0],
-        "fleet_page_update_s": pages,
-        "fleet_view_change_ms_quiet": _view_changes(sizes),
-        "fleet_view_change_ms_scraped": _view_changes(sizes, _scrape),
-        "fleet_view_change_ms_paged": _view_changes(sizes, functools.partial(_look, pages=sizes.pages)),
-    }
+    samples = {"fleet_scrape_100k_ranks_s": many[0], "fleet_scrape_10k_per_rank_s": per_rank[0], "fleet_page_update_s": pages}
+    watchers = {"quiet": None, "scraped": _scrape, "paged": functools.partial(_look, pages=sizes.pages)}
+    with recipes.local_cluster(sizes.run()) as cluster:
+        samples |= {f"fleet_view_change_ms_{name}": _view_changes(cluster, sizes, watching) for name, watching in watchers.items()}
     figures = {name: statistics.median(values) for name, values in samples.items()}
     figures["fleet_page_update_s_max"] = max(pages)
     figures |= {"fleet_scrape_peak_bytes": float(max(many[1], per_rank[1])), **opened}
@@ -225,26 +228,20 @@ def _opened(events: int) -> dict[str, float]:
 # ---- does a run notice? ------------------------------------------------------------------------------------------------------------------
 
 
-def _view_changes(sizes: Sizes, watching: Callable[[str], None] | None = None) -> list[float]:
+def _view_changes(cluster: LocalCluster, sizes: Sizes, watching: Callable[[str], None] | None = None) -> list[float]:
     """Milliseconds from each loss to the view without the lost rank, in one real run; ``watching`` is what a process does with the server's
     URL meanwhile."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         faults = [
-            Fault(f"kill-{number}", sizes.first_kill_s + sizes.kill_gap_s * number, "gpu", "kill_rank", slot=number % 4)
+            Fault(f"kill-{number}", sizes.first_kill_s + sizes.kill_gap_s * number, "gpu", "kill_rank", slot=number % sizes.world)
             for number in range(sizes.kills)
         ]
         save_trace(faults, root / "trace.csv")
-        steps = int(STEPS_PER_S * (sizes.first_kill_s + sizes.kill_gap_s * sizes.kills))
-        settings = RunSettings(world=4, shards=16, options={"steps": str(steps)})
         script = str(Path(__file__).parents[1] / "examples" / "digits.py")
         chaos = ChaosSettings(trace=str(root / "trace.csv"))
-        plan = plans.RunPlan(name="run", folder=root / "run", settings=settings, train=load_train(script), script=script, chaos=chaos)
-        with (
-            recipes.local_cluster(settings) as cluster,
-            _server(root) as server,
-            _elsewhere(watching, server.url),
-        ):
+        plan = plans.RunPlan(name="run", folder=root / "run", settings=sizes.run(), train=load_train(script), script=script, chaos=chaos)
+        with _server(root) as server, _elsewhere(watching, server.url):
             result = recipes.LiveRun(plan, cluster).execute()
         if result.status != "completed":
             raise AssertionError(f"the run {result.status}: {result.reason}")

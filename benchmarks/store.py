@@ -183,7 +183,8 @@ class Fleet:
     """The processes, and the parent's side of what they do. ``numbers``: how many of them save and restore, by turns."""
 
     def __init__(self, folder: Path, state_bytes: int, server: SeaweedServer, numbers: tuple[int, ...]) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["torch.distributed.checkpoint", "s3fs", "storage.restore"])  # imported once
         self.state_bytes, self.numbers, self._pipes, self._processes = state_bytes, numbers, list[Connection](), list[Any]()
         plain = dataclasses.replace(server)  # without its process, which no pickle takes
         for rank in range(max(numbers)):
@@ -268,10 +269,10 @@ def place(medium: str, name: str, folder: Path, server: SeaweedServer) -> Iterat
             client.delete_object(Bucket=server.bucket, Key=entry["Key"])
 
 
-def collect(fleet: Fleet, repetitions: int, folder: Path, server: SeaweedServer) -> Samples:
+def collect(fleet: Fleet, warm_ups: int, repetitions: int, folder: Path, server: SeaweedServer) -> Samples:
     """Every system after the other, in an order that turns with the repetition."""
     samples: Samples = defaultdict(list)
-    for repetition in range(-1, repetitions):  # the first one, which loads all modules and opens connections, is not kept
+    for repetition in range(-warm_ups, repetitions):  # the first one, which loads all modules and opens connections, is not kept
         for medium in MEDIA:
             for ranks in fleet.numbers if repetition >= 0 else fleet.numbers[-1:]:
                 for turn in range(len(SYSTEMS)):
@@ -311,7 +312,7 @@ def measure(form: Form) -> dict[str, Any]:
             fleet = Fleet(folder, state_bytes, server, numbers)
             try:
                 (folder / "disk").mkdir()
-                samples = collect(fleet, repetitions, folder / "disk", server)
+                samples = collect(fleet, form.of(1, 1, 0), repetitions, folder / "disk", server)
             finally:
                 fleet.close()
     finally:
