@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import harness, noise, slow_world
+from benchmarks.harness import Form, left_out
 from benchmarks.slow_world import FAULTS, SEVERITIES, STEPS, Stretch
 from fleet.types import Member
 from policies.detectors import COMPUTE, KINDS, SCORERS, Scorer, Sensitivity, combined
@@ -31,6 +32,7 @@ except ImportError:
 TRAINING_SEED, SEED = 11, 4711
 WITHIN, AFTER = 20, 24
 COUNTS, QUICK_COUNTS, TUNING_COUNTS = (720, 400), (312, 300), (144, 72)
+SMOKE_COUNTS, SMOKE_FEW = (len(FAULTS) * len(SEVERITIES), 2), (2 * len(FAULTS), 1)
 GOAL_FROM = 1.25
 REPORT, THRESHOLDS = 2, tuple(round(0.2 + 0.05 * number, 2) for number in range(16))
 """Portions of steps to a report of NVRx, and the thresholds that are tried for it."""
@@ -122,7 +124,7 @@ def tuned_thresholds(counts: tuple[int, int]) -> dict[str, float]:
 def peers(counts: tuple[int, int]) -> tuple[dict[str, Accuse], list[str]]:
     """NVRx as it comes, and with thresholds that were tuned as ours were; and notes."""
     if nvrx is None:
-        return {}, ["nvidia-resiliency-ext is not installed: left out"]
+        return {}, [left_out("nvrx", "nvidia-resiliency-ext is not installed")]
     default, tuned = dict.fromkeys(KINDS, nvrx.THRESHOLD), tuned_thresholds(counts)
     found = {"nvrx": peer(default), "nvrx_individual": peer(default, individual=True), "nvrx_tuned": peer(tuned)}
     found |= {"nvrx_compute": peer({COMPUTE: nvrx.THRESHOLD}), "nvrx_compute_tuned": peer({COMPUTE: tuned[COMPUTE]})}
@@ -151,24 +153,27 @@ def details(name: str, tally_: Tally) -> dict[str, float]:
     return {key.replace(".", "_"): value for key, value in found.items()}
 
 
-def measure(quick: bool) -> dict[str, Any]:
+def measure(form: Form) -> dict[str, Any]:
     """Precision, recall and latency of Fleet's detector, of its scorers alone and of NVRx, on the same stretches."""
-    others, notes = peers(TUNING_COUNTS)
-    counts = QUICK_COUNTS if quick else COUNTS
+    counts = form.of(COUNTS, QUICK_COUNTS, SMOKE_COUNTS)
+    brief, tuning = form.of((QUICK_COUNTS, TUNING_COUNTS), (QUICK_COUNTS, TUNING_COUNTS), (SMOKE_FEW, SMOKE_FEW))
+    others, notes = peers(tuning)
     found = tally({"fleet": fleet(Sensitivity())} | others, SEED, counts, part=1)
     alone = {f"fleet_{name}_alone": fleet(Sensitivity(), scorer) for name, scorer in SCORERS.items() if scorer is not combined}
-    found |= tally(alone, SEED, TUNING_COUNTS, part=1)
-    found |= tally({"fleet_brief": fleet(Sensitivity())}, SEED, QUICK_COUNTS, part=1, brief=True)
+    found |= tally(alone, SEED, tuning, part=1)
+    found |= tally({"fleet_brief": fleet(Sensitivity())}, SEED, brief, part=1, brief=True)
     figures: dict[str, float] = {}
     for name, tally_ in found.items():
         figures |= summary(name, tally_)
     ours = found["fleet"]
     figures |= {f"fleet_recall_from_{least:g}x".replace(".", "_"): ours.recall(least) for least in SEVERITIES}
     figures |= details("fleet", ours) | (details("nvrx_tuned", found["nvrx_tuned"]) if "nvrx_tuned" in found else {})
+    notes += [left_out(name, "no fault that it is the figure of") for name, value in figures.items() if np.isnan(value)]
+    figures = {name: value for name, value in figures.items() if not np.isnan(value)}
     figures |= {"faults_injected": float(len(ours.found)), "clean_steps": float(ours.clean_steps)}
     about = noise.provenance()
     settings = {
-        "seed": SEED, "training_seed": TRAINING_SEED, "stretches": counts, "stretches_of_scorers_alone": TUNING_COUNTS,
+        "seed": SEED, "training_seed": TRAINING_SEED, "stretches": counts, "stretches_of_scorers_alone": tuning,
         "steps_each": STEPS, "within_steps": WITHIN,
         "worlds": slow_world.WORLDS, "sensitivity": dataclasses.asdict(Sensitivity()), "noise": about,
     }  # fmt: skip

@@ -1,4 +1,7 @@
-"""One shape for all benchmarks: ``python -m benchmarks.NAME [--quick] [--json FILE]`` prints a table and may write the same as JSON."""
+"""One shape for all benchmarks: ``python -m benchmarks.NAME [--quick | --smoke] [--json FILE]`` prints a table and may write it as JSON.
+
+All forms are the same code with other sizes. ``--smoke`` is for CI: it shows that a benchmark runs, and its figures say nothing of speed.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,36 @@ import json
 import os
 import platform
 from collections.abc import Callable, Mapping
+from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.table import Table
 
 Result = dict[str, Any]
+T = TypeVar("T")
 VERSIONS_OF = ("torch", "ray", "torchft", "nvidia-resiliency-ext", "mlsysim", "simpy", "numpy")
+
+
+class Form(StrEnum):
+    """How much a benchmark measures."""
+
+    FULL = "full"
+    QUICK = "quick"
+    SMOKE = "smoke"
+
+    def of(self, full: T, quick: T, smoke: T) -> T:
+        """The size that belongs to this form."""
+        return {Form.FULL: full, Form.QUICK: quick, Form.SMOKE: smoke}[self]
+
+
+SMOKE_NOTE = "smoke form: the smallest sizes, once; it shows that the benchmark runs, and its figures say nothing of speed"
+
+
+def left_out(what: str, why: str) -> str:
+    """The note for figures with ``what`` in their names, which a result does not have."""
+    return f"{what} left out: {why}"
 
 
 def machine() -> Result:
@@ -78,15 +103,20 @@ def show(result: Result) -> None:
         console.print(f"- {note}", markup=False)
 
 
-def run(name: str, measure: Callable[[bool], Mapping[str, Any]], argv: list[str] | None = None) -> Result:
-    """The command line of benchmark ``name``; ``measure(quick)`` does the work."""
+def run(name: str, measure: Callable[[Form], Mapping[str, Any]], argv: list[str] | None = None) -> Result:
+    """The command line of benchmark ``name``; ``measure(form)`` does the work."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=measure.__doc__)
-    parser.add_argument("--quick", action="store_true", help="the same seeds, fewer repetitions; ends within 5 minutes")
+    forms = parser.add_mutually_exclusive_group()
+    forms.add_argument("--quick", dest="form", action="store_const", const=Form.QUICK, help="fewer repetitions; ends within 5 minutes")
+    forms.add_argument("--smoke", dest="form", action="store_const", const=Form.SMOKE, help="the smallest sizes, once; ends in seconds")
+    parser.set_defaults(form=Form.FULL)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there, too")
     options = parser.parse_args(argv)
     before = stolen()
-    result = complete(name, measure(options.quick))
-    result["notes"] = [*result["notes"], *stolen_note(before, stolen())]
+    result = complete(name, measure(options.form))
+    result["settings"] = {"form": options.form, **result["settings"]}
+    smoke = [SMOKE_NOTE] if options.form == Form.SMOKE else []
+    result["notes"] = [*result["notes"], *smoke, *stolen_note(before, stolen())]
     show(result)
     if options.json is not None:
         options.json.write_text(json.dumps(result, indent=1) + "\n")

@@ -19,6 +19,7 @@ from actors.messages import UP
 from actors.rank.recorder import Recorder, RingReader, now_us
 from benchmarks import harness
 from benchmarks.fold import fold_events_per_s, write_journal
+from benchmarks.harness import Form
 from fleet.config import Budgets, RunSettings
 from fleet.events import Event, Formed, Heartbeat, Joined, NodeJoined, Ready, Tick
 from fleet.instructions import Publish
@@ -33,9 +34,9 @@ RANKS_PER_NODE = 8
 HEARTBEATS_PER_TICK = 125
 
 
-def measure(quick: bool = False) -> dict[str, Any]:
+def measure(form: Form) -> dict[str, Any]:
     """Control plane and instrumentation; every repetition is a sample."""
-    repetitions, ranks, events = (3, 1_024, 200_000) if quick else (7, 8_192, 1_000_000)
+    repetitions, ranks, events = form.of((7, 8_192, 1_000_000), (3, 1_024, 200_000), (1, 64, 2_000))
     samples = {
         "fleet_heartbeats_per_s": [heartbeats_per_s(ranks) for _ in range(repetitions)],
         "fleet_decoded_heartbeats_per_s": [decoded_per_s() for _ in range(repetitions)],

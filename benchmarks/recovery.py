@@ -17,14 +17,17 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks import harness
+from benchmarks.harness import Form
 from benchmarks.peers.common import (
     SETTLE_STEPS,
+    SMOKE_SETTINGS,
     Kill,
     Report,
     Run,
@@ -42,43 +45,73 @@ from benchmarks.peers.common import (
 
 START_LIMIT_S = 180.0
 FULL_AGAIN_LIMIT_S = 120.0
-KILLS, ROUNDS = 10, 2
-QUICK_KILLS, QUICK_ROUNDS = 3, 1
-EXTRA_FAULTS, QUICK_EXTRA_FAULTS = 5, 1
 NODES_TO_LOSE = 3
 """With two, the other one takes all ranks in when a node is lost, and the next loss is that of the whole world."""
 
+Samples = dict[str, list[float]]
 
-def measure(quick: bool = False, only: Sequence[str] = ()) -> dict[str, Any]:
-    """Run the benchmark; the settings, figures, samples and notes of design section 10's shape."""
-    systems, notes = installed_systems(only)
-    settings = calibrated(Settings(spares=1))
-    kills, rounds = (QUICK_KILLS, QUICK_ROUNDS) if quick else (KILLS, ROUNDS)
-    plan = strikes(settings.seed, kills, settings.world, settings.checkpoint_steps)
-    samples: dict[str, list[float]] = defaultdict(list)
-    for number in range(rounds):
-        for system in systems:
-            _collect(samples, system.name, strike_all(system, settings, plan[number::rounds], "kill", notes))
-    for system in systems:
-        _extra_faults(samples, system, settings, plan[: QUICK_EXTRA_FAULTS if quick else EXTRA_FAULTS], notes)
-    settings_used = {**vars(settings), "kills_per_system": kills, "settle_steps": SETTLE_STEPS}
+
+@dataclass(frozen=True)
+class Sizes:
+    """``kills`` of each system in so many ``rounds``, and as many ``extra_faults`` of each other kind."""
+
+    kills: int
+    rounds: int
+    extra_faults: int
+
+
+FULL, QUICK, SMOKE = Sizes(10, 2, 5), Sizes(3, 1, 1), Sizes(1, 1, 1)
+
+
+def measure(form: Form) -> dict[str, Any]:
+    """What the loss of a rank costs each system, and the loss of a node and a hang Fleet."""
+    systems, notes = installed_systems(form.of((), (), ("fleet",)))
+    settings = calibrated(form.of(Settings(spares=1), Settings(spares=1), SMOKE_SETTINGS.replace(nodes=NODES_TO_LOSE)))
+    sizes = form.of(FULL, QUICK, SMOKE)
+    samples: Samples = defaultdict(list)
+    form.of(_by_kinds, _by_kinds, _in_one_run)(samples, systems, settings, sizes, notes)
+    settings_used = {**vars(settings), "kills_per_system": sizes.kills, "settle_steps": SETTLE_STEPS}
     return {"settings": settings_used, "figures": figures(samples), "samples": dict(samples), "notes": notes}
 
 
-def strike_all(system: System, settings: Settings, plan: Sequence[Strike], kind: str, notes: list[str]) -> list[Report]:
-    """Strike runs of a system until the plan is done: one run, and a new one after each kill that a run did not survive."""
-    reports: list[Report] = []
+def _by_kinds(samples: Samples, systems: Sequence[System], settings: Settings, sizes: Sizes, notes: list[str]) -> None:
+    """Systems take turns with kills; the other faults come in runs of their own."""
+    plan = strikes(settings.seed, sizes.kills, settings.world, settings.checkpoint_steps)
+    for number in range(sizes.rounds):
+        for system in systems:
+            kills = [(strike, "kill") for strike in plan[number :: sizes.rounds]]
+            _collect(samples, system, strike_all(system, settings, kills, notes))
+    for system in systems:
+        for kind in system.extra_faults:
+            chosen = settings.replace(nodes=NODES_TO_LOSE) if kind == "node" else settings
+            _collect(samples, system, strike_all(system, chosen, [(strike, kind) for strike in plan[: sizes.extra_faults]], notes))
+
+
+def _in_one_run(samples: Samples, systems: Sequence[System], settings: Settings, sizes: Sizes, notes: list[str]) -> None:
+    """Every kind of fault strikes the same run, as often as the sizes say: a cluster takes longer to start than that takes."""
+    for system in systems:
+        kinds = ["kill"] * sizes.kills + [kind for kind in system.extra_faults for _ in range(sizes.extra_faults)]
+        plan = strikes(settings.seed, len(kinds), settings.world, settings.checkpoint_steps)
+        _collect(samples, system, strike_all(system, settings, list(zip(plan, kinds, strict=True)), notes))
+
+
+def strike_all(system: System, settings: Settings, plan: Sequence[tuple[Strike, str]], notes: list[str]) -> list[tuple[str, Report]]:
+    """Strike runs of a system until the plan, of strikes and their kinds, is done: one run, and a new one after each fault that a run did
+    not survive. A report for each, beside its kind."""
+    reports: list[tuple[str, Report]] = []
     while len(reports) < len(plan):
         with tempfile.TemporaryDirectory(prefix=f"bench-{system.name}-", ignore_cleanup_errors=True) as workdir:
             run = system.start(Path(workdir), settings)
             try:
-                kills = strike_run(run, settings, plan[len(reports) :], kind)
-                _settle(run, kills[-1], settings, f"{system.name}: {kind} {len(reports) + len(kills)}", notes)
+                kills = strike_run(run, settings, plan[len(reports) :])
+                _settle(run, kills[-1], settings, f"{system.name}: {kills[-1].kind} {len(reports) + len(kills)}", notes)
             finally:
                 run.stop()
         commits = run.commits()
-        reports += report(commits, run.lost_lines(), kills, settings.world)
-        notes.append(f"{system.name}: median step {median_step_s(commits):.4f} s over {len(commits)} steps, {len(kills)} {kind} faults")
+        kinds = [kill.kind for kill in kills]
+        reports += zip(kinds, report(commits, run.lost_lines(), kills, settings.world), strict=True)
+        struck = ", ".join(f"{count} {kind} faults" for kind, count in Counter(kinds).items())
+        notes.append(f"{system.name}: median step {median_step_s(commits):.4f} s over {len(commits)} steps, {struck}")
     return reports
 
 
@@ -87,10 +120,10 @@ def _settle(run: Run, kill: Kill, settings: Settings, what: str, notes: list[str
         notes.append(f"{what}: the world was not full again within {FULL_AGAIN_LIMIT_S:.0f} s; {run.failed() or 'still running'}")
 
 
-def strike_run(run: Run, settings: Settings, plan: Sequence[Strike], kind: str) -> list[Kill]:
+def strike_run(run: Run, settings: Settings, plan: Sequence[tuple[Strike, str]]) -> list[Kill]:
     """Strike one run at the planned points, as far as its world becomes full again. Raises RuntimeError when it never is at first."""
     kills: list[Kill] = []
-    for strike in plan:
+    for strike, kind in plan:
         since_s = kills[-1].t_s if kills else 0.0
         limit_s = FULL_AGAIN_LIMIT_S if kills else START_LIMIT_S
         if not wait_until(lambda s=strike, t=since_s: steady_steps(run, t, settings.world) >= s.steps, run, limit_s):  # type: ignore[misc]
@@ -100,31 +133,30 @@ def strike_run(run: Run, settings: Settings, plan: Sequence[Strike], kind: str) 
         kills.append(run.inject(kind, slots[strike.rank % len(slots)]))
     if not kills:
         raise RuntimeError(
-            f"the world was not full for {plan[0].steps} steps within {START_LIMIT_S:.0f} s: {run.failed() or 'still running'}"
+            f"the world was not full for {plan[0][0].steps} steps within {START_LIMIT_S:.0f} s: {run.failed() or 'still running'}"
         )
     return kills
 
 
-def _extra_faults(samples: dict[str, list[float]], system: System, settings: Settings, plan: Sequence[Strike], notes: list[str]) -> None:
-    for kind in system.extra_faults:
-        timeout_s = system.hang_timeout_s if kind == "hang" else 0.0
-        chosen = settings.replace(nodes=NODES_TO_LOSE) if kind == "node" else settings
-        for one in strike_all(system, chosen, plan, kind, notes):
-            if one.stall_s is not None:
-                samples[f"{system.name}_{kind}_stall_s"].append(one.stall_s - timeout_s)
+def _collect(samples: Samples, system: System, reports: Sequence[tuple[str, Report]]) -> None:
+    """All of a kill; of other faults the stall, of a hang less its time-out."""
+    for kind, one in reports:
+        if kind == "kill":
+            _collect_kill(samples, system.name, one)
+        elif one.stall_s is not None:
+            samples[f"{system.name}_{kind}_stall_s"].append(one.stall_s - (system.hang_timeout_s if kind == "hang" else 0.0))
 
 
-def _collect(samples: dict[str, list[float]], name: str, reports: Sequence[Report]) -> None:
-    for one in reports:
-        samples[f"{name}_survived"].append(float(one.survived))
-        samples[f"{name}_samples_lost"].append(float(one.samples_lost))
-        if one.stall_s is not None:
-            samples[f"{name}_stall_s"].append(one.stall_s)
-        if one.excess_s is not None:
-            samples[f"{name}_excess_s"].append(one.excess_s)
+def _collect_kill(samples: Samples, name: str, one: Report) -> None:
+    samples[f"{name}_survived"].append(float(one.survived))
+    samples[f"{name}_samples_lost"].append(float(one.samples_lost))
+    if one.stall_s is not None:
+        samples[f"{name}_stall_s"].append(one.stall_s)
+    if one.excess_s is not None:
+        samples[f"{name}_excess_s"].append(one.excess_s)
 
 
-def figures(samples: dict[str, list[float]]) -> dict[str, float]:
+def figures(samples: Samples) -> dict[str, float]:
     """Median of every ``_s`` sample, mean of the samples lost, share of the kills survived."""
     result: dict[str, float] = {}
     for name, values in samples.items():

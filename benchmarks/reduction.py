@@ -21,16 +21,17 @@ import torch
 from actors.rank.process_group import Group, StoreServer
 from actors.rank.reduction import BUCKET_BYTES, BUCKETS_IN_FLIGHT, Reducer, ShardSums, SideChannel
 from benchmarks import harness
+from benchmarks.harness import Form, left_out
 from fleet.shards import blocks
 from policies.placement import ranges
 
 HOST = "127.0.0.1"
 SHARDS = 16
 WORLDS = (2, 3, 4)
-SIZES_MB = {1: 8, 4: 4, 16: 2, 64: 1}
+SIZES_MB, SMOKE_SIZES_MB = {1: 8, 4: 4, 16: 2, 64: 1}, {1: 1}
 """Size -> how many times the repetitions: small messages wait for the scheduler as often as large ones, and vary more."""
 
-REPETITIONS, QUICK_REPETITIONS = 60, 20
+REPETITIONS, QUICK_REPETITIONS, SMOKE_REPETITIONS = 60, 20, 1
 WARM_UPS = 3
 BOUND_S = 60.0
 
@@ -58,18 +59,18 @@ def _all_reduce(group: Group, length: int) -> tuple[Callable[[], object], list[t
     return lambda: group.all_reduce(buffer), [buffer]
 
 
-def _rank(store: str, rank: int, world: int, repetitions: int, parent: Connection) -> None:
+def _rank(store: str, rank: int, world: int, repetitions: dict[int, int], parent: Connection) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(rank)
     cpu = torch.device("cpu")
     group = Group.form(store=store, generation=world, rank=rank, size=world, device=cpu, timeout_s=BOUND_S, host=HOST)
     side = SideChannel(group)
     times: dict[tuple[int, str], list[float]] = {}
-    for size_mb, times_more in SIZES_MB.items():
+    for size_mb, count in repetitions.items():
         length = size_mb * (1 << 18)
         systems = {"fleet": _fleet(group, length), "allreduce": _all_reduce(group, length)}
         kept = {name: [buffer.clone() for buffer in buffers] for name, (_, buffers) in systems.items()}
-        for repetition in range(WARM_UPS + repetitions * times_more):
+        for repetition in range(WARM_UPS + count):
             for name, (operation, buffers) in systems.items():
                 for buffer, value in zip(buffers, kept[name], strict=True):
                     buffer.copy_(value)
@@ -85,8 +86,9 @@ def _rank(store: str, rank: int, world: int, repetitions: int, parent: Connectio
     group.close()
 
 
-def _world(world: int, repetitions: int) -> dict[tuple[int, str], list[float]]:
-    store, context = StoreServer(HOST), multiprocessing.get_context("spawn")
+def _world(world: int, repetitions: dict[int, int]) -> dict[tuple[int, str], list[float]]:
+    store, context = StoreServer(HOST), multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "actors.rank.reduction"])  # imported once
     mine, theirs = context.Pipe()
     ranks = [context.Process(target=_rank, args=(store.address, rank, world, repetitions, theirs)) for rank in range(world)]
     for process in ranks:
@@ -100,9 +102,10 @@ def _world(world: int, repetitions: int) -> dict[tuple[int, str], list[float]]:
         store.close()
 
 
-def measure(quick: bool) -> dict[str, Any]:
+def measure(form: Form) -> dict[str, Any]:
     """Fleet's fixed-order mean against gloo's all-reduce, at 2, 3 and 4 ranks, 1 to 64 MB of float32."""
-    repetitions = QUICK_REPETITIONS if quick else REPETITIONS
+    times_more = form.of(SIZES_MB, SIZES_MB, SMOKE_SIZES_MB)
+    repetitions = {size: form.of(REPETITIONS, QUICK_REPETITIONS, SMOKE_REPETITIONS) * more for size, more in times_more.items()}
     samples: dict[str, list[float]] = {}
     figures: dict[str, float] = {}
     ratios: dict[int, list[float]] = {}
@@ -110,7 +113,7 @@ def measure(quick: bool) -> dict[str, Any]:
         for (size_mb, name), values in _world(world, repetitions).items():
             samples[f"{name}_{world}_ranks_{size_mb}_mb_ms"] = values
     for world in WORLDS:
-        for size_mb in SIZES_MB:
+        for size_mb in repetitions:
             medians = [statistics.median(samples[f"{name}_{world}_ranks_{size_mb}_mb_ms"]) for name in ("fleet", "allreduce")]
             ratio = medians[0] / medians[1]
             figures[f"fleet_{world}_ranks_{size_mb}_mb_ms_median"], figures[f"allreduce_{world}_ranks_{size_mb}_mb_ms_median"] = medians
@@ -120,13 +123,14 @@ def measure(quick: bool) -> dict[str, Any]:
     figures["fleet_over_allreduce_ratio_3_ranks"] = max(ratios[3])
     settings = {
         "shards": SHARDS,
-        "repetitions_by_mb": {size: repetitions * more for size, more in SIZES_MB.items()},
+        "repetitions_by_mb": repetitions,
         "bucket_bytes": BUCKET_BYTES,
         "buckets_in_flight": BUCKETS_IN_FLIGHT,
     }
     notes = [
         "one thread a rank; both systems over the same gloo group on the loopback interface",
         "the 3-rank figure is the largest of all sizes",
+        *(left_out(f"_{size}_mb", f"not a size of the {form} form") for size in SIZES_MB if size not in repetitions),
     ]
     return {"settings": settings, "figures": figures, "samples": samples, "notes": notes}
 

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import json
 import multiprocessing
@@ -19,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from benchmarks import harness
 from benchmarks.fold import STEP_CODES, STEP_US, write_journal
+from benchmarks.harness import Form
 from chaos.arrivals import save_trace
 from chaos.settings import ChaosSettings
 from dashboards.access import LOOPBACK, Access, Audit
@@ -39,40 +42,65 @@ from fleet.config import RunSettings
 from fleet.follow import Follower
 from fleet.goodput import Ledger
 from fleet.journal import JournalWriter, read_journal
+from fleet.launch.local import LocalCluster
 from fleet.records import VERSION, Committed, ProcessLost, Record, RunStarted, Spans, ViewPublished
 from fleet.scripts import load_train
 from fleet.types import Fault, Member, StateId, View
 
-SCRAPERS, PAGES = 4, 200
+SCRAPERS = 4
 FOR_EVER = aiohttp.ClientTimeout(total=None)
-FIRST_KILL_S, KILL_GAP_S, STEPS_PER_S = 8.0, 4.0, 22
-"""Of the run that is scraped: it has started by then, is whole again by then, and makes no more steps than these."""
+STEPS_PER_S = 22
+"""The run that is scraped makes no more steps than these."""
 
 
-def measure(quick: bool = False) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Sizes:
+    """Ranks of the runs that are scraped, without series of their own and with, and how often; pages, and commits that they show with
+    ``commit_gap_s`` between; events of the journal that is opened; world and kills of the real runs: by ``first_kill_s`` a run trains,
+    and ``kill_gap_s`` after a kill it is whole again."""
+
+    repetitions: int
+    ranks: int
+    ranks_with_series: int
+    pages: int
+    commits: int
+    commit_gap_s: float
+    events: int
+    world: int
+    kills: int
+    first_kill_s: float
+    kill_gap_s: float
+
+    def run(self) -> RunSettings:
+        """Of each real run: no more steps than fit until its last kill is over."""
+        steps = int(STEPS_PER_S * (self.first_kill_s + self.kill_gap_s * self.kills))
+        return RunSettings(world=self.world, shards=16, options={"steps": str(steps)})
+
+
+FULL = Sizes(7, 100_000, 10_000, 200, 5, 2.0, 10_000_000, 4, 12, 8.0, 4.0)
+QUICK = replace(FULL, repetitions=3, events=1_000_000, kills=5)
+SMOKE = Sizes(1, 1_000, 100, 3, 1, 0.0, 20_000, 2, 1, 0.5, 4.0)
+
+
+def measure(form: Form) -> dict[str, Any]:
     """Scrapes, pages and long journals, and whether a run notices."""
-    repetitions, events, kills = (3, 1_000_000, 5) if quick else (7, 10_000_000, 12)
-    many, per_rank = _scrapes(100_000, False, repetitions), _scrapes(10_000, True, repetitions)
-    pages = _pages()
-    opened = _opened(events)
-    samples = {
-        "fleet_scrape_100k_ranks_s": many[0],
-        "fleet_scrape_10k_per_rank_s": per_rank[0],
-        "fleet_page_update_s": pages,
-        "fleet_view_change_ms_quiet": _view_changes(kills),
-        "fleet_view_change_ms_scraped": _view_changes(kills, _scrape),
-        "fleet_view_change_ms_paged": _view_changes(kills, _look),
-    }
+    sizes = form.of(FULL, QUICK, SMOKE)
+    many, per_rank = _scrapes(sizes.ranks, False, sizes.repetitions), _scrapes(sizes.ranks_with_series, True, sizes.repetitions)
+    pages = _pages(sizes)
+    opened = _opened(sizes.events)
+    samples = {"fleet_scrape_100k_ranks_s": many[0], "fleet_scrape_10k_per_rank_s": per_rank[0], "fleet_page_update_s": pages}
+    watchers = {"quiet": None, "scraped": _scrape, "paged": functools.partial(_look, pages=sizes.pages)}
+    with recipes.local_cluster(sizes.run()) as cluster:
+        samples |= {f"fleet_view_change_ms_{name}": _view_changes(cluster, sizes, watching) for name, watching in watchers.items()}
     figures = {name: statistics.median(values) for name, values in samples.items()}
     figures["fleet_page_update_s_max"] = max(pages)
     figures |= {"fleet_scrape_peak_bytes": float(max(many[1], per_rank[1])), **opened}
-    settings = {"pages": PAGES, "scrapers": SCRAPERS, "kills": kills, "events": events, "repetitions": repetitions}
-    size = f"{events:,} events (10 million without `--quick`), 100 a record"
+    size = f"{sizes.events:,} events ({FULL.events:,} in the full form), 100 a record"
     notes = [
-        "medians; the scrapers never pause; they, or the 200 pages, run beside the ranks where nothing else wants a core",
+        f"medians; the scrapers never pause; they, or the {sizes.pages} pages, run beside the ranks where nothing else wants a core",
         f"opened: a journal of {size}, and again from the snapshot that the first time left",
     ]
-    return {"settings": settings, "figures": figures, "samples": samples, "notes": notes}
+    return {"settings": {**vars(sizes), "scrapers": SCRAPERS}, "figures": figures, "samples": samples, "notes": notes}
 
 
 def peak_of(work: Callable[[], object]) -> int:
@@ -130,8 +158,8 @@ def _server(root: Path) -> Iterator[WatchServer]:
         yield server
 
 
-def _pages() -> list[float]:
-    """For each open page, the time from a commit's flush to the state that shows it; the longest of five commits."""
+def _pages(sizes: Sizes) -> list[float]:
+    """For each open page, the time from a commit's flush to the state that shows it; the longest of all commits."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         path = root / "run" / "journal.jsonl"
@@ -140,34 +168,36 @@ def _pages() -> list[float]:
         path.write_bytes(b"".join(text[:-1]))  # without its end: it goes on
         newest = max(record.state.step for record in read_journal(path) if isinstance(record, Committed))
         with _server(root) as server, closing(JournalWriter(path)) as writer:
-            return asyncio.run(_update(server.url, writer, newest))
+            return asyncio.run(_update(server.url, writer, newest, sizes))
 
 
-async def _update(url: str, writer: JournalWriter, newest: int) -> list[float]:
+async def _update(url: str, writer: JournalWriter, newest: int, sizes: Sizes) -> list[float]:
     at_s: dict[int, float] = {}
     ready = asyncio.Semaphore(0)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, read_bufsize=2**22) as session:
-        pages = [asyncio.create_task(_page(session, url, ready, at_s, newest + 5)) for _ in range(PAGES)]
+        pages = [asyncio.create_task(_page(session, url, ready, at_s, newest, newest + sizes.commits)) for _ in range(sizes.pages)]
         for _ in pages:
             await ready.acquire()
-        for step in range(newest + 1, newest + 6):
+        for step in range(newest + 1, newest + sizes.commits + 1):
             writer.append(Committed(StateId(0, step), 1e6 + step))
             writer.flush()
             at_s[step] = time.perf_counter()
-            await asyncio.sleep(2.0)
+            await asyncio.sleep(sizes.commit_gap_s)
         return [await page for page in pages]
 
 
-async def _page(session: aiohttp.ClientSession, url: str, ready: asyncio.Semaphore, at_s: dict[int, float], last: int) -> float:
+async def _page(
+    session: aiohttp.ClientSession, url: str, ready: asyncio.Semaphore, at_s: dict[int, float], newest: int, last: int
+) -> float:  # fmt: skip
     """The longest that a commit took to be shown on one page."""
-    worst, seen = 0.0, last - 5
+    worst, seen = 0.0, newest
     async with session.get(f"{url}/api/runs/run/events") as answer:
         async for line in answer.content:
             if not line.startswith(b"data: {"):
                 continue
             steps = json.loads(line[6:])["now"]["steps"]
-            if steps == seen == last - 5:
+            if steps == seen == newest:
                 ready.release()
             worst = max([worst, *(time.perf_counter() - at_s[step] for step in range(seen + 1, steps + 1))])
             seen = max(seen, steps)
@@ -198,24 +228,20 @@ def _opened(events: int) -> dict[str, float]:
 # ---- does a run notice? ------------------------------------------------------------------------------------------------------------------
 
 
-def _view_changes(kills: int, watching: Callable[[str], None] | None = None) -> list[float]:
+def _view_changes(cluster: LocalCluster, sizes: Sizes, watching: Callable[[str], None] | None = None) -> list[float]:
     """Milliseconds from each loss to the view without the lost rank, in one real run; ``watching`` is what a process does with the server's
     URL meanwhile."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         faults = [
-            Fault(f"kill-{number}", FIRST_KILL_S + KILL_GAP_S * number, "gpu", "kill_rank", slot=number % 4) for number in range(kills)
+            Fault(f"kill-{number}", sizes.first_kill_s + sizes.kill_gap_s * number, "gpu", "kill_rank", slot=number % sizes.world)
+            for number in range(sizes.kills)
         ]
         save_trace(faults, root / "trace.csv")
-        settings = RunSettings(world=4, shards=16, options={"steps": str(int(STEPS_PER_S * (FIRST_KILL_S + KILL_GAP_S * kills)))})
         script = str(Path(__file__).parents[1] / "examples" / "digits.py")
         chaos = ChaosSettings(trace=str(root / "trace.csv"))
-        plan = plans.RunPlan(name="run", folder=root / "run", settings=settings, train=load_train(script), script=script, chaos=chaos)
-        with (
-            recipes.local_cluster(settings) as cluster,
-            _server(root) as server,
-            _elsewhere(watching, server.url),
-        ):
+        plan = plans.RunPlan(name="run", folder=root / "run", settings=sizes.run(), train=load_train(script), script=script, chaos=chaos)
+        with _server(root) as server, _elsewhere(watching, server.url):
             result = recipes.LiveRun(plan, cluster).execute()
         if result.status != "completed":
             raise AssertionError(f"the run {result.status}: {result.reason}")
@@ -268,13 +294,13 @@ def _scrape_for_ever(url: str) -> None:
             session.get(url, timeout=60).raise_for_status()
 
 
-def _look(url: str) -> None:
+def _look(url: str, pages: int) -> None:
     """Many pages, open on the run as soon as there is one."""
     _be_elsewhere()
-    asyncio.run(_look_for_ever(url))
+    asyncio.run(_look_for_ever(url, pages))
 
 
-async def _look_for_ever(url: str) -> None:
+async def _look_for_ever(url: str, pages: int) -> None:
     async def page(session: aiohttp.ClientSession) -> None:
         while True:
             async with session.get(f"{url}/api/runs/run/events") as answer:
@@ -283,7 +309,7 @@ async def _look_for_ever(url: str) -> None:
             await asyncio.sleep(0.5)
 
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), read_bufsize=2**22, timeout=FOR_EVER) as session:
-        await asyncio.gather(*[page(session) for _ in range(PAGES)])
+        await asyncio.gather(*[page(session) for _ in range(pages)])
 
 
 if __name__ == "__main__":

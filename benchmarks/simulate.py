@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.harness import run
+from benchmarks.harness import Form, left_out, run
 from fleet.launch.processes import calling
 from fleet.planning.inputs import PlanInput
 from fleet.scenarios import Prepared, Scenario, prepare
@@ -22,7 +22,7 @@ from fleet.simulation.fleet_arrivals import draw_arrivals
 from fleet.simulation.fleet_run import FleetRun
 from fleet.simulation.monte_carlo import monte_carlo
 
-RUNS = 10_000
+RUNS, SMOKE_RUNS = 10_000, 100
 PLANS = 5
 PLAN = calling("fleet.cli", "main", "plan", "--gpus", "16384", "--model", "llama3-70b", "--json", "-")
 
@@ -41,19 +41,19 @@ def _timed_ms(action: Callable[[], Any], repeats: int) -> list[float]:
     return samples
 
 
-def measure(quick: bool) -> Mapping[str, Any]:
+def measure(form: Form) -> Mapping[str, Any]:
     """Fleet simulator, vectorised and event-driven, and SimPy."""
     prepared = scenario()
     plain = replace(prepared.model, slow=())
-    repeats = 7 if quick else 30
+    repeats, runs = form.of(30, 7, 1), form.of(RUNS, RUNS, SMOKE_RUNS)
     samples = {
         "fleet_run_100k_ms": _timed_ms(lambda: prepared.run(draw_arrivals(prepared.model, 1)), repeats),
         "fleet_plain_run_100k_ms": _timed_ms(lambda: _ours(prepared, plain), repeats),
     }
-    samples["fleet_plan_s"] = [_process_s(PLAN) for _ in range(PLANS)]
+    samples["fleet_plan_s"] = [_process_s(PLAN) for _ in range(form.of(PLANS, PLANS, 1))]
     outcome = prepared.run(draw_arrivals(prepared.model, 1))
     begin = time.perf_counter()
-    sample = monte_carlo(prepared.model, prepared.recovery, prepared.intervals, runs=RUNS, seed=1)
+    sample = monte_carlo(prepared.model, prepared.recovery, prepared.intervals, runs=runs, seed=1)
     figures: dict[str, float] = {
         "fleet_run_100k_ms": statistics.median(samples["fleet_run_100k_ms"]),
         "fleet_run_100k_events": outcome.events,
@@ -63,9 +63,9 @@ def measure(quick: bool) -> Mapping[str, Any]:
         "fleet_plan_s": statistics.median(samples["fleet_plan_s"]),
     }
     mean, half = sample.interval()
-    notes = [f"goodput of {RUNS:,} runs side by side: {mean:.4%} +- {half:.4%}; faults a run: {sample.faults.mean():,.1f}"]
-    notes += _simpy(prepared, plain, 1 if quick else 5, figures, samples)
-    settings = {"gpus": 100_000, "nodes": 12_500, "days": 26, "seed": 1}
+    notes = [f"goodput of {runs:,} runs side by side: {mean:.4%} +- {half:.4%}; faults a run: {sample.faults.mean():,.1f}"]
+    notes += _simpy(prepared, plain, form.of(5, 1, 1), figures, samples)
+    settings = {"gpus": 100_000, "nodes": 12_500, "days": 26, "runs": runs, "seed": 1}
     return {"settings": settings, "figures": figures, "samples": samples, "notes": notes}
 
 
@@ -84,7 +84,7 @@ def _simpy(prepared: Prepared, plain: Any, repeats: int, figures: dict[str, floa
     try:
         from benchmarks.peers.simpy_fleet import SimpyFleet
     except ImportError as error:
-        return [f"SimPy is not installed ({error}): its figures are left out"]
+        return [left_out("simpy", str(error))]
     shares: list[dict[str, float]] = []
     samples["simpy_run_100k_ms"] = _timed_ms(
         lambda: shares.append(SimpyFleet(plain, draw_arrivals(plain, 1), prepared.recovery, prepared.intervals).run()), repeats

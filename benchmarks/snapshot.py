@@ -32,12 +32,13 @@ from actors.rank.environment import RANK_ENVIRONMENT
 from actors.rank.snapshot import Snapshotter, copy
 from actors.rank.state import TrackedState
 from benchmarks import harness
+from benchmarks.harness import Form
 from fleet.types import StateId
 
 WIDTH = 2048
-BLOCKS, QUICK_BLOCKS = 16, 4
-STEPS, QUICK_STEPS = 30, 12
-SAVES, QUICK_SAVES = 5, 3
+BLOCKS, STEPS, SAVES = 16, 30, 5
+QUICK_BLOCKS, QUICK_STEPS, QUICK_SAVES = 4, 12, 3
+SMOKE_BLOCKS, SMOKE_STEPS, SMOKE_SAVES = 1, 2, 1
 COPIES, CALIBRATIONS = 5, 3
 STEP_OVER_MEMCPY = 2.0
 MATRIX = 768
@@ -149,20 +150,20 @@ def _async_save(parts: dict[str, Any], path: Path, training: Training) -> float:
     return blocked_ms
 
 
-def measure(quick: bool) -> dict[str, Any]:
+def measure(form: Form) -> dict[str, Any]:
     """A snapshot of model and AdamW state after every step, against memcpy, torch.save, dcp.save and dcp.async_save."""
     warnings.simplefilter("ignore")
-    training = Training(QUICK_BLOCKS if quick else BLOCKS)
+    training = Training(form.of(BLOCKS, QUICK_BLOCKS, SMOKE_BLOCKS))
     names = ["tensor_copy_ms", "memmove_ms", "fleet_copy_ms", "torch_save_ms", "dcp_save_ms", "dcp_async_blocked_ms"]
     names += [f"{kind}_{change}{what}_ms" for change in ("", "adamw_") for kind in ("plain", "fleet") for what in ("step", "core")]
     samples: Samples = {name: [] for name in (*names, "fleet_blocked_ms", "fleet_adamw_blocked_ms")}
     memcpy_ms = _memcpy(training, samples)
-    fleet, steps = Fleet(training), QUICK_STEPS if quick else STEPS
+    fleet, steps = Fleet(training), form.of(STEPS, QUICK_STEPS, SMOKE_STEPS)
     _steps(training, fleet, training.touch, "", steps, samples)
     _steps(training, fleet, training.optimizer.step, "adamw_", steps // 2, samples)
     held = fleet.snapshots.bytes_held
     fleet.snapshots.close()
-    _others(training, QUICK_SAVES if quick else SAVES, samples)
+    _others(training, form.of(SAVES, QUICK_SAVES, SMOKE_SAVES), samples)
     medians = {name: statistics.median(values) for name, values in samples.items()}
     settings = {"state_bytes": training.bytes, "tensors": len(training.tensors), "threads": torch.get_num_threads(), **RANK_ENVIRONMENT}
     at_best = 1 + medians["fleet_copy_ms"] / torch.get_num_threads() / medians["plain_step_ms"]

@@ -16,6 +16,7 @@ Headline figures are each system's median at the number of processes that suits 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import multiprocessing
 import os
 import shutil
@@ -32,14 +33,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import harness, store_peers
+from benchmarks.harness import Form, left_out
 from tests.support.seaweed import SeaweedServer, s3_client, serving
 
-RANKS = (1, 2, 4)
+RANKS, SMOKE_RANKS = (1, 2, 4), (2,)
 SYSTEMS = ("raw", "dcp", "fleet")
 MEDIA = ("local", "s3")
 TENSOR_BYTES = 8 << 20
-STATE_BYTES, QUICK_STATE_BYTES = 512 << 20, 128 << 20
-REPETITIONS, QUICK_REPETITIONS, PEER_REPETITIONS = 5, 2, 7
+STATE_BYTES, QUICK_STATE_BYTES, SMOKE_STATE_BYTES = 512 << 20, 128 << 20, 32 << 20
+REPETITIONS, QUICK_REPETITIONS, SMOKE_REPETITIONS, PEER_REPETITIONS = 5, 2, 1, 7
 RAW_BLOCK_BYTES, RAW_PART_BYTES, RAW_THREADS = 8 << 20, 16 << 20, 4
 BOUND_S = 300.0
 CHECKPOINT = "000000-000000000001-g00000001"
@@ -64,7 +66,7 @@ class Job:
 class Rank:
     """One process. Its share of the state is made for a number of ranks, outside what is timed."""
 
-    def __init__(self, rank: int, store: str, state_bytes: int, server: SeaweedServer) -> None:
+    def __init__(self, rank: int, store: str, state_bytes: int, server: SeaweedServer, numbers: tuple[int, ...]) -> None:
         import torch
         import torch.distributed as dist
 
@@ -72,8 +74,8 @@ class Rank:
         self.rank, self.tensors, self._server, self._ranks = rank, state_bytes // TENSOR_BYTES, server, 0
         self.state: dict[int, torch.Tensor] = {}
         os.environ.update(server.environment)
-        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=max(RANKS))
-        self.groups = {ranks: dist.new_group(list(range(ranks))) for ranks in RANKS}
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=max(numbers))
+        self.groups = {ranks: dist.new_group(list(range(ranks))) for ranks in numbers}
 
     def prepare(self, job: Job) -> None:
         import torch
@@ -163,8 +165,8 @@ class Rank:
                 raise RuntimeError("the raw download came back short")
 
 
-def _rank(rank: int, store: str, state_bytes: int, server: SeaweedServer, parent: Connection) -> None:
-    me = Rank(rank, store, state_bytes, server)
+def _rank(rank: int, store: str, state_bytes: int, server: SeaweedServer, numbers: tuple[int, ...], parent: Connection) -> None:
+    me = Rank(rank, store, state_bytes, server, numbers)
     parent.send(("ready", None))
     while (order := parent.recv()) is not None:
         step, job = order
@@ -178,15 +180,16 @@ def _rank(rank: int, store: str, state_bytes: int, server: SeaweedServer, parent
 
 
 class Fleet:
-    """The processes, and the parent's side of what they do."""
+    """The processes, and the parent's side of what they do. ``numbers``: how many of them save and restore, by turns."""
 
-    def __init__(self, folder: Path, state_bytes: int, server: SeaweedServer) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.state_bytes, self._server, self._pipes, self._processes = state_bytes, server, list[Connection](), list[Any]()
-        plain = SeaweedServer(None, server.endpoint, server.key, server.secret, server.bucket)  # type: ignore[arg-type]  # no process in a pickle
-        for rank in range(max(RANKS)):
+    def __init__(self, folder: Path, state_bytes: int, server: SeaweedServer, numbers: tuple[int, ...]) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["torch.distributed.checkpoint", "s3fs", "storage.restore"])  # imported once
+        self.state_bytes, self.numbers, self._pipes, self._processes = state_bytes, numbers, list[Connection](), list[Any]()
+        plain = dataclasses.replace(server)  # without its process, which no pickle takes
+        for rank in range(max(numbers)):
             mine, theirs = context.Pipe()
-            process = context.Process(target=_rank, args=(rank, str(folder / "group"), state_bytes, plain, theirs))
+            process = context.Process(target=_rank, args=(rank, str(folder / "group"), state_bytes, plain, numbers, theirs))
             process.start()
             theirs.close()
             self._pipes.append(mine)
@@ -266,12 +269,12 @@ def place(medium: str, name: str, folder: Path, server: SeaweedServer) -> Iterat
             client.delete_object(Bucket=server.bucket, Key=entry["Key"])
 
 
-def collect(fleet: Fleet, repetitions: int, folder: Path, server: SeaweedServer) -> Samples:
+def collect(fleet: Fleet, warm_ups: int, repetitions: int, folder: Path, server: SeaweedServer) -> Samples:
     """Every system after the other, in an order that turns with the repetition."""
     samples: Samples = defaultdict(list)
-    for repetition in range(-1, repetitions):  # the first one, which loads all modules and opens connections, is not kept
+    for repetition in range(-warm_ups, repetitions):  # the first one, which loads all modules and opens connections, is not kept
         for medium in MEDIA:
-            for ranks in RANKS if repetition >= 0 else RANKS[-1:]:
+            for ranks in fleet.numbers if repetition >= 0 else fleet.numbers[-1:]:
                 for turn in range(len(SYSTEMS)):
                     system = SYSTEMS[(repetition + turn) % len(SYSTEMS)]
                     with place(medium, f"{system}-{ranks}-{repetition}", folder, server) as where:
@@ -286,40 +289,44 @@ def collect(fleet: Fleet, repetitions: int, folder: Path, server: SeaweedServer)
 def figures(samples: Samples) -> dict[str, float]:
     """Headlines, ratios, and one figure for every number of ranks."""
     medians = {key: statistics.median(values) for key, values in samples.items()}
-    best: Callable[[str, str, str], float] = lambda *key: max(medians[*key, ranks] for ranks in RANKS)  # noqa: E731
+    numbers = {ranks for *_, ranks in samples}
+    best: Callable[[str, str, str], float] = lambda *key: max(medians[*key, ranks] for ranks in numbers)  # noqa: E731
     found = {f"{s}_{m}_{w}_bytes_per_s": best(s, m, w) for m in MEDIA for w in ("save", "restore") for s in SYSTEMS}
     for medium in MEDIA:
         for what in ("save", "restore"):
-            worst = min(medians["fleet", medium, what, ranks] for ranks in RANKS)
+            worst = min(medians["fleet", medium, what, ranks] for ranks in numbers)
             found[f"fleet_over_raw_{medium}_{what}_ratio_min"] = worst / best("raw", medium, what)
             found[f"fleet_over_dcp_{medium}_{what}_ratio_min"] = worst / best("dcp", medium, what)
     return found | {f"{s}_{m}_{w}_{ranks}_ranks_bytes_per_s": value for (s, m, w, ranks), value in medians.items()}
 
 
-def measure(quick: bool) -> dict[str, Any]:
+def measure(form: Form) -> dict[str, Any]:
     """Saves and restores of a checkpoint on a disk and on SeaweedFS, against the raw medium and torch.distributed.checkpoint."""
-    state_bytes, repetitions = (QUICK_STATE_BYTES, QUICK_REPETITIONS) if quick else (STATE_BYTES, REPETITIONS)
+    state_bytes = form.of(STATE_BYTES, QUICK_STATE_BYTES, SMOKE_STATE_BYTES)
+    repetitions = form.of(REPETITIONS, QUICK_REPETITIONS, SMOKE_REPETITIONS)
+    numbers = form.of(RANKS, RANKS, SMOKE_RANKS)
     folder = Path(tempfile.mkdtemp(prefix="fleet-store-"))
     try:
         with serving(folder / "seaweed") as server:
             os.environ.update(server.environment)
-            fleet = Fleet(folder, state_bytes, server)
+            fleet = Fleet(folder, state_bytes, server, numbers)
             try:
                 (folder / "disk").mkdir()
-                samples = collect(fleet, repetitions, folder / "disk", server)
+                samples = collect(fleet, form.of(1, 1, 0), repetitions, folder / "disk", server)
             finally:
                 fleet.close()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    peers = store_peers.collect(state_bytes // max(RANKS), PEER_REPETITIONS)
+    peers = store_peers.collect(state_bytes // max(RANKS), form.of(PEER_REPETITIONS, PEER_REPETITIONS, 1))
     named = {f"{s}_{m}_{w}_{ranks}_ranks_bytes_per_s": values for (s, m, w, ranks), values in samples.items()} | peers
     settings = {
-        "state_bytes": state_bytes, "tensor_bytes": TENSOR_BYTES, "repetitions": repetitions, "ranks": RANKS,
+        "state_bytes": state_bytes, "tensor_bytes": TENSOR_BYTES, "repetitions": repetitions, "ranks": numbers,
         "raw_threads_s3": RAW_THREADS, "raw_part_bytes": RAW_PART_BYTES,
     }  # fmt: skip
     notes = [
         "headlines: each system at its best number of ranks; ratios: Fleet at its worst over the other at its best",
         "files are read from a cold cache; the object store, one SeaweedFS server, shares processor, memory and disk with its clients",
+        *(left_out(f"_{ranks}_ranks", f"not a number of the {form} form") for ranks in RANKS if ranks not in numbers),
     ]
     ratio = statistics.median(peers["fleet_peer_restore_s"]) / statistics.median(peers["tcp_copy_s"])
     found = figures(samples) | {"fleet_peer_restore_over_tcp_ratio": ratio}

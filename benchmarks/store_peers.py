@@ -14,11 +14,12 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 
+from fleet.levels import peers_url
 from fleet.types import StateId
+from storage.manifest import checkpoint_id
 
 HOST = "127.0.0.1"
-SERIES, STATE, SLOT = "part", StateId(0, 1), 0
-CHUNK_BYTES = 16 << 20
+PART = f"{checkpoint_id(StateId(0, 1), 1)}/0"
 
 
 def _serve_memory(pipe: Connection) -> None:
@@ -57,11 +58,19 @@ def _plain_copy_s(address: str, size: int) -> float:
     return time.perf_counter() - begun_s
 
 
+def _put(address: str, part: memoryview) -> None:
+    from storage.peer_files import PeerFiles, in_blocks
+
+    with PeerFiles(peers_url([address])).writing(PART) as sink:
+        for number, block in enumerate(in_blocks([part])):
+            sink.block(number, block)
+
+
 def _restore_s(address: str, size: int) -> float:
-    from storage.parts import StepCopies
+    from storage.peer_files import PeerFiles
 
     begun_s = time.perf_counter()
-    blocks = StepCopies().get(SERIES, STATE, SLOT, [address])
+    blocks = PeerFiles(peers_url([address])).fetch(PART)
     taken_s = time.perf_counter() - begun_s
     if sum(map(len, blocks)) != size:
         raise RuntimeError("the part came back short")
@@ -70,8 +79,6 @@ def _restore_s(address: str, size: int) -> float:
 
 def collect(size: int, repetitions: int) -> dict[str, list[float]]:
     """Seconds of every restore and every plain copy, in turn, the first of each left out."""
-    from storage.parts import StepCopies
-
     context = multiprocessing.get_context("spawn")
     (memory, theirs), (plain, other) = context.Pipe(), context.Pipe()
     servers = [context.Process(target=_serve_memory, args=(theirs,)), context.Process(target=_serve_plainly, args=(other, size))]
@@ -81,7 +88,7 @@ def collect(size: int, repetitions: int) -> dict[str, list[float]]:
     try:
         address, raw = memory.recv(), plain.recv()
         part = memoryview(np.random.default_rng(0).bytes(size)).cast("B")
-        StepCopies().put(SERIES, STATE, 1, SLOT, [part], [address])
+        _put(address, part)
         for repetition in range(-1, repetitions):
             restored_s, copied_s = _restore_s(address, size), _plain_copy_s(raw, size)
             if repetition >= 0:

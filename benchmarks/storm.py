@@ -24,7 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import harness
+from benchmarks.harness import Form
 from benchmarks.peers.common import (
+    SMOKE_SETTINGS,
     Kill,
     Run,
     Settings,
@@ -39,9 +41,19 @@ from benchmarks.peers.common import (
 )
 
 CALM_LIMIT_S = 180.0
-MTBF_S, DURATION_S, QUICK_DURATION_S = 15.0, 300.0, 45.0
-PARTS, QUICK_PARTS = 3, 1
-CALM_STEPS, QUICK_CALM_STEPS = 200, 60
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A storm of ``duration_s`` in ``parts``, ``calm_steps`` before and after each."""
+
+    mtbf_s: float
+    duration_s: float
+    parts: int
+    calm_steps: int
+
+
+FULL, QUICK, SMOKE = Sizes(15.0, 300.0, 3, 200), Sizes(15.0, 45.0, 1, 60), Sizes(2.0, 3.0, 1, 5)
 
 Trace = Sequence[tuple[float, int]]
 """(time in s, rank of the view) of each fault."""
@@ -61,21 +73,20 @@ class Storm:
         return statistics.mean(self.fault_free_rates)
 
 
-def measure(quick: bool = False, only: Sequence[str] = ()) -> dict[str, Any]:
-    """Run the benchmark; the settings, figures, samples and notes of design section 10's shape."""
-    systems, notes = installed_systems(only)
-    settings = calibrated(Settings(spares=1, nodes=1))
-    duration_s, parts, calm_steps = (QUICK_DURATION_S, QUICK_PARTS, QUICK_CALM_STEPS) if quick else (DURATION_S, PARTS, CALM_STEPS)
-    trace = storm_trace(settings.seed, MTBF_S, duration_s, settings.world)
+def measure(form: Form) -> dict[str, Any]:
+    """Committed samples of each system under the same trace of kills, over what it would commit without them."""
+    systems, notes = installed_systems(form.of((), (), ("fleet",)))
+    settings = calibrated(form.of(Settings(spares=1, nodes=1), Settings(spares=1, nodes=1), SMOKE_SETTINGS.replace(nodes=1)))
+    sizes = form.of(FULL, QUICK, SMOKE)
+    trace = storm_trace(settings.seed, sizes.mtbf_s, sizes.duration_s, settings.world)
     found: dict[str, list[Storm]] = {system.name: [] for system in systems}
-    for stretch in cut(trace, duration_s, parts):
+    for stretch in cut(trace, sizes.duration_s, sizes.parts):
         for system in systems:
-            found[system.name].append(weather(system, settings, stretch, duration_s / parts, calm_steps))
+            found[system.name].append(weather(system, settings, stretch, sizes.duration_s / sizes.parts, sizes.calm_steps))
     storms = {name: whole(parted) for name, parted in found.items()}
-    weather_used = {"mtbf_s": MTBF_S, "duration_s": duration_s, "parts": parts, "calm_steps": calm_steps, "faults_planned": len(trace)}
     return {
-        "settings": {**vars(settings), **weather_used},
-        "figures": figures(storms, duration_s),
+        "settings": {**vars(settings), **vars(sizes), "faults_planned": len(trace)},
+        "figures": figures(storms, sizes.duration_s),
         "samples": {
             "fault_at_s": [t for t, _ in trace],
             **{f"{name}_fault_free_samples_per_s": list(storm.fault_free_rates) for name, storm in storms.items()},

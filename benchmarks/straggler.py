@@ -1,11 +1,11 @@
 """`straggler`: one of four ranks falls to half speed; how near does the run come to the best split of its shards?
 
-- Computing is a timed wait for each shard, so that ranks do not contend for cores; the slow rank waits twice as long from ``ONSET`` on.
+- Computing is a timed wait for each shard, so that ranks do not contend for cores; the slow rank waits twice as long from the ``onset`` on.
 - The same run with and without mitigation, in turn. Steps are timed by what a rank itself logs at its commits.
 - The yardstick is computed, not chosen: a step takes ``f + u x`` (shards of the fullest rank, the slow one's counted twice). Steps before
   the onset have 4, steps of the run without mitigation after it 8: that gives ``u`` and ``f``, of steps that nothing else disturbed (the
   first quartile). The best integer split of 16 shards has 5.
-- A ratio is the time that ``STEPS`` steps from the onset on would take at the best split, over the time that they took: noticing, deciding
+- A ratio is the time that the ``steps`` from the onset on would take at the best split, over the time that they took: noticing, deciding
   and changing the view are in it.
 - What it costs to check that nobody computes wrongly is measured on the same loop without a slow rank, with a larger model, its gradients
   and state digested: runs with all checks on take turns with runs with all off. A mean step with checks is that of those in which a shard
@@ -16,16 +16,19 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks import harness
+from benchmarks.harness import Form
 from fleet.config import RunSettings, StragglerSettings, VerifySettings
 from fleet.machine import FleetMachine
 from fleet.records import Committed
@@ -39,13 +42,29 @@ from policies.placement import weighted_ranges
 from policies.recovery import ReformPromoteRegrow
 
 WORLD, SHARDS, SLOW_SLOT, SLOWDOWN = 4, 16, 2, 2.0
-ONSET, STEPS, SETTLE = 60, 200, 10
-SHARD_S = 0.04
-REPETITIONS = 3
 BUDGET, WIDTH = 0.01, 512
 """Of each of the two kinds of checks; the model's width where they are measured: 1 MB of gradients, 3 MB of state."""
 EVERY = Sampling(budget=BUDGET).every(SHARDS, WORLD)
 """Steps from one in which a shard is computed again to the next."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """So many runs of each kind; the rank is well for ``onset`` steps and slow for ``steps``. The first ``settle`` steps are left out.
+    A shard takes a well rank ``shard_s``."""
+
+    repetitions: int
+    onset: int
+    steps: int
+    settle: int
+    shard_s: float
+
+    @property
+    def total(self) -> int:
+        return self.onset + self.steps + 1
+
+
+FULL, QUICK, SMOKE = Sizes(3, 60, 200, 10, 0.04), Sizes(1, 60, 200, 10, 0.04), Sizes(1, 12, 50, 2, 0.002)
 
 
 def train(run: Any) -> None:
@@ -54,36 +73,39 @@ def train(run: Any) -> None:
 
     torch.manual_seed(run.seed)
     width, slowdown = int(run.options.get("width", 8)), float(run.options.get("slowdown", SLOWDOWN))
+    sizes = Sizes(**json.loads(run.options["sizes"]))
     model = torch.nn.Linear(width, width)
     state = run.track(model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-3))
     data = torch.utils.data.TensorDataset(torch.zeros(SHARDS, width))
     log = Path(run.options["folder"]) / f"commits-{run.slot}"
-    for step in run.steps(state, total=ONSET + STEPS + 1):
+    for step in run.steps(state, total=sizes.total):
         for (batch,) in step.batches(data, batch_size=SHARDS):
-            time.sleep(SHARD_S * (slowdown if run.slot == SLOW_SLOT and step.number >= ONSET else 1.0))
+            time.sleep(sizes.shard_s * (slowdown if run.slot == SLOW_SLOT and step.number >= sizes.onset else 1.0))
             step.backward(model(batch).sum())
         if step.commit():
             with log.open("a") as file:
                 file.write(f"{step.number} {time.monotonic()}\n")
 
 
-def commit_times(folder: Path) -> list[float]:
+def commit_times(folder: Path, sizes: Sizes) -> list[float]:
     """When each step was committed, by step; of the first rank."""
     lines = (line.split() for line in (folder / "commits-0").read_text().splitlines())
     times = {int(step): float(at_s) for step, at_s in lines}
-    return [times[step] for step in range(ONSET + STEPS + 1)]
+    return [times[step] for step in range(sizes.total)]
 
 
-def one_run(cluster: Any, folder: Path, settings: RunSettings) -> list[float]:
+def one_run(cluster: Any, folder: Path, settings: RunSettings, sizes: Sizes) -> list[float]:
     """Commit times of a run on ``cluster``. Raises RuntimeError when it does not complete."""
-    from fleet.recipes import LiveRun, RunPlan
+    from fleet.plans import RunPlan
+    from fleet.recipes import LiveRun
 
     folder.mkdir()
-    settings = dataclasses.replace(settings, options={**settings.options, "folder": str(folder)})
+    options = {**settings.options, "folder": str(folder), "sizes": json.dumps(dataclasses.asdict(sizes))}
+    settings = dataclasses.replace(settings, options=options)
     result = LiveRun(RunPlan(name=folder.name, folder=folder, settings=settings, train=train), cluster).execute()
     if result.status != "completed":
         raise RuntimeError(f"{folder.name}: {result.status}: {result.reason} {result.detail}")
-    return commit_times(folder)
+    return commit_times(folder, sizes)
 
 
 def chosen(mitigated: bool = False) -> RunSettings:
@@ -101,12 +123,12 @@ def durations(times: Sequence[float]) -> list[float]:
     return [round(end - begin, 4) for begin, end in itertools.pairwise(times)]
 
 
-def verify_samples(runs: dict[str, list[float]]) -> dict[str, list[float]]:
+def verify_samples(runs: dict[str, list[float]], sizes: Sizes) -> dict[str, list[float]]:
     """Steps of the run without checks, and of the run with them: those in which a shard is computed again, and the others."""
-    took = list(enumerate(durations(runs["checked"]), start=1))[SETTLE:]
+    took = list(enumerate(durations(runs["checked"]), start=1))[sizes.settle :]
     again = [step_s for number, step_s in took if number % EVERY == EVERY - 1]
     others = [step_s for number, step_s in took if number % EVERY != EVERY - 1]
-    return {"unchecked_step_s": durations(runs["unchecked"])[SETTLE:], "checked_step_s": others, "recomputing_step_s": again}
+    return {"unchecked_step_s": durations(runs["unchecked"])[sizes.settle :], "checked_step_s": others, "recomputing_step_s": again}
 
 
 def verify_overhead(samples: dict[str, list[float]]) -> float:
@@ -120,10 +142,10 @@ def undisturbed(steps_s: Iterable[float]) -> float:
     return statistics.quantiles(steps_s, n=4)[0]
 
 
-def yardstick(plain: Sequence[float], typical: Callable[[Iterable[float]], float] = undisturbed) -> tuple[float, float]:
+def yardstick(plain: Sequence[float], sizes: Sizes, typical: Callable[[Iterable[float]], float] = undisturbed) -> tuple[float, float]:
     """(u, f) in seconds, from the run without mitigation; see the module's text. Of ``typical`` steps before the onset and after it."""
     took = [b - a for a, b in itertools.pairwise(plain)]
-    well_s, slow_s = typical(took[SETTLE : ONSET - 1]), typical(took[ONSET + 1 :])
+    well_s, slow_s = typical(took[sizes.settle : sizes.onset - 1]), typical(took[sizes.onset + 1 :])
     each = SHARDS // WORLD
     unit_s = (slow_s - well_s) / (each * (SLOWDOWN - 1))
     return unit_s, well_s - each * unit_s
@@ -136,12 +158,12 @@ def best_split() -> tuple[list[int], float]:
     return loads, max(load / speed for load, speed in zip(loads, speeds, strict=True))
 
 
-def simulated(mitigated: bool) -> list[float]:
+def simulated(mitigated: bool, sizes: Sizes) -> list[float]:
     """When each step was committed, of the same run on a simulated world, by the live policy; nothing else runs there."""
     settings = chosen(mitigated)
-    slow = Trouble(kind="slow", point="compute", step=ONSET, slots=(SLOW_SLOT,), severity=SLOWDOWN, duration_s=3600.0)
+    slow = Trouble(kind="slow", point="compute", step=sizes.onset, slots=(SLOW_SLOT,), severity=SLOWDOWN, duration_s=3600.0)
     plan = Plan(
-        seed=1, settings=settings, steps=ONSET + STEPS + 1, shard_s=SHARD_S, jitter=(0.98, 1.02), save_every_s=3600.0, quiet_s=1000.0
+        seed=1, settings=settings, steps=sizes.total, shard_s=sizes.shard_s, jitter=(0.98, 1.02), save_every_s=3600.0, quiet_s=1000.0
     )
     world = World(dataclasses.replace(plan, troubles=(slow,)), _machine)
     outcome = world.run()
@@ -149,7 +171,7 @@ def simulated(mitigated: bool) -> list[float]:
         raise RuntimeError(outcome.report("simulated"))
     noted = [(0, 0.0), *((record.state.step, record.at_s) for record in world.journal if isinstance(record, Committed))]
     steps, times = zip(*noted, strict=True)
-    return [float(at_s) for at_s in np.interp(range(1, ONSET + STEPS + 2), steps, times)]
+    return [float(at_s) for at_s in np.interp(range(1, sizes.total + 1), steps, times)]
 
 
 def _machine(settings: RunSettings, plan: Plan, now_s: float) -> FleetMachine:
@@ -158,12 +180,12 @@ def _machine(settings: RunSettings, plan: Plan, now_s: float) -> FleetMachine:
     return FleetMachine(settings, recovery, placement, interval, straggler=Mitigator(settings.straggler), now_s=now_s)
 
 
-def measure(quick: bool = False) -> dict[str, Any]:
+def measure(form: Form) -> dict[str, Any]:
     """Throughput over the best integer split, detection and settling included, with mitigation and without."""
     from fleet.recipes import local_cluster
 
     loads, fullest = best_split()
-    repetitions = 1 if quick else REPETITIONS
+    sizes = form.of(FULL, QUICK, SMOKE)
     samples: dict[str, list[float]] = {
         "fleet_over_best_split_ratio": [],
         "unmitigated_over_best_split_ratio": [],
@@ -171,44 +193,46 @@ def measure(quick: bool = False) -> dict[str, Any]:
     }
     with local_cluster(chosen()) as cluster, tempfile.TemporaryDirectory(prefix="bench-straggler-", ignore_cleanup_errors=True) as root:
         kinds = {"unmitigated": chosen(), "fleet": chosen(mitigated=True), "unchecked": checked(0.0), "checked": checked(BUDGET)}
-        for number in range(repetitions):
-            runs = {name: one_run(cluster, Path(root) / f"{name}-{number}", settings) for name, settings in kinds.items()}
-            for name, steps_s in verify_samples(runs).items():
+        for number in range(sizes.repetitions):
+            runs = {name: one_run(cluster, Path(root) / f"{name}-{number}", settings, sizes) for name, settings in kinds.items()}
+            for name, steps_s in verify_samples(runs, sizes).items():
                 samples.setdefault(name, []).extend(steps_s)
-            unit_s, fixed_s = yardstick(runs["unmitigated"])
+            unit_s, fixed_s = yardstick(runs["unmitigated"], sizes)
             best_s = fixed_s + unit_s * fullest
             for name in ("unmitigated", "fleet"):
                 samples.setdefault(f"{name}_step_s", []).extend(durations(runs[name]))
-                samples[f"{name}_over_best_split_ratio"].append(over_best(runs[name], best_s))
-            samples["fleet_settled_steps"].append(settled(runs["fleet"], (best_s + fixed_s + unit_s * 2 * SHARDS / WORLD) / 2))
+                samples[f"{name}_over_best_split_ratio"].append(over_best(runs[name], best_s, sizes))
+            halfway_s = (best_s + fixed_s + unit_s * 2 * SHARDS / WORLD) / 2
+            samples["fleet_settled_steps"].append(settled(runs["fleet"], halfway_s, sizes))
     figures = {name: statistics.median(values) for name, values in samples.items() if not name.endswith("_step_s")}
-    each_s, rest_s = yardstick(simulated(mitigated=False), statistics.fmean)  # commits are noted at ticks there
-    figures |= {"fleet_simulated_over_best_split_ratio": over_best(simulated(mitigated=True), rest_s + each_s * fullest)}
+    each_s, rest_s = yardstick(simulated(False, sizes), sizes, statistics.fmean)  # commits are noted at ticks there
+    figures |= {"fleet_simulated_over_best_split_ratio": over_best(simulated(True, sizes), rest_s + each_s * fullest, sizes)}
     figures |= {"fleet_verify_overhead_ratio": verify_overhead(samples), "fleet_verify_budget_ratio": 2 * BUDGET}
     figures |= {"best_split_step_s": best_s, "unit_s": unit_s, "fixed_s": fixed_s}
     return {
-        "settings": {"world": WORLD, "shards": SHARDS, "slowdown": SLOWDOWN, "onset_step": ONSET, "steps": STEPS, "shard_s": SHARD_S},
+        "settings": {"world": WORLD, "shards": SHARDS, "slowdown": SLOWDOWN, **dataclasses.asdict(sizes)},
         "figures": figures,
         "samples": samples,
         "notes": [
-            f"runs of each kind, in turn: {repetitions}",
+            f"runs of each kind, in turn: {sizes.repetitions}",
             f"the best integer split of {SHARDS} shards is {loads}: the fullest rank takes as long as {fullest:g} shards of a well one",
             "simulated: the same run on the simulator, by the same policy object, where no other process takes the cores",
             f"verify: {BUDGET:.0%} of a step to compare replicas ({12 * WIDTH * (WIDTH + 1) >> 20} MiB), as much to recompute shards",
-            f"the rank is well for {ONSET} steps and slow from then on; settled: steps until one was nearer to the best split than to none",
+            f"the rank is well for {sizes.onset} steps and slow from then on",
+            "settled: steps until one was nearer to the best split than to none",
         ],
     }
 
 
-def over_best(times: Sequence[float], best_s: float) -> float:
-    """The time of ``STEPS`` steps at ``best_s`` each, over what they took from the onset on."""
-    return STEPS * best_s / (times[ONSET + STEPS - 1] - times[ONSET - 1])
+def over_best(times: Sequence[float], best_s: float, sizes: Sizes) -> float:
+    """The time of the steps from the onset on at ``best_s`` each, over what they took."""
+    return sizes.steps * best_s / (times[sizes.onset + sizes.steps - 1] - times[sizes.onset - 1])
 
 
-def settled(times: Sequence[float], limit_s: float) -> float:
+def settled(times: Sequence[float], limit_s: float, sizes: Sizes) -> float:
     """Steps from the onset until one took less than ``limit_s``; all of them when none did."""
-    took = (b - a for a, b in zip(times[ONSET:-1], times[ONSET + 1 :], strict=True))
-    return float(next((number for number, step_s in enumerate(took, start=1) if step_s < limit_s), STEPS))
+    took = (b - a for a, b in zip(times[sizes.onset : -1], times[sizes.onset + 1 :], strict=True))
+    return float(next((number for number, step_s in enumerate(took, start=1) if step_s < limit_s), sizes.steps))
 
 
 if __name__ == "__main__":

@@ -81,6 +81,10 @@ class Settings:
         return cls(**json.loads(text))
 
 
+SMOKE_SETTINGS = Settings(world=3, spares=1, shards=3, compute_s=0.002, wait_s=0.005, checkpoint_steps=1)
+"""One shard a rank, steps as short as they can be, and strikes as soon as they may come."""
+
+
 def calibrated(settings: Settings) -> Settings:
     """``settings`` with the samples per shard that make a rank's share take ``compute_s`` of a core; measured in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.peers.workload", settings.to_json()]

@@ -57,7 +57,8 @@ SYSTEM = Fleet()
 def drive(workdir: str, settings_json: str) -> None:
     """Process of the driver: a cluster, one run that never ends by itself, and SIGTERM to end both."""
     from fleet.config import RunSettings, Timeouts
-    from fleet.recipes import LiveRun, RunPlan, local_cluster
+    from fleet.plans import RunPlan
+    from fleet.recipes import LiveRun, local_cluster
 
     folder, settings = Path(workdir), Settings.from_json(settings_json)
     chosen = RunSettings(

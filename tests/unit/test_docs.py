@@ -229,6 +229,12 @@ def test_a_result_under_another_name_is_refused(tmp_path: Path) -> None:
         tables(tmp_path)
 
 
+def test_a_result_of_the_smoke_form_gets_into_no_table(tmp_path: Path) -> None:
+    (tmp_path / "recovery.json").write_text(json.dumps({**RESULT, "settings": {"form": "smoke"}}))
+    with pytest.raises(ValueError, match="is of the smoke form"):
+        tables(tmp_path)
+
+
 def test_the_page_has_every_benchmark_of_the_makefile(tmp_path: Path) -> None:
     page = (ROOT / "docs/benchmarks.md").read_text()
     listed = re.search(r"^BENCHMARKS \?= (.*)$", (ROOT / "Makefile").read_text(), re.M)
