@@ -53,8 +53,10 @@ def _happened(data: Mapping[str, Any]) -> str:
 
 
 def _goodput(data: Mapping[str, Any]) -> str:
-    spares = f", {data['spares']} to spare" if data["spares"] else ""
-    return f"{data['goodput']:.1%} of {data['world']} ranks' time{spares}"
+    """With spares also the share that the losses of the next line add up with: they are of all slots."""
+    slots = data["world"] + data["spares"]
+    all_slots = f", {data['scheduling_goodput']:.1%} of that of all {slots} slots" if data["spares"] else ""
+    return f"{data['goodput']:.1%} of {data['world']} ranks' time{all_slots}"
 
 
 def _lost(data: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from fleet import expects
 from fleet.ending import Context, ending
 from fleet.errors import ConfigError
 from fleet.ledger_report import build_report
+from fleet.ledger_summary import STEP_NAMES
 from tests.golden.journals import Story
 from tests.unit.test_report import golden_story
 
@@ -38,6 +40,17 @@ def test_a_run_that_completed_ends_with_eight_lines_at_most_and_how_to_load_its_
     assert told["twin"] == "bit-identical without faults, world 2: sha256 ab"
     load = 'torch.load("model.pt", weights_only=True)["model"]'
     assert told["next"] == f"fleet checkpoint export story --output model.pt, then {load}"
+
+
+def test_goodput_of_all_slots_and_what_was_lost_add_up() -> None:
+    given = data()
+    spent = given["categories"] | {"idle_spare": sum(given["categories"].values()) / 2}
+    whole = sum(spent.values())
+    steps = sum(spent[name] for name in STEP_NAMES)
+    told = lines(given | {"spares": 1, "categories": spent, "scheduling_goodput": steps / whole})
+    shares = [float(share) for line in ("goodput", "lost") for share in re.findall(r"([\d.]+)%", told[line])]
+    assert "of all 3 slots" in told["goodput"]
+    assert sum(shares[1:]) == pytest.approx(100.0, abs=0.3), "the first is of the world's ranks alone"
 
 
 def test_what_did_not_go_well_is_said() -> None:
