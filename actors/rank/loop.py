@@ -73,6 +73,7 @@ class Run:
         self._feeds = Feeds(self.seed, self.shards, recorder)
         self._suspect: int | None = None
         self._attempted: Step | None = None
+        self._step: Step | None = None
         self._early: Outcome | None = None
         self._total = 0
         self._told = (0, 0)
@@ -131,7 +132,7 @@ class Run:
         yield from self._rehearse()
         while self._sit_down():
             while self._here().step < total and not self._seat.over:
-                step = Step(self, self._engine, self._here().step)
+                step = self._step = Step(self, self._engine, self._here().step)
                 yield step
                 if not step.closed:
                     raise LoopError(f"step {step.number}: the loop body ended without step.commit()")
@@ -161,7 +162,8 @@ class Run:
         self._engine.rehearse()
         self._recorder.paused = self._rehearsing = True
         self._client.on_rehearsal(True)
-        yield Step(self, self._engine, 0)
+        self._step = Step(self, self._engine, 0)
+        yield self._step
         self._client.on_rehearsal(False)
         self._recorder.paused = self._rehearsing = False
         self._engine.forget()
@@ -188,7 +190,7 @@ class Run:
             What ``fn`` returned, as JSON gives it back. None in an attempt at a step that is not committed, where ``fn`` does not run.
 
         Raises:
-            FleetError: the result is no plain data, or too large.
+            FleetError: the result is no plain data, or too large; or it is called in a step before ``commit``.
         """
         place = self._place()
         return None if place is None else self._one.do(self._one.key(place, name or name_of(fn)), lambda before: self._alone(fn))
@@ -226,6 +228,7 @@ class Run:
         Returns:
             The figures, which can be looked at on every rank. None after other steps.
         """
+        self._check_closed("run.evaluate()")
         if not self._committed or self._here().step % every:
             return None
         key = self._one.key(self._here(), name_of(fn))
@@ -250,7 +253,12 @@ class Run:
             return END
         if self._engine is None:
             return BEGIN
+        self._check_closed("run.once() and run.save()")
         return self._here() if self._committed else None
+
+    def _check_closed(self, call: str) -> None:
+        if self._step is not None and not self._step.closed:
+            raise LoopError(f"step {self._step.number}: {call} stands before step.commit(). Put it behind, where the step is done.")
 
     def _evaluate(self) -> None:
         """The first rank of the view evaluates; when it is lost meanwhile, the first rank of the next view does it again."""

@@ -114,3 +114,9 @@ def test_a_loop_that_is_left_early_is_told_so(tmp_path: Path) -> None:
     outcome, _ = run(tmp_path, trains.breaks_off)
     assert outcome.status == "failed"
     assert f"returned at step 4 of {STEPS}" in outcome.reason
+
+
+def test_what_is_done_once_in_a_step_stands_behind_its_commit(tmp_path: Path) -> None:
+    outcome, _ = run(tmp_path, trains.evaluates_before_the_commit)
+    assert outcome.status == "failed"
+    assert "run.evaluate() stands before step.commit()" in outcome.reason
