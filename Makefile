@@ -22,12 +22,12 @@ TOOLS := chromium prometheus fonts-dejavu-core
 demo: $(READY)
 	$(BIN)/fleet run $(DEMO)
 
-# At most 15 minutes on two cores. Pure tests side by side; then fleets of real processes beside one Ray cluster at a time. The longest,
+# At most 15 minutes on two cores. Pure tests side by side; then fleets of real processes and Ray clusters, file by file. The longest,
 # which start clusters of their own, come first.
 test: lint tools
 	@: >$(LEFT_OUT); export FLEET_LEFT_OUT=$(abspath $(LEFT_OUT)); failed=0; set -x; \
 	$(BIN)/python -m pytest -m "not truth" -n logical --maxprocesses 8 $(SPREAD) || failed=1; \
-	$(BIN)/python -m pytest -m "not truth" -n logical --maxprocesses 2 --dist loadgroup $(CLUSTERS) $(addprefix --ignore=,$(SPREAD)) tests || failed=1; \
+	$(BIN)/python -m pytest -m "not truth" -n logical --maxprocesses 2 --dist loadfile $(CLUSTERS) $(addprefix --ignore=,$(SPREAD)) tests || failed=1; \
 	set +x; $(BIN)/python -m tests.support.programs $(LEFT_OUT); exit $$failed
 
 lint: $(READY)

@@ -30,7 +30,6 @@ from tests.support.prometheus import Server, scraping
 from tests.support.waiting import until
 from tests.support.watching import watched
 
-pytestmark = pytest.mark.xdist_group("alerts")
 SCALE = 0.008
 LIMIT_S = 90.0
 ENDLESS = {"steps": "1000000", "pause_s": "0.01", "shard_s": "0.008"}

@@ -15,7 +15,17 @@ import pytest
 from fleet.config import Budgets, CheckpointSettings, RunSettings, Timeouts
 from fleet.goodput import Ledger
 from fleet.instructions import EndRun
-from fleet.records import CheckpointRecord, DecisionMade, EvidenceKept, LineageBegun, ProcessLost, ProcessUp, Spans, ViewPublished
+from fleet.records import (
+    COMPLETED,
+    CheckpointRecord,
+    DecisionMade,
+    EvidenceKept,
+    LineageBegun,
+    ProcessLost,
+    ProcessUp,
+    Spans,
+    ViewPublished,
+)
 from fleet.types import Member, View
 from tests.support import trains
 from tests.support.plain import PlainFleet
@@ -55,8 +65,10 @@ def after(step: int) -> Callable[[PlainFleet], None]:
     return lambda fleet: fleet.wait_for(lambda: fleet.step >= step)
 
 
-def survived(outcome: EndRun, records: list[Any], digest: str, truth: str, other_ratio: float = 0.01, hung: bool = False) -> None:
-    assert outcome.status == "completed", outcome
+def survived(
+    outcome: EndRun, records: list[Any], digest: str, truth: str, other_ratio: float = 0.01, hung: bool = False, status: str = COMPLETED
+) -> None:  # fmt: skip
+    assert outcome.status == status, outcome
     assert digest == truth
     assert hung == any("no progress" in kept.reason for kept in of(EvidenceKept, records))
     summary = Ledger().apply_all(records).summary()

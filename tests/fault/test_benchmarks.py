@@ -16,7 +16,6 @@ from benchmarks.tables import BENCHMARKS, tables
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 240.0
-ON_A_CLUSTER = ("recovery", "storm", "straggler", "scrape")
 MAY_BE_NONE = re.compile(r"accusations|_lost_|_suppressed$|recall|precision")
 """Counts and shares that are nothing where all is well, or where a detector that is there to compare with finds nothing."""
 MAY_BE_NEGATIVE = re.compile(r"excess|overhead_ratio|hang_stall|^unit_s$|^fixed_s$")
@@ -47,9 +46,7 @@ def sound(figure: str, value: float) -> bool:
     return math.isfinite(value) and (value > 0 or (value == 0 and MAY_BE_NONE.search(figure) is not None))
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.xdist_group("clusters") if name in ON_A_CLUSTER else ()) for name in BENCHMARKS]
-)
+@pytest.mark.parametrize("name", BENCHMARKS)
 def test_the_benchmark_runs_and_has_its_figures(name: str, tmp_path: Path) -> None:
     result = smoke(name, tmp_path / f"{name}.json")
     assert {part: type(value) for part, value in result.items()} == SHAPE

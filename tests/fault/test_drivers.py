@@ -9,7 +9,6 @@ import subprocess
 from pathlib import Path
 
 import psutil
-import pytest
 
 from fleet.launch.processes import calling
 from fleet.plans import final_digest
@@ -19,8 +18,6 @@ from tests.support.journals import NAME, records, wait_for_checkpoint
 from tests.support.waiting import until
 
 __all__ = ["fault_free"]
-
-pytestmark = pytest.mark.xdist_group("clusters")
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -17,8 +17,6 @@ from fleet.plans import stored_at
 from fleet.records import Committed, RunEnded, ViewPublished
 from storage.checkpoint import CheckpointStore
 
-pytestmark = pytest.mark.xdist_group("clusters")
-
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
 import contextlib

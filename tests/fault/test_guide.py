@@ -19,8 +19,6 @@ from tests.support.blocks import ROOT, Block, blocks_of
 from tests.support.journals import NAME, records
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.xdist_group("clusters")
-
 LIMIT_S = 150
 
 

@@ -15,8 +15,6 @@ from fleet.launch import processes
 from fleet.launch.local import LocalCluster
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.xdist_group("clusters")
-
 LAUNCHER = """
 import sys
 from fleet.launch.local import LocalCluster

@@ -25,8 +25,6 @@ from tests.support.journals import NAME, durable, records
 from tests.support.seaweed import SeaweedServer
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.xdist_group("clusters")
-
 ROOT = Path(__file__).resolve().parents[2]
 OPTIONS = ("--world", "2", "--nodes", "1", "--shards", "4", "--set", "steps=12", "--checkpoint", "2s", "--seed", "5", "--twin")
 LIMIT_S = 240.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from fleet.rank_logs import REHEARSAL, REHEARSED, RunLogs, found, logs_of, prefi
 from fleet.types import Fault, Member
 from tests.fault.test_bad_luck import settings, train_through
 from tests.support import trains
-from tests.support.terminal import Screened, on_a_terminal
+from tests.support.terminal import ROOT, Screened, on_a_terminal
 
 COLUMNS = 60
 SCRIPT = """
@@ -84,9 +85,6 @@ def screened(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Screened]:
     return folder, on_a_terminal(command, folder, COLUMNS)
 
 
-pytestmark = pytest.mark.xdist_group("clusters")
-
-
 def test_on_a_terminal_of_60_columns_one_line_lives_and_all_else_is_whole(screened: tuple[Path, Screened]) -> None:
     _, seen = screened
     text = "\n".join(seen.lines)
@@ -129,9 +127,9 @@ def test_in_a_file_there_are_whole_lines_and_a_reader_that_leaves_stops_nothing(
     leaves = ("--set", f"flags={tmp_path}")
     chaos = ("--chaos", "mtbf=200s,quiet_start=200s,duration=900s", "--expect", "faults>=1", "--json", "report.json")
     with (tmp_path / "err.txt").open("w") as err:
-        run = subprocess.Popen(
-            calling("fleet.cli", "main", *RUN, "--name", "piped", *leaves, *chaos), cwd=tmp_path, stdout=subprocess.PIPE, stderr=err
-        )
+        command = calling("fleet.cli", "main", *RUN, "--name", "piped", *leaves, *chaos)
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        run = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=err)
         assert run.stdout is not None
         head = subprocess.run(["head", "-n", "2"], stdin=run.stdout, capture_output=True, text=True, timeout=240, check=True)
         run.stdout.close()

@@ -18,8 +18,6 @@ from tests.support.journals import records
 from tests.support.pictures import in_terminal, picture, screen
 from tests.support.watching import watched
 
-pytestmark = pytest.mark.xdist_group("clusters")
-
 ROOT = Path(__file__).resolve().parents[2]
 WRITES = os.environ.get("FLEET_WRITE_DOCS") == "1"
 STEPS = 120 if WRITES else 40

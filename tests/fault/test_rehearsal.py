@@ -14,8 +14,6 @@ from fleet.records import FaultRecord, ProcessLost, RunStarted
 from fleet.rehearsal import Rehearsal, reasons, rows, target_of
 from tests.support.journals import records
 
-pytestmark = pytest.mark.xdist_group("clusters")
-
 PLENTIFUL_SEED = 3
 LENGTH = 44
 """So many times the time between faults: of those that are planned some find nobody while all ranks restart, and 30 are to strike."""

@@ -16,8 +16,6 @@ from actors.trainer import FitOutcome, fit
 from fleet.launch.local import RANK_RESOURCE, LocalCluster
 from tests.support.waiting import Seen, started, until, wait_until_done
 
-pytestmark = pytest.mark.xdist_group("clusters")
-
 SLOTS = 4
 
 

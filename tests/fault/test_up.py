@@ -20,8 +20,6 @@ from tests.support.prometheus import Server
 from tests.support.waiting import until
 from tests.support.watching import watched
 
-pytestmark = pytest.mark.xdist_group("clusters")
-
 ROOT = Path(__file__).resolve().parents[2]
 
 

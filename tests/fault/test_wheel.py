@@ -20,8 +20,6 @@ import pytest
 
 from fleet.scripts import PACKAGES
 
-pytestmark = pytest.mark.xdist_group("clusters")
-
 ROOT = Path(__file__).resolve().parents[2]
 NOT_SOURCE = ("__pycache__", "*.so", "*.egg-info", ".*", "runs", "build", "dist", "tests", "docs")
 BUILD = "from setuptools import build_meta; print(build_meta.build_{kind}({to!r}))"

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pyte
 
+ROOT = Path(__file__).resolve().parents[2]
 ROWS = 40
 SILENT_S = 120.0
 
@@ -36,7 +37,7 @@ def on_a_terminal(command: Sequence[str], folder: Path, columns: int) -> Screene
     process = subprocess.Popen(
         command,
         cwd=folder,
-        env=environment | {"TERM": "xterm-256color"},
+        env=environment | {"TERM": "xterm-256color", "PYTHONPATH": str(ROOT)},
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
