@@ -88,9 +88,15 @@ def with_environment(run: Any) -> None:
 
 
 def talks(run: Any) -> None:
-    """Every way to print, from every rank; one that is not slot 0 is killed in step 10, right after it has said so, once."""
+    """Every way to print, from every rank; one that is not slot 0 is killed in step 10, right after it has said so, once.
+
+    The last step waits until the process that takes its place has printed, too.
+    """
     logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
     print(f"slot {run.slot} builds its model")
+    killed, replaced = (Path(run.options["flags"]) / name for name in ("talk", "replaced"))
+    if killed.exists():
+        replaced.touch()
 
     def say(run: Any, step: Any) -> None:
         print(f"step {step.number} shard {step.shard}")
@@ -100,6 +106,8 @@ def talks(run: Any) -> None:
         if run.slot != 0 and step.number == 10 and once(run, "talk"):
             print("last words")
             die()
+        if step.number == 39:
+            until(replaced)
 
     _loop(run, in_shard=say)
 
