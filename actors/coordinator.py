@@ -39,8 +39,8 @@ from fleet.errors import ConfigError
 from fleet.events import Event, EvidenceWritten, FaultReported, Joined, NodeJoined, NodeSilent, SettingChanged, StopRequested
 from fleet.instructions import EndRun, Evict, Fence, Inspect, Instruction, Propose, Publish, Welcome
 from fleet.live_settings import changed, parsed
-from fleet.machine import FleetMachine
-from fleet.machine_state import END
+from fleet.machine.core import FleetMachine
+from fleet.machine.roster import END
 from fleet.ports import CheckpointPort, JournalPort
 from fleet.records import COMMIT, Spans, Unobserved
 from fleet.types import Member, Process, View, view_delta

@@ -24,7 +24,7 @@ from fleet.events import FaultReported
 from fleet.instructions import EndRun, Write
 from fleet.journal import JournalWriter, read_journal
 from fleet.live_settings import ADDRESS_FILE
-from fleet.machine import FleetMachine
+from fleet.machine.core import FleetMachine
 from fleet.ports import CheckpointPort, MemoryPort, ProcessPort
 from fleet.records import Record, Resumed, RunStarted, Spans
 from fleet.types import Member, Process

@@ -39,7 +39,7 @@ from actors.rank.stacks import stacks_path
 from actors.rank.timing import OwnTime, StepTimer, summary, thinned
 from fleet.events import EVENTS, CopiesHeld, Heartbeat, Joined, Lost, StepsTimed
 from fleet.instructions import INSTRUCTIONS, Evict, Fence, Inspect, Instruction, Propose, Publish, Spoil, Welcome
-from fleet.machine_state import STOOD_STILL_S
+from fleet.machine.roster import STOOD_STILL_S
 from fleet.ports import MemoryPort, ProcessPort
 from fleet.records import Spans
 from fleet.types import Copy, Member, Process, Pulse, StateId, View, apply_delta

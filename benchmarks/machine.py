@@ -23,7 +23,7 @@ from benchmarks.harness import Form
 from fleet.config import Budgets, RunSettings
 from fleet.events import Event, Formed, Heartbeat, Joined, NodeJoined, Ready, Tick
 from fleet.instructions import Publish
-from fleet.machine import FleetMachine
+from fleet.machine.core import FleetMachine
 from fleet.records import COMM, COMPUTE, DATA, STRAGGLER
 from fleet.types import Member, Process, Pulse, StateId, View
 from policies import placement

@@ -30,7 +30,7 @@ import numpy as np
 from benchmarks import harness
 from benchmarks.harness import Form
 from fleet.config import RunSettings, StragglerSettings, VerifySettings
-from fleet.machine import FleetMachine
+from fleet.machine.core import FleetMachine
 from fleet.records import Committed
 from fleet.simulation.plan import Plan, Trouble
 from fleet.simulation.world import World

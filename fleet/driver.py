@@ -10,7 +10,7 @@ from fleet.clock import Clock
 from fleet.events import CheckpointDurable, CheckpointFailed, Event, Tick
 from fleet.instructions import CommitCheckpoint, EndRun, Instruction, Write
 from fleet.levels import PEERS, STORE
-from fleet.machine import FleetMachine
+from fleet.machine.core import FleetMachine
 from fleet.ports import CheckpointPort, JournalPort, MembersPort
 
 log = logging.getLogger("fleet.driver")

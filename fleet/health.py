@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from fleet.machine_losses import LOOP, RAISED
+from fleet.machine.losses import LOOP, RAISED
 from fleet.records import ProcessLost, ProcessUp, Record, Resumed, RunEnded, RunStarted
 from fleet.types import Member
 

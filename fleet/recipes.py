@@ -47,7 +47,7 @@ from fleet.launch.local import LocalCluster, node_resource
 from fleet.launch.ports import free_port
 from fleet.launch.provenance import code_of
 from fleet.laws.reliability import all_lost_rate_per_s
-from fleet.machine import FleetMachine
+from fleet.machine.core import FleetMachine
 from fleet.plans import STORM, RunPlan, RunResult, describe, store_url
 from fleet.ports import RecoveryPolicy
 from fleet.rank_logs import logs_of

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fleet.events import CheckpointDurable, CheckpointFailed, Event, Heartbeat, Joined, StepsTimed, Tick
 from fleet.instructions import CommitCheckpoint, EndRun, Evict, Fence, Inspect, Instruction, Propose, Publish, Welcome, Write
 from fleet.levels import PEERS, STORE
-from fleet.machine import FleetMachine
+from fleet.machine.core import FleetMachine
 from fleet.simulation.nodes import SimNode
 from fleet.types import Member
 

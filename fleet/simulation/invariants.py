@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from fleet.events import CopiesHeld, Event, Heartbeat, Joined
 from fleet.instructions import CommitCheckpoint, Instruction, Propose, Publish
 from fleet.levels import PEERS_SCHEME, STORE
-from fleet.machine import FleetMachine
-from fleet.machine_state import FORM, RUN
-from fleet.machine_tiers import TRIES
+from fleet.machine.core import FleetMachine
+from fleet.machine.roster import FORM, RUN
+from fleet.machine.tiers import TRIES
 from fleet.records import (
     CheckpointRecord,
     Committed,

@@ -12,7 +12,7 @@ from typing import Any
 from fleet.config import RunSettings
 from fleet.events import Event, PartWritten
 from fleet.levels import PEERS_SCHEME
-from fleet.machine import FleetMachine
+from fleet.machine.core import FleetMachine
 from fleet.records import VERSION, Record, Resumed, RunStarted
 from fleet.rng import stream
 from fleet.simulation.checker import Violation

@@ -6,7 +6,7 @@ import multiprocessing
 from collections.abc import Callable, Mapping, Sequence
 
 from fleet.config import RunSettings
-from fleet.machine import FleetMachine
+from fleet.machine.core import FleetMachine
 from fleet.simulation.plan import Plan, flipped_plan, random_plan, slow_plan
 from fleet.simulation.world import Outcome, World
 from fleet.types import Ranges

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from fleet import machine as machine_module
 from fleet.alike import Alike
-from fleet.machine_losses import LOOP
+from fleet.machine import core as machine_module
+from fleet.machine.losses import LOOP
 from fleet.records import DecisionMade, ProcessLost
 from fleet.simulation.plan import Plan, Trouble, small, with_troubles
 from fleet.types import StateId

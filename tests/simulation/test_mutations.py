@@ -8,16 +8,19 @@ from typing import Any
 
 import pytest
 
-from fleet import machine as machine_module
-from fleet import machine_ending, machine_replay, machine_tiers, machine_views
 from fleet import shards as shards_module
 from fleet.decisions import Decision
 from fleet.events import Event, Tick
 from fleet.instructions import Fence, Instruction, OnceAnswer, Publish, Write
-from fleet.machine import FleetMachine
-from fleet.machine_checkpoints import Checkpoints
-from fleet.machine_state import Rank, Roster
-from fleet.machine_views import Source
+from fleet.machine import candidates as machine_views
+from fleet.machine import core as machine_module
+from fleet.machine import ending as machine_ending
+from fleet.machine import replay as machine_replay
+from fleet.machine import tiers as machine_tiers
+from fleet.machine.candidates import Source
+from fleet.machine.checkpoints import Checkpoints
+from fleet.machine.core import FleetMachine
+from fleet.machine.roster import Rank, Roster
 from fleet.member import MemberProtocol, Offer
 from fleet.once import Once
 from fleet.records import Committed, ViewPublished

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fleet.config import RunSettings
-from fleet.machine import FleetMachine
+from fleet.machine.core import FleetMachine
 from fleet.records import LineageBegun, ProcessLost, ViewPublished
 from fleet.simulation.plan import Plan, Trouble, small
 from fleet.simulation.world import World

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fleet.config import RunSettings, StragglerSettings
-from fleet.machine import FleetMachine
+from fleet.machine.core import FleetMachine
 from fleet.records import DecisionMade, ProcessLost, ViewPublished
 from fleet.simulation.plan import Plan, Trouble, small, with_troubles
 from fleet.simulation.world import MakeMachine, Outcome, World

@@ -24,7 +24,7 @@ from fleet.clock import MonotonicClock, unix_time_s
 from fleet.config import RunSettings
 from fleet.instructions import EndRun
 from fleet.journal import JournalWriter, read_journal
-from fleet.machine import FleetMachine
+from fleet.machine.core import FleetMachine
 from fleet.rank_logs import logs_of
 from fleet.records import VERSION, Record, RunStarted, Spans
 from fleet.types import Member, Process

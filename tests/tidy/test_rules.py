@@ -10,11 +10,11 @@ from tests.tidy import documents, rules
 @pytest.mark.parametrize(
     ("path", "line"),
     [
-        ("fleet/machine.py", "import torch"),
-        ("fleet/machine.py", "import numpy as np"),
-        ("fleet/machine.py", "from policies import recovery"),
-        ("fleet/machine.py", "def f():\n    from fleet import recipes"),
-        ("fleet/machine.py", "from . import cli"),
+        ("fleet/machine/core.py", "import torch"),
+        ("fleet/machine/core.py", "import numpy as np"),
+        ("fleet/machine/core.py", "from policies import recovery"),
+        ("fleet/machine/core.py", "def f():\n    from fleet import recipes"),
+        ("fleet/machine/core.py", "from .. import cli"),
         ("fleet/laws/energy.py", "import torch"),
         ("fleet/driver.py", "import ray"),
         ("fleet/recipes.py", "import torch"),
@@ -37,7 +37,7 @@ def test_forbidden_imports_are_found(path: str, line: str) -> None:
 @pytest.mark.parametrize(
     ("path", "line"),
     [
-        ("fleet/machine.py", "from fleet.types import View\nimport json"),
+        ("fleet/machine/core.py", "from fleet.types import View\nimport json"),
         ("fleet/laws/energy.py", "import numpy, scipy.stats"),
         ("fleet/recipes.py", "import ray, actors.coordinator, storage, policies.recovery"),
         ("fleet/launch/local.py", "import ray"),
@@ -90,9 +90,8 @@ def test_seeded_randomness_passes() -> None:
 
 
 def test_only_the_core_is_pure() -> None:
-    assert [path for path in ("fleet/machine.py", "fleet/clock.py", "fleet/launch/local.py", "actors/node.py") if rules.is_pure(path)] == [
-        "fleet/machine.py"
-    ]
+    paths = ("fleet/machine/core.py", "fleet/clock.py", "fleet/launch/local.py", "actors/node.py")
+    assert [path for path in paths if rules.is_pure(path)] == ["fleet/machine/core.py"]
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from fleet.config import RunSettings
 from fleet.journal import JournalWriter
 from fleet.launch.processes import calling
 from fleet.live_settings import ADDRESS_FILE, LIVE
-from fleet.machine import FleetMachine
+from fleet.machine.core import FleetMachine
 from policies import placement
 from policies.interval import CheckpointInterval
 from policies.recovery import ReformPromoteRegrow

@@ -19,10 +19,11 @@ import torch
 from actors.rank.data import Feed, ShardedDataset, _generators
 from actors.rank.fingerprint import fingerprint
 from actors.rank.step import Step
-from fleet import machine_evidence, machine_replay
 from fleet.data import Fixed, Lines
 from fleet.events import Reads
 from fleet.journal import decode_line, encode_line
+from fleet.machine import evidence as machine_evidence
+from fleet.machine import replay as machine_replay
 from fleet.records import COMPUTE, DataRead
 from fleet.types import Member
 

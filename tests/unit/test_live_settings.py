@@ -9,7 +9,7 @@ from fleet.errors import ConfigError
 from fleet.events import SettingChanged, Tick
 from fleet.instructions import EndRun, Write
 from fleet.live_settings import LIVE, changed, parsed
-from fleet.machine import FleetMachine
+from fleet.machine.core import FleetMachine
 from fleet.records import DecisionMade, Record
 from policies import placement
 from policies.interval import CheckpointInterval

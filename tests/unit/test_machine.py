@@ -46,8 +46,8 @@ from fleet.instructions import (
     Write,
 )
 from fleet.levels import PEERS, level_of
-from fleet.machine import FleetMachine
-from fleet.machine_state import STOOD_STILL_S
+from fleet.machine.core import FleetMachine
+from fleet.machine.roster import STOOD_STILL_S
 from fleet.records import CheckpointRecord, Committed, LineageBegun, ProcessLost, Record, RunEnded, ViewPublished
 from fleet.types import Copy, Fault, Member, Part, Process, Pulse, StateId
 from policies.interval import CheckpointInterval

@@ -5,8 +5,8 @@ from __future__ import annotations
 from fleet.decisions import Decision
 from fleet.events import CheckpointDurable, FaultReported, Finished, Formed, NodeJoined, Parked, Ready
 from fleet.instructions import EndRun, Evict, Publish
-from fleet.machine import FleetMachine
-from fleet.machine_losses import LOOP
+from fleet.machine.core import FleetMachine
+from fleet.machine.losses import LOOP
 from fleet.records import CheckpointRecord, DecisionMade, LineageBegun
 from fleet.types import Fault, Finding, Member, StateId
 from policies.corruption import MajorityRules

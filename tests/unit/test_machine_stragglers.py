@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fleet.events import StepsTimed
-from fleet.machine_stragglers import LATE_S, Stragglers
+from fleet.machine.stragglers import LATE_S, Stragglers
 from fleet.records import DecisionMade
 from fleet.slowness import Circumstances, RankTimes, Remedy
 from fleet.types import Member, StateId, View

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fleet.config import ORDER, Timeouts, check_order
 from fleet.errors import ConfigError
 from fleet.instructions import Write
-from fleet.machine_progress import Progress
+from fleet.machine.progress import Progress
 from fleet.records import DecisionMade
 from policies.timeouts import ProgressTimeout, quantile
 

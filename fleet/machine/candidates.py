@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fleet.machine_state import Rank
+from fleet.machine.roster import Rank
 from fleet.types import Candidate, Member, Situation, StateId, View
 
 if TYPE_CHECKING:
-    from fleet.machine import FleetMachine
+    from fleet.machine.core import FleetMachine
 
 
 @dataclass(frozen=True, slots=True)

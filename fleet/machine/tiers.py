@@ -9,9 +9,9 @@ from fleet.config import RunSettings
 from fleet.events import CheckpointDurable, CheckpointFailed, CopiesHeld, Event, PartFailed, PartWritten
 from fleet.instructions import Instruction
 from fleet.levels import PEERS, PEERS_SCHEME, STORE, level_of, peers_url
-from fleet.machine_checkpoints import Checkpoints
-from fleet.machine_outage import Outage
-from fleet.machine_state import Roster
+from fleet.machine.checkpoints import Checkpoints
+from fleet.machine.outage import Outage
+from fleet.machine.roster import Roster
 from fleet.ports import IntervalPolicy, PlacementPolicy
 from fleet.records import Record, RunStarted, ViewPublished
 from fleet.types import StateId, View

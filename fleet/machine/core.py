@@ -5,14 +5,13 @@ to do about the difference. It is level-based: a missed or doubled notice does n
 was not yet acknowledged. It reads no clock and does no I/O; the live coordinator and the simulator run this same object.
 
 The life of a view: GATHER (everyone who was seated reports where it stands) -> FORM (a view is published, its members meet and take state
-from the donor) -> RUN -> on any loss GATHER again; after the last step CONCLUDE, see ``fleet.machine_ending``. ``END`` is final.
+from the donor) -> RUN -> on any loss GATHER again; after the last step CONCLUDE, see ``fleet.machine.ending``. ``END`` is final.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from fleet import machine_ending as ending
 from fleet.config import RunSettings
 from fleet.decisions import Decision
 from fleet.events import (
@@ -43,19 +42,20 @@ from fleet.events import (
     Tick,
 )
 from fleet.instructions import Evict, Fence, Instruction, Park, Publish, Welcome, Write
-from fleet.machine_corruption import Doubts, judge
-from fleet.machine_evidence import Evidence, inspect, note
-from fleet.machine_losses import Losses, raised, struck
-from fleet.machine_nodes import joined
-from fleet.machine_outage import look
-from fleet.machine_progress import Progress
-from fleet.machine_proposals import cancel, try_grow, watch
-from fleet.machine_replay import move, rebuild, settle
-from fleet.machine_settings import on_setting
-from fleet.machine_state import CONCLUDE, END, FORM, GATHER, RUN, STOOD_STILL_S, Rank, Roster
-from fleet.machine_stragglers import Stragglers
-from fleet.machine_tiers import Tiers
-from fleet.machine_views import Source, situation, source
+from fleet.machine import ending
+from fleet.machine.candidates import Source, situation, source
+from fleet.machine.corruption import Doubts, judge
+from fleet.machine.evidence import Evidence, inspect, note
+from fleet.machine.losses import Losses, raised, struck
+from fleet.machine.nodes import joined
+from fleet.machine.outage import look
+from fleet.machine.progress import Progress
+from fleet.machine.proposals import cancel, try_grow, watch
+from fleet.machine.replay import move, rebuild, settle
+from fleet.machine.roster import CONCLUDE, END, FORM, GATHER, RUN, STOOD_STILL_S, Rank, Roster
+from fleet.machine.settings import on_setting
+from fleet.machine.stragglers import Stragglers
+from fleet.machine.tiers import Tiers
 from fleet.once import Once
 from fleet.ports import CorruptionPolicy, IntervalPolicy, PlacementPolicy, ProgressPolicy, RecoveryPolicy, StragglerPolicy
 from fleet.records import (

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from fleet.events import StopRequested
 from fleet.ledger_report import duration
-from fleet.machine_checkpoints import Checkpoints
-from fleet.machine_state import RUN
+from fleet.machine.checkpoints import Checkpoints
+from fleet.machine.roster import RUN
 from fleet.records import DecisionMade, Record
 from fleet.types import StateId
 
 if TYPE_CHECKING:
-    from fleet.machine import FleetMachine
+    from fleet.machine.core import FleetMachine
 
 POLICY = "store"
 

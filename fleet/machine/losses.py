@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from fleet.events import FaultReported, Raised
 from fleet.instructions import Evict
-from fleet.machine_state import CONCLUDE, Rank
+from fleet.machine.roster import CONCLUDE, Rank
 from fleet.records import FaultRecord, ProcessLost
 from fleet.types import Loss, Member
 
 if TYPE_CHECKING:
-    from fleet.machine import FleetMachine
+    from fleet.machine.core import FleetMachine
 
 RAISED = "the train function raised"
 LOOP = "a mistake of the train function, not the hardware"

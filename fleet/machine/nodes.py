@@ -8,7 +8,7 @@ from fleet.decisions import Decision
 from fleet.events import NodeJoined
 
 if TYPE_CHECKING:
-    from fleet.machine import FleetMachine
+    from fleet.machine.core import FleetMachine
 
 
 def joined(machine: FleetMachine, event: NodeJoined, now_s: float) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from fleet import machine_ending as ending
-from fleet.machine_corruption import replay
-from fleet.machine_losses import Losses
-from fleet.machine_settings import configure
-from fleet.machine_state import CONCLUDE, END, GATHER, RUN, Rank
+from fleet.machine import ending
+from fleet.machine.corruption import replay
+from fleet.machine.losses import Losses
+from fleet.machine.roster import CONCLUDE, END, GATHER, RUN, Rank
+from fleet.machine.settings import configure
 from fleet.records import (
     Committed,
     DataRead,
@@ -27,7 +27,7 @@ from fleet.records import (
 )
 
 if TYPE_CHECKING:
-    from fleet.machine import FleetMachine
+    from fleet.machine.core import FleetMachine
 
 FORGOTTEN = 100
 """How many views a journal's end may have held that was lost with its disk. Their numbers are skipped, whether or not ranks report them: a

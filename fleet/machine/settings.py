@@ -9,7 +9,7 @@ from fleet.live_settings import changed
 from fleet.records import DecisionMade
 
 if TYPE_CHECKING:
-    from fleet.machine import FleetMachine
+    from fleet.machine.core import FleetMachine
 
 
 def on_setting(machine: FleetMachine, event: SettingChanged, now_s: float) -> None:

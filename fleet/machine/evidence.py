@@ -10,7 +10,7 @@ from fleet.records import DataRead, EvidenceKept
 
 if TYPE_CHECKING:
     from fleet.events import EvidenceWritten
-    from fleet.machine import FleetMachine
+    from fleet.machine.core import FleetMachine
 
 AGAIN_S = 5.0
 """What follows from one hang within this time is the same hang."""

@@ -9,11 +9,11 @@ import math
 from typing import TYPE_CHECKING
 
 from fleet.instructions import Cancel, Park, Propose
-from fleet.machine_views import Source, grown, situation
+from fleet.machine.candidates import Source, grown, situation
 from fleet.types import Formation, Ranges, View
 
 if TYPE_CHECKING:
-    from fleet.machine import FleetMachine
+    from fleet.machine.core import FleetMachine
 
 
 def try_grow(machine: FleetMachine, now_s: float) -> bool:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from fleet.decisions import Decision
 from fleet.events import StepsTimed
-from fleet.machine_proposals import reshare
+from fleet.machine.proposals import reshare
 from fleet.ports import StragglerPolicy
 from fleet.records import DecisionMade, Record
 from fleet.slowness import ACTIONS, Circumstances, RankTimes, Remedy, StepTime, Timings
 from fleet.types import Formation, Member, View
 
 if TYPE_CHECKING:
-    from fleet.machine import FleetMachine
+    from fleet.machine.core import FleetMachine
 
 LATE_S = 1.0
 """A step that not all ranks have reported is judged without the others after so long."""

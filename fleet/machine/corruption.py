@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 
 from fleet.alike import WEIGHTS
 from fleet.events import Parked
-from fleet.machine_losses import LOOP
-from fleet.machine_state import Rank
+from fleet.machine.losses import LOOP
+from fleet.machine.roster import Rank
 from fleet.ports import CorruptionPolicy
 from fleet.records import DecisionMade
 from fleet.types import Finding, Member, StateId
 
 if TYPE_CHECKING:
-    from fleet.machine import FleetMachine
+    from fleet.machine.core import FleetMachine
 
 
 DOUBTED = ("doubted_lineage", "doubted_step")

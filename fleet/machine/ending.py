@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 from fleet.events import Event, Finished, Formed, Heartbeat, Joined, Left, Parked, Ready
 from fleet.instructions import Conclude, EndRun, Release, Welcome
-from fleet.machine_corruption import judge_the_end
-from fleet.machine_state import CONCLUDE, END, Rank
+from fleet.machine.corruption import judge_the_end
+from fleet.machine.roster import CONCLUDE, END, Rank
 from fleet.records import COMPLETED, UNSAVED, RunEnded
 from fleet.types import Member
 
 if TYPE_CHECKING:
-    from fleet.machine import FleetMachine
+    from fleet.machine.core import FleetMachine
 
 ALL = "all steps are committed"
 
