@@ -40,7 +40,7 @@ from fleet.events import Event, EvidenceWritten, FaultReported, Joined, NodeJoin
 from fleet.instructions import EndRun, Evict, Fence, Inspect, Instruction, Propose, Publish, Welcome
 from fleet.live_settings import changed, parsed
 from fleet.machine.core import FleetMachine
-from fleet.machine.roster import END
+from fleet.machine.state import Phase
 from fleet.ports import CheckpointPort, JournalPort
 from fleet.records import COMMIT, Spans, Unobserved
 from fleet.types import Member, Process, View, view_delta
@@ -89,7 +89,7 @@ class AgentLines:
                     self._to(home, instruction)
 
     def _node_of(self, member: Member) -> str | None:
-        rank = self.machine.roster.current(member)
+        rank = self.machine.state.roster.current(member)
         return rank.process.node if rank is not None else self.late.get(member.slot)
 
     def _to(self, node: str | None, message: Any) -> None:
@@ -186,7 +186,7 @@ class Coordinator:
         """Why it is refused, or nothing once it is in the journal."""
         try:
             value = parsed(wanted.key, wanted.text)
-            changed(self.machine.settings, wanted.key, value)
+            changed(self.machine.state.settings, wanted.key, value)
         except ConfigError as error:
             return SettingAnswer(error.reason, error.way_out)
         self._driver.submit(SettingChanged(wanted.key, value))
@@ -204,7 +204,7 @@ class Coordinator:
         if line is not None and self._lines.by_node.get(line.node) is line:
             del self._lines.by_node[line.node]
             self._driver.submit(NodeSilent(line.node, self._driver.clock.now_s()))
-            self._driver.tick_after(self.machine.settings.timeouts.hangup_s)
+            self._driver.tick_after(self.machine.state.settings.timeouts.hangup_s)
         for future in line.waiting.values() if line is not None else ():
             if not future.done():
                 future.set_exception(ConnectionError("the node's agent hung up"))
@@ -249,7 +249,7 @@ class Coordinator:
     def _repeat_view(self, line: AgentLine) -> None:
         line.seen = None
         machine = self.machine
-        for view, kind in ((machine.view, Publish), (machine.proposal, Propose)):
+        for view, kind in ((machine.state.view, Publish), (machine.state.proposal, Propose)):
             if view is not None:
                 line.send(kind(view))
                 line.seen = view
@@ -276,13 +276,13 @@ class Coordinator:
 
     @property
     def ended(self) -> bool:
-        return self.machine.phase == END
+        return self.machine.state.phase == Phase.END
 
     def census(self) -> list[tuple[Member, Process, bool]]:
         """The live ranks, their processes, and whether they are in the view."""
-        view = self.machine.view
+        view = self.machine.state.view
         seated = set(view.members) if view is not None else set()
-        return [(rank.member, rank.process, rank.member in seated) for rank in self.machine.roster.in_order()]
+        return [(rank.member, rank.process, rank.member in seated) for rank in self.machine.state.roster.in_order()]
 
     async def operate(self, operation: str, process: Process, severity: float = 1.0, duration_s: float = 0.0, seed: int = 0) -> Operated:
         """A fault operation on a rank, by its node's agent. Raises ConnectionError when the node cannot be reached."""

@@ -133,7 +133,9 @@ class CoordinatorHost:
         else:
             journal.append(Resumed(now_s, unix_time_s(), "the coordinator was restarted", spec.cluster, gap=False))
             machine.replay(records, now_s)
-            self.outcome = EndRun(machine.ended.status, machine.ended.reason, machine.ended.detail) if machine.ended else None
+            self.outcome = (
+                EndRun(machine.state.ended.status, machine.state.ended.reason, machine.state.ended.detail) if machine.state.ended else None
+            )
         journal.flush()
 
     def _on_end(self, outcome: EndRun) -> None:
@@ -158,7 +160,7 @@ class CoordinatorHost:
     async def census(self) -> tuple[str, list[tuple[Member, Process, bool]], bool]:
         """(phase, live ranks, whether a run that lost all of them could go on from a later state than its first)."""
         machine = self._coordinator.machine
-        return machine.phase, self._coordinator.census(), machine.checkpoints.newest_id is not None
+        return machine.state.phase, self._coordinator.census(), machine.state.checkpoints.newest_id is not None
 
     async def operate(self, operation: str, process: Process, severity: float, duration_s: float, seed: int = 0) -> tuple[str, float]:
         """(why it was refused or "", when it happened on the run's clock)."""

@@ -100,8 +100,8 @@ def heartbeats_per_s(ranks: int, rounds: int = 8) -> float:
             if index % HEARTBEATS_PER_TICK == 0:
                 machine.handle(Tick(), number * 0.1)
     taken_s = time.perf_counter() - begin
-    if machine.committed.step < rounds - 2:
-        raise RuntimeError(f"the machine committed {machine.committed.step} of {rounds} steps: it did not take the heartbeats in")
+    if machine.state.committed.step < rounds - 2:
+        raise RuntimeError(f"the machine committed {machine.state.committed.step} of {rounds} steps: it did not take the heartbeats in")
     return rounds * ranks / taken_s
 
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from fleet.machine.roster import Rank
+from fleet.machine.roster import Rank, RankPhase
+from fleet.machine.state import MachineState
 from fleet.types import Candidate, Member, Situation, StateId, View
-
-if TYPE_CHECKING:
-    from fleet.machine.core import FleetMachine
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,14 +19,14 @@ class Source:
     state: StateId | None
 
 
-def situation(machine: FleetMachine, now_s: float) -> Situation:
+def situation(machine: MachineState, now_s: float) -> Situation:
     """What the recovery policy is asked about. Candidates are built, and were heard of since the coordinator started: they have a store.
 
     Those of a node that is kept out come only when there would not be enough without them, or they hold a state. One that was taken back
     is as if it was half written when there is no checkpoint: it cannot go on before a fresh process has come.
     """
     seated = frozenset(machine.view.members) if machine.view else frozenset()
-    built = [rank for rank in machine.roster.in_order() if rank.phase != "starting" and rank.store]
+    built = [rank for rank in machine.roster.in_order() if rank.phase != RankPhase.STARTING and rank.store]
     there = [rank for rank in built if rank.process.node not in machine.roster.kept_out]
     admitted = [rank for rank in there if rank.state is not None or machine.stragglers.admits(rank.process.node, now_s)]
     chosen = admitted if len(admitted) >= machine.settings.min_ranks else there

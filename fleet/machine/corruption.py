@@ -9,71 +9,24 @@ alike. When it happens again right there, or more than a flipped bit has happene
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from fleet.alike import WEIGHTS
-from fleet.events import Parked
+from fleet.machine.end import end
+from fleet.machine.leaving import evict
 from fleet.machine.losses import LOOP
 from fleet.machine.roster import Rank
-from fleet.ports import CorruptionPolicy
+from fleet.machine.state import MachineState
 from fleet.records import DecisionMade
 from fleet.types import Finding, Member, StateId
 
-if TYPE_CHECKING:
-    from fleet.machine.core import FleetMachine
-
-
 DOUBTED = ("doubted_lineage", "doubted_step")
-AGAIN_STEPS = 4
-"""Ranks that differ so soon after they went on differ for the same reason as before."""
 LOOK_FOR = (
     "Look in the loop for an unseeded draw, or for what depends on the time, the process or the rank, and changes what is tracked; "
     "if there is none, have the nodes checked by `fleet doctor`"
 )
 
 
-class Doubts:
-    """The testimonies of the newest view that ended in a difference, and which states are not to be used any more."""
-
-    def __init__(self, policy: CorruptionPolicy | None) -> None:
-        self.policy = policy
-        self.said: dict[Member, Finding] = {}
-        self.tainted: StateId | None = None
-        self._judged = -1
-        self._last: tuple[int, int] | None = None
-
-    def judged(self, generation: int) -> None:
-        """What is said of this view is answered; a rank may say it again before it hears so."""
-        self._judged = max(self._judged, generation)
-
-    def note(self, found: int, resumed: int) -> None:
-        """The ranks differed at step ``found``, and the run goes on from step ``resumed``."""
-        self._last = found, resumed
-
-    def again(self, step: int, said: Mapping[Member, Finding]) -> bool:
-        """Whether a difference at ``step`` is the last one again: right after that, or right after another process has taken a place."""
-        if self._last is None:
-            return False
-        [(most, _)] = Counter(known.digest for known in said.values()).most_common(1) or [("", 0)]
-        newcomers = any(known.digest != most and not known.witness for known in said.values())
-        return newcomers or step == self._last[0] or 0 <= step - self._last[1] <= AGAIN_STEPS
-
-    def hear(self, event: Parked) -> None:
-        if event.testimony is None or event.testimony.generation <= self._judged:
-            return
-        newest = max((known.generation for known in self.said.values()), default=-1)
-        if event.testimony.generation > newest:
-            self.said.clear()
-        if event.testimony.generation >= newest:
-            self.said[event.member] = event.testimony
-
-    def floor(self, committed: StateId) -> StateId:
-        """A state below it cannot be the source of a view."""
-        return committed if self.tainted is None else max(committed, StateId(self.tainted.lineage + 1, 0))
-
-
-def judge(machine: FleetMachine, now_s: float) -> None:
+def judge(machine: MachineState, now_s: float) -> None:
     """All that live have left their group. Evict whom the testimonies name, or nobody, and take back what is in doubt; or stop."""
     doubts = machine.doubts
     said, doubts.said = _of_one_thing(doubts.said), {}
@@ -91,9 +44,9 @@ def judge(machine: FleetMachine, now_s: float) -> None:
     injected = machine.losses.struck(said)
     verdict = policy.judge(votes, others, again=doubts.again(first.state.step, said) and not injected)
     told = f"{first.what} at step {first.state.step}: {verdict.decision.reason}"
-    machine._decide("corruption", verdict.decision.action, told, verdict.decision.fields, now_s)
+    machine.decide("corruption", verdict.decision.action, told, verdict.decision.fields, now_s)
     if verdict.decision.action == "stop":
-        machine._end("failed", f"{LOOP}: {told}. {LOOK_FOR}", _table(said), now_s)
+        end(machine, "failed", f"{LOOP}: {told}. {LOOK_FOR}", _table(said), now_s)
     elif verdict.decision.action == "retry":
         cleared = min(known.cleared for known in said.values())
         _take_back(machine, first, StateId(cleared.lineage, cleared.step - 1), now_s, counts=not injected)
@@ -102,26 +55,26 @@ def judge(machine: FleetMachine, now_s: float) -> None:
         honest = [known.cleared for member, known in said.items() if member not in verdict.guilty]
         _take_back(machine, first, max(honest, default=first.state), now_s, counts=not injected)
         for rank in _living(machine, verdict.guilty):
-            machine._evict(rank, f"silent corruption: {first.what} at step {first.state.step} differ from the majority's", now_s)
+            evict(machine, rank, f"silent corruption: {first.what} at step {first.state.step} differ from the majority's", now_s)
 
 
-def _sharded(machine: FleetMachine) -> bool:
+def _sharded(machine: MachineState) -> bool:
     """The owner of a chunk gives its parameters to all but its guards: most ranks repeat one word there, and a majority proves nothing."""
     return machine.settings.optimizer_sharding != "none"
 
 
-def _give_up(machine: FleetMachine, found: Finding, said: dict[Member, Finding], now_s: float) -> None:
+def _give_up(machine: MachineState, found: Finding, said: dict[Member, Finding], now_s: float) -> None:
     """Nobody can say who is wrong. Checkpoints of the last steps are not to be used: what made the ranks differ may be in them."""
     cleared = min(known.cleared for known in said.values())
     why = "nothing is there to judge them"
     if machine.doubts.policy is not None:
         why = 'with optimizer_sharding = "zero1" most ranks have a parameter from its owner, so that a majority proves nothing'
     told = f"{found.what} of the ranks differ at step {found.state.step}, and {why}"
-    machine._out += machine.checkpoints.withdraw(StateId(cleared.lineage, max(0, cleared.step - 1)), found.state, now_s, told)
-    machine._end("failed", told, _table(said), now_s)
+    machine.out += machine.checkpoints.withdraw(StateId(cleared.lineage, max(0, cleared.step - 1)), found.state, now_s, told)
+    end(machine, "failed", told, _table(said), now_s)
 
 
-def judge_the_end(machine: FleetMachine, finished: list[Rank], now_s: float) -> bool:
+def judge_the_end(machine: MachineState, finished: list[Rank], now_s: float) -> bool:
     """The ranks hold different states at the finish barrier. True when it is dealt with: some were evicted, and the others finish."""
     policy = machine.doubts.policy
     if policy is None or _sharded(machine):
@@ -130,19 +83,19 @@ def judge_the_end(machine: FleetMachine, finished: list[Rank], now_s: float) -> 
     step = machine.committed.step
     verdict = policy.judge(held, {}, again=machine.doubts.again(step, {}) and not machine.losses.struck(held))
     told = f"the final state: {verdict.decision.reason}"
-    machine._decide("corruption", verdict.decision.action, told, verdict.decision.fields, now_s)
+    machine.decide("corruption", verdict.decision.action, told, verdict.decision.fields, now_s)
     if verdict.decision.action == "stop":
         detail = ", ".join(f"{member}: {digest[:12]}" for member, digest in held.items())
-        machine._end("failed", f"{LOOP}: {told}. {LOOK_FOR}", detail, now_s)
+        end(machine, "failed", f"{LOOP}: {told}. {LOOK_FOR}", detail, now_s)
         return True
     if not machine.losses.struck(held):
         machine.doubts.note(step, step)
     for rank in _living(machine, verdict.guilty):
-        machine._evict(rank, "silent corruption: the final state differs from the majority's", now_s)
+        evict(machine, rank, "silent corruption: the final state differs from the majority's", now_s)
     return bool(verdict.guilty)
 
 
-def replay(machine: FleetMachine, record: DecisionMade) -> None:
+def replay(machine: MachineState, record: DecisionMade) -> None:
     """What was in doubt, and what was taken back, before the coordinator died."""
     if "doubted_step" not in record.fields:
         return
@@ -161,28 +114,28 @@ def _of_one_thing(said: dict[Member, Finding]) -> dict[Member, Finding]:
     return {member: known for member, known in said.items() if (known.what, known.state) == max(keys, key=lambda key: (keys[key], key))}
 
 
-def _someone_is_silent(machine: FleetMachine, said: dict[Member, Finding]) -> bool:
+def _someone_is_silent(machine: MachineState, said: dict[Member, Finding]) -> bool:
     members = machine.view.members if machine.view is not None else ()
-    return any(member not in said and machine.roster.current(member) is not None for member in members)
+    return any(member not in said and machine.current(member) is not None for member in members)
 
 
-def _living(machine: FleetMachine, members: tuple[Member, ...]) -> list[Rank]:
-    found = [machine.roster.current(member) for member in members]
+def _living(machine: MachineState, members: tuple[Member, ...]) -> list[Rank]:
+    found = [machine.current(member) for member in members]
     return [rank for rank in found if rank is not None]
 
 
-def _take_back(machine: FleetMachine, found: Finding, cleared: StateId, now_s: float, counts: bool) -> None:
+def _take_back(machine: MachineState, found: Finding, cleared: StateId, now_s: float, counts: bool) -> None:
     """The run goes on from what is ``cleared``. ``counts``: nobody has made the ranks differ on purpose."""
     policy = machine.doubts.policy
     assert policy is not None
     reason = f"a rank is wrong in {found.what} at step {found.state.step}"
-    machine._out += machine.checkpoints.withdraw(min(cleared, found.state), found.state, now_s, reason)
+    machine.out += machine.checkpoints.withdraw(min(cleared, found.state), found.state, now_s, reason)
     decision, state = policy.go_back(found.state, cleared, machine.checkpoints.kept)
     first = min(cleared, found.state)
     if decision.action != "carry_on":
         machine.doubts.tainted = found.state
         first = StateId(0, 0) if state is None else StateId(state.lineage, state.step + 1)
-        machine._out += machine.checkpoints.withdraw(first, found.state, now_s, reason)
+        machine.out += machine.checkpoints.withdraw(first, found.state, now_s, reason)
     machine.doubts.judged(found.generation)
     fields = {
         "generation": found.generation, "lineage": found.state.lineage, "found": found.state.step,
@@ -192,7 +145,7 @@ def _take_back(machine: FleetMachine, found: Finding, cleared: StateId, now_s: f
         back_to = found.state if decision.action == "carry_on" else state
         fields["resumed"] = back_to.step if back_to is not None else 0
         machine.doubts.note(found.state.step, fields["resumed"])
-    machine._decide("corruption", decision.action, decision.reason, {**decision.fields, **fields}, now_s)
+    machine.decide("corruption", decision.action, decision.reason, {**decision.fields, **fields}, now_s)
 
 
 def _table(said: dict[Member, Finding]) -> str:

@@ -7,36 +7,23 @@ final checkpoint, and the code behind the loop runs again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
-
 from fleet.events import Event, Finished, Formed, Heartbeat, Joined, Left, Parked, Ready
-from fleet.instructions import Conclude, EndRun, Release, Welcome
+from fleet.instructions import Conclude, Welcome
 from fleet.machine.corruption import judge_the_end
-from fleet.machine.roster import CONCLUDE, END, Rank
-from fleet.records import COMPLETED, UNSAVED, RunEnded
+from fleet.machine.end import end, release
+from fleet.machine.leaving import gather, heard
+from fleet.machine.roster import Rank, RankPhase
+from fleet.machine.state import ALL, MachineState, Phase
+from fleet.machine.views import note_commits
+from fleet.records import COMPLETED, UNSAVED
 from fleet.types import Member
 
-if TYPE_CHECKING:
-    from fleet.machine.core import FleetMachine
 
-ALL = "all steps are committed"
-
-
-class Ending:
-    """What is known of the end. ``left`` are the members whose train function has returned."""
-
-    def __init__(self) -> None:
-        self.digest, self.status, self.reason = "", COMPLETED, ALL
-        self.left: set[Member] = set()
-        self.since_s = 0.0
-
-
-def complete(machine: FleetMachine, now_s: float) -> None:
+def complete(machine: MachineState, now_s: float) -> None:
     """All members of the view wait at the finish barrier: keep what they hold, then let them go on behind the loop."""
     assert machine.view is not None
     finished = [machine.roster.by_slot[member.slot] for member in machine.view.members]
-    machine._note_commits(now_s)
+    note_commits(machine, now_s)
     digests = {rank.digest for rank in finished}
     if len(digests) > 1:
         if not judge_the_end(machine, finished, now_s):
@@ -51,83 +38,66 @@ def complete(machine: FleetMachine, now_s: float) -> None:
         _conclude(machine, UNSAVED, f"{ALL}, and the final checkpoint could not be kept: {store.last_failure}", now_s)
     else:
         out, late = store.keep_final(machine.view, now_s)
-        machine._out += out
+        machine.out += out
         if late:
-            machine.gather(now_s, "a rank did not write its part of the final checkpoint", in_person=True)
+            gather(machine, now_s, "a rank did not write its part of the final checkpoint", in_person=True)
 
 
-def _conclude(machine: FleetMachine, status: str, reason: str, now_s: float) -> None:
+def _conclude(machine: MachineState, status: str, reason: str, now_s: float) -> None:
     assert machine.view is not None
-    machine.phase, ending = CONCLUDE, machine.ending
+    machine.phase, ending = Phase.CONCLUDE, machine.ending
     ending.status, ending.reason, ending.since_s = status, reason, now_s
     generation = machine.view.generation
-    machine._decide("ending", "conclude", reason, {"generation": float(generation), "kept": float(status == COMPLETED)}, now_s)
-    machine._say(Conclude(machine.view.members, generation))
+    machine.decide("ending", "conclude", reason, {"generation": float(generation), "kept": float(status == COMPLETED)}, now_s)
+    machine.say(Conclude(machine.view.members, generation))
 
 
-def take_up(machine: FleetMachine, reason: str, kept: bool, now_s: float) -> None:
+def take_up(machine: MachineState, reason: str, kept: bool, now_s: float) -> None:
     """A coordinator that died had come so far."""
-    machine.phase, ending = CONCLUDE, machine.ending
+    machine.phase, ending = Phase.CONCLUDE, machine.ending
     ending.status, ending.reason, ending.since_s = COMPLETED if kept else UNSAVED, reason, now_s
 
 
-def seen(machine: FleetMachine, event: Finished | Left, now_s: float) -> None:
+def seen(machine: MachineState, event: Finished | Left, now_s: float) -> None:
     """A member of the view has the run's last state, and may be behind the loop already: a coordinator that died may have let it go on."""
     told = isinstance(event, Left) or event.concluded
-    if machine.phase != CONCLUDE and told:
+    if machine.phase != Phase.CONCLUDE and told:
         _conclude(machine, COMPLETED, ALL, now_s)
-    if machine.phase == CONCLUDE:
+    if machine.phase == Phase.CONCLUDE:
         machine.ending.digest = event.digest
     if isinstance(event, Left):
         machine.ending.left.add(event.member)
-    elif machine.phase == CONCLUDE and not told:
-        machine._say(Conclude((event.member,), event.generation))
+    elif machine.phase == Phase.CONCLUDE and not told:
+        machine.say(Conclude((event.member,), event.generation))
 
 
-def watch(machine: FleetMachine, now_s: float) -> None:
+def watch(machine: MachineState, now_s: float) -> None:
     """While the code behind the loop runs: the run has ended when whoever is left has left it."""
     ending, limit_s = machine.ending, machine.settings.timeouts.finish_s
-    ranks = [machine.roster.current(member) for member in (machine.view.members if machine.view is not None else ())]
-    alive = [rank.member for rank in ranks if rank is not None and rank.phase == "finished"]  # one that was called back waits for the end
+    ranks = [machine.current(member) for member in (machine.view.members if machine.view is not None else ())]
+    # One that was called back waits for the end.
+    alive = [rank.member for rank in ranks if rank is not None and rank.phase == RankPhase.FINISHED]
     if ending.left >= set(alive) and ending.left:
         end(machine, ending.status, ending.reason, "", now_s, ending.digest)
     elif not alive:
-        machine.gather(now_s, "all ranks were lost behind the loop", in_person=False)
+        gather(machine, now_s, "all ranks were lost behind the loop", in_person=False)
     elif now_s - ending.since_s > limit_s:
         names = ", ".join(str(member) for member in alive if member not in ending.left)
         reason = f"the code behind the loop takes longer than timeouts.finish_s = {limit_s:g} s in {names}; {ending.reason}"
         end(machine, "failed", reason, "", now_s)
 
 
-def end(machine: FleetMachine, status: str, reason: str, detail: str, now_s: float, digest: str = "") -> None:
-    """The last record of the journal, and the word to everybody."""
-    if machine.phase == END:
-        return
-    machine.phase = END
-    machine.ended = RunEnded(status, reason, now_s, digest, detail)
-    machine._write(machine.ended)
-    release(machine, (rank.member for rank in machine.roster.in_order()))
-    machine._say(EndRun(status, reason, detail))
-
-
-def release(machine: FleetMachine, members: Iterable[Member]) -> None:
-    """The run is over for these."""
-    members = tuple(members)
-    if members and machine.ended is not None:
-        machine._say(Release(members, machine.ended.reason))
-
-
-def after_end(machine: FleetMachine, event: Event, now_s: float) -> None:
+def after_end(machine: MachineState, event: Event, now_s: float) -> None:
     """Late comers and ranks that missed the word are released again; nothing else matters any more."""
     match event:
         case Joined(slot=slot, token=token, incarnation=incarnation):
             known: Rank | None = machine.roster.by_slot.get(slot)
             if incarnation is None:
                 incarnation = known.member.incarnation if known and known.token == token else machine.roster.grant(slot, None)
-                machine._say(Welcome(slot, token, incarnation))
+                machine.say(Welcome(slot, token, incarnation))
             release(machine, [Member(slot, incarnation)])
         case Ready(member=member) | Parked(member=member) | Formed(member=member) | Finished(member=member) | Left(member=member):
             release(machine, [member])
         case Heartbeat(pulses=pulses):
-            machine._on_heartbeat(event, now_s)
+            heard(machine, event, now_s)
             release(machine, (pulse.member for pulse in pulses))

@@ -2,63 +2,40 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from fleet.events import Implausible, Reads
+from fleet.events import EvidenceWritten, Implausible, Reads
 from fleet.instructions import Inspect
+from fleet.machine.state import MachineState
 from fleet.records import DataRead, EvidenceKept
 
-if TYPE_CHECKING:
-    from fleet.events import EvidenceWritten
-    from fleet.machine.core import FleetMachine
 
-AGAIN_S = 5.0
-"""What follows from one hang within this time is the same hang."""
-
-
-class Evidence:
-    """Numbers the incidents of a run, and knows when the last one was."""
-
-    def __init__(self) -> None:
-        self.number = 0
-        self._last_s = float("-inf")
-
-    def wanted(self, now_s: float) -> bool:
-        if now_s - self._last_s < AGAIN_S:
-            return False
-        self._last_s = now_s
-        self.number += 1
-        return True
-
-
-def inspect(machine: FleetMachine, reason: str, now_s: float) -> None:
+def inspect(machine: MachineState, reason: str, now_s: float) -> None:
     """Have the agents gather evidence of all ranks in the view; they do so before they evict any."""
-    ranks = [machine.roster.current(member) for member in (machine.view.members if machine.view else ())]
+    ranks = [machine.current(member) for member in (machine.view.members if machine.view else ())]
     nodes = sorted({rank.process.node for rank in ranks if rank is not None})
     if nodes and machine.evidence.wanted(now_s):
-        machine._say(Inspect(tuple(nodes), f"hang-{machine.evidence.number}", reason))
+        machine.say(Inspect(tuple(nodes), f"hang-{machine.evidence.number}", reason))
 
 
-def note(machine: FleetMachine, event: EvidenceWritten | Implausible | Reads, now_s: float) -> None:
+def note(machine: MachineState, event: EvidenceWritten | Implausible | Reads, now_s: float) -> None:
     """What the journal should name: the file that holds the evidence, whose loss was not to be believed, or what is trained on."""
     if isinstance(event, Implausible):
         _implausible(machine, event, now_s)
     elif isinstance(event, Reads):
         data = event.samples, event.batch_size, event.data_sha256, event.total_steps
-        if machine.roster.current(event.member) and machine.data != data:
+        if machine.current(event.member) and machine.data != data:
             machine.data = data
-            machine._write(DataRead(event.samples, event.batch_size, now_s, event.data_sha256, event.total_steps))
+            machine.write(DataRead(event.samples, event.batch_size, now_s, event.data_sha256, event.total_steps))
     else:
-        machine._write(EvidenceKept(event.incident, now_s, event.path, event.members, event.reason, event.detail))
+        machine.write(EvidenceKept(event.incident, now_s, event.path, event.members, event.reason, event.detail))
 
 
-def _implausible(machine: FleetMachine, event: Implausible, now_s: float) -> None:
+def _implausible(machine: MachineState, event: Implausible, now_s: float) -> None:
     """A device that is wrong shows there again and again."""
     where = f"shard {event.shard}, computed by {event.owner}" if event.owner is not None else "no shard by itself"
     fields = {"step": float(event.state.step), "shard": float(event.shard), "slot": float(event.owner.slot if event.owner else -1)}
     if event.accepted:
         reason = f"step {event.state.step}: {event.why}; it is the model or the data, not the hardware, and counts"
-        machine._decide("corruption", "carry_on", reason, fields, now_s)
+        machine.decide("corruption", "carry_on", reason, fields, now_s)
     else:
         reason = f"step {event.state.step}, {where}: {event.why}; all compute the step once more"
-        machine._decide("corruption", "recompute", reason, fields, now_s)
+        machine.decide("corruption", "recompute", reason, fields, now_s)

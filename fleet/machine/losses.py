@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
-from fleet.events import FaultReported, Raised
-from fleet.instructions import Evict
-from fleet.machine.roster import CONCLUDE, Rank
+from fleet.events import FaultReported
+from fleet.machine.roster import Rank
 from fleet.records import FaultRecord, ProcessLost
 from fleet.types import Loss, Member
-
-if TYPE_CHECKING:
-    from fleet.machine.core import FleetMachine
 
 RAISED = "the train function raised"
 LOOP = "a mistake of the train function, not the hardware"
@@ -76,31 +71,3 @@ class Losses:
             self._injected.update(dict.fromkeys(record.members, record.fault.id))
         else:
             self._forget(record.fault.id, record.members)
-
-
-def raised(machine: FleetMachine, event: Raised, now_s: float) -> None:
-    """A rank's train function raised: the rank is replaced, once; again at the same step, or before any step, the run ends.
-
-    A mistake that any other process would make ends it at once.
-    """
-    rank = machine.roster.current(event.member)
-    if rank is None:
-        return
-    rank.step, rank.shard = event.step, event.shard
-    if event.mistake:
-        machine._end("failed", f"{LOOP}: {event.error}", event.traceback, now_s)
-    elif machine.phase == CONCLUDE:
-        machine._end("failed", f"{RAISED} behind the loop in slot {event.member.slot}: {event.error}", event.traceback, now_s)
-    elif machine.losses.raised_before(event.step) or machine.committed.step == 0:
-        where = f"step {event.step}" if event.step >= 0 else "start-up"
-        machine._end("failed", f"{RAISED} at {where} in slot {event.member.slot}: {event.error}", event.traceback, now_s)
-    else:
-        machine._say(Evict(rank.member, rank.process, "its train function raised"))
-        machine.drop(rank, f"{RAISED} {event.error}", now_s, now_s, event.traceback)
-
-
-def struck(machine: FleetMachine, event: FaultReported) -> None:
-    """``aimed`` comes right before the blow, so that a death that follows at once is known to be injected; it is not journalled."""
-    machine.losses.aimed(event, tuple(member for member in event.members if machine.roster.current(member)))
-    if event.phase != "aimed":
-        machine._write(FaultRecord(event.fault, event.phase, event.at_s, event.members, event.detail))

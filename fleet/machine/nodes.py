@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fleet.decisions import Decision
 from fleet.events import NodeJoined
-
-if TYPE_CHECKING:
-    from fleet.machine.core import FleetMachine
+from fleet.machine.state import MachineState
 
 
-def joined(machine: FleetMachine, event: NodeJoined, now_s: float) -> None:
+def joined(machine: MachineState, event: NodeJoined, now_s: float) -> None:
     """Its agent is there. One that is kept out is told once, with the reason; its ranks wait beside the run."""
     roster = machine.roster
     roster.nodes[event.node] = now_s
@@ -25,7 +21,7 @@ def joined(machine: FleetMachine, event: NodeJoined, now_s: float) -> None:
         _keep_out(machine, event, "lemons", lemon, now_s)
 
 
-def _keep_out(machine: FleetMachine, event: NodeJoined, policy: str, decision: Decision, now_s: float) -> None:
+def _keep_out(machine: MachineState, event: NodeJoined, policy: str, decision: Decision, now_s: float) -> None:
     machine.roster.kept_out.add(event.node)
     fields = dict(decision.fields) | {"node": float(event.index)}
-    machine._decide(policy, "keep_out", f"node {event.index} ({event.node}): {decision.reason}", fields, now_s)
+    machine.decide(policy, "keep_out", f"node {event.index} ({event.node}): {decision.reason}", fields, now_s)

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
-from fleet.events import StopRequested
 from fleet.ledger_report import duration
 from fleet.machine.checkpoints import Checkpoints
-from fleet.machine.roster import RUN
 from fleet.records import DecisionMade, Record
 from fleet.types import StateId
-
-if TYPE_CHECKING:
-    from fleet.machine.core import FleetMachine
 
 POLICY = "store"
 
@@ -77,16 +71,3 @@ class Outage:
 def count(steps: int) -> str:
     """``1 step``, ``812 steps``."""
     return f"{steps:,} step{'' if steps == 1 else 's'}"
-
-
-def look(machine: FleetMachine, now_s: float) -> None:
-    """At each tick: whether the store fails for too long, or the run has taken too long. Either may end it, in order."""
-    tiers, training = machine.checkpoints, machine.phase == RUN and not machine._finished  # the tries of a final checkpoint are counted
-    told = tiers.outage.tick(tiers.store, machine.committed, now_s) if training or tiers.store.failing_since_s is None else None
-    if told is not None:
-        machine._write(told)
-    limit_s = machine.settings.timeouts.run_s
-    if told is not None and told.action == "stop":
-        machine._observe(StopRequested(told.reason), now_s)
-    elif limit_s is not None and now_s - machine.started_s > limit_s:
-        machine._observe(StopRequested(f"it has run for timeouts.run_s = {limit_s:g} s"), now_s)

@@ -6,76 +6,61 @@ A proposal takes in newcomers, or gives the same members other shards. Nobody le
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
-from fleet.instructions import Cancel, Park, Propose
+from fleet.instructions import Propose
 from fleet.machine.candidates import Source, grown, situation
+from fleet.machine.leaving import cancel
+from fleet.machine.state import MachineState
+from fleet.machine.views import announce, make_view
 from fleet.types import Formation, Ranges, View
 
-if TYPE_CHECKING:
-    from fleet.machine.core import FleetMachine
 
-
-def try_grow(machine: FleetMachine, now_s: float) -> bool:
+def try_grow(machine: MachineState, now_s: float) -> bool:
     """Ranks that stand by are taken in where some are missing, if the recovery policy says so.
 
     True when they are, or it will say so before long: a checkpoint that is begun now would only hold them up.
     """
     view = machine.view
     assert view is not None
-    if len(view.members) >= machine.settings.world or now_s < machine._no_growth_until_s:
+    if len(view.members) >= machine.settings.world or now_s < machine.no_growth_until_s:
         return False
     formation = machine.recovery.grow(situation(machine, now_s), now_s)
     if formation.decision.action != "grow":
         return formation.decision.valid_until_s < math.inf
     if machine.checkpoints.pending or not set(view.members) <= set(formation.members):
         return False
-    proposal = machine._make_view(formation.members, grown(formation.members, view), machine.committed)
+    proposal = make_view(machine, formation.members, grown(formation.members, view), machine.committed)
     propose(machine, proposal, formation, now_s)
     return True
 
 
-def reshare(machine: FleetMachine, ranges: Ranges, formation: Formation, now_s: float) -> None:
+def reshare(machine: MachineState, ranges: Ranges, formation: Formation, now_s: float) -> None:
     """The present members go on with other shards; everyone keeps its state."""
     assert machine.view is not None
-    proposal = machine._make_view(machine.view.members, Source(0, (), machine.committed), machine.committed, ranges=ranges)
+    proposal = make_view(machine, machine.view.members, Source(0, (), machine.committed), machine.committed, ranges=ranges)
     propose(machine, proposal, formation, now_s)
 
 
-def propose(machine: FleetMachine, proposal: View, formation: Formation, now_s: float) -> None:
+def propose(machine: MachineState, proposal: View, formation: Formation, now_s: float) -> None:
     """Let its members form it beside the running steps."""
     machine.proposal = proposal
-    machine._announce(proposal, formation, True, now_s)
-    machine._proposed_s = now_s
+    announce(machine, proposal, formation, True, now_s)
+    machine.proposed_s = now_s
     _send(machine, proposal, now_s)
 
 
-def _send(machine: FleetMachine, proposal: View, now_s: float) -> None:
-    machine._sent_s = now_s
+def _send(machine: MachineState, proposal: View, now_s: float) -> None:
+    machine.sent_s = now_s
     for member in proposal.members:
         machine.roster.sent(member, proposal.generation)
-    machine._say(Propose(proposal))
+    machine.say(Propose(proposal))
 
 
-def watch(machine: FleetMachine, now_s: float) -> None:
+def watch(machine: MachineState, now_s: float) -> None:
     """Repeat what may have been lost, and give up what nobody enters."""
     limits = machine.settings.timeouts
     assert machine.proposal is not None
-    if now_s - machine._proposed_s > limits.form_s + limits.progress_s:
+    if now_s - machine.proposed_s > limits.form_s + limits.progress_s:
         cancel(machine, now_s, "it was not entered in time")
-    elif now_s - machine._sent_s >= limits.resend_s:
+    elif now_s - machine.sent_s >= limits.resend_s:
         _send(machine, machine.proposal, now_s)
-
-
-def cancel(machine: FleetMachine, now_s: float, reason: str) -> None:
-    """Forget the proposal, unless it was entered already: then its members will say so."""
-    assert machine.proposal is not None
-    proposal, machine.proposal = machine.proposal, None
-    fields = {"generation": proposal.generation}
-    machine._decide("recovery", "cancel", f"generation {proposal.generation}: {reason}", fields, now_s)
-    seated = set(machine.view.members) if machine.view else set()
-    machine._no_growth_until_s = now_s + machine.settings.timeouts.resend_s
-    machine._say(Cancel(tuple(member for member in proposal.members if member in seated), proposal.generation))
-    newcomers = tuple(member for member in proposal.members if member not in seated and machine.roster.current(member))
-    if newcomers:
-        machine._say(Park(newcomers, proposal.generation))

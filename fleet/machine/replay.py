@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from fleet.machine import ending
 from fleet.machine.corruption import replay
 from fleet.machine.losses import Losses
-from fleet.machine.roster import CONCLUDE, END, GATHER, RUN, Rank
+from fleet.machine.roster import Rank
 from fleet.machine.settings import configure
+from fleet.machine.state import MachineState, Phase
 from fleet.records import (
     Committed,
     DataRead,
@@ -26,15 +26,12 @@ from fleet.records import (
     ViewPublished,
 )
 
-if TYPE_CHECKING:
-    from fleet.machine.core import FleetMachine
-
 FORGOTTEN = 100
 """How many views a journal's end may have held that was lost with its disk. Their numbers are skipped, whether or not ranks report them: a
 rank that is silent for now may sit in one."""
 
 
-def rebuild(machine: FleetMachine, records: Iterable[Record], now_s: float) -> None:
+def rebuild(machine: MachineState, records: Iterable[Record], now_s: float) -> None:
     """Bring a new machine to where the journal ends. What ranks hold is not in there: they say so when they connect."""
     for record in records:
         _apply(machine, record)
@@ -43,18 +40,18 @@ def rebuild(machine: FleetMachine, records: Iterable[Record], now_s: float) -> N
     for rank in machine.roster.by_slot.values():
         rank.beat_s = rank.progress_s = now_s
         rank.heard = False
-    if machine.phase not in (CONCLUDE, END):
-        machine.phase = RUN if machine.view is not None else GATHER
+    if machine.phase not in (Phase.CONCLUDE, Phase.END):
+        machine.phase = Phase.RUN if machine.view is not None else Phase.GATHER
     machine.checkpoints.restarted(now_s)
 
 
-def _apply(machine: FleetMachine, record: Record) -> None:
+def _apply(machine: MachineState, record: Record) -> None:
     match record:
         case ProcessUp(member=member, process=process, token=token):
             machine.roster.grant(member.slot, member.incarnation)
             machine.roster.add(Rank(member, process, token, "", record.at_s))
         case ProcessLost(member=member):
-            rank = machine.roster.current(member)
+            rank = machine.current(member)
             if rank is not None:
                 machine.roster.remove(rank)
                 machine.losses.replay_loss(record, rank, machine.committed.step)
@@ -90,25 +87,25 @@ def _apply(machine: FleetMachine, record: Record) -> None:
         case Resumed():
             machine.generation += FORGOTTEN
         case RunEnded():
-            machine.phase, machine.ended = END, record
+            machine.phase, machine.ended = Phase.END, record
         case _:
             machine.checkpoints.replay(record)
 
 
-def _apply_view(machine: FleetMachine, record: ViewPublished) -> None:
+def _apply_view(machine: MachineState, record: ViewPublished) -> None:
     view = record.view
     machine.generation = max(machine.generation, view.generation)
     machine.lineage = max(machine.lineage, view.state.lineage)
     if record.graceful:
         machine.proposal = view
     else:
-        machine.view, machine.proposal, machine.phase = view, None, RUN
+        machine.view, machine.proposal, machine.phase = view, None, Phase.RUN
         machine.missing = set(view.members)
     for member in view.members:
         machine.roster.sent(member, view.generation)
 
 
-def _settle_proposal(machine: FleetMachine, entered: bool, generation: int) -> None:
+def _settle_proposal(machine: MachineState, entered: bool, generation: int) -> None:
     proposal = machine.proposal
     if proposal is None or proposal.generation != generation:
         return
@@ -117,10 +114,10 @@ def _settle_proposal(machine: FleetMachine, entered: bool, generation: int) -> N
         machine.view, machine.missing = proposal, set(proposal.members)
 
 
-def move(machine: FleetMachine, records: Iterable[Record], now_s: float) -> list[ProcessLost]:
+def move(machine: MachineState, records: Iterable[Record], now_s: float) -> list[ProcessLost]:
     """Bring a new machine to where the journal of another cluster ends; all ranks are gone. Returns what is to be written of them."""
     rebuild(machine, records, now_s)
-    machine.phase, machine.ended, machine.view, machine.proposal = GATHER, None, None, None
+    machine.phase, machine.ended, machine.view, machine.proposal = Phase.GATHER, None, None, None
     machine.checkpoints.moved(now_s)
     gone = []
     for rank in machine.roster.in_order():
@@ -128,18 +125,3 @@ def move(machine: FleetMachine, records: Iterable[Record], now_s: float) -> list
         gone.append(machine.losses.lost(rank, "its cluster ended", now_s, -1, machine.committed.step, ""))
     machine.losses = Losses()
     return gone
-
-
-def settle(machine: FleetMachine, now_s: float) -> None:
-    """End of the grace after a restart: whoever reported is there, whoever did not is lost; a view that is whole goes on undisturbed."""
-    ranks = machine.roster.in_order()
-    waited = machine.grace_until_s is None or now_s >= machine.grace_until_s
-    if not waited and machine.missing and not all(rank.heard and rank.phase != "starting" for rank in ranks):
-        return
-    machine.grace_until_s = None
-    machine.judge(now_s)  # the last coordinator may have died with the verdict
-    for rank in ranks:
-        if not rank.heard:
-            machine.drop(rank, "not heard of since the coordinator restarted", now_s, now_s)
-    if machine.phase == RUN and machine.missing:
-        machine.gather(now_s, "the coordinator restarted and the view is not whole")

@@ -1,15 +1,25 @@
-"""What ``FleetMachine`` remembers of the ranks."""
+"""Who is there: the live rank of each slot, and what is known of the dead."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from fleet.config import Timeouts
 from fleet.events import Heartbeat
 from fleet.types import Member, Process, StateId
 
-GATHER, FORM, RUN, CONCLUDE, END = "gather", "form", "run", "conclude", "end"
+
+class RankPhase(StrEnum):
+    """Where one rank is: it builds its model; it could be in a view; it is in one; it has committed the last step."""
+
+    STARTING = "starting"
+    STANDBY = "standby"
+    SEATED = "seated"
+    FINISHED = "finished"
+
+
 STOOD_STILL_S = 1.0
 """Between two ticks, or two heartbeats of an agent, of which there are ten or more a second: the process itself was stopped, its machine
 paused, or starved."""
@@ -17,7 +27,7 @@ paused, or starved."""
 
 @dataclass(slots=True)
 class Rank:
-    """A live process in a slot. ``phase``: starting (builds its model), standby (could be in a view), seated, finished.
+    """A live process in a slot.
 
     ``sent_generation`` is the greatest generation that it was invited to, ``parked_generation`` the greatest that it said it has left:
     while the first is greater the rank may be stepping there. Times are on the run's clock.
@@ -28,7 +38,7 @@ class Rank:
     token: str
     store: str
     beat_s: float
-    phase: str = "starting"
+    phase: RankPhase = RankPhase.STARTING
     state: StateId | None = None
     dirty: bool = False
     generation: int = -1
@@ -113,7 +123,7 @@ class Roster:
             rank.heard = True
             rank.beat_s = now_s - pulse.beat_age_s
             rank.progress_s = now_s - pulse.progress_age_s if pulse.stepping else now_s
-            if rank.generation == generation == pulse.generation and rank.phase == "seated":
+            if rank.generation == generation == pulse.generation and rank.phase == RankPhase.SEATED:
                 rank.state = pulse.state
                 if not pulse.stepping:
                     self.long_call_s = now_s
@@ -138,7 +148,7 @@ class Roster:
         """(rank, how long it was silent) of all that were for too long on nodes that are not given up."""
         for rank in list(self.by_slot.values()):
             # A rank that starts up imports, and may hold its interpreter's lock for long.
-            limit_s = limits.start_s if rank.phase == "starting" else limits.heartbeat_s
+            limit_s = limits.start_s if rank.phase == RankPhase.STARTING else limits.heartbeat_s
             if now_s - rank.beat_s > limit_s and rank.process.node in self.nodes:
                 yield rank, now_s - rank.beat_s
 
@@ -147,4 +157,4 @@ class Roster:
         since_s = now_s - limit_s
         if self.long_call_s >= since_s:
             return None
-        return next((rank for rank in self.by_slot.values() if rank.phase == "seated" and rank.progress_s < since_s), None)
+        return next((rank for rank in self.by_slot.values() if rank.phase == RankPhase.SEATED and rank.progress_s < since_s), None)

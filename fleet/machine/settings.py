@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fleet.events import SettingChanged
 from fleet.live_settings import changed
+from fleet.machine.state import MachineState
 from fleet.records import DecisionMade
 
-if TYPE_CHECKING:
-    from fleet.machine.core import FleetMachine
 
-
-def on_setting(machine: FleetMachine, event: SettingChanged, now_s: float) -> None:
+def on_setting(machine: MachineState, event: SettingChanged, now_s: float) -> None:
     """Journal a change and make it. Whoever sends it has checked it: see :func:`fleet.live_settings.changed`."""
     text = f"{event.key} = {event.value:g}"
-    machine._write(DecisionMade("settings", "set", text, {event.key: event.value}, now_s))
+    machine.write(DecisionMade("settings", "set", text, {event.key: event.value}, now_s))
     configure(machine, event.key, event.value)
 
 
-def configure(machine: FleetMachine, key: str, value: float) -> None:
+def configure(machine: MachineState, key: str, value: float) -> None:
     """Let a setting have a new value from now on. Raises ConfigError when it must not have it."""
     machine.settings = settings = changed(machine.settings, key, value)
     if key.startswith("checkpoint."):

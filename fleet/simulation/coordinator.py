@@ -136,7 +136,7 @@ class SimCoordinator:
         """Where a process lives that the machine does not hold, or not yet."""
         if isinstance(event, Joined):
             self._tokens[event.token] = node
-            if self.machine.ended is not None:
+            if self.machine.state.ended is not None:
                 self._late[event.slot] = node
 
     def submit(self, event: Event) -> None:
@@ -187,7 +187,7 @@ class SimCoordinator:
         return list(nodes.values())
 
     def _node_of(self, member: Member) -> SimNode | None:
-        rank = self.machine.roster.current(member)
+        rank = self.machine.state.roster.current(member)
         if rank is None:
             return self._late.get(member.slot)
         return next((node for node in self.world.nodes if node.name == rank.process.node), None)

@@ -14,7 +14,7 @@ from fleet.events import CopiesHeld, Event, Heartbeat, Joined
 from fleet.instructions import CommitCheckpoint, Instruction, Propose, Publish
 from fleet.levels import PEERS_SCHEME, STORE
 from fleet.machine.core import FleetMachine
-from fleet.machine.roster import FORM, RUN
+from fleet.machine.state import Contradiction, MachineState, Phase
 from fleet.machine.tiers import TRIES
 from fleet.records import (
     CheckpointRecord,
@@ -28,7 +28,7 @@ from fleet.records import (
     RunEnded,
     ViewPublished,
 )
-from fleet.simulation.checker import Checker
+from fleet.simulation.checker import Checker, Violation
 from fleet.simulation.corruption import Corruption
 from fleet.simulation.endings import DoneOnce, Kept
 from fleet.simulation.model import POISON, gradient
@@ -70,12 +70,14 @@ class Donor(Checker):
         assert donor is not None
         held = [rank.protocol.state for rank in members if rank is not None and rank.protocol.state and not rank.protocol.dirty]
         clean = [state for state in held if state.lineage not in self._doubted]
-        if clean and max(clean) >= machine.committed and view.state.lineage == max(clean).lineage:
+        if clean and max(clean) >= machine.state.committed and view.state.lineage == max(clean).lineage:
             self.require(not donor.protocol.dirty, f"donor {donor} of generation {view.generation} is dirty")
             self.require(donor.protocol.state == max(clean), f"donor {donor} holds {donor.protocol.state}, another holds {max(clean)}")
             self.require(view.state == max(clean), f"generation {view.generation} is to hold {view.state}, its donor has {max(clean)}")
         elif clean:
-            self.require(max(clean) < machine.committed, f"generation {view.generation} rolls back although a member holds {max(clean)}")
+            self.require(
+                max(clean) < machine.state.committed, f"generation {view.generation} rolls back although a member holds {max(clean)}"
+            )
         for index, rank in enumerate(members):
             if rank is not None and index != view.donor and (rank.protocol.dirty or rank.protocol.state != view.state):
                 self.require(index in view.receivers, f"{rank} differs from the donor and does not receive in generation {view.generation}")
@@ -116,13 +118,13 @@ class Stale(Checker):
     def handle(self, machine: FleetMachine, event: Event) -> Callable[[], None] | None:
         """Called before an event; for one of a rank that is not current, returns what is to be checked after it."""
         member: Member = getattr(event, "member", None) or Member(-1, 0)
-        rank = machine.roster.by_slot.get(member.slot)
-        if rank is None or rank.member == member or machine.phase not in (FORM, RUN):
+        rank = machine.state.roster.by_slot.get(member.slot)
+        if rank is None or rank.member == member or machine.state.phase not in (Phase.FORM, Phase.RUN):
             return None
         before = dataclasses.replace(rank)
 
         def after() -> None:
-            now = machine.roster.by_slot.get(member.slot)
+            now = machine.state.roster.by_slot.get(member.slot)
             self.require(now == before, f"{type(event).__name__} of {member}, which is not current, made {before} of its slot {now}")
 
         return after
@@ -187,7 +189,7 @@ class ExactlyOnce(Checker):
 
     def _check_members(self, state: StateId) -> None:
         coordinator = self.world.coordinator
-        view = coordinator.machine.view if coordinator is not None else None
+        view = coordinator.machine.state.view if coordinator is not None else None
         for member in view.members if view is not None else ():
             rank = self.process(member)
             held = rank.protocol.state if rank is not None else None
@@ -310,7 +312,7 @@ class Restored(Checker):
     def _complete(self) -> dict[str, StateId]:
         """Checkpoints of which some memory says of how many parts they consist, and all of them together hold these parts."""
         coordinator = self.world.coordinator
-        there = coordinator.machine.roster.nodes if coordinator is not None else ()
+        there = coordinator.machine.state.roster.nodes if coordinator is not None else ()
         told = [copy for held in self._copies.values() for copy in held.copies if held.node in there]
         parts: dict[str, set[int]] = defaultdict(set)
         for copy in told:
@@ -405,8 +407,9 @@ class Rebuilt(Checker):
         coordinator = self.world.coordinator
         if coordinator is None:
             return
-        living, rebuilt = coordinator.machine, self.world.make_machine()
-        rebuilt.replay(list(self.world.journal), self.world.clock.now_s)
+        reborn = self.world.make_machine()
+        reborn.replay(list(self.world.journal), self.world.clock.now_s)
+        living, rebuilt = coordinator.machine.state, reborn.state
         self.require(rebuilt.generation >= living.generation, f"generation is {living.generation}, rebuilt it is {rebuilt.generation}")
         for what in self._compared:
             one, other = getattr(living, what), getattr(rebuilt, what)
@@ -418,7 +421,7 @@ class Rebuilt(Checker):
         self.require(one == other, f"the living ranks are {one}, rebuilt they are {other}")
 
     @staticmethod
-    def _living(machine: FleetMachine) -> list[Member]:
+    def _living(machine: MachineState) -> list[Member]:
         return sorted(rank.member for rank in machine.roster.by_slot.values())
 
 
@@ -557,15 +560,17 @@ class Watch:
         self._stale = next(checker for checker in checkers if isinstance(checker, Stale))
 
     def handle(self, machine: FleetMachine, event: Event, now_s: float) -> list[Instruction]:
-        """Let ``machine`` handle ``event``, watched."""
-        if isinstance(event, Heartbeat | Joined):
-            return machine.handle(event, now_s)
+        """Let ``machine`` handle ``event``, watched; its state must not contradict itself afterwards."""
         if isinstance(event, CopiesHeld):
             self.told(event)
-        after = self._stale.handle(machine, event)
+        after = None if isinstance(event, Heartbeat | Joined) else self._stale.handle(machine, event)
         out = machine.handle(event, now_s)
         if after is not None:
             after()
+        try:
+            machine.state.validate()
+        except Contradiction as wrong:
+            raise Violation("state", f"after {event}: {wrong}") from wrong
         return out
 
     def __getattr__(self, hook: str) -> Callable[..., None]:

@@ -217,8 +217,8 @@ class World:
         machine.replay(list(self.journal), self.clock.now_s)
         self.append(Resumed(self.clock.now_s, 0.0, "the coordinator was restarted", gap=False))
         self._raise_coordinator(machine)
-        if machine.ended is not None and not self.over:
-            self.end(machine.ended.status, machine.ended.reason, machine.ended.detail)
+        if machine.state.ended is not None and not self.over:
+            self.end(machine.state.ended.status, machine.state.ended.reason, machine.state.ended.detail)
         for node in self.nodes:
             self.clock.after(self.network.rng.uniform(0.01, 0.5), node.connect)
 

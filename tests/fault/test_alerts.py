@@ -62,7 +62,11 @@ class Scene:
     def trains(self) -> None:
         """Everybody is there, and steps are committed."""
         machine = self.fleet.coordinator.machine
-        until(lambda: machine.view is not None and len(machine.view.members) == self.fleet.settings.world, "the world is full", LIMIT_S)
+        until(
+            lambda: machine.state.view is not None and len(machine.state.view.members) == self.fleet.settings.world,
+            "the world is full",
+            LIMIT_S,
+        )
         step = self.fleet.step
         until(lambda: self.fleet.step > step + 5, "steps are committed", LIMIT_S)
 

@@ -48,7 +48,7 @@ def train_through(
     with PlainFleet(train, chosen, folder) as fleet:
         misfortune(fleet)
         outcome = fleet.wait()
-        digest = fleet.coordinator.machine.ended.digest
+        digest = fleet.coordinator.machine.state.ended.digest
         return outcome, fleet.records(), digest
 
 
@@ -102,7 +102,7 @@ def test_two_ranks_in_the_same_step(tmp_path: Path, fault_free: str) -> None:
 
 
 def strike_beside_a_spare(fleet: PlainFleet) -> None:
-    roster = fleet.coordinator.machine.roster
+    roster = fleet.coordinator.machine.state.roster
     fleet.wait_for(lambda: sum(rank.phase == "standby" for rank in roster.by_slot.values()) == 1 and fleet.step >= 4)
     fleet.kill(next(member.slot for member, _, seated in fleet.census() if seated))  # whoever came up last is the spare
 
@@ -116,8 +116,8 @@ def test_a_newcomer_that_enters_after_the_last_step_ends_with_the_same_state(tmp
         fleet.wait_for(lambda: fleet.step == STEPS - 4)
         fleet.kill(0)
         (tmp_path / "flags" / "almost").touch()  # the others are in the last step long before its replacement is there
-        fleet.wait_for(lambda: fleet.step == STEPS - 1 and machine.proposal is not None)
-        fleet.wait_for(lambda: machine.roster.by_slot[0].member.incarnation == 1)
+        fleet.wait_for(lambda: fleet.step == STEPS - 1 and machine.state.proposal is not None)
+        fleet.wait_for(lambda: machine.state.roster.by_slot[0].member.incarnation == 1)
         time.sleep(0.5)  # the members form it beside the step; if they should not have, the test is the ordinary one
         (tmp_path / "flags" / "end").touch()
 
@@ -205,8 +205,8 @@ def test_a_rank_that_dies_while_it_receives(tmp_path: Path) -> None:
     def misfortune(fleet: PlainFleet) -> None:
         after(3)(fleet)
         fleet.kill(1)
-        fleet.wait_for(lambda: fleet.coordinator.machine.proposal is not None)
-        fleet.wait_for(lambda: fleet.coordinator.machine.phase == "form")
+        fleet.wait_for(lambda: fleet.coordinator.machine.state.proposal is not None)
+        fleet.wait_for(lambda: fleet.coordinator.machine.state.phase == "form")
         fleet.kill(1)
 
     outcome, records, digest = train_through(trains.plain, settings(tmp_path, options=wide), tmp_path, misfortune)
@@ -217,7 +217,7 @@ def test_a_rank_that_dies_during_re_forming(tmp_path: Path, fault_free: str) -> 
     def misfortune(fleet: PlainFleet) -> None:
         after(8)(fleet)
         fleet.kill(1)
-        fleet.wait_for(lambda: fleet.coordinator.machine.phase != "run")
+        fleet.wait_for(lambda: fleet.coordinator.machine.state.phase != "run")
         fleet.kill(2)
 
     survived(*train_through(trains.plain, settings(tmp_path), tmp_path, misfortune), fault_free)
@@ -225,7 +225,7 @@ def test_a_rank_that_dies_during_re_forming(tmp_path: Path, fault_free: str) -> 
 
 def test_all_ranks_die_and_the_run_goes_on_from_the_last_checkpoint(tmp_path: Path, fault_free: str) -> None:
     def misfortune(fleet: PlainFleet) -> None:
-        fleet.wait_for(lambda: fleet.coordinator.machine.checkpoints.newest_id)
+        fleet.wait_for(lambda: fleet.coordinator.machine.state.checkpoints.newest_id)
         for slot in range(3):
             fleet.kill(slot)
 
@@ -245,7 +245,7 @@ def test_a_store_that_is_gone_for_a_while_stops_nothing(tmp_path: Path) -> None:
 
     def misfortune(fleet: PlainFleet) -> None:
         machine = fleet.coordinator.machine
-        fleet.wait_for(lambda: machine.checkpoints.newest_id)
+        fleet.wait_for(lambda: machine.state.checkpoints.newest_id)
         store.rename(aside)
         store.write_text("no folder")
         step = fleet.step
@@ -253,8 +253,8 @@ def test_a_store_that_is_gone_for_a_while_stops_nothing(tmp_path: Path) -> None:
         assert fleet.step > step
         store.unlink()
         aside.rename(store)
-        newest = machine.checkpoints.newest_id
-        fleet.wait_for(lambda: machine.checkpoints.newest_id != newest)
+        newest = machine.state.checkpoints.newest_id
+        fleet.wait_for(lambda: machine.state.checkpoints.newest_id != newest)
 
     chosen = settings(tmp_path, checkpoint=CheckpointSettings(policy="fixed", interval_s=0.2), options={"steps": "4000", "pause_s": "0.02"})
     with PlainFleet(trains.plain, chosen, tmp_path, url=f"file://{store}") as fleet:
@@ -278,7 +278,7 @@ def test_a_zombie_that_wakes_after_its_replacement_is_in_is_fenced(tmp_path: Pat
         zombie = fleet.processes[1]
         os.kill(zombie.pid, signal.SIGSTOP)
         fleet.call(fleet.agents["node1"].stop())
-        fleet.wait_for(lambda: 1 not in fleet.coordinator.machine.roster.by_slot)
+        fleet.wait_for(lambda: 1 not in fleet.coordinator.machine.state.roster.by_slot)
         fleet.spawn_on(1, "node0")
         fleet.wait_for(lambda: any(member.slot == 1 and seated for member, _, seated in fleet.census()))
         fleet.call(fleet.start_agent(1))
@@ -300,7 +300,7 @@ def test_a_node_with_two_ranks_is_lost(tmp_path: Path, fault_free: str) -> None:
         fleet.call(fleet.agents["node0"].stop())
         fleet.kill(0)
         fleet.kill(2)
-        fleet.wait_for(lambda: not {0, 2} & set(fleet.coordinator.machine.roster.by_slot))
+        fleet.wait_for(lambda: not {0, 2} & set(fleet.coordinator.machine.state.roster.by_slot))
         fleet.call(fleet.start_agent(0))
 
     # What a node has not reported yet dies with it, a quarter of a second a rank and what it was at: much of a run that lasts seconds.
@@ -327,7 +327,7 @@ def test_the_coordinator_dies_during_a_view_change(tmp_path: Path, fault_free: s
     def misfortune(fleet: PlainFleet) -> None:
         after(8)(fleet)
         fleet.kill(1)
-        fleet.wait_for(lambda: fleet.coordinator.machine.phase != "run")
+        fleet.wait_for(lambda: fleet.coordinator.machine.state.phase != "run")
         fleet.call(_replace_coordinator(fleet))
 
     survived(*train_through(trains.plain, settings(tmp_path), tmp_path, misfortune), fault_free)
@@ -346,7 +346,7 @@ def test_a_stale_journal(tmp_path: Path, fault_free: str) -> None:
     def misfortune(fleet: PlainFleet) -> None:
         after(8)(fleet)
         fleet.kill(1)
-        fleet.wait_for(lambda: fleet.coordinator.machine.generation >= 2 and fleet.coordinator.machine.phase == "run")
+        fleet.wait_for(lambda: fleet.coordinator.machine.state.generation >= 2 and fleet.coordinator.machine.state.phase == "run")
         fleet.call(forget(fleet))
 
     outcome, records, digest = train_through(trains.plain, settings(tmp_path), tmp_path, misfortune)

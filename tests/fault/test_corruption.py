@@ -135,7 +135,7 @@ def test_a_loss_that_jumps_by_itself_is_computed_again_once_and_counts(tmp_path:
 
 def test_a_loop_that_hangs_and_is_healed_costs_time_only(tmp_path: Path, fault_free: str) -> None:
     def heal(fleet: PlainFleet) -> None:
-        fleet.wait_for(lambda: fleet.coordinator.machine.roster.by_slot[0].progress_s < fleet.coordinator._driver.clock.now_s() - 0.5)
+        fleet.wait_for(lambda: fleet.coordinator.machine.state.roster.by_slot[0].progress_s < fleet.coordinator._driver.clock.now_s() - 0.5)
         strike(fleet, 1, "heal")
 
     outcome, records, digest = train_struck(tmp_path, "hang_loop", 20.0, heal)

@@ -24,7 +24,7 @@ def copies_made(fleet: PlainFleet) -> list[CheckpointRecord]:
 
 
 def lose_all_ranks(fleet: PlainFleet) -> None:
-    fleet.wait_for(lambda: fleet.coordinator.machine.checkpoints.newest_state.step > 0)
+    fleet.wait_for(lambda: fleet.coordinator.machine.state.checkpoints.newest_state.step > 0)
     for slot in range(fleet.settings.slots):
         fleet.kill(slot)
 

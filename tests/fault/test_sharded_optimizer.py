@@ -60,7 +60,7 @@ def test_an_owner_lost_with_its_guard_goes_back_to_the_checkpoint(tmp_path: Path
     """No copy is left. All ranks find so, and begin again from the parts that all had written."""
 
     def misfortune(fleet: PlainFleet) -> None:
-        fleet.wait_for(lambda: fleet.coordinator.machine.checkpoints.newest_id)
+        fleet.wait_for(lambda: fleet.coordinator.machine.state.checkpoints.newest_id)
         for slot in range(3):  # of four ranks on one node, each guards one
             fleet.kill(slot)
 

@@ -54,7 +54,7 @@ def actions(fleet: PlainFleet) -> list[str]:
 
 
 def lose_the_store(fleet: PlainFleet, server: SeaweedServer) -> None:
-    fleet.wait_for(lambda: fleet.coordinator.machine.checkpoints.store.newest_id is not None)
+    fleet.wait_for(lambda: fleet.coordinator.machine.state.checkpoints.store.newest_id is not None)
     server.kill()
 
 
@@ -73,7 +73,7 @@ def test_a_run_outlives_its_store_says_what_it_would_lose_and_that_the_store_is_
         assert actions(fleet)[-1] == "recovered" and set(actions(fleet)[:-1]) == {"warn"}
         assert "steps would be lost; the store says: " in warning.reason and "unreachable" in warning.reason
         assert warning.fields["steps"] > 0 and server.secret not in warning.reason
-        assert CheckpointStore(url).newest_valid() == fleet.coordinator.machine.checkpoints.store.newest_id
+        assert CheckpointStore(url).newest_valid() == fleet.coordinator.machine.state.checkpoints.store.newest_id
 
 
 def test_a_run_that_is_to_stop_without_its_store_stops_in_order(server: SeaweedServer, tmp_path: Path) -> None:

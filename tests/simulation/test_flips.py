@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from fleet.alike import Alike
-from fleet.machine import core as machine_module
+from fleet.machine import views
 from fleet.machine.losses import LOOP
 from fleet.records import DecisionMade, ProcessLost
 from fleet.simulation.plan import Plan, Trouble, small, with_troubles
@@ -87,7 +87,7 @@ def whoever_was_given_a_state_votes(patch: Patch) -> None:
 
 
 def nobody_judges(patch: Patch) -> None:
-    patch.setattr(machine_module, "judge", lambda machine, now_s: None)
+    patch.setattr(views, "judge", lambda machine, now_s: None)
 
 
 @pytest.mark.parametrize(

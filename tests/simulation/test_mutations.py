@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
@@ -12,15 +13,13 @@ from fleet import shards as shards_module
 from fleet.decisions import Decision
 from fleet.events import Event, Tick
 from fleet.instructions import Fence, Instruction, OnceAnswer, Publish, Write
-from fleet.machine import candidates as machine_views
-from fleet.machine import core as machine_module
-from fleet.machine import ending as machine_ending
-from fleet.machine import replay as machine_replay
-from fleet.machine import tiers as machine_tiers
+from fleet.machine import candidates, ending, leaving, ranks, replay, tiers, views
 from fleet.machine.candidates import Source
 from fleet.machine.checkpoints import Checkpoints
 from fleet.machine.core import FleetMachine
+from fleet.machine.end import end
 from fleet.machine.roster import Rank, Roster
+from fleet.machine.state import MachineState
 from fleet.member import MemberProtocol, Offer
 from fleet.once import Once
 from fleet.records import Committed, ViewPublished
@@ -37,8 +36,15 @@ Patch = pytest.MonkeyPatch
 MOST, DIRECTED = 600, 60
 
 
+def everywhere(patch: Patch, right: Any, wrong: Any) -> None:
+    """Replace a function of the machine in each of its modules that has it."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("fleet.machine.") and getattr(module, right.__name__, None) is right:
+            patch.setattr(module, right.__name__, wrong)
+
+
 def donor_with_the_smallest_state(patch: Patch) -> None:
-    right = machine_views.source
+    right = candidates.source
 
     def wrong(ranks: list[Rank], committed: StateId, checkpoint: str | None) -> Source | None:
         chosen = right(ranks, committed, checkpoint)
@@ -48,12 +54,12 @@ def donor_with_the_smallest_state(patch: Patch) -> None:
         state, donor = min(clean)
         return Source(donor, tuple(i for i, rank in enumerate(ranks) if rank.dirty or rank.state != state), state)
 
-    patch.setattr(machine_module, "source", wrong)
+    patch.setattr(views, "source", wrong)
 
 
 def dirt_goes_unseen(patch: Patch) -> None:
-    right = FleetMachine._on_parked
-    patch.setattr(FleetMachine, "_on_parked", lambda self, event, now_s: right(self, dataclasses.replace(event, dirty=False), now_s))
+    right = ranks.parked
+    patch.setattr(ranks, "parked", lambda machine, event, now_s: right(machine, dataclasses.replace(event, dirty=False), now_s))
 
 
 def receiver_calls_itself_clean(patch: Patch) -> None:
@@ -83,13 +89,13 @@ def fences_are_ignored(patch: Patch) -> None:
 
 
 def state_is_received_without_a_donor(patch: Patch) -> None:
-    right = machine_views.source
+    right = candidates.source
 
     def wrong(ranks: list[Rank], committed: StateId, checkpoint: str | None) -> Source | None:
         chosen = right(ranks, committed, checkpoint)
         return chosen and dataclasses.replace(chosen, receivers=chosen.receivers[1:])
 
-    patch.setattr(machine_module, "source", wrong)
+    patch.setattr(views, "source", wrong)
 
 
 def view_is_published_before_it_is_written(patch: Patch) -> None:
@@ -102,40 +108,40 @@ def view_is_published_before_it_is_written(patch: Patch) -> None:
 
 
 def generation_is_used_twice(patch: Patch) -> None:
-    right = FleetMachine._make_view
+    right = views.make_view
 
-    def wrong(self: FleetMachine, *arguments: Any) -> View:
-        view = right(self, *arguments)
-        self.generation = max(1, view.generation - 1) if view.generation > 2 else view.generation
+    def wrong(machine: MachineState, *arguments: Any, **named: Any) -> View:
+        view = right(machine, *arguments, **named)
+        machine.generation = max(1, view.generation - 1) if view.generation > 2 else view.generation
         return view
 
-    patch.setattr(FleetMachine, "_make_view", wrong)
+    everywhere(patch, right, wrong)
 
 
 def forgotten_numbers_are_used_again(patch: Patch) -> None:
-    patch.setattr(machine_replay, "FORGOTTEN", 0)
+    patch.setattr(replay, "FORGOTTEN", 0)
 
 
 def step_counts_as_committed_too_early(patch: Patch) -> None:
-    right = FleetMachine._publish
+    right = views.publish
 
-    def wrong(self: FleetMachine, formation: Any, chosen: Source, now_s: float) -> None:
-        right(self, formation, chosen, now_s)
-        if self.view is not None and self.view.state > self.committed:
-            self.committed = self.view.state
-            self._write(Committed(self.committed, now_s))
+    def wrong(machine: MachineState, formation: Any, chosen: Source, now_s: float) -> None:
+        right(machine, formation, chosen, now_s)
+        if machine.view is not None and machine.view.state > machine.committed:
+            machine.committed = machine.view.state
+            machine.write(Committed(machine.committed, now_s))
 
-    patch.setattr(FleetMachine, "_publish", wrong)
+    everywhere(patch, right, wrong)
 
 
 def committed_steps_are_taken_back(patch: Patch) -> None:
     """The rollback does not begin a new lineage."""
 
-    def wrong(self: FleetMachine, now_s: float) -> StateId:
-        self.lineage = max(self.lineage, 0)
-        return StateId(self.lineage, self.checkpoints.newest_state.step)
+    def wrong(machine: MachineState, now_s: float) -> StateId:
+        machine.lineage = max(machine.lineage, 0)
+        return StateId(machine.lineage, machine.checkpoints.newest_state.step)
 
-    patch.setattr(FleetMachine, "_begin_lineage", wrong)
+    everywhere(patch, views.begin_lineage, wrong)
 
 
 def proposal_is_entered_by_whoever_has_it(patch: Patch) -> None:
@@ -171,11 +177,11 @@ def crash_loops_are_seen_everywhere(patch: Patch) -> None:
 
 
 def late_ranks_are_not_released(patch: Patch) -> None:
-    patch.setattr(machine_ending, "after_end", lambda machine, event, now_s: None)
+    everywhere(patch, ending.after_end, lambda machine, event, now_s: None)
 
 
 def nobody_is_ever_evicted(patch: Patch) -> None:
-    patch.setattr(FleetMachine, "_evict", lambda self, rank, reason, now_s: None)
+    everywhere(patch, leaving.evict, lambda machine, rank, reason, now_s: None)
 
 
 def view_is_repeated_at_every_tick(patch: Patch) -> None:
@@ -183,19 +189,20 @@ def view_is_repeated_at_every_tick(patch: Patch) -> None:
 
     def wrong(self: FleetMachine, event: Event, now_s: float) -> list[Instruction]:
         out = right(self, event, now_s)
-        return [*out, Publish(self.view)] if isinstance(event, Tick) and self.view is not None and self.phase != "end" else out
+        machine = self.state
+        return [*out, Publish(machine.view)] if isinstance(event, Tick) and machine.view is not None and machine.ended is None else out
 
     patch.setattr(FleetMachine, "handle", wrong)
 
 
 def processes_are_not_written_down(patch: Patch) -> None:
-    right = FleetMachine._on_lost
+    right = leaving.lost
 
-    def wrong(self: FleetMachine, event: Any, now_s: float) -> None:
-        right(self, event, now_s)
-        self._out = [one for one in self._out if not (isinstance(one, Write) and type(one.record).__name__ == "ProcessLost")]
+    def wrong(machine: MachineState, event: Any, now_s: float) -> None:
+        right(machine, event, now_s)
+        machine.out = [one for one in machine.out if not (isinstance(one, Write) and type(one.record).__name__ == "ProcessLost")]
 
-    patch.setattr(FleetMachine, "_on_lost", wrong)
+    everywhere(patch, right, wrong)
 
 
 def incarnations_are_not_counted(patch: Patch) -> None:
@@ -203,13 +210,13 @@ def incarnations_are_not_counted(patch: Patch) -> None:
 
 
 def writing_goes_on_after_the_end(patch: Patch) -> None:
-    right = machine_ending.end
+    right = end
 
-    def wrong(machine: FleetMachine, *how: Any) -> None:
+    def wrong(machine: MachineState, *how: Any) -> None:
         right(machine, *how)
-        machine._write(Committed(StateId(machine.committed.lineage, machine.committed.step + 1), machine.started_s))
+        machine.write(Committed(StateId(machine.committed.lineage, machine.committed.step + 1), machine.started_s))
 
-    patch.setattr(machine_ending, "end", wrong)
+    everywhere(patch, right, wrong)
 
 
 def rank_computes_with_the_wrong_shards(patch: Patch) -> None:
@@ -242,11 +249,11 @@ def promises_are_taken_back(patch: Patch) -> None:
 
 
 def memory_is_ignored(patch: Patch) -> None:
-    patch.setattr(machine_tiers, "newest_copy", lambda memories, excluded: None)
+    patch.setattr(tiers, "newest_copy", lambda memories, excluded: None)
 
 
 def half_a_copy_is_enough(patch: Patch) -> None:
-    patch.setattr(machine_tiers, "_is_complete", lambda holders, count: count > 0)
+    patch.setattr(tiers, "_is_complete", lambda holders, count: count > 0)
 
 
 def copies_of_two_states_are_mixed(patch: Patch) -> None:
@@ -272,6 +279,17 @@ def who_asks_second_is_told_that_it_is_done(patch: Patch) -> None:
     patch.setattr(Once, "ask", wrong)
 
 
+def who_is_gone_still_has_to_leave(patch: Patch) -> None:
+    right = Roster.remove
+
+    def wrong(self: Roster, rank: Rank) -> None:
+        outstanding = set(self.outstanding)
+        right(self, rank)
+        self.outstanding |= outstanding
+
+    patch.setattr(Roster, "remove", wrong)
+
+
 MUTATIONS: tuple[tuple[Callable[[Patch], None], tuple[str, ...]], ...] = (
     (donor_with_the_smallest_state, ("donor", "exactly once")),
     (rank_sits_in_any_view, ("stale",)),
@@ -279,7 +297,7 @@ MUTATIONS: tuple[tuple[Callable[[Patch], None], tuple[str, ...]], ...] = (
     (fences_are_ignored, ("ends",)),
     (state_is_received_without_a_donor, ("donor",)),
     (view_is_published_before_it_is_written, ("persisted",)),
-    (generation_is_used_twice, ("persisted",)),
+    (generation_is_used_twice, ("persisted", "state")),
     (forgotten_numbers_are_used_again, ("persisted",)),
     (step_counts_as_committed_too_early, ("exactly once",)),
     (committed_steps_are_taken_back, ("exactly once",)),
@@ -301,6 +319,7 @@ MUTATIONS: tuple[tuple[Callable[[Patch], None], tuple[str, ...]], ...] = (
     (promises_are_taken_back, ("exactly once",)),
     (run_is_completed_without_its_last_state, ("kept",)),
     (who_asks_second_is_told_that_it_is_done, ("done once",)),
+    (who_is_gone_still_has_to_leave, ("state",)),
 )
 
 

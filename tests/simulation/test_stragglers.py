@@ -139,7 +139,7 @@ def test_flapping_is_bounded_by_its_budget() -> None:
 def test_a_node_that_is_evicted_stays_out_for_as_long_as_it_was_expected_to_be_slow() -> None:
     def evicts(settings: RunSettings, plan: Plan, now_s: float) -> FleetMachine:
         machine = make_machine(settings, plan, now_s)
-        policy = machine.stragglers.policy
+        policy = machine.state.stragglers.policy
         assert isinstance(policy, Mitigator)
         policy._law = LeastLoss(gain=0.0)
         return machine
@@ -165,7 +165,7 @@ class Throws:
 def test_a_detector_that_throws_accuses_nobody() -> None:
     def throwing(settings: RunSettings, plan: Plan, now_s: float) -> FleetMachine:
         machine = make_machine(settings, plan, now_s)
-        machine.stragglers.policy = Mitigator(settings.straggler, Throws)
+        machine.state.stragglers.policy = Mitigator(settings.straggler, Throws)
         return machine
 
     outcome = run(slow(2), machine=throwing)

@@ -197,7 +197,7 @@ class PlainFleet:
     @property
     def step(self) -> int:
         """The last step that the coordinator knows to be committed."""
-        return self.coordinator.machine.committed.step
+        return self.coordinator.machine.state.committed.step
 
     def census(self) -> list[tuple[Member, Process, bool]]:
         return self.coordinator.census()

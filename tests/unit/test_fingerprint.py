@@ -192,7 +192,7 @@ def test_rank_0_tells_once_on_what_it_trains() -> None:
 
 def test_what_is_told_is_written_when_it_is_news() -> None:
     written: list[Any] = []
-    machine: Any = SimpleNamespace(data=(0, 0, ""), roster=SimpleNamespace(current=lambda member: True), _write=written.append)
+    machine: Any = SimpleNamespace(data=(0, 0, ""), current=lambda member: True, write=written.append)
     for sha256 in ("aa", "aa", "bb"):
         machine_evidence.note(machine, Reads(MEMBER, 100, 10, sha256), 1.0)
     assert written == [DataRead(100, 10, 1.0, "aa"), DataRead(100, 10, 1.0, "bb")]

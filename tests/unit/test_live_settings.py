@@ -36,7 +36,7 @@ def test_a_change_is_journalled_in_force_and_survives_the_coordinator() -> None:
     second = machine()
     second.replay(records, 2.0)
     for one in (first, second):
-        policy, interval = one.stragglers.policy, one.checkpoints.store.interval
+        policy, interval = one.state.stragglers.policy, one.state.checkpoints.store.interval
         assert isinstance(policy, Mitigator) and isinstance(interval, CheckpointInterval)
         assert policy.settings.enabled is False and policy.settings.compute_slowdown == 1.5
         assert (interval.law, interval.interval_s) == ("fixed", 7.0)

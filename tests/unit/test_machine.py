@@ -97,7 +97,7 @@ class Bench:
     def after(self, seconds: float, *silent: int) -> list[Instruction]:
         """A tick that much later; all ranks but those in ``silent`` have beaten."""
         self.now_s += seconds
-        ranks = [rank for rank in self.machine.roster.in_order() if rank.member.slot not in silent]
+        ranks = [rank for rank in self.machine.state.roster.in_order() if rank.member.slot not in silent]
         for rank in ranks:
             self.tell(Heartbeat(rank.process.node, (Pulse(rank.member, rank.generation, rank.state or StateId(0, 0), 0.0, 0.0),)))
         return self.tell(Tick())
@@ -118,17 +118,17 @@ class Bench:
             self.join(slot)
             self.tell(Ready(member(slot)))
         self.after(0.1)
-        assert self.machine.view is not None
-        self.form(self.machine.view.members, state)
-        assert self.machine.phase == "run"
+        assert self.machine.state.view is not None
+        self.form(self.machine.state.view.members, state)
+        assert self.machine.state.phase == "run"
         return self
 
     def form(self, members: Iterable[Member], state: StateId) -> list[Instruction]:
-        return self.tell(*(Formed(each, self.machine.generation, state) for each in members))
+        return self.tell(*(Formed(each, self.machine.state.generation, state) for each in members))
 
     def park(self, slots: Iterable[int], state: StateId | None, dirty: bool = False) -> list[Instruction]:
-        generation = self.machine.generation
-        ranks = [self.machine.roster.by_slot[slot] for slot in slots]
+        generation = self.machine.state.generation
+        ranks = [self.machine.state.roster.by_slot[slot] for slot in slots]
         return self.tell(*(Parked(rank.member, generation, state, dirty, "told to") for rank in ranks))
 
     def of(self, kind: type[Record]) -> list[Any]:
@@ -203,7 +203,7 @@ def test_a_step_is_committed_when_the_next_view_holds_it_not_when_it_is_publishe
     bench.tell(Lost(member(1), "killed", 0.0))
     bench.park([0, 2], STEP_3)
     bench.park([3], STEP_4)
-    assert bench.machine.committed == STEP_3
+    assert bench.machine.state.committed == STEP_3
     bench.tell(Lost(member(3), "killed", 0.0))
     assert only(Publish, bench.park([0, 2], STEP_3)).view.state == STEP_3
     bench.form([member(0), member(2)], STEP_3)
@@ -270,10 +270,10 @@ def test_a_replacement_is_proposed_and_entered_beside_running_steps() -> None:
     view = only(Propose, bench.after(0.1)).view
     assert view.members == (member(0), member(1, 1), member(2), member(3))
     assert (view.donor, view.receivers) == (0, (1,))
-    assert bench.machine.phase == "run"
+    assert bench.machine.state.phase == "run"
     bench.form(view.members, STEP_4)
-    assert bench.machine.view == view
-    assert bench.machine.phase == "run"
+    assert bench.machine.state.view == view
+    assert bench.machine.state.phase == "run"
     assert not bench.of(LineageBegun)
 
 
@@ -281,7 +281,7 @@ def test_a_proposal_whose_newcomer_is_lost_is_cancelled_and_training_goes_on() -
     bench = with_a_replacement_ready()
     bench.after(0.1)
     assert only(Cancel, bench.tell(Lost(member(1, 1), "killed", 0.0))).generation == 3
-    assert bench.machine.phase == "run"
+    assert bench.machine.state.phase == "run"
 
 
 def test_a_cancelled_proposal_that_was_entered_all_the_same_is_parked() -> None:
@@ -290,25 +290,25 @@ def test_a_cancelled_proposal_that_was_entered_all_the_same_is_parked() -> None:
     bench.tell(Parked(member(1, 1), 3, None, False, "too late"))
     park = only(Park, bench.tell(Formed(member(0), 3, STEP_4)))
     assert park.generation == 3
-    assert bench.machine.phase == "gather"
+    assert bench.machine.state.phase == "gather"
 
 
 def test_words_of_another_incarnation_are_ignored() -> None:
     bench = Bench().start(STEP_3)
-    before = bench.machine.roster.by_slot[1].state
+    before = bench.machine.state.roster.by_slot[1].state
     assert not bench.tell(
         Parked(member(1, 7), 9, StateId(5, 5), True, "stale"), Formed(member(1, 7), 9, STEP_4), Lost(member(1, 7), "", 0.0)
     )
-    assert bench.machine.roster.by_slot[1].state == before
-    assert bench.machine.phase == "run"
+    assert bench.machine.state.roster.by_slot[1].state == before
+    assert bench.machine.state.phase == "run"
 
 
 def test_a_late_formed_after_parked_does_not_seat_again() -> None:
     bench = Bench().start(STEP_3)
     bench.park([0], STEP_3)
     bench.tell(Formed(member(0), 1, STEP_4))
-    assert bench.machine.roster.by_slot[0].state == STEP_3
-    assert bench.machine.roster.by_slot[0].phase == "standby"
+    assert bench.machine.state.roster.by_slot[0].state == STEP_3
+    assert bench.machine.state.roster.by_slot[0].phase == "standby"
 
 
 def test_a_silent_node_is_lost_with_all_its_ranks_in_one_view_change() -> None:
@@ -393,7 +393,7 @@ def test_a_restart_leaves_a_whole_view_alone() -> None:
         bench.tell(hello(slot, incarnation=0), Formed(member(slot), 1, STEP_4))
     said = bench.after(bench.settings.timeouts.node_s + 0.1)
     assert not [one for one in said if isinstance(one, Park | Publish | Evict)]
-    assert bench.machine.phase == "run"
+    assert bench.machine.state.phase == "run"
 
 
 def test_a_restart_gives_silent_ranks_a_grace_and_then_up() -> None:
@@ -413,7 +413,7 @@ def test_generations_go_on_above_what_ranks_report() -> None:
         bench.tell(hello(slot, incarnation=0), Parked(member(slot), 5_000, StateId(7, 3), False, "of a view that was forgotten"))
     view = only(Publish, bench.after(bench.settings.timeouts.node_s + 0.1)).view
     assert view.generation > 5_000
-    assert bench.machine.lineage == 7
+    assert bench.machine.state.lineage == 7
 
 
 def test_a_new_cluster_goes_on_from_the_checkpoint_and_owes_nothing_for_the_old_one() -> None:
@@ -498,7 +498,7 @@ def held(node: int, state: StateId, parts: tuple[int, ...], count: int = 2) -> C
 
 def test_copies_are_asked_for_where_the_other_node_has_memory() -> None:
     bench = with_copies()
-    assert bench.machine.view is not None and bench.machine.view.copies == (("n1:1",), ("n0:1",))
+    assert bench.machine.state.view is not None and bench.machine.state.view.copies == (("n1:1",), ("n0:1",))
     save = only(SaveCheckpoint, bench.after(1.0))
     assert level_of(save.request) == PEERS
     parts = [PartWritten(member(slot), save.request, "c4", STEP_4, Part(f"p{slot}", 1, "", (slot,)), 0.1) for slot in range(2)]
@@ -531,8 +531,10 @@ def test_when_all_ranks_are_lost_the_newest_complete_checkpoint_is_used(
     view = only(Publish, lose_both(bench)).view
     assert view.checkpoint == begins
     assert view.state.lineage == 1
-    assert bench.machine.checkpoints.peers is not None
-    assert (bench.machine.checkpoints.peers.events, bench.machine.checkpoints.store.events) == ((0, 1) if begins == "store" else (1, 0))
+    assert bench.machine.state.checkpoints.peers is not None
+    assert (bench.machine.state.checkpoints.peers.events, bench.machine.state.checkpoints.store.events) == (
+        (0, 1) if begins == "store" else (1, 0)
+    )
 
 
 def test_a_silent_node_that_may_hold_the_newest_copy_is_waited_for_until_it_is_lost() -> None:

@@ -26,11 +26,11 @@ class Court(Bench):
 
     def testify(self, *digests: str, cleared: StateId = AT, given: tuple[int, ...] = (), what: str = "weights") -> list[object]:
         """All ranks leave at ``AT``; slot ``i`` says ``digests[i]``, or nothing when that is empty."""
-        generation = self.machine.generation
+        generation = self.machine.state.generation
         out: list[object] = []
         for slot, digest in enumerate(digests):
             said = Finding(what, generation, AT, digest, cleared, slot not in given) if digest else None
-            out += self.tell(Parked(self.machine.roster.by_slot[slot].member, generation, AT, False, "differ", said))
+            out += self.tell(Parked(self.machine.state.roster.by_slot[slot].member, generation, AT, False, "differ", said))
         return [*out, *self.after(0.1)]
 
     def durable_at(self, step: int) -> Court:
@@ -73,12 +73,12 @@ def test_of_two_that_differ_nobody_is_accused_and_both_go_back() -> None:
 
 def again(court: Court, found: StateId, *digests: str) -> list[object]:
     """The ranks differ once more, at ``found``, in the view that they are in by now."""
-    for rank in list(court.machine.roster.by_slot.values()):
-        court.tell(Formed(rank.member, court.machine.generation, found))
-    generation, out = court.machine.generation, list[object]()
+    for rank in list(court.machine.state.roster.by_slot.values()):
+        court.tell(Formed(rank.member, court.machine.state.generation, found))
+    generation, out = court.machine.state.generation, list[object]()
     for slot, digest in enumerate(digests):
         said = Finding("weights", generation, found, digest, found)
-        out += court.tell(Parked(court.machine.roster.by_slot[slot].member, generation, found, False, "differ", said))
+        out += court.tell(Parked(court.machine.state.roster.by_slot[slot].member, generation, found, False, "differ", said))
     return [*out, *court.after(0.1)]
 
 
@@ -104,7 +104,7 @@ def test_what_is_said_twice_of_one_view_is_judged_once() -> None:
     court.durable("good", StateId(0, 20))
     court.testify("a", "b")
     said = [Finding("weights", 1, AT, digest, AT) for digest in "ab"]
-    court.tell(*(Parked(Member(slot, 0), court.machine.generation, AT, False, "differ", one) for slot, one in enumerate(said)))
+    court.tell(*(Parked(Member(slot, 0), court.machine.state.generation, AT, False, "differ", one) for slot, one in enumerate(said)))
     court.after(0.1)
     assert decided(court) == ["retry", "go_back"]
 
@@ -139,7 +139,7 @@ def test_with_sharded_state_most_may_repeat_what_one_has_sent_so_weights_stop_th
     [end] = of(EndRun, out)
     assert "a majority proves nothing" in end.reason  # type: ignore[attr-defined]
     assert not of(Evict, out)
-    assert court.machine.checkpoints.newest_id == "good"
+    assert court.machine.state.checkpoints.newest_id == "good"
 
 
 def test_with_sharded_state_gradients_are_judged_all_the_same() -> None:
@@ -149,7 +149,7 @@ def test_with_sharded_state_gradients_are_judged_all_the_same() -> None:
 
 def test_with_sharded_state_nobody_is_evicted_at_the_finish_barrier() -> None:
     court = Court(optimizer_sharding="zero1").start(AT)
-    out = court.tell(*(Finished(Member(slot, 0), court.machine.generation, AT, "b" if slot == 1 else "a") for slot in range(4)))
+    out = court.tell(*(Finished(Member(slot, 0), court.machine.state.generation, AT, "b" if slot == 1 else "a") for slot in range(4)))
     assert not of(Evict, out)
     assert "different states" in of(EndRun, out)[0].reason  # type: ignore[attr-defined]
 
@@ -184,14 +184,14 @@ def test_a_checkpoint_of_the_very_state_is_withdrawn_also_when_it_is_late() -> N
     court.durable("good", StateId(0, 20))
     court.testify("a", "b", "a", "a")
     court.durable("late", AT)
-    assert court.machine.checkpoints.newest_id == "good"
+    assert court.machine.state.checkpoints.newest_id == "good"
 
 
 def test_without_any_good_checkpoint_a_fresh_process_begins_anew() -> None:
     court = Court().start(AT)
     court.durable("doubtful", StateId(0, 30))
     out = court.testify("a", "b", "a", "a", cleared=OLD)
-    assert court.machine.checkpoints.newest_id is None
+    assert court.machine.state.checkpoints.newest_id is None
     assert [one.member.slot for one in of(Evict, out)] == [1]  # type: ignore[attr-defined]
     assert not of(Publish, out)
     court.join(1, "fresh")
@@ -207,14 +207,14 @@ def test_a_coordinator_that_dies_after_the_verdict_does_not_forget_what_is_taint
     upto = next(i for i, record in enumerate(court.journal) if isinstance(record, DecisionMade) and record.action == "go_back")
     reborn = court.new_machine()
     reborn.replay(court.journal[: upto + 1], 100.0)
-    assert reborn.doubts.tainted == AT
-    assert reborn.doubts.floor(reborn.committed) == StateId(1, 0)
-    assert reborn.checkpoints.newest_id == "good"
+    assert reborn.state.doubts.tainted == AT
+    assert reborn.state.doubts.floor(reborn.state.committed) == StateId(1, 0)
+    assert reborn.state.checkpoints.newest_id == "good"
 
 
 def test_ranks_of_a_node_that_is_kept_out_wait_beside_the_run() -> None:
     court = Court(min_ranks=1)
-    court.machine.lemons = {1: Decision("keep_out", "it fails 9 times as often", {"faults": 7.0})}
+    court.machine.state.lemons = {1: Decision("keep_out", "it fails 9 times as often", {"faults": 7.0})}
     court.tell(NodeJoined("n0", 0), NodeJoined("n1", 1), NodeJoined("n1", 1), NodeJoined("n2", 2, "matmul_wrong on cuda:3"))
     for slot in range(4):
         court.join(slot)

@@ -28,13 +28,13 @@ def bench(on_store_failure: str = "go-on", interval_s: float = 10.0) -> Bench:
 
 def step_to(one: Bench, step: int) -> None:
     for slot in range(2):
-        one.tell(Heartbeat(f"n{slot % 2}", (Pulse(member(slot), one.machine.generation, StateId(0, step), 0.0, 0.0),)))
+        one.tell(Heartbeat(f"n{slot % 2}", (Pulse(member(slot), one.machine.state.generation, StateId(0, step), 0.0, 0.0),)))
 
 
 def fail_for(one: Bench, seconds: float, reason: str = EXPIRED) -> None:
     """Every checkpoint that is asked for fails at once."""
     until_s = one.now_s + seconds
-    while one.now_s < until_s and one.machine.phase == "run":
+    while one.now_s < until_s and one.machine.state.phase == "run":
         for asked in one.after(0.5):
             if isinstance(asked, SaveCheckpoint):
                 one.tell(PartFailed(member(0), asked.request, reason))
@@ -50,7 +50,7 @@ def test_it_is_told_after_a_minute_and_again_whenever_it_has_lasted_twice_as_lon
     fail_for(one, 600.0)
     assert [record.action for record in told(one)] == ["warn"] * 4
     assert [record.fields["outage_s"] for record in told(one)] == pytest.approx([60, 120, 240, 480], abs=2.0)
-    assert one.machine.phase == "run"
+    assert one.machine.state.phase == "run"
 
 
 def test_a_warning_says_for_how_long_how_many_steps_and_why() -> None:
@@ -78,12 +78,12 @@ def test_what_fails_and_works_at_the_next_try_is_not_told() -> None:
 def test_views_that_change_are_no_failure_of_the_store() -> None:
     one = bench()
     one.through(11.0)
-    assert one.machine.checkpoints.store.pending
+    assert one.machine.state.checkpoints.store.pending
     one.tell(Lost(member(1), "killed", one.now_s))
     one.park([0], STEP_3)
     one.form([member(0)], STEP_3)
     one.through(100.0)
-    assert one.machine.checkpoints.store.failing_since_s is None and not told(one)
+    assert one.machine.state.checkpoints.store.failing_since_s is None and not told(one)
 
 
 def test_a_store_that_never_answers_is_told_when_its_checkpoint_is_given_up() -> None:
@@ -122,7 +122,7 @@ def test_a_run_that_is_to_stop_stops_in_order_and_says_why() -> None:
 def test_a_stop_is_decided_once_however_long_its_last_checkpoint_takes() -> None:
     one = bench("stop")
     fail_for(one, 100.0)
-    tiers = one.machine.checkpoints
+    tiers = one.machine.state.checkpoints
     assert [record.action for record in told(one)] == ["stop"]
     assert tiers.outage.tick(tiers.store, STEP_3, one.now_s + 1000.0) is None
 
@@ -135,19 +135,19 @@ def test_a_run_that_has_finished_is_not_stopped_but_tries_to_keep_its_end() -> N
     fail_for(one, 300.0)
     assert not told(one)
     assert {each.phase for each in one.of(CheckpointRecord)} == {"requested", "failed", "skipped"}
-    assert one.machine.phase != "run", "it went on to the code behind the loop, without its final checkpoint"
+    assert one.machine.state.phase != "run", "it went on to the code behind the loop, without its final checkpoint"
 
 
 def test_a_coordinator_that_restarts_goes_on_counting() -> None:
     one = bench()
     fail_for(one, 75.0)
     one.restart()
-    assert one.machine.checkpoints.store.last_failure == f"{SAID_BY}{EXPIRED}"
+    assert one.machine.state.checkpoints.store.last_failure == f"{SAID_BY}{EXPIRED}"
     one.tell(*(Heartbeat(f"n{slot}", (Pulse(member(slot), 1, STEP_3, 0.0, 0.0),)) for slot in range(2)))
     one.now_s = 125.0
-    outage = one.machine.checkpoints.outage
-    assert outage.tick(one.machine.checkpoints.store, STEP_3, 125.0) is None
-    again = outage.tick(one.machine.checkpoints.store, STEP_3, 135.0)
+    outage = one.machine.state.checkpoints.outage
+    assert outage.tick(one.machine.state.checkpoints.store, STEP_3, 125.0) is None
+    again = outage.tick(one.machine.state.checkpoints.store, STEP_3, 135.0)
     assert again is not None and again.action == "warn" and again.fields["since_s"] == told(one)[0].fields["since_s"]
 
 
@@ -156,7 +156,7 @@ def test_a_run_that_goes_on_in_another_cluster_begins_with_a_store_that_works() 
     fail_for(one, 75.0)
     one.machine = one.new_machine()
     one.machine.resume(list(one.journal), one.now_s + 1000.0)
-    tiers = one.machine.checkpoints
+    tiers = one.machine.state.checkpoints
     assert tiers.outage.tick(tiers.store, STEP_3, one.now_s + 5000.0) is None
     assert tiers.store.durable_s == one.now_s + 1000.0
 

@@ -69,7 +69,7 @@ def test_decisions_are_known_again_after_a_restart() -> None:
     kept.replay(DecisionMade("straggler", "evict", "", {"shun node-3": 50.0}, 12.0))
     assert kept.speeds == {B: 0.5}
     assert not kept.admits("node-3", 49.0) and kept.admits("node-3", 50.0) and kept.admits("node-1", 0.0)
-    assert kept._acted_s == [10.0, 12.0]
+    assert kept.acted_s == [10.0, 12.0]
 
 
 def test_a_policy_that_crashes_accuses_nobody() -> None:

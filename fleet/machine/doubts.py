@@ -1,0 +1,53 @@
+"""What ranks have told of a difference between them, and which states are not to be used any more."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from fleet.events import Parked
+from fleet.ports import CorruptionPolicy
+from fleet.types import Finding, Member, StateId
+
+AGAIN_STEPS = 4
+"""Ranks that differ so soon after they went on differ for the same reason as before."""
+
+
+class Doubts:
+    """The testimonies of the newest view that ended in a difference, and which states are not to be used any more."""
+
+    def __init__(self, policy: CorruptionPolicy | None) -> None:
+        self.policy = policy
+        self.said: dict[Member, Finding] = {}
+        self.tainted: StateId | None = None
+        self._judged = -1
+        self._last: tuple[int, int] | None = None
+
+    def judged(self, generation: int) -> None:
+        """What is said of this view is answered; a rank may say it again before it hears so."""
+        self._judged = max(self._judged, generation)
+
+    def note(self, found: int, resumed: int) -> None:
+        """The ranks differed at step ``found``, and the run goes on from step ``resumed``."""
+        self._last = found, resumed
+
+    def again(self, step: int, said: Mapping[Member, Finding]) -> bool:
+        """Whether a difference at ``step`` is the last one again: right after that, or right after another process has taken a place."""
+        if self._last is None:
+            return False
+        [(most, _)] = Counter(known.digest for known in said.values()).most_common(1) or [("", 0)]
+        newcomers = any(known.digest != most and not known.witness for known in said.values())
+        return newcomers or step == self._last[0] or 0 <= step - self._last[1] <= AGAIN_STEPS
+
+    def hear(self, event: Parked) -> None:
+        if event.testimony is None or event.testimony.generation <= self._judged:
+            return
+        newest = max((known.generation for known in self.said.values()), default=-1)
+        if event.testimony.generation > newest:
+            self.said.clear()
+        if event.testimony.generation >= newest:
+            self.said[event.member] = event.testimony
+
+    def floor(self, committed: StateId) -> StateId:
+        """A state below it cannot be the source of a view."""
+        return committed if self.tainted is None else max(committed, StateId(self.tainted.lineage + 1, 0))

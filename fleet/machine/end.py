@@ -1,0 +1,38 @@
+"""The last word of a run: the last record of its journal, and the release of everybody."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fleet.events import StopRequested
+from fleet.instructions import EndRun, Release
+from fleet.machine.state import MachineState, Phase
+from fleet.records import RunEnded
+from fleet.types import Member
+
+
+def end(machine: MachineState, status: str, reason: str, detail: str, now_s: float, digest: str = "") -> None:
+    """The last record of the journal, and the word to everybody."""
+    if machine.phase == Phase.END:
+        return
+    machine.phase = Phase.END
+    machine.ended = RunEnded(status, reason, now_s, digest, detail)
+    machine.write(machine.ended)
+    release(machine, (rank.member for rank in machine.roster.in_order()))
+    machine.say(EndRun(status, reason, detail))
+
+
+def release(machine: MachineState, members: Iterable[Member]) -> None:
+    """The run is over for these."""
+    members = tuple(members)
+    if members and machine.ended is not None:
+        machine.say(Release(members, machine.ended.reason))
+
+
+def stop(machine: MachineState, event: StopRequested, now_s: float) -> None:
+    """End at once what has failed already; else save once more, and end then."""
+    if event.error:
+        end(machine, "failed", event.reason, event.error, now_s)
+    elif machine.stopping is None:
+        machine.stopping = (event.reason, now_s + machine.settings.timeouts.park_s)
+        machine.out += machine.checkpoints.request(machine.view, now_s) if machine.phase == Phase.RUN and machine.view else []

@@ -1,0 +1,160 @@
+"""From "a rank is gone" to "everyone who was seated has left the view": losses, and the call to gather.
+
+A rank that is lost is forgotten at once (``drop``). If it was in the view, the others are called out of it (``gather``): each says where it
+stands, or is given up when its time is over (``press``). What comes after that is in ``views.py``.
+"""
+
+from __future__ import annotations
+
+from fleet.events import FaultReported, Heartbeat, Lost, Raised
+from fleet.instructions import Cancel, Evict, Park
+from fleet.machine.end import end
+from fleet.machine.evidence import inspect
+from fleet.machine.losses import LOOP, RAISED
+from fleet.machine.roster import Rank
+from fleet.machine.state import MachineState, Phase
+from fleet.records import FaultRecord
+
+# ---- who is lost -------------------------------------------------------------------------------------------------------------------------
+
+
+def lost(machine: MachineState, event: Lost, now_s: float) -> None:
+    """A rank's process has ended, as its node's agent saw."""
+    rank = machine.current(event.member)
+    machine.roster.condemned.pop(event.member, None)
+    if rank is not None:
+        rank.step, rank.shard = event.step, event.shard
+        drop(machine, rank, event.cause, event.at_s, now_s, event.detail)
+        machine.roster.condemned.pop(event.member, None)
+
+
+def node_lost(machine: MachineState, node: str, cause: str, at_s: float, now_s: float) -> None:
+    """A node is gone with all its ranks."""
+    machine.roster.nodes.pop(node, None)
+    machine.roster.silent.pop(node, None)
+    for rank in [rank for rank in machine.roster.by_slot.values() if rank.process.node == node]:
+        drop(machine, rank, cause, at_s, now_s)
+
+
+def raised(machine: MachineState, event: Raised, now_s: float) -> None:
+    """A rank's train function raised: the rank is replaced, once; again at the same step, or before any step, the run ends.
+
+    A mistake that any other process would make ends it at once.
+    """
+    rank = machine.current(event.member)
+    if rank is None:
+        return
+    rank.step, rank.shard = event.step, event.shard
+    if event.mistake:
+        end(machine, "failed", f"{LOOP}: {event.error}", event.traceback, now_s)
+    elif machine.phase == Phase.CONCLUDE:
+        end(machine, "failed", f"{RAISED} behind the loop in slot {event.member.slot}: {event.error}", event.traceback, now_s)
+    elif machine.losses.raised_before(event.step) or machine.committed.step == 0:
+        where = f"step {event.step}" if event.step >= 0 else "start-up"
+        end(machine, "failed", f"{RAISED} at {where} in slot {event.member.slot}: {event.error}", event.traceback, now_s)
+    else:
+        machine.say(Evict(rank.member, rank.process, "its train function raised"))
+        drop(machine, rank, f"{RAISED} {event.error}", now_s, now_s, event.traceback)
+
+
+def evict(machine: MachineState, rank: Rank, reason: str, now_s: float) -> None:
+    """Have a rank's process killed; it counts as lost from here on."""
+    if machine.phase == Phase.END:
+        return
+    machine.say(Evict(rank.member, rank.process, reason))
+    drop(machine, rank, f"evicted: {reason}", now_s, now_s)
+
+
+def end_hang(machine: MachineState, rank: Rank, reason: str, now_s: float) -> None:
+    """The same, once it is written down what all ranks do."""
+    inspect(machine, reason, now_s)
+    evict(machine, rank, reason, now_s)
+
+
+def heard(machine: MachineState, event: Heartbeat, now_s: float) -> None:
+    """Note what a node's agent sees. A rank whose node was only silent for a while must not live beside its replacement."""
+    for ghost in machine.roster.hear(event, machine.view.generation if machine.view is not None else -1, now_s):
+        machine.say(Evict(ghost.member, ghost.process, "given up earlier, and another may have taken its slot"))
+
+
+def struck(machine: MachineState, event: FaultReported) -> None:
+    """``aimed`` comes right before the blow, so that a death that follows at once is known to be injected; it is not journalled."""
+    machine.losses.aimed(event, tuple(member for member in event.members if machine.current(member)))
+    if event.phase != "aimed":
+        machine.write(FaultRecord(event.fault, event.phase, event.at_s, event.members, event.detail))
+
+
+# ---- what follows ------------------------------------------------------------------------------------------------------------------------
+
+
+def drop(machine: MachineState, rank: Rank, cause: str, at_s: float, now_s: float, detail: str = "") -> None:
+    """Forget a rank; if it was seated, the others must gather."""
+    member = rank.member
+    if machine.phase == Phase.END or machine.current(member) is None:
+        return
+    machine.roster.remove(rank)
+    seated = machine.seated(member)
+    generation = machine.view.generation if machine.view is not None and seated else -1
+    machine.write(machine.losses.lost(rank, cause, at_s, generation, machine.committed.step, detail))
+    if seated and machine.phase in (Phase.RUN, Phase.FORM):
+        gather(machine, now_s, f"rank {member} lost: {cause}", in_person=False)
+    elif machine.proposal is not None and member in machine.proposal.members:
+        cancel(machine, now_s, f"newcomer {member} lost: {cause}")
+    judge_losses(machine, now_s)
+
+
+def judge_losses(machine: MachineState, now_s: float) -> None:
+    """End the run when its losses say that it cannot go on: a crash loop."""
+    if not machine.losses.all:
+        return
+    decision = machine.recovery.judge(machine.losses.all, now_s)
+    if decision.action == "give_up":
+        machine.decide("recovery", decision.action, decision.reason, decision.fields, now_s)
+        end(machine, "failed", decision.reason, machine.losses.all[-1].detail, now_s)
+
+
+def gather(machine: MachineState, now_s: float, reason: str, *, in_person: bool | None = None) -> None:
+    """Everyone who is seated must leave and say where it stands. In person where one may hang: no view forms, or nothing moves."""
+    machine.in_person = machine.phase == Phase.FORM if in_person is None else in_person
+    machine.decide("recovery", "gather", reason, {}, now_s)
+    if machine.phase == Phase.RUN:
+        machine.since_s = now_s
+    machine.phase = Phase.GATHER
+    machine.proposal = None
+    machine.deadline_s = now_s + machine.settings.timeouts.park_s
+    machine.out += machine.checkpoints.abandoned(now_s, "the view changed")
+    park(machine, now_s)
+    if machine.grace_until_s is None:
+        press(machine, now_s)
+
+
+def park(machine: MachineState, now_s: float) -> None:
+    """Tell all that may still step in a view to leave it; repeated until they have."""
+    machine.sent_s = now_s
+    if members := tuple(machine.roster.by_slot[slot].member for slot in sorted(machine.roster.outstanding)):
+        machine.say(Park(members, machine.generation, machine.in_person))
+
+
+def press(machine: MachineState, now_s: float) -> None:
+    """Ranks that have not yet said that they left: their node may be gone, or their time may be up."""
+    for slot in sorted(machine.roster.outstanding):
+        rank = machine.roster.by_slot.get(slot)
+        node = rank.process.node if rank is not None else ""
+        if node in machine.roster.silent:
+            node_lost(machine, node, "its agent hung up, and its ranks are missed", machine.roster.silent[node], now_s)
+        elif rank is not None and now_s >= machine.deadline_s:
+            end_hang(machine, rank, "did not leave its process group when told to", now_s)
+
+
+def cancel(machine: MachineState, now_s: float, reason: str) -> None:
+    """Forget the proposal, unless it was entered already: then its members will say so."""
+    assert machine.proposal is not None
+    proposal, machine.proposal = machine.proposal, None
+    fields = {"generation": proposal.generation}
+    machine.decide("recovery", "cancel", f"generation {proposal.generation}: {reason}", fields, now_s)
+    seated = set(machine.view.members) if machine.view else set()
+    machine.no_growth_until_s = now_s + machine.settings.timeouts.resend_s
+    machine.say(Cancel(tuple(member for member in proposal.members if member in seated), proposal.generation))
+    newcomers = tuple(member for member in proposal.members if member not in seated and machine.current(member))
+    if newcomers:
+        machine.say(Park(newcomers, proposal.generation))

@@ -1,0 +1,76 @@
+"""What is done about slow ranks: the policy is asked about what they measured, and its answer is performed here and nowhere else."""
+
+from __future__ import annotations
+
+from fleet.decisions import Decision
+from fleet.machine.leaving import evict
+from fleet.machine.proposals import reshare
+from fleet.machine.roster import RankPhase
+from fleet.machine.state import MachineState
+from fleet.machine.stragglers import REVIEW_S, SHUN, SPEED
+from fleet.records import DecisionMade
+from fleet.slowness import ACTIONS, Circumstances, Remedy
+from fleet.types import Formation, View
+
+
+def tick(machine: MachineState, now_s: float) -> None:
+    """While a view runs: ask the policy about new times, or when its last answer is no longer valid."""
+    slow, view = machine.stragglers, machine.view
+    if slow.policy is None or view is None:
+        return
+    timings = slow.timings(view, now_s)
+    if timings is None and now_s < slow.review_s:
+        return
+    slow.acted_s = [at_s for at_s in slow.acted_s if now_s - at_s < machine.settings.straggler.window_s]
+    remedy = slow.policy.look(timings, _circumstances(machine, view, now_s), now_s)
+    slow.review_s = now_s + REVIEW_S if remedy.decision is None else remedy.decision.valid_until_s
+    _write(machine, remedy, now_s)
+    if remedy.decision is not None and remedy.decision.action in ACTIONS:
+        _perform(machine, view, remedy, remedy.decision, now_s)
+
+
+def _circumstances(machine: MachineState, view: View, now_s: float) -> Circumstances:
+    roster, slow, seated = machine.roster, machine.stragglers, set(view.members)
+    nodes = tuple(roster.by_slot[member.slot].process.node for member in view.members)
+    standby = (rank for rank in roster.in_order() if rank.phase == RankPhase.STANDBY and rank.member not in seated)
+    spares = tuple((rank.member, rank.process.node) for rank in standby if slow.admits(rank.process.node, now_s))
+    left = max(0, slow.total - machine.committed.step) if slow.total else float("inf")
+    rate_per_s = len(machine.losses.all) / max(now_s - machine.started_s, 1.0)
+    return Circumstances(view, nodes, machine.settings.shards, spares, left, len(slow.acted_s), rate_per_s)
+
+
+def _write(machine: MachineState, remedy: Remedy, now_s: float) -> None:
+    """What was found out, and what follows from it; to bear what is known already is not said again."""
+    for finding in remedy.findings:
+        machine.write(DecisionMade("straggler", finding.action, finding.reason, dict(finding.fields), now_s))
+    decision = remedy.decision
+    if decision is None or decision.action in ACTIONS:
+        return
+    said = (decision.action, "limit" in decision.fields)
+    if remedy.findings or said != machine.stragglers.said:
+        machine.write(DecisionMade("straggler", decision.action, decision.reason, dict(decision.fields), now_s))
+    machine.stragglers.said = said
+
+
+def _perform(machine: MachineState, view: View, remedy: Remedy, decision: Decision, now_s: float) -> None:
+    """The one place where a view changes for a slow rank's sake. A checkpoint that is being written is waited for."""
+    slow = machine.stragglers
+    if machine.checkpoints.pending:
+        slow.review_s = now_s
+        return
+    slow.said = (decision.action, False)
+    slow.acted_s.append(now_s)
+    fields = dict(decision.fields)
+    if decision.action == "rebalance":
+        slow.speeds = dict(remedy.speeds)
+        fields |= {f"{SPEED}{member}": speed for member, speed in remedy.speeds}
+    ranks = [rank for member in remedy.members if (rank := machine.current(member)) is not None]
+    if decision.action == "evict":
+        left_s = fields.get("expected_left_s", REVIEW_S)
+        slow.shunned |= {rank.process.node: now_s + left_s for rank in ranks}
+        fields |= {f"{SHUN}{rank.process.node}": now_s + left_s for rank in ranks}
+    machine.write(DecisionMade("straggler", decision.action, decision.reason, fields, now_s))
+    if decision.action == "rebalance":
+        reshare(machine, remedy.ranges, Formation(Decision("reshare", decision.reason), view.members), now_s)
+    for rank in ranks:
+        evict(machine, rank, f"it is slow: {decision.reason}", now_s)

@@ -1,0 +1,81 @@
+"""What time brings: silence, hangs, the end of a grace, an outage of the store, and the run's own limit."""
+
+from __future__ import annotations
+
+from fleet.events import StopRequested
+from fleet.machine.end import stop
+from fleet.machine.evidence import inspect
+from fleet.machine.leaving import drop, end_hang, gather, judge_losses, node_lost, press
+from fleet.machine.roster import STOOD_STILL_S, Rank, RankPhase
+from fleet.machine.state import MachineState, Phase
+from fleet.machine.views import note_commits
+
+
+def tick(machine: MachineState, now_s: float) -> None:
+    """Give up whoever was silent for too long, or does not move; note what was committed."""
+    gap_s, machine.ticked_s = now_s - machine.ticked_s, now_s
+    if gap_s > STOOD_STILL_S:
+        _excuse(machine, gap_s, now_s)
+    if machine.grace_until_s is not None:
+        settle(machine, now_s)
+        return
+    limits = machine.settings.timeouts
+    for node, cause, at_s in machine.roster.silent_nodes(limits, now_s):
+        node_lost(machine, node, cause, at_s, now_s)
+    for rank, silence_s in machine.roster.silent_ranks(limits, now_s):
+        end_hang(machine, rank, f"no heartbeat for {silence_s:.1f} s", now_s)
+    stuck = machine.roster.stuck_rank(machine.progress.limit_s, now_s) if machine.phase == Phase.RUN else None
+    if stuck is not None:
+        _unstick(machine, stuck, now_s)
+    if machine.phase == Phase.GATHER:
+        press(machine, now_s)
+    note_commits(machine, now_s)
+    _look_at_limits(machine, now_s)
+
+
+def _excuse(machine: MachineState, gap_s: float, now_s: float) -> None:
+    """This process stood still, and most likely its whole machine: that it heard of nobody meanwhile says nothing about them."""
+    reason = f"the coordinator stood still for {gap_s:.1f} s: nobody's silence counts"
+    machine.decide("recovery", "excuse", reason, {"gap_s": gap_s}, now_s)
+    machine.roster.excuse(gap_s, now_s)
+    machine.deadline_s += gap_s
+
+
+def _unstick(machine: MachineState, rank: Rank, now_s: float) -> None:
+    """Nobody in the view moves. All are called out: whoever hangs does not answer. If all do and it happens again, one has to go."""
+    reason = f"no progress for {now_s - rank.progress_s:.1f} s at step {rank.state}"
+    if machine.stuck_at == machine.committed:
+        end_hang(machine, rank, reason, now_s)
+    else:
+        machine.stuck_at = machine.committed
+        inspect(machine, reason, now_s)
+        gather(machine, now_s, reason, in_person=True)
+
+
+def settle(machine: MachineState, now_s: float) -> None:
+    """End of the grace after a restart: whoever reported is there, whoever did not is lost; a view that is whole goes on undisturbed."""
+    ranks = machine.roster.in_order()
+    waited = machine.grace_until_s is None or now_s >= machine.grace_until_s
+    if not waited and machine.missing and not all(rank.heard and rank.phase != RankPhase.STARTING for rank in ranks):
+        return
+    machine.grace_until_s = None
+    judge_losses(machine, now_s)  # the last coordinator may have died with the verdict
+    for rank in ranks:
+        if not rank.heard:
+            drop(machine, rank, "not heard of since the coordinator restarted", now_s, now_s)
+    if machine.phase == Phase.RUN and machine.missing:
+        gather(machine, now_s, "the coordinator restarted and the view is not whole")
+
+
+def _look_at_limits(machine: MachineState, now_s: float) -> None:
+    """Whether the store fails for too long, or the run has taken too long. Either may end it, in order."""
+    tiers = machine.checkpoints
+    training = machine.phase == Phase.RUN and not machine.finished  # the tries of a final checkpoint are counted
+    told = tiers.outage.tick(tiers.store, machine.committed, now_s) if training or tiers.store.failing_since_s is None else None
+    if told is not None:
+        machine.write(told)
+    limit_s = machine.settings.timeouts.run_s
+    if told is not None and told.action == "stop":
+        stop(machine, StopRequested(told.reason), now_s)
+    elif limit_s is not None and now_s - machine.started_s > limit_s:
+        stop(machine, StopRequested(f"it has run for timeouts.run_s = {limit_s:g} s"), now_s)

@@ -1,0 +1,151 @@
+"""From "everyone has left" to "the next view runs": the recovery policy is asked, a view is made, published, and formed by its members."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fleet.instructions import Publish
+from fleet.machine.candidates import Source, situation, source
+from fleet.machine.corruption import judge
+from fleet.machine.leaving import evict, gather, park
+from fleet.machine.roster import Rank
+from fleet.machine.state import MachineState, Phase
+from fleet.records import Committed, LineageBegun, ViewPublished
+from fleet.types import Formation, Member, Ranges, StateId, View
+
+
+def try_form(machine: MachineState, now_s: float, ask: bool) -> None:
+    """Once all have left: evict whoever was wrong, and form the next view of those whom the recovery policy names."""
+    if machine.roster.outstanding:
+        if now_s - machine.sent_s >= machine.settings.timeouts.resend_s:
+            park(machine, now_s)
+    elif ask:
+        judge(machine, now_s)
+        if machine.phase == Phase.GATHER:
+            form(machine, machine.recovery.form(situation(machine, now_s), now_s), now_s)
+
+
+def form(machine: MachineState, formation: Formation, now_s: float) -> None:
+    """Do what the recovery policy has said."""
+    decision = formation.decision
+    ranks = [machine.roster.by_slot[member.slot] for member in formation.members]
+    floor, newest = machine.doubts.floor(machine.committed), machine.checkpoints.newest_id
+    chosen = source(ranks, floor, newest) if decision.action == "form" else None
+    if decision.action != "form":
+        machine.decide("recovery", decision.action, decision.reason, decision.fields, now_s)
+        for rank in ranks:  # "restart" names those who have to go; "wait" nobody
+            evict(machine, rank, decision.reason, now_s)
+    elif (chosen is None or chosen.state is None) and machine.checkpoints.unsure(machine.roster.silent):
+        machine.decide("recovery", "wait", "a node is silent that may hold the newest state in its memory", {}, now_s)
+    elif chosen is None:
+        _refresh(machine, ranks[0], now_s)
+    else:
+        publish(machine, formation, chosen, now_s)
+
+
+def _refresh(machine: MachineState, rank: Rank, now_s: float) -> None:
+    """No rank holds a usable state, there is no checkpoint, and nobody has the initial state any more: a fresh process must begin."""
+    if now_s >= machine.fresh_until_s:
+        machine.fresh_until_s = now_s + machine.settings.timeouts.start_s
+        evict(machine, rank, "a fresh process must begin: no state is left, and there is no checkpoint", now_s)
+
+
+def publish(machine: MachineState, formation: Formation, chosen: Source, now_s: float) -> None:
+    """Make a view of these, journal it, and tell it to its members."""
+    checkpoint = machine.checkpoints.newest_id if chosen.state is None else None
+    state = chosen.state or begin_lineage(machine, now_s)
+    view = make_view(machine, formation.members, chosen, state, checkpoint)
+    announce(machine, view, formation, False, now_s)
+    sit(machine, view, now_s)
+    _send(machine, now_s)
+
+
+def make_view(
+    machine: MachineState,
+    members: Sequence[Member],
+    chosen: Source,
+    state: StateId,
+    checkpoint: str | None = None,
+    ranges: Ranges | None = None,
+) -> View:
+    """The view of the next generation. Without ``ranges`` each member has as many shards as its speed allows."""
+    machine.generation += 1
+    if ranges is None:
+        speeds = [machine.stragglers.speeds.get(member, 1.0) for member in members]
+        ranges = machine.placement.weighted_ranges(machine.settings.shards, speeds)
+    ranks = [machine.roster.by_slot[member.slot] for member in members]
+    copies = machine.checkpoints.targets(machine.placement, [rank.process.node for rank in ranks])
+    rest = (chosen.donor, chosen.receivers, state, ranks[chosen.donor].store, checkpoint, copies)
+    return View(machine.generation, tuple(members), ranges, *rest)
+
+
+def announce(machine: MachineState, view: View, formation: Formation, graceful: bool, now_s: float) -> None:
+    """Journal why a view is made, and the view."""
+    decision = formation.decision
+    machine.decide("recovery", decision.action, decision.reason, decision.fields, now_s)
+    machine.write(ViewPublished(view, now_s, decision.reason, graceful, tuple(machine.losses.causes)))
+    machine.losses.causes.clear()
+
+
+def begin_lineage(machine: MachineState, now_s: float) -> StateId:
+    """Nobody holds a usable state: a new history begins from the newest checkpoint, or from the initial state."""
+    rolled_back = machine.lineage >= 0
+    start = machine.checkpoints.begin(rolled_back)
+    machine.lineage += 1
+    if rolled_back:
+        machine.once.roll_back(start)
+        machine.write(LineageBegun(machine.lineage, start, now_s, "no rank holds a clean state"))
+    return StateId(machine.lineage, start.step)
+
+
+def sit(machine: MachineState, view: View, now_s: float) -> None:
+    """``view`` is the one from here on; its members have to say that they are in it."""
+    machine.view, machine.proposal, machine.phase = view, None, Phase.FORM
+    machine.missing, machine.finished = set(view.members), set()
+    machine.deadline_s = now_s + machine.settings.timeouts.form_s
+
+
+def entered(machine: MachineState, now_s: float) -> None:
+    """The members have agreed among themselves and entered the proposal."""
+    proposal = machine.proposal
+    assert proposal is not None
+    machine.decide("recovery", "enter", f"generation {proposal.generation}", {"generation": proposal.generation}, now_s)
+    sit(machine, proposal, now_s)
+    machine.out += machine.checkpoints.abandoned(now_s, "the view changed")
+
+
+def _send(machine: MachineState, now_s: float) -> None:
+    assert machine.view is not None
+    machine.sent_s = now_s
+    for member in machine.view.members:
+        machine.roster.sent(member, machine.view.generation)
+    machine.say(Publish(machine.view))
+
+
+def watch_forming(machine: MachineState, now_s: float) -> bool:
+    """The view runs once all its members are in it, then this is true; when they are not in time, everybody is called out again."""
+    assert machine.view is not None
+    if not machine.missing:
+        machine.phase = Phase.RUN
+        machine.since_s = now_s
+        for member in machine.view.members:
+            machine.roster.by_slot[member.slot].progress_s = now_s
+        note_commits(machine, now_s)
+        return True
+    if now_s >= machine.deadline_s:
+        late = ", ".join(map(str, sorted(machine.missing)))
+        gather(machine, now_s, f"generation {machine.view.generation} did not form: waiting for {late}")
+    elif now_s - machine.sent_s >= machine.settings.timeouts.resend_s:
+        _send(machine, now_s)
+    return False
+
+
+def note_commits(machine: MachineState, now_s: float) -> None:
+    """A step counts once every member of the view has reported it."""
+    if machine.view is None or machine.phase != Phase.RUN:
+        return
+    ranks = [machine.roster.by_slot.get(member.slot) for member in machine.view.members]
+    states = [rank.state for rank in ranks if rank is not None and rank.state is not None]
+    if len(states) == len(machine.view.members) and min(states) > machine.committed:
+        machine.committed = min(states)
+        machine.write(Committed(machine.committed, now_s))
