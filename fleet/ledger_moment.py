@@ -5,18 +5,16 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from fleet.expectation import Expectation
+from fleet.ledger_fold import LedgerFold
 from fleet.ledger_incidents import incidents, seconds
 from fleet.ledger_samples import trained_on
 from fleet.ledger_slots import NAMES, OTHER_INDEX, PROVISION, STEP_KINDS
 from fleet.ledger_summary import LawTerms, LedgerSummary
 from fleet.levels import PEERS, STORE
 from fleet.records import CheckpointRecord
-
-if TYPE_CHECKING:
-    from fleet.goodput import Ledger
 
 
 class Times(NamedTuple):
@@ -28,7 +26,7 @@ class Times(NamedTuple):
     cold: int
 
 
-def summary_of(ledger: Ledger, closed: Ledger, now_us: int) -> LedgerSummary:
+def summary_of(ledger: LedgerFold, closed: LedgerFold, now_us: int) -> LedgerSummary:
     """``ledger`` holds the counters, ``closed`` the categories: the same ledger while the run goes on."""
     assert ledger.started is not None
     started, stretches = ledger.started, ledger.stretches
@@ -36,7 +34,7 @@ def summary_of(ledger: Ledger, closed: Ledger, now_us: int) -> LedgerSummary:
     times = _slot_times(closed, now_us)
     pending_us, rank_us = sum(times.pending), len(times.rows) * held_us
     totals, settled = _columns(times.rows), _columns([slot.us for slot in ledger.slots])
-    samples = closed._step_gaps_us
+    samples = closed.step_gaps_us
     median_us = statistics.median(samples) if samples else 0.0
     charged, uncharged = closed.book.charged()
     return LedgerSummary(
@@ -60,40 +58,40 @@ def summary_of(ledger: Ledger, closed: Ledger, now_us: int) -> LedgerSummary:
         settled=seconds([a + b for a, b in zip(settled, ledger.reclassified_us, strict=True)]),
         reclassified=seconds(ledger.reclassified_us),
         holes=sum(slot.holes for slot in closed.slots),
-        stale_s=closed._stale_us / 1e6,
+        stale_s=closed.stale_us / 1e6,
         hole_s=sum(slot.hole_us for slot in closed.slots) / 1e6,
         closes=sum(totals) + pending_us == rank_us,
         **_goodputs(closed, sum(totals[:STEP_KINDS]), held_us, trained_us, times.pending),
         other_ratio=_share(totals[OTHER_INDEX], rank_us - pending_us),
-        steps=closed._step,
+        steps=closed.step,
         lineage=closed.lineage,
-        commits_total=closed._commits_total,
-        rolled_back_total=closed._rolled_back_total,
+        commits_total=closed.commits_total,
+        rolled_back_total=closed.rolled_back_total,
         median_step_s=median_us / 1e6,
-        law=LawTerms(*[total / 1e6 / max(1, closed._rank_steps) for total in totals[:STEP_KINDS]]),
+        law=LawTerms(*[total / 1e6 / max(1, closed.rank_steps) for total in totals[:STEP_KINDS]]),
         generation=closed.book.generation,
-        view_size=closed._view_size,
-        views_total=closed._views_total,
+        view_size=closed.view_size,
+        views_total=closed.views_total,
         losses_total=sum(not name.startswith("outage-") for name in closed.book.losses),
         in_view_losses=sum(loss.generation >= 0 for loss in closed.book.losses.values()),
-        faults_by_kind_phase=dict(closed._fault_counts),
+        faults_by_kind_phase=dict(closed.fault_counts),
         incidents=tuple(incidents(closed.book, charged, median_us)),
         uncharged=seconds(uncharged),
-        checkpoints_by_phase=closed._by_phase(STORE),
-        copies_by_phase=closed._by_phase(PEERS),
-        copy_interval_s=closed._copy_interval_s,
-        checkpoint_interval_s=closed._interval_s,
-        **_newest(closed._checkpoint),
-        measurements=dict(closed._measurements),
-        tallies=closed._tally.now(),
-        expected_goodput=ledger._said.get("expected_goodput"),
+        checkpoints_by_phase=closed.by_phase(STORE),
+        copies_by_phase=closed.by_phase(PEERS),
+        copy_interval_s=closed.copy_interval_s,
+        checkpoint_interval_s=closed.interval_s,
+        **_newest(closed.checkpoint),
+        measurements=dict(closed.measurements),
+        tallies=closed.tally.now(),
+        expected_goodput=ledger.said.get("expected_goodput"),
         expectation=_expectation(closed, trained_us / 1e6),
-        queued_s=ledger._said.get("queued_s", 0.0),
-        samples=trained_on(ledger._data, ledger._cover, ledger._histories, ledger._step, ledger._rolled_back_total),
+        queued_s=ledger.said.get("queued_s", 0.0),
+        samples=trained_on(ledger.data, ledger.cover, ledger.histories, ledger.step, ledger.rolled_back_total),
     )
 
 
-def _goodputs(ledger: Ledger, step_us: int, held_us: int, trained_us: int, pending: list[int]) -> dict[str, Any]:
+def _goodputs(ledger: LedgerFold, step_us: int, held_us: int, trained_us: int, pending: list[int]) -> dict[str, Any]:
     """Shares of the time of which it is known where it went: of the world's slots, of all, while training, and of the wall time."""
     assert ledger.started is not None
     world, waits_us = ledger.started.world, _of_the_world(ledger, pending)
@@ -101,7 +99,7 @@ def _goodputs(ledger: Ledger, step_us: int, held_us: int, trained_us: int, pendi
         "goodput": _share(step_us, world * held_us - sum(waits_us)),
         "scheduling_goodput": _share(step_us, len(pending) * held_us - sum(pending)),
         "training_goodput": _share(step_us, world * trained_us - sum(min(each, trained_us) for each in waits_us)),
-        "ettr": _share(ledger._productive_us, held_us - sum(waits_us) / world),
+        "ettr": _share(ledger.productive_us, held_us - sum(waits_us) / world),
     }
 
 
@@ -114,12 +112,12 @@ def _newest(durable: CheckpointRecord | None) -> dict[str, Any]:
     }
 
 
-def _expectation(ledger: Ledger, training_s: float) -> Expectation | None:
+def _expectation(ledger: LedgerFold, training_s: float) -> Expectation | None:
     """None where it says nothing: after few steps or a short time, and of a run that was stopped, as no plan holds that."""
     if ledger.terms is None or ledger.stretches.gaps:
         return None
     planned = [records[0].fault for records in ledger.book.faults.values() if records[0].phase == "planned"]
-    return ledger.terms.expectation(planned, training_s, ledger._step)
+    return ledger.terms.expectation(planned, training_s, ledger.step)
 
 
 def _share(part_us: float, whole_us: float) -> float:
@@ -132,10 +130,10 @@ def _columns(rows: Sequence[Sequence[int]]) -> list[int]:
     return [sum(map(itemgetter(index), rows)) for index in range(len(NAMES))]
 
 
-def _slot_times(ledger: Ledger, now_us: int) -> Times:
+def _slot_times(ledger: LedgerFold, now_us: int) -> Times:
     """Where each slot's time went, up to ``now_us``."""
     pending = [0] * len(ledger.slots)
-    for held in ledger._held.values():
+    for held in ledger.held.values():
         for item in held:
             pending[item.slot] += sum(duration for _, duration, _ in item.pieces)
     rows, cold_us = [], 0
@@ -150,7 +148,7 @@ def _slot_times(ledger: Ledger, now_us: int) -> Times:
     return Times(rows, pending, cold_us)
 
 
-def _of_the_world(ledger: Ledger, pending: list[int]) -> list[int]:
+def _of_the_world(ledger: LedgerFold, pending: list[int]) -> list[int]:
     """What is pending in the seats of the world: in the view's slots, and in as many others as are missing there, the latest to report."""
     assert ledger.started is not None
     seated = {member.slot for member in ledger.book.seated}

@@ -18,7 +18,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fleet import goodput, ledger_costs, ledger_report, ledger_slots, ledger_summary, ledger_tallies, ledger_timeline, records, types
+from fleet import (
+    goodput,
+    ledger_costs,
+    ledger_fold,
+    ledger_report,
+    ledger_slots,
+    ledger_summary,
+    ledger_tallies,
+    ledger_timeline,
+    records,
+    types,
+)
 
 logger = logging.getLogger("fleet.snapshots")
 
@@ -29,7 +40,7 @@ EVERY_BYTES = 64 * 2**20
 """A journal that has grown by so much since the last snapshot is worth another."""
 LEAST_BYTES = 4 * 2**20
 """A shorter journal is folded as fast as a snapshot of it is read."""
-MODULES = (goodput, ledger_costs, ledger_report, ledger_slots, ledger_summary, ledger_tallies, ledger_timeline, records, types)
+MODULES = (goodput, ledger_costs, ledger_fold, ledger_report, ledger_slots, ledger_summary, ledger_tallies, ledger_timeline, records, types)
 OURS = {"fleet.follow"} | {
     kind.__module__
     for module in MODULES

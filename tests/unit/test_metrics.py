@@ -183,7 +183,7 @@ def test_before_the_first_record_there_is_nothing_to_scrape() -> None:
 def test_a_measurement_that_is_not_a_number_is_scraped_as_such() -> None:
     story = one_loss()
     ledger = Ledger().apply_all(story.records[:2])
-    ledger._measurements["loss"] = (1, math.nan)
+    ledger.measurements["loss"] = (1, math.nan)
     assert math.isnan(scrape(ledger.summary())["fleet_measurement", (("name", "loss"),)])
 
 
