@@ -11,17 +11,14 @@ import contextlib
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from actors.local_rank import LocalRank
 from actors.messages import EvidenceGathered, RankEvidence
 from actors.rank.recorder import now_us
 from actors.rank.stacks import END, STACKS_SIGNAL, stacks_path
 from fleet.instructions import Inspect
 from fleet.proc import handles, stat_fields
 from fleet.records import CATEGORIES, COMM, REFORM, STRAGGLER
-
-if TYPE_CHECKING:
-    from actors.node import LocalRank
 
 LIMIT_S = 1.0
 DEAF_S = 0.4

@@ -19,6 +19,7 @@ from typing import Any
 
 from actors import evidence
 from actors.connections import Connections
+from actors.local_rank import LocalRank
 from actors.messages import (
     DOWN,
     UP,
@@ -36,7 +37,7 @@ from actors.rank.lifeline import TOKEN_BYTES, lifeline_path
 from actors.rank.recorder import RingReader, now_us
 from actors.rank.spans import SpanBuilder
 from actors.rank.stacks import stacks_path
-from actors.rank.timing import OwnTime, StepTimer, summary, thinned
+from actors.rank.timing import OwnTime, summary, thinned
 from fleet.events import EVENTS, CopiesHeld, Heartbeat, Joined, Lost, StepsTimed
 from fleet.instructions import INSTRUCTIONS, Evict, Fence, Inspect, Instruction, Propose, Publish, Spoil, Welcome
 from fleet.machine.roster import STOOD_STILL_S
@@ -57,20 +58,6 @@ DOMAIN = "FLEET_DOMAIN"
 
 def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
-@dataclass(slots=True)
-class LocalRank:
-    """A rank process of this node, from its first hello until its death was told."""
-
-    process: Process
-    token: str
-    ring: RingReader
-    pidfd: int
-    writer: asyncio.StreamWriter | None = None
-    member: Member | None = None
-    builder: SpanBuilder | None = None
-    timer: StepTimer = field(default_factory=StepTimer)
 
 
 @dataclass(slots=True)
