@@ -8,7 +8,7 @@ from fleet.causes import Cause, Departure, EndWhy, NodeCause, ProcessEnded
 from fleet.codec import Codec
 from fleet.levels import STORE
 from fleet.slowness import RankTimes
-from fleet.types import Copy, Fault, Finding, Member, Part, Process, Pulse, StateId
+from fleet.types import Copy, Fault, FaultPhase, Finding, Member, Part, Process, Pulse, StateId
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +276,7 @@ class FaultReported:
     """``phase``: planned, aimed, executed, suppressed or healed. ``members`` are the ranks that the fault was aimed at."""
 
     fault: Fault
-    phase: str
+    phase: FaultPhase
     at_s: float
     members: tuple[Member, ...]
     detail: str = ""

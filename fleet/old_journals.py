@@ -21,7 +21,7 @@ FIELDS = {
     "CheckpointRecord": 9, "Measurement": 4, "DataRead": 5, "EvidenceKept": 6, "OnceRecord": 5, "RunEnded": 5,
 }  # fmt: skip
 """How many fields a record had."""
-GREW = {("DataRead", 3): ["", 0], ("DataRead", 4): [0]}
+GREW: dict[tuple[str, int], list[Any]] = {("DataRead", 3): ["", 0], ("DataRead", 4): [0]}
 """(record, how many fields it had even before) -> what the others are."""
 NO_EVENT = 0
 
@@ -29,10 +29,14 @@ NO_EVENT = 0
 def upgraded(value: list[Any]) -> list[Any]:
     """A record of a journal, name first, as version 2 has it. Raises ProtocolError, or what a damaged record leads to."""
     name = value[0]
-    value = [*value, *GREW.get((name, len(value) - 1), ())]
+    grown: list[Any] = GREW.get((name, len(value) - 1), [])
+    value = [*value, *grown]
     if FIELDS.get(name) != len(value) - 1:
         return value
-    return [*REWRITTEN.get(name, list)(value), NO_EVENT]
+    rewrite = REWRITTEN.get(name)
+    if rewrite is not None:
+        value = rewrite(value)
+    return [*value, NO_EVENT]
 
 
 def _lost(value: list[Any]) -> list[Any]:
@@ -156,7 +160,8 @@ def _special(policy: str, action: str) -> list[Callable[[Mapping[str, float]], P
 def _suspect(given: Mapping[str, float]) -> Payload:
     kind = next(name for name in given if name.startswith(KIND))
     evidence = {name: value for name, value in given.items() if name not in OWN and name != kind}
-    return decisions.Suspect(*(given[name] for name in OWN), kind.removeprefix(KIND), evidence)
+    slot, incarnation, score, confidence, since_step, step = (given[name] for name in OWN)
+    return decisions.Suspect(slot, incarnation, score, confidence, since_step, step, kind.removeprefix(KIND), evidence)
 
 
 def _prices(given: Mapping[str, float]) -> Payload:

@@ -15,7 +15,7 @@ from fleet.causes import Cause, EndWhy, ProcessEnded
 from fleet.codec import Codec
 from fleet.decisions import Action, AnyPayload, figures
 from fleet.levels import STORE
-from fleet.types import Fault, Member, Process, StateId, View
+from fleet.types import Fault, FaultPhase, Member, Process, StateId, View
 
 VERSION, OLDEST = 2, 1
 """Of the format that is written, and the oldest that is read: see ``fleet.old_journals``."""
@@ -49,7 +49,6 @@ STEP_CODES = frozenset((COMPUTE, COMM, STRAGGLER, DATA))
 """Spans that make up a step: goodput once the step is committed, rework when it is abandoned."""
 
 
-FaultPhase = Literal["planned", "aimed", "executed", "suppressed", "healed"]
 CheckpointPhase = Literal["requested", "durable", "failed", "skipped", "withdrawn"]
 OncePhase = Literal["begun", "done"]
 EndStatus = Literal["completed", "completed, not saved", "stopped", "failed"]
@@ -320,6 +319,18 @@ class RunEnded:
     detail: str
     why: EndWhy = EndWhy.OTHER
     event: int = field(default=0, compare=False)
+
+
+def status_of(why: EndWhy) -> EndStatus:
+    """How a run ends for that."""
+    match why:
+        case EndWhy.ALL_STEPS:
+            return COMPLETED
+        case EndWhy.NOT_SAVED:
+            return UNSAVED
+        case EndWhy.STOPPED | EndWhy.STORE_FAILED | EndWhy.TIME_IS_UP:
+            return "stopped"
+    return "failed"
 
 
 Record = (

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from fleet.causes import AgentHungUp, AgentSilent, NodeCause
 from fleet.config import Timeouts
 from fleet.events import Heartbeat
 from fleet.types import Member, Process, StateId
@@ -136,13 +137,14 @@ class Roster:
         for rank in self.by_slot.values():
             rank.beat_s, rank.progress_s = min(now_s, rank.beat_s + gap_s), min(now_s, rank.progress_s + gap_s)
 
-    def silent_nodes(self, limits: Timeouts, now_s: float) -> list[tuple[str, str, float]]:
+    def silent_nodes(self, limits: Timeouts, now_s: float) -> list[tuple[str, NodeCause, float]]:
         """(node, why, since when) of all nodes whose agent hung up and did not come back at once, or was silent for too long."""
-        lost = [(node, "its agent hung up", at_s) for node, at_s in self.silent.items() if now_s - at_s >= limits.hangup_s]
+        silent = self.silent.items()
+        lost: list[tuple[str, NodeCause, float]] = [(node, AgentHungUp(), at_s) for node, at_s in silent if now_s - at_s >= limits.hangup_s]
         quiet = [
             (node, now_s - seen_s) for node, seen_s in self.nodes.items() if now_s - seen_s > limits.node_s and node not in self.silent
         ]
-        return lost + [(node, f"its agent was silent for {silence_s:.1f} s", now_s) for node, silence_s in quiet]
+        return lost + [(node, AgentSilent(silence_s), now_s) for node, silence_s in quiet]
 
     def silent_ranks(self, limits: Timeouts, now_s: float) -> Iterator[tuple[Rank, float]]:
         """(rank, how long it was silent) of all that were for too long on nodes that are not given up."""

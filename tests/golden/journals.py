@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fleet import records as r
 from fleet.causes import Cause, EndWhy, Told
-from fleet.types import Fault, Member, StateId, View
+from fleet.types import Fault, FaultPhase, Member, StateId, View
 
 SIGNAL = Told("signal 9")
 """As in the journal that version 1 has written once."""
@@ -49,7 +49,7 @@ class Story:
     def lost(self, slot: int, incarnation: int, at: float, *, generation: int = 1, fault: str | None = None, cause: Cause = SIGNAL) -> None:
         self.records.append(r.ProcessLost(Member(slot, incarnation), cause, at / 1e3, fault, generation, -1, -1, ""))
 
-    def fault(self, name: str, kind: str, phase: r.FaultPhase, at: float, slot: int = 0) -> None:
+    def fault(self, name: str, kind: str, phase: FaultPhase, at: float, slot: int = 0) -> None:
         fault = Fault(name, at / 1e3, "gpu", kind, slot=slot)
         self.records.append(r.FaultRecord(fault, phase, at / 1e3, (Member(slot, 0),), ""))
 

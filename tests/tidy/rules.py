@@ -229,7 +229,7 @@ def machine_path_faults(path: str, text: str) -> list[str]:
 
 
 WORDS = {"reason", "cause", "detail", "error", "why"}
-"""Names, or last words of names, under which sentences for people stand; those that hold a fact are compared with facts, never with text."""
+"""Names, or last words of names, under which sentences for people stand. Where they hold a fact, it is compared with facts."""
 READS = {
     "startswith", "endswith", "removeprefix", "removesuffix", "split", "rsplit", "partition", "rpartition", "find", "rfind", "index",
     "count", "replace", "casefold", "lower",
@@ -271,6 +271,8 @@ def _is_word(name: str) -> bool:
 def _is_text(node: ast.AST) -> bool:
     """Whether this is a sentence for people: by its name, or made of one that is."""
     match node:
+        case ast.Attribute(attr="args", value=inner):
+            return _is_text(inner)
         case ast.Name(id=name) | ast.Attribute(attr=name):
             return _is_word(name)
         case ast.Subscript(slice=ast.Constant(value=str() as name)):
