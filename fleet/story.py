@@ -133,14 +133,15 @@ def _head(known: _Known, started_s: float) -> str:
 
 
 def _moments(known: _Known) -> Iterator[Moment]:
-    """All that belongs to the loss, in the order of the journal."""
-    loss = known.loss
-    for place, record in enumerate(known.records):
-        at_s = getattr(record, "at_s", None)
-        said = _before(known, record) if place < known.place else None
-        if at_s is not None and said is not None:
+    """All that belongs to the loss, in the order of the journal. Its agent saw the end before the coordinator heard of it."""
+    loss, declared_s = known.loss, known.loss.at_s
+    for record in known.records[: known.place]:
+        at_s, said = getattr(record, "at_s", loss.at_s), _before(known, record)
+        if isinstance(record, Heard) and loss.event and record.event == loss.event:
+            declared_s, at_s = record.at_s, loss.at_s if record.what == "Lost" else record.at_s
+        if said is not None:
             yield Moment(at_s - loss.at_s, getattr(record, "event", 0), *said)
-    yield Moment(0.0, loss.event, COORDINATOR, f"rank {loss.member} is declared lost: {loss.cause}")
+    yield Moment(declared_s - loss.at_s, loss.event, COORDINATOR, f"rank {loss.member} is declared lost: {loss.cause}")
     yield from _after(known)
 
 
@@ -161,23 +162,19 @@ def _before(known: _Known, record: Record) -> tuple[str, str] | None:
 
 def _after(known: _Known) -> Iterator[Moment]:
     """From the loss on, until a step is committed in a view that was made without it; and how its slot is filled again."""
-    loss, answered, training = known.loss, _of_no_view(known.loss), _of_no_view(known.loss)
+    loss, training, start = known.loss, _of_no_view(known.loss), -1
     for record in known.records[known.place + 1 :]:
-        at_s = getattr(record, "at_s", 0.0)
-        said = None
+        after_s, event = getattr(record, "at_s", loss.at_s) - loss.at_s, getattr(record, "event", 0)
+        said = _later(known, record) if training else _told(known, record)
         if isinstance(record, RunEnded):
-            yield Moment(at_s - loss.at_s, record.event, COORDINATOR, f"the run ends, {record.status}: {record.reason}")
+            yield Moment(after_s, event, COORDINATOR, f"the run ends, {record.status}: {record.reason}")
             return
-        if training:
-            said = _later(known, record)
-        elif isinstance(record, Committed):
-            training = answered
-            said = (COORDINATOR, f"step {record.state.step} is committed: training goes on") if answered else None
-        else:
-            said = _told(known, record)
-            answered = answered or (isinstance(record, ViewPublished) and not record.graceful and str(loss.member) in record.causes)
+        if isinstance(record, ViewPublished) and not record.graceful and str(loss.member) in record.causes:
+            start = record.view.state.step
+        elif isinstance(record, Committed) and not training and 0 <= start < record.state.step:
+            training, said = True, (COORDINATOR, f"step {record.state.step} is committed: training goes on")
         if said is not None:
-            yield Moment(at_s - loss.at_s, getattr(record, "event", 0), *said)
+            yield Moment(after_s, event, *said)
         if training and isinstance(record, ViewPublished) and _fills(loss, record.view):
             return
 
@@ -228,7 +225,8 @@ def _told(known: _Known, record: Record) -> tuple[str, str] | None:
         case ViewPublished(view=view, graceful=graceful):
             how = "is proposed beside the running steps" if graceful else "is formed"
             ranks = ", ".join(map(str, view.members))
-            return COORDINATOR, f"view {view.generation} {how}, from step {view.state.step}: ranks {ranks}{_moved(known, view)}"
+            filled = "; its slot is filled again" if _fills(known.loss, view) else _moved(known, view)
+            return COORDINATOR, f"view {view.generation} {how}, from step {view.state.step}: ranks {ranks}{filled}"
     return None
 
 

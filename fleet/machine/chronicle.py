@@ -23,6 +23,10 @@ DETAIL = 160
 """So many characters of what a rank said."""
 
 
+ALWAYS = (Parked, Formed, Lost, Raised, NodeSilent, NodeLost)
+"""Events that are told whatever they lead to."""
+
+
 def news(machine: MachineState, event: Event, now_s: float) -> Heard | None:
     """``event`` in short, if it is one that is always told, and is not said again. To be asked before it is handled."""
     match event:

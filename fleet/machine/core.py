@@ -107,7 +107,10 @@ class FleetMachine:
         """Take one event at ``now_s`` on the run's clock; returns what is to be done, in order."""
         machine = self.state
         machine.event, machine.out = machine.event + 1, []
-        heard = chronicle.news(machine, event, now_s) if machine.phase != Phase.END else None
+        if isinstance(event, Heartbeat) and machine.ended is None:  # most of all events, and nothing is to be reconciled
+            leaving.heard(machine, event, now_s)
+            return chronicle.told(event, machine.event, None, machine.out, now_s) if machine.out else []
+        heard = chronicle.news(machine, event, now_s) if isinstance(event, chronicle.ALWAYS) and machine.ended is None else None
         self._take(event, now_s)
         return chronicle.told(event, machine.event, heard, machine.out, now_s) if machine.out or heard is not None else []
 
@@ -118,7 +121,7 @@ class FleetMachine:
             return
         outstanding = bool(machine.roster.outstanding)
         _observe(machine, event, now_s)
-        if machine.ended is None and not isinstance(event, Heartbeat | Measured | Reads | StepsTimed):
+        if machine.ended is None and not isinstance(event, Measured | Reads | StepsTimed):
             # Policies look at all ranks: they are asked at ticks, and when the last rank has answered, not for each word of each rank.
             _reconcile(machine, now_s, isinstance(event, Tick) or (outstanding and not machine.roster.outstanding))
 
@@ -143,8 +146,6 @@ class FleetMachine:
 
 def _observe(machine: MachineState, event: Event, now_s: float) -> None:
     match event:
-        case Heartbeat():
-            leaving.heard(machine, event, now_s)
         case Tick():
             ticks.tick(machine, now_s)
         case Joined():

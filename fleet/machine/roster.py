@@ -114,7 +114,7 @@ class Roster:
         self.nodes[event.node] = now_s
         self.silent.pop(event.node, None)
         ghosts: list[Rank] = []
-        by_slot = self.by_slot
+        by_slot, seated = self.by_slot, RankPhase.SEATED  # the attribute of an enum is looked up slowly
         for pulse in event.pulses:
             member = pulse.member
             rank = by_slot.get(member.slot)
@@ -124,7 +124,7 @@ class Roster:
             rank.heard = True
             rank.beat_s = now_s - pulse.beat_age_s
             rank.progress_s = now_s - pulse.progress_age_s if pulse.stepping else now_s
-            if rank.generation == generation == pulse.generation and rank.phase == RankPhase.SEATED:
+            if rank.generation == generation == pulse.generation and rank.phase is seated:
                 rank.state = pulse.state
                 if not pulse.stepping:
                     self.long_call_s = now_s
@@ -148,9 +148,10 @@ class Roster:
 
     def silent_ranks(self, limits: Timeouts, now_s: float) -> Iterator[tuple[Rank, float]]:
         """(rank, how long it was silent) of all that were for too long on nodes that are not given up."""
+        starting = RankPhase.STARTING
         for rank in list(self.by_slot.values()):
             # A rank that starts up imports, and may hold its interpreter's lock for long.
-            limit_s = limits.start_s if rank.phase == RankPhase.STARTING else limits.heartbeat_s
+            limit_s = limits.start_s if rank.phase is starting else limits.heartbeat_s
             if now_s - rank.beat_s > limit_s and rank.process.node in self.nodes:
                 yield rank, now_s - rank.beat_s
 
@@ -159,4 +160,5 @@ class Roster:
         since_s = now_s - limit_s
         if self.long_call_s >= since_s:
             return None
-        return next((rank for rank in self.by_slot.values() if rank.phase == RankPhase.SEATED and rank.progress_s < since_s), None)
+        seated = RankPhase.SEATED
+        return next((rank for rank in self.by_slot.values() if rank.progress_s < since_s and rank.phase is seated), None)
