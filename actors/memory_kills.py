@@ -38,15 +38,15 @@ def kills(folders: list[Path]) -> int | None:
 class MemoryKills:
     """Counts of the groups of this node's processes, as they were when they were last looked at."""
 
-    def __init__(self, root: Path = ROOT) -> None:
-        self._root = root
+    def __init__(self, root: Path = ROOT, proc: Path = Path("/proc")) -> None:
+        self._root, self._proc = root, proc
         self._folders: dict[int, list[Path]] = {}
         self._seen: dict[tuple[Path, ...], int] = {}
 
     def watch(self, pid: int) -> None:
         """From here on; while the process lives."""
         try:
-            groups = Path(f"/proc/{pid}/cgroup").read_text()
+            groups = (self._proc / str(pid) / "cgroup").read_text()
         except OSError:
             return  # it has ended already, and nobody can tell of which group it was
         folders = memory_groups(groups, self._root)
