@@ -48,14 +48,14 @@ def socket_path(folder: Path) -> str:
     return str(folder / "fork-{raylet}.sock")
 
 
-def how_it_ended(folder: Path, pid: int) -> str:
-    """How a process that was forked off the server in ``folder`` has ended, in words; empty while that is not known."""
+def exit_status(folder: Path, pid: int) -> int | None:
+    """How a process that was forked off the server in ``folder`` has ended: its status, or the signal's number as a negative one.
+
+    None while that is not known.
+    """
     with contextlib.suppress(FileNotFoundError, ValueError):
-        code = int(_exit_path(folder, pid).read_text())
-        if code == -signal.SIGKILL:
-            return "killed by SIGKILL, from outside or as memory ran out"
-        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
-    return ""
+        return int(_exit_path(folder, pid).read_text())
+    return None
 
 
 def _exit_path(folder: Path, pid: int) -> Path:
@@ -136,6 +136,7 @@ class _Server:
         pid = os.fork()
         if pid == 0:
             self._become(request, streams, stream)
+        _exit_path(self._folder, pid).unlink(missing_ok=True)  # of a process that had the pid before
         for number in streams:
             os.close(number)
         with contextlib.suppress(OSError):  # the client is gone: its end is seen next

@@ -133,9 +133,8 @@ class CoordinatorHost:
         else:
             journal.append(Resumed(now_s, unix_time_s(), "the coordinator was restarted", spec.cluster, gap=False))
             machine.replay(records, now_s)
-            self.outcome = (
-                EndRun(machine.state.ended.status, machine.state.ended.reason, machine.state.ended.detail) if machine.state.ended else None
-            )
+            if (ended := machine.state.ended) is not None:
+                self.outcome = EndRun(ended.status, ended.reason, ended.detail, ended.why)
         journal.flush()
 
     def _on_end(self, outcome: EndRun) -> None:

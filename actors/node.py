@@ -19,7 +19,9 @@ from typing import Any
 
 from actors import evidence
 from actors.connections import Connections
+from actors.fork_server import exit_status
 from actors.local_rank import LocalRank
+from actors.memory_kills import MemoryKills
 from actors.messages import (
     DOWN,
     UP,
@@ -38,7 +40,8 @@ from actors.rank.recorder import RingReader, now_us
 from actors.rank.spans import SpanBuilder
 from actors.rank.stacks import stacks_path
 from actors.rank.timing import OwnTime, summary, thinned
-from fleet.events import EVENTS, CopiesHeld, Heartbeat, Joined, Lost, StepsTimed
+from fleet.causes import ProcessEnded
+from fleet.events import EVENTS, CopiesHeld, Explained, Heartbeat, Joined, Lost, StepsTimed
 from fleet.instructions import INSTRUCTIONS, Evict, Fence, Inspect, Instruction, Propose, Publish, Spoil, Welcome
 from fleet.machine.roster import STOOD_STILL_S
 from fleet.ports import MemoryPort, ProcessPort
@@ -52,6 +55,8 @@ REPORT_S = 0.25
 """All that is said regularly is said at once: each time that a process wakes takes the core from a rank, and what it left in the caches."""
 CUT_S = 1.0
 RECONNECT_S = 0.05
+EXPLAIN_S, LOOK_S = 5.0, 0.05
+"""A killed process frees its memory before who started it hears of its end; it is looked for so long, and so often."""
 DOMAIN = "FLEET_DOMAIN"
 """Nodes where it has the same value fail together: a rack, a switch, a power supply. Copies go to others where they can."""
 
@@ -101,6 +106,8 @@ class NodeAgent:
         self._views: dict[int, View] = {}
         self._offset_us = 0
         self._tasks: list[asyncio.Task[None]] = []
+        self._kills = MemoryKills()
+        self._explaining: set[asyncio.Task[None]] = set()
         self._inspection: asyncio.Task[EvidenceGathered] | None = None
         self._servers: list[asyncio.AbstractServer] = []
         self._connections = Connections()
@@ -116,9 +123,9 @@ class NodeAgent:
         self._tasks = [asyncio.create_task(work()) for work in (self._keep_connected, self._report)]
 
     async def stop(self) -> None:
-        for task in self._tasks:
+        for task in (*self._tasks, *self._explaining):
             task.cancel()
-        await asyncio.gather(*self._tasks, *([self._inspection] if self._inspection else []), return_exceptions=True)
+        await asyncio.gather(*self._tasks, *self._explaining, *([self._inspection] if self._inspection else []), return_exceptions=True)
         for server in self._servers:
             server.close()
         if self._memory is not None:
@@ -154,6 +161,7 @@ class NodeAgent:
                 return None
             rank = LocalRank(hello.process, hello.token, RingReader(ring_path(self.folder, hello.token)), pidfd)
             self._ranks[hello.token] = rank
+            self._kills.watch(hello.process.pid)
             asyncio.get_running_loop().add_reader(pidfd, self._on_death, rank)
             if hello.incarnation is not None:
                 self._name(rank, Member(hello.slot, hello.incarnation))
@@ -184,13 +192,26 @@ class NodeAgent:
         if rank.member is None or rank.builder is None:
             return
         where = rank.ring.position()
-        lost = Lost(rank.member, "its process ended", self._run_s(at_us), where.step, where.shard)
+        lost = Lost(rank.member, ProcessEnded(), self._run_s(at_us), where.step, where.shard)
         self._up.lost[rank.member] = lost
         self._up.send(lost)  # before anything else: everyone waits for what follows from it
         bow_out(rank.process.pid)
         self._up.send(*self._batch([*rank.builder.add(rank.ring.drain()), *rank.builder.cut(at_us)]))
         rank.ring.path.unlink(missing_ok=True)
         stacks_path(self.folder, rank.token).unlink(missing_ok=True)
+        self._explaining.add(task := asyncio.create_task(self._explain(rank.member, rank.process.pid)))
+        task.add_done_callback(self._explaining.discard)
+
+    async def _explain(self, member: Member, pid: int) -> None:
+        """How the process has ended: this agent is not its parent, and hears of it from who is, where that is the node's fork server."""
+        looks = round(EXPLAIN_S / LOOK_S)
+        while (status := exit_status(self.folder, pid)) is None and (looks := looks - 1) > 0:
+            await asyncio.sleep(LOOK_S)
+        if status is None:
+            self._kills.forget(pid)
+            return
+        struck = status == -signal.SIGKILL and self._kills.struck(pid)
+        self._up.send(Explained(member, ProcessEnded(status, struck)))
 
     def _run_s(self, at_us: int) -> float:
         return (at_us + self._offset_us) / 1e6
@@ -299,7 +320,7 @@ class NodeAgent:
     def _evict(self, message: Evict) -> None:
         rank = self._rank_of(message.process)
         if rank is not None:
-            log.warning("evicting %s (pid %d): %s", message.member, rank.process.pid, message.reason)
+            log.warning("evicting %s (pid %d): %s", message.member, rank.process.pid, message.why)
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(rank.pidfd, signal.SIGKILL)
 

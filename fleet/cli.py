@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
 import json
 import os
@@ -301,7 +300,6 @@ def _execute(plan: RunPlan, twin: bool, twin_world: int, show: Show, expected: S
 
 def _one_run(live: LiveRun, server: Watch | None, verbose: bool) -> RunResult:
     """Train; with a ``server``, its page shows the run, and takes orders for its chaos."""
-    from actors.fork_server import how_it_ended
     from fleet.follow import Follower
     from fleet.progress import LiveView
     from fleet.rank_logs import RunLogs, logs_of
@@ -312,8 +310,7 @@ def _one_run(live: LiveRun, server: Watch | None, verbose: bool) -> RunResult:
         server.show(plan.name, follower, live.controls)
         console.print(Text.assemble("watch it at ", (server.link(plan.name), "bold")))
     logs = RunLogs(logs_of(plan.folder), from_start=not plan.resume)
-    how_ended = functools.partial(how_it_ended, live.shm)
-    with LiveView(follower, console, time.monotonic, logs, _first_fault_s(plan), verbose, how_ended), _stopped_by_signals(live):
+    with LiveView(follower, console, time.monotonic, logs, _first_fault_s(plan), verbose), _stopped_by_signals(live):
         result = live.execute()
     if server is not None:
         server.release(plan.name)
@@ -401,11 +398,15 @@ def report(
     name: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name under --storage.")],
     json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     html: Annotated[str, typer.Option(help="Write one self-contained HTML page to this file.")] = "",
+    why: Annotated[str, typer.Option(metavar="RANK", help="Tell the story of one loss instead: 3.0, or 3 for slot 3's newest.")] = "",
     storage: Annotated[str, typer.Option(help="Folder that holds the runs.")] = "runs",
 ) -> None:
     """Where every rank-second of RUN went, and what each fault cost."""
     from fleet.plans import find_run
 
+    if why:
+        cli_diagnose.tell_why(find_run(name, Path(storage)), why, as_json=json_)
+        return
     found, damage = cli_diagnose.load_report(find_run(name, Path(storage)))
     if not json_:
         _tell(found)

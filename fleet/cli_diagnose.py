@@ -43,7 +43,22 @@ def load_report(folder: Path) -> tuple[Report, str]:
     from fleet.follow import open_report
 
     report, damage = open_report(folder / "journal.jsonl")
+    _warn(damage)
+    return report, damage
+
+
+def tell_why(folder: Path, rank: str, *, as_json: bool) -> None:
+    """The story of the loss of ``rank``, as far as the run's journal is good."""
+    from fleet.follow import good_records
+    from fleet.story import why
+
+    records, damage = good_records(folder / "journal.jsonl")
+    _warn(damage)
+    story = why(records, rank)
+    cli_print.write(json.dumps(story.plain() | {"damage": damage}, indent=2) if as_json else str(story).rstrip("\n"))
+
+
+def _warn(damage: str) -> None:
     if damage:
         words = f"The journal is damaged, and only what lies before is told: {damage}"
         cli_print.Terminal(stderr=True).print(words, style="yellow", markup=False)
-    return report, damage

@@ -1,12 +1,14 @@
 """Frozen dataclasses to JSON and back, for the wire and for the journal.
 
 A value is written as ``["ClassName", field, field, ...]``; nested dataclasses and tuples are rebuilt from the class's own annotations, so a
-record that lost a field or came from another version is refused by name instead of being half read.
+record that lost a field or came from another version is refused by name instead of being half read. Nested ones are written without their
+name, but for a :class:`Tagged` one: a field may hold any of several kinds of these.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 import json
 import types
@@ -19,13 +21,22 @@ from fleet.errors import ProtocolError
 Decoder = Callable[[Any], Any]
 
 
-def _plain(value: Any) -> Any:
+class Tagged:
+    """A frozen dataclass that is written with its name wherever it stands, as a field may hold one of several kinds."""
+
+    __slots__ = ()
+
+
+def plain(value: Any) -> Any:
+    """As JSON has it."""
+    if isinstance(value, Tagged):
+        return [type(value).__name__, *[plain(getattr(value, field.name)) for field in dataclasses.fields(value)]]  # type: ignore[arg-type]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [_plain(getattr(value, field.name)) for field in dataclasses.fields(value)]
+        return [plain(getattr(value, field.name)) for field in dataclasses.fields(value)]
     if isinstance(value, (tuple, list)):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     return value
 
 
@@ -33,6 +44,7 @@ def _same(value: Any) -> Any:
     return value
 
 
+@functools.cache
 def _dataclass_decoder(kind: type) -> Decoder:
     hints = typing.get_type_hints(kind)
     parts = [_decoder(hints[field.name]) for field in dataclasses.fields(kind)]
@@ -46,8 +58,32 @@ def _dataclass_decoder(kind: type) -> Decoder:
 
 
 def _union_decoder(arguments: tuple[Any, ...]) -> Decoder:
-    inner = _decoder(next(a for a in arguments if a is not type(None)))
+    kinds = [kind for kind in arguments if kind is not type(None)]
+    inner = _tagged_decoder(kinds) if len(kinds) > 1 else _decoder(kinds[0])
     return lambda value: None if value is None else inner(value)
+
+
+def _tagged_decoder(kinds: Iterable[type]) -> Decoder:
+    """By the name that comes first."""
+    known = {kind.__name__: kind for kind in kinds}
+
+    def decode(value: Any) -> Any:
+        kind = known.get(value[0])
+        if kind is None:
+            raise ProtocolError(f"unknown kind {value[0]!r}, not one of {', '.join(known)}: is it from another version?")
+        return _dataclass_decoder(kind)(value[1:])
+
+    return decode
+
+
+def _enum_decoder(kind: type[enum.Enum]) -> Decoder:
+    def decode(value: Any) -> Any:
+        try:
+            return kind(value)
+        except ValueError as error:
+            raise ProtocolError(f"{error}: is it from another version?") from error
+
+    return decode
 
 
 def _tuple_decoder(arguments: tuple[Any, ...]) -> Decoder:
@@ -68,7 +104,13 @@ def _decoder(hint: Any) -> Decoder:
         return _union_decoder(arguments)
     if origin is tuple or hint is tuple:
         return _tuple_decoder(arguments)
-    return _dataclass_decoder(hint) if dataclasses.is_dataclass(hint) and isinstance(hint, type) else _same
+    if not isinstance(hint, type):
+        return _same
+    if issubclass(hint, enum.Enum):
+        return _enum_decoder(hint)
+    if issubclass(hint, Tagged):
+        return _tagged_decoder([hint])
+    return _dataclass_decoder(hint) if dataclasses.is_dataclass(hint) else _same
 
 
 class Codec:
@@ -81,7 +123,7 @@ class Codec:
         name = type(value).__name__
         if self._kinds.get(name) is not type(value):
             raise ProtocolError(f"{name} is not one of the messages this codec knows: {sorted(self._kinds)}")
-        return [name, *_plain(value)]
+        return [name, *plain(value)]
 
     def from_json(self, value: list[Any]) -> Any:
         kind = self._kinds.get(value[0])

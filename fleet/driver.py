@@ -12,6 +12,7 @@ from fleet.instructions import CommitCheckpoint, EndRun, Instruction, Write
 from fleet.levels import PEERS, STORE
 from fleet.machine.core import FleetMachine
 from fleet.ports import CheckpointPort, JournalPort, MembersPort
+from fleet.records import Heard
 
 log = logging.getLogger("fleet.driver")
 TICK_S = 0.1
@@ -49,7 +50,7 @@ class Driver:
         for instruction in self.machine.handle(event, self.clock.now_s()):
             if isinstance(instruction, Write):
                 self._journal.append(instruction.record)
-                written = True
+                written = written or not isinstance(instruction.record, Heard)  # nothing is decided by what was heard
                 continue
             if written:
                 self._journal.flush()

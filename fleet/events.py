@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fleet.causes import Cause, Departure, EndWhy, NodeCause, ProcessEnded
 from fleet.codec import Codec
 from fleet.levels import STORE
 from fleet.slowness import RankTimes
-from fleet.types import Copy, Fault, Finding, Member, Part, Process, Pulse, StateId
+from fleet.types import Copy, Fault, FaultPhase, Finding, Member, Part, Process, Pulse, StateId
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ class NodeLost:
     """A node is gone with all its ranks: its agent's connection closed, or it was silent for too long."""
 
     node: str
-    cause: str
+    cause: NodeCause
     at_s: float
 
 
@@ -64,15 +65,16 @@ class Parked:
     """The rank has stopped in ``generation`` and waits for a later one.
 
     ``state`` is what it holds, None when it never had any. ``dirty`` is set when the state is half written.
-    ``generation`` is the greatest that it was seated in or told to leave. ``testimony`` is there when it left because ranks differ in what
-    should be alike.
+    ``generation`` is the greatest that it was seated in or told to leave. ``why`` it is in none; ``detail`` says more, for people.
+    ``testimony`` is there when it left because ranks differ in what should be alike.
     """
 
     member: Member
     generation: int
     state: StateId | None
     dirty: bool
-    reason: str
+    why: Departure
+    detail: str = ""
     testimony: Finding | None = None
 
 
@@ -98,11 +100,19 @@ class Lost:
     """A rank process has ended, seen by its node's agent. ``step`` and ``shard`` are where it was (shard -1: not in a shard)."""
 
     member: Member
-    cause: str
+    cause: Cause
     at_s: float
     step: int = -1
     shard: int = -1
     detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """How a process ended that was lost before: known once who started it has said it."""
+
+    member: Member
+    cause: ProcessEnded
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +276,7 @@ class FaultReported:
     """``phase``: planned, aimed, executed, suppressed or healed. ``members`` are the ranks that the fault was aimed at."""
 
     fault: Fault
-    phase: str
+    phase: FaultPhase
     at_s: float
     members: tuple[Member, ...]
     detail: str = ""
@@ -289,6 +299,7 @@ class StopRequested:
 
     reason: str
     error: str = ""
+    why: EndWhy = EndWhy.STOPPED
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,6 +325,7 @@ Event = (
     | Formed
     | Heartbeat
     | Lost
+    | Explained
     | Raised
     | Finished
     | Left

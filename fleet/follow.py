@@ -22,7 +22,19 @@ from fleet.journal import JournalTail, decode_line, read_journal
 from fleet.ledger_report import History, Report, build_report, report_of
 from fleet.ledger_summary import LedgerSummary
 from fleet.ledger_timeline import Timeline
-from fleet.records import STANDBY, DataRead, ProcessLost, ProcessUp, Record, Resumed, RunEnded, RunStarted, Spans, ViewPublished
+from fleet.records import (
+    STANDBY,
+    DataRead,
+    LossExplained,
+    ProcessLost,
+    ProcessUp,
+    Record,
+    Resumed,
+    RunEnded,
+    RunStarted,
+    Spans,
+    ViewPublished,
+)
 from fleet.types import Member, View
 
 T = TypeVar("T")
@@ -66,7 +78,11 @@ class Census:
                 seat = self.seats.get(member.slot)
                 if seat is None or seat.incarnation <= member.incarnation:
                     node, pid = (seat.node, seat.pid) if seat is not None else ("", 0)
-                    self.seats[member.slot] = Seat(member.slot, member.incarnation, LOST, node, pid, None, cause)
+                    self.seats[member.slot] = Seat(member.slot, member.incarnation, LOST, node, pid, None, str(cause))
+            case LossExplained(member=member, cause=cause):
+                seat = self.seats.get(member.slot)
+                if seat is not None and (seat.incarnation, seat.state) == (member.incarnation, LOST):
+                    self.seats[member.slot] = dataclasses.replace(seat, cause=str(cause))
             case ViewPublished(view=view):
                 self._seat(view)
 
@@ -245,6 +261,22 @@ def open_report(journal: Path) -> tuple[Report, str]:
             raise
         return build_report(islice(read_journal(journal), follower.good_lines)), follower.damage
     return report, Follower(journal).read().damage if torn else ""
+
+
+def good_records(journal: Path) -> tuple[list[Record], str]:
+    """(what is good of a journal but for the ranks' time, why and where that ends before the file does, else empty).
+
+    Raises as :func:`open_report` does.
+    """
+    records: list[Record] = []
+    torn: list[str] = []
+    try:
+        records.extend(read_journal(journal, spans=False, on_torn=torn.append))  # up to where it raises
+    except JournalError as error:
+        if not records:
+            raise
+        return records, str(error)
+    return records, Follower(journal).read().damage if torn else ""
 
 
 def last_words(journal: Path) -> tuple[RunStarted | None, RunEnded | None]:

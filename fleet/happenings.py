@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from fleet.causes import ProcessEnded
 from fleet.ledger_report import duration
 from fleet.levels import STORE
 from fleet.rank_logs import named
@@ -16,8 +17,8 @@ from fleet.records import (
     EvidenceKept,
     FaultRecord,
     LineageBegun,
+    LossExplained,
     ProcessLost,
-    ProcessUp,
     Record,
     Resumed,
     RunStarted,
@@ -27,8 +28,6 @@ from fleet.types import Fault, Member
 
 PATIENCE_S = 2.0
 """A loss waits that long for the word that the fault which explains it was carried out, or for how its process ended."""
-ENDED = "its process ended"
-"""What an agent says of a process that is gone. It is not the parent, so it does not know how."""
 BAD, STRUCK, GOOD, QUIET = "red", "yellow", "green", "dim"
 BY_SIGNAL = {"kill_rank": "killed (SIGKILL)", "lose_node": "killed (SIGKILL) with its node"}
 COSTLY = {
@@ -39,7 +38,6 @@ COSTLY = {
     "settings": ("set",),
 }
 """Policy -> decisions that cost something, or change what will. Of the policy ``store`` it is all."""
-VIEW_CHANGED = "the view changed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +55,12 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
+    """``unexplained``: the loss that is told, while nobody has said how its process ended."""
+
     line: Line
     since_s: float
-    fault: str | None
-    pid: int = 0
+    fault: str | None = None
+    unexplained: ProcessLost | None = None
 
 
 class Teller:
@@ -68,12 +68,10 @@ class Teller:
 
     Args:
         verbose: also what costs nothing: views, faults that were planned, suppressed or healed.
-        how_ended: of a process by its pid: how it has ended, in words, or nothing while that is not known.
     """
 
-    def __init__(self, verbose: bool = False, how_ended: Callable[[int], str] = lambda pid: "") -> None:
-        self._verbose, self._how_ended = verbose, how_ended
-        self._pids: dict[Member, int] = {}
+    def __init__(self, verbose: bool = False) -> None:
+        self._verbose = verbose
         self._started_s = 0.0
         self._step = self._total = 0
         self._viewed = False
@@ -84,6 +82,9 @@ class Teller:
 
     def take(self, record: Record, now_s: float) -> list[Line]:
         """The lines that may be shown, ``now_s`` seconds on any clock that does not go back."""
+        if isinstance(record, LossExplained):
+            self._explain(record)
+            return self._released(now_s)
         line = self._line(record)
         if isinstance(record, FaultRecord) and record.phase == "executed":
             self._struck.add(record.fault.id)
@@ -102,26 +103,31 @@ class Teller:
         lines, self._waiting = [waiting.line for waiting in self._waiting], []
         return lines
 
+    def _explain(self, record: LossExplained) -> None:
+        """A loss that still waits is told with how its process ended."""
+        for place, waiting in enumerate(self._waiting):
+            if (lost := waiting.unexplained) is not None and lost.member == record.member:
+                line = self._line(replace(lost, cause=record.cause)) or waiting.line
+                self._waiting[place] = _Waiting(line, waiting.since_s)
+
     def _released(self, now_s: float) -> list[Line]:
         """From the first that still waits for its fault on, all wait: what follows from it comes behind it."""
         lines = []
         while self._waiting and self._ready(self._waiting[0], now_s):
-            waiting = self._waiting.pop(0)
-            how = self._how_ended(waiting.pid) if waiting.pid else ""
-            lines.append(replace(waiting.line, text=waiting.line.text.replace(ENDED, how)) if how else waiting.line)
+            lines.append(self._waiting.pop(0).line)
         return lines
 
-    def _waits_for(self, record: Record) -> tuple[str | None, int]:
-        """The fault that explains a loss, or the process of which it is not known yet how it ended: to end takes a while."""
+    @staticmethod
+    def _waits_for(record: Record) -> tuple[str | None, ProcessLost | None]:
+        """The fault that explains a loss, or the loss of which it is not known yet how its process ended: to end takes a while."""
         if not isinstance(record, ProcessLost):
-            return None, 0
-        pid = self._pids.pop(record.member, 0)
-        return (record.fault, 0) if record.fault else (None, pid if record.cause == ENDED else 0)
+            return None, None
+        return (record.fault, None) if record.fault else (None, record if record.cause == ProcessEnded() else None)
 
     def _ready(self, waiting: _Waiting, now_s: float) -> bool:
         if now_s - waiting.since_s > PATIENCE_S:
             return True
-        return bool(self._how_ended(waiting.pid)) if waiting.pid else waiting.fault is None or waiting.fault in self._struck
+        return waiting.unexplained is None and (waiting.fault is None or waiting.fault in self._struck)
 
     # ---- words ---------------------------------------------------------------------------------------------------------------------------
 
@@ -141,8 +147,6 @@ class Teller:
                 self._step = state.step
             case DataRead(total_steps=total):
                 self._total = total
-            case ProcessUp(member=member, process=process):
-                self._pids[member] = process.pid
             case FaultRecord():
                 yield from self._of_fault(record)
             case ProcessLost():
@@ -183,7 +187,7 @@ class Teller:
 
     def _of_checkpoint(self, record: CheckpointRecord) -> Iterator[tuple[str, str, str]]:
         what = "checkpoint" if record.level == STORE else "copy in memory"
-        if record.phase in ("failed", "skipped", "withdrawn") and (self._verbose or record.detail != VIEW_CHANGED):
+        if record.phase in ("failed", "skipped", "withdrawn") and (self._verbose or not record.view_changed):
             yield "*", f"{what} of step {record.state.step} {record.phase}: {record.detail}", STRUCK
         elif record.phase == "durable" and record.level == STORE and record.state.step == self._total > 0:
             yield "*", f"final checkpoint: step {record.state.step} is durable", GOOD

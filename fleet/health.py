@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from fleet.machine.losses import LOOP, RAISED
+from fleet.causes import EndWhy, incident
 from fleet.records import ProcessLost, ProcessUp, Record, Resumed, RunEnded, RunStarted
 from fleet.types import Member
 
@@ -57,9 +57,6 @@ class History:
 
 
 HOUR_S = 3600.0
-CAUSES = (("silent corruption", "corruption"), ("no heartbeat", "hang"), ("no progress", "hang"), ("did not leave", "hang"),
-          ("its process ended", "lost"), ("its agent", "lost"))  # fmt: skip
-"""What a loss's cause begins with, less ``evicted:``, and the kind of incident that it is."""
 
 
 def histories(records: Iterable[Record], names: Mapping[str, str]) -> list[History]:
@@ -80,11 +77,11 @@ def histories(records: Iterable[Record], names: Mapping[str, str]) -> list[Histo
             case ProcessUp(member=member, process=process) if process.node in names:
                 name = nodes[member] = names[process.node]
                 seen.setdefault(name, (record.at_s, record.at_s))
-            case ProcessLost(member=member, fault=None) if member in nodes and (kind := _kind(record.cause)):
+            case ProcessLost(member=member, fault=None) if member in nodes and (kind := incident(record.cause)):
                 known = incidents.setdefault(nodes[member], {})
                 known.setdefault((kind, round(record.at_s)), Incident((zero_s + record.at_s) / HOUR_S, kind, run))
-            case RunEnded(reason=reason):
-                if reason.startswith(LOOP):  # then it is why ranks differed
+            case RunEnded(why=why):
+                if why is EndWhy.LOOP_WRONG:  # then it is why ranks differed
                     incidents = {name: _but_corruption(found) for name, found in incidents.items()}
                 seen = {name: (begin_s, record.at_s) for name, (begin_s, _) in seen.items()}
     hours = {name: ((zero_s + begin_s) / HOUR_S, (zero_s + end_s) / HOUR_S) for name, (begin_s, end_s) in seen.items()}
@@ -93,10 +90,3 @@ def histories(records: Iterable[Record], names: Mapping[str, str]) -> list[Histo
 
 def _but_corruption(incidents: Mapping[tuple[str, int], Incident]) -> dict[tuple[str, int], Incident]:
     return {key: incident for key, incident in incidents.items() if incident.kind != "corruption"}
-
-
-def _kind(cause: str) -> str:
-    if cause.startswith(RAISED):
-        return ""
-    plain = cause.removeprefix("evicted: ")
-    return next((kind for begins, kind in CAUSES if plain.startswith(begins)), "")

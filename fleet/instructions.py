@@ -1,11 +1,15 @@
-"""What ``FleetMachine`` wants done: its only output. A driver performs them; the simulator performs the same ones."""
+"""What ``FleetMachine`` wants done: its only output. A driver performs them; the simulator performs the same ones.
+
+``event`` is the number of the event that an instruction follows from, as the coordinator counted it; 0: none.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from fleet.causes import EndWhy, Rule
 from fleet.codec import Codec
-from fleet.records import Record
+from fleet.records import EndStatus, Record
 from fleet.types import Member, Part, Process, StateId, View
 
 
@@ -16,6 +20,7 @@ class Welcome:
     slot: int
     token: str
     incarnation: int
+    event: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +33,7 @@ class Park:
     members: tuple[Member, ...]
     generation: int
     in_person: bool = False
+    event: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +41,7 @@ class Publish:
     """A new view to its members, all of which are parked or fresh."""
 
     view: View
+    event: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +49,7 @@ class Propose:
     """A view that its members form beside the running steps and enter together at a step boundary."""
 
     view: View
+    event: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +58,7 @@ class Cancel:
 
     members: tuple[Member, ...]
     generation: int
+    event: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +68,7 @@ class SaveCheckpoint:
     members: tuple[Member, ...]
     generation: int
     request: int
+    event: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +82,7 @@ class CommitCheckpoint:
     blocked_s: float
     requested_at_s: float
     place: str = ""
+    event: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +91,7 @@ class Conclude:
 
     members: tuple[Member, ...]
     generation: int
+    event: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +105,7 @@ class OnceAnswer:
     key: str
     result: str | None
     before: str = ""
+    event: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +114,7 @@ class Release:
 
     members: tuple[Member, ...]
     reason: str
+    event: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +124,7 @@ class Fence:
     slot: int
     token: str
     reason: str
+    event: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +133,8 @@ class Evict:
 
     member: Member
     process: Process
-    reason: str
+    why: Rule
+    event: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +144,7 @@ class Inspect:
     nodes: tuple[str, ...]
     incident: str
     reason: str
+    event: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,11 +166,13 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class EndRun:
-    """The run has ended. ``status``: completed, stopped or failed."""
+    """The run has ended. ``status``, ``reason`` and ``why`` are those of its last record."""
 
-    status: str
+    status: EndStatus
     reason: str
     detail: str = ""
+    why: EndWhy = EndWhy.OTHER
+    event: int = field(default=0, compare=False)
 
 
 Instruction = (

@@ -17,7 +17,8 @@ from typing import Any
 
 from fleet.clock import Clock, MonotonicClock
 from fleet.errors import JournalError, ProtocolError
-from fleet.records import GROWN, RECORDS, VERSION, Record, RunStarted, Spans
+from fleet.old_journals import upgraded
+from fleet.records import OLDEST, RECORDS, VERSION, Record, RunStarted, Spans
 from fleet.types import Member
 
 logger = logging.getLogger("fleet.journal")
@@ -56,11 +57,10 @@ def _spans(value: list[Any]) -> Spans:
 
 def _checked(value: list[Any]) -> Record:
     """The version is looked at before the fields: records of another version may have other fields."""
-    if value[0] == "RunStarted" and value[1:2] != [VERSION]:
-        raise ProtocolError(
-            f"the journal is of version {value[1:2]}, this Fleet reads version {VERSION}: read it with the Fleet that wrote it"
-        )
-    record: Record = RECORDS.from_json([*value, *GROWN.get((value[0], len(value) - 1), ())])
+    if value[0] == "RunStarted" and value[1:2] not in ([version] for version in range(OLDEST, VERSION + 1)):
+        known = f"versions {OLDEST} to {VERSION}"
+        raise ProtocolError(f"the journal is of version {value[1:2]}, this Fleet reads {known}: read it with the Fleet that wrote it")
+    record: Record = RECORDS.from_json(upgraded(value))
     return record
 
 
@@ -68,7 +68,9 @@ def _decode_at(path: Path, number: int, line: bytes) -> Record:
     try:
         return decode_line(line)
     except (ProtocolError, ValueError, TypeError, IndexError, AttributeError) as error:
-        raise JournalError(f"{path}:{number}: not a record of a version {VERSION} journal: {error} (line begins {line[:60]!r})") from error
+        raise JournalError(
+            f"{path}:{number}: not a record of a journal of version {OLDEST} to {VERSION}: {error} (line begins {line[:60]!r})"
+        ) from error
 
 
 def _log_torn(message: str) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from fleet.errors import LedgerError
 from fleet.ledger_slots import CODES, Charge
-from fleet.records import FaultRecord, ProcessLost, ViewPublished
+from fleet.records import FaultRecord, LossExplained, ProcessLost, ViewPublished
 from fleet.types import Fault, Member, StateId
 
 STEADY_STEPS = 20
@@ -67,13 +67,18 @@ class CostBook:
     # ---- what happened
 
     def lost(self, record: ProcessLost, at_us: int) -> None:
-        loss = Loss(str(record.member), at_us, record.cause, record.fault, record.generation)
+        loss = Loss(str(record.member), at_us, str(record.cause), record.fault, record.generation)
         self.losses[loss.id] = loss
         self._broke_us.clear()
         if record.generation >= 0:
             self._broken.setdefault(record.generation, []).append(loss)
             loss.before = self._committed
             self._unsettled.append(loss)
+
+    def explained(self, record: LossExplained) -> None:
+        """How the process of a loss has ended."""
+        if (loss := self.losses.get(str(record.member))) is not None:
+            loss.cause = str(record.cause)
 
     def outage(self, at_us: int, back_us: int, cause: str) -> None:
         """The whole run was down between these times. It is charged with what it cost to start again, and not with its own length."""

@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from typing import Any, Self
 
+from fleet.decisions import Interval
 from fleet.errors import LedgerError
 from fleet.expectation import Terms
 from fleet.ledger_costs import CostBook, Floors
@@ -41,7 +42,9 @@ from fleet.records import (
     DecisionMade,
     EvidenceKept,
     FaultRecord,
+    Heard,
     LineageBegun,
+    LossExplained,
     Measurement,
     OnceRecord,
     ProcessLost,
@@ -129,7 +132,9 @@ class LedgerFold:
             Measurement: self._measured,
             DataRead: self._read,
             RunEnded: self._run_ended,
+            LossExplained: self._explained,
             ProcessUp: self._seen,
+            Heard: self._seen,
             EvidenceKept: self._seen,
             OnceRecord: self._seen,
         }
@@ -389,6 +394,10 @@ class LedgerFold:
         if self.timeline is not None:
             self.timeline.mark(record.at_s, "loss", f"{record.member} lost: {record.cause}", record.member.slot)
 
+    def _explained(self, record: LossExplained) -> None:
+        self._seen(record)
+        self.book.explained(record)
+
     def _view_published(self, record: ViewPublished) -> None:
         assert self.started is not None
         self._seen(record)
@@ -442,10 +451,11 @@ class LedgerFold:
 
     def _decided(self, record: DecisionMade) -> None:
         self._seen(record)
-        if record.policy == "interval":
-            self.interval_s = record.fields.get("interval_s", self.interval_s)
-        elif record.policy == f"interval of {PEERS}":
-            self.copy_interval_s = record.fields.get("interval_s", self.copy_interval_s)
+        told = record.payload
+        if isinstance(told, Interval) and record.policy == "interval":
+            self.interval_s = told.interval_s
+        elif isinstance(told, Interval) and record.policy == f"interval of {PEERS}":
+            self.copy_interval_s = told.interval_s
 
     def by_phase(self, level: str) -> dict[str, int]:
         return {phase: count for (of, phase), count in self._checkpoint_counts.items() if of == level}

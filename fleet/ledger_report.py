@@ -15,7 +15,17 @@ from fleet.ledger_summary import COST_NAMES, STEP_NAMES, Incident, LedgerSummary
 from fleet.ledger_timeline import Timeline
 from fleet.ledger_verification import verification
 from fleet.pace import Pace
-from fleet.records import CheckpointRecord, DataRead, DecisionMade, EvidenceKept, Measurement, ProcessLost, Record, ViewPublished
+from fleet.records import (
+    CheckpointRecord,
+    DataRead,
+    DecisionMade,
+    EvidenceKept,
+    LossExplained,
+    Measurement,
+    ProcessLost,
+    Record,
+    ViewPublished,
+)
 from fleet.verdicts import Verdicts
 
 HAPPENINGS = ("losses", "views", "checkpoints", "decisions", "evidence")
@@ -106,18 +116,21 @@ class History:
         self.pace.add(record)
         match record:
             case ProcessLost():
-                self._kinds["losses"].append({**dataclasses.asdict(record), "member": str(record.member)})
+                self._kinds["losses"].append(_loss(record))
+            case LossExplained(member=member, cause=cause):
+                for loss in self._kinds["losses"]:
+                    loss["cause"] = str(cause) if loss["member"] == str(member) else loss["cause"]
             case ViewPublished():
                 self._kinds["views"].append(_view(record))
             case CheckpointRecord():
                 state = [record.state.lineage, record.state.step]
-                self._kinds["checkpoints"].append({**dataclasses.asdict(record), "state": state})
+                self._kinds["checkpoints"].append({**_told(record), "state": state})
             case EvidenceKept():
-                self._kinds["evidence"].append({**dataclasses.asdict(record), "members": [str(member) for member in record.members]})
+                self._kinds["evidence"].append({**_told(record), "members": [str(member) for member in record.members]})
             case DecisionMade(policy=policy, action=action):
                 counts = self._decided.setdefault(policy, {})
                 counts[action] = counts.get(action, 0) + 1
-                self._kinds["decisions"].append(dataclasses.asdict(record))
+                self._kinds["decisions"].append(_decision(record))
             case DataRead():
                 self.data = record
             case Measurement():
@@ -159,6 +172,24 @@ def report_of(ledger: Ledger, history: History, summary: LedgerSummary) -> Repor
     timeline, pace = ledger.closed_timeline() or Timeline(), history.pace
     total = getattr(history.data, "total_steps", 0) or None
     return Report(summary, timeline, history.as_dict() | {"verification": verified}, list(pace.points), pace.step_s, total)
+
+
+OURS = ("event", "view_changed")
+"""What of a record is for code alone."""
+
+
+def _told(record: CheckpointRecord | EvidenceKept) -> dict[str, Any]:
+    return {name: value for name, value in dataclasses.asdict(record).items() if name not in OURS}
+
+
+def _loss(record: ProcessLost) -> dict[str, Any]:
+    own = ("at_s", "fault", "generation", "step", "shard", "detail")
+    return {"member": str(record.member), "cause": str(record.cause), **{name: getattr(record, name) for name in own}}
+
+
+def _decision(record: DecisionMade) -> dict[str, Any]:
+    own = {name: getattr(record, name) for name in ("policy", "action", "reason")}
+    return {**own, "fields": record.fields, "at_s": record.at_s}
 
 
 def _view(record: ViewPublished) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from fleet.causes import Departure
 from fleet.events import Event, Finished, Formed, Joined, Left, OnceDone, OnceWanted, Parked, PartWritten, Ready
 from fleet.instructions import (
     Cancel,
@@ -155,7 +156,7 @@ class MemberProtocol:
         if self._proposal and self._proposal.generation <= self.floor:
             self._drop_proposal()
         if self.view is None:
-            self._say_parked("idle")
+            self._say_parked(Departure.IDLE)
             return NOTHING
         if self.view.generation > self.floor:
             return NOTHING
@@ -233,12 +234,13 @@ class MemberProtocol:
 
     def broken(self, reason: str, testimony: Finding | None = None) -> None:
         """The rank has left its process group: a peer was lost, it was told to park, or it has seen that ranks differ (``testimony``)."""
+        called = self.view is not None and self.view.generation <= self.floor
         if self.view is not None:
             self.floor = max(self.floor, self.view.generation)
             self._testimony = testimony
         self.view, self.forming = None, False
         self._drop_proposal()
-        self._say_parked(reason)
+        self._say_parked(Departure.DIFFERS if testimony is not None else Departure.CALLED if called else Departure.BROKEN, reason)
 
     def mutating(self) -> None:
         """The optimizer is about to touch the state."""
@@ -362,6 +364,6 @@ class MemberProtocol:
         self._status = event
         self.outbox.append(event)
 
-    def _say_parked(self, reason: str) -> None:
+    def _say_parked(self, why: Departure, detail: str = "") -> None:
         if self.incarnation is not None:
-            self._say(Parked(self.member, self.floor, self.state, self.dirty, reason, self._testimony))
+            self._say(Parked(self.member, self.floor, self.state, self.dirty, why, detail, self._testimony))

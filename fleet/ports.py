@@ -127,7 +127,7 @@ class ProgressPolicy(Protocol):
     """How long a rank may go without a step before it counts as hung. Pure; see ``policies.timeouts``."""
 
     def decide(self, steps_s: Sequence[float], present_s: float) -> Decision:
-        """Action ``keep`` or ``set``; ``fields["progress_s"]`` is what holds from now on."""
+        """Action ``keep`` or ``set``; ``payload.progress_s`` is what holds from now on."""
         ...
 
 

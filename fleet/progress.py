@@ -39,15 +39,14 @@ class LiveView:
         logs: what ranks print is shown, too.
         first_fault_s: when chaos strikes first, in seconds of training; None: never.
         verbose: show also what costs nothing.
-        how_ended: see ``fleet.happenings.Teller``.
     """
 
     def __init__(
         self, follower: Follower, console: Console, clock: Callable[[], float], logs: RunLogs | None = None,
-        first_fault_s: float | None = None, verbose: bool = False, how_ended: Callable[[int], str] = lambda pid: "",
+        first_fault_s: float | None = None, verbose: bool = False,
     ) -> None:  # fmt: skip
         self._follower, self._console, self._clock, self._logs, self._first_fault_s = follower, console, clock, logs, first_fault_s
-        self._teller, self._pace = Teller(verbose, how_ended), Pace()
+        self._teller, self._pace = Teller(verbose), Pace()
         self._figures: dict[str, float] = {}
         self._trains_since_s: float | None = None
         self._printed_s = clock()

@@ -1,20 +1,24 @@
 """What the journal holds. ``docs/journal.md`` describes the file; ``goodput.py`` folds it; ``machine.py`` is rebuilt from it.
 
-All ``at_s`` are seconds on the run's clock: the coordinator's monotonic clock, to which agents align theirs.
+All ``at_s`` are seconds on the run's clock: the coordinator's monotonic clock, to which agents align theirs. ``event`` is the number of the
+event that a record follows from, as the coordinator counted it; 0: none.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
 
+from fleet.causes import Cause, EndWhy, ProcessEnded
 from fleet.codec import Codec
+from fleet.decisions import Action, AnyPayload, figures
 from fleet.levels import STORE
-from fleet.types import Fault, Member, Process, StateId, View
+from fleet.types import Fault, FaultPhase, Member, Process, StateId, View
 
-VERSION = 1
+VERSION, OLDEST = 2, 1
+"""Of the format that is written, and the oldest that is read: see ``fleet.old_journals``."""
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}")
 """What a run may be called: it is a folder, and a part of addresses."""
 
@@ -43,6 +47,11 @@ CATEGORIES = {
 
 STEP_CODES = frozenset((COMPUTE, COMM, STRAGGLER, DATA))
 """Spans that make up a step: goodput once the step is committed, rework when it is abandoned."""
+
+
+CheckpointPhase = Literal["requested", "durable", "failed", "skipped", "withdrawn"]
+OncePhase = Literal["begun", "done"]
+EndStatus = Literal["completed", "completed, not saved", "stopped", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,20 +91,48 @@ class ProcessUp:
     process: Process
     token: str
     at_s: float
+    event: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessLost:
-    """A process is gone. ``fault`` is the id of the injected fault that explains it, if any. ``generation``: the view it was in, or -1."""
+    """A process is gone. ``cause`` is one of ``fleet.causes``. ``fault`` is the id of the injected fault that explains it, if any.
+    ``generation``: the view it was in, or -1."""
 
     member: Member
-    cause: str
+    cause: Cause
     at_s: float
     fault: str | None
     generation: int
     step: int
     shard: int
     detail: str
+    event: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class LossExplained:
+    """How a process ended that was lost before: who started it has said it since."""
+
+    member: Member
+    cause: ProcessEnded
+    at_s: float
+    event: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """Event number ``event`` in short, where it led to something. ``what``: its class. ``member`` or ``node``: whose it is. ``generation``
+    and ``step``: where that rank stands, -1 when nowhere."""
+
+    event: int
+    what: str
+    at_s: float
+    member: Member | None = None
+    node: str = ""
+    generation: int = -1
+    step: int = -1
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +144,7 @@ class ViewPublished:
     reason: str
     graceful: bool
     causes: tuple[str, ...]
+    event: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +153,7 @@ class Committed:
 
     state: StateId
     at_s: float
+    event: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +164,7 @@ class LineageBegun:
     from_state: StateId
     at_s: float
     reason: str
+    event: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,21 +200,28 @@ class FaultRecord:
     """``phase``: planned, executed, suppressed, healed."""
 
     fault: Fault
-    phase: str
+    phase: FaultPhase
     at_s: float
     members: tuple[Member, ...]
     detail: str
+    event: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class DecisionMade:
-    """A policy's decision, with its reason in words and in figures."""
+    """A policy's decision, with its reason in words, and what it was decided on: one of the dataclasses of ``fleet.decisions``."""
 
     policy: str
-    action: str
+    action: Action
     reason: str
-    fields: dict[str, float]
+    payload: AnyPayload | None
     at_s: float
+    event: int = field(default=0, compare=False)
+
+    @property
+    def fields(self) -> dict[str, float]:
+        """The figures, for people."""
+        return figures(self.payload)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,11 +229,11 @@ class CheckpointRecord:
     """``phase``: requested, durable, failed, skipped after several failures, or withdrawn: a rank that was found to be wrong had a part in
     it, so it is not used.
 
-    ``level``: ``store``, or ``peers`` for copies in the memory of other nodes.
+    ``level``: ``store``, or ``peers`` for copies in the memory of other nodes. ``view_changed``: it failed for that alone.
     """
 
     checkpoint: str
-    phase: str
+    phase: CheckpointPhase
     state: StateId
     at_s: float
     bytes: int = 0
@@ -194,6 +241,8 @@ class CheckpointRecord:
     latency_s: float = 0.0
     detail: str = ""
     level: str = STORE
+    view_changed: bool = False
+    event: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +253,7 @@ class Measurement:
     name: str
     value: float
     at_s: float
+    event: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +270,7 @@ class DataRead:
     at_s: float
     data_sha256: str = ""
     total_steps: int = 0
+    event: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,20 +284,23 @@ class EvidenceKept:
     members: tuple[Member, ...]
     reason: str
     detail: str
+    event: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class OnceRecord:
     """What is done once in the run, see ``fleet.once``. ``phase``: begun by ``member``, or done, with ``result`` as JSON text."""
 
-    phase: str
+    phase: OncePhase
     key: str
     member: Member
     at_s: float
     result: str
+    event: int = field(default=0, compare=False)
 
 
-COMPLETED, UNSAVED = "completed", "completed, not saved"
+COMPLETED: Final = "completed"
+UNSAVED: Final = "completed, not saved"
 """How a run ends that has committed all its steps: with its final checkpoint, or without."""
 
 
@@ -254,14 +308,29 @@ COMPLETED, UNSAVED = "completed", "completed, not saved"
 class RunEnded:
     """Last record. ``digest`` is the SHA-256 over the final training state, empty when the run did not complete.
 
-    ``status``: completed; "completed, not saved", when the final checkpoint could not be kept; stopped; or failed.
+    ``status``: completed; "completed, not saved", when the final checkpoint could not be kept; stopped; or failed. ``why`` says it in more
+    detail.
     """
 
-    status: str
+    status: EndStatus
     reason: str
     at_s: float
     digest: str
     detail: str
+    why: EndWhy = EndWhy.OTHER
+    event: int = field(default=0, compare=False)
+
+
+def status_of(why: EndWhy) -> EndStatus:
+    """How a run ends for that."""
+    match why:
+        case EndWhy.ALL_STEPS:
+            return COMPLETED
+        case EndWhy.NOT_SAVED:
+            return UNSAVED
+        case EndWhy.STOPPED | EndWhy.STORE_FAILED | EndWhy.TIME_IS_UP:
+            return "stopped"
+    return "failed"
 
 
 Record = (
@@ -269,6 +338,8 @@ Record = (
     | Resumed
     | ProcessUp
     | ProcessLost
+    | LossExplained
+    | Heard
     | ViewPublished
     | Committed
     | LineageBegun
@@ -284,8 +355,6 @@ Record = (
     | RunEnded
 )
 RECORDS = Codec(Record.__args__)
-GROWN: dict[tuple[str, int], tuple[Any, ...]] = {("DataRead", 3): ("", 0), ("DataRead", 4): (0,)}
-"""(record, how many fields it had once) -> what the fields that it has gained since are in a journal of that time."""
 
 
 def configuration(config: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ BAR_WIDTH = 44
 MAX_ROWS = 25
 """Faults in the terminal's table; the JSON and the page have all."""
 MOST_CAUSE = 24
+INDENT = " " * 13
 GREEN, RED, BOLD, DIM, PLAIN = "\033[32m", "\033[31m", "\033[1m", "\033[2m", "\033[0m"
 STATUS_COLOUR = {"completed": GREEN, "failed": RED}
 
@@ -150,7 +151,8 @@ def _verdicts(report: Report, paint: _Paint) -> str:
     told: dict[str, list[str]] = {}
     for kept in report.history["evidence"]:  # of one incident, from the agent of each node
         head = f"  {duration(kept['at_s'] - started_s):>9}  {kept['incident']}: {kept['reason']}; stacks in {kept['path']}"
-        told.setdefault(kept["incident"], [head]).extend(f"             {line}" for line in kept["detail"].split("; "))
+        rows = textwrap.wrap(kept["detail"], width=114, initial_indent=INDENT, subsequent_indent=INDENT)
+        told.setdefault(kept["incident"], [head]).extend(rows)
     lines += itertools.chain.from_iterable(told.values())
     return "\n".join([paint(DIM, "  verdicts and evidence"), *lines, ""]) if lines else ""
 

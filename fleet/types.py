@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from fleet.decisions import Decision
 
@@ -145,6 +146,9 @@ class Copy:
     state: StateId
     parts: tuple[int, ...]
     count: int
+
+
+FaultPhase = Literal["planned", "aimed", "executed", "suppressed", "healed"]
 
 
 @dataclass(frozen=True, slots=True)

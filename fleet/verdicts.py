@@ -14,6 +14,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
+from fleet.decisions import Prices, Suspect
 from fleet.records import Committed, DecisionMade, Record, RunEnded, ViewPublished
 from fleet.slowness import ACTIONS
 
@@ -79,31 +80,21 @@ class Verdicts:
                 self._decided(record)
 
     def _decided(self, record: DecisionMade) -> None:
-        fields = record.fields
-        if record.action == "accuse":
-            rank = f"{int(fields['slot'])}.{int(fields['incarnation'])}"
-            figures = {name: fields[name] for name in ("score", "confidence", "since_step", "step")}
-            evidence = {name: fields[name] for name in EVIDENCE if name in fields}
-            self._cases.append(
-                {
-                    "rank": rank,
-                    "kind": _kind(record),
-                    "at_s": record.at_s,
-                    "reason": record.reason,
-                    **figures,
-                    "evidence": evidence,
-                    "cleared_s": None,
-                }
-            )
+        told = record.payload
+        if isinstance(told, Suspect) and record.action == "accuse":
+            figures = {name: getattr(told, name) for name in ("score", "confidence", "since_step", "step")}
+            evidence = {name: told.evidence[name] for name in EVIDENCE if name in told.evidence}
+            case = {"rank": _rank(told), "kind": told.kind, "at_s": record.at_s, "reason": record.reason, **figures, "evidence": evidence}
+            self._cases.append({**case, "cleared_s": None})
         elif record.action == "unknown":
             self._cases.append({"rank": None, "kind": "", "at_s": record.at_s, "reason": record.reason, "evidence": {}, "cleared_s": None})
-        elif record.action == "clear":
-            self._clear(f"{int(fields['slot'])}.{int(fields['incarnation'])}", _kind(record), record.at_s)
-        elif record.action in ("tolerate", *ACTIONS):
-            costs = {name.removeprefix("cost_"): value for name, value in fields.items() if name.startswith("cost_")}
+        elif isinstance(told, Suspect) and record.action == "clear":
+            self._clear(_rank(told), told.kind, record.at_s)
+        elif isinstance(told, Prices):
             acts = record.action in ACTIONS
-            without_s = fields.get("step_even_s") if acts and fields.get("slowdown", 1.0) > 1 else None
-            left_s = math.inf if record.action == "rebalance" else fields.get("expected_left_s", math.inf)
+            without_s = told.steps.step_even_s if acts and told.steps is not None and told.slowdown > 1 else None
+            left_s = math.inf if record.action == "rebalance" or told.expected_left_s is None else told.expected_left_s
+            costs = dict(told.costs)
             self._actions.append(Action(record.at_s, record.action, record.reason, costs, without_s, self._ranks, record.at_s + left_s))
             self._holds = self._actions[-1] if acts else self._holds
 
@@ -119,6 +110,5 @@ class Verdicts:
         return {"verdicts": [dict(case) for case in self._cases], "actions": [action.plain() for action in self._actions]}
 
 
-def _kind(record: DecisionMade) -> str:
-    """What is slow: compute, network or data."""
-    return next((name.removeprefix("kind ") for name in record.fields if name.startswith("kind ")), "")
+def _rank(told: Suspect) -> str:
+    return f"{int(told.slot)}.{int(told.incarnation)}"

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from fleet.decisions import Decision
+from fleet.decisions import Cleared, Decision, Votes
 from fleet.types import Member, StateId, Verdict
 
 AGREED, OUTVOTED, TIE = "agreed", "outvoted", "tie"
@@ -53,17 +53,17 @@ def after_vote(outcome: Vote, idle: Sequence[Member]) -> Decision:
     A tie that nobody is left to break is no reason to go on: a state is known that may be wrong. With two results all go back to what was
     the same for all (``retry``); more of them are a mistake of the loop (``stop``).
     """
-    fields = {"digests": float(len(outcome.votes)), "voters": float(sum(count for _, count in outcome.votes)), "idle": float(len(idle))}
+    votes = Votes(float(len(outcome.votes)), float(sum(count for _, count in outcome.votes)), float(len(idle)))
     if outcome.outcome == AGREED:
-        return Decision("carry_on", "all results are equal", fields)
+        return Decision("carry_on", "all results are equal", votes)
     if outcome.outcome == OUTVOTED:
         names = ", ".join(map(str, outcome.guilty))
-        return Decision("evict", f"{names} differ from the majority, bit for bit", fields | {"guilty": float(len(outcome.guilty))})
+        return Decision("evict", f"{names} differ from the majority, bit for bit", replace(votes, guilty=float(len(outcome.guilty))))
     if idle:
-        return Decision("recompute", f"no majority: {min(idle)} computes it again", fields | {"slot": float(min(idle).slot)})
+        return Decision("recompute", f"no majority: {min(idle)} computes it again", replace(votes, slot=float(min(idle).slot)))
     if len(outcome.votes) > 2:
-        return Decision("stop", f"{len(outcome.votes)} different results, and no majority, which is more than a flipped bit does", fields)
-    return Decision("retry", "two different results, and no majority names who is wrong: nobody is accused, and all go back", fields)
+        return Decision("stop", f"{len(outcome.votes)} different results, and no majority, which is more than a flipped bit does", votes)
+    return Decision("retry", "two different results, and no majority names who is wrong: nobody is accused, and all go back", votes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,18 +100,18 @@ def newest_cleared(evidence: Evidence, kept: Sequence[StateId]) -> Return:
     """
     if evidence.weights:
         reason = "the weights of one replica differ from the majority's, and were not used yet"
-        return Return(Decision("carry_on", reason, {"steps_lost": 0.0, "residual": 0.0}), evidence.found)
+        return Return(Decision("carry_on", reason, Cleared(steps_lost=0.0, residual=0.0)), evidence.found)
     passed = [state for state in evidence.passed if state.lineage == evidence.found.lineage and state <= evidence.found]
     residual = float((1 - evidence.hit) ** len(passed))
     good = [state for state in kept if passed and state.lineage == passed[-1].lineage and state <= passed[-1]]
-    fields = {"passed": float(len(passed)), "residual": residual, "hit": evidence.hit}
     if not good:
+        sure = Cleared(float(evidence.found.step), residual, float(len(passed)), evidence.hit)
         why = "no state that is kept is old enough" if passed else "the rank that is wrong never passed a verification"
-        return Return(Decision("begin_anew", f"{why}: nothing is cleared", fields | {"steps_lost": float(evidence.found.step)}), None)
+        return Return(Decision("begin_anew", f"{why}: nothing is cleared", sure), None)
     newest = max(good)
-    lost = float(evidence.found.step - newest.step)
+    sure = Cleared(float(evidence.found.step - newest.step), residual, float(len(passed)), evidence.hit, float(newest.step))
     reason = f"step {newest.step} is the newest kept state before step {passed[-1].step}, where the rank that is wrong last passed"
-    return Return(Decision("go_back", reason, fields | {"steps_lost": lost, "step": float(newest.step)}), newest)
+    return Return(Decision("go_back", reason, sure), newest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +133,7 @@ class MajorityRules:
         outcome = vote(votes)
         wrong = tuple(sorted(member for member, digest in held.items() if digest != outcome.digest))
         if again and wrong:
-            return Verdict(Decision("stop", "the ranks differ again, right where they went on, and a flipped bit does not come back", {}))
+            return Verdict(Decision("stop", "the ranks differ again, right where they went on, and a flipped bit does not come back"))
         if outcome.outcome == TIE or (wrong and list(held.values()).count(outcome.digest) == 1):
             return Verdict(after_vote(Vote(TIE, (), "", tuple(Counter(held.values()).most_common())), ()))
         judged = Vote(OUTVOTED if wrong else AGREED, wrong, outcome.digest, outcome.votes)
@@ -145,5 +145,5 @@ class MajorityRules:
         before = [state for state in kept if state.lineage < cleared.lineage]  # what is kept of older histories led to this one
         if chosen.state is None and before:
             reason = f"step {max(before).step} of lineage {max(before).lineage} is the newest kept state before step {cleared.step}"
-            return Decision("go_back", reason, chosen.decision.fields), max(before)
+            return Decision("go_back", reason, chosen.decision.payload), max(before)
         return chosen.decision, chosen.state

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fleet.decisions import Decision
+from fleet.decisions import Decision, Delay
 from fleet.ports import RecoveryPolicy
 from fleet.types import Formation, Loss, Situation
 
@@ -22,7 +22,7 @@ class Delayed:
         until_s = situation.since_s + self.delay_s
         if now_s < until_s and any(candidate.seated for candidate in situation.candidates):
             reason = f"as a fleet would that takes {self.delay_s:g} s longer to detect a loss and to form groups"
-            return Formation(Decision("wait", reason, {"delay_s": self.delay_s}, until_s))
+            return Formation(Decision("wait", reason, Delay(self.delay_s), until_s))
         return self.policy.form(situation, now_s)
 
     def grow(self, situation: Situation, now_s: float) -> Formation:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fleet.config import CheckpointSettings
-from fleet.decisions import Decision
+from fleet.decisions import Decision, Interval
 from fleet.errors import ConfigError
 from fleet.laws.checkpointing import daly_work_s, exact_work_s, young_work_s
 from fleet.laws.reliability import all_lost_rate_per_s
@@ -68,12 +68,11 @@ class CheckpointInterval:
         interval_s, why = self._interval(blocked_s, latency_s, rate_per_s)
         if events:
             why = f"{why}; {events} of them in {exposure_s:.0f} s"
-        fields = {"interval_s": interval_s, "blocked_s": blocked_s, "latency_s": latency_s, "rate_per_s": rate_per_s}
-        fields |= {"events": float(events), "exposure_s": exposure_s}
+        told = Interval(interval_s, blocked_s, latency_s, rate_per_s, float(events), exposure_s)
         # The reason names no moment, so that it changes only when the interval does.
         reason = f"every {interval_s:.1f} s: {why}"
         due_s = last_s + interval_s
-        return Decision("save", reason, fields) if now_s >= due_s else Decision("wait", reason, fields, due_s)
+        return Decision("save", reason, told) if now_s >= due_s else Decision("wait", reason, told, due_s)
 
     def _interval(self, blocked_s: float, latency_s: float, rate_per_s: float) -> tuple[float, str]:
         if self.interval_s is not None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from scipy.special import gammaincc
 
-from fleet.decisions import Decision
+from fleet.decisions import Decision, Lemon
 from fleet.errors import ConfigError
 from fleet.health import History, Incident
 
@@ -62,17 +62,15 @@ class Lemons:
         hours = sum(self._faded_hours(now_h - end, now_h - begin) for begin, end in history.stretches)
         certain = self.probability(faults, hours)
         rate = (self.prior_faults + faults) / (self.prior_faults / self.fleet_rate_per_h + hours)
-        fields = {
-            "faults": faults, "hours": hours, "lemon_probability": certain, "rate_ratio": rate / self.fleet_rate_per_h,
-            "factor": self.factor, "certainty": self.certainty, "runs": float(len({incident.run for incident in history.incidents})),
-        }  # fmt: skip
+        runs = float(len({incident.run for incident in history.incidents}))
+        lemon = Lemon(faults, hours, certain, rate / self.fleet_rate_per_h, self.factor, self.certainty, runs)
         told = f"{faults:.2g} faults in {hours:.4g} h: a lemon with probability {certain:.3f}"
         if faults < self.least:
-            return Decision("admit", f"{told}; fewer than {self.least:g} faults are bad luck", fields)
+            return Decision("admit", f"{told}; fewer than {self.least:g} faults are bad luck", lemon)
         if certain < self.certainty:
-            return Decision("admit", f"{told}, below {self.certainty:g}", fields)
+            return Decision("admit", f"{told}, below {self.certainty:g}", lemon)
         return Decision(
-            "keep_out", f"{told}, at least {self.certainty:g}: it fails {rate / self.fleet_rate_per_h:.3g} times as often", fields
+            "keep_out", f"{told}, at least {self.certainty:g}: it fails {rate / self.fleet_rate_per_h:.3g} times as often", lemon
         )
 
     def probability(self, faults: float, hours: float) -> float:
@@ -83,7 +81,7 @@ class Lemons:
     def keep_out(self, histories: Sequence[History], now_h: float) -> dict[str, Decision]:
         """Node -> decision for each node that stays out; the most certain first, no more than ``share_max`` of all."""
         judged = [(self.judge(history, now_h), history.node) for history in histories]
-        bad = [(-decision.fields["lemon_probability"], node, decision) for decision, node in judged if decision.action == "keep_out"]
+        bad = [(-_certain(decision), node, decision) for decision, node in judged if decision.action == "keep_out"]
         room = math.floor(self.share_max * len(histories))
         return {node: decision for _, node, decision in sorted(bad, key=lambda item: item[:2])[:room]}
 
@@ -98,6 +96,10 @@ class Lemons:
     def _faded_hours(self, youngest_h: float, oldest_h: float) -> float:
         """Integral of the fading over the ages of a stretch."""
         return self.half_life_h / math.log(2) * (self._fade(youngest_h) - self._fade(oldest_h))
+
+
+def _certain(decision: Decision) -> float:
+    return decision.payload.lemon_probability if isinstance(decision.payload, Lemon) else 1.0
 
 
 def fleet_rate_per_h(histories: Iterable[History], prior_rate_per_h: float, prior_faults: float = 1.0) -> float:

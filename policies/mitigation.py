@@ -6,11 +6,12 @@ import dataclasses
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import numpy as np
 
 from fleet.config import StragglerSettings
-from fleet.decisions import Decision
+from fleet.decisions import Decision, Prices, StepFigures, Suspect
 from fleet.slowness import Circumstances, Remedy, StepTime, Timings
 from fleet.types import Member, Ranges
 from policies.detectors import COMPUTE, DATA, GUILTY, NETWORK, UNKNOWN, Detector, Sensitivity, StepTimes, Verdict
@@ -225,23 +226,21 @@ def _arrays(timings: Timings, split: Ranges) -> StepTimes:
     )  # fmt: skip
 
 
-def _finding(action: str, verdict: Verdict, what: str) -> Decision:
-    figures = {
-        "slot": float(verdict.member.slot), "incarnation": float(verdict.member.incarnation), "score": verdict.score,
-        "confidence": verdict.confidence, "since_step": float(verdict.since_step), "step": float(verdict.step),
-        f"kind {verdict.kind}": 1.0,
-    }  # fmt: skip
-    return Decision(action, f"rank {verdict.member}: {what}", figures | dict(verdict.evidence))
+def _finding(action: Literal["accuse", "clear"], verdict: Verdict, what: str) -> Decision:
+    member = verdict.member
+    suspect = Suspect(
+        float(member.slot), float(member.incarnation), verdict.score, verdict.confidence, float(verdict.since_step), float(verdict.step),
+        verdict.kind, dict(verdict.evidence),
+    )  # fmt: skip
+    return Decision(action, f"rank {member}: {what}", suspect)
 
 
 def _with_steps(decision: Decision, standing: Standing, split: Ranges | None) -> Decision:
     """What the counterfactual of the report is computed from: a step as the split is, as it would be, and had nothing ever been done."""
-    even = even_ranges(standing.shards, len(standing.ranges))
-    steps = {
-        "shard_s": standing.shard_s, "fixed_s": standing.fixed_s,
-        "step_now_s": standing.step_s(standing.ranges, standing.slowdowns),
-        "step_even_s": standing.step_s(even, standing.slowdowns), "step_well_s": standing.step_s(even, (1.0,) * len(standing.ranges)),
-    }  # fmt: skip
-    if split is not None:
-        steps["step_then_s"] = standing.step_s(split, standing.slowdowns)
-    return dataclasses.replace(decision, fields=dict(decision.fields) | steps)
+    prices, even = decision.payload, even_ranges(standing.shards, len(standing.ranges))
+    assert isinstance(prices, Prices)
+    steps = StepFigures(
+        standing.shard_s, standing.fixed_s, standing.step_s(standing.ranges, standing.slowdowns), standing.step_s(even, standing.slowdowns),
+        standing.step_s(even, (1.0,) * len(standing.ranges)), standing.step_s(split, standing.slowdowns) if split is not None else None,
+    )  # fmt: skip
+    return dataclasses.replace(decision, payload=dataclasses.replace(prices, steps=steps))

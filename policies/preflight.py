@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
-from fleet.decisions import Decision
+from fleet.decisions import Checked, Decision
 from fleet.health import FAIL, PASS, WARN, Check, Measured
 
 MUST_BE_ZERO = {
@@ -55,8 +55,8 @@ def admit(checks: Iterable[Check]) -> Decision:
     """Action ``admit`` or ``keep_out``: a node with a failed check joins no view; a warning is only told."""
     checks = list(checks)
     failed = [check for check in checks if check.verdict == FAIL]
-    fields: Mapping[str, float] = {"checks": float(len(checks)), "failed": float(len(failed))}
+    told = Checked(float(len(checks)), float(len(failed)))
     if not failed:
-        return Decision("admit", "no check failed", fields)
-    told = "; ".join(f"{check.measured.name} on {check.measured.where}: {check.reason}" for check in failed)
-    return Decision("keep_out", told, fields)
+        return Decision("admit", "no check failed", told)
+    what = "; ".join(f"{check.measured.name} on {check.measured.where}: {check.reason}" for check in failed)
+    return Decision("keep_out", what, told)

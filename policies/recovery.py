@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from fleet.config import Budgets
-from fleet.decisions import Decision
+from fleet.decisions import Budget, Candidates, Decision, Survivors
 from fleet.types import Candidate, Formation, Loss, Situation, outnumbered
 
 SETTLE_S = 0.4
@@ -26,19 +26,19 @@ class ReformPromoteRegrow:
 
     def form(self, situation: Situation, now_s: float) -> Formation:
         chosen = _first(situation)
-        fields = {"candidates": float(len(situation.candidates)), "world": float(situation.world)}
+        there = Candidates(float(len(situation.candidates)), float(situation.world))
         if len(chosen) < situation.min_ranks:
             reason = f"{len(chosen)} ranks are there, min_ranks is {situation.min_ranks}"
-            return Formation(Decision("wait", reason, fields))
+            return Formation(Decision("wait", reason, there))
         if not any(_holds_state(candidate) for candidate in chosen):
             waited_s = now_s - situation.since_s
             if len(chosen) < situation.world and waited_s < self.start_s:
                 reason = f"no rank holds a state: waiting up to {self.start_s:g} s for the full world before starting from a checkpoint"
-                return Formation(Decision("wait", reason, fields, situation.since_s + self.start_s))
+                return Formation(Decision("wait", reason, there, situation.since_s + self.start_s))
         survivors = sum(candidate.seated for candidate in chosen)
         reason = f"{survivors} ranks left, {len(chosen) - survivors} promoted or new"
         members = tuple(candidate.member for candidate in sorted(chosen, key=lambda c: c.member))
-        return Formation(Decision("form", reason, fields), members)
+        return Formation(Decision("form", reason, there), members)
 
     def grow(self, situation: Situation, now_s: float) -> Formation:
         seated = [candidate.member for candidate in situation.candidates if candidate.seated]
@@ -59,7 +59,7 @@ class ReformPromoteRegrow:
             if count >= limit:
                 often = f"{count} times in {self.budgets.window_s:g} s (limit {limit})"
                 reason = f"crash loop: {what} was lost {often}; last error: {recent[-1].detail}"
-                return Decision("give_up", reason, {"count": float(count), "limit": float(limit)})
+                return Decision("give_up", reason, Budget(float(count), float(limit)))
         return Decision("go_on", "within all budgets")
 
     def _counts(self, recent: Sequence[Loss]) -> list[tuple[str, int, int]]:
@@ -84,8 +84,8 @@ class RestartAll(ReformPromoteRegrow):
         """Action ``restart`` names those who are left and have to go; later as the base class, which waits for the full world."""
         left = tuple(candidate.member for candidate in situation.candidates if candidate.seated)
         if left:
-            fields = {"survivors": float(len(left)), "world": float(situation.world)}
-            return Formation(Decision("restart", f"a rank was lost: the {len(left)} that are left start again with it", fields), left)
+            survivors = Survivors(float(len(left)), float(situation.world))
+            return Formation(Decision("restart", f"a rank was lost: the {len(left)} that are left start again with it", survivors), left)
         return super().form(situation, now_s)
 
 

@@ -9,14 +9,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal
 
-from fleet.decisions import Decision
+from fleet.decisions import Decision, Prices
 from fleet.errors import ConfigError
 from policies.detectors import COMPUTE, DATA, NETWORK
 from policies.placement import Ranges, ranges, weighted_ranges
 
-TOLERATE, REBALANCE, REPLACE, EVICT = "tolerate", "rebalance", "replace", "evict"
+Measure = Literal["tolerate", "rebalance", "replace", "evict"]
+TOLERATE: Final = "tolerate"
+REBALANCE: Final = "rebalance"
+REPLACE: Final = "replace"
+EVICT: Final = "evict"
 
 _Lost = Callable[[float], float]
 
@@ -104,7 +109,7 @@ class Standing:
 class Way:
     """One way out: rank-seconds lost ``at_once``, and ``per_s`` for each of ``for_s`` seconds; ``slots`` are the view ranks that go."""
 
-    action: str
+    action: Measure
     at_once: float
     per_s: float
     for_s: float
@@ -119,7 +124,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Mitigation:
-    """The decision, with the cost of every way in its fields; ``ranges`` for rebalance, ``slots`` (view ranks) for replace and evict."""
+    """The decision, with the cost of every way in its payload; ``ranges`` for rebalance, ``slots`` (view ranks) for replace and evict."""
 
     decision: Decision
     ranges: Ranges | None = None
@@ -156,16 +161,16 @@ class LeastLoss:
         left_s = min(self.durations[standing.kind].left_s(standing.elapsed_s) if slow else math.inf, standing.remaining_s)
         ways = ways_out(standing, left_s)
         now, best = ways[0], min(ways, key=lambda way: way.cost)
-        fields = _fields(standing, ways, left_s)
+        prices = _prices(standing, ways, left_s)
         until_s = now_s + self.review_s
         if best is now or now.cost - best.cost <= self.gain * now.cost:
             why = "nothing is slow" if now.per_s <= 0 else f"no way saves over {self.gain:.0%} of the {now.cost:.3g} rank-seconds it costs"
-            return Mitigation(Decision(TOLERATE, why, fields, until_s))
+            return Mitigation(Decision(TOLERATE, why, prices, until_s))
         if standing.changes >= self.changes:
             why = f"{best.action} would save {now.cost - best.cost:.3g} rank-seconds, but {standing.changes} view changes are used up"
-            return Mitigation(Decision(TOLERATE, why, fields | {"limit": float(self.changes)}, until_s))
+            return Mitigation(Decision(TOLERATE, why, replace(prices, limit=float(self.changes)), until_s))
         reason = f"{best.action} costs {best.cost:.3g} rank-seconds, going on as now {now.cost:.3g}: slow for {left_s:.3g} s more, expected"
-        return Mitigation(Decision(best.action, reason, fields | {"saved": now.cost - best.cost}, until_s), best.ranges, best.slots)
+        return Mitigation(Decision(best.action, reason, replace(prices, saved=now.cost - best.cost), until_s), best.ranges, best.slots)
 
 
 def ways_out(standing: Standing, left_s: float) -> list[Way]:
@@ -226,10 +231,9 @@ def _until_filled_s(standing: Standing) -> float:
     return min(standing.provision_s, standing.remaining_s)
 
 
-def _fields(standing: Standing, ways: Sequence[Way], left_s: float) -> dict[str, float]:
-    costs = {f"cost_{way.action}": way.cost for way in ways}
+def _prices(standing: Standing, ways: Sequence[Way], left_s: float) -> Prices:
     slow = [rank for rank, slowdown in enumerate(standing.slowdowns) if slowdown > 1]
-    return costs | {
-        "slowdown": max(standing.slowdowns), "slow_ranks": float(len(slow)), "expected_left_s": left_s, "elapsed_s": standing.elapsed_s,
-        "spares": float(len(standing.spares)), "changes": float(standing.changes),
-    }  # fmt: skip
+    return Prices(
+        {way.action: way.cost for way in ways}, max(standing.slowdowns), float(len(slow)), left_s, standing.elapsed_s,
+        float(len(standing.spares)), float(standing.changes),
+    )  # fmt: skip

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fleet.config import Timeouts
-from fleet.decisions import Decision
+from fleet.decisions import Decision, TimeOut
 from fleet.errors import ConfigError
 
 
@@ -48,7 +48,7 @@ class ProgressTimeout:
         return cls(floor_s=min(2 * limits.form_s, limits.progress_s), ceiling_s=limits.progress_s, factor=10.0)
 
     def decide(self, steps_s: Sequence[float], present_s: float) -> Decision:
-        """Action ``keep`` or ``set``; ``fields["progress_s"]`` is the time-out that holds from now on.
+        """Action ``keep`` or ``set``; ``payload.progress_s`` is the time-out that holds from now on.
 
         Args:
             steps_s: how long the last steps took, newest last; what is no number or not positive is left out.
@@ -57,19 +57,20 @@ class ProgressTimeout:
         known = sorted(s for s in steps_s[-self.window :] if 0 < s < math.inf)
         if len(known) < self.least:
             reason = f"{len(known)} steps are known, {self.least} are needed: the ceiling"
-            return self._settled(present_s, self.ceiling_s, reason, {"steps": float(len(known))})
+            return self._settled(present_s, self.ceiling_s, reason, len(known))
         typical_s = quantile(known, self.quantile)
         wanted_s = min(max(self.factor * typical_s, self.floor_s), self.ceiling_s)
         next_s = max(wanted_s, min(present_s * (1 - self.shrink), self.ceiling_s))
         reason = f"{self.factor:g} times the {self.quantile:.0%} quantile of {len(known)} steps, {typical_s:.3g} s"
-        fields = {"steps": float(len(known)), "quantile_s": typical_s, "wanted_s": wanted_s}
-        return self._settled(present_s, next_s, reason, fields)
+        return self._settled(present_s, next_s, reason, len(known), typical_s, wanted_s)
 
     @staticmethod
-    def _settled(present_s: float, next_s: float, reason: str, fields: dict[str, float]) -> Decision:
+    def _settled(
+        present_s: float, next_s: float, reason: str, steps: int, quantile_s: float | None = None, wanted_s: float | None = None
+    ) -> Decision:
         same = math.isclose(present_s, next_s, rel_tol=0.02)
         progress_s = present_s if same else next_s
-        return Decision("keep" if same else "set", reason, fields | {"progress_s": progress_s, "present_s": present_s})
+        return Decision("keep" if same else "set", reason, TimeOut(float(steps), progress_s, present_s, quantile_s, wanted_s))
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:

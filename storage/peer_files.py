@@ -78,10 +78,11 @@ class Peer:
         """The reply. Raises what the memory complains of."""
         header = receive_header(stream)
         assert header is not None
-        if header.get("cause") == "missing":
+        code = header.get("cause")
+        if code == "missing":
             raise FileNotFoundError(f"{header['detail']} is not in the memory at {self.address}")
-        if "cause" in header:
-            raise Refused(self.address, header["cause"], header["detail"])
+        if code is not None:
+            raise Refused(self.address, code, header["detail"])
         return header
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from fleet.config import RunSettings
+from fleet.decisions import Interval
 from fleet.events import CheckpointDurable, PartFailed, PartWritten
 from fleet.instructions import CommitCheckpoint, Instruction, SaveCheckpoint, Write
 from fleet.levels import PEERS, STORE, peers_url, request_number
@@ -145,11 +146,11 @@ class Checkpoints:
         decision = self.interval.due(
             now_s, self._last_s, self.blocked_s, self.latency_s, self.rate_per_s, events=self.events, exposure_s=exposure_s
         )
-        interval_s = decision.fields.get("interval_s", 0.0)
+        interval_s = decision.payload.interval_s if isinstance(decision.payload, Interval) else 0.0
         out: list[Instruction] = []
         if not self._said or abs(interval_s - self.interval_s) > CHANGE * self.interval_s:
             self.interval_s, self._said = interval_s, True
-            out.append(Write(DecisionMade(self._policy, decision.action, decision.reason, dict(decision.fields), now_s)))
+            out.append(Write(DecisionMade(self._policy, decision.action, decision.reason, decision.payload, now_s)))
         if decision.action == "save":
             return out + self.request(view, now_s)
         self._ask_again_s = min(decision.valid_until_s, now_s + 60.0)
@@ -225,15 +226,16 @@ class Checkpoints:
         reason = f"given up after {TRIES} tries, until the next one is due"
         return [Write(CheckpointRecord("", "skipped", self.newest_state, now_s, detail=reason, level=self.level))]
 
-    def abandoned(self, now_s: float, reason: str) -> list[Instruction]:
+    def abandoned(self, now_s: float) -> list[Instruction]:
         """The view changed under the request. It is asked for again at once: its time had come."""
         if self._request is None or self._request.committing:
             return []
         number, self._request = self._request.number, None
-        return [self._failure(number, now_s, reason)]
+        return [self._failure(number, now_s, "the view changed", view_changed=True)]
 
-    def _failure(self, number: int, now_s: float, reason: str) -> Instruction:
-        return Write(CheckpointRecord(f"request-{number}", "failed", self.newest_state, now_s, detail=reason, level=self.level))
+    def _failure(self, number: int, now_s: float, reason: str, *, view_changed: bool = False) -> Instruction:
+        name, newest = f"request-{number}", self.newest_state
+        return Write(CheckpointRecord(name, "failed", newest, now_s, detail=reason, level=self.level, view_changed=view_changed))
 
     def _settle(self, last_s: float) -> None:
         """Nothing is asked for any more, and the next one is due an interval from ``last_s``."""

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from fleet.causes import GatherWhy
 from fleet.config import RunSettings
 from fleet.decisions import Decision
 from fleet.events import (
     CopiesHeld,
     Event,
     EvidenceWritten,
+    Explained,
     FaultReported,
     Finished,
     Formed,
@@ -44,7 +46,7 @@ from fleet.events import (
     Tick,
 )
 from fleet.instructions import Instruction, Write
-from fleet.machine import ending, evidence, leaving, nodes, proposals, ranks, remedies, replay, ticks, views
+from fleet.machine import chronicle, ending, evidence, leaving, nodes, proposals, ranks, remedies, replay, ticks, views
 from fleet.machine.doubts import Doubts
 from fleet.machine.end import end, stop
 from fleet.machine.progress import Progress
@@ -104,16 +106,24 @@ class FleetMachine:
     def handle(self, event: Event, now_s: float) -> list[Instruction]:
         """Take one event at ``now_s`` on the run's clock; returns what is to be done, in order."""
         machine = self.state
-        machine.out = []
+        machine.event, machine.out = machine.event + 1, []
+        if isinstance(event, Heartbeat) and machine.ended is None:  # most of all events, and nothing is to be reconciled
+            leaving.heard(machine, event, now_s)
+            return chronicle.told(event, machine.event, None, machine.out, now_s) if machine.out else []
+        heard = chronicle.news(machine, event, now_s) if isinstance(event, chronicle.ALWAYS) and machine.ended is None else None
+        self._take(event, now_s)
+        return chronicle.told(event, machine.event, heard, machine.out, now_s) if machine.out or heard is not None else []
+
+    def _take(self, event: Event, now_s: float) -> None:
+        machine = self.state
         if machine.phase == Phase.END:
             ending.after_end(machine, event, now_s)
-            return machine.out
+            return
         outstanding = bool(machine.roster.outstanding)
         _observe(machine, event, now_s)
-        if machine.ended is None and not isinstance(event, Heartbeat | Measured | Reads | StepsTimed):
+        if machine.ended is None and not isinstance(event, Measured | Reads | StepsTimed):
             # Policies look at all ranks: they are asked at ticks, and when the last rank has answered, not for each word of each rank.
             _reconcile(machine, now_s, isinstance(event, Tick) or (outstanding and not machine.roster.outstanding))
-        return machine.out
 
     # ---- after the coordinator died ------------------------------------------------------------------------------------------------------
 
@@ -136,8 +146,6 @@ class FleetMachine:
 
 def _observe(machine: MachineState, event: Event, now_s: float) -> None:
     match event:
-        case Heartbeat():
-            leaving.heard(machine, event, now_s)
         case Tick():
             ticks.tick(machine, now_s)
         case Joined():
@@ -166,6 +174,8 @@ def _observe(machine: MachineState, event: Event, now_s: float) -> None:
 
 def _observe_rare(machine: MachineState, event: Event, now_s: float) -> None:
     match event:
+        case Explained():
+            leaving.explained(machine, event, now_s)
         case Raised():
             leaving.raised(machine, event, now_s)
         case Measured(member=member) if machine.current(member):
@@ -177,7 +187,7 @@ def _observe_rare(machine: MachineState, event: Event, now_s: float) -> None:
         case StepsTimed():
             machine.stragglers.take(event, machine.view, now_s)
         case CopiesHeld() if machine.checkpoints.hold(event, machine.view) and machine.phase == Phase.RUN:
-            leaving.gather(machine, now_s, f"the memory of {event.node}, which kept copies, began anew")
+            leaving.gather(machine, now_s, GatherWhy.MEMORY, f"the memory of {event.node}, which kept copies, began anew")
         case FaultReported():
             leaving.struck(machine, event)
         case SettingChanged():
@@ -195,8 +205,8 @@ def _observe_rare(machine: MachineState, event: Event, now_s: float) -> None:
 
 def _reconcile(machine: MachineState, now_s: float, ask: bool) -> None:
     """Do something about the difference between what is and what should be; ``ask`` the policies too."""
-    if machine.stopping is not None and (not machine.checkpoints.pending or now_s > machine.stopping[1]):
-        end(machine, "stopped", machine.stopping[0], "", now_s)
+    if machine.stopping is not None and (not machine.checkpoints.pending or now_s > machine.stopping[2]):
+        end(machine, machine.stopping[0], machine.stopping[1], "", now_s)
     elif machine.grace_until_s is not None:
         return
     elif machine.phase == Phase.GATHER:

@@ -11,15 +11,15 @@ from __future__ import annotations
 from collections import Counter
 
 from fleet.alike import WEIGHTS
+from fleet.causes import EndWhy, Outvoted
+from fleet.decisions import TakenBack, figures
 from fleet.machine.end import end
-from fleet.machine.leaving import evict
-from fleet.machine.losses import LOOP
+from fleet.machine.leaving import LOOP, evict
 from fleet.machine.roster import Rank
 from fleet.machine.state import MachineState
 from fleet.records import DecisionMade
 from fleet.types import Finding, Member, StateId
 
-DOUBTED = ("doubted_lineage", "doubted_step")
 LOOK_FOR = (
     "Look in the loop for an unseeded draw, or for what depends on the time, the process or the rank, and changes what is tracked; "
     "if there is none, have the nodes checked by `fleet doctor`"
@@ -44,9 +44,9 @@ def judge(machine: MachineState, now_s: float) -> None:
     injected = machine.losses.struck(said)
     verdict = policy.judge(votes, others, again=doubts.again(first.state.step, said) and not injected)
     told = f"{first.what} at step {first.state.step}: {verdict.decision.reason}"
-    machine.decide("corruption", verdict.decision.action, told, verdict.decision.fields, now_s)
+    machine.decide("corruption", verdict.decision.action, told, verdict.decision.payload, now_s)
     if verdict.decision.action == "stop":
-        end(machine, "failed", f"{LOOP}: {told}. {LOOK_FOR}", _table(said), now_s)
+        end(machine, EndWhy.LOOP_WRONG, f"{LOOP}: {told}. {LOOK_FOR}", _table(said), now_s)
     elif verdict.decision.action == "retry":
         cleared = min(known.cleared for known in said.values())
         _take_back(machine, first, StateId(cleared.lineage, cleared.step - 1), now_s, counts=not injected)
@@ -55,7 +55,7 @@ def judge(machine: MachineState, now_s: float) -> None:
         honest = [known.cleared for member, known in said.items() if member not in verdict.guilty]
         _take_back(machine, first, max(honest, default=first.state), now_s, counts=not injected)
         for rank in _living(machine, verdict.guilty):
-            evict(machine, rank, f"silent corruption: {first.what} at step {first.state.step} differ from the majority's", now_s)
+            evict(machine, rank, Outvoted(first.what, first.state.step), now_s)
 
 
 def _sharded(machine: MachineState) -> bool:
@@ -71,7 +71,7 @@ def _give_up(machine: MachineState, found: Finding, said: dict[Member, Finding],
         why = 'with optimizer_sharding = "zero1" most ranks have a parameter from its owner, so that a majority proves nothing'
     told = f"{found.what} of the ranks differ at step {found.state.step}, and {why}"
     machine.out += machine.checkpoints.withdraw(StateId(cleared.lineage, max(0, cleared.step - 1)), found.state, now_s, told)
-    end(machine, "failed", told, _table(said), now_s)
+    end(machine, EndWhy.UNJUDGED, told, _table(said), now_s)
 
 
 def judge_the_end(machine: MachineState, finished: list[Rank], now_s: float) -> bool:
@@ -83,27 +83,28 @@ def judge_the_end(machine: MachineState, finished: list[Rank], now_s: float) -> 
     step = machine.committed.step
     verdict = policy.judge(held, {}, again=machine.doubts.again(step, {}) and not machine.losses.struck(held))
     told = f"the final state: {verdict.decision.reason}"
-    machine.decide("corruption", verdict.decision.action, told, verdict.decision.fields, now_s)
+    machine.decide("corruption", verdict.decision.action, told, verdict.decision.payload, now_s)
     if verdict.decision.action == "stop":
         detail = ", ".join(f"{member}: {digest[:12]}" for member, digest in held.items())
-        end(machine, "failed", f"{LOOP}: {told}. {LOOK_FOR}", detail, now_s)
+        end(machine, EndWhy.LOOP_WRONG, f"{LOOP}: {told}. {LOOK_FOR}", detail, now_s)
         return True
     if not machine.losses.struck(held):
         machine.doubts.note(step, step)
     for rank in _living(machine, verdict.guilty):
-        evict(machine, rank, "silent corruption: the final state differs from the majority's", now_s)
+        evict(machine, rank, Outvoted("the final state"), now_s)
     return bool(verdict.guilty)
 
 
 def replay(machine: MachineState, record: DecisionMade) -> None:
     """What was in doubt, and what was taken back, before the coordinator died."""
-    if "doubted_step" not in record.fields:
+    back = record.payload
+    if not isinstance(back, TakenBack):
         return
-    found, first = (StateId(*(int(record.fields[name]) for name in names)) for names in (("lineage", "found"), DOUBTED))
+    found, first = StateId(*back.found), StateId(*back.doubted)
     machine.checkpoints.withdraw(first, found, record.at_s, record.reason)
-    machine.doubts.judged(int(record.fields.get("generation", -1)))
-    if "resumed" in record.fields:
-        machine.doubts.note(found.step, int(record.fields["resumed"]))
+    machine.doubts.judged(back.generation)
+    if back.resumed is not None:
+        machine.doubts.note(found.step, back.resumed)
     if record.action != "carry_on":
         machine.doubts.tainted = found
 
@@ -137,15 +138,14 @@ def _take_back(machine: MachineState, found: Finding, cleared: StateId, now_s: f
         first = StateId(0, 0) if state is None else StateId(state.lineage, state.step + 1)
         machine.out += machine.checkpoints.withdraw(first, found.state, now_s, reason)
     machine.doubts.judged(found.generation)
-    fields = {
-        "generation": found.generation, "lineage": found.state.lineage, "found": found.state.step,
-        "doubted_lineage": first.lineage, "doubted_step": first.step,
-    }  # fmt: skip
+    resumed = None
     if counts:
         back_to = found.state if decision.action == "carry_on" else state
-        fields["resumed"] = back_to.step if back_to is not None else 0
-        machine.doubts.note(found.state.step, fields["resumed"])
-    machine.decide("corruption", decision.action, decision.reason, {**decision.fields, **fields}, now_s)
+        resumed = back_to.step if back_to is not None else 0
+        machine.doubts.note(found.state.step, resumed)
+    where, doubted = (found.state.lineage, found.state.step), (first.lineage, first.step)
+    told = TakenBack(found.generation, where, doubted, resumed, figures(decision.payload))
+    machine.decide("corruption", decision.action, decision.reason, told, now_s)
 
 
 def _table(said: dict[Member, Finding]) -> str:

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from fleet.causes import EndWhy
 from fleet.events import StopRequested
 from fleet.instructions import EndRun, Release
 from fleet.machine.state import MachineState, Phase
-from fleet.records import RunEnded
+from fleet.records import RunEnded, status_of
 from fleet.types import Member
 
 
-def end(machine: MachineState, status: str, reason: str, detail: str, now_s: float, digest: str = "") -> None:
-    """The last record of the journal, and the word to everybody."""
+def end(machine: MachineState, why: EndWhy, reason: str, detail: str, now_s: float, digest: str = "") -> None:
+    """The last record of the journal, and the word to everybody. ``reason`` and ``detail`` are for people."""
     if machine.phase == Phase.END:
         return
     machine.phase = Phase.END
-    machine.ended = RunEnded(status, reason, now_s, digest, detail)
+    machine.ended = RunEnded(status_of(why), reason, now_s, digest, detail, why)
     machine.write(machine.ended)
     release(machine, (rank.member for rank in machine.roster.in_order()))
-    machine.say(EndRun(status, reason, detail))
+    machine.say(EndRun(status_of(why), reason, detail, why))
 
 
 def release(machine: MachineState, members: Iterable[Member]) -> None:
@@ -32,7 +33,7 @@ def release(machine: MachineState, members: Iterable[Member]) -> None:
 def stop(machine: MachineState, event: StopRequested, now_s: float) -> None:
     """End at once what has failed already; else save once more, and end then."""
     if event.error:
-        end(machine, "failed", event.reason, event.error, now_s)
+        end(machine, EndWhy.DRIVER_FAILED, event.reason, event.error, now_s)
     elif machine.stopping is None:
-        machine.stopping = (event.reason, now_s + machine.settings.timeouts.park_s)
+        machine.stopping = (event.why, event.reason, now_s + machine.settings.timeouts.park_s)
         machine.out += machine.checkpoints.request(machine.view, now_s) if machine.phase == Phase.RUN and machine.view else []

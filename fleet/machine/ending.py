@@ -7,6 +7,8 @@ final checkpoint, and the code behind the loop runs again.
 
 from __future__ import annotations
 
+from fleet.causes import EndWhy, GatherWhy
+from fleet.decisions import Concluded
 from fleet.events import Event, Finished, Formed, Heartbeat, Joined, Left, Parked, Ready
 from fleet.instructions import Conclude, Welcome
 from fleet.machine.corruption import judge_the_end
@@ -15,7 +17,6 @@ from fleet.machine.leaving import gather, heard
 from fleet.machine.roster import Rank, RankPhase
 from fleet.machine.state import ALL, MachineState, Phase
 from fleet.machine.views import note_commits
-from fleet.records import COMPLETED, UNSAVED
 from fleet.types import Member
 
 
@@ -28,41 +29,41 @@ def complete(machine: MachineState, now_s: float) -> None:
     if len(digests) > 1:
         if not judge_the_end(machine, finished, now_s):
             held = ", ".join(f"{rank.member}: {(rank.digest or '')[:12]}" for rank in finished)
-            end(machine, "failed", "the ranks end with different states, which is silent corruption or a bug", held, now_s)
+            end(machine, EndWhy.ENDS_DIFFER, "the ranks end with different states, which is silent corruption or a bug", held, now_s)
         return
     machine.ending.digest = digests.pop() or ""
     store = machine.checkpoints.store
     if store.holds(machine.committed):
-        _conclude(machine, COMPLETED, ALL, now_s)
+        _conclude(machine, EndWhy.ALL_STEPS, ALL, now_s)
     elif store.lost_final:
-        _conclude(machine, UNSAVED, f"{ALL}, and the final checkpoint could not be kept: {store.last_failure}", now_s)
+        _conclude(machine, EndWhy.NOT_SAVED, f"{ALL}, and the final checkpoint could not be kept: {store.last_failure}", now_s)
     else:
         out, late = store.keep_final(machine.view, now_s)
         machine.out += out
         if late:
-            gather(machine, now_s, "a rank did not write its part of the final checkpoint", in_person=True)
+            gather(machine, now_s, GatherWhy.PART_MISSING, "a rank did not write its part of the final checkpoint", in_person=True)
 
 
-def _conclude(machine: MachineState, status: str, reason: str, now_s: float) -> None:
+def _conclude(machine: MachineState, why: EndWhy, reason: str, now_s: float) -> None:
     assert machine.view is not None
     machine.phase, ending = Phase.CONCLUDE, machine.ending
-    ending.status, ending.reason, ending.since_s = status, reason, now_s
+    ending.why, ending.reason, ending.since_s = why, reason, now_s
     generation = machine.view.generation
-    machine.decide("ending", "conclude", reason, {"generation": float(generation), "kept": float(status == COMPLETED)}, now_s)
+    machine.decide("ending", "conclude", reason, Concluded(float(generation), why is EndWhy.ALL_STEPS), now_s)
     machine.say(Conclude(machine.view.members, generation))
 
 
 def take_up(machine: MachineState, reason: str, kept: bool, now_s: float) -> None:
     """A coordinator that died had come so far."""
     machine.phase, ending = Phase.CONCLUDE, machine.ending
-    ending.status, ending.reason, ending.since_s = COMPLETED if kept else UNSAVED, reason, now_s
+    ending.why, ending.reason, ending.since_s = EndWhy.ALL_STEPS if kept else EndWhy.NOT_SAVED, reason, now_s
 
 
 def seen(machine: MachineState, event: Finished | Left, now_s: float) -> None:
     """A member of the view has the run's last state, and may be behind the loop already: a coordinator that died may have let it go on."""
     told = isinstance(event, Left) or event.concluded
     if machine.phase != Phase.CONCLUDE and told:
-        _conclude(machine, COMPLETED, ALL, now_s)
+        _conclude(machine, EndWhy.ALL_STEPS, ALL, now_s)
     if machine.phase == Phase.CONCLUDE:
         machine.ending.digest = event.digest
     if isinstance(event, Left):
@@ -78,13 +79,13 @@ def watch(machine: MachineState, now_s: float) -> None:
     # One that was called back waits for the end.
     alive = [rank.member for rank in ranks if rank is not None and rank.phase == RankPhase.FINISHED]
     if ending.left >= set(alive) and ending.left:
-        end(machine, ending.status, ending.reason, "", now_s, ending.digest)
+        end(machine, ending.why, ending.reason, "", now_s, ending.digest)
     elif not alive:
-        gather(machine, now_s, "all ranks were lost behind the loop", in_person=False)
+        gather(machine, now_s, GatherWhy.ALL_LOST, "all ranks were lost behind the loop", in_person=False)
     elif now_s - ending.since_s > limit_s:
         names = ", ".join(str(member) for member in alive if member not in ending.left)
         reason = f"the code behind the loop takes longer than timeouts.finish_s = {limit_s:g} s in {names}; {ending.reason}"
-        end(machine, "failed", reason, "", now_s)
+        end(machine, EndWhy.LATE_BEHIND, reason, "", now_s)
 
 
 def after_end(machine: MachineState, event: Event, now_s: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fleet.decisions import Doubtful
 from fleet.events import EvidenceWritten, Implausible, Reads
 from fleet.instructions import Inspect
 from fleet.machine.state import MachineState
@@ -32,10 +33,10 @@ def note(machine: MachineState, event: EvidenceWritten | Implausible | Reads, no
 def _implausible(machine: MachineState, event: Implausible, now_s: float) -> None:
     """A device that is wrong shows there again and again."""
     where = f"shard {event.shard}, computed by {event.owner}" if event.owner is not None else "no shard by itself"
-    fields = {"step": float(event.state.step), "shard": float(event.shard), "slot": float(event.owner.slot if event.owner else -1)}
+    doubtful = Doubtful(float(event.state.step), float(event.shard), float(event.owner.slot if event.owner else -1))
     if event.accepted:
         reason = f"step {event.state.step}: {event.why}; it is the model or the data, not the hardware, and counts"
-        machine.decide("corruption", "carry_on", reason, fields, now_s)
+        machine.decide("corruption", "carry_on", reason, doubtful, now_s)
     else:
         reason = f"step {event.state.step}, {where}: {event.why}; all compute the step once more"
-        machine.decide("corruption", "recompute", reason, fields, now_s)
+        machine.decide("corruption", "recompute", reason, doubtful, now_s)

@@ -6,14 +6,29 @@ stands, or is given up when its time is over (``press``). What comes after that 
 
 from __future__ import annotations
 
-from fleet.events import FaultReported, Heartbeat, Lost, Raised
+from fleet.causes import (
+    AgentHungUp,
+    Cause,
+    DidNotLeave,
+    EndWhy,
+    Evicted,
+    GatherWhy,
+    GivenUp,
+    NodeCause,
+    Rule,
+    TrainRaised,
+)
+from fleet.decisions import Gathering, OfView
+from fleet.events import Explained, FaultReported, Heartbeat, Lost, Raised
 from fleet.instructions import Cancel, Evict, Park
 from fleet.machine.end import end
 from fleet.machine.evidence import inspect
-from fleet.machine.losses import LOOP, RAISED
 from fleet.machine.roster import Rank
 from fleet.machine.state import MachineState, Phase
-from fleet.records import FaultRecord
+from fleet.records import FaultRecord, LossExplained
+from fleet.types import Member
+
+LOOP, RAISED = "a mistake of the train function, not the hardware", "the train function raised"
 
 # ---- who is lost -------------------------------------------------------------------------------------------------------------------------
 
@@ -28,12 +43,18 @@ def lost(machine: MachineState, event: Lost, now_s: float) -> None:
         machine.roster.condemned.pop(event.member, None)
 
 
-def node_lost(machine: MachineState, node: str, cause: str, at_s: float, now_s: float) -> None:
+def node_lost(machine: MachineState, node: str, cause: NodeCause, at_s: float, now_s: float) -> None:
     """A node is gone with all its ranks."""
     machine.roster.nodes.pop(node, None)
     machine.roster.silent.pop(node, None)
     for rank in [rank for rank in machine.roster.by_slot.values() if rank.process.node == node]:
         drop(machine, rank, cause, at_s, now_s)
+
+
+def explained(machine: MachineState, event: Explained, now_s: float) -> None:
+    """How a process ended that is lost, as its node's agent has heard since."""
+    if machine.current(event.member) is None:
+        machine.write(LossExplained(event.member, event.cause, now_s))
 
 
 def raised(machine: MachineState, event: Raised, now_s: float) -> None:
@@ -46,35 +67,36 @@ def raised(machine: MachineState, event: Raised, now_s: float) -> None:
         return
     rank.step, rank.shard = event.step, event.shard
     if event.mistake:
-        end(machine, "failed", f"{LOOP}: {event.error}", event.traceback, now_s)
+        end(machine, EndWhy.LOOP_WRONG, f"{LOOP}: {event.error}", event.traceback, now_s)
     elif machine.phase == Phase.CONCLUDE:
-        end(machine, "failed", f"{RAISED} behind the loop in slot {event.member.slot}: {event.error}", event.traceback, now_s)
+        end(machine, EndWhy.RAISED_BEHIND, f"{RAISED} behind the loop in slot {event.member.slot}: {event.error}", event.traceback, now_s)
     elif machine.losses.raised_before(event.step) or machine.committed.step == 0:
         where = f"step {event.step}" if event.step >= 0 else "start-up"
-        end(machine, "failed", f"{RAISED} at {where} in slot {event.member.slot}: {event.error}", event.traceback, now_s)
+        end(machine, EndWhy.TRAIN_RAISED, f"{RAISED} at {where} in slot {event.member.slot}: {event.error}", event.traceback, now_s)
     else:
-        machine.say(Evict(rank.member, rank.process, "its train function raised"))
-        drop(machine, rank, f"{RAISED} {event.error}", now_s, now_s, event.traceback)
+        cause = TrainRaised(event.error)
+        machine.say(Evict(rank.member, rank.process, cause))
+        drop(machine, rank, cause, now_s, now_s, event.traceback)
 
 
-def evict(machine: MachineState, rank: Rank, reason: str, now_s: float) -> None:
-    """Have a rank's process killed; it counts as lost from here on."""
+def evict(machine: MachineState, rank: Rank, why: Rule, now_s: float) -> None:
+    """Have a rank's process killed, by the rule ``why``; it counts as lost from here on."""
     if machine.phase == Phase.END:
         return
-    machine.say(Evict(rank.member, rank.process, reason))
-    drop(machine, rank, f"evicted: {reason}", now_s, now_s)
+    machine.say(Evict(rank.member, rank.process, why))
+    drop(machine, rank, Evicted(why), now_s, now_s)
 
 
-def end_hang(machine: MachineState, rank: Rank, reason: str, now_s: float) -> None:
+def end_hang(machine: MachineState, rank: Rank, why: Rule, now_s: float) -> None:
     """The same, once it is written down what all ranks do."""
-    inspect(machine, reason, now_s)
-    evict(machine, rank, reason, now_s)
+    inspect(machine, str(why), now_s)
+    evict(machine, rank, why, now_s)
 
 
 def heard(machine: MachineState, event: Heartbeat, now_s: float) -> None:
     """Note what a node's agent sees. A rank whose node was only silent for a while must not live beside its replacement."""
     for ghost in machine.roster.hear(event, machine.view.generation if machine.view is not None else -1, now_s):
-        machine.say(Evict(ghost.member, ghost.process, "given up earlier, and another may have taken its slot"))
+        machine.say(Evict(ghost.member, ghost.process, GivenUp()))
 
 
 def struck(machine: MachineState, event: FaultReported) -> None:
@@ -87,7 +109,7 @@ def struck(machine: MachineState, event: FaultReported) -> None:
 # ---- what follows ------------------------------------------------------------------------------------------------------------------------
 
 
-def drop(machine: MachineState, rank: Rank, cause: str, at_s: float, now_s: float, detail: str = "") -> None:
+def drop(machine: MachineState, rank: Rank, cause: Cause, at_s: float, now_s: float, detail: str = "") -> None:
     """Forget a rank; if it was seated, the others must gather."""
     member = rank.member
     if machine.phase == Phase.END or machine.current(member) is None:
@@ -97,7 +119,7 @@ def drop(machine: MachineState, rank: Rank, cause: str, at_s: float, now_s: floa
     generation = machine.view.generation if machine.view is not None and seated else -1
     machine.write(machine.losses.lost(rank, cause, at_s, generation, machine.committed.step, detail))
     if seated and machine.phase in (Phase.RUN, Phase.FORM):
-        gather(machine, now_s, f"rank {member} lost: {cause}", in_person=False)
+        gather(machine, now_s, GatherWhy.LOST, f"rank {member} lost: {cause}", member, in_person=False)
     elif machine.proposal is not None and member in machine.proposal.members:
         cancel(machine, now_s, f"newcomer {member} lost: {cause}")
     judge_losses(machine, now_s)
@@ -109,20 +131,23 @@ def judge_losses(machine: MachineState, now_s: float) -> None:
         return
     decision = machine.recovery.judge(machine.losses.all, now_s)
     if decision.action == "give_up":
-        machine.decide("recovery", decision.action, decision.reason, decision.fields, now_s)
-        end(machine, "failed", decision.reason, machine.losses.all[-1].detail, now_s)
+        machine.decide("recovery", decision.action, decision.reason, decision.payload, now_s)
+        end(machine, EndWhy.CRASH_LOOP, decision.reason, machine.losses.all[-1].detail, now_s)
 
 
-def gather(machine: MachineState, now_s: float, reason: str, *, in_person: bool | None = None) -> None:
+def gather(
+    machine: MachineState, now_s: float, why: GatherWhy, reason: str, about: Member | None = None, *, in_person: bool | None = None
+) -> None:
     """Everyone who is seated must leave and say where it stands. In person where one may hang: no view forms, or nothing moves."""
     machine.in_person = machine.phase == Phase.FORM if in_person is None else in_person
-    machine.decide("recovery", "gather", reason, {}, now_s)
+    told = Gathering(why, (about.slot, about.incarnation) if about is not None else None)
+    machine.decide("recovery", "gather", reason, told, now_s)
     if machine.phase == Phase.RUN:
         machine.since_s = now_s
     machine.phase = Phase.GATHER
     machine.proposal = None
     machine.deadline_s = now_s + machine.settings.timeouts.park_s
-    machine.out += machine.checkpoints.abandoned(now_s, "the view changed")
+    machine.out += machine.checkpoints.abandoned(now_s)
     park(machine, now_s)
     if machine.grace_until_s is None:
         press(machine, now_s)
@@ -141,17 +166,16 @@ def press(machine: MachineState, now_s: float) -> None:
         rank = machine.roster.by_slot.get(slot)
         node = rank.process.node if rank is not None else ""
         if node in machine.roster.silent:
-            node_lost(machine, node, "its agent hung up, and its ranks are missed", machine.roster.silent[node], now_s)
+            node_lost(machine, node, AgentHungUp(missed=True), machine.roster.silent[node], now_s)
         elif rank is not None and now_s >= machine.deadline_s:
-            end_hang(machine, rank, "did not leave its process group when told to", now_s)
+            end_hang(machine, rank, DidNotLeave(), now_s)
 
 
 def cancel(machine: MachineState, now_s: float, reason: str) -> None:
     """Forget the proposal, unless it was entered already: then its members will say so."""
     assert machine.proposal is not None
     proposal, machine.proposal = machine.proposal, None
-    fields = {"generation": proposal.generation}
-    machine.decide("recovery", "cancel", f"generation {proposal.generation}: {reason}", fields, now_s)
+    machine.decide("recovery", "cancel", f"generation {proposal.generation}: {reason}", OfView(proposal.generation), now_s)
     seated = set(machine.view.members) if machine.view else set()
     machine.no_growth_until_s = now_s + machine.settings.timeouts.resend_s
     machine.say(Cancel(tuple(member for member in proposal.members if member in seated), proposal.generation))

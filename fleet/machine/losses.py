@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from fleet.causes import Cause, TrainRaised
 from fleet.events import FaultReported
 from fleet.machine.roster import Rank
 from fleet.records import FaultRecord, ProcessLost
 from fleet.types import Loss, Member
-
-RAISED = "the train function raised"
-LOOP = "a mistake of the train function, not the hardware"
-"""What the reason of a run begins with that ended so: then no node is to blame for anything that ranks differed in."""
 
 
 class Losses:
@@ -23,7 +20,7 @@ class Losses:
         self._raised_at: set[int] = set()
         self._injected: dict[Member, str] = {}
 
-    def lost(self, rank: Rank, cause: str, at_s: float, generation: int, committed: int, detail: str) -> ProcessLost:
+    def lost(self, rank: Rank, cause: Cause, at_s: float, generation: int, committed: int, detail: str) -> ProcessLost:
         """Note that ``rank`` is gone; returns what the journal should hold. ``generation``: the view it was in, or -1."""
         fault = self._injected.pop(rank.member, None)
         record = ProcessLost(rank.member, cause, at_s, fault, generation, rank.step, rank.shard, detail)
@@ -32,9 +29,9 @@ class Losses:
         return record
 
     def _count(self, record: ProcessLost, node: str, committed: int) -> None:
-        if record.cause.startswith(RAISED):
+        if isinstance(record.cause, TrainRaised):
             self._raised_at.add(record.step)
-        detail = record.detail or record.cause
+        detail = record.detail or str(record.cause)
         self.all.append(Loss(record.member.slot, node, record.at_s, record.step, record.shard, record.fault is not None, detail, committed))
 
     def raised_before(self, step: int) -> bool:

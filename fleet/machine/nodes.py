@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fleet.decisions import Decision
+from fleet.decisions import Decision, KeptOut, figures
 from fleet.events import NodeJoined
 from fleet.machine.state import MachineState
 
@@ -23,5 +23,5 @@ def joined(machine: MachineState, event: NodeJoined, now_s: float) -> None:
 
 def _keep_out(machine: MachineState, event: NodeJoined, policy: str, decision: Decision, now_s: float) -> None:
     machine.roster.kept_out.add(event.node)
-    fields = dict(decision.fields) | {"node": float(event.index)}
-    machine.decide(policy, "keep_out", f"node {event.index} ({event.node}): {decision.reason}", fields, now_s)
+    told = KeptOut(float(event.index), figures(decision.payload))
+    machine.decide(policy, "keep_out", f"node {event.index} ({event.node}): {decision.reason}", told, now_s)

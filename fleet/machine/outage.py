@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from fleet.decisions import StoreOutage
 from fleet.ledger_report import duration
 from fleet.machine.checkpoints import Checkpoints
 from fleet.records import DecisionMade, Record
@@ -33,11 +34,11 @@ class Outage:
             return None
         self.told, self._next_s = True, now_s + (now_s - self.since_s)
         steps = max(0, committed.step - store.newest_state.step)
-        fields = {"since_s": self.since_s, "outage_s": now_s - self.since_s, "away_s": now_s - store.durable_s, "steps": float(steps)}
+        outage = StoreOutage(self.since_s, now_s - self.since_s, now_s - store.durable_s, float(steps))
         if store.settings.checkpoint.on_store_failure == "stop":
             self._next_s = math.inf  # it ends now, as soon as its last checkpoint is kept or not
-            return DecisionMade(POLICY, "stop", self._why_it_stops(store, steps, now_s), fields, now_s)
-        return DecisionMade(POLICY, "warn", self._what_is_at_risk(store, steps, now_s), fields, now_s)
+            return DecisionMade(POLICY, "stop", self._why_it_stops(store, steps, now_s), outage, now_s)
+        return DecisionMade(POLICY, "warn", self._what_is_at_risk(store, steps, now_s), outage, now_s)
 
     def _what_is_at_risk(self, store: Checkpoints, steps: int, now_s: float) -> str:
         age = f"{duration(now_s - store.durable_s)}{'' if store.kept else ' since the start'}"
@@ -52,15 +53,15 @@ class Outage:
     def _over(self, store: Checkpoints, now_s: float) -> DecisionMade:
         self.told = False
         reason = f"the store works again after {duration(now_s - self.since_s)}: step {store.newest_state.step} is durable"
-        return DecisionMade(POLICY, "recovered", reason, {"since_s": self.since_s, "outage_s": now_s - self.since_s}, now_s)
+        return DecisionMade(POLICY, "recovered", reason, StoreOutage(self.since_s, now_s - self.since_s), now_s)
 
     def replay(self, record: Record, store: Checkpoints) -> None:
         """Take up an outage that was told before the coordinator restarted."""
-        if not isinstance(record, DecisionMade) or record.policy != POLICY:
+        if not isinstance(record, DecisionMade) or not isinstance(record.payload, StoreOutage):
             return
         self.told = record.action != "recovered"
-        self.since_s = record.fields["since_s"]
-        self._next_s = record.at_s + (record.fields["outage_s"] if record.action == "warn" else 0.0)
+        self.since_s = record.payload.since_s
+        self._next_s = record.at_s + (record.payload.outage_s if record.action == "warn" else 0.0)
         store.failing_since_s = self.since_s if self.told else None
 
     def forget(self, store: Checkpoints, now_s: float) -> None:

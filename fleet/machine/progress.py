@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from fleet.decisions import TimeOut
 from fleet.instructions import Instruction, Write
 from fleet.ports import ProgressPolicy
 from fleet.records import DecisionMade, Record
@@ -24,12 +25,12 @@ class Progress:
             return []
         self._review_s = now_s + REVIEW_S
         decision = self.policy.decide(tuple(steps_s), self.limit_s)
-        if decision.action != "set":
+        if decision.action != "set" or not isinstance(decision.payload, TimeOut):
             return []
-        self.limit_s = min(decision.fields["progress_s"], self.ceiling_s)
-        return [Write(DecisionMade("progress", decision.action, decision.reason, dict(decision.fields), now_s))]
+        self.limit_s = min(decision.payload.progress_s, self.ceiling_s)
+        return [Write(DecisionMade("progress", decision.action, decision.reason, decision.payload, now_s))]
 
     def replay(self, record: Record) -> None:
         """Take up what was decided before."""
-        if isinstance(record, DecisionMade) and record.policy == "progress":
-            self.limit_s = min(record.fields["progress_s"], self.ceiling_s)
+        if isinstance(record, DecisionMade) and isinstance(record.payload, TimeOut):
+            self.limit_s = min(record.payload.progress_s, self.ceiling_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fleet.causes import GatherWhy, Superseded
 from fleet.events import Finished, Formed, Joined, Left, Parked
 from fleet.instructions import Fence, Welcome
 from fleet.machine import ending
@@ -26,7 +27,7 @@ def joined(machine: MachineState, event: Joined, now_s: float) -> None:
         machine.say(Fence(slot, event.token, f"slot {slot} was given to another process after this one was declared lost"))
         return
     if known is not None:
-        evict(machine, known, "superseded by a newer process of the same slot", now_s)
+        evict(machine, known, Superseded(), now_s)
     if machine.phase == Phase.END:
         ending.after_end(machine, event, now_s)
         return
@@ -57,9 +58,10 @@ def parked(machine: MachineState, event: Parked, now_s: float) -> None:
     view, proposal = machine.view, machine.proposal
     runs = machine.phase in (Phase.RUN, Phase.FORM) and view is not None and event.generation >= view.generation
     if runs and machine.seated(event.member):
-        gather(machine, now_s, f"rank {event.member} left generation {event.generation}: {event.reason}")
+        reason = f"rank {event.member} left generation {event.generation}: {event.detail or event.why}"
+        gather(machine, now_s, GatherWhy.LEFT, reason, event.member)
     elif proposal is not None and event.generation >= proposal.generation and event.member in proposal.members:
-        cancel(machine, now_s, f"newcomer {event.member} could not form it: {event.reason}")
+        cancel(machine, now_s, f"newcomer {event.member} could not form it: {event.detail or event.why}")
 
 
 def formed(machine: MachineState, event: Formed, now_s: float) -> None:
@@ -93,5 +95,6 @@ def _is_in(machine: MachineState, member: Member, generation: int, state: StateI
         machine.missing.discard(member)
         return True
     if machine.phase != Phase.GATHER:
-        gather(machine, now_s, f"rank {member} is in generation {generation}, which was cancelled or forgotten")
+        reason = f"rank {member} is in generation {generation}, which was cancelled or forgotten"
+        gather(machine, now_s, GatherWhy.FORGOTTEN, reason, member)
     return False

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from fleet.decisions import Decision
+from dataclasses import replace
+
+from fleet.causes import TooSlow
+from fleet.decisions import Decision, Prices
 from fleet.machine.leaving import evict
 from fleet.machine.proposals import reshare
 from fleet.machine.roster import RankPhase
 from fleet.machine.state import MachineState
-from fleet.machine.stragglers import REVIEW_S, SHUN, SPEED
+from fleet.machine.stragglers import REVIEW_S
 from fleet.records import DecisionMade
 from fleet.slowness import ACTIONS, Circumstances, Remedy
 from fleet.types import Formation, View
@@ -42,13 +45,13 @@ def _circumstances(machine: MachineState, view: View, now_s: float) -> Circumsta
 def _write(machine: MachineState, remedy: Remedy, now_s: float) -> None:
     """What was found out, and what follows from it; to bear what is known already is not said again."""
     for finding in remedy.findings:
-        machine.write(DecisionMade("straggler", finding.action, finding.reason, dict(finding.fields), now_s))
+        machine.write(DecisionMade("straggler", finding.action, finding.reason, finding.payload, now_s))
     decision = remedy.decision
     if decision is None or decision.action in ACTIONS:
         return
-    said = (decision.action, "limit" in decision.fields)
+    said = (decision.action, isinstance(decision.payload, Prices) and decision.payload.limit is not None)
     if remedy.findings or said != machine.stragglers.said:
-        machine.write(DecisionMade("straggler", decision.action, decision.reason, dict(decision.fields), now_s))
+        machine.write(DecisionMade("straggler", decision.action, decision.reason, decision.payload, now_s))
     machine.stragglers.said = said
 
 
@@ -60,17 +63,18 @@ def _perform(machine: MachineState, view: View, remedy: Remedy, decision: Decisi
         return
     slow.said = (decision.action, False)
     slow.acted_s.append(now_s)
-    fields = dict(decision.fields)
+    prices = decision.payload if isinstance(decision.payload, Prices) else Prices({})
     if decision.action == "rebalance":
         slow.speeds = dict(remedy.speeds)
-        fields |= {f"{SPEED}{member}": speed for member, speed in remedy.speeds}
+        prices = replace(prices, speeds=tuple(((member.slot, member.incarnation), speed) for member, speed in remedy.speeds))
     ranks = [rank for member in remedy.members if (rank := machine.current(member)) is not None]
     if decision.action == "evict":
-        left_s = fields.get("expected_left_s", REVIEW_S)
-        slow.shunned |= {rank.process.node: now_s + left_s for rank in ranks}
-        fields |= {f"{SHUN}{rank.process.node}": now_s + left_s for rank in ranks}
-    machine.write(DecisionMade("straggler", decision.action, decision.reason, fields, now_s))
+        left_s = REVIEW_S if prices.expected_left_s is None else prices.expected_left_s
+        shunned = {rank.process.node: now_s + left_s for rank in ranks}
+        slow.shunned |= shunned
+        prices = replace(prices, shunned=tuple(shunned.items()))
+    machine.write(DecisionMade("straggler", decision.action, decision.reason, prices, now_s))
     if decision.action == "rebalance":
         reshare(machine, remedy.ranges, Formation(Decision("reshare", decision.reason), view.members), now_s)
     for rank in ranks:
-        evict(machine, rank, f"it is slow: {decision.reason}", now_s)
+        evict(machine, rank, TooSlow("evict" if decision.action == "evict" else "replace", decision.reason), now_s)

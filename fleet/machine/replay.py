@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from fleet.causes import ClusterEnded
+from fleet.decisions import Concluded, OfView, SettingTo
 from fleet.machine import ending
 from fleet.machine.corruption import replay
 from fleet.machine.losses import Losses
@@ -34,6 +36,7 @@ rank that is silent for now may sit in one."""
 def rebuild(machine: MachineState, records: Iterable[Record], now_s: float) -> None:
     """Bring a new machine to where the journal ends. What ranks hold is not in there: they say so when they connect."""
     for record in records:
+        machine.event = max(machine.event, getattr(record, "event", 0))
         _apply(machine, record)
     machine.since_s = now_s
     machine.generation += FORGOTTEN
@@ -67,13 +70,12 @@ def _apply(machine: MachineState, record: Record) -> None:
             machine.committed = max(machine.committed, state)
         case FaultRecord():
             machine.losses.replay_fault(record)
-        case DecisionMade(policy="recovery", action="enter" | "cancel" as action):
-            _settle_proposal(machine, action == "enter", int(record.fields["generation"]))
-        case DecisionMade(policy="ending", reason=reason, fields=fields):
-            ending.take_up(machine, reason, bool(fields["kept"]), record.at_s)
-        case DecisionMade(policy="settings"):
-            for key, value in record.fields.items():
-                configure(machine, key, value)
+        case DecisionMade(action="enter" | "cancel" as action, payload=OfView(generation=generation)):
+            _settle_proposal(machine, action == "enter", generation)
+        case DecisionMade(reason=reason, payload=Concluded(kept=kept)):
+            ending.take_up(machine, reason, kept, record.at_s)
+        case DecisionMade(payload=SettingTo(key=key, value=value)):
+            configure(machine, key, value)
         case DecisionMade(policy="corruption"):
             replay(machine, record)
         case DecisionMade():
@@ -122,6 +124,6 @@ def move(machine: MachineState, records: Iterable[Record], now_s: float) -> list
     gone = []
     for rank in machine.roster.in_order():
         machine.roster.remove(rank)
-        gone.append(machine.losses.lost(rank, "its cluster ended", now_s, -1, machine.committed.step, ""))
+        gone.append(machine.losses.lost(rank, ClusterEnded(), now_s, -1, machine.committed.step, ""))
     machine.losses = Losses()
     return gone

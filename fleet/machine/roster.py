@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from fleet.causes import AgentHungUp, AgentSilent, NodeCause
 from fleet.config import Timeouts
 from fleet.events import Heartbeat
 from fleet.types import Member, Process, StateId
@@ -113,7 +114,7 @@ class Roster:
         self.nodes[event.node] = now_s
         self.silent.pop(event.node, None)
         ghosts: list[Rank] = []
-        by_slot = self.by_slot
+        by_slot, seated = self.by_slot, RankPhase.SEATED  # the attribute of an enum is looked up slowly
         for pulse in event.pulses:
             member = pulse.member
             rank = by_slot.get(member.slot)
@@ -123,7 +124,7 @@ class Roster:
             rank.heard = True
             rank.beat_s = now_s - pulse.beat_age_s
             rank.progress_s = now_s - pulse.progress_age_s if pulse.stepping else now_s
-            if rank.generation == generation == pulse.generation and rank.phase == RankPhase.SEATED:
+            if rank.generation == generation == pulse.generation and rank.phase is seated:
                 rank.state = pulse.state
                 if not pulse.stepping:
                     self.long_call_s = now_s
@@ -136,19 +137,21 @@ class Roster:
         for rank in self.by_slot.values():
             rank.beat_s, rank.progress_s = min(now_s, rank.beat_s + gap_s), min(now_s, rank.progress_s + gap_s)
 
-    def silent_nodes(self, limits: Timeouts, now_s: float) -> list[tuple[str, str, float]]:
+    def silent_nodes(self, limits: Timeouts, now_s: float) -> list[tuple[str, NodeCause, float]]:
         """(node, why, since when) of all nodes whose agent hung up and did not come back at once, or was silent for too long."""
-        lost = [(node, "its agent hung up", at_s) for node, at_s in self.silent.items() if now_s - at_s >= limits.hangup_s]
+        silent = self.silent.items()
+        lost: list[tuple[str, NodeCause, float]] = [(node, AgentHungUp(), at_s) for node, at_s in silent if now_s - at_s >= limits.hangup_s]
         quiet = [
             (node, now_s - seen_s) for node, seen_s in self.nodes.items() if now_s - seen_s > limits.node_s and node not in self.silent
         ]
-        return lost + [(node, f"its agent was silent for {silence_s:.1f} s", now_s) for node, silence_s in quiet]
+        return lost + [(node, AgentSilent(silence_s), now_s) for node, silence_s in quiet]
 
     def silent_ranks(self, limits: Timeouts, now_s: float) -> Iterator[tuple[Rank, float]]:
         """(rank, how long it was silent) of all that were for too long on nodes that are not given up."""
+        starting = RankPhase.STARTING
         for rank in list(self.by_slot.values()):
             # A rank that starts up imports, and may hold its interpreter's lock for long.
-            limit_s = limits.start_s if rank.phase == RankPhase.STARTING else limits.heartbeat_s
+            limit_s = limits.start_s if rank.phase is starting else limits.heartbeat_s
             if now_s - rank.beat_s > limit_s and rank.process.node in self.nodes:
                 yield rank, now_s - rank.beat_s
 
@@ -157,4 +160,5 @@ class Roster:
         since_s = now_s - limit_s
         if self.long_call_s >= since_s:
             return None
-        return next((rank for rank in self.by_slot.values() if rank.phase == RankPhase.SEATED and rank.progress_s < since_s), None)
+        seated = RankPhase.SEATED
+        return next((rank for rank in self.by_slot.values() if rank.progress_s < since_s and rank.phase is seated), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fleet.decisions import SettingTo
 from fleet.events import SettingChanged
 from fleet.live_settings import changed
 from fleet.machine.state import MachineState
@@ -11,7 +12,7 @@ from fleet.records import DecisionMade
 def on_setting(machine: MachineState, event: SettingChanged, now_s: float) -> None:
     """Journal a change and make it. Whoever sends it has checked it: see :func:`fleet.live_settings.changed`."""
     text = f"{event.key} = {event.value:g}"
-    machine.write(DecisionMade("settings", "set", text, {event.key: event.value}, now_s))
+    machine.write(DecisionMade("settings", "set", text, SettingTo(event.key, event.value), now_s))
     configure(machine, event.key, event.value)
 
 

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from fleet.causes import EndWhy
 from fleet.config import RunSettings
-from fleet.decisions import Decision
+from fleet.decisions import Action, AnyPayload, Decision
 from fleet.instructions import Instruction, Write
 from fleet.machine.doubts import Doubts
 from fleet.machine.losses import Losses
@@ -21,7 +22,7 @@ from fleet.machine.stragglers import Stragglers
 from fleet.machine.tiers import Tiers
 from fleet.once import Once
 from fleet.ports import PlacementPolicy, RecoveryPolicy
-from fleet.records import COMPLETED, DecisionMade, Record, RunEnded
+from fleet.records import DecisionMade, Record, RunEnded
 from fleet.types import Member, StateId, View
 
 ALL = "all steps are committed"
@@ -48,7 +49,7 @@ class Ending:
     """What is known of the end. ``left``: members whose train function has returned; ``since_s``: when they went on behind the loop."""
 
     digest: str = ""
-    status: str = COMPLETED
+    why: EndWhy = EndWhy.ALL_STEPS
     reason: str = ALL
     left: set[Member] = field(default_factory=set)
     since_s: float = 0.0
@@ -87,9 +88,10 @@ class MachineState:
         deadline_s: until when a view has to be left, or formed; ``sent_s``: when the last word about that was sent.
         stuck_at: what was committed when nobody moved the last time.
         in_person: the training loop itself has to answer when it is told to leave.
-        stopping: (why, until when its last checkpoint is waited for) once the run is told to stop.
+        stopping: (why, in words, until when its last checkpoint is waited for) once the run is told to stop.
         grace_until_s: until when ranks may report to a coordinator that has restarted.
-        out: what the present event has led to so far.
+        event: number of the present event.
+        out: what it has led to so far.
     """
 
     settings: RunSettings
@@ -116,7 +118,7 @@ class MachineState:
     missing: set[Member] = field(default_factory=set)
     finished: set[Member] = field(default_factory=set)
     ended: RunEnded | None = None
-    stopping: tuple[str, float] | None = None
+    stopping: tuple[EndWhy, str, float] | None = None
     stuck_at: StateId | None = None
     in_person: bool = False
     grace_until_s: float | None = None
@@ -128,6 +130,7 @@ class MachineState:
     no_growth_until_s: float = 0.0
     fresh_until_s: float = 0.0
     last_decision: tuple[str, str] | None = None
+    event: int = 0
     out: list[Instruction] = field(default_factory=list)
     _seats: tuple[int, frozenset[Member]] = (-1, frozenset())
 
@@ -164,11 +167,11 @@ class MachineState:
         """Have a record journalled, before whatever is said after it."""
         self.out.append(Write(record))
 
-    def decide(self, policy: str, action: str, reason: str, fields: Mapping[str, float], now_s: float) -> None:
+    def decide(self, policy: str, action: Action, reason: str, payload: AnyPayload | None, now_s: float) -> None:
         """Journal a decision, once: a policy that says the same again at the next tick adds nothing."""
         if (action, reason) != self.last_decision:
             self.last_decision = (action, reason)
-            self.write(DecisionMade(policy, action, reason, dict(fields), now_s))
+            self.write(DecisionMade(policy, action, reason, payload, now_s))
 
     # ---- what must always be true --------------------------------------------------------------------------------------------------------
 

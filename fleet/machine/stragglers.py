@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from fleet.decisions import Prices
 from fleet.events import StepsTimed
 from fleet.ports import StragglerPolicy
 from fleet.records import DecisionMade, Record
@@ -15,7 +16,6 @@ LATE_S = 1.0
 
 STEPS_KEPT = 256
 REVIEW_S = 10.0
-SPEED, SHUN = "speed ", "shun "
 
 
 class Stragglers:
@@ -81,10 +81,10 @@ class Stragglers:
         if not isinstance(record, DecisionMade) or record.policy != "straggler" or record.action not in ACTIONS:
             return
         self.acted_s.append(record.at_s)
-        self.shunned |= {name.removeprefix(SHUN): until_s for name, until_s in record.fields.items() if name.startswith(SHUN)}
+        prices = record.payload if isinstance(record.payload, Prices) else Prices({})
+        self.shunned |= dict(prices.shunned)
         if record.action == "rebalance":
-            named = {name.removeprefix(SPEED): value for name, value in record.fields.items() if name.startswith(SPEED)}
-            self.speeds = {Member(*map(int, name.split("."))): speed for name, speed in named.items()}
+            self.speeds = {Member(*names): speed for names, speed in prices.speeds}
 
 
 def _by_step(times: RankTimes) -> list[tuple[int, StepTime]]:

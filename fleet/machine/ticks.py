@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fleet.causes import EndWhy, GatherWhy, NoHeartbeat, NoProgress, NotHeardOf
+from fleet.decisions import StoodStill
 from fleet.events import StopRequested
 from fleet.machine.end import stop
 from fleet.machine.evidence import inspect
@@ -23,7 +25,7 @@ def tick(machine: MachineState, now_s: float) -> None:
     for node, cause, at_s in machine.roster.silent_nodes(limits, now_s):
         node_lost(machine, node, cause, at_s, now_s)
     for rank, silence_s in machine.roster.silent_ranks(limits, now_s):
-        end_hang(machine, rank, f"no heartbeat for {silence_s:.1f} s", now_s)
+        end_hang(machine, rank, NoHeartbeat(silence_s), now_s)
     stuck = machine.roster.stuck_rank(machine.progress.limit_s, now_s) if machine.phase == Phase.RUN else None
     if stuck is not None:
         _unstick(machine, stuck, now_s)
@@ -36,20 +38,20 @@ def tick(machine: MachineState, now_s: float) -> None:
 def _excuse(machine: MachineState, gap_s: float, now_s: float) -> None:
     """This process stood still, and most likely its whole machine: that it heard of nobody meanwhile says nothing about them."""
     reason = f"the coordinator stood still for {gap_s:.1f} s: nobody's silence counts"
-    machine.decide("recovery", "excuse", reason, {"gap_s": gap_s}, now_s)
+    machine.decide("recovery", "excuse", reason, StoodStill(gap_s), now_s)
     machine.roster.excuse(gap_s, now_s)
     machine.deadline_s += gap_s
 
 
 def _unstick(machine: MachineState, rank: Rank, now_s: float) -> None:
     """Nobody in the view moves. All are called out: whoever hangs does not answer. If all do and it happens again, one has to go."""
-    reason = f"no progress for {now_s - rank.progress_s:.1f} s at step {rank.state}"
+    why = NoProgress(now_s - rank.progress_s, rank.state.step if rank.state is not None else -1)
     if machine.stuck_at == machine.committed:
-        end_hang(machine, rank, reason, now_s)
+        end_hang(machine, rank, why, now_s)
     else:
         machine.stuck_at = machine.committed
-        inspect(machine, reason, now_s)
-        gather(machine, now_s, reason, in_person=True)
+        inspect(machine, str(why), now_s)
+        gather(machine, now_s, GatherWhy.STUCK, str(why), rank.member, in_person=True)
 
 
 def settle(machine: MachineState, now_s: float) -> None:
@@ -62,9 +64,9 @@ def settle(machine: MachineState, now_s: float) -> None:
     judge_losses(machine, now_s)  # the last coordinator may have died with the verdict
     for rank in ranks:
         if not rank.heard:
-            drop(machine, rank, "not heard of since the coordinator restarted", now_s, now_s)
+            drop(machine, rank, NotHeardOf(), now_s, now_s)
     if machine.phase == Phase.RUN and machine.missing:
-        gather(machine, now_s, "the coordinator restarted and the view is not whole")
+        gather(machine, now_s, GatherWhy.RESTARTED, "the coordinator restarted and the view is not whole")
 
 
 def _look_at_limits(machine: MachineState, now_s: float) -> None:
@@ -76,6 +78,6 @@ def _look_at_limits(machine: MachineState, now_s: float) -> None:
         machine.write(told)
     limit_s = machine.settings.timeouts.run_s
     if told is not None and told.action == "stop":
-        stop(machine, StopRequested(told.reason), now_s)
+        stop(machine, StopRequested(told.reason, why=EndWhy.STORE_FAILED), now_s)
     elif limit_s is not None and now_s - machine.started_s > limit_s:
-        stop(machine, StopRequested(f"it has run for timeouts.run_s = {limit_s:g} s"), now_s)
+        stop(machine, StopRequested(f"it has run for timeouts.run_s = {limit_s:g} s", why=EndWhy.TIME_IS_UP), now_s)

@@ -149,8 +149,8 @@ class Tiers:
         """A durable one, now."""
         return self.store.request(view, now_s)
 
-    def abandoned(self, now_s: float, reason: str) -> list[Instruction]:
-        return [instruction for level in self.levels for instruction in level.abandoned(now_s, reason)]
+    def abandoned(self, now_s: float) -> list[Instruction]:
+        return [instruction for level in self.levels for instruction in level.abandoned(now_s)]
 
     def restarted(self, now_s: float) -> None:
         for level in self.levels:

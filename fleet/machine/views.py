@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fleet.causes import FreshWanted, GatherWhy, StartsAgain
+from fleet.decisions import OfView
 from fleet.instructions import Publish
 from fleet.machine.candidates import Source, situation, source
 from fleet.machine.corruption import judge
@@ -32,11 +34,11 @@ def form(machine: MachineState, formation: Formation, now_s: float) -> None:
     floor, newest = machine.doubts.floor(machine.committed), machine.checkpoints.newest_id
     chosen = source(ranks, floor, newest) if decision.action == "form" else None
     if decision.action != "form":
-        machine.decide("recovery", decision.action, decision.reason, decision.fields, now_s)
+        machine.decide("recovery", decision.action, decision.reason, decision.payload, now_s)
         for rank in ranks:  # "restart" names those who have to go; "wait" nobody
-            evict(machine, rank, decision.reason, now_s)
+            evict(machine, rank, StartsAgain(decision.reason), now_s)
     elif (chosen is None or chosen.state is None) and machine.checkpoints.unsure(machine.roster.silent):
-        machine.decide("recovery", "wait", "a node is silent that may hold the newest state in its memory", {}, now_s)
+        machine.decide("recovery", "wait", "a node is silent that may hold the newest state in its memory", None, now_s)
     elif chosen is None:
         _refresh(machine, ranks[0], now_s)
     else:
@@ -47,7 +49,7 @@ def _refresh(machine: MachineState, rank: Rank, now_s: float) -> None:
     """No rank holds a usable state, there is no checkpoint, and nobody has the initial state any more: a fresh process must begin."""
     if now_s >= machine.fresh_until_s:
         machine.fresh_until_s = now_s + machine.settings.timeouts.start_s
-        evict(machine, rank, "a fresh process must begin: no state is left, and there is no checkpoint", now_s)
+        evict(machine, rank, FreshWanted(), now_s)
 
 
 def publish(machine: MachineState, formation: Formation, chosen: Source, now_s: float) -> None:
@@ -82,7 +84,7 @@ def make_view(
 def announce(machine: MachineState, view: View, formation: Formation, graceful: bool, now_s: float) -> None:
     """Journal why a view is made, and the view."""
     decision = formation.decision
-    machine.decide("recovery", decision.action, decision.reason, decision.fields, now_s)
+    machine.decide("recovery", decision.action, decision.reason, decision.payload, now_s)
     machine.write(ViewPublished(view, now_s, decision.reason, graceful, tuple(machine.losses.causes)))
     machine.losses.causes.clear()
 
@@ -109,9 +111,9 @@ def entered(machine: MachineState, now_s: float) -> None:
     """The members have agreed among themselves and entered the proposal."""
     proposal = machine.proposal
     assert proposal is not None
-    machine.decide("recovery", "enter", f"generation {proposal.generation}", {"generation": proposal.generation}, now_s)
+    machine.decide("recovery", "enter", f"generation {proposal.generation}", OfView(proposal.generation), now_s)
     sit(machine, proposal, now_s)
-    machine.out += machine.checkpoints.abandoned(now_s, "the view changed")
+    machine.out += machine.checkpoints.abandoned(now_s)
 
 
 def _send(machine: MachineState, now_s: float) -> None:
@@ -134,7 +136,7 @@ def watch_forming(machine: MachineState, now_s: float) -> bool:
         return True
     if now_s >= machine.deadline_s:
         late = ", ".join(map(str, sorted(machine.missing)))
-        gather(machine, now_s, f"generation {machine.view.generation} did not form: waiting for {late}")
+        gather(machine, now_s, GatherWhy.NOT_FORMED, f"generation {machine.view.generation} did not form: waiting for {late}")
     elif now_s - machine.sent_s >= machine.settings.timeouts.resend_s:
         _send(machine, now_s)
     return False

@@ -159,7 +159,7 @@ class SimCoordinator:
             case CommitCheckpoint():
                 self.world.store.perform(instruction, self)
             case EndRun():
-                self.world.end(instruction.status, instruction.reason, instruction.detail)
+                self.world.end(instruction)
             case _:
                 self.world.note("->", instruction)
                 self.world.watch.sent(self.machine, instruction)

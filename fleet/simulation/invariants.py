@@ -10,6 +10,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from fleet.causes import EndWhy, Evicted, TooSlow
+from fleet.decisions import TakenBack
 from fleet.events import CopiesHeld, Event, Heartbeat, Joined
 from fleet.instructions import CommitCheckpoint, Instruction, Propose, Publish
 from fleet.levels import PEERS_SCHEME, STORE
@@ -54,8 +56,8 @@ class Donor(Checker):
     def record(self, record: Record) -> None:
         if isinstance(record, ViewPublished) and record.graceful:
             self._proposed.add(record.view.generation)  # its state is whatever the donor holds when it enters
-        if isinstance(record, DecisionMade) and record.action in ("begin_anew", "go_back"):
-            self._doubted.add(int(record.fields["lineage"]))
+        if isinstance(record, DecisionMade) and isinstance(record.payload, TakenBack) and record.action != "carry_on":
+            self._doubted.add(record.payload.found[0])
 
     def sent(self, machine: FleetMachine, instruction: Instruction) -> None:
         if not isinstance(instruction, Publish) or instruction.view.checkpoint is not None:
@@ -434,7 +436,7 @@ class Ends(Checker):
         plan, world = self.world.plan, self.world
         late_s = world.clock.now_s - plan.quiet_s
         self.require(world.over, f"the run has not ended {late_s:.0f} s after its last trouble, at {world.clock.now_s:.0f} s")
-        explained = world.status != "failed" or any(failure in world.reason for failure in plan.failures)
+        explained = world.status != "failed" or world.why in plan.failures
         fits = world.status in plan.statuses and explained
         self.require(fits, f"the run ends as {world.status}: {world.reason}; expected {plan.statuses} {plan.failures}")
         left = [str(rank) for rank in world.reachable()]
@@ -456,7 +458,7 @@ class BudgetsHold(Checker):
         if isinstance(record, ViewPublished):
             over = self._exceeded(record.at_s)
             self.require(not over, f"a view is published although {over}")
-        elif isinstance(record, RunEnded) and "crash loop" in record.reason:
+        elif isinstance(record, RunEnded) and record.why is EndWhy.CRASH_LOOP:
             self.require(bool(self._exceeded(record.at_s)), f"the run ends within its budgets: {record.reason}")
 
     def _exceeded(self, now_s: float) -> str:
@@ -499,7 +501,7 @@ class HealthyStay(Checker):
     def record(self, record: Record) -> None:
         if isinstance(record, DecisionMade) and record.policy == "straggler":
             self._action = record.action
-        elif isinstance(record, ProcessLost) and "it is slow" in record.cause:
+        elif isinstance(record, ProcessLost) and isinstance(record.cause, Evicted) and isinstance(record.cause.why, TooSlow):
             rank = self.process(record.member)
             self.require(rank is not None and self._guilty(rank), f"{record.member} was never slow and is lost: {record.cause}")
 

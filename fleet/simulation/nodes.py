@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
+from fleet.causes import ProcessEnded
 from fleet.events import CopiesHeld, Event, Heartbeat, Lost, NodeJoined, StepsTimed
 from fleet.instructions import Evict, Fence, Instruction, Propose, Publish, Welcome
 from fleet.simulation.memory import SimMemory
@@ -91,7 +92,7 @@ class SimNode:
         self.ranks.pop(rank.protocol.token, None)
         if not self.alive or not rank.named:
             return
-        lost = Lost(rank.member, "its process ended", self.world.clock.now_s, *rank.where, cause)
+        lost = Lost(rank.member, ProcessEnded(), self.world.clock.now_s, *rank.where, cause)
         self._lost[rank.member] = lost
         if len(self._lost) > KEPT_LOST:
             del self._lost[next(iter(self._lost))]
@@ -119,7 +120,7 @@ class SimNode:
             case Evict(process=process):
                 for rank in list(self.ranks.values()):
                     if rank.protocol.process == process:
-                        rank.die(f"evicted: {message.reason}")
+                        rank.die(f"evicted: {message.why}")
                 if message.member in self._lost:
                     self.up(self._lost[message.member])
             case Welcome(token=token) | Fence(token=token):

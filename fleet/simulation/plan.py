@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field, replace
 
+from fleet.causes import EndWhy
 from fleet.config import Budgets, RunSettings, StragglerSettings, Timeouts
 from fleet.rng import stream
 
@@ -73,7 +74,7 @@ class Plan:
 
     ``jitter`` are the least and the most that computing takes, as a share of ``shard_s`` for each shard.
 
-    ``statuses`` are the ways in which the run may end; a failed one gives one of ``failures`` as its reason.
+    ``statuses`` are the ways in which the run may end; a failed one fails for one of ``failures``.
     """
 
     seed: int = 0
@@ -93,7 +94,7 @@ class Plan:
     copy_every_s: float | None = None
     troubles: tuple[Trouble, ...] = ()
     statuses: tuple[str, ...] = ("completed",)
-    failures: tuple[str, ...] = ()
+    failures: tuple[EndWhy, ...] = ()
     quiet_s: float = 0.0
 
     @property
@@ -197,12 +198,12 @@ def with_troubles(plan: Plan, troubles: tuple[Trouble, ...]) -> Plan:
     """``plan`` with these troubles, quiet after the last one that has a time."""
     quiet_s = max((trouble.at_s + trouble.duration_s for trouble in troubles if trouble.at_s is not None), default=0.0)
     kinds = {trouble.kind for trouble in troubles}
-    failures = ["crash loop"] if plan.settings.budgets != PATIENT else []
-    failures += ["the train function raised"] if kinds & {"raise", "nan"} else []
+    failures = [EndWhy.CRASH_LOOP] if plan.settings.budgets != PATIENT else []
+    failures += [EndWhy.TRAIN_RAISED] if kinds & {"raise", "nan"} else []
     if "flip" in kinds:
-        failures += ["the ranks end with different states", "a majority proves nothing"]
+        failures += [EndWhy.ENDS_DIFFER, EndWhy.UNJUDGED]
     if sum(trouble.kind == "flip" for trouble in troubles) > 1:  # one never looks like a mistake of the loop; two at once do
-        failures += ["different results, and no majority", "the ranks differ again"]
+        failures += [EndWhy.LOOP_WRONG]
     statuses = ["completed", *(["stopped"] if "stop" in kinds else []), *(["failed"] if failures else [])]
     return replace(plan, troubles=troubles, statuses=tuple(statuses), failures=tuple(failures), quiet_s=max(quiet_s, 10.0))
 

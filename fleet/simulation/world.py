@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from fleet.causes import EndWhy
 from fleet.config import RunSettings
 from fleet.events import Event, PartWritten
+from fleet.instructions import EndRun
 from fleet.levels import PEERS_SCHEME
 from fleet.machine.core import FleetMachine
-from fleet.records import VERSION, Record, Resumed, RunStarted
+from fleet.records import VERSION, Record, Resumed, RunEnded, RunStarted
 from fleet.rng import stream
 from fleet.simulation.checker import Violation
 from fleet.simulation.clockwork import Clockwork
@@ -71,6 +73,7 @@ class World:
         self.nodes: list[SimNode] = []
         self.train = SimTrain(self, self.stream("train"), plan.restart_s)
         self.status = self.reason = self.detail = ""
+        self.why = EndWhy.OTHER
         self.coordinator: SimCoordinator | None = None
         self.coordinator_deaths = 0
         self.flipped = False
@@ -131,9 +134,9 @@ class World:
     def make_machine(self) -> FleetMachine:
         return self._make_machine(self.settings, self.plan, self.clock.now_s)
 
-    def end(self, status: str, reason: str, detail: str) -> None:
-        self.status, self.reason, self.detail = status, reason, detail
-        self.note("END", status, reason)
+    def end(self, end: EndRun | RunEnded) -> None:
+        self.status, self.reason, self.detail, self.why = end.status, end.reason, end.detail, end.why
+        self.note("END", end.status, end.reason)
 
     # ---- parts ---------------------------------------------------------------------------------------------------------------------------
 
@@ -218,7 +221,7 @@ class World:
         self.append(Resumed(self.clock.now_s, 0.0, "the coordinator was restarted", gap=False))
         self._raise_coordinator(machine)
         if machine.state.ended is not None and not self.over:
-            self.end(machine.state.ended.status, machine.state.ended.reason, machine.state.ended.detail)
+            self.end(machine.state.ended)
         for node in self.nodes:
             self.clock.after(self.network.rng.uniform(0.01, 0.5), node.connect)
 

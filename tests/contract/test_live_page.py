@@ -133,7 +133,7 @@ def test_text_of_the_journal_stays_text(browser: Browser, served: Watched) -> No
     story.view(1, [(0, 0), (1, 0)], 100)
     story.records.append(r.FaultRecord(Fault(EVIL, 0.2, EVIL, EVIL, slot=0), "executed", 0.2, (Member(0, 0),), EVIL))
     story.lost(0, 0, 300, cause=EVIL, fault=EVIL)
-    story.records.append(r.DecisionMade("interval", EVIL, EVIL, {}, 0.4))
+    story.records.append(r.DecisionMade("interval", EVIL, EVIL, None, 0.4))
     story.records.append(r.Measurement(r.StateId(0, 1), EVIL, 1.0, 0.4))
     story.records.append(r.RunEnded("failed", EVIL, 0.5, EVIL, EVIL))
     served.write("evil", story.records)

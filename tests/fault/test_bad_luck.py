@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from fleet.causes import ProcessEnded
 from fleet.config import Budgets, CheckpointSettings, RunSettings, Timeouts
 from fleet.goodput import Ledger
 from fleet.instructions import EndRun
@@ -363,7 +364,7 @@ def test_dataloader_workers_of_a_killed_rank_hold_nothing_up(tmp_path: Path, fau
 
     outcome, records, digest = train_through(trains.with_loader, settings(tmp_path), tmp_path, misfortune)
     survived(outcome, records, digest, fault_free)
-    assert of(ProcessLost, records)[0].cause == "its process ended"
+    assert of(ProcessLost, records)[0].cause == ProcessEnded()
 
 
 def test_a_tail_after_commit_sees_each_step_committed_once(tmp_path: Path, fault_free: str) -> None:

@@ -68,5 +68,5 @@ def test_a_stopped_rank_is_evicted_and_replaced_and_its_evidence_says_so(tmp_pat
     survived(outcome, records, digest, fault_free)
     [lost] = of(ProcessLost, records)
     assert lost.member.slot == 1
-    assert "no heartbeat" in lost.cause
+    assert "no heartbeat" in str(lost.cause)
     assert "stopped by a signal" in "".join(record.detail for record in of(EvidenceKept, records))

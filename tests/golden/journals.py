@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fleet import records as r
-from fleet.types import Fault, Member, StateId, View
+from fleet.causes import Cause, EndWhy, Told
+from fleet.types import Fault, FaultPhase, Member, StateId, View
+
+SIGNAL = Told("signal 9")
+"""As in the journal that version 1 has written once."""
 
 
 class Story:
@@ -42,12 +46,10 @@ class Story:
         view = View(generation, seated, ranges, 0, (), StateId(lineage, step), "127.0.0.1:1")
         self.records.append(r.ViewPublished(view, at / 1e3, "because", graceful, causes))
 
-    def lost(
-        self, slot: int, incarnation: int, at: float, *, generation: int = 1, fault: str | None = None, cause: str = "signal 9"
-    ) -> None:
+    def lost(self, slot: int, incarnation: int, at: float, *, generation: int = 1, fault: str | None = None, cause: Cause = SIGNAL) -> None:
         self.records.append(r.ProcessLost(Member(slot, incarnation), cause, at / 1e3, fault, generation, -1, -1, ""))
 
-    def fault(self, name: str, kind: str, phase: str, at: float, slot: int = 0) -> None:
+    def fault(self, name: str, kind: str, phase: FaultPhase, at: float, slot: int = 0) -> None:
         fault = Fault(name, at / 1e3, "gpu", kind, slot=slot)
         self.records.append(r.FaultRecord(fault, phase, at / 1e3, (Member(slot, 0),), ""))
 
@@ -63,8 +65,8 @@ class Story:
     def resumed(self, at: float, *, gap: bool = True) -> None:
         self.records.append(r.Resumed(at / 1e3, 1.7e9 + at / 1e3, "resume", "cluster", gap))
 
-    def ended(self, at: float, status: str = "completed") -> None:
-        self.records.append(r.RunEnded(status, "all steps are committed", at / 1e3, "ab" * 32, ""))
+    def ended(self, at: float, status: r.EndStatus = "completed") -> None:
+        self.records.append(r.RunEnded(status, "all steps are committed", at / 1e3, "ab" * 32, "", EndWhy.ALL_STEPS))
 
 
 def one_loss(fault: str | None = None) -> Story:

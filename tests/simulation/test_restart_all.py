@@ -23,7 +23,7 @@ def test_one_loss_restarts_everyone() -> None:
     journal = outcome.world.journal
     assert outcome.broken == "" and outcome.status == "completed", outcome.report("")
     lost = [record for record in journal if isinstance(record, ProcessLost)]
-    assert len(lost) == 4 and sum("start again" in record.cause for record in lost) == 3
+    assert len(lost) == 4 and sum("start again" in str(record.cause) for record in lost) == 3
     views = [record.view for record in journal if isinstance(record, ViewPublished)]
     assert views[-1].checkpoint is not None and len(views[-1].members) == 4
     assert all(member.incarnation == 1 for member in views[-1].members)

@@ -226,3 +226,92 @@ def machine_path_faults(path: str, text: str) -> list[str]:
     """Absolute paths of the machine that something was written on."""
     lines = enumerate(text.splitlines(), 1)
     return [f"{path}:{number}: names {found[0]}" for number, line in lines if (found := MACHINE_PATHS.search(line))]
+
+
+WORDS = {"reason", "cause", "detail", "error", "why"}
+"""Names, or last words of names, under which sentences for people stand. Where they hold a fact, it is compared with facts."""
+READS = {
+    "startswith", "endswith", "removeprefix", "removesuffix", "split", "rsplit", "partition", "rpartition", "find", "rfind", "index",
+    "count", "replace", "casefold", "lower",
+}  # fmt: skip
+PATTERNS = {"match", "fullmatch", "search", "findall", "finditer", "sub"}
+
+
+def reason_faults(path: str, source: str) -> list[str]:
+    """Code that reads the text of a reason, or a key of a decision's figures: what it needs to know is data."""
+    found = [(node, what) for node in ast.walk(ast.parse(source)) for what in _read_of_text(node)]
+    return [f"{path}:{getattr(node, 'lineno', 0)}: {what}: what code reads is data, see fleet/causes.py" for node, what in found]
+
+
+def _read_of_text(node: ast.AST) -> Iterator[str]:
+    match node:
+        case ast.Call(func=ast.Attribute(attr="split"), args=[], keywords=[]):
+            return  # of white space alone
+        case ast.Call(func=ast.Attribute(value=value, attr=attr)) if attr in READS and _is_text(value):
+            yield f"{ast.unparse(value)}.{attr}"
+        case ast.Call(func=ast.Attribute(attr=attr), args=arguments) if attr in PATTERNS and any(map(_is_text, arguments)):
+            yield f"{attr} of {ast.unparse(node)}"
+        case (
+            ast.Call(func=ast.Attribute(value=ast.Attribute(attr="fields"), attr="get")) | ast.Subscript(value=ast.Attribute(attr="fields"))
+        ):
+            yield f"a key of {ast.unparse(node)}"
+        case ast.Compare(left=left, ops=operators, comparators=others):
+            pairs = zip([left, *others], operators, others, strict=False)
+            yield from (f"comparison {ast.unparse(node)}" for one, operator, other in pairs if _compares(one, operator, other))
+        case ast.MatchClass(kwd_attrs=names, kwd_patterns=patterns):
+            yield from (
+                f"pattern {name}" for name, pattern in zip(names, patterns, strict=True) if _is_word(name) and _matches_text(pattern)
+            )
+
+
+def _is_word(name: str) -> bool:
+    return name.lower().rpartition("_")[2] in WORDS and not name.isupper()
+
+
+def _is_text(node: ast.AST) -> bool:
+    """Whether this is a sentence for people: by its name, or made of one that is."""
+    match node:
+        case ast.Attribute(attr="args", value=inner):
+            return _is_text(inner)
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return _is_word(name)
+        case ast.Subscript(slice=ast.Constant(value=str() as name)):
+            return _is_word(name)
+        case ast.Call(func=ast.Name(id="str" | "repr" | "sentence"), args=[inner]):
+            return _is_text(inner)
+        case ast.Call(func=ast.Attribute(value=inner, attr="get"), args=[ast.Constant(value=str() as name), *_]):
+            return _is_word(name)
+        case ast.Call(func=ast.Attribute(value=inner)) | ast.Subscript(value=inner):
+            return _is_text(inner)
+    return False
+
+
+def _compares(one: ast.AST, operator: ast.cmpop, other: ast.AST) -> bool:
+    if isinstance(operator, ast.In | ast.NotIn):
+        return _is_text(other) or (_is_text(one) and _holds_text(other))
+    if isinstance(operator, ast.Eq | ast.NotEq):
+        return (_is_text(one) and _holds_text(other)) or (_is_text(other) and _holds_text(one))
+    return False
+
+
+def _holds_text(node: ast.AST) -> bool:
+    """Words that somebody wrote: a text that is not empty, or a constant of the module."""
+    match node:
+        case ast.Constant(value=str() as text):
+            return bool(text)
+        case ast.JoinedStr():
+            return True
+        case ast.Name(id=name):
+            return name.isupper()
+        case ast.Tuple(elts=parts) | ast.List(elts=parts) | ast.Set(elts=parts):
+            return any(map(_holds_text, parts))
+    return False
+
+
+def _matches_text(pattern: ast.pattern) -> bool:
+    match pattern:
+        case ast.MatchValue(value=ast.Constant(value=str())):
+            return True
+        case ast.MatchOr(patterns=patterns):
+            return any(map(_matches_text, patterns))
+    return False

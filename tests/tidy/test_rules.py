@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 import pytest
 
 from tests.tidy import documents, rules
@@ -116,6 +118,47 @@ def test_missing_docstrings_are_found() -> None:
     assert rules.docstring_faults("fleet/a.py", source) == ["fleet/a.py:4: f has no docstring"]
     assert rules.docstring_faults("fleet/a.py", source + "\n\n__all__ = ['C']\n") == []
     assert rules.docstring_faults("fleet/a.py", "x = 1") == ["fleet/a.py: the module has no docstring"]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "loss.cause.startswith('evicted: ')",
+        "'crash loop' in record.reason",
+        "record.reason == 'stopped'",
+        "record.cause != ENDED",
+        "last_reason in ('a', 'b')",
+        "data['reason'].split(': ')",
+        "data.get('why') == 'idle'",
+        "'no space' in str(error)",
+        "error.args[0].removeprefix('x')",
+        "re.match('no heartbeat', record.cause)",
+        "PATTERN.search(f.reason)",
+        "match loss:\n    case Lost(cause='its process ended'): ...",
+        "match end:\n    case Ended(reason='a' | 'b'): ...",
+        "record.fields['speed 2.1']",
+        "decision.fields.get('progress_s')",
+    ],
+)
+def test_what_reads_the_text_of_a_reason_is_found(source: str) -> None:
+    assert len(rules.reason_faults("fleet/a.py", source)) == 1
+
+
+def test_facts_may_be_compared_and_reasons_shown() -> None:
+    source = """
+        record.why is EndWhy.STOPPED
+        record.cause == ProcessEnded()
+        record.why == Departure.IDLE
+        reason != last_reason
+        reason == ""
+        " ".join(reason.split())
+        print(f"{record.cause}")
+        match loss:
+            case Lost(cause=ProcessEnded(status=status)): ...
+            case Lost(cause=why): ...
+        dataclasses.fields(self)
+    """
+    assert rules.reason_faults("fleet/a.py", textwrap.dedent(source)) == []
 
 
 def test_machine_paths_are_found() -> None:

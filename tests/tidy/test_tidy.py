@@ -27,6 +27,9 @@ DISTRIBUTIONS = {
 }  # fmt: skip
 """Imported name -> distribution, where they differ."""
 
+OLD_JOURNALS = "fleet/old_journals.py"
+"""It alone reads sentences: those of journals that said no more."""
+
 FOR_US = {"dev", "bench"}
 """Extras that no user installs."""
 
@@ -72,6 +75,13 @@ def test_time_and_randomness_are_arguments_in_the_core() -> None:
 
 def test_no_handler_hides_an_error() -> None:
     _check(rules.handler_faults, PYTHON)
+
+
+def test_no_code_reads_the_text_of_a_reason() -> None:
+    places = (*rules.SHIPPED, "benchmarks", "examples")
+    code = {path: text for path, text in PYTHON.items() if path.split("/", maxsplit=1)[0] in places and path != OLD_JOURNALS}
+    _check(rules.reason_faults, code)
+    assert rules.reason_faults(OLD_JOURNALS, PYTHON[OLD_JOURNALS])
 
 
 def test_no_test_is_skipped_without_a_listed_reason() -> None:

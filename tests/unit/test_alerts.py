@@ -18,6 +18,7 @@ from dashboards.grafana import all_boards
 from dashboards.metrics import METRICS, RunsCollector
 from dashboards.rules import ALERTS, recordings, rules
 from fleet import records as r
+from fleet.decisions import Interval
 from fleet.follow import SILENT_S
 from fleet.goodput import Ledger
 from fleet.ledger_summary import LedgerSummary
@@ -133,7 +134,7 @@ def without_spares() -> Hours:
 
 def checkpoints(durable: range, failed: range, again: range) -> Hours:
     story = Hours()
-    story.records.append(r.DecisionMade("interval", "wait", "every 60 s", {"interval_s": 60.0}, 0.0))
+    story.records.append(r.DecisionMade("interval", "wait", "every 60 s", Interval(60.0), 0.0))
     for minute in range(60):
         if minute in durable or minute in again:
             story.durable(story.step, MINUTE * 1000 * minute)
@@ -146,7 +147,7 @@ def checkpoints(durable: range, failed: range, again: range) -> Hours:
 def corrupted() -> Hours:
     story = Hours()
     story.train(0, 600)
-    story.records.append(r.DecisionMade("corruption", "evict", "1.0 differs from the majority", {}, 600.0))
+    story.records.append(r.DecisionMade("corruption", "evict", "1.0 differs from the majority", None, 600.0))
     story.train(600, 40 * MINUTE)
     return story
 

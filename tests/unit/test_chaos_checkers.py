@@ -16,6 +16,7 @@ from chaos.checkers import (
     views_follow_kills,
     world_full_again,
 )
+from fleet.causes import ProcessEnded
 from fleet.records import Committed, FaultRecord, LineageBegun, ProcessLost, Record, RunEnded, RunStarted, Spans, ViewPublished
 from fleet.types import Fault, Member, StateId, View
 
@@ -40,7 +41,7 @@ def fault(name: str, phase: str, at_s: float, kind: str = "kill_rank", hit: str 
 
 
 def lost(name: str, at_s: float) -> ProcessLost:
-    return ProcessLost(member(name), "killed", at_s, None, 1, 5, -1, "")
+    return ProcessLost(member(name), ProcessEnded(), at_s, None, 1, 5, -1, "")
 
 
 def committed(step: int, lineage: int = 0) -> Committed:

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from fleet import records as r
 from fleet.cli import app
+from fleet.decisions import Figures
 from fleet.journal import encode_line
 from tests.golden.journals import Story, one_loss
 
@@ -39,7 +40,7 @@ def kept(root: Path, name: str, story: Story, config: dict[str, Any] | None = No
 
 
 def decided(story: Story, *decisions: tuple[str, str]) -> Story:
-    made = [r.DecisionMade(policy, action, f"reason {i}", {"x": 1.0}, 5.0 + i) for i, (policy, action) in enumerate(decisions)]
+    made = [r.DecisionMade(policy, action, f"reason {i}", Figures({"x": 1.0}), 5.0 + i) for i, (policy, action) in enumerate(decisions)]
     story.records[-1:-1] = made
     return story
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import types
 import typing
 from typing import Any
@@ -31,6 +32,10 @@ UNIONS = {Event: EVENTS, Instruction: INSTRUCTIONS, Record: RECORDS}
 def values(hint: Any) -> st.SearchStrategy[Any]:
     """Any value of an annotation that messages use."""
     arguments = typing.get_args(hint)
+    if typing.get_origin(hint) is typing.Literal:
+        return st.sampled_from(arguments)
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return st.sampled_from(hint)
     if hint in LEAVES:
         return LEAVES[hint]
     if isinstance(hint, types.UnionType):

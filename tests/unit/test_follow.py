@@ -154,7 +154,7 @@ def test_what_is_kept_of_a_long_run_is_bounded() -> None:
     history = History(most=50)
     for step in range(10_000):
         history.add(r.Measurement(StateId(0, step), "loss", 1.0, step))
-        history.add(r.DecisionMade("interval", "save", "because", {}, step))
+        history.add(r.DecisionMade("interval", "save", "because", None, step))
     for name in range(1_000):
         history.add(r.Measurement(StateId(0, 1), f"name-{name}", 1.0, 1.0))
     kept = history.as_dict()

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from actors.fork_server import ForkServer, how_it_ended, runtime_env
+from actors.fork_server import ForkServer, exit_status, runtime_env
 from tests.support.waiting import until
 
 BOUND_S = 60.0
@@ -89,8 +89,8 @@ def test_a_worker_is_as_if_it_had_been_started_and_has_the_imports(tmp_path: Pat
         assert seen["pid"] != client.pid
         client.communicate("", timeout=BOUND_S)
     assert client.returncode == 0
-    until(lambda: how_it_ended(tmp_path, seen["pid"]), "it is known how the worker ended")
-    assert how_it_ended(tmp_path, seen["pid"]) == "ended with status 0"
+    until(lambda: exit_status(tmp_path, seen["pid"]) is not None, "it is known how the worker ended")
+    assert exit_status(tmp_path, seen["pid"]) == 0
 
 
 @pytest.mark.usefixtures("server")
@@ -103,9 +103,9 @@ def test_a_worker_and_its_client_end_together(tmp_path: Path) -> None:
         os.close(pidfd)
         os.kill(pids[1], signal.SIGKILL)
         second.wait(BOUND_S)
-        until(lambda: how_it_ended(tmp_path, pids[1]), "it is known how the worker ended")
-        assert how_it_ended(tmp_path, pids[1]).startswith("killed by SIGKILL, ")
-        assert how_it_ended(tmp_path, 1) == ""
+        until(lambda: exit_status(tmp_path, pids[1]) is not None, "it is known how the worker ended")
+        assert exit_status(tmp_path, pids[1]) == -signal.SIGKILL
+        assert exit_status(tmp_path, 1) is None
 
 
 def test_without_a_server_it_starts_as_ever(tmp_path: Path) -> None:

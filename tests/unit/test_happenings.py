@@ -7,8 +7,9 @@ from collections.abc import Iterable
 import pytest
 
 from fleet import records as r
+from fleet.causes import Cause, ProcessEnded, Told
 from fleet.happenings import PATIENCE_S, Teller
-from fleet.types import Fault, Member, Process, StateId
+from fleet.types import Fault, Member, StateId
 from tests.golden.journals import Story, one_loss
 
 
@@ -28,9 +29,10 @@ PLANNED, EXECUTED = (r.FaultRecord(KILL, phase, at_s, (Member(1, 0),), "") for p
 
 
 FIRST = Member(1, 0)
+ENDED = ProcessEnded()
 
 
-def lost(member: Member = FIRST, fault: str | None = "gpu-1", cause: str = "its process ended") -> r.ProcessLost:
+def lost(member: Member = FIRST, fault: str | None = "gpu-1", cause: Cause = ENDED) -> r.ProcessLost:
     return r.ProcessLost(member, cause, 2.2, fault, 1, 7, -1, "")
 
 
@@ -56,18 +58,17 @@ def test_a_loss_waits_for_its_fault_for_a_moment_and_no_longer() -> None:
 
 
 def test_a_loss_without_a_fault_is_told_at_once_with_its_cause_in_one_line() -> None:
-    [line] = told(story(lost(Member(2, 1), None, "evicted: no heartbeat\nfor 7 s")))
+    [line] = told(story(lost(Member(2, 1), None, Told("evicted: no heartbeat\nfor 7 s"))))
     assert line == "    2.2 s  - rank 2.1 is lost in step 7: evicted: no heartbeat for 7 s"
 
 
 def test_a_loss_is_told_with_how_its_process_ended_as_soon_as_that_is_known() -> None:
-    known: dict[int, str] = {}
-    teller = Teller(how_ended=lambda pid: known.get(pid, ""))
-    for record in story(r.ProcessUp(FIRST, Process("n", 42, 1), "t", 1.0), lost(fault=None)):
+    teller = Teller()
+    for record in story(lost(fault=None), r.LineageBegun(1, StateId(0, 5), 2.3, "none left")):
         assert teller.take(record, 0.0) == []
-    known[42] = "killed by SIGSEGV"
-    assert [line.text for line in teller.due(0.1)] == ["rank 1 is lost in step 7: killed by SIGSEGV"]
-    teller.take(r.ProcessUp(Member(1, 1), Process("n", 43, 1), "u", 3.0), 1.0)
+    assert teller.take(r.LossExplained(Member(1, 7), ProcessEnded(3), 2.4), 0.1) == [], "of another process"
+    told = teller.take(r.LossExplained(FIRST, ProcessEnded(-11), 2.4), 0.1)
+    assert [line.text for line in told] == ["rank 1 is lost in step 7: killed by SIGSEGV", "goes on from step 5: none left"]
     assert teller.take(lost(Member(1, 1), None), 1.0) == []
     assert [line.text for line in teller.due(1.1 + PATIENCE_S)] == ["rank 1.1 is lost in step 7: its process ended"]
 
@@ -90,12 +91,12 @@ def test_what_costs_nothing_is_told_on_demand() -> None:
             r.CheckpointRecord("x", "failed", StateId(0, 9), 3.0, detail="disk full", level="peers"),
             "* copy in memory of step 9 failed: disk full",
         ),
-        (r.CheckpointRecord("x", "failed", StateId(0, 9), 3.0, detail="the view changed"), ""),
+        (r.CheckpointRecord("x", "failed", StateId(0, 9), 3.0, detail="the view changed", view_changed=True), ""),
         (r.CheckpointRecord("x", "durable", StateId(0, 9), 3.0), ""),
         (r.CheckpointRecord("x", "durable", StateId(0, 60), 3.0), "* final checkpoint: step 60 is durable"),
-        (r.DecisionMade("store", "unreachable", "no answer for 30 s", {}, 3.0), "* store: unreachable: no answer for 30 s"),
-        (r.DecisionMade("corruption", "go_back", "why", {}, 3.0), "* corruption: go back: why"),
-        (r.DecisionMade("recovery", "form", "enough", {}, 3.0), ""),
+        (r.DecisionMade("store", "warn", "no answer for 30 s", None, 3.0), "* store: warn: no answer for 30 s"),
+        (r.DecisionMade("corruption", "go_back", "why", None, 3.0), "* corruption: go back: why"),
+        (r.DecisionMade("recovery", "form", "enough", None, 3.0), ""),
         (r.EvidenceKept("hang-1", 3.0, "evidence/a", (), "no progress", ""), "* hang-1: no progress; stacks in evidence/a"),
         (
             r.FaultRecord(Fault("n", 1, "nic", "slow", severity=2.0, duration_s=6.0), "executed", 3.0, (Member(0, 0), Member(1, 2)), "x"),

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from fleet import records as r
+from fleet.causes import Evicted, NoHeartbeat, ProcessEnded
+from fleet.decisions import Interval
 from fleet.errors import JournalError, ProtocolError
 from fleet.journal import JournalTail, JournalWriter, decode_line, encode_line, read_journal
 from fleet.types import Fault, Member, Process, StateId, View
@@ -21,14 +23,16 @@ EVERY_KIND: list[r.Record] = [
     r.RunStarted(r.VERSION, "run", 0.0, 1.0e9, 2, 1, 16, "{}"),
     r.Resumed(1.0, 1.0e9, "resume"),
     r.ProcessUp(MEMBER, Process("node", 12, 34), "token", 0.1),
-    r.ProcessLost(MEMBER, "signal 9", 2.0, "f1", 3, 7, -1, "line\nbreak \u2028 and \u00e9"),
+    r.ProcessLost(MEMBER, Evicted(NoHeartbeat(3.5)), 2.0, "f1", 3, 7, -1, "line\nbreak \u2028 and \u00e9"),
+    r.LossExplained(MEMBER, ProcessEnded(-9), 2.5, 9),
+    r.Heard(8, "Parked", 2.1, MEMBER, "node", 3, 7, "broken"),
     r.ViewPublished(VIEW, 0.5, "start", False, ("2.0",)),
     r.Committed(STATE, 0.75),
     r.LineageBegun(2, STATE, 3.0, "corruption"),
     r.Spans(MEMBER, 3, 1, 7, 500_000, (10, 20, 0), "cxK"),
     r.Unobserved(MEMBER, 5, 9),
     r.FaultRecord(FAULT, "executed", 1.5, (MEMBER,), ""),
-    r.DecisionMade("interval", "wait", "not due", {"interval_s": 3.5}, 0.2),
+    r.DecisionMade("interval", "wait", "not due", Interval(3.5, 0.1, 0.2, 1e-4), 0.2),
     r.CheckpointRecord("c1", "durable", STATE, 4.0, 100, 0.1, 0.2, ""),
     r.Measurement(STATE, "loss", 0.5, 1.0),
     r.DataRead(50_000, 256, 4.4),
@@ -58,7 +62,7 @@ def test_every_kind_of_record_comes_back_as_it_was(path: Path) -> None:
 
 
 def test_spans_take_the_same_form_as_the_codec_gives() -> None:
-    spans = EVERY_KIND[7]
+    spans = EVERY_KIND[9]
     assert encode_line(spans) == r.RECORDS.encode(spans) + b"\n"
     assert decode_line(encode_line(spans)) == r.RECORDS.decode(encode_line(spans)) == spans
 
@@ -91,10 +95,10 @@ def test_flush_interval_and_size_bound_what_is_gathered(path: Path) -> None:
     writer.append(EVERY_KIND[0])
     assert path.stat().st_size == 0
     clock.time_s = 1.0
-    writer.append(EVERY_KIND[5])
+    writer.append(EVERY_KIND[7])
     assert len(list(read_journal(path))) == 2
     for _ in range(20):
-        writer.append(EVERY_KIND[5])
+        writer.append(EVERY_KIND[7])
     assert len(list(read_journal(path))) > 2
     writer.close()
 
@@ -181,12 +185,12 @@ def test_tail_gives_each_record_once_and_waits_for_the_end_of_a_line(path: Path)
     assert tail.poll() == []
     write(path, EVERY_KIND[:2])
     assert tail.poll() == EVERY_KIND[:2]
-    line = encode_line(EVERY_KIND[5])
+    line = encode_line(EVERY_KIND[7])
     with path.open("ab", buffering=0) as file:
         file.write(line[:9])
         assert tail.poll() == []
         file.write(line[9:])
-        assert tail.poll() == [EVERY_KIND[5]]
+        assert tail.poll() == [EVERY_KIND[7]]
     assert tail.poll() == []
 
 
@@ -196,8 +200,8 @@ def test_tail_outlives_a_torn_tail_that_was_cut_off(path: Path) -> None:
         file.write(b'["Committed",[1')
     tail = JournalTail(path)
     assert tail.poll() == EVERY_KIND[:2]
-    write(path, EVERY_KIND[4:6])
-    assert tail.poll() == EVERY_KIND[4:6]
+    write(path, EVERY_KIND[6:8])
+    assert tail.poll() == EVERY_KIND[6:8]
 
 
 def test_tail_names_file_and_line_of_damage(path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleet.causes import EndWhy, Evicted, Outvoted, ProcessEnded, TrainRaised
 from fleet.errors import ConfigError
 from fleet.health import History, Incident, histories
 from fleet.records import ProcessLost, ProcessUp, RunEnded, RunStarted
@@ -82,12 +83,12 @@ def test_what_nodes_did_is_read_from_the_journal_and_survives_the_run(tmp_path: 
     records = [
         RunStarted(1, "demo", 100.0, 3600.0 * 1000 + 100.0, 3, 0, 8, "{}"),
         *(ProcessUp(member, one, "t", 100.0) for member, one in zip(members, process, strict=True)),
-        ProcessLost(members[0], "its process ended", 200.0, None, 1, 5, 0, ""),
-        ProcessLost(members[1], "its process ended", 200.1, None, 1, 5, 0, ""),
-        ProcessLost(members[2], "evicted: silent corruption: weights at step 9 differ from the majority's", 300.0, None, 2, 9, 0, ""),
-        ProcessLost(members[2], "its process ended", 300.0, "fault-1", 2, 9, 0, ""),
-        ProcessLost(members[2], "the train function raised ValueError", 300.0, None, 2, 9, 0, ""),
-        RunEnded("completed", "", 3700.0, "", ""),
+        ProcessLost(members[0], ProcessEnded(), 200.0, None, 1, 5, 0, ""),
+        ProcessLost(members[1], ProcessEnded(-9), 200.1, None, 1, 5, 0, ""),
+        ProcessLost(members[2], Evicted(Outvoted("weights", 9)), 300.0, None, 2, 9, 0, ""),
+        ProcessLost(members[2], ProcessEnded(), 300.0, "fault-1", 2, 9, 0, ""),
+        ProcessLost(members[2], TrainRaised("ValueError"), 300.0, None, 2, 9, 0, ""),
+        RunEnded("completed", "", 3700.0, "", "", EndWhy.ALL_STEPS),
     ]
     found = histories(records, {"n1": "host/1", "n2": "host/2"})
     assert [(one.node, [each.kind for each in one.incidents]) for one in found] == [("host/1", ["lost"]), ("host/2", ["corruption"])]

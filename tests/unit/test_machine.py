@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from fleet.causes import AgentHungUp, AgentSilent, Departure, EndWhy, ProcessEnded
 from fleet.config import Budgets, RunSettings
 from fleet.events import (
     CheckpointDurable,
@@ -129,7 +130,7 @@ class Bench:
     def park(self, slots: Iterable[int], state: StateId | None, dirty: bool = False) -> list[Instruction]:
         generation = self.machine.state.generation
         ranks = [self.machine.state.roster.by_slot[slot] for slot in slots]
-        return self.tell(*(Parked(rank.member, generation, state, dirty, "told to") for rank in ranks))
+        return self.tell(*(Parked(rank.member, generation, state, dirty, Departure.CALLED) for rank in ranks))
 
     def of(self, kind: type[Record]) -> list[Any]:
         return [record for record in self.journal if isinstance(record, kind)]
@@ -187,7 +188,7 @@ def test_a_newer_process_supersedes_and_the_older_is_fenced() -> None:
 
 def test_a_loss_parks_the_others_and_the_greatest_clean_state_wins() -> None:
     bench = Bench().start(STEP_3)
-    assert only(Park, bench.tell(Lost(member(1), "killed", 0.0))).members == (member(0), member(2), member(3))
+    assert only(Park, bench.tell(Lost(member(1), ProcessEnded(), 0.0))).members == (member(0), member(2), member(3))
     bench.park([0], STEP_3)
     bench.park([2], StateId(0, 5), dirty=True)
     view = only(Publish, bench.park([3], STEP_4)).view
@@ -200,11 +201,11 @@ def test_a_loss_parks_the_others_and_the_greatest_clean_state_wins() -> None:
 
 def test_a_step_is_committed_when_the_next_view_holds_it_not_when_it_is_published() -> None:
     bench = Bench().start(STEP_3)
-    bench.tell(Lost(member(1), "killed", 0.0))
+    bench.tell(Lost(member(1), ProcessEnded(), 0.0))
     bench.park([0, 2], STEP_3)
     bench.park([3], STEP_4)
     assert bench.machine.state.committed == STEP_3
-    bench.tell(Lost(member(3), "killed", 0.0))
+    bench.tell(Lost(member(3), ProcessEnded(), 0.0))
     assert only(Publish, bench.park([0, 2], STEP_3)).view.state == STEP_3
     bench.form([member(0), member(2)], STEP_3)
     assert [record.state for record in bench.of(Committed)] == [STEP_3]
@@ -213,7 +214,7 @@ def test_a_step_is_committed_when_the_next_view_holds_it_not_when_it_is_publishe
 def test_all_dirty_begins_a_lineage_from_the_checkpoint() -> None:
     bench = Bench(world=2).start(STEP_4)
     bench.tell(CheckpointDurable("c3", STEP_3, 1, 0.1, 0.1))
-    bench.tell(Lost(member(1), "killed", 0.0))
+    bench.tell(Lost(member(1), ProcessEnded(), 0.0))
     bench.park([0], STEP_4, dirty=True)
     view = only(Publish, bench.after(bench.settings.timeouts.start_s + 1)).view
     assert view.checkpoint == "c3"
@@ -223,7 +224,7 @@ def test_all_dirty_begins_a_lineage_from_the_checkpoint() -> None:
 
 def test_without_a_checkpoint_only_a_fresh_process_can_begin_again() -> None:
     bench = Bench(world=2).start(STEP_4)
-    bench.tell(Lost(member(1), "killed", 0.0))
+    bench.tell(Lost(member(1), ProcessEnded(), 0.0))
     assert not [one for one in bench.park([0], STEP_4, dirty=True) if isinstance(one, Publish)]
     said = bench.after(bench.settings.timeouts.start_s + 1)
     assert only(Evict, said).member == member(0)
@@ -237,8 +238,8 @@ def test_without_a_checkpoint_only_a_fresh_process_can_begin_again() -> None:
 def test_a_state_from_before_the_committed_step_is_no_source() -> None:
     bench = Bench(world=2, spares=1).start(STEP_4)
     bench.tell(CheckpointDurable("c3", STEP_3, 1, 0.1, 0.1))
-    bench.tell(Parked(member(2), 1, StateId(0, 2), False, "left behind"))
-    view = only(Publish, bench.tell(Lost(member(0), "killed", 0.0), Lost(member(1), "killed", 0.0))).view
+    bench.tell(Parked(member(2), 1, StateId(0, 2), False, Departure.CALLED))
+    view = only(Publish, bench.tell(Lost(member(0), ProcessEnded(), 0.0), Lost(member(1), ProcessEnded(), 0.0))).view
     assert view.checkpoint == "c3"
     assert view.state.lineage == 1
 
@@ -246,7 +247,7 @@ def test_a_state_from_before_the_committed_step_is_no_source() -> None:
 def with_a_replacement_ready() -> Bench:
     """Slot 1 was lost at step 3, the others have trained on for a moment, and its next process has built its model."""
     bench = Bench().start(STEP_3)
-    bench.tell(Lost(member(1), "killed", 0.0))
+    bench.tell(Lost(member(1), ProcessEnded(), 0.0))
     bench.park([0, 2, 3], STEP_3)
     bench.form([member(0), member(2), member(3)], STEP_3)
     bench.after(SETTLE_S)
@@ -257,7 +258,7 @@ def with_a_replacement_ready() -> Bench:
 
 def test_nobody_joins_and_no_checkpoint_begins_right_after_a_loss_while_somebody_waits_to_join() -> None:
     bench = Bench(world=2, spares=1, interval_s=0.1).start(STEP_4)
-    bench.tell(Lost(member(1), "killed", 0.0))
+    bench.tell(Lost(member(1), ProcessEnded(), 0.0))
     bench.park([0], STEP_4)
     bench.form([member(0)], STEP_4)
     said = bench.after(SETTLE_S / 2)
@@ -280,14 +281,14 @@ def test_a_replacement_is_proposed_and_entered_beside_running_steps() -> None:
 def test_a_proposal_whose_newcomer_is_lost_is_cancelled_and_training_goes_on() -> None:
     bench = with_a_replacement_ready()
     bench.after(0.1)
-    assert only(Cancel, bench.tell(Lost(member(1, 1), "killed", 0.0))).generation == 3
+    assert only(Cancel, bench.tell(Lost(member(1, 1), ProcessEnded(), 0.0))).generation == 3
     assert bench.machine.state.phase == "run"
 
 
 def test_a_cancelled_proposal_that_was_entered_all_the_same_is_parked() -> None:
     bench = with_a_replacement_ready()
     bench.after(0.1)
-    bench.tell(Parked(member(1, 1), 3, None, False, "too late"))
+    bench.tell(Parked(member(1, 1), 3, None, False, Departure.CALLED))
     park = only(Park, bench.tell(Formed(member(0), 3, STEP_4)))
     assert park.generation == 3
     assert bench.machine.state.phase == "gather"
@@ -297,7 +298,9 @@ def test_words_of_another_incarnation_are_ignored() -> None:
     bench = Bench().start(STEP_3)
     before = bench.machine.state.roster.by_slot[1].state
     assert not bench.tell(
-        Parked(member(1, 7), 9, StateId(5, 5), True, "stale"), Formed(member(1, 7), 9, STEP_4), Lost(member(1, 7), "", 0.0)
+        Parked(member(1, 7), 9, StateId(5, 5), True, Departure.CALLED),
+        Formed(member(1, 7), 9, STEP_4),
+        Lost(member(1, 7), ProcessEnded(), 0.0),
     )
     assert bench.machine.state.roster.by_slot[1].state == before
     assert bench.machine.state.phase == "run"
@@ -313,7 +316,7 @@ def test_a_late_formed_after_parked_does_not_seat_again() -> None:
 
 def test_a_silent_node_is_lost_with_all_its_ranks_in_one_view_change() -> None:
     bench = Bench().start(STEP_3)
-    bench.tell(NodeLost("n1", "power", 0.0))
+    bench.tell(NodeLost("n1", AgentHungUp(), 0.0))
     assert [record.member for record in bench.of(ProcessLost)] == [member(1), member(3)]
     assert only(Publish, bench.park([0, 2], STEP_3)).view.members == (member(0), member(2))
 
@@ -343,7 +346,7 @@ def test_a_broken_connection_beside_missing_ranks_is_a_lost_node() -> None:
 
 def test_a_ghost_is_evicted_again_when_its_node_comes_back() -> None:
     bench = Bench().start(STEP_3)
-    bench.tell(NodeLost("n1", "silent", 0.0))
+    bench.tell(NodeLost("n1", AgentSilent(9.0), 0.0))
     said = bench.tell(Heartbeat("n1", (Pulse(member(1), 1, STEP_3, 0.0, 0.0),)))
     assert only(Evict, said).process == Process("n1", 101, 1)
 
@@ -369,7 +372,7 @@ def test_what_raised_before_the_coordinator_died_is_not_forgotten() -> None:
 
 def test_a_verdict_that_died_with_the_coordinator_is_given_again() -> None:
     bench = Bench(budgets=Budgets(slot=1)).start(STEP_3)
-    said = bench.tell(Lost(member(1), "killed", 0.0, detail="segmentation fault"))
+    said = bench.tell(Lost(member(1), ProcessEnded(), 0.0, detail="segmentation fault"))
     assert only(EndRun, said).status == "failed"
     bench.journal = [record for record in bench.journal if not isinstance(record, RunEnded)]
     bench.restart()
@@ -382,7 +385,7 @@ def test_injected_losses_do_not_count_after_a_restart_either() -> None:
     bench = Bench(budgets=Budgets(slot=1)).start(STEP_3)
     bench.tell(FaultReported(Fault("f1", 0.0, "gpu", "kill_rank", 1), "executed", 0.0, (member(1),)))
     bench.restart()
-    assert not [one for one in bench.tell(Lost(member(1), "killed", 0.0)) if isinstance(one, EndRun)]
+    assert not [one for one in bench.tell(Lost(member(1), ProcessEnded(), 0.0)) if isinstance(one, EndRun)]
     assert bench.of(ProcessLost)[0].fault == "f1"
 
 
@@ -410,7 +413,7 @@ def test_generations_go_on_above_what_ranks_report() -> None:
     bench = Bench(world=2).start(STEP_3)
     bench.restart()
     for slot in range(2):
-        bench.tell(hello(slot, incarnation=0), Parked(member(slot), 5_000, StateId(7, 3), False, "of a view that was forgotten"))
+        bench.tell(hello(slot, incarnation=0), Parked(member(slot), 5_000, StateId(7, 3), False, Departure.CALLED))
     view = only(Publish, bench.after(bench.settings.timeouts.node_s + 0.1)).view
     assert view.generation > 5_000
     assert bench.machine.state.lineage == 7
@@ -431,7 +434,7 @@ def test_a_new_cluster_goes_on_from_the_checkpoint_and_owes_nothing_for_the_old_
 def test_a_rank_lost_at_the_finish_calls_the_others_back() -> None:
     bench = Bench(world=3).start(STEP_3)
     bench.tell(Finished(member(0), 1, STEP_4, "digest"))
-    assert only(Park, bench.tell(Lost(member(1), "killed", 0.0))).members == (member(0), member(2))
+    assert only(Park, bench.tell(Lost(member(1), ProcessEnded(), 0.0))).members == (member(0), member(2))
 
 
 def test_a_stop_waits_for_its_checkpoint() -> None:
@@ -441,7 +444,7 @@ def test_a_stop_waits_for_its_checkpoint() -> None:
     order = only(CommitCheckpoint, bench.tell(*parts))
     assert [part.name for part in order.parts] == ["p0", "p1"]
     said = bench.tell(CheckpointDurable("c4", STEP_4, 2, 0.1, 0.2))
-    assert only(EndRun, said) == EndRun("stopped", "enough", "")
+    assert only(EndRun, said) == EndRun("stopped", "enough", "", EndWhy.STOPPED)
 
 
 def test_a_stop_with_an_error_is_a_failure_at_once() -> None:
@@ -506,7 +509,7 @@ def test_copies_are_asked_for_where_the_other_node_has_memory() -> None:
 
 
 def lose_both(bench: Bench, *silent: int) -> list[Instruction]:
-    bench.tell(Lost(member(0), "killed", bench.now_s), Lost(member(1), "killed", bench.now_s))
+    bench.tell(Lost(member(0), ProcessEnded(), bench.now_s), Lost(member(1), ProcessEnded(), bench.now_s))
     bench.tell(hello(0, "a"), hello(1, "b"), Ready(member(0, 1)), Ready(member(1, 1)))
     return bench.after(0.1, *silent)
 
@@ -557,7 +560,7 @@ def test_a_view_change_is_a_handful_of_instructions_at_any_world_size(world: int
     """The coordinator says a thing once; routing takes it to each node once."""
     bench = Bench(world=world).start(STEP_3)
     before = len(bench.said)
-    bench.tell(Lost(member(1), "killed", 0.0))
+    bench.tell(Lost(member(1), ProcessEnded(), 0.0))
     rest = [slot for slot in range(world) if slot != 1]
     bench.park(rest, STEP_3)
     bench.form([member(slot) for slot in rest], STEP_3)
@@ -567,6 +570,6 @@ def test_a_view_change_is_a_handful_of_instructions_at_any_world_size(world: int
 
 def test_nothing_is_said_twice_before_its_time() -> None:
     bench = Bench().start(STEP_3)
-    bench.tell(Lost(member(1), "killed", 0.0))
+    bench.tell(Lost(member(1), ProcessEnded(), 0.0))
     assert not bench.after(0.1)
     assert only(Park, bench.after(bench.settings.timeouts.resend_s)).members == (member(0), member(2), member(3))

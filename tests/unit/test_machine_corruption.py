@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from fleet.decisions import Decision
+from fleet.causes import Departure, EndWhy
+from fleet.decisions import Decision, Figures
 from fleet.events import CheckpointDurable, FaultReported, Finished, Formed, NodeJoined, Parked, Ready
 from fleet.instructions import EndRun, Evict, Publish
 from fleet.machine.core import FleetMachine
-from fleet.machine.losses import LOOP
 from fleet.records import CheckpointRecord, DecisionMade, LineageBegun
 from fleet.types import Fault, Finding, Member, StateId
 from policies.corruption import MajorityRules
@@ -30,7 +30,9 @@ class Court(Bench):
         out: list[object] = []
         for slot, digest in enumerate(digests):
             said = Finding(what, generation, AT, digest, cleared, slot not in given) if digest else None
-            out += self.tell(Parked(self.machine.state.roster.by_slot[slot].member, generation, AT, False, "differ", said))
+            out += self.tell(
+                Parked(self.machine.state.roster.by_slot[slot].member, generation, AT, False, Departure.DIFFERS, "differ", said)
+            )
         return [*out, *self.after(0.1)]
 
     def durable_at(self, step: int) -> Court:
@@ -78,7 +80,9 @@ def again(court: Court, found: StateId, *digests: str) -> list[object]:
     generation, out = court.machine.state.generation, list[object]()
     for slot, digest in enumerate(digests):
         said = Finding("weights", generation, found, digest, found)
-        out += court.tell(Parked(court.machine.state.roster.by_slot[slot].member, generation, found, False, "differ", said))
+        out += court.tell(
+            Parked(court.machine.state.roster.by_slot[slot].member, generation, found, False, Departure.DIFFERS, "differ", said)
+        )
     return [*out, *court.after(0.1)]
 
 
@@ -87,7 +91,7 @@ def test_ranks_that_differ_again_where_they_went_on_run_a_loop_that_is_wrong() -
     court.durable("good", StateId(0, 20))
     court.testify("a", "b")
     [end] = of(EndRun, again(court, StateId(1, 22), "a", "b"))
-    assert end.reason.startswith(LOOP)  # type: ignore[attr-defined]
+    assert end.why is EndWhy.LOOP_WRONG
     assert "differ again" in end.reason  # type: ignore[attr-defined]
 
 
@@ -104,7 +108,12 @@ def test_what_is_said_twice_of_one_view_is_judged_once() -> None:
     court.durable("good", StateId(0, 20))
     court.testify("a", "b")
     said = [Finding("weights", 1, AT, digest, AT) for digest in "ab"]
-    court.tell(*(Parked(Member(slot, 0), court.machine.state.generation, AT, False, "differ", one) for slot, one in enumerate(said)))
+    court.tell(
+        *(
+            Parked(Member(slot, 0), court.machine.state.generation, AT, False, Departure.DIFFERS, "differ", one)
+            for slot, one in enumerate(said)
+        )
+    )
     court.after(0.1)
     assert decided(court) == ["retry", "go_back"]
 
@@ -120,7 +129,7 @@ def test_what_chaos_did_twice_is_no_mistake_of_the_loop() -> None:
 
 def test_more_than_one_flipped_bit_does_is_the_loop() -> None:
     [end] = of(EndRun, Court().start(AT).testify("a", "b", "c", "d"))
-    assert end.reason.startswith(LOOP)  # type: ignore[attr-defined]
+    assert end.why is EndWhy.LOOP_WRONG
     assert "4 different results" in end.reason  # type: ignore[attr-defined]
 
 
@@ -214,7 +223,7 @@ def test_a_coordinator_that_dies_after_the_verdict_does_not_forget_what_is_taint
 
 def test_ranks_of_a_node_that_is_kept_out_wait_beside_the_run() -> None:
     court = Court(min_ranks=1)
-    court.machine.state.lemons = {1: Decision("keep_out", "it fails 9 times as often", {"faults": 7.0})}
+    court.machine.state.lemons = {1: Decision("keep_out", "it fails 9 times as often", Figures({"faults": 7.0}))}
     court.tell(NodeJoined("n0", 0), NodeJoined("n1", 1), NodeJoined("n1", 1), NodeJoined("n2", 2, "matmul_wrong on cuda:3"))
     for slot in range(4):
         court.join(slot)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from fleet.causes import ProcessEnded
 from fleet.events import CheckpointDurable, Finished, Left, Lost, PartFailed, PartWritten, Raised, Ready
 from fleet.instructions import CommitCheckpoint, Conclude, EndRun, Instruction, Park, Publish, Release, SaveCheckpoint, Welcome
 from fleet.types import Part
@@ -81,13 +82,13 @@ def test_who_waits_is_told_again() -> None:
 
 def test_the_others_end_the_run_when_one_is_lost_behind_the_loop() -> None:
     bench = concluded()
-    assert not [one for one in bench.tell(Lost(member(0), "killed", 0.0)) if isinstance(one, Park | EndRun)]
+    assert not [one for one in bench.tell(Lost(member(0), ProcessEnded(), 0.0)) if isinstance(one, Park | EndRun)]
     assert only(EndRun, left(bench, 1)).status == "completed"
 
 
 def test_when_all_are_lost_behind_the_loop_new_ranks_come_there_again() -> None:
     bench = concluded()
-    bench.tell(Lost(member(0), "killed", 0.0), Lost(member(1), "killed", 0.0))
+    bench.tell(Lost(member(0), ProcessEnded(), 0.0), Lost(member(1), ProcessEnded(), 0.0))
     for slot in range(2):
         bench.join(slot, f"again-{slot}")
         bench.tell(Ready(member(slot, 1)))
@@ -98,8 +99,8 @@ def test_when_all_are_lost_behind_the_loop_new_ranks_come_there_again() -> None:
 def test_what_was_done_before_all_were_lost_counts() -> None:
     bench = concluded()
     left(bench, 0)
-    bench.tell(Lost(member(0), "killed", 0.0))
-    assert only(EndRun, bench.tell(Lost(member(1), "killed", 0.0))).status == "completed"
+    bench.tell(Lost(member(0), ProcessEnded(), 0.0))
+    assert only(EndRun, bench.tell(Lost(member(1), ProcessEnded(), 0.0))).status == "completed"
 
 
 def test_an_error_behind_the_loop_fails_the_run() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from fleet.causes import ProcessEnded
 from fleet.config import CheckpointSettings, Timeouts
 from fleet.errors import ConfigError
 from fleet.events import CheckpointDurable, CheckpointFailed, Finished, Heartbeat, Lost, PartFailed
@@ -79,7 +80,7 @@ def test_views_that_change_are_no_failure_of_the_store() -> None:
     one = bench()
     one.through(11.0)
     assert one.machine.state.checkpoints.store.pending
-    one.tell(Lost(member(1), "killed", one.now_s))
+    one.tell(Lost(member(1), ProcessEnded(), one.now_s))
     one.park([0], STEP_3)
     one.form([member(0)], STEP_3)
     one.through(100.0)

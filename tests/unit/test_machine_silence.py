@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fleet.causes import ProcessEnded
 from fleet.events import Heartbeat, Lost, Pulse, Tick
 from fleet.instructions import Evict, Park
 from fleet.records import DecisionMade
@@ -30,7 +31,7 @@ def test_after_the_coordinator_stood_still_nobodys_silence_counts() -> None:
 
 def test_the_time_to_leave_a_group_is_longer_by_what_the_coordinator_stood_still() -> None:
     bench = Bench().start(STEP_3)
-    bench.tell(Lost(member(0), "killed", bench.now_s))
+    bench.tell(Lost(member(0), ProcessEnded(), bench.now_s))
     bench.park([1, 2], STEP_3)
     assert not [one for one in bench.after(bench.settings.timeouts.park_s + 1.0) if isinstance(one, Evict)]
     said = bench.through(bench.settings.timeouts.park_s)

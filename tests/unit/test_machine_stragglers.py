@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fleet.decisions import Prices
 from fleet.events import StepsTimed
 from fleet.machine.stragglers import LATE_S, Stragglers
 from fleet.records import DecisionMade
@@ -64,9 +65,9 @@ def test_without_a_policy_nothing_is_kept() -> None:
 
 def test_decisions_are_known_again_after_a_restart() -> None:
     kept = judged()
-    kept.replay(DecisionMade("straggler", "rebalance", "", {"speed 1.0": 0.5, "cost_rebalance": 3.0}, 10.0))
-    kept.replay(DecisionMade("straggler", "tolerate", "", {"speed 0.0": 0.5}, 11.0))
-    kept.replay(DecisionMade("straggler", "evict", "", {"shun node-3": 50.0}, 12.0))
+    kept.replay(DecisionMade("straggler", "rebalance", "", Prices({"rebalance": 3.0}, speeds=(((1, 0), 0.5),)), 10.0))
+    kept.replay(DecisionMade("straggler", "tolerate", "", Prices({}, speeds=(((0, 0), 0.5),)), 11.0))
+    kept.replay(DecisionMade("straggler", "evict", "", Prices({}, shunned=(("node-3", 50.0),)), 12.0))
     assert kept.speeds == {B: 0.5}
     assert not kept.admits("node-3", 49.0) and kept.admits("node-3", 50.0) and kept.admits("node-1", 0.0)
     assert kept.acted_s == [10.0, 12.0]

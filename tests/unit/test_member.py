@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from fleet.causes import Departure
 from fleet.events import Finished, Formed, Joined, Parked, Ready
 from fleet.instructions import Cancel, Fence, Park, Propose, Publish, Release, SaveCheckpoint, Welcome
 from fleet.member import INTERRUPT, NOTHING, MemberProtocol
@@ -90,14 +91,14 @@ def test_park_interrupts_and_the_rank_says_where_it_stands(seated: MemberProtoco
     assert seated.receive(Park((ME,), 5)) == INTERRUPT
     assert seated.interrupted
     seated.broken("told to leave")
-    assert seated.outbox == [Parked(ME, 5, HERE, False, "told to leave")]
+    assert seated.outbox == [Parked(ME, 5, HERE, False, Departure.CALLED, "told to leave")]
     assert not seated.interrupted
 
 
 def test_a_rank_that_is_aside_is_answered_for_and_can_sit_down_again(seated: MemberProtocol) -> None:
     seated.step_aside()
     assert seated.receive(Park((ME,), 5)) == INTERRUPT
-    assert seated.outbox == [Parked(ME, 5, HERE, False, "told to leave")]
+    assert seated.outbox == [Parked(ME, 5, HERE, False, Departure.CALLED, "told to leave")]
     assert not seated.interrupted
     seated.receive(Publish(view(6, ME, PEER)))
     assert seated.next_view() == view(6, ME, PEER)
@@ -114,7 +115,7 @@ def test_a_rank_called_out_before_it_stepped_aside_is_answered_for_then(seated: 
     seated.receive(Park((ME,), 5))
     assert seated.outbox == []
     seated.step_aside()
-    assert seated.outbox == [Parked(ME, 5, HERE, False, "told to leave")]
+    assert seated.outbox == [Parked(ME, 5, HERE, False, Departure.CALLED, "told to leave")]
 
 
 def test_the_loop_is_needed_where_its_state_changes_or_has_to_hold_still(seated: MemberProtocol) -> None:
@@ -132,14 +133,14 @@ def test_the_loop_is_needed_where_its_state_changes_or_has_to_hold_still(seated:
 def test_park_of_an_idle_rank_is_answered_at_once(rank: MemberProtocol) -> None:
     rank.receive(Publish(view(5, ME, PEER)))
     rank.receive(Park((ME,), 5))
-    assert rank.outbox == [Parked(ME, 5, None, False, "idle")]
+    assert rank.outbox == [Parked(ME, 5, None, False, Departure.IDLE)]
     assert rank.next_view() is None
 
 
 def test_it_is_dirty_from_mutation_to_commit(seated: MemberProtocol) -> None:
     seated.mutating()
     seated.broken("a peer is gone")
-    assert seated.outbox == [Parked(ME, 5, HERE, True, "a peer is gone")]
+    assert seated.outbox == [Parked(ME, 5, HERE, True, Departure.BROKEN, "a peer is gone")]
 
 
 def test_commit_takes_the_state_one_step_further(seated: MemberProtocol) -> None:

@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from chaos.catalogue import EXECUTABLE
 from dashboards.metrics import COUNTER, FAULT_KINDS, METRICS, RunsCollector, metrics_table
 from fleet.config import RunSettings
+from fleet.decisions import Interval
 from fleet.goodput import Ledger
 from fleet.ledger_summary import LedgerSummary
 from fleet.levels import PEERS
@@ -62,8 +63,8 @@ def eventful() -> tuple[LedgerSummary, LedgerSummary]:
         ProcessUp(Member(0, 0), Process('node "a"\\\n', 100, 1), "t", 0.1),
         Measurement(StateId(0, 30), 'loss "of" \\ all\nranks', math.nan, 5.0),
         CheckpointRecord("copy-1", "durable", StateId(0, 30), 5.0, level=PEERS),
-        DecisionMade("interval", "wait", "every 60 s", {"interval_s": 60.0}, 5.0),
-        DecisionMade(f"interval of {PEERS}", "wait", "every 6 s", {"interval_s": 6.0}, 5.0),
+        DecisionMade("interval", "wait", "every 60 s", Interval(60.0), 5.0),
+        DecisionMade(f"interval of {PEERS}", "wait", "every 6 s", Interval(6.0), 5.0),
         ended,
     ]
     summary = Ledger().apply_all(story.records).summary()

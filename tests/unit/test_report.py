@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from fleet import records as r
+from fleet.decisions import Interval
 from fleet.goodput import Ledger
 from fleet.ledger_report import History, build_report, duration, losses_by_size, rank_time, report_of
 from fleet.ledger_timeline import Timeline
@@ -24,7 +25,7 @@ def golden_story() -> Story:
     story = one_loss(fault="gpu-1")
     end = story.records.pop()
     story.records += [
-        r.DecisionMade("interval", "wait", "every 10.0 s: the first one, to learn what it costs", {"interval_s": 10.0}, 1.1),
+        r.DecisionMade("interval", "wait", "every 10.0 s: the first one, to learn what it costs", Interval(10.0), 1.1),
         r.CheckpointRecord("c60", "durable", StateId(0, 60), 7.3, 1_000_000, 0.002, 0.1),
         r.Measurement(StateId(0, 1), "loss", 2.5, 1.2),
         r.Measurement(StateId(0, 2), "loss", math.nan, 1.3),

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from fleet import records as r
+from fleet.decisions import Prices, StepFigures, Suspect
 from fleet.ledger_report import build_report
 from fleet.report import render_table
 from fleet.types import StateId
 from tests.golden.journals import Story
 
-EVIDENCE = {
-    "slot": 1.0,
-    "incarnation": 0.0,
-    "score": 0.5,
-    "confidence": 0.999,
-    "since_step": 40.0,
-    "step": 60.0,
-    "robust_z": 9.0,
-    "kind compute": 1.0,
-}
-COSTS = {"cost_tolerate": 40.0, "cost_rebalance": 16.0, "cost_evict": 47.0, "slowdown": 2.0, "step_even_s": 0.2, "step_then_s": 0.12}
+SLOW = Suspect(1.0, 0.0, 0.5, 0.999, 40.0, 60.0, "compute", {"robust_z": 9.0})
+STEPS = StepFigures(0.01, 0.0, 0.2, 0.2, 0.1, 0.12)
+PRICES = Prices({"tolerate": 40.0, "rebalance": 16.0, "evict": 47.0}, slowdown=2.0, steps=STEPS)
 
 
 def story(*, cleared_s: float | None = None) -> Story:
@@ -30,11 +25,11 @@ def story(*, cleared_s: float | None = None) -> Story:
     for slot in (0, 1):
         told.spans(slot, 0, "c25000")
     told.committed(60, 12_000)
-    told.records.append(r.DecisionMade("straggler", "accuse", "rank 1.0: compute takes 2.00 times", dict(EVIDENCE), 12.0))
-    told.records.append(r.DecisionMade("straggler", "rebalance", "it costs less", dict(COSTS), 12.0))
+    told.records.append(r.DecisionMade("straggler", "accuse", "rank 1.0: compute takes 2.00 times", SLOW, 12.0))
+    told.records.append(r.DecisionMade("straggler", "rebalance", "it costs less", PRICES, 12.0))
     for count in range(101):
         if cleared_s is not None and 12.0 + 0.13 * count >= cleared_s and told.records[-1].__class__ is r.Committed:
-            told.records.append(r.DecisionMade("straggler", "clear", "rank 1.0: well", dict(EVIDENCE), 12.0 + 0.13 * count))
+            told.records.append(r.DecisionMade("straggler", "clear", "rank 1.0: well", SLOW, 12.0 + 0.13 * count))
             cleared_s = None
         told.records.append(r.Committed(StateId(0, 61 + count), 12.0 + 0.13 * count))
     told.ended(25_000)
@@ -61,9 +56,9 @@ def test_nothing_is_saved_once_the_rank_is_well() -> None:
 
 def test_what_is_cleared_is_one_kind_of_one_rank() -> None:
     told = story()
-    data = {name: value for name, value in EVIDENCE.items() if not name.startswith("kind")} | {"kind data": 1.0}
-    told.records.insert(-1, r.DecisionMade("straggler", "accuse", "rank 1.0: data takes 3.00 times", dict(data), 24.0))
-    told.records.insert(-1, r.DecisionMade("straggler", "clear", "rank 1.0: data is as with the others", dict(data), 24.5))
+    data = replace(SLOW, kind="data")
+    told.records.insert(-1, r.DecisionMade("straggler", "accuse", "rank 1.0: data takes 3.00 times", data, 24.0))
+    told.records.insert(-1, r.DecisionMade("straggler", "clear", "rank 1.0: data is as with the others", data, 24.5))
     cases = build_report(told.records).to_dict()["stragglers"]["verdicts"]
     assert [(case["kind"], case["cleared_s"]) for case in cases] == [("compute", None), ("data", 24.5)]
 

@@ -1,0 +1,69 @@
+"""What the journal tells of events, so that the story of a loss can be told: those that led to something, in short, each with its number.
+
+A record or an instruction names the event that it follows from. What comes all the time (heartbeats, ticks that change nothing) leaves no
+trace: a run without faults has a journal that is hardly longer for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from fleet.events import Event, Formed, Joined, Lost, NodeJoined, NodeLost, NodeSilent, Parked, Raised
+from fleet.instructions import Instruction, Write
+from fleet.machine.roster import RankPhase
+from fleet.machine.state import MachineState
+from fleet.records import DecisionMade, Heard, LineageBegun, ProcessLost, RunEnded, ViewPublished
+from fleet.types import Member
+
+DECISIVE = (DecisionMade, ViewPublished, LineageBegun, ProcessLost, RunEnded)
+"""An event that one of these follows from is told."""
+DETAIL = 160
+"""So many characters of what a rank said."""
+
+
+ALWAYS = (Parked, Formed, Lost, Raised, NodeSilent, NodeLost)
+"""Events that are told whatever they lead to."""
+
+
+def news(machine: MachineState, event: Event, now_s: float) -> Heard | None:
+    """``event`` in short, if it is one that is always told, and is not said again. To be asked before it is handled."""
+    match event:
+        case Parked(member=member, generation=generation):
+            rank = machine.current(member)
+            if rank is not None and rank.parked_generation < generation >= rank.generation:
+                step = event.state.step if event.state is not None else -1
+                words = f"{event.why}: {event.detail}" if event.detail else str(event.why)
+                return Heard(machine.event, "Parked", now_s, member, rank.process.node, generation, step, words[:DETAIL])
+        case Formed(member=member, generation=generation, state=state):
+            rank = machine.current(member)
+            known = rank is None or generation <= rank.parked_generation or generation < rank.generation
+            if rank is not None and not known and (rank.generation, rank.phase) != (generation, RankPhase.SEATED):
+                return Heard(machine.event, "Formed", now_s, member, rank.process.node, generation, state.step)
+        case Lost(member=member) | Raised(member=member) if (rank := machine.current(member)) is not None:
+            said = event.error[:DETAIL] if isinstance(event, Raised) else ""
+            return Heard(machine.event, type(event).__name__, now_s, member, rank.process.node, rank.generation, event.step, said)
+        case NodeSilent(node=node) | NodeLost(node=node):
+            return Heard(machine.event, type(event).__name__, now_s, None, node)
+    return None
+
+
+def told(event: Event, number: int, heard: Heard | None, out: Sequence[Instruction], now_s: float) -> list[Instruction]:
+    """``out``, each with the number of the event that it follows from; the event before it, if it is to be told."""
+    if heard is None and any(isinstance(each, Write) and isinstance(each.record, DECISIVE) for each in out):
+        heard = Heard(number, type(event).__name__, now_s, _member(event), event.node if isinstance(event, NodeJoined) else "")
+    numbered = [_numbered(each, number) for each in out]
+    return numbered if heard is None else [Write(heard), *numbered]
+
+
+def _member(event: Event) -> Member | None:
+    """Whose word it is. A process that says hello has no name yet."""
+    return None if isinstance(event, Joined) else getattr(event, "member", None)
+
+
+def _numbered(instruction: Any, number: int) -> Any:
+    if not isinstance(instruction, Write):
+        return replace(instruction, event=number)
+    record: Any = instruction.record
+    return Write(replace(record, event=number)) if hasattr(record, "event") else instruction
