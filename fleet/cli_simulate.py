@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fleet.cli_config import RUNS
 from fleet.cli_json import Json, JsonCommand, write_json
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def compare(
     least: Annotated[float, typer.Option(help="A smaller difference in goodput is none.")] = 0.005,
     seed: Annotated[int, typer.Option(help="Of the first trace.")] = 0,
     set_: SetPlan = None,
-    storage: Annotated[str, typer.Option(help="Folder that holds recorded runs.")] = "runs",
+    storage: Annotated[str, typer.Option(help="Folder that holds recorded runs.")] = RUNS,
     json_: Json = "",
 ) -> None:
     """Which policy loses less on the same faults: the difference, with an interval that may be watched, until it is decided."""
