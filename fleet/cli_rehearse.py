@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fleet.cli_config import RUNS
+from fleet.cli_config import KEYS, RUNS
 from fleet.cli_json import Json, JsonCommand, write_json
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def rehearse(
     faults: Annotated[int, typer.Option(help="Faults of the small run, about.")] = 10,
     minutes: Annotated[float, typer.Option(help="How long the small run may take, start-up and calibration not counted.")] = 4.0,
     mtbf_s: Annotated[float, typer.Option(help="Time between faults of the small run; 0: chosen.")] = 0.0,
-    world: Annotated[int, typer.Option(help="Ranks of the small run.")] = 4,
+    world: Annotated[int, typer.Option(help="Ranks of the small run.")] = KEYS["world"].default,
     losses: Annotated[int, typer.Option(help="Ranks that are killed to calibrate.")] = 4,
     seed: Annotated[int, typer.Option(help="Of faults and predictions.")] = 0,
     storage: Annotated[str, typer.Option(help="Folder for the runs and the frozen prediction.")] = RUNS,

@@ -47,9 +47,10 @@ def configured(*layers: Mapping[str, Any] | Path | str, over: Mapping[str, Any] 
 
     Raises ConfigError: a name is unknown, a value is not of its kind or impossible, two contradict each other, or a file cannot be read.
     """
-    values: dict[str, Any] = {}
-    for layer in [*map(_layer, layers), over or {}]:
-        values = merged(_less_foreign(values, layer), layer)
+    every_layer = [*map(_layer, layers), over or {}]
+    names, first = merged(*every_layer), known()
+    chosen = {table: names.get(f"{table}.policy", first[f"{table}.policy"].default) for table in PORTS}
+    values = merged(*(_less_foreign(layer, chosen) for layer in every_layer))
     parts: dict[str, Any] = {table: build(kind, values, f"{table}.") for table, kind in TABLES.items()}
     found = Configuration(run=build(RunSettings, values), **parts)
     wanted = next((name for name, value in values_of(found.chaos, "chaos.").items() if value != known()[name].default), None)
@@ -59,13 +60,11 @@ def configured(*layers: Mapping[str, Any] | Path | str, over: Mapping[str, Any] 
     return found
 
 
-def _less_foreign(values: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what another policy could be told, where ``layer`` names a new one."""
-    kept = dict(values)
-    for table in PORTS:
-        name = f"{table}.policy"
-        was = values.get(name, known()[name].default)
-        if name in layer and not declare_alike(table, was, layer[name]):
+def _less_foreign(layer: Mapping[str, Any], chosen: Mapping[str, str]) -> dict[str, Any]:
+    """Without what ``layer`` has for policies that it names, where others were ``chosen``."""
+    kept = dict(layer)
+    for table, policy in chosen.items():
+        if not declare_alike(table, layer.get(f"{table}.policy", policy), policy):
             kept.pop(f"{table}.settings", None)
     return kept
 

@@ -113,7 +113,8 @@ def unknown(name: str, value: object, known: Iterable[str]) -> ConfigError:
     """The refusal of a setting that does not exist, with the names that come nearest to it."""
     known = list(known)
     same = [each for each in known if each.rpartition(".")[2] == name.rpartition(".")[2]]
-    near = dict.fromkeys([*same, *difflib.get_close_matches(name, known, n=3, cutoff=0.5)])
+    names = [*known, *dict.fromkeys(each.rpartition(".")[0] for each in known if "." in each)]
+    near = dict.fromkeys([*same, *difflib.get_close_matches(name, names, n=3, cutoff=0.5)])
     way_out = f"Nearest: {', '.join(near)}." if near else "fleet config prints all settings."
     return ConfigError(name, value, "there is no such setting", way_out)
 
