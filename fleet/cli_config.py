@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -34,6 +36,31 @@ def option(key: str, *names: str, words: str = "") -> Any:
     """An option for setting ``key``. Its value is None where it is not given, so that it wins over a file only where it is."""
     said, default = KEYS[key].meaning, KEYS[key].default
     return typer.Option(*names, help=words or said, show_default=str(default) if not isinstance(default, bool) else False)
+
+
+class Default:
+    """The default of a dataclass's field, looked up when a command needs it: to import the class takes long.
+
+    Args:
+        owner: ``package.module:Class``.
+        name: of the field.
+    """
+
+    def __init__(self, owner: str, name: str) -> None:
+        self._owner, self._name = owner, name
+
+    def __call__(self) -> Any:
+        module, _, kind = self._owner.partition(":")
+        fields = dataclasses.fields(getattr(importlib.import_module(module), kind))
+        return next(field.default for field in fields if field.name == self._name)
+
+    def __str__(self) -> str:
+        return str(self())
+
+
+def option_of(owner: str, name: str, words: str) -> Any:
+    """An option whose default is that of field ``name`` of ``owner``."""
+    return typer.Option(help=words, default_factory=Default(owner, name))
 
 
 def register(app: typer.Typer) -> None:

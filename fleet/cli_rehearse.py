@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fleet.cli_config import KEYS, RUNS
+from fleet.cli_config import KEYS, RUNS, option_of
 from fleet.cli_json import Json, JsonCommand, write_json
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fleet.rehearsal import Constants, Prediction, Rehearsal
     from fleet.scenarios import Prepared
 
+PLAN, SCENARIO = "fleet.planning.inputs:PlanInput", "fleet.scenarios:Scenario"
 CALIBRATION_GAP_S = 8.0
 """From one loss of the calibration to the next: as a rule the world is full again by then."""
 CALIBRATION_TAIL_S = 15.0
@@ -44,9 +45,9 @@ def register(app: typer.Typer) -> None:
 
 
 def rehearse(
-    gpus: Annotated[int, typer.Option(help="GPUs of the fleet that is rehearsed.")] = 16_384,
-    days: Annotated[float, typer.Option(help="Length of its run.")] = 54.0,
-    recovery: Annotated[str, typer.Option(help="in-place, or restart of all ranks.")] = "in-place",
+    gpus: Annotated[int, option_of(PLAN, "gpus", "GPUs of the fleet that is rehearsed.")],
+    days: Annotated[float, option_of(SCENARIO, "days", "Length of its run.")],
+    recovery: Annotated[str, option_of(PLAN, "recovery", "in-place, or restart of all ranks.")],
     faults: Annotated[int, typer.Option(help="Faults of the small run, about.")] = 10,
     minutes: Annotated[float, typer.Option(help="How long the small run may take, start-up and calibration not counted.")] = 4.0,
     mtbf_s: Annotated[float, typer.Option(help="Time between faults of the small run; 0: chosen.")] = 0.0,
