@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from chaos.arrivals import check_law, load_trace, plan
 from chaos.catalogue import Catalogue, Topology, check_kinds, load_catalogue
 from fleet.errors import ConfigError
+from fleet.settings import setting
 from fleet.types import Fault
 
 LEAST_STEPS_BETWEEN_FAULTS = 2.0
@@ -17,42 +18,24 @@ LEAST_STEPS_BETWEEN_FAULTS = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChaosSettings:
-    """Which faults a run meets. Off unless ``mtbf_s``, ``compression`` or ``trace`` is given, one of them only.
+    """Which faults a run meets. Off unless ``mtbf_s``, ``compression`` or ``trace`` is given, one of them only."""
 
-    Args:
-        fleet_gpus, gpus_per_node: the large fleet whose mix of faults is wanted.
-        mtbf_s: mean time between planned faults of the run; or
-        compression: seconds of the fleet in one second of the run; or
-        trace: CSV file of recorded faults (see :func:`chaos.arrivals.load_trace`), which needs none of the rest.
-        duration_s: faults come until then, counted from the start of the run's training.
-        quiet_start_s: none come before.
-        law, shape: of the lifetimes: ``exponential``, or ``weibull`` with that shape.
-        kinds: kinds of fault to plan; None: every kind that the catalogue has.
-        mean_duration_s: mean length of hangs and slowdowns; None: the catalogue's, compressed like everything else.
-        severity: of slowdowns (2 = half speed); None: the catalogue's.
-        repair_s: a lost node comes back after that long; None: never.
-        step_s: estimate of a step, to refuse a rate at which nothing could commit.
-        seed: of the faults; None: the run's own.
-        lose_all: faults of software, whose blast radius is the job, take all ranks at once, and others may take the last one. Only when
-            there is a copy in memory, or a durable checkpoint, from which the run can go on; suppressed by name otherwise.
-    """
-
-    fleet_gpus: int = 16_384
-    gpus_per_node: int = 8
-    mtbf_s: float | None = None
-    compression: float | None = None
-    trace: str | None = None
-    duration_s: float = 600.0
-    quiet_start_s: float = 0.0
-    law: str = "exponential"
-    shape: float = 0.7
-    kinds: tuple[str, ...] | None = None
-    mean_duration_s: float | None = None
-    severity: float | None = None
-    repair_s: float | None = 30.0
-    step_s: float | None = None
-    seed: int | None = None
-    lose_all: bool = False
+    fleet_gpus: int = setting(Topology().gpus, "GPUs of the large fleet whose mix of faults is wanted.")
+    gpus_per_node: int = setting(Topology().gpus_per_node, "GPUs of each of its nodes.")
+    mtbf_s: float | None = setting(None, "Mean time between planned faults of the run; or compression, or trace.")
+    compression: float | None = setting(None, "Seconds of the fleet in one second of the run.")
+    trace: str | None = setting(None, "CSV file of recorded faults, which needs none of the rest.")
+    duration_s: float = setting(600.0, "Faults come until then, counted from the start of the run's training.")
+    quiet_start_s: float = setting(0.0, "None come before.")
+    law: str = setting("exponential", "Law of the lifetimes: exponential or weibull.")
+    shape: float = setting(0.7, "Shape of the Weibull law.")
+    kinds: tuple[str, ...] | None = setting(None, "Kinds of fault to plan; none: every kind that the catalogue has.")
+    mean_duration_s: float | None = setting(None, "Mean length of hangs and slowdowns; none: the catalogue's, compressed as all is.")
+    severity: float | None = setting(None, "Of slowdowns (2 = half speed); none: the catalogue's.")
+    repair_s: float | None = setting(30.0, "A lost node comes back after that long; none: never.")
+    step_s: float | None = setting(None, "Estimate of a step, to refuse a rate at which nothing could commit.")
+    seed: int | None = setting(None, "Seed of the faults; none: the run's own.")
+    lose_all: bool = setting(False, "Faults may take all ranks at once, where a copy or a checkpoint is there to go on from.")
 
     def __post_init__(self) -> None:
         Topology(gpus=self.fleet_gpus, gpus_per_node=self.gpus_per_node)

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from actors.rank.loop import Run as Run
     from actors.rank.step import Step as Step
+    from fleet.configuration import configured as configured
 
 __version__ = "0.1.0"
-__all__ = ["Run", "Step", "__version__"]
+__all__ = ["Run", "Step", "__version__", "configured"]
 
 
 def __dir__() -> list[str]:
@@ -24,4 +25,8 @@ def __getattr__(name: str) -> Any:
         from actors.rank import loop
 
         return getattr(loop, name)
+    if name == "configured":
+        from fleet import configuration
+
+        return configuration.configured
     raise AttributeError(f"module 'fleet' has no attribute {name!r}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import json
 import os
 import shlex
@@ -23,6 +22,7 @@ from rich.text import Text
 from fleet import (
     __version__,
     cli_checkpoint,
+    cli_config,
     cli_dashboard,
     cli_diagnose,
     cli_doctor,
@@ -38,14 +38,15 @@ from fleet import (
     cli_up,
     cli_watch,
 )
+from fleet.cli_config import RUNS, Storage, option
 from fleet.clock import unix_time_s
-from fleet.config import CheckpointSettings, RunSettings, Timeouts, VerifySettings
 from fleet.errors import ConfigError, FleetError
 from fleet.records import COMPLETED, UNSAVED
 
 if TYPE_CHECKING:
-    from chaos.settings import ChaosSettings
     from fleet.cli_watch import Watch
+    from fleet.config import RunSettings
+    from fleet.configuration import Configuration
     from fleet.expects import Expectation
     from fleet.plans import RunPlan, RunResult
     from fleet.recipes import LiveRun
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(name="fleet", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 console = cli_print.Terminal(stderr=True)
+CHECKPOINT = "Interval policy: exact, daly, young, seconds, or package.module:Class."
 NOT_SAVED, UNMET = 3, 4
 """Exit codes: all steps are committed, but the final checkpoint could not be kept; or what ``--expect`` says is not so."""
 cli_plan.register(app)
@@ -69,6 +71,7 @@ cli_queue.register(app)
 cli_runs.register(app)
 cli_dashboard.register(app)
 cli_set.register(app)
+cli_config.register(app)
 
 
 def _tell_version(wanted: bool) -> None:
@@ -86,25 +89,31 @@ def about(
 
 @app.command()
 def run(
+    context: typer.Context,
     script: Annotated[str, typer.Argument(help="Python file with a function train(run).")] = "",
-    world: Annotated[int, typer.Option(help="Ranks that train.")] = 4,
-    spares: Annotated[int, typer.Option(help="Ranks that stand by.")] = 0,
-    nodes: Annotated[int, typer.Option(help="Worker nodes of the local cluster.")] = 2,
-    shards: Annotated[int, typer.Option(help="Batch shards of each step; fixed for the whole run.")] = 16,
-    min_ranks: Annotated[int, typer.Option(help="Wait instead of training with fewer.")] = 1,
-    steps: Annotated[int, typer.Option(help="Optimizer steps of the run, whatever the train function says; 0: as it says.")] = 0,
-    peer_copies: Annotated[int, typer.Option(help="On how many other nodes the memory keeps a copy of the state.")] = 1,
-    seed: Annotated[int, typer.Option(help="Seed of model, data and chaos.")] = 0,
+    world: Annotated[int | None, option("world")] = None,
+    spares: Annotated[int | None, option("spares")] = None,
+    nodes: Annotated[int | None, option("nodes")] = None,
+    shards: Annotated[int | None, option("shards")] = None,
+    min_ranks: Annotated[int | None, option("min_ranks")] = None,
+    steps: Annotated[int | None, option("steps")] = None,
+    peer_copies: Annotated[int | None, option("peer_copies")] = None,
+    seed: Annotated[int | None, option("seed")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="key=value for run.options; repeatable.")] = None,
-    chaos: Annotated[str, typer.Option(help="off, storm, or e.g. mtbf=15s,kinds=kill_rank+hang.")] = "off",
-    reduction: Annotated[str, typer.Option(help="tree (bit-identical) or native (plain all-reduce).")] = "tree",
-    optimizer_sharding: Annotated[str, typer.Option(help="none, or zero1: each rank has a part of the optimizer's state.")] = "none",
-    verify: Annotated[float, typer.Option(help="Share of compute for computing shards again elsewhere; 0: off.")] = 0.0,
-    preflight: Annotated[bool, typer.Option("--preflight", help="Check each node before its ranks join; see fleet doctor.")] = False,
-    checkpoint: Annotated[str, typer.Option(help="Interval policy: exact, daly, young, or seconds.")] = "exact",
-    on_store_failure: Annotated[str, typer.Option(help="When checkpoints fail for timeouts.store_s: go-on, or stop (in order).")] = "go-on",
+    config: Annotated[list[str] | None, typer.Option(help="File of settings, or key=value; repeatable. See fleet config.")] = None,
+    chaos: Annotated[str | None, typer.Option(help="off, storm, or e.g. mtbf=15s,kinds=kill_rank+hang.", show_default="off")] = None,
+    reduction: Annotated[str | None, option("reduction")] = None,
+    optimizer_sharding: Annotated[str | None, option("optimizer_sharding")] = None,
+    verify: Annotated[float | None, option("verify.compute")] = None,
+    preflight: Annotated[bool | None, option("preflight", "--preflight")] = None,
+    checkpoint: Annotated[str | None, option("checkpoint.policy", "--checkpoint", "--interval", words=CHECKPOINT)] = None,
+    on_store_failure: Annotated[str | None, option("checkpoint.on_store_failure")] = None,
+    recovery: Annotated[str | None, option("recovery.policy")] = None,
+    straggler: Annotated[str | None, option("straggler.policy")] = None,
+    placement: Annotated[str | None, option("placement.policy")] = None,
+    corruption: Annotated[str | None, option("corruption.policy")] = None,
     timeout: Annotated[list[str] | None, typer.Option(help="name=seconds, e.g. progress_s=30; repeatable. A wrong one lists all.")] = None,
-    storage: Annotated[str, typer.Option("--storage", "--store", help="Folder or fsspec URL for journals and checkpoints.")] = "runs",
+    storage: Annotated[str | None, option("storage", "--storage", "--store")] = None,
     twin: Annotated[bool, typer.Option("--twin", help="Run again without faults, and compare the final bits.")] = False,
     twin_world: Annotated[int, typer.Option(help="World size of the twin; 0: the same.")] = 0,
     name: Annotated[str, typer.Option(help="Name of the run; empty: the script's, with the time.")] = "",
@@ -121,68 +130,26 @@ def run(
     from fleet import expects, scripts
 
     scripts.check_not_shadowed()
-    root = Path("runs" if "://" in storage else storage).resolve()
-    settings = _settings(
-        world, spares, nodes, shards, min_ranks, seed, set_ or [], reduction, optimizer_sharding, verify, preflight, checkpoint, storage,
-        timeout or [], peer_copies, on_store_failure, steps,
-    )  # fmt: skip
+    found = cli_config.settings_of(context.params, Path())
+    settings, given_steps = found.run, steps or 0
+    root = Path(RUNS if "://" in settings.storage else settings.storage).resolve()
     expected = expects.parse_all(expect or [], twin)
-    if resume and _has_ended(resume, script, storage, root, steps):
+    if resume and _has_ended(resume, script, settings.storage, root, given_steps):
         raise typer.Exit(0)
     if changed_code and not repeat:
         raise ConfigError("--changed-code", "given", "it is about a run that is repeated", "Use it with --repeat RUN.")
-    plan = _repeated(repeat, script, root, changed_code) if repeat and not resume else _plan(script, settings, chaos, name, resume, root)
+    plan = _repeated(repeat, script, root, changed_code) if repeat and not resume else _plan(script, found, name, resume, root, given_steps)
     if twin_world:
         dataclasses.replace(settings, world=twin_world, spares=0)  # refused now, not after the run
     raise typer.Exit(_execute(plan, twin, twin_world, Show(json_, html, port, verbose), expected))
 
 
-def _settings(world: int, spares: int, nodes: int, shards: int, min_ranks: int, seed: int, pairs: list[str], reduction: str,
-              optimizer_sharding: str, verify: float, preflight: bool, checkpoint: str, storage: str, timeouts: list[str],
-              peer_copies: int, on_store_failure: str, steps: int) -> RunSettings:  # fmt: skip
-    return RunSettings(
-        world=world, spares=spares, nodes=nodes, shards=shards, min_ranks=min_ranks, seed=seed, options=_options(pairs),
-        reduction=reduction, optimizer_sharding=optimizer_sharding, verify=VerifySettings(compute=verify), preflight=preflight,
-        checkpoint=_checkpoint(checkpoint, on_store_failure), storage=storage, timeouts=_timeouts(timeouts), peer_copies=peer_copies,
-        steps=steps,
-    )  # fmt: skip
+def checked(script: str, arguments: Sequence[str], directory: Path) -> tuple[RunSettings, set[str], dict[str, Any]]:
+    """(what ``fleet run SCRIPT ARGUMENTS`` in ``directory`` would train with, the options that were given, the values of all).
 
-
-def _timeouts(pairs: list[str]) -> Timeouts:
-    known = Timeouts.__slots__
-    given: dict[str, Any] = {}
-    for name, text in _options(pairs, "--timeout").items():
-        if name not in known:
-            raise ConfigError("--timeout", f"{name}={text}", "there is no such time-out", f"Known: {', '.join(known)}.")
-        try:
-            given[name] = float(text)
-        except ValueError:
-            raise ConfigError(f"timeouts.{name}", text, "not a number of seconds") from None
-    return Timeouts(**given)
-
-
-def _options(pairs: list[str], option: str = "--set") -> dict[str, str]:
-    for pair in pairs:
-        if "=" not in pair:
-            raise ConfigError(option, pair, "not of the form key=value")
-    return dict(pair.split("=", 1) for pair in pairs)
-
-
-def _checkpoint(text: str, on_store_failure: str) -> CheckpointSettings:
-    from chaos.settings import seconds
-
-    try:
-        return CheckpointSettings(policy="fixed", interval_s=seconds(text), on_store_failure=on_store_failure)
-    except ValueError:
-        return CheckpointSettings(policy=text, on_store_failure=on_store_failure)
-
-
-def checked(script: str, arguments: Sequence[str]) -> tuple[RunSettings, set[str], dict[str, Any]]:
-    """(what ``fleet run SCRIPT ARGUMENTS`` would train with, the options that were given, the values of all).
-
-    Raises ConfigError as the command would.
+    Raises ConfigError as the command would, but for policies of the user's own: no code of theirs runs here.
     """
-    from fleet import expects
+    from fleet import expects, plans
 
     command = typer.main.get_command(app).commands["run"]  # type: ignore[attr-defined]
     try:
@@ -193,41 +160,32 @@ def checked(script: str, arguments: Sequence[str]) -> tuple[RunSettings, set[str
         reason = getattr(error, "message", str(error))
         raise ConfigError("arguments", " ".join(arguments)[:200], reason, "See fleet run --help.") from None
     given = {name for name in context.params if str(context.get_parameter_source(name)).endswith("COMMANDLINE")}
-    values = context.params | {"pairs": context.params["set_"] or [], "timeouts": context.params["timeout"] or []}
-    settings = _settings(**{name: values[name] for name in inspect.signature(_settings).parameters})
-    _check_chaos(settings, values["chaos"])
+    found, values = cli_config.settings_of(context.params, directory), context.params
+    plans.check(found.run, found.chaos)
     expects.parse_all(values["expect"] or [], values["twin"])
-    return settings, given, values
+    return found.run, given, values
 
 
-def _check_chaos(settings: RunSettings, chaos: str) -> ChaosSettings:
-    from chaos.settings import parse_chaos
-    from fleet import plans
-
-    found = parse_chaos(plans.STORM if chaos == "storm" else chaos)
-    plans.check(settings, found)
-    return found
-
-
-def _plan(script: str, settings: RunSettings, chaos: str, name: str, resume: str, root: Path) -> RunPlan:
+def _plan(script: str, found: Configuration, name: str, resume: str, root: Path, steps: int) -> RunPlan:
     from fleet import plans, scripts
     from fleet.launch.queue import SUBMITTED
 
-    settings_of_chaos = _check_chaos(settings, chaos)
+    settings = found.run
+    plans.check(settings, found.chaos)
     if resume:
         folder = plans.find_run(resume, root)
         if plans.is_completed(folder):
-            return plans.continued_plan(folder, script, name, settings.steps, settings.storage)
-        if settings.steps:
+            return plans.continued_plan(folder, script, name, steps, settings.storage)
+        if steps:
             reason = f"run {resume} has not come to its end: it is resumed with the number of steps that it began with"
-            raise ConfigError("--steps", settings.steps, reason, "Resume it without --steps; go on beyond its end afterwards.")
+            raise ConfigError("--steps", steps, reason, "Resume it without --steps; go on beyond its end afterwards.")
         return plans.resumed_plan(folder, script, settings.storage)
     if not script:
         raise ConfigError("SCRIPT", script, "missing", "Name a Python file with a function train(run), or use --resume RUN.")
     name = plans.checked_name(name, root) if name else plans.new_name(script)
     train, now_s = scripts.load_train(script), unix_time_s()
     return plans.RunPlan(
-        name=name, folder=root / name, settings=settings, train=train, script=script, chaos=settings_of_chaos,
+        name=name, folder=root / name, settings=settings, train=train, script=script, chaos=found.chaos, lemons=found.lemons,
         queued_s=max(0.0, now_s - float(os.environ.get(SUBMITTED, now_s))),
     )  # fmt: skip
 
@@ -273,10 +231,12 @@ class Show:
 
 
 def _execute(plan: RunPlan, twin: bool, twin_world: int, show: Show, expected: Sequence[Expectation]) -> int:
-    from fleet import expects, plans, recipes
+    from fleet import expects, plans, policy_choice, recipes
     from storage.trial import Trial, check_folder
 
     root = plan.folder.parent
+    policy_choice.look_in(Path(plan.script).resolve().parent, Path.cwd())
+    policy_choice.check(plan.settings)
     check_folder(plan.folder if plan.resume else root)
     tried = Trial(plans.store_url(plan)) if "://" in plan.settings.storage else None  # beside the cluster's start
     with cli_watch.serving(root, "127.0.0.1", show.port) as server, recipes.local_cluster(plan.settings, plan.script) as cluster:
@@ -383,7 +343,7 @@ def _sum_up(data: dict[str, Any], plan: RunPlan, report: Report, verbose: bool) 
         _tell(report)
     views = report.history["views"]
     trained_s = report.summary.now_s - views[0]["at_s"] if views else None
-    elsewhere = str(plan.folder.parent) if plan.folder.parent != Path("runs").resolve() else ""
+    elsewhere = str(plan.folder.parent) if plan.folder.parent != Path(RUNS).resolve() else ""
     context = ending.Context(plan.name, redact(plans.store_url(plan)), _first_fault_s(plan), elsewhere)
     out = cli_print.Terminal()
     width = out.width if out.is_terminal else None
@@ -399,7 +359,7 @@ def report(
     json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     html: Annotated[str, typer.Option(help="Write one self-contained HTML page to this file.")] = "",
     why: Annotated[str, typer.Option(metavar="RANK", help="Tell the story of one loss instead: 3.0, or 3 for slot 3's newest.")] = "",
-    storage: Annotated[str, typer.Option(help="Folder that holds the runs.")] = "runs",
+    storage: Storage = RUNS,
 ) -> None:
     """Where every rank-second of RUN went, and what each fault cost."""
     from fleet.plans import find_run

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fleet.cli_config import RUNS, Storage
 from fleet.errors import ConfigError
 
 if TYPE_CHECKING:
     from storage.checkpoint import CheckpointStore
 
 Where = Annotated[str, typer.Argument(metavar="WHERE", help="A run's folder, its name under --storage, or the URL of its store.")]
-Root = Annotated[str, typer.Option(help="Folder that holds the runs.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 app = typer.Typer(help="List, verify, export and delete durable checkpoints.", no_args_is_help=True)
 
 
 @app.command("list")
-def list_(where: Where, json_: Json = False, storage: Root = "runs") -> None:
+def list_(where: Where, json_: Json = False, storage: Storage = RUNS) -> None:
     """Every committed checkpoint, oldest first. Nothing but manifests is read."""
     with _store(where, storage) as store:
         rows = [_row(store, checkpoint) for checkpoint in store.list()]
@@ -39,7 +39,7 @@ def list_(where: Where, json_: Json = False, storage: Root = "runs") -> None:
 @app.command()
 def verify(
     where: Where, checkpoint: Annotated[str, typer.Argument(metavar="[ID]", help="Which one; all when none is named.")] = "",
-    json_: Json = False, storage: Root = "runs",
+    json_: Json = False, storage: Storage = RUNS,
 ) -> None:  # fmt: skip
     """Read every byte and compare it with what was written. Ends with 1 when something is damaged."""
     with _store(where, storage) as store:
@@ -51,7 +51,7 @@ def verify(
 @app.command()
 def export(
     where: Where, checkpoint: Annotated[str, typer.Argument(metavar="[ID]", help="Which one; the newest sound one if none is named.")] = "",
-    output: Annotated[str, typer.Option(help="File to write; ID.pt when none is named.")] = "", storage: Root = "runs",
+    output: Annotated[str, typer.Option(help="File to write; ID.pt when none is named.")] = "", storage: Storage = RUNS,
 ) -> None:  # fmt: skip
     """Write {tracked name: state dict} as one file for torch.load(FILE, weights_only=True)."""
     from storage.export import export_state
@@ -75,7 +75,7 @@ def export(
 
 
 @app.command()
-def delete(where: Where, checkpoint: Annotated[str, typer.Argument(metavar="ID", help="Which one.")], storage: Root = "runs") -> None:
+def delete(where: Where, checkpoint: Annotated[str, typer.Argument(metavar="ID", help="Which one.")], storage: Storage = RUNS) -> None:
     """Delete one checkpoint for good."""
     with _store(where, storage) as store:
         store.delete(_known(store, checkpoint))

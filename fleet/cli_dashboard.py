@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from fleet import cli_print
+from fleet.cli_config import RUNS, Storage
 
 console = cli_print.Terminal()
 group = typer.Typer(no_args_is_help=True, help="Dashboards and alert rules for Grafana and Prometheus.")
@@ -20,7 +21,7 @@ def push(
     grafana: Annotated[str, typer.Option(help="URL of the Grafana; its token is read from GRAFANA_TOKEN.")],
     prometheus: Annotated[str, typer.Option(help="URL under which Grafana reaches Prometheus.")] = "http://127.0.0.1:9090",
     run: Annotated[str, typer.Option(help="Write this run's faults as annotations, too.")] = "",
-    storage: Annotated[str, typer.Option(help="Folder that holds the runs.")] = "runs",
+    storage: Storage = RUNS,
 ) -> None:
     """Data source, folder, dashboards and faults; what somebody changed is left alone."""
     from dashboards.push import connect, push, push_faults

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fleet import cli_print
+from fleet.cli_config import RUNS, Storage
 
 if TYPE_CHECKING:
     from fleet.report import Report
@@ -22,7 +23,7 @@ def register(app: typer.Typer) -> None:
 def diagnose(
     name: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name under --storage.")],
     json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of sentences.")] = False,
-    storage: Annotated[str, typer.Option(help="Folder that holds the runs.")] = "runs",
+    storage: Storage = RUNS,
 ) -> None:
     """What cost RUN most, why, what to do about it, and where the cost would move."""
     from fleet import diagnosis

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from fleet import cli_print
+from fleet.cli_config import RUNS, Storage
 from fleet.errors import ConfigError
 from fleet.rank_logs import RunLogs, found, logs_of, older, prefix, shown
 
@@ -22,7 +23,7 @@ def logs(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name under --storage.")],
     rank: Annotated[int, typer.Option(help="Of this slot alone; -1: of all.")] = -1,
     follow: Annotated[bool, typer.Option("--follow", help="Go on until the run ends.")] = False,
-    storage: Annotated[str, typer.Option(help="Folder that holds the runs.")] = "runs",
+    storage: Storage = RUNS,
 ) -> None:
     """What the ranks of RUN have printed, each line with its rank; `[rank 2.1]` is the second process of slot 2."""
     from fleet.plans import find_run

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fleet.cli_config import option_of
 from fleet.cli_json import Json, JsonCommand, write_json
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from fleet.planning.plan import Plan
     from fleet.planning.sweep import Point, Sweep
 
+PLAN = "fleet.planning.inputs:PlanInput"
 SLOW_S = 5.0
 """A sweep that will take longer says so before it starts."""
 TIMED_FROM = 50
@@ -26,16 +28,16 @@ TIMED_FROM = 50
 
 
 def plan(
-    gpus: Annotated[int, typer.Option(help="GPUs that train.")] = 16_384,
-    model: Annotated[str, typer.Option(help="Model, e.g. llama3-70b; a wrong one lists all.")] = "llama3-70b",
-    hardware: Annotated[str, typer.Option(help="Accelerator, e.g. h100; a wrong one lists all.")] = "h100",
-    fabric: Annotated[str, typer.Option(help="Network between nodes, e.g. ib-ndr; a wrong one lists all.")] = "ib-ndr",
-    tp: Annotated[int, typer.Option(help="Tensor-parallel ranks; 0: the best that fits.")] = 0,
-    pp: Annotated[int, typer.Option(help="Pipeline stages; 0: the best that fits.")] = 0,
-    dp: Annotated[int, typer.Option(help="Replicas; 0: gpus / (tp x pp).")] = 0,
-    zero: Annotated[int, typer.Option(help="ZeRO stage, 0 to 3.")] = 1,
-    recovery: Annotated[str, typer.Option(help="in-place, or restart of all ranks.")] = "in-place",
-    risk: Annotated[float, typer.Option(help="Accepted share of time with more nodes down than spares.")] = 0.01,
+    gpus: Annotated[int, option_of(PLAN, "gpus", "GPUs that train.")],
+    model: Annotated[str, option_of(PLAN, "model", "Model, e.g. llama3-70b; a wrong one lists all.")],
+    hardware: Annotated[str, option_of(PLAN, "hardware", "Accelerator, e.g. h100; a wrong one lists all.")],
+    fabric: Annotated[str, option_of(PLAN, "fabric", "Network between nodes, e.g. ib-ndr; a wrong one lists all.")],
+    tp: Annotated[int, option_of(PLAN, "tp", "Tensor-parallel ranks; 0: the best that fits.")],
+    pp: Annotated[int, option_of(PLAN, "pp", "Pipeline stages; 0: the best that fits.")],
+    dp: Annotated[int, option_of(PLAN, "dp", "Replicas; 0: gpus / (tp x pp).")],
+    zero: Annotated[int, option_of(PLAN, "zero", "ZeRO stage, 0 to 3.")],
+    recovery: Annotated[str, option_of(PLAN, "recovery", "in-place, or restart of all ranks.")],
+    risk: Annotated[float, option_of(PLAN, "risk", "Accepted share of time with more nodes down than spares.")],
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="field=value for any other field; repeatable. A wrong one lists all.")
     ] = None,

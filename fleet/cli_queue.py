@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fleet import cli_print
+from fleet.cli_config import RUNS, Storage
 from fleet.cli_watch import PRIVATE
 from fleet.clock import unix_time_s
 from fleet.errors import ConfigError, RunFailed
@@ -27,7 +28,6 @@ ANSWER_S = 30.0
 PRIORITIES = range(-100, 101)
 RESERVED = ("storage", "resume", "repeat", "changed_code")
 """Options of ``fleet run`` that are the queue's."""
-Storage = Annotated[str, typer.Option(help="Folder that holds the runs of the service.")]
 
 
 def queue_of(folder: Path, slots: int) -> RunQueue:
@@ -61,7 +61,7 @@ class Submissions:
         script, arguments, directory, priority = _fields(asked)
         if not Path(directory, script).is_file():
             raise ConfigError("script", script, f"no such file in {directory}")
-        settings, name = _checked(script, arguments)
+        settings, name = _checked(script, arguments, directory)
         name = plans.checked_name(name, self._folder) if name else plans.new_name(script)
         job = Job(
             name=name, script=script, arguments=tuple(arguments), directory=directory, slots=settings.slots,
@@ -95,11 +95,11 @@ def _fields(asked: Mapping[str, Any]) -> tuple[str, list[str], str, int]:
     return known["script"], known["arguments"], known["directory"], known["priority"]
 
 
-def _checked(script: str, arguments: Sequence[str]) -> tuple[RunSettings, str]:
+def _checked(script: str, arguments: Sequence[str], directory: str) -> tuple[RunSettings, str]:
     """(what it would train with, the name that it is to have, or "")."""
     from fleet import cli
 
-    settings, given, values = cli.checked(script, arguments)
+    settings, given, values = cli.checked(script, arguments, Path(directory))
     for name in RESERVED:
         if name in given:
             raise ConfigError(f"--{name}", " ".join(arguments)[:200], "is the queue's to choose", "Leave it out, or use fleet run.")
@@ -113,7 +113,7 @@ def submit(
     context: typer.Context,
     script: Annotated[str, typer.Argument(help="Python file with a function train(run); after it, options of fleet run.")],
     priority: Annotated[int, typer.Option(help="From -100 to 100; the greatest starts first.")] = 0,
-    storage: Storage = "runs",
+    storage: Storage = RUNS,
 ) -> None:
     """Hand SCRIPT in to the service of `fleet up`: it starts when there is room for all of its ranks at once."""
     body = {"script": script, "arguments": context.args, "directory": os.getcwd(), "priority": priority}
@@ -121,7 +121,7 @@ def submit(
     console.print(f"[bold]{job['name']}[/] waits for {job['slots']} slots")
 
 
-def queue(storage: Storage = "runs") -> None:
+def queue(storage: Storage = RUNS) -> None:
     """The runs that wait, and those that go on."""
     told = _ask(Path(storage), "GET", "/api/queue")
     rows = [_row(job) for job in told["jobs"] if job["phase"] in (WAITING, RUNNING)]
@@ -134,7 +134,7 @@ def _row(job: Mapping[str, Any]) -> tuple[str, ...]:
     return job["name"], job["phase"], str(job["slots"]), str(job["priority"]), waited
 
 
-def cancel(name: Annotated[str, typer.Argument(metavar="RUN", help="Its name.")], storage: Storage = "runs") -> None:
+def cancel(name: Annotated[str, typer.Argument(metavar="RUN", help="Its name.")], storage: Storage = RUNS) -> None:
     """Take RUN out of the queue, or end it in order if it runs."""
     job = _ask(Path(storage), "DELETE", f"/api/queue/{name}")
     console.print(f"{name} is {'asked to stop' if job['phase'] == RUNNING else job['phase']}")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fleet.cli_config import KEYS, RUNS, option_of
 from fleet.cli_json import Json, JsonCommand, write_json
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from fleet.rehearsal import Constants, Prediction, Rehearsal
     from fleet.scenarios import Prepared
 
+PLAN, SCENARIO = "fleet.planning.inputs:PlanInput", "fleet.scenarios:Scenario"
 CALIBRATION_GAP_S = 8.0
 """From one loss of the calibration to the next: as a rule the world is full again by then."""
 CALIBRATION_TAIL_S = 15.0
@@ -43,16 +45,16 @@ def register(app: typer.Typer) -> None:
 
 
 def rehearse(
-    gpus: Annotated[int, typer.Option(help="GPUs of the fleet that is rehearsed.")] = 16_384,
-    days: Annotated[float, typer.Option(help="Length of its run.")] = 54.0,
-    recovery: Annotated[str, typer.Option(help="in-place, or restart of all ranks.")] = "in-place",
+    gpus: Annotated[int, option_of(PLAN, "gpus", "GPUs of the fleet that is rehearsed.")],
+    days: Annotated[float, option_of(SCENARIO, "days", "Length of its run.")],
+    recovery: Annotated[str, option_of(PLAN, "recovery", "in-place, or restart of all ranks.")],
     faults: Annotated[int, typer.Option(help="Faults of the small run, about.")] = 10,
     minutes: Annotated[float, typer.Option(help="How long the small run may take, start-up and calibration not counted.")] = 4.0,
     mtbf_s: Annotated[float, typer.Option(help="Time between faults of the small run; 0: chosen.")] = 0.0,
-    world: Annotated[int, typer.Option(help="Ranks of the small run.")] = 4,
+    world: Annotated[int, typer.Option(help="Ranks of the small run.")] = KEYS["world"].default,
     losses: Annotated[int, typer.Option(help="Ranks that are killed to calibrate.")] = 4,
     seed: Annotated[int, typer.Option(help="Of faults and predictions.")] = 0,
-    storage: Annotated[str, typer.Option(help="Folder for the runs and the frozen prediction.")] = "runs",
+    storage: Annotated[str, typer.Option(help="Folder for the runs and the frozen prediction.")] = RUNS,
     json_: Json = "",
     html: Annotated[str, typer.Option(help="Write one self-contained HTML page to this file.")] = "",
 ) -> None:
@@ -97,11 +99,11 @@ def check(faults: int, minutes: float, mtbf_s: float, world: int, losses: int) -
 
 def settings_of(world: int, recovery: str, seed: int, **changes: Any) -> RunSettings:
     """Settings of the small run. What strikes it was put in, so that no number of losses is a crash loop, and no rank is called slow."""
-    from fleet.config import Budgets, RunSettings, StragglerSettings
+    from fleet.config import Budgets, RecoverySettings, RunSettings, StragglerSettings
 
     plenty = Budgets(slot=10**6, node=10**6, shard=10**6, total=10**6, slot_fruitless=10**6)
     return RunSettings(
-        world=world, nodes=min(2, world), shards=16, peer_copies=0, seed=seed, recovery=recovery, budgets=plenty,
+        world=world, nodes=min(2, world), shards=16, peer_copies=0, seed=seed, recovery=RecoverySettings(policy=recovery), budgets=plenty,
         straggler=StragglerSettings(enabled=False), **changes,
     )  # fmt: skip
 
@@ -115,10 +117,10 @@ def carry_out(
     from fleet.rehearsal import chaos_of, choose, measured, predict
 
     real = _calibrated(cluster, base, folder / "calibration", losses, mtbf_s)
-    scale = choose(target, real, base.world, base.recovery, faults, budget_s, mtbf_s)
+    scale = choose(target, real, base.world, base.recovery.policy, faults, budget_s, mtbf_s)
     chaos = chaos_of(scale, base.seed)
     planned = chaos.plan(seed=base.seed, world=base.slots, nodes=base.nodes)
-    prediction = predict(target, real, scale, planned, base.world, base.recovery, base.seed)
+    prediction = predict(target, real, scale, planned, base.world, base.recovery.policy, base.seed)
     _freeze(prediction, folder / "prediction.json")
     chosen = dataclasses.replace(base, form_delay_s=scale.delay_s, options={"wait_s": str(scale.wait_s)})
     _train(cluster, chosen, chaos, folder / "run", lambda records: False, scale.duration_s)
@@ -138,7 +140,7 @@ def _calibrated(cluster: LocalCluster, base: RunSettings, folder: Path, losses: 
     at_s = [FIRST_LOSS_S + gone_s for gone_s in itertools.accumulate(gaps_s(base, gap_s, losses))]
     kills = [Fault(f"calibration-{n}", at_s[n], "gpu", "kill_rank", slot=1 + n % (base.world - 1)) for n in range(losses)]
     save_trace(kills, folder / "kills.csv")
-    checkpoint = CheckpointSettings(policy="fixed", interval_s=SAVES_S) if base.recovery == "restart" else base.checkpoint
+    checkpoint = CheckpointSettings(policy="fixed", interval_s=SAVES_S) if base.recovery.policy == "restart" else base.checkpoint
     waits = {"wait_s": str(LEAST_STEP_S - WORK_S)}  # as busy as the run will be, as a rule
     settings = dataclasses.replace(base, options=waits, checkpoint=checkpoint)
     chaos = ChaosSettings(trace=str(folder / "kills.csv"))
@@ -157,7 +159,7 @@ def gaps_s(base: RunSettings, gap_s: float, losses: int) -> Sequence[float]:
     from fleet.rng import derive_seed
 
     rng = np.random.Generator(np.random.PCG64(derive_seed(base.seed, "calibration")))
-    least_s = RESTART_S if base.recovery == "restart" else 0.0
+    least_s = RESTART_S if base.recovery.policy == "restart" else 0.0
     quantiles = -np.log1p(-(np.arange(losses) + 0.5) / losses)
     return [max(least_s, float(gap)) for gap in rng.permutation(quantiles / quantiles.mean()) * (gap_s or CALIBRATION_GAP_S)]
 

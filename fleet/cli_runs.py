@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fleet import cli_print
+from fleet.cli_config import RUNS, Storage
 from fleet.launch.provenance import PATCH
 
 if TYPE_CHECKING:
     from fleet.follow import Follower
     from fleet.records import RunStarted
 
-Storage = Annotated[str, typer.Option(help="Folder that holds the runs.")]
 ABSENT = "-"
 OUTCOME = ("status", "reason", "digest", "steps", "wall_s", "goodput", "scheduling_goodput", "median_step_s", "losses", "views")
 DATA = ("samples", "batch_size", "data_sha256")
@@ -80,7 +80,7 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[tuple[
     return [(name, a.get(name, ABSENT), b.get(name, ABSENT)) for name in {**a, **b} if a.get(name, ABSENT) != b.get(name, ABSENT)]
 
 
-def runs(storage: Storage = "runs", json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False) -> None:
+def runs(storage: Storage = RUNS, json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False) -> None:
     """All runs under --storage, newest first."""
     from dashboards.feeds import Feeds
 
@@ -96,7 +96,7 @@ def _ranks(row: Mapping[str, Any]) -> str:
     return f"{row['world']} + {row['spares']}" if row.get("spares") else str(row.get("world", ABSENT))
 
 
-def show(run: Annotated[str, typer.Argument(help="A run's folder, or its name under --storage.")], storage: Storage = "runs") -> None:
+def show(run: Annotated[str, typer.Argument(help="A run's folder, or its name under --storage.")], storage: Storage = RUNS) -> None:
     """How RUN was made, and what it came to, as JSON."""
     from fleet.plans import find_run
 
@@ -106,7 +106,7 @@ def show(run: Annotated[str, typer.Argument(help="A run's folder, or its name un
 def diff(
     one: Annotated[str, typer.Argument(help="A run's folder, or its name under --storage.")],
     other: Annotated[str, typer.Argument(help="Another.")],
-    storage: Storage = "runs",
+    storage: Storage = RUNS,
 ) -> None:
     """In what two runs differ: settings, code, versions, chaos, outcome."""
     from fleet.plans import find_run

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from fleet.cli_config import RUNS, Storage
 from fleet.errors import ConfigError, FleetError
 
 ANSWER_S = 10.0
@@ -21,7 +22,7 @@ def register(app: typer.Typer) -> None:
 def set_(
     name: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name under --storage.")],
     pairs: Annotated[list[str], typer.Argument(metavar="KEY=VALUE", help="What to change; several are changed one after the other.")],
-    storage: Annotated[str, typer.Option(help="Folder that holds the runs.")] = "runs",
+    storage: Storage = RUNS,
 ) -> None:
     """Change settings of RUN while it goes on. Each change is in its journal."""
     from fleet.plans import find_run

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fleet.cli_config import RUNS, option_of
 from fleet.cli_json import Json, JsonCommand, write_json
 
 if TYPE_CHECKING:
@@ -21,18 +22,19 @@ if TYPE_CHECKING:
     from fleet.scenarios import Prepared, Scenario
     from fleet.simulation.fleet_model import Outcome, Partial
 
+PLAN, SCENARIO = "fleet.planning.inputs:PlanInput", "fleet.scenarios:Scenario"
 SLOW_S = 5.0
 TIMED_FROM_FAULTS, PILOT_SHARE = 1e6, 0.01
 """Faults of all runs from which on they may take that long: a million of them take some seconds."""
 VECTORISED_FROM = 50
 """Runs from which on they are made side by side, if the scenario allows it."""
 
-Gpus = Annotated[int, typer.Option(help="GPUs that train.")]
-Days = Annotated[float, typer.Option(help="Length of the run.")]
-Model = Annotated[str, typer.Option(help="Model, for the size of its state and the length of a step.")]
+Gpus = Annotated[int, option_of(PLAN, "gpus", "GPUs that train.")]
+Days = Annotated[float, option_of(SCENARIO, "days", "Length of the run.")]
+Model = Annotated[str, option_of(PLAN, "model", "Model, for the size of its state and the length of a step.")]
 SetPlan = Annotated[list[str] | None, typer.Option("--set", help="field=value, any field of fleet plan; repeatable.")]
-Mttf = Annotated[float, typer.Option(help="Mean GPU-hours between faults, of all causes; 0: the fault catalogue's.")]
-Interval = Annotated[str, typer.Option(help="Checkpoint policy: exact, daly, young, or seconds.")]
+Mttf = Annotated[float, option_of(SCENARIO, "mttf_hours", "Mean GPU-hours between faults, of all causes; 0: the fault catalogue's.")]
+Interval = Annotated[str, option_of(SCENARIO, "interval", "Checkpoint policy: exact, daly, young, or seconds.")]
 Trace = Annotated[Path | None, typer.Option(help="Faults from this CSV file: time, node, component, duration, in seconds.")]
 
 
@@ -43,18 +45,18 @@ def register(app: typer.Typer) -> None:
 
 
 def simulate(
-    gpus: Gpus = 16_384,
-    days: Days = 54.0,
-    model: Model = "llama3-70b",
-    recovery: Annotated[str, typer.Option(help="in-place, or restart of all ranks.")] = "in-place",
-    interval: Interval = "exact",
-    mttf_hours: Mttf = 0.0,
-    spares: Annotated[int, typer.Option(help="Spare nodes; -1: as many as a risk of 1% asks for.")] = -1,
-    rack_mttf_hours: Annotated[float, typer.Option(help="MTTF of a rack of 64 GPUs; 0: racks do not fail as such.")] = 0.0,
-    notice_s: Annotated[float, typer.Option(help="From a silent corruption until it is noticed.")] = 0.0,
-    lemon_factor: Annotated[float, typer.Option(help="How many times as often 1.2% of the nodes fail; 1: none do.")] = 1.0,
-    crews: Annotated[int, typer.Option(help="Repairs at a time; 0: any number.")] = 0,
-    stragglers: Annotated[bool, typer.Option(help="Whether nodes and networks are slow at times.")] = True,
+    gpus: Gpus,
+    days: Days,
+    model: Model,
+    recovery: Annotated[str, option_of(PLAN, "recovery", "in-place, or restart of all ranks.")],
+    interval: Interval,
+    mttf_hours: Mttf,
+    spares: Annotated[int, option_of(PLAN, "spares", "Spare nodes; -1: as many as a risk of 1% asks for.")],
+    rack_mttf_hours: Annotated[float, option_of(SCENARIO, "rack_mttf_hours", "MTTF of a rack of 64 GPUs; 0: racks do not fail as such.")],
+    notice_s: Annotated[float, option_of(SCENARIO, "notice_s", "From a silent corruption until it is noticed.")],
+    lemon_factor: Annotated[float, option_of(SCENARIO, "lemon_factor", "How many times as often 1.2% of the nodes fail; 1: none do.")],
+    crews: Annotated[int, option_of(SCENARIO, "crews", "Repairs at a time; 0: any number.")],
+    stragglers: Annotated[bool, option_of(SCENARIO, "stragglers", "Whether nodes and networks are slow at times.")],
     runs: Annotated[int, typer.Option(help="Runs; from 50 on side by side, where the scenario allows it.")] = 1,
     seed: Annotated[int, typer.Option(help="Of the first run.")] = 0,
     trace: Trace = None,
@@ -84,22 +86,23 @@ def simulate(
 
 
 def compare(
+    *,
     policies: Annotated[
         list[str] | None, typer.Argument(help="Two or more of in-place, restart, each with :INTERVAL if wanted, e.g. restart:daly.")
     ] = None,
     recorded: Annotated[
         list[str] | None, typer.Option(help="FIRST,SECOND: two recorded runs on the same faults; repeatable, instead of policies.")
     ] = None,
-    gpus: Gpus = 16_384,
-    days: Days = 54.0,
-    model: Model = "llama3-70b",
-    mttf_hours: Mttf = 0.0,
+    gpus: Gpus,
+    days: Days,
+    model: Model,
+    mttf_hours: Mttf,
     pairs: Annotated[int, typer.Option(help="Stop after so many traces if it is not decided before.")] = 1000,
     alpha: Annotated[float, typer.Option(help="Probability of deciding wrongly, about any of the policies.")] = 0.05,
     least: Annotated[float, typer.Option(help="A smaller difference in goodput is none.")] = 0.005,
     seed: Annotated[int, typer.Option(help="Of the first trace.")] = 0,
     set_: SetPlan = None,
-    storage: Annotated[str, typer.Option(help="Folder that holds recorded runs.")] = "runs",
+    storage: Annotated[str, typer.Option(help="Folder that holds recorded runs.")] = RUNS,
     json_: Json = "",
 ) -> None:
     """Which policy loses less on the same faults: the difference, with an interval that may be watched, until it is decided."""

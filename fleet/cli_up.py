@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import typer
 
 from fleet import cli_print
+from fleet.cli_config import RUNS, Storage
 from fleet.cli_queue import Submissions, queue_of
 from fleet.cli_watch import PRIVATE, PerRank, read_token_path, serving, wait_for_a_signal
 from fleet.errors import ConfigError, RunFailed
@@ -25,7 +26,6 @@ from storage.urls import redact
 console = cli_print.Terminal(stderr=True)
 START_S = 60.0
 STOP_S = 20.0
-Storage = Annotated[str, typer.Option(help="Folder that holds the runs.")]
 
 
 def _note(root: Path) -> Path:
@@ -43,7 +43,7 @@ def running(root: Path) -> dict[str, Any] | None:
 
 
 def up(
-    storage: Storage = "runs",
+    storage: Storage = RUNS,
     host: Annotated[str, typer.Option(help="Address to listen on; others than loopback ask every reader for the token.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0: a free one.")] = 8700,
     with_prometheus: Annotated[bool, typer.Option("--with-prometheus", help="Start the Prometheus of this machine beside it.")] = False,
@@ -133,12 +133,12 @@ def _tell(root: Path) -> None:
     console.print(f"Prometheus {note['prometheus']}" if note["prometheus"] else log or "Prometheus is not started: --with-prometheus")
 
 
-def status(storage: Storage = "runs") -> None:
+def status(storage: Storage = RUNS) -> None:
     """Where the service of this folder is."""
     _tell(Path(storage).absolute())
 
 
-def down(storage: Storage = "runs") -> None:
+def down(storage: Storage = RUNS) -> None:
     """Stop the service of this folder, and its Prometheus. Runs go on."""
     root = Path(storage).absolute()
     note = running(root)

@@ -13,6 +13,7 @@ from urllib.parse import quote
 import typer
 
 from fleet import cli_print
+from fleet.cli_config import RUNS, Storage
 from fleet.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def serving(root: Path, host: str, port: int, per_rank: bool = False) -> Iterato
 
 def watch(
     run: Annotated[str, typer.Argument(help="A run's folder, or its name under --storage; empty: all runs.")] = "",
-    storage: Annotated[str, typer.Option(help="Folder that holds the runs.")] = "runs",
+    storage: Storage = RUNS,
     host: Annotated[str, typer.Option(help="Address to listen on; others than loopback ask every reader for the token.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0: a free one.")] = 0,
     per_rank: PerRank = False,

@@ -6,8 +6,10 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from fleet.errors import ConfigError
+from fleet.settings import setting
 
 ORDER = ("heartbeat_s", "park_s", "form_s", "progress_s", "collective_s", "run_s")
 """Time-outs, from the check that must fire first to the one that must fire last."""
@@ -36,28 +38,25 @@ def check_order(timeouts: Mapping[str, float], order: Sequence[str] = ORDER) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeouts:
-    """Seconds. Sane is heartbeat <= node, and heartbeat < park < form < progress < collective < run: none may be hidden by a shorter one.
+    """Time-outs. Sane is heartbeat <= node, and heartbeat < park < form < progress < collective < run: none hides a longer one."""
 
-    ``hangup_s`` is how long a node whose agent's connection broke has to connect again: an agent that lives does so at once.
-    ``progress_s`` is the longest that a rank may take without a step; the time-out follows the steps below that. ``collective_s`` bounds a
-    wait inside a process group that nobody ends earlier: it is no sign of a hang, as all wait there for one that is in a long call.
-    ``finish_s`` is how long the code behind the loop may take. ``store_s``: durable checkpoints may fail for so long before the run says
-    what it would lose, and stops if it was told to. ``run_s``: the run is stopped in order after so long; None: never.
-    """
-
-    heartbeat_s: float = 3.0
-    node_s: float = 4.0
-    park_s: float = 5.0
-    form_s: float = 10.0
-    progress_s: float = 60.0
-    collective_s: float = 600.0
-    start_s: float = 60.0
-    checkpoint_s: float = 120.0
-    resend_s: float = 1.0
-    hangup_s: float = 0.1
-    finish_s: float = 3600.0
-    store_s: float = 60.0
-    run_s: float | None = None
+    heartbeat_s: float = setting(3.0, "A rank that is not heard for so long is lost.")
+    node_s: float = setting(4.0, "A node whose agent is not heard for so long is lost.")
+    park_s: float = setting(5.0, "How long ranks may take to come out of a step when their view breaks.")
+    form_s: float = setting(10.0, "How long a view may take to form.")
+    progress_s: float = setting(60.0, "The longest a rank may take without a step; the time-out follows the steps below that.", live=True)
+    collective_s: float = setting(
+        600.0, "Bounds a wait inside a process group that nobody ends earlier: no sign of a hang, as all wait there."
+    )
+    start_s: float = setting(60.0, "How long a process may take to start and to join.")
+    checkpoint_s: float = setting(120.0, "How long a checkpoint may take to be durable.")
+    resend_s: float = setting(1.0, "What was not answered is sent again after so long.")
+    hangup_s: float = setting(
+        0.1, "How long a node whose agent's connection broke has to connect again: an agent that lives does so at once."
+    )
+    finish_s: float = setting(3600.0, "How long the code behind the loop may take.")
+    store_s: float = setting(60.0, "Durable checkpoints may fail for so long before the run says what it would lose.")
+    run_s: float | None = setting(None, "The run is stopped in order after so long.", live=True)
 
     def __post_init__(self) -> None:
         given = {name: value for name in self.__slots__ if (value := getattr(self, name)) is not None}
@@ -72,17 +71,14 @@ class Timeouts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budgets:
-    """How many losses that chaos did not inject end the run: by slot, node and (step, shard), and in all, within ``window_s``.
+    """How many losses that chaos did not inject end the run."""
 
-    ``slot_fruitless`` counts losses of one slot with no step committed by the run in between.
-    """
-
-    slot: int = 8
-    node: int = 12
-    shard: int = 3
-    total: int = 64
-    slot_fruitless: int = 4
-    window_s: float = 600.0
+    slot: int = setting(8, "Losses of one slot.")
+    node: int = setting(12, "Losses of ranks of one node.")
+    shard: int = setting(3, "Losses of whoever computed one shard of one step.")
+    total: int = setting(64, "Losses in all.")
+    slot_fruitless: int = setting(4, "Losses of one slot with no step committed by the run in between.")
+    window_s: float = setting(600.0, "The time in which they are counted.")
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
@@ -90,43 +86,84 @@ class Budgets:
                 raise ConfigError(f"budgets.{name}", getattr(self, name), "a budget must be greater than 0")
 
 
+OWN = "What the policy itself can be told; see the policy."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoverySettings:
+    """Who trains on after a loss."""
+
+    policy: str = setting("in-place", "in-place (survivors go on), restart (of all ranks), or package.module:Class.")
+    settings: Mapping[str, Any] = field(default_factory=dict, metadata={"meaning": OWN})
+
+
+def recovery_named(recorded: object) -> str:
+    """The recovery policy, from how a journal has it: journals of 0.1 have its name alone. Raises KeyError, TypeError."""
+    return str(recorded["policy"]) if isinstance(recorded, Mapping) else str(recorded)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementSettings:
+    """Which rank computes which shards, and where copies go."""
+
+    policy: str = setting("blocks", "blocks (the fewest partial sums), or package.module:Class.")
+    settings: Mapping[str, Any] = field(default_factory=dict, metadata={"meaning": OWN})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorruptionSettings:
+    """Who is wrong when ranks differ bit for bit."""
+
+    policy: str = setting("majority", "majority, or package.module:Class.")
+    settings: Mapping[str, Any] = field(default_factory=dict, metadata={"meaning": OWN})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgressSettings:
+    """How the progress time-out follows the steps."""
+
+    policy: str = setting("quantile", "quantile, or package.module:Class.")
+    settings: Mapping[str, Any] = field(default_factory=dict, metadata={"meaning": OWN})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSettings:
-    """``policy``: fixed, young, daly or exact. ``interval_s`` is for fixed only.
+    """When checkpoints are made, and what happens when that fails."""
 
-    ``peer_interval_s`` fixes the interval of copies in the memory of other nodes; None: it follows from cost and rate, whatever the policy.
-    ``on_store_failure``: what happens when durable checkpoints fail for ``timeouts.store_s``: go-on, or stop (the run ends in order).
-    """
-
-    policy: str = "exact"
-    interval_s: float | None = None
-    peer_interval_s: float | None = None
-    keep: int = 3
-    on_store_failure: str = "go-on"
+    policy: str = setting("exact", "Interval policy: exact, daly, young, fixed (needs interval_s), or package.module:Class.")
+    interval_s: float | None = setting(None, "From one durable checkpoint to the next; for policy fixed only.", live=True)
+    peer_interval_s: float | None = setting(
+        None, "From one copy in the memory of other nodes to the next; none: it follows from cost and rate, whatever the policy."
+    )
+    keep: int = setting(3, "How many durable checkpoints are kept.")
+    on_store_failure: str = setting("go-on", "When checkpoints fail for timeouts.store_s: go-on, or stop (in order).")
+    settings: Mapping[str, Any] = field(default_factory=dict, metadata={"meaning": OWN})
 
     def __post_init__(self) -> None:
         if self.on_store_failure not in ("go-on", "stop"):
-            reason = "unknown"
-            raise ConfigError("on_store_failure", self.on_store_failure, reason, "Choose go-on, or stop (the run ends in order).")
+            way_out = "Choose go-on, or stop (the run ends in order)."
+            raise ConfigError("checkpoint.on_store_failure", self.on_store_failure, "unknown", way_out)
+        if self.keep < 1:
+            raise ConfigError("checkpoint.keep", self.keep, "a run without a checkpoint could not go on", "Keep 1 or more.")
+        for name in ("interval_s", "peer_interval_s"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ConfigError(f"checkpoint.{name}", value, "must be a positive number of seconds", "Set it to 1 s or more.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StragglerSettings:
-    """What is done about slow ranks. ``enabled`` False: they are borne.
+    """What is done about slow ranks."""
 
-    Args:
-        compute_slowdown, network_slowdown, data_slowdown: own time / the others' from which a rank may be called slow.
-        gain: share of what it costs to go on as now that another way must save.
-        changes, window_s: so many view changes for slow ranks' sake are made in so many seconds at most.
-    """
-
-    enabled: bool = True
-    compute_slowdown: float = 1.10
-    network_slowdown: float = 1.18
-    data_slowdown: float = 1.21
-    gain: float = 0.1
-    changes: int = 6
-    window_s: float = 600.0
+    policy: str = setting("least-loss", "least-loss (the cheapest of bearing, rebalancing, replacing, evicting), or package.module:Class.")
+    enabled: bool = setting(True, "Off: slow ranks are borne.", live=True)
+    compute_slowdown: float = setting(1.10, "Own compute time / the others' from which a rank may be called slow.", live=True)
+    network_slowdown: float = setting(1.18, "The same for time on the wire.", live=True)
+    data_slowdown: float = setting(1.21, "The same for waiting for samples.", live=True)
+    gain: float = setting(0.1, "Share of what it costs to go on as now that another way must save: measured slowness wavers.", live=True)
+    changes: int = setting(6, "So many view changes for slow ranks' sake are made in window_s at most.", live=True)
+    window_s: float = setting(600.0, "The time in which they are counted.", live=True)
+    settings: Mapping[str, Any] = field(default_factory=dict, metadata={"meaning": OWN})
 
     def __post_init__(self) -> None:
         for name in ("compute_slowdown", "network_slowdown", "data_slowdown"):
@@ -142,20 +179,15 @@ class StragglerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifySettings:
-    """What silent corruption is looked for with. 0 turns each off, and costs nothing.
+    """What silent corruption is looked for with. 0 turns each off, and costs nothing."""
 
-    ``replicas``: before each reduction the ranks compare digests of the state that all of them hold. ``compute``: now and then each rank
-    computes a shard of another one again; off unless asked for, as the loop body runs for that shard, too. Both are the share of the time
-    of a step that it may take. ``jumps``: a step whose loss or gradient is so many spreads above what is usual is computed once more.
-    """
-
-    replicas: float = 0.01
-    compute: float = 0.0
-    jumps: float = 10.0
+    replicas: float = setting(0.01, "Share of a step for comparing digests of the state that all ranks hold, before each reduction.")
+    compute: float = setting(0.0, "Share of compute for computing shards again elsewhere; 0: off.")
+    jumps: float = setting(10.0, "A step whose loss or gradient is so many spreads above what is usual is computed once more.")
 
     def __post_init__(self) -> None:
         if not 0 <= self.jumps < math.inf:
-            raise ConfigError("verify.jumps", self.jumps, "is a number of spreads above the median, or 0 (off)", "The default is 10.")
+            raise ConfigError("verify.jumps", self.jumps, "is a number of spreads above the median, or 0 (off)")
         for name in ("replicas", "compute"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"verify.{name}", getattr(self, name), "is a share of a step, from 0 (off) to 1")
@@ -163,35 +195,35 @@ class VerifySettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """Everything that defines a run, but for the train function and chaos.
+    """Everything that defines a run, but for the train function and chaos."""
 
-    ``peer_copies``: on how many other nodes the memory keeps a copy of each rank's part of the state; 0: on none.
-    ``steps``: how many the run has, whatever the train function says; 0: as it says.
-    ``recovery``: in-place, or restart of all ranks after each loss. ``form_delay_s`` is put in before survivors go on (``fleet rehearse``).
-    """
-
-    world: int = 4
-    spares: int = 0
-    nodes: int = 2
-    shards: int = 16
-    min_ranks: int = 1
-    steps: int = 0
-    peer_copies: int = 1
-    seed: int = 0
-    reduction: str = "tree"
-    optimizer_sharding: str = "none"
-    optimizer_copies: int = 1
-    threads_per_rank: int = 1
-    recovery: str = "in-place"
-    form_delay_s: float = 0.0
-    storage: str = "runs"
-    preflight: bool = False
-    options: Mapping[str, str] = field(default_factory=dict)
+    world: int = setting(4, "Ranks that train.")
+    spares: int = setting(0, "Ranks that stand by.")
+    nodes: int = setting(2, "Worker nodes of the local cluster.")
+    shards: int = setting(16, "Batch shards of each step; fixed for the whole run.")
+    min_ranks: int = setting(1, "Wait instead of training with fewer.")
+    steps: int = setting(0, "Optimizer steps of the run, whatever the train function says; 0: as it says.")
+    peer_copies: int = setting(1, "On how many other nodes the memory keeps a copy of the state; 0: on none.")
+    seed: int = setting(0, "Seed of model, data and chaos.")
+    reduction: str = setting("tree", "tree (bit-identical) or native (plain all-reduce).")
+    optimizer_sharding: str = setting("none", "none, or zero1: each rank has a part of the optimizer's state.")
+    optimizer_copies: int = setting(1, "With zero1: so many other ranks keep each part, up to 3; 0: any loss goes back to a checkpoint.")
+    threads_per_rank: int = setting(1, "Threads that a rank computes with.")
+    form_delay_s: float = setting(0.0, "Put in before survivors go on; see fleet rehearse.")
+    storage: str = setting("runs", "Folder or fsspec URL for journals and checkpoints.")
+    preflight: bool = setting(False, "Check each node before its ranks join; see fleet doctor.")
+    options: Mapping[str, str] = field(
+        default_factory=dict, metadata={"meaning": "What the train function reads as run.options; see --set."}
+    )
     timeouts: Timeouts = field(default_factory=Timeouts)
     budgets: Budgets = field(default_factory=Budgets)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
+    recovery: RecoverySettings = field(default_factory=RecoverySettings)
+    placement: PlacementSettings = field(default_factory=PlacementSettings)
     straggler: StragglerSettings = field(default_factory=StragglerSettings)
+    progress: ProgressSettings = field(default_factory=ProgressSettings)
     verify: VerifySettings = field(default_factory=VerifySettings)
+    corruption: CorruptionSettings = field(default_factory=CorruptionSettings)
 
     @property
     def slots(self) -> int:
@@ -212,8 +244,6 @@ class RunSettings:
             )  # fmt: skip
         if self.min_ranks > self.world:
             raise ConfigError("min_ranks", self.min_ranks, f"more than the world of {self.world} ranks: the run could never start")
-        if self.recovery not in ("in-place", "restart"):
-            raise ConfigError("recovery", self.recovery, "unknown", "Choose in-place (survivors go on) or restart (of all ranks).")
         if not 0 <= self.form_delay_s < float("inf"):
             raise ConfigError("form_delay_s", self.form_delay_s, "must be finite and at least 0 s")
         if self.reduction not in ("tree", "native"):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
-from fleet.config import RunSettings
+from fleet.config import RunSettings, recovery_named
 from fleet.types import Fault
 
 STALL_S = 0.25
@@ -64,7 +64,7 @@ class Terms:
         """The terms of a run that is about to start."""
         back_s, verify = math.inf if repair_s is None else repair_s, settings.verify.replicas + settings.verify.compute
         return cls(
-            world=settings.world, spares=settings.spares, nodes=settings.nodes, recovery=settings.recovery,
+            world=settings.world, spares=settings.spares, nodes=settings.nodes, recovery=settings.recovery.policy,
             progress_s=settings.timeouts.progress_s, verify=verify, repair_s=back_s,
         )  # fmt: skip
 
@@ -76,7 +76,7 @@ class Terms:
         try:
             run, repair_s = config["settings"], config["chaos"]["repair_s"]
             return cls(
-                world=int(run["world"]), spares=int(run["spares"]), nodes=int(run["nodes"]), recovery=str(run["recovery"]),
+                world=int(run["world"]), spares=int(run["spares"]), nodes=int(run["nodes"]), recovery=recovery_named(run["recovery"]),
                 progress_s=float(run["timeouts"]["progress_s"]), verify=float(run["verify"]["replicas"]) + float(run["verify"]["compute"]),
                 repair_s=math.inf if repair_s is None else float(repair_s),
             )  # fmt: skip

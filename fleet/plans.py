@@ -12,15 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from chaos.settings import ChaosSettings
-from fleet.config import Budgets, CheckpointSettings, RunSettings, StragglerSettings, Timeouts, VerifySettings
+from fleet import policy_choice
+from fleet.config import RunSettings
 from fleet.errors import ConfigError
 from fleet.expectation import expected_goodput
 from fleet.follow import last_words
 from fleet.journal import read_journal
 from fleet.launch.provenance import PATCH, Code, code_of, provenance
+from fleet.policy_choice import completed
 from fleet.records import COMPLETED, RUN_NAME, UNSAVED, RunEnded, RunStarted
 from fleet.scripts import load_train
-from policies.interval import CheckpointInterval
+from fleet.settings import read
+from policies.lemons import Lemons
 from storage.urls import without_credentials
 
 STORM = "mtbf=12s,duration=150s,quiet_start=3s,kinds=kill_rank+lose_node+hang+slow,lasts=6s,repair=15s"
@@ -42,6 +45,7 @@ class RunPlan:
     train: Callable[[Any], None]
     script: str = ""
     chaos: ChaosSettings = field(default_factory=ChaosSettings)
+    lemons: Lemons = field(default_factory=Lemons)
     resume: bool = False
     queued_s: float = 0.0
     origin: str = ""
@@ -109,18 +113,19 @@ def describe(plan: RunPlan, code: Code | None = None) -> str:
 
     Credentials in the storage's URL are not in it. ``code`` is that of the script, if it has been looked at.
     """
-    settings = dataclasses.asdict(plan.settings) | {"storage": without_credentials(plan.settings.storage)}
+    settings = dataclasses.asdict(completed(plan.settings)) | {"storage": without_credentials(plan.settings.storage)}
     faults = plan.chaos.plan(seed=plan.settings.seed, world=plan.settings.slots, nodes=plan.settings.nodes)
     expected = expected_goodput(faults, plan.settings, plan.chaos.duration_s, plan.chaos.repair_s)
     made_of = provenance(plan.script, code)
-    content = {"script": plan.script, "settings": settings, "chaos": dataclasses.asdict(plan.chaos), "made_of": made_of}
+    others = {"chaos": dataclasses.asdict(plan.chaos), "lemons": dataclasses.asdict(plan.lemons)}
+    content = {"script": plan.script, "settings": settings, **others, "made_of": made_of}
     rest = {"queued_s": plan.queued_s, "origin": plan.origin}
     return json.dumps(content | {"expected_goodput": expected} | {name: value for name, value in rest.items() if value})
 
 
 def check(settings: RunSettings, chaos: ChaosSettings) -> None:
     """Refuse what no single setting shows to be impossible. Raises ConfigError."""
-    CheckpointInterval(law=settings.checkpoint.policy, interval_s=settings.checkpoint.interval_s)
+    policy_choice.check(settings, imported=False)
     chaos.plan(seed=settings.seed, world=settings.slots, nodes=settings.nodes)
     in_memory, interval_s = settings.nodes > 1 and settings.peer_copies > 0, settings.checkpoint.interval_s
     if chaos.lose_all and not in_memory and interval_s is not None and interval_s >= chaos.duration_s:
@@ -167,12 +172,10 @@ def repeated_plan(folder: Path, script: str, root: Path) -> RunPlan:
     """The same run once more, under a new name: its settings, its seed and its chaos, from its journal. Raises ConfigError."""
     _, content = _recorded(folder)
     script = script or _script(content)
-    chaos = content["chaos"]
-    if chaos["kinds"] is not None:
-        chaos["kinds"] = tuple(chaos["kinds"])
+    chaos, lemons = read(ChaosSettings, content["chaos"], "chaos."), read(Lemons, content.get("lemons", {}), "lemons.")
     name, settings = new_name(script), _settings(content, "")
     train = load_train(script)
-    return RunPlan(name=name, folder=root / name, settings=settings, train=train, script=script, chaos=ChaosSettings(**chaos))
+    return RunPlan(name=name, folder=root / name, settings=settings, train=train, script=script, chaos=chaos, lemons=lemons)
 
 
 def changed_since(folder: Path, script: str) -> Changes:
@@ -227,12 +230,9 @@ def _settings(content: dict[str, Any], storage: str) -> RunSettings:
     settings = dict(content["settings"])
     if without_credentials(storage) == settings["storage"]:
         settings["storage"] = storage
-    nested = {
-        "timeouts": Timeouts, "budgets": Budgets, "checkpoint": CheckpointSettings, "straggler": StragglerSettings,
-        "verify": VerifySettings,
-    }  # fmt: skip
-    settings |= {name: kind(**settings[name]) for name, kind in nested.items() if name in settings}
-    return RunSettings(**settings)
+    if isinstance(settings.get("recovery"), str):  # as a journal of 0.1 has it
+        settings["recovery"] = {"policy": settings["recovery"]}
+    return read(RunSettings, settings)
 
 
 def find_run(name: str, root: Path) -> Path:

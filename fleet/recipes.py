@@ -49,19 +49,14 @@ from fleet.launch.provenance import code_of
 from fleet.laws.reliability import all_lost_rate_per_s
 from fleet.machine.core import FleetMachine
 from fleet.plans import STORM, RunPlan, RunResult, describe, store_url
+from fleet.policy_choice import make, own_settings
 from fleet.ports import RecoveryPolicy
 from fleet.rank_logs import logs_of
 from fleet.records import VERSION, RunStarted
 from fleet.types import Fault
-from policies import placement
-from policies.corruption import MajorityRules
 from policies.delays import Delayed
-from policies.interval import CheckpointInterval, checkpoint_rate_per_s
-from policies.lemons import Lemons
-from policies.mitigation import Mitigator
+from policies.interval import CheckpointInterval, IntervalSettings, checkpoint_rate_per_s
 from policies.preflight import FATAL_XIDS, admit, judge
-from policies.recovery import RECOVERIES
-from policies.timeouts import ProgressTimeout
 from storage import nodes
 from storage.manifest import parse_checkpoint_id
 from storage.mirror import JournalMirror
@@ -74,8 +69,6 @@ log = logging.getLogger("fleet.recipes")
 HEAD_COMPONENTS = ("host_parts", "host_maintenance")
 NODE_COMPONENTS = (*HEAD_COMPONENTS, "switch_or_cable")
 NODE_REPAIR_S = 3600.0
-PEERS_LONGEST_S = 300.0
-"""A copy in memory costs a fraction of a second: however rare the fault that needs it, it shall cost no more than this."""
 CONTROLLER_RESTARTS = 8
 """After so many losses of Ray Train's controller the next one ends the run."""
 
@@ -107,19 +100,18 @@ def make_machine(
     lemons: Mapping[int, Decision], origin: str = "",
 ) -> FleetMachine:  # fmt: skip
     """The decision core with its policies. A resumed run begins from its newest durable checkpoint. ``origin``: see ``RunPlan``."""
-    law = settings.checkpoint
-    recovery: RecoveryPolicy = RECOVERIES[settings.recovery](settings.budgets, settings.timeouts.start_s)
+    recovery: RecoveryPolicy = make("recovery", settings)
     if settings.form_delay_s:
         recovery = Delayed(recovery, settings.form_delay_s)
-    interval = CheckpointInterval(law=law.policy, interval_s=law.interval_s)
-    every_s = law.peer_interval_s
-    peers = CheckpointInterval(law="fixed", interval_s=every_s) if every_s else CheckpointInterval(first_s=3.0, max_s=PEERS_LONGEST_S)
+    own = own_settings("checkpoint", settings)
+    peers = CheckpointInterval.of_copies(settings, own if isinstance(own, IntervalSettings) else IntervalSettings())
     newest = newest_checkpoint(store_url, run) if resume else None
     if origin and newest is None:
         newest = origin, parse_checkpoint_id(origin.rpartition("/")[2])[0]
     return FleetMachine(
-        settings, recovery, placement, interval, straggler=Mitigator(settings.straggler), progress=ProgressTimeout.of(settings.timeouts),
-        corruption=MajorityRules(), lemons=lemons, checkpoint=newest, peers=peers, rates_per_s=rates_per_s, now_s=now_s,
+        settings, recovery, make("placement", settings), make("checkpoint", settings), straggler=make("straggler", settings),
+        progress=make("progress", settings), corruption=make("corruption", settings), lemons=lemons, checkpoint=newest, peers=peers,
+        rates_per_s=rates_per_s, now_s=now_s,
     )  # fmt: skip
 
 
@@ -195,7 +187,7 @@ class LiveRun:
 
     def _lemons(self) -> dict[int, Decision]:
         """Nodes that stay out for what they did in the runs that lie beside this one."""
-        bad = Lemons().keep_out(nodes.load(self.plan.folder.parent / nodes.NAME), unix_time_s() / HOUR_S)
+        bad = self.plan.lemons.keep_out(nodes.load(self.plan.folder.parent / nodes.NAME), unix_time_s() / HOUR_S)
         return {index: bad[lasting_name(index)] for index in self.cluster.alive() if lasting_name(index) in bad}
 
     def _remember_nodes(self) -> None:
@@ -408,7 +400,7 @@ def level_rates_per_s(plan: RunPlan) -> tuple[float, float]:
     ranks = Topology(gpus=settings.world, gpus_per_node=max(1, settings.world // settings.nodes))
     faults_per_s = (chaos.mtbf_s and 1.0 / chaos.mtbf_s) or compression * sum(catalogue.rates(ranks).values())
     head_per_s = compression * sum(catalogue.rates(Topology(gpus=1, gpus_per_node=1), HEAD_COMPONENTS).values())
-    if settings.recovery == "restart":
+    if settings.recovery.policy == "restart":
         return faults_per_s + head_per_s, faults_per_s if settings.peer_copies else 0.0
     whole_s = compression * catalogue.rates(ranks, (JOB_WIDE,))[JOB_WIDE] if chaos.lose_all else 0.0
     all_ranks = functools.partial(checkpoint_rate_per_s, fault_rate_per_s=faults_per_s, ranks_per_fault=1, repair_s=REFILL_S)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from chaos.catalogue import ASSUMPTIONS, Catalogue, Component, Topology, load_catalogue
-from fleet.config import Budgets
+from fleet.config import Budgets, CheckpointSettings
 from fleet.decisions import Decision
 from fleet.errors import ConfigError
 from fleet.health import History, Incident
@@ -57,7 +57,7 @@ class Scenario:
     plan: PlanInput = field(default_factory=PlanInput)
     days: float = 54.0
     mttf_hours: float = 0.0
-    interval: str = "exact"
+    interval: str = CheckpointSettings().policy
     rack_mttf_hours: float = 0.0
     notice_s: float = 0.0
     lemon_factor: float = 1.0

@@ -14,8 +14,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
+from fleet.config import RunSettings
 from fleet.decisions import Cleared, Decision, Votes
+from fleet.errors import ConfigError
+from fleet.settings import setting
 from fleet.types import Member, StateId, Verdict
 
 AGREED, OUTVOTED, TIE = "agreed", "outvoted", "tie"
@@ -115,14 +119,30 @@ def newest_cleared(evidence: Evidence, kept: Sequence[StateId]) -> Return:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VoteSettings:
+    """What the vote over corruption can be told."""
+
+    hit: float = setting(1.0, "Probability that a verification of a rank finds that it computes wrongly.")
+
+    def __post_init__(self) -> None:
+        if not 0 < self.hit <= 1:
+            raise ConfigError("corruption.settings.hit", self.hit, "is a probability greater than 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MajorityRules:
     """The ``CorruptionPolicy`` of live runs: a strict majority names who is wrong, and without one nobody is.
 
-    Args:
-        hit: probability that a verification of a rank finds that it computes wrongly; see :func:`hit_probability`.
+    ``hit``: see :class:`VoteSettings`.
     """
 
-    hit: float = 1.0
+    Settings = VoteSettings
+    hit: float = VoteSettings().hit
+
+    @classmethod
+    def of(cls, run: RunSettings, own: VoteSettings) -> Self:
+        """A run's."""
+        return cls(hit=own.hit)
 
     def judge(self, votes: Mapping[Member, str], others: Mapping[Member, str], again: bool = False) -> Verdict:
         """``others`` are wrong when they differ from what the votes come to, and somebody else holds that too.

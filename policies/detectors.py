@@ -24,7 +24,9 @@ from typing import Protocol
 
 import numpy as np
 
+from fleet.config import StragglerSettings
 from fleet.errors import ConfigError
+from fleet.settings import setting
 from fleet.types import Member
 from policies import scores
 from policies.scores import Array
@@ -34,6 +36,8 @@ KINDS = (COMPUTE, NETWORK, DATA)
 GUILTY, UNKNOWN = "guilty", "unknown"
 ROBUST_Z = 2.5
 """At the threshold of the robust z alone."""
+RATIO = "a ratio of times: must be greater than 1"
+USUAL = StragglerSettings()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,55 +99,55 @@ class Detector(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sensitivity:
-    """Thresholds, all in steps or ratios. ``benchmarks.detect`` chose them on other seeds than those it reports.
+class DetectorSettings:
+    """Thresholds of the detector but for the slowdowns. ``benchmarks.detect`` chose them on other seeds than it reports."""
 
-    Args:
-        window: steps that a score looks at.
-        stride: steps from one score to the next.
-        persistence, release: scores in a row that make a rank guilty, or clear it.
-        release_ratio: share of the threshold below which a score counts for clearing.
-        warmup: first steps of a rank, or of a view's network, that are not looked at.
-        learn: steps after those until a rank may be accused: how much steps waver has to be seen first.
-        compute_slowdown, network_slowdown, data_slowdown: own time / the others' at the threshold.
-        network_least: the same for a link in a small world, where each peer feels a good share of it.
-        best_slowdown: the same against the rank's own best, for the individual score alone.
-        chance: probability that what wavers by chance alone reaches the threshold in one window, for all ranks of a world together.
-        impact: excess time at the threshold, as a share of a step: what costs less is nobody's fault.
-        noise_floor: smallest standard deviation of a step that is believed.
-        spread: standard deviation of how much machines differ (a logarithm), before anything is seen of them.
-        tolerance: what a rank usually takes more or less than the others is its own measure, up to so much (a logarithm).
-        wait_share: share of the wait for the slowest peer that may have been booked as time on the wire.
-    """
-
-    window: int = 18
-    stride: int = 2
-    persistence: int = 1
-    release: int = 5
-    release_ratio: float = 0.5
-    warmup: int = 5
-    learn: int = 34
-    compute_slowdown: float = 1.10
-    network_slowdown: float = 1.18
-    data_slowdown: float = 1.21
-    network_least: float = 1.13
-    best_slowdown: float = 1.25
-    chance: float = 1e-5
-    impact: float = 0.01
-    noise_floor: float = 0.015
-    wait_share: float = 0.05
-    spread: float = 0.03
-    tolerance: float = 0.06
+    window: int = setting(18, "Steps that a score looks at.")
+    stride: int = setting(2, "Steps from one score to the next.")
+    persistence: int = setting(1, "Scores in a row that make a rank guilty.")
+    release: int = setting(5, "Scores in a row that clear it.")
+    release_ratio: float = setting(0.5, "Share of the threshold below which a score counts for clearing.")
+    warmup: int = setting(5, "First steps of a rank, or of a view's network, that are not looked at.")
+    learn: int = setting(34, "Steps after those until a rank may be accused: how much steps waver has to be seen first.")
+    network_least: float = setting(1.13, "network_slowdown in a small world, where each peer feels a good share of a slow link.")
+    best_slowdown: float = setting(1.25, "A slowdown against the rank's own best, for the individual score alone.")
+    chance: float = setting(1e-5, "Probability that chance alone reaches the threshold in one window, for all ranks of a world together.")
+    impact: float = setting(0.01, "Excess time at the threshold, as a share of a step: what costs less is nobody's fault.")
+    noise_floor: float = setting(0.015, "Smallest standard deviation of a step that is believed.")
+    wait_share: float = setting(0.05, "Share of the wait for the slowest peer that may have been booked as time on the wire.")
+    spread: float = setting(0.03, "Standard deviation of how much machines differ (a logarithm), before anything is seen of them.")
+    tolerance: float = setting(
+        0.06, "What a rank usually takes more or less than the others is its own measure, up to so much (a logarithm)."
+    )
 
     def __post_init__(self) -> None:
         for name in ("window", "stride", "persistence", "release"):
             self._need(name, getattr(self, name) >= 1, "must be at least 1")
-        for name in ("compute_slowdown", "network_slowdown", "data_slowdown", "network_least", "best_slowdown"):
-            self._need(name, getattr(self, name) > 1, "a ratio of times: must be greater than 1")
+        for name in ("network_least", "best_slowdown"):
+            self._need(name, getattr(self, name) > 1, RATIO)
         self._need("release_ratio", 0 <= self.release_ratio < 1, "must be from 0 to below 1, or a verdict would flap")
         self._need("chance", 0 < self.chance < 0.5, "a probability: must be greater than 0 and below a half")
         for name in ("noise_floor", "spread"):
             self._need(name, getattr(self, name) > 0, "must be greater than 0")
+
+    def _need(self, name: str, holds: bool, reason: str) -> None:
+        if not holds:
+            raise ConfigError(f"straggler.settings.{name}", getattr(self, name), reason)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sensitivity(DetectorSettings):
+    """All thresholds: ``compute_slowdown``, ``network_slowdown`` and ``data_slowdown`` are own time / the others' at the threshold."""
+
+    compute_slowdown: float = USUAL.compute_slowdown
+    network_slowdown: float = USUAL.network_slowdown
+    data_slowdown: float = USUAL.data_slowdown
+
+    def __post_init__(self) -> None:
+        DetectorSettings.__post_init__(self)
+        for kind in KINDS:
+            if not self.slowdown(kind) > 1:
+                raise ConfigError(f"straggler.{kind}_slowdown", self.slowdown(kind), RATIO)
 
     def least(self, kind: str, ranks: int) -> float:
         """Own time / the others' at the threshold, in a world of so many ranks.
@@ -163,10 +167,6 @@ class Sensitivity:
     def slowdown(self, kind: str) -> float:
         """The threshold of one of ``KINDS``."""
         return float(getattr(self, f"{kind}_slowdown"))
-
-    def _need(self, name: str, holds: bool, reason: str) -> None:
-        if not holds:
-            raise ConfigError(f"detector.{name}", getattr(self, name), reason)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,31 +9,48 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Self
 
-from fleet.config import CheckpointSettings
+from fleet.config import CheckpointSettings, RunSettings
 from fleet.decisions import Decision, Interval
 from fleet.errors import ConfigError
 from fleet.laws.checkpointing import daly_work_s, exact_work_s, young_work_s
 from fleet.laws.reliability import all_lost_rate_per_s
+from fleet.settings import setting
 
 LAWS: dict[str, Callable[[float, float], float]] = {"young": young_work_s, "daly": daly_work_s, "exact": exact_work_s}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class IntervalSettings:
+    """Bounds of the intervals. An operator may want to stop and go on elsewhere also when no fault needs a checkpoint."""
+
+    first_s: float = setting(10.0, "When the first durable checkpoint is due: soon, so that its cost is known.")
+    max_s: float = setting(3600.0, "The longest interval between durable checkpoints.")
+    peer_first_s: float = setting(3.0, "The same as first_s, for copies in the memory of other nodes.")
+    peer_max_s: float = setting(300.0, "The same as max_s, for copies: a fault that needs one costs no more than this, however rare it is.")
+
+    def __post_init__(self) -> None:
+        for name in ("first_s", "max_s", "peer_first_s", "peer_max_s"):
+            if not 0 < getattr(self, name) < math.inf:
+                way_out = "Set it to 1 s or more."
+                raise ConfigError(f"checkpoint.settings.{name}", getattr(self, name), "must be a positive number of seconds", way_out)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointInterval:
-    """An ``IntervalPolicy``: ``law`` is fixed, young, daly or exact.
+    """An ``IntervalPolicy``: ``law`` is fixed, young, daly or exact. ``first_s`` and ``max_s``: see :class:`IntervalSettings`.
 
     Args:
         law: how the interval follows from cost and fault rate.
         interval_s: the interval of ``fixed``.
-        first_s: when the first checkpoint is due while its cost is unknown: soon, so that the next ones can be planned.
-        max_s: the longest interval, also when no fault needs a checkpoint: an operator may still want to stop and go on elsewhere.
     """
 
-    law: str = "exact"
+    Settings = IntervalSettings
+    law: str = CheckpointSettings().policy
     interval_s: float | None = None
-    first_s: float = 10.0
-    max_s: float = 3600.0
+    first_s: float = IntervalSettings().first_s
+    max_s: float = IntervalSettings().max_s
 
     def __post_init__(self) -> None:
         if self.law != "fixed" and self.law not in LAWS:
@@ -41,10 +58,20 @@ class CheckpointInterval:
         if (self.law == "fixed") != (self.interval_s is not None):
             reason = "fixed needs an interval" if self.law == "fixed" else f"{self.law} computes the interval itself"
             raise ConfigError("checkpoint.interval_s", self.interval_s, reason, "Set interval_s with policy fixed, and only then.")
-        for name in ("interval_s", "first_s", "max_s"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ConfigError(f"checkpoint.{name}", value, "must be a positive number of seconds", "Set it to 1 s or more.")
+        IntervalSettings(first_s=self.first_s, max_s=self.max_s)
+        CheckpointSettings(interval_s=self.interval_s)
+
+    @classmethod
+    def of(cls, run: RunSettings, own: IntervalSettings) -> Self:
+        """A run's, for its durable checkpoints."""
+        chosen = run.checkpoint
+        return cls(law=chosen.policy, interval_s=chosen.interval_s, first_s=own.first_s, max_s=own.max_s)
+
+    @classmethod
+    def of_copies(cls, run: RunSettings, own: IntervalSettings) -> Self:
+        """A run's, for copies in the memory of other nodes: it follows from cost and rate, unless it is fixed."""
+        every_s = run.checkpoint.peer_interval_s
+        return cls(law="fixed", interval_s=every_s) if every_s else cls(first_s=own.peer_first_s, max_s=own.peer_max_s)
 
     def configured(self, settings: CheckpointSettings) -> CheckpointInterval:
         """The same under new settings."""

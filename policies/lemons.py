@@ -10,14 +10,15 @@ and old hours, count less and less.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from scipy.special import gammaincc
 
 from fleet.decisions import Decision, Lemon
 from fleet.errors import ConfigError
 from fleet.health import History, Incident
+from fleet.settings import setting
 
 WEIGHTS = {"lost": 1.0, "hang": 1.0, "straggler": 0.5, "preflight": 1.0, "corruption": 3.0}
 """How many faults an incident counts for. A straggler may be the neighbours' fault; what was outvoted bit by bit is nobody else's."""
@@ -25,26 +26,15 @@ WEIGHTS = {"lost": 1.0, "hang": 1.0, "straggler": 0.5, "preflight": 1.0, "corrup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lemons:
-    """Keeps repeat offenders out.
+    """Keeps repeat offenders out. Meta's research clusters saw about 6.5 faults a 1,000 node-days (arXiv 2410.21680)."""
 
-    Args:
-        fleet_rate_per_h: faults of an ordinary node an hour. Meta's research clusters saw about 6.5 a 1,000 node-days (arXiv 2410.21680).
-        factor: a lemon fails at least this many times as often.
-        certainty: posterior probability of that from which a node is kept out.
-        least: weighted faults that there must be.
-        half_life_h: age at which a fault, or an hour without one, counts half.
-        share_max: at most this share of the nodes is kept out, the worst first: when many are bad it is not the nodes.
-        prior_faults: a, the faults that the prior is worth.
-    """
-
-    fleet_rate_per_h: float = 6.5 / 1000 / 24
-    factor: float = 5.0
-    certainty: float = 0.95
-    least: float = 2.0
-    half_life_h: float = 60 * 24.0
-    share_max: float = 0.1
-    prior_faults: float = 0.25
-    weights: Mapping[str, float] = field(default_factory=lambda: dict(WEIGHTS))
+    fleet_rate_per_h: float = setting(6.5 / 1000 / 24, "Faults of an ordinary node an hour.")
+    factor: float = setting(5.0, "A lemon fails at least this many times as often.")
+    certainty: float = setting(0.95, "Posterior probability of that from which a node is kept out.")
+    least: float = setting(2.0, "Weighted faults that there must be.")
+    half_life_h: float = setting(60 * 24.0, "Age at which a fault, or an hour without one, counts half.")
+    share_max: float = setting(0.1, "At most this share of the nodes is kept out, the worst first: when many are bad it is not the nodes.")
+    prior_faults: float = setting(0.25, "The faults that the prior is worth.")
 
     def __post_init__(self) -> None:
         for name in ("fleet_rate_per_h", "least", "half_life_h", "prior_faults"):
@@ -86,9 +76,9 @@ class Lemons:
         return {node: decision for _, node, decision in sorted(bad, key=lambda item: item[:2])[:room]}
 
     def _weight(self, incident: Incident) -> float:
-        if incident.kind not in self.weights:
-            raise ConfigError("lemons.kind", incident.kind, "has no weight", f"Known: {', '.join(self.weights)}.")
-        return self.weights[incident.kind]
+        if incident.kind not in WEIGHTS:
+            raise ConfigError("lemons.kind", incident.kind, "has no weight", f"Known: {', '.join(WEIGHTS)}.")
+        return WEIGHTS[incident.kind]
 
     def _fade(self, age_h: float) -> float:
         return math.exp2(-max(age_h, 0.0) / self.half_life_h)

@@ -10,13 +10,13 @@ from typing import Literal
 
 import numpy as np
 
-from fleet.config import StragglerSettings
+from fleet.config import RunSettings, StragglerSettings
 from fleet.decisions import Decision, Prices, StepFigures, Suspect
 from fleet.slowness import Circumstances, Remedy, StepTime, Timings
 from fleet.types import Member, Ranges
-from policies.detectors import COMPUTE, DATA, GUILTY, NETWORK, UNKNOWN, Detector, Sensitivity, StepTimes, Verdict
+from policies.detectors import COMPUTE, DATA, GUILTY, KINDS, NETWORK, UNKNOWN, Detector, DetectorSettings, Sensitivity, StepTimes, Verdict
 from policies.placement import ranges as even_ranges
-from policies.straggler import REBALANCE, TOLERATE, LeastLoss, Standing
+from policies.straggler import REBALANCE, TOLERATE, LeastLoss, Standing, WaysSettings
 from policies.windows import Guarded, WindowedDetector
 
 LEAST_STEPS, TYPICAL_STEPS, FRESH_STEPS = 5, 16, 6
@@ -32,10 +32,19 @@ WELL_STEPS = 60
 Key = tuple[Member, str]
 
 
-def sensitivity(settings: StragglerSettings) -> Sensitivity:
-    """The detector's thresholds, as far as a run may set them."""
-    slowdowns = {name: getattr(settings, name) for name in ("compute_slowdown", "network_slowdown", "data_slowdown")}
-    return Sensitivity(**slowdowns)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MitigatorSettings(DetectorSettings, WaysSettings):
+    """What the detector, and the choice among the ways, can be told besides what a running run can change."""
+
+    def __post_init__(self) -> None:
+        DetectorSettings.__post_init__(self)
+        WaysSettings.__post_init__(self)
+
+
+def sensitivity(settings: StragglerSettings, own: DetectorSettings | None = None) -> Sensitivity:
+    """The detector's thresholds."""
+    rest = {field.name: getattr(own, field.name) for field in dataclasses.fields(DetectorSettings)} if own is not None else {}
+    return Sensitivity(**{f"{kind}_slowdown": getattr(settings, f"{kind}_slowdown") for kind in KINDS}, **rest)
 
 
 class Mitigator:
@@ -46,12 +55,17 @@ class Mitigator:
         make_detector: makes the detector from its thresholds.
     """
 
+    Settings = MitigatorSettings
+
     def __init__(
-        self, settings: StragglerSettings | None = None, make_detector: Callable[[Sensitivity], Detector] = WindowedDetector
-    ) -> None:
-        self.settings = settings or StragglerSettings()
-        self._detector = make_detector(sensitivity(self.settings))
-        self._law = LeastLoss(gain=self.settings.gain, changes=self.settings.changes)
+        self, settings: StragglerSettings | None = None, make_detector: Callable[[Sensitivity], Detector] = WindowedDetector,
+        own: MitigatorSettings | None = None,
+    ) -> None:  # fmt: skip
+        self.settings, self._own = settings or StragglerSettings(), own or MitigatorSettings()
+        self._detector = make_detector(sensitivity(self.settings, self._own))
+        self._law = LeastLoss(
+            gain=self.settings.gain, changes=self.settings.changes, review_s=self._own.review_s, durations=self._own.priors()
+        )  # fmt: skip
         self._guilty: dict[Key, Verdict] = {}
         self._since_s: dict[Key, float] = {}
         self._columns: deque[tuple[StepTime | None, ...]] = deque(maxlen=TYPICAL_STEPS)
@@ -60,12 +74,17 @@ class Mitigator:
         self._presumed: dict[int, float] = {}
         self._blind = ""
 
+    @classmethod
+    def of(cls, run: RunSettings, own: MitigatorSettings) -> Mitigator:
+        """A run's."""
+        return cls(run.straggler, own=own)
+
     def configure(self, settings: StragglerSettings) -> None:
         """New thresholds hold from the next step on; what was learned of the times stays."""
         self.settings = settings
         self._law = dataclasses.replace(self._law, gain=settings.gain, changes=settings.changes)
         if isinstance(self._detector, WindowedDetector):
-            self._detector.limits = sensitivity(settings)
+            self._detector.limits = sensitivity(settings, self._own)
 
     def look(self, timings: Timings | None, circumstances: Circumstances, now_s: float) -> Remedy:
         """See :class:`fleet.ports.StragglerPolicy`. Disabled, it forgets whom it accused, and shards go back to an even split."""
@@ -148,7 +167,7 @@ class Mitigator:
     @property
     def _knows(self) -> bool:
         """Whether it has watched for so long that it would have found a slow rank: after a restart others may have been found before."""
-        limits = sensitivity(self.settings)
+        limits = sensitivity(self.settings, self._own)
         return (
             not self.settings.enabled or self._watched >= limits.warmup + limits.learn + limits.window + limits.persistence * limits.stride
         )

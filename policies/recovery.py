@@ -4,13 +4,28 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
 
-from fleet.config import Budgets
+from fleet.config import Budgets, RunSettings
 from fleet.decisions import Budget, Candidates, Decision, Survivors
+from fleet.errors import ConfigError
+from fleet.settings import setting
 from fleet.types import Candidate, Formation, Loss, Situation, outnumbered
 
-SETTLE_S = 0.4
-"""So long after a view has formed nobody is taken in: what a newcomer loads and computes would be in the way of the step that broke."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReformSettings:
+    """What recovery can be told besides the run's budgets and time-outs."""
+
+    settle_s: float = setting(0.4, "After a view has formed nobody is taken in for so long: first comes the step that broke.")
+
+    def __post_init__(self) -> None:
+        if not self.settle_s >= 0:
+            raise ConfigError("recovery.settings.settle_s", self.settle_s, "must be at least 0 s")
+
+
+SETTLE_S = ReformSettings().settle_s
 
 
 class ReformPromoteRegrow:
@@ -21,8 +36,15 @@ class ReformPromoteRegrow:
     everyone starts over from a checkpoint anyway and a fuller world costs only the wait.
     """
 
-    def __init__(self, budgets: Budgets, start_s: float) -> None:
-        self.budgets, self.start_s = budgets, start_s
+    Settings = ReformSettings
+
+    def __init__(self, budgets: Budgets, start_s: float, settle_s: float = SETTLE_S) -> None:
+        self.budgets, self.start_s, self.settle_s = budgets, start_s, settle_s
+
+    @classmethod
+    def of(cls, run: RunSettings, own: ReformSettings) -> Self:
+        """A run's."""
+        return cls(run.budgets, run.timeouts.start_s, own.settle_s)
 
     def form(self, situation: Situation, now_s: float) -> Formation:
         chosen = _first(situation)
@@ -46,7 +68,7 @@ class ReformPromoteRegrow:
         room = situation.world - len(seated)
         if not waiting or room <= 0:
             return Formation(Decision("wait", "nobody to add" if not waiting else "the world is full"))
-        if now_s < (settled_s := situation.since_s + SETTLE_S):
+        if now_s < (settled_s := situation.since_s + self.settle_s):
             return Formation(Decision("wait", "the survivors first take the step that broke", valid_until_s=settled_s))
         members = tuple(sorted([*seated, *waiting[:room]]))
         return Formation(Decision("grow", f"{len(members) - len(seated)} of {room} missing ranks are ready"), members)

@@ -12,9 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
+from fleet.config import StragglerSettings
 from fleet.decisions import Decision, Prices
 from fleet.errors import ConfigError
-from policies.detectors import COMPUTE, DATA, NETWORK
+from fleet.settings import setting
+from policies.detectors import KINDS, NETWORK
 from policies.placement import Ranges, ranges, weighted_ranges
 
 Measure = Literal["tolerate", "rebalance", "replace", "evict"]
@@ -35,7 +37,7 @@ class Durations:
     mean time left ((shape - 1) mean + sum(seen) + e) / (shape + n - 1): it grows with e, as it should when nobody knows the cause.
     """
 
-    mean_s: float = 600.0
+    mean_s: float
     shape: float = 2.0
     seen_s: tuple[float, ...] = ()
 
@@ -50,7 +52,26 @@ class Durations:
         return ((self.shape - 1) * self.mean_s + sum(self.seen_s) + elapsed_s) / (self.shape + len(self.seen_s) - 1)
 
 
-PRIORS = {COMPUTE: Durations(mean_s=600.0), NETWORK: Durations(mean_s=2880.0), DATA: Durations(mean_s=600.0)}
+@dataclass(frozen=True, kw_only=True)
+class WaysSettings:
+    """What the choice among the ways can be told."""
+
+    review_s: float = setting(10.0, "How long a decision holds while nothing happens.")
+    compute_mean_s: float = setting(600.0, "How long slow compute lasts on average, before anything is seen.")
+    network_mean_s: float = setting(2880.0, "The same for a slow network.")
+    data_mean_s: float = setting(600.0, "The same for slow data.")
+
+    def __post_init__(self) -> None:
+        for name in ("review_s", "compute_mean_s", "network_mean_s", "data_mean_s"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"straggler.settings.{name}", getattr(self, name), "must be a positive number of seconds")
+
+    def priors(self) -> dict[str, Durations]:
+        """By kind of slowness."""
+        return {kind: Durations(mean_s=getattr(self, f"{kind}_mean_s")) for kind in KINDS}
+
+
+USUAL = StragglerSettings()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,10 +162,10 @@ class LeastLoss:
         review_s: how long a decision holds while nothing happens.
     """
 
-    gain: float = 0.1
-    changes: int = 6
-    review_s: float = 10.0
-    durations: Mapping[str, Durations] = field(default_factory=lambda: dict(PRIORS))
+    gain: float = USUAL.gain
+    changes: int = USUAL.changes
+    review_s: float = WaysSettings().review_s
+    durations: Mapping[str, Durations] = field(default_factory=WaysSettings().priors)
 
     def __post_init__(self) -> None:
         if not 0 <= self.gain < 1:

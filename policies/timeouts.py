@@ -4,48 +4,56 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Self
 
-from fleet.config import Timeouts
+from fleet.config import RunSettings, Timeouts
 from fleet.decisions import Decision, TimeOut
 from fleet.errors import ConfigError
+from fleet.settings import setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProgressTimeout:
-    """The progress time-out as a multiple of a high quantile of observed steps, between a floor and a ceiling.
+class QuantileSettings:
+    """How the progress time-out follows the steps."""
 
-    Args:
-        floor_s, ceiling_s: it is never outside of these. The ceiling also holds while too few steps are known.
-        factor: multiple of the quantile. With 5, a step must take five times as long as nearly all others to be taken for a hang.
-        quantile: of the steps of the last ``window`` steps.
-        least: so many steps must be known.
-        shrink: it falls by at most this share at a time, and rises at once: a slow stretch must not be killed for a quick one before it.
+    factor: float = setting(10.0, "Multiple of the quantile: so many times as long as nearly all others a step must take to be a hang.")
+    quantile: float = setting(0.99, "Quantile of the last steps that it is a multiple of.")
+    window: int = setting(256, "So many of the last steps are looked at.")
+    least: int = setting(20, "So many steps must be known.")
+    shrink: float = setting(0.1, "It falls by at most this share at a time, and rises at once.")
+
+    def __post_init__(self) -> None:
+        if not self.factor > 1:
+            raise ConfigError("progress.settings.factor", self.factor, "must be greater than 1, or ordinary steps are hangs")
+        for name in ("quantile", "shrink"):
+            if not 0 < getattr(self, name) < 1:
+                raise ConfigError(f"progress.settings.{name}", getattr(self, name), "must lie between 0 and 1")
+        if not 1 <= self.least <= self.window:
+            raise ConfigError("progress.settings.least", self.least, f"must be from 1 to window = {self.window}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgressTimeout(QuantileSettings):
+    """The progress time-out as a multiple of a high quantile of observed steps, between ``floor_s`` and ``ceiling_s``.
+
+    The ceiling also holds while too few steps are known. It falls slowly: a slow stretch must not be killed for a quick one before it.
     """
 
+    Settings = QuantileSettings
     floor_s: float = 5.0
-    ceiling_s: float = 60.0
-    factor: float = 5.0
-    quantile: float = 0.99
-    window: int = 256
-    least: int = 20
-    shrink: float = 0.1
+    ceiling_s: float = Timeouts().progress_s
 
     def __post_init__(self) -> None:
         if not 0 < self.floor_s <= self.ceiling_s:
             raise ConfigError("progress.floor_s", self.floor_s, f"must be above 0 and not above ceiling_s = {self.ceiling_s:g}")
-        if not self.factor > 1:
-            raise ConfigError("progress.factor", self.factor, "must be greater than 1, or ordinary steps are hangs")
-        for name in ("quantile", "shrink"):
-            if not 0 < getattr(self, name) < 1:
-                raise ConfigError(f"progress.{name}", getattr(self, name), "must lie between 0 and 1")
-        if not 1 <= self.least <= self.window:
-            raise ConfigError("progress.least", self.least, f"must be from 1 to window = {self.window}")
+        QuantileSettings.__post_init__(self)
 
     @classmethod
-    def of(cls, limits: Timeouts) -> ProgressTimeout:
+    def of(cls, run: RunSettings, own: QuantileSettings | None = None) -> Self:
         """A run's: never above what is set, and never so low that a view which is hard to form counts as a hang."""
-        return cls(floor_s=min(2 * limits.form_s, limits.progress_s), ceiling_s=limits.progress_s, factor=10.0)
+        limits = run.timeouts
+        return cls(floor_s=min(2 * limits.form_s, limits.progress_s), ceiling_s=limits.progress_s, **asdict(own or QuantileSettings()))
 
     def decide(self, steps_s: Sequence[float], present_s: float) -> Decision:
         """Action ``keep`` or ``set``; ``payload.progress_s`` is the time-out that holds from now on.

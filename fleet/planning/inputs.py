@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, get_type_hints
 
+from fleet.config import RecoverySettings
 from fleet.errors import ConfigError
 from fleet.laws.hardware import Accelerator, Fabric, accelerator, fabric
 from fleet.laws.law import AtLeastOne, Count, CountOrZero, Domain, NonNegative, Positive, PositiveShare, Probability, Share
@@ -44,7 +45,7 @@ class PlanInput:
     gpu_mttf_hours: Annotated[Positive, "mean GPU-hours between interruptions, of all causes"] = 50_000.0
     in_place_share: Annotated[Share, "share of faults that take a rank or a node, and leave replicas of its state"] = 0.835
     durable_share: Annotated[Share, "share of faults that need a checkpoint from the object store"] = 0.014
-    recovery: Annotated[str, "in-place (survivors go on) or restart (all ranks start again)"] = "in-place"
+    recovery: Annotated[str, "in-place (survivors go on) or restart (all ranks start again)"] = RecoverySettings().policy
     detect_s: Annotated[NonNegative, "from a fault to its detection"] = 10.0
     reform_s: Annotated[NonNegative, "new groups among the survivors"] = 15.0
     restart_s: Annotated[NonNegative, "start of all processes after a fault that takes the job"] = 300.0

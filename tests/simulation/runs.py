@@ -35,7 +35,7 @@ def make_machine(settings: RunSettings, plan: Plan, now_s: float) -> FleetMachin
     recovery = ReformPromoteRegrow(settings.budgets, settings.timeouts.start_s)
     store = CheckpointInterval(law="fixed", interval_s=plan.save_every_s)
     peers = CheckpointInterval(law="fixed", interval_s=plan.copy_every_s) if plan.copy_every_s is not None else None
-    slow, progress = Mitigator(settings.straggler), ProgressTimeout.of(settings.timeouts)
+    slow, progress = Mitigator(settings.straggler), ProgressTimeout.of(settings)
     return FleetMachine(
         settings, recovery, Placement(), store, straggler=slow, progress=progress, corruption=MajorityRules(), peers=peers, now_s=now_s,
     )  # fmt: skip

@@ -121,7 +121,7 @@ class PlainFleet:
         machine = FleetMachine(
             settings, ReformPromoteRegrow(settings.budgets, settings.timeouts.start_s), placement,
             CheckpointInterval(law=settings.checkpoint.policy, interval_s=settings.checkpoint.interval_s), peers=peers,
-            straggler=Mitigator(settings.straggler), progress=ProgressTimeout.of(settings.timeouts), corruption=MajorityRules(),
+            straggler=Mitigator(settings.straggler), progress=ProgressTimeout.of(settings), corruption=MajorityRules(),
             now_s=clock.now_s(),
         )  # fmt: skip
         if records:

@@ -18,12 +18,22 @@ import yaml
 from typer.main import get_command
 
 from fleet.cli import app, checked
+from fleet.configuration import as_toml, configured
 from fleet.errors import ConfigError
 from tests.support.blocks import PREAMBLES, ROOT, Block, blocks_of, pages
 
 ALL = [block for page in pages() for block in blocks_of(page)]
+FOLDER = Path()
+"""Where the reader is."""
 MADE_LATER = {"train.py", "mine/own.py", "mine/use.py"}
 """Scripts that the reader has, or writes on the way."""
+
+
+@pytest.fixture(autouse=True)
+def made_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the reader has written on the way."""
+    (tmp_path / "fleet.toml").write_text(as_toml())
+    monkeypatch.setitem(globals(), "FOLDER", tmp_path)
 
 
 def check_fleet(words: list[str]) -> None:
@@ -33,13 +43,13 @@ def check_fleet(words: list[str]) -> None:
         assert any(words[0] in parameter.opts for parameter in command.params) or words == ["--help"], words
         return
     if words[0] == "run" and "--resume" not in words and "--repeat" not in words:
-        checked(words[1], words[2:])
+        checked(words[1], words[2:], FOLDER)
     while hasattr(command, "commands"):
         assert words and words[0] in command.commands, f"fleet has no command {' '.join(words)}"
         command, words = command.commands[words[0]], words[1:]
     if "--" in words:
         words, handed_on = words[: words.index("--")], words[words.index("--") + 1 :]
-        checked("train.py", handed_on)
+        checked("train.py", handed_on, FOLDER)
     command.make_context(str(command.name), list(words))
 
 
@@ -90,8 +100,8 @@ def _parts(words: list[str]) -> list[list[str]]:
     """The commands of a pipeline or list."""
     parts: list[list[str]] = [[]]
     for word in words:
-        if word in ("|", "&&", ";", "&"):
-            parts.append([])
+        if word in ("|", "&&", ";", "&", ">"):
+            parts.append(["cat"] if word == ">" else [])
         else:
             parts[-1].append(word)
     return [part for part in parts if part]
@@ -114,13 +124,19 @@ def check_records(block: Block) -> None:
         json.loads(line)
 
 
+def check_toml(block: Block) -> None:
+    content = tomllib.loads(block.text)
+    if "version" in content:  # a file of settings
+        configured(content)
+
+
 def nothing_to_run(block: Block) -> None:
     """What a program prints."""
 
 
 RULES: dict[str, Callable[[Block], object]] = {
     "console": check_shell, "bash": check_shell, "": check_plain, "python": check_program, "diff": check_diff,
-    "toml": lambda block: tomllib.loads(block.text), "yaml": lambda block: yaml.safe_load(block.text),
+    "toml": check_toml, "yaml": lambda block: yaml.safe_load(block.text),
     "json": lambda block: json.loads(block.text), "jsonl": check_records, "text": nothing_to_run,
 }  # fmt: skip
 """Language of a block -> its check. A block of another language has no rule, and fails."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from chaos.settings import ChaosSettings
-from fleet.config import RunSettings, VerifySettings
+from fleet.config import RecoverySettings, RunSettings, VerifySettings
 from fleet.expectation import LEAST_S, LEAST_STEPS, REFILL_S, RESTART_S, SAVING, STALL_S, Expectation, Terms, expected_goodput, interval
 from fleet.goodput import Ledger
 from fleet.ledger_summary import LedgerSummary
@@ -28,7 +28,8 @@ def test_what_a_fault_costs_follows_from_its_kind_and_the_policy() -> None:
     assert expected_goodput((), RunSettings(world=4, verify=VerifySettings(replicas=0.0)), 100.0, None) == pytest.approx(1 - SAVING)
     assert expected_goodput((KILL,), world4, 100.0, None) == pytest.approx(quiet - (4 * STALL_S + REFILL_S) / 400)
     assert expected_goodput((KILL,), RunSettings(world=4, spares=1), 100.0, None) == pytest.approx(quiet - STALL_S / 100)
-    assert expected_goodput((KILL,), RunSettings(world=4, recovery="restart"), 100.0, None) == pytest.approx(quiet - RESTART_S / 100)
+    restarting = RunSettings(world=4, recovery=RecoverySettings(policy="restart"))
+    assert expected_goodput((KILL,), restarting, 100.0, None) == pytest.approx(quiet - RESTART_S / 100)
     slow = Fault("s", 90.0, "slow_compute", "slow", slot=1, duration_s=40.0, severity=2.0)
     assert expected_goodput((slow,), world4, 100.0, None) == pytest.approx(quiet - 0.5 * 10 / 100), "only what falls into the run"
     assert expected_goodput((Fault("x", 1.0, "rack", "rack", node=1),), world4, 100.0, None) == pytest.approx(quiet)

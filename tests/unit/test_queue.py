@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from fleet.cli_queue import Submissions, queue_of
 from fleet.cli_watch import PRIVATE
+from fleet.configuration import configured
 from fleet.errors import ConfigError
 from fleet.launch.queue import CANCELLED, ENDED, RUNNING, SUBMITTED, WAITING, Job, RunQueue
 from fleet.ledger_report import duration
@@ -242,8 +243,8 @@ def test_the_wait_is_in_the_journal_and_in_the_report(tmp_path: Path, monkeypatc
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     monkeypatch.setenv(SUBMITTED, repr(cli.unix_time_s() - 90.0))
-    settings, *_ = cli.checked(str(script), ["--world", "2"])
-    made: RunPlan = cli._plan(str(script), settings, "off", "named", "", tmp_path)
+    found = configured("world=2")
+    made: RunPlan = cli._plan(str(script), found, "named", "", tmp_path, 0)
     assert made.name == "named" and made.queued_s >= 90
     first, *rest = one_loss().records
     assert isinstance(first, RunStarted)

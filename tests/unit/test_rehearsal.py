@@ -147,7 +147,7 @@ def test_the_prediction_is_written_between_calibration_and_run(tmp_path: Path, m
 
     def trained(cluster: Any, settings: Any, chaos: Any, folder: Path, enough: Any, limit_s: float) -> None:
         made.append(folder.name + ("+prediction" if (tmp_path / "r" / "prediction.json").exists() else ""))
-        assert settings.recovery == "in-place" and chaos.on and limit_s > 0
+        assert settings.recovery.policy == "in-place" and chaos.on and limit_s > 0
         folder.mkdir(parents=True, exist_ok=True)
         writer = JournalWriter(folder / "journal.jsonl")
         for record in one_loss("gpu-1").records:

@@ -20,6 +20,7 @@ from fleet.config import CheckpointSettings, RunSettings, Timeouts
 from fleet.journal import JournalWriter
 from fleet.launch import provenance as provenance_of
 from fleet.launch.provenance import code_of, provenance
+from fleet.policy_choice import completed
 from fleet.records import VERSION, RunEnded, RunStarted
 from fleet.scripts import load_train
 
@@ -52,7 +53,7 @@ def test_a_run_is_repeated_from_its_record(tmp_path: Path) -> None:
     assert again.name != plan.name
     assert again.folder.parent == tmp_path
     assert not again.resume
-    assert (again.settings, again.chaos, again.script) == (plan.settings, plan.chaos, plan.script)
+    assert (again.settings, again.chaos, again.script) == (completed(plan.settings), plan.chaos, plan.script)
     faults = [p.chaos.plan(seed=p.settings.seed, world=4, nodes=2) for p in (plan, again)]
     assert faults[0] == faults[1]
 

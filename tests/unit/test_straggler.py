@@ -112,6 +112,6 @@ def test_impossible_settings_are_refused() -> None:
     with pytest.raises(ConfigError, match="straggler.gain = 1"):
         LeastLoss(gain=1.0)
     with pytest.raises(ConfigError, match="straggler.shape = 1"):
-        Durations(shape=1.0)
+        Durations(mean_s=600.0, shape=1.0)
     with pytest.raises(ValueError, match="slowdowns has 2 entries for 4 ranks"):
         replace(BASE, slowdowns=(1.0, 1.0))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.config import ORDER, Timeouts, check_order
+from fleet.config import ORDER, RunSettings, Timeouts, check_order
 from fleet.errors import ConfigError
 from fleet.instructions import Write
 from fleet.machine.progress import Progress
@@ -64,7 +64,7 @@ def test_no_observed_step_is_a_hang_and_it_falls_slowly(steps_s: list[float], pr
 
 
 def test_it_rises_at_once_and_settles_when_steps_do_not_change() -> None:
-    policy, present_s = ProgressTimeout(floor_s=1.0, ceiling_s=600.0), 5.0
+    policy, present_s = ProgressTimeout(floor_s=1.0, ceiling_s=600.0, factor=5.0), 5.0
     decision = policy.decide([10.0] * 50, present_s)
     assert decision.action == "set" and decision.fields["progress_s"] == 50.0
     present_s = 50.0
@@ -87,12 +87,12 @@ def test_the_quantile_lies_within_the_values_and_ends_at_them(values: list[float
 
 @pytest.mark.parametrize("wrong", [{"floor_s": 0}, {"floor_s": 70}, {"factor": 1}, {"quantile": 1}, {"shrink": 0}, {"least": 0}])
 def test_impossible_settings_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match=f"progress.{next(iter(wrong))} = "):
+    with pytest.raises(ConfigError, match=rf"progress(\.settings)?\.{next(iter(wrong))} = "):
         ProgressTimeout(**wrong)  # type: ignore[arg-type]
 
 
 def test_the_machine_keeps_what_was_decided_and_journals_it() -> None:
-    progress = Progress(ProgressTimeout.of(Timeouts()), 60.0, 0.0)
+    progress = Progress(ProgressTimeout.of(RunSettings()), 60.0, 0.0)
     [first] = progress.tick(deque([0.1] * 100), 0.0)
     assert isinstance(first, Write) and isinstance(first.record, DecisionMade)
     assert progress.limit_s == first.record.fields["progress_s"] < 60.0
