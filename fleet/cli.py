@@ -205,7 +205,7 @@ def _check_chaos(settings: RunSettings, chaos: str) -> ChaosSettings:
     from chaos.settings import parse_chaos
     from fleet import plans
 
-    found = parse_chaos(plans.STORM if chaos == "storm" else chaos)
+    found = parse_chaos(chaos)
     plans.check(settings, found)
     return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fleet.codec import Codec
+from fleet.fault_kinds import Operation
 from fleet.records import Record
 from fleet.types import Member, Part, Process, StateId, View
 
@@ -131,16 +132,6 @@ class Inspect:
 
 
 @dataclass(frozen=True, slots=True)
-class Spoil:
-    """Chaos, to the process of ``token``: do ``what`` to yourself (see ``actors.rank.saboteur``); ``heal`` ends what lasts."""
-
-    token: str
-    what: str
-    seed: int
-    duration_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class Write:
     """Append to the journal. Written before any instruction that follows it in the same list is performed."""
 
@@ -158,6 +149,6 @@ class EndRun:
 
 Instruction = (
     Welcome | Park | Publish | Propose | Cancel | SaveCheckpoint | CommitCheckpoint | Conclude | OnceAnswer | Release | Fence | Evict
-    | Inspect | Spoil | Write | EndRun
+    | Inspect | Operation | Write | EndRun
 )  # fmt: skip
 INSTRUCTIONS = Codec(Instruction.__args__)
