@@ -10,13 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from fleet.events import FaultReported
-from fleet.fault_kinds import HEAL, KNOWN_S, START, Cost, FaultKind, Heal, Operation, Place, drawn, kind_of, operation
+from fleet.fault_kinds import BY_HAND, HEAL, KNOWN_S, START, Cost, FaultKind, Heal, Operation, Place, drawn, kind_of, operation
 from fleet.records import FaultRecord, Record
 from fleet.types import Fault, Member, Process
-
-BY_HAND = "by hand"
-"""``Fault.component`` of what an operator ordered."""
-
 
 JOB_WIDE = "software"
 """The component of the catalogue whose blast radius is the job."""

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from chaos.conductor import BY_HAND, Conductor
+from chaos.conductor import Conductor
 from fleet.errors import ConfigError
 from fleet.events import FaultReported
-from fleet.fault_kinds import DURATION, EXECUTABLE, KINDS, PARAMETERS, SEVERITY, Place
+from fleet.fault_kinds import BY_HAND, DURATION, EXECUTABLE, KINDS, PARAMETERS, SEVERITY, Place
 from fleet.types import Fault
 
 MOST_WAITING = 32

@@ -85,6 +85,8 @@ class Parameter:
 DURATION = Parameter("duration_s", "seconds that it lasts", 5.0, 600.0, above=0.0)
 SEVERITY = Parameter("severity", "how many times slower: 1 is full speed, 2 half of it", 2.0, 100.0, least=1.0)
 PARAMETERS = (DURATION, SEVERITY)
+BY_HAND = "by hand"
+"""``Fault.component`` of what an operator ordered."""
 KNOWN_S = 5.0
 """By then a wrong replica is found out, and its process is gone."""
 

@@ -20,8 +20,10 @@ from benchmarks.tables import BENCHMARKS, NO_FIGURE, NO_RESULT, replaced, sectio
 from chaos import settings as chaos
 from dashboards.metrics import metrics_table
 from dashboards.rules import alerts_table, recordings, shortened
+from fleet.checkers import checks_table
 from fleet.cli import app
 from fleet.events import EVENTS
+from fleet.exit_codes import exit_codes_table
 from fleet.fault_kinds import kinds_table
 from fleet.instructions import INSTRUCTIONS
 from fleet.laws import law
@@ -111,6 +113,7 @@ def recordings_table() -> str:
 PARTS = {
     "docs/cli.md": {
         "run": lambda: options_of("run"),
+        "exit codes": exit_codes_table,
         "chaos": chaos_settings,
         "init": lambda: options_of("init"),
         "report": lambda: options_of("report"),
@@ -134,7 +137,7 @@ PARTS = {
         "checkpoint delete": lambda: options_of("checkpoint delete"),
     },
     "docs/metrics.md": {"metrics": metrics_table, "alerts": alerts_table, "recordings": recordings_table},
-    "docs/faults.md": {"kinds": kinds_table},
+    "docs/faults.md": {"kinds": kinds_table, "checks": checks_table},
     "docs/laws.md": {"laws": law.table},
     "docs/nano.md": {"nano": nano_diff},
     "README.md": {"diff": loop_diff},

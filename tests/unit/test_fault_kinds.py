@@ -176,7 +176,7 @@ def test_no_other_module_lists_kinds() -> None:
     assert _listed("a = ('hang', 'slow')") and _listed("{'hang': 1, 'slow': 2}") and not _listed("('hang', START, 'hang')")
     shipped = [path for package in ("fleet", "actors", "chaos", "dashboards", "policies") for path in (ROOT / package).rglob("*.py")]
     copies = {str(path.relative_to(ROOT)) for path in shipped if _listed(path.read_text())}
-    assert copies - NAMESAKES == {"fleet/fault_kinds.py", "chaos/checkers.py"}
+    assert copies - NAMESAKES == {"fleet/fault_kinds.py"}
 
 
 NAMESAKES = {"fleet/simulation/plan.py", "chaos/catalogue.py"}
