@@ -212,13 +212,13 @@ class WorldFullAgain(Checker):
                 self._ended = True
             case FaultRecord(phase="executed" | "healed"):
                 self._fault(record)
-            case ProcessLost(member=member, at_s=at_s):
+            case ProcessLost(member=member, at_s=at_s) if not self._ended:
                 self._dead.add(member)
                 self._last_s = at_s
             case ViewPublished(view=view):
                 self._view = frozenset(view.members)
             case Resumed(gap=True, at_s=at_s):
-                self._view, self._last_s = frozenset(), at_s
+                self._view, self._last_s, self._ended = frozenset(), at_s, False
                 self._away.clear()
         if not self._ended and not isinstance(record, RunStarted):
             full = len(self._view) == self._world and not self._view & self._dead

@@ -138,6 +138,13 @@ def test_world_is_full_again(records: list[Record], wanted: str) -> None:
     assert verdict(WorldFullAgain, records) == wanted
 
 
+def test_a_world_that_is_resumed_after_its_end_has_to_be_full_again() -> None:
+    again = [*HEALED, lost("0.0", 61.0), Resumed(70.0, 70.0, "resumed in a new cluster", "c2")]
+    assert verdict(WorldFullAgain, [*HEALED, lost("0.0", 61.0)]) == OK, "processes leave at the end"
+    assert verdict(WorldFullAgain, [*again, committed(90)]) == VIOLATED
+    assert verdict(WorldFullAgain, [*again, view(4, 75.0, ("0.1", "1.1", "2.2")), committed(90)]) == OK
+
+
 TWO_RANKS = [spans("0.0", 0, 3), spans("1.0", 0, 2), spans("0.0", 3, 1), spans("1.1", 3, 1)]
 
 
