@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import itertools
 import logging
 import sys
 from collections.abc import Callable
@@ -23,7 +22,6 @@ from actors.messages import (
     AgentHello,
     AgentWelcome,
     EvidenceGathered,
-    Operate,
     Operated,
     SettingAnswer,
     SettingWanted,
@@ -37,6 +35,7 @@ from fleet.clock import Clock
 from fleet.driver import Driver
 from fleet.errors import ConfigError
 from fleet.events import Event, EvidenceWritten, FaultReported, Joined, NodeJoined, NodeSilent, SettingChanged, StopRequested
+from fleet.fault_kinds import Operation
 from fleet.instructions import EndRun, Evict, Fence, Inspect, Instruction, Propose, Publish, Welcome
 from fleet.live_settings import changed, parsed
 from fleet.machine.core import FleetMachine
@@ -57,7 +56,7 @@ class AgentLine:
     index: int
     writer: asyncio.StreamWriter
     seen: View | None = None
-    waiting: dict[int, asyncio.Future[Operated]] = field(default_factory=dict)
+    waiting: dict[Operation, asyncio.Future[Operated]] = field(default_factory=dict)
 
     def send(self, message: Any) -> None:
         if not self.writer.is_closing():
@@ -97,6 +96,12 @@ class AgentLines:
         if line is not None:
             line.send(message)
 
+    def to_target(self, order: Operation) -> AgentLine | None:
+        """The line to the agent that carries ``order`` out, or passes it on to the process that does."""
+        if order.process is not None:
+            return self.by_node.get(order.process.node)
+        return next((line for line in self.by_node.values() if line.index == order.node), None)
+
     def _send_view(self, view: View, proposal: bool) -> None:
         """To each node of the view, as a delta to the last view it was sent."""
         for node in {self._node_of(member) for member in view.members}:
@@ -134,7 +139,6 @@ class Coordinator:
         self._journal = journal
         self._driver = Driver(machine, clock, journal, self._lines, checkpoints, on_end)
         self._span_ends = span_ends if span_ends is not None else {}
-        self._numbers = itertools.count(1)
         self._server: asyncio.AbstractServer | None = None
         self._connections = Connections()
         self._ticker: asyncio.Task[None] | None = None
@@ -217,8 +221,8 @@ class Coordinator:
                 line.send(SpanAck(message.number))
             case ViewWanted():
                 self._repeat_view(line)
-            case Operated(number=number):
-                future = line.waiting.pop(number, None)
+            case Operated(order=order):
+                future = line.waiting.pop(order, None)
                 if future is not None and not future.done():
                     future.set_result(message)
             case EvidenceGathered():
@@ -284,15 +288,14 @@ class Coordinator:
         seated = set(view.members) if view is not None else set()
         return [(rank.member, rank.process, rank.member in seated) for rank in self.machine.state.roster.in_order()]
 
-    async def operate(self, operation: str, process: Process, severity: float = 1.0, duration_s: float = 0.0, seed: int = 0) -> Operated:
-        """A fault operation on a rank, by its node's agent. Raises ConnectionError when the node cannot be reached."""
-        line = self._lines.by_node.get(process.node)
+    async def operate(self, order: Operation) -> Operated:
+        """What chaos does to a process or a node, by the node's agent. Raises ConnectionError when that cannot be reached."""
+        line = self._lines.to_target(order)
         if line is None:
-            raise ConnectionError(f"node {process.node} has no agent")
-        number = next(self._numbers)
-        line.waiting[number] = asyncio.get_running_loop().create_future()
-        line.send(Operate(number, operation, process, severity, duration_s, seed))
-        return await asyncio.wait_for(line.waiting[number], timeout=5.0)
+            raise ConnectionError(f"{order.place}: its node has no agent")
+        line.waiting[order] = asyncio.get_running_loop().create_future()
+        line.send(order)
+        return await asyncio.wait_for(line.waiting[order], timeout=5.0)
 
 
 class SpanEnd(NamedTuple):

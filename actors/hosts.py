@@ -21,6 +21,7 @@ from actors.rank.environment import RANK_ENVIRONMENT
 from fleet.clock import Clock, MonotonicClock, unix_time_s
 from fleet.decisions import Decision
 from fleet.events import FaultReported
+from fleet.fault_kinds import Operation
 from fleet.instructions import EndRun, Write
 from fleet.journal import JournalWriter, read_journal
 from fleet.live_settings import ADDRESS_FILE
@@ -161,9 +162,9 @@ class CoordinatorHost:
         machine = self._coordinator.machine
         return machine.state.phase, self._coordinator.census(), machine.state.checkpoints.newest_id is not None
 
-    async def operate(self, operation: str, process: Process, severity: float, duration_s: float, seed: int = 0) -> tuple[str, float]:
+    async def operate(self, order: Operation) -> tuple[str, float]:
         """(why it was refused or "", when it happened on the run's clock)."""
-        answer = await self._coordinator.operate(operation, process, severity, duration_s, seed)
+        answer = await self._coordinator.operate(order)
         return answer.refused, answer.at_s
 
     async def close(self) -> None:

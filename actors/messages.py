@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from fleet.codec import Codec
 from fleet.events import Event
+from fleet.fault_kinds import Operation
 from fleet.instructions import Instruction
 from fleet.records import Spans
-from fleet.types import Member, Process, ViewDelta
+from fleet.types import Member, ViewDelta
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,22 +65,10 @@ class ViewWanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Operate:
-    """A fault operation on a process of this node: kill, stop, resume, slow, or one that the process does to itself."""
-
-    number: int
-    operation: str
-    process: Process
-    severity: float = 1.0
-    duration_s: float = 0.0
-    seed: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Operated:
-    """``refused`` says why nothing was done; empty when it was. ``at_s`` is the moment, on the run's clock."""
+    """To ``order``. ``refused`` says why nothing was done; empty when it was. ``at_s`` is the moment, on the run's clock."""
 
-    number: int
+    order: Operation
     refused: str
     at_s: float
 
@@ -122,4 +111,4 @@ class EvidenceGathered:
 
 
 UP = Codec([*Event.__args__, AgentHello, SpanBatch, ViewWanted, Operated, SettingWanted, EvidenceGathered])
-DOWN = Codec([*Instruction.__args__, AgentWelcome, SpanAck, ViewChange, Operate, SettingAnswer])
+DOWN = Codec([*Instruction.__args__, AgentWelcome, SpanAck, ViewChange, SettingAnswer])

@@ -12,7 +12,6 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,6 @@ from actors.messages import (
     AgentHello,
     AgentWelcome,
     EvidenceGathered,
-    Operate,
     Operated,
     SpanAck,
     SpanBatch,
@@ -42,7 +40,8 @@ from actors.rank.stacks import stacks_path
 from actors.rank.timing import OwnTime, summary, thinned
 from fleet.causes import ProcessEnded
 from fleet.events import EVENTS, CopiesHeld, Explained, Heartbeat, Joined, Lost, StepsTimed
-from fleet.instructions import INSTRUCTIONS, Evict, Fence, Inspect, Instruction, Propose, Publish, Spoil, Welcome
+from fleet.fault_kinds import Operation, Performer, kind_of
+from fleet.instructions import INSTRUCTIONS, Evict, Fence, Inspect, Instruction, Propose, Publish, Welcome
 from fleet.machine.roster import STOOD_STILL_S
 from fleet.ports import MemoryPort, ProcessPort
 from fleet.records import Spans
@@ -287,7 +286,7 @@ class NodeAgent:
                 self._evict_after_inspection(message)
             case Inspect():
                 self._inspect(message)
-            case Operate():
+            case Operation():
                 self._up.send(self._operate(message))
             case _:
                 self._pass_on(message, message.members)
@@ -324,23 +323,18 @@ class NodeAgent:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(rank.pidfd, signal.SIGKILL)
 
-    def _operate(self, order: Operate) -> Operated:
-        operations: dict[str, Callable[[], str | None]] = {
-            "kill": lambda: self._processes.kill(order.process),
-            "stop": lambda: self._processes.stop(order.process),
-            "resume": lambda: self._processes.resume(order.process),
-            "slow": lambda: self._processes.slow(order.process, order.severity, order.duration_s),
-        }
-        work = operations.get(order.operation, lambda: self._spoil(order))
+    def _operate(self, order: Operation) -> Operated:
         at_us = now_us()
-        return Operated(order.number, work() or "", self._run_s(at_us))
+        inside = kind_of(order.kind).performer is Performer.PROCESS
+        refused = self._have_done(order) if inside else self._processes.operate(order)
+        return Operated(order, refused or "", self._run_s(at_us))
 
-    def _spoil(self, order: Operate) -> str | None:
-        """Tell the very process that is meant: one that took its pid has another start time, and another token."""
-        rank = self._rank_of(order.process)
+    def _have_done(self, order: Operation) -> str | None:
+        """By the very process that is meant: one that took its pid has another start time, and is another rank here."""
+        rank = self._rank_of(order.process) if order.process is not None else None
         if rank is None or rank.writer is None:
-            return f"{order.operation}: process {order.process.pid} is not connected to the agent of {self.node}"
-        self._tell(rank, Spoil(rank.token, order.operation, order.seed, order.duration_s))
+            return f"{order.kind}: {order.place} is not connected to the agent of {self.node}"
+        self._tell(rank, order)
         return None
 
     # ---- regular words -------------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Chaos's reach into a live run: signals go through the agent of the node that the process lives on."""
+"""Chaos's reach into a live run: what is done to a process goes through the agent of its node."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import ray
 
-from fleet.types import Process
+from fleet.fault_kinds import Operation
 
 ANSWER_S = 10.0
 
@@ -17,24 +17,9 @@ class RemoteProcesses:
     def __init__(self, coordinator: Any) -> None:
         self._coordinator = coordinator
 
-    def kill(self, process: Process) -> str | None:
-        return self._operate("kill", process)
-
-    def stop(self, process: Process) -> str | None:
-        return self._operate("stop", process)
-
-    def resume(self, process: Process) -> str | None:
-        return self._operate("resume", process)
-
-    def slow(self, process: Process, severity: float, duration_s: float) -> str | None:
-        return self._operate("slow", process, severity, duration_s)
-
-    def spoil(self, process: Process, what: str, seed: int, duration_s: float) -> str | None:
-        return self._operate(what, process, 1.0, duration_s, seed)
-
-    def _operate(self, operation: str, process: Process, severity: float = 1.0, duration_s: float = 0.0, seed: int = 0) -> str | None:
+    def operate(self, order: Operation) -> str | None:
         try:
-            refused, _ = ray.get(self._coordinator.operate.remote(operation, process, severity, duration_s, seed), timeout=ANSWER_S)
+            refused, _ = ray.get(self._coordinator.operate.remote(order), timeout=ANSWER_S)
         except (ConnectionError, TimeoutError, ray.exceptions.RayError) as error:
-            return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else operation}"
+            return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else order.kind}"
         return refused or None

@@ -17,9 +17,9 @@ import random
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from chaos.catalogue import ASSUMPTIONS, KINDS, NODE_KINDS, Catalogue, Component, Topology
-from chaos.inside import INSIDE
+from chaos.catalogue import ASSUMPTIONS, Catalogue, Component, Topology
 from fleet.errors import ConfigError
+from fleet.fault_kinds import KINDS, SEVERITY, Place, kind_of
 from fleet.laws.reliability import weibull_scale_s
 from fleet.rng import stream
 from fleet.types import Fault
@@ -121,12 +121,13 @@ class _Aim:
         self._target = stream(seed, "chaos", component.name, "target")
         self._length = stream(seed, "chaos", component.name, "duration")
         assumed = ASSUMPTIONS.get(component.name)
-        lasts = assumed is not None and component.kind in ("hang", "slow")
-        self._mean_s = (assumed.duration_s / factor if mean_s is None else mean_s) if assumed and lasts else 0.0
-        self._severity = (assumed.severity if severity is None else severity) if assumed and component.kind == "slow" else 1.0
+        kind = kind_of(component.kind)
+        self._only_nodes = kind.strikes == (Place.NODE,)
+        self._mean_s = (assumed.duration_s / factor if mean_s is None else mean_s) if assumed and kind.lasts else 0.0
+        self._severity = (assumed.severity if severity is None else severity) if assumed and SEVERITY in kind.parameters else 1.0
 
     def fault(self, number: int, at_s: float) -> Fault:
-        on_node = self._component.kind in NODE_KINDS or self._component.per_unit_share
+        on_node = self._only_nodes or self._component.per_unit_share
         place = self._target.randrange(self._nodes if on_node else self._world)
         duration_s = self._length.expovariate(1.0 / self._mean_s) if self._mean_s else 0.0
         return Fault(
@@ -230,20 +231,11 @@ def _traced(row: dict[str, str], where: str, line: int) -> Fault:
     if kind not in KINDS:
         raise ConfigError("chaos.trace.kind", kind, f"unknown kind of fault ({where})", f"Known: {', '.join(KINDS)}.")
     slot, node = (int(number(name)) if row.get(name) else None for name in ("slot", "node"))
-    if (
-        (slot is None) == (node is None)
-        or (kind in NODE_KINDS and node is None)
-        or (kind in ("kill_rank", "hang", *INSIDE) and slot is None)
-    ):
-        raise ConfigError("chaos.trace.slot", row.get("slot"), f"a {kind} needs {_target_of(kind)}, and only that ({where})")
+    place = Place.RANK if slot is not None else Place.NODE
+    if (slot is None) == (node is None) or place not in KINDS[kind].strikes:
+        raise ConfigError("chaos.trace.slot", row.get("slot"), f"a {kind} needs {KINDS[kind].asks_for}, and only that ({where})")
     severity = number("severity", 1.0)
     if severity < 1:
         raise ConfigError("chaos.trace.severity", severity, f"1 is full speed, 2 half of it ({where})")
     name = row.get("id") or f"trace-{line:04d}"
     return Fault(name, number("at_s"), row.get("component") or kind, kind, slot, node, number("duration_s", 0.0), severity)
-
-
-def _target_of(kind: str) -> str:
-    if kind in NODE_KINDS:
-        return "a node"
-    return "a slot or a node" if kind == "slow" else "a slot"

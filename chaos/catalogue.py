@@ -12,37 +12,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.resources import files
 
-from chaos.inside import INSIDE
 from fleet.errors import ConfigError
+from fleet.fault_kinds import KIND_OF_COMPONENT, KINDS
 
 HOUR_S, MINUTE_S, DAY_S = 3600.0, 60.0, 86_400.0
 
-OPERATIONS = {
-    "gpu": "kill_rank",
-    "hbm": "kill_rank",
-    "gpu_sram": "kill_rank",
-    "gpu_system_processor": "kill_rank",
-    "gpu_thermal": "kill_rank",
-    "nic": "kill_rank",
-    "software": "kill_rank",
-    "switch_or_cable": "lose_node",
-    "host_parts": "lose_node",
-    "host_maintenance": "lose_node",
-    "hang": "hang",
-    "slow_compute": "slow",
-    "slow_network": "slow",
-    "silent_corruption": "silent_corruption",
-    "lemon_node": "lemon_node",
-    "rack": "rack",
-}
-"""Component -> ``Fault.kind``. ``gpu_thermal`` kills because the published table counts interruptions, not slow clocks."""
-
-EXECUTABLE = ("kill_rank", "lose_node", "hang", "slow", *INSIDE)
-"""Kinds that have an operation. The others are planned, and suppressed with that reason when they are due."""
-
-KINDS = (*EXECUTABLE, "lemon_node", "rack")
-NODE_KINDS = ("lose_node", "lemon_node", "rack")
-OFF_BY_DEFAULT = ("rack",)
+OFF_BY_DEFAULT = tuple(name for name, kind in KIND_OF_COMPONENT.items() if not KINDS[kind].by_default)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +63,7 @@ class Component:
     @property
     def kind(self) -> str:
         """The operation that shows this fault: ``Fault.kind``."""
-        return OPERATIONS[self.name]
+        return KIND_OF_COMPONENT[self.name]
 
     @property
     def per_unit_share(self) -> bool:
@@ -150,7 +125,7 @@ class Catalogue:
         for name in wanted:
             if name not in known:
                 raise ConfigError("chaos.components", name, "not in the fault catalogue", f"Known: {', '.join(known)}.")
-        allowed = KINDS if kinds is None else check_kinds(kinds)
+        allowed = tuple(KINDS) if kinds is None else check_kinds(kinds)
         found = tuple(known[name] for name in wanted if known[name].kind in allowed)
         if not found:
             raise ConfigError("chaos.kinds", "+".join(allowed), "no component of the catalogue shows as these kinds")
@@ -184,8 +159,8 @@ def load_catalogue(text: str | None = None) -> Catalogue:
 
 def _component(row: dict[str, str]) -> Component:
     name = row["component"]
-    if name not in OPERATIONS:
-        raise ConfigError("catalogue.component", name, "no fault operation is mapped to it", f"Known: {', '.join(OPERATIONS)}.")
+    if name not in KIND_OF_COMPONENT:
+        raise ConfigError("catalogue.component", name, "no kind of fault stands for it", f"Known: {', '.join(KIND_OF_COMPONENT)}.")
     mttf, prevalence = _number(row, "mttf_hours"), _number(row, "prevalence")
     if mttf is not None and not 0 < mttf < math.inf:
         raise ConfigError(f"catalogue.{name}.mttf_hours", mttf, "an MTTF must be greater than 0 h")

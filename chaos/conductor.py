@@ -6,68 +6,19 @@ that it remembers is in the journal, so that a restarted coordinator goes on whe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from zlib import crc32
 
-from chaos import inside
-from chaos.catalogue import EXECUTABLE
 from fleet.events import FaultReported
-from fleet.ports import NodePort, ProcessPort
+from fleet.fault_kinds import BY_HAND, HEAL, KNOWN_S, START, Cost, FaultKind, Heal, Operation, Place, drawn, kind_of, operation
 from fleet.records import FaultRecord, Record
 from fleet.types import Fault, Member, Process
-
-BY_HAND = "by hand"
-"""``Fault.component`` of what an operator ordered."""
-
-
-@dataclass(frozen=True, slots=True)
-class Kill:
-    process: Process
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    process: Process
-
-
-@dataclass(frozen=True, slots=True)
-class Resume:
-    process: Process
-
-
-@dataclass(frozen=True, slots=True)
-class Slow:
-    process: Process
-    severity: float
-    duration_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Spoil:
-    """``what``: one of ``chaos.inside.INSIDE``, or ``heal``. ``seed`` draws the bit."""
-
-    process: Process
-    what: str
-    seed: int = 0
-    duration_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class LoseNode:
-    index: int
-
-
-@dataclass(frozen=True, slots=True)
-class AddNode:
-    """A lost node comes back: as a new one, whose index the launcher chooses."""
-
 
 JOB_WIDE = "software"
 """The component of the catalogue whose blast radius is the job."""
 
-Operation = Kill | Stop | Resume | Slow | Spoil | LoseNode | AddNode
-HANGS = ("hang", *inside.HANGS)
+WITNESSES = 3
+"""Replicas that it takes to say which one is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +56,7 @@ class _Open:
     fault: Fault
     members: tuple[Member, ...]
     until_s: float
+    node: int | None = None
 
 
 class Conductor:
@@ -164,7 +116,7 @@ class Conductor:
     def end(self, now_s: float, world: ChaosView) -> list[Action]:
         """The run is over: let every stopped process go on, and report what was never executed."""
         self._settle(world)
-        actions = [self._heal(opened, now_s, world, add_nodes=False) for opened in list(self._open.values())]
+        actions = [self._heal(opened, now_s, world, over=True) for opened in list(self._open.values())]
         while self._ahead:
             actions.append(_suppressed(self._ahead.pop(), now_s, "the run ended before it was due"))
         return actions
@@ -199,53 +151,56 @@ class Conductor:
     # ---- strike ------------------------------------------------------------------------------------------------------------------------
 
     def _strike(self, fault: Fault, now_s: float, world: ChaosView) -> Action:
-        why = self._common_refusal(fault, world)
-        if why is None and fault.kind == "lose_node":
-            return self._strike_node(fault, now_s, world)
+        kind = drawn(fault)
+        why = self._common_refusal(fault, kind, world)
+        if why is None and kind.unit is Place.NODE:
+            return self._strike_node(fault, kind, now_s, world)
         targets = self._targets(fault, world)
-        why = why or self._rank_refusal(fault, targets, world)
+        why = why or self._rank_refusal(fault, kind, targets, world)
         if why is not None:
             return _suppressed(fault, now_s, why)
         members = tuple(target.member for target in targets)
         self._opened(fault, members, now_s)
-        return Action(FaultReported(fault, "executed", now_s, members), tuple(_operation(fault, t.process) for t in targets))
+        return Action(FaultReported(fault, "executed", now_s, members), tuple(operation(fault, START, process=t.process) for t in targets))
 
-    def _common_refusal(self, fault: Fault, world: ChaosView) -> str | None:
-        if fault.kind not in EXECUTABLE:
-            return f"{fault.kind} has no operation yet"
+    def _common_refusal(self, fault: Fault, kind: FaultKind, world: ChaosView) -> str | None:
+        if kind.performer is None:
+            return f"{fault.kind} has no operation yet: {kind.why_not}"
         if self._paused and fault.component != BY_HAND:
             return "chaos was stopped by an operator"
         return None if world.running else "the run does not train yet"
 
-    def _rank_refusal(self, fault: Fault, targets: list[Occupant], world: ChaosView) -> str | None:
+    def _rank_refusal(self, fault: Fault, kind: FaultKind, targets: list[Occupant], world: ChaosView) -> str | None:
         where = f"slot {fault.slot}" if fault.slot is not None else f"node {fault.node}"
         if not targets:
             return f"{where} has no live process"
-        held = {member for opened in self._open.values() for member in opened.members if opened.fault.kind in (*HANGS, "slow")}
-        if fault.kind != "kill_rank" and any(target.member in held for target in targets):
+        held = {member for opened in self._open.values() for member in opened.members if kind_of(opened.fault.kind).lasts}
+        if Cost.DEATH not in kind.may_cost and any(target.member in held for target in targets):
             return f"{where} is already stopped or slowed"
-        if inside.holds_wrong(fault) and self._sharded:
+        wrong = Cost.WRONG in kind.may_cost
+        if wrong and self._sharded:
             return "optimizer state is sharded: a majority could not say which rank is wrong, and the run would end"
-        if inside.holds_wrong(fault) and sum(o.in_view and o.member not in self._gone for o in world.slots.values()) < inside.WITNESSES:
-            return f"fewer than {inside.WITNESSES} ranks train: there would be no majority to say which one is wrong"
-        return self._too_few(targets, world) if _takes_ranks(fault) else None
+        if wrong and sum(o.in_view and o.member not in self._gone for o in world.slots.values()) < WITNESSES:
+            return f"fewer than {WITNESSES} ranks train: there would be no majority to say which one is wrong"
+        return self._too_few(targets, world) if kind.takes_ranks else None
 
-    def _strike_node(self, fault: Fault, now_s: float, world: ChaosView) -> Action:
+    def _strike_node(self, fault: Fault, kind: FaultKind, now_s: float, world: ChaosView) -> Action:
         index = self._node(fault.node, world)
         if index is None:
             return _suppressed(fault, now_s, f"node {fault.node} is not there")
         targets = [world.slots[slot] for slot in world.nodes[index] if slot in world.slots]
-        if self._down >= self._max_nodes_down:
-            why: str | None = f"{self._down} lost node is not back yet: there is no room for the ranks of another"
-        elif len(world.nodes) <= 1:
-            why = "it is the last node"
-        else:
-            why = self._too_few(targets, world)
+        why = self._no_room(world) if Cost.NODE in kind.may_cost else None
+        why = why or (self._too_few(targets, world) if kind.takes_ranks else None)
         if why is not None:
             return _suppressed(fault, now_s, why)
         members = tuple(target.member for target in targets)
-        self._opened(fault, members, now_s)
-        return Action(FaultReported(fault, "executed", now_s, members), (LoseNode(index),))
+        self._opened(fault, members, now_s, index)
+        return Action(FaultReported(fault, "executed", now_s, members), (operation(fault, START, node=index),))
+
+    def _no_room(self, world: ChaosView) -> str | None:
+        if self._down >= self._max_nodes_down:
+            return f"{self._down} lost node is not back yet: there is no room for the ranks of another"
+        return "it is the last node" if len(world.nodes) <= 1 else None
 
     def _too_few(self, targets: list[Occupant], world: ChaosView) -> str | None:
         hit = {target.member for target in targets if target.in_view} - self._gone
@@ -268,7 +223,7 @@ class Conductor:
 
     def _dead(self, member: Member) -> bool:
         """Struck dead already, though the view may not show it yet. (A hung one is gone from training, but its process is there.)"""
-        hung = {m for opened in self._open.values() if opened.fault.kind in HANGS for m in opened.members}
+        hung = {m for opened in self._open.values() if _stands_still(opened.fault) for m in opened.members}
         return member in self._gone and member not in hung
 
     # ---- nodes -------------------------------------------------------------------------------------------------------------------------
@@ -290,86 +245,66 @@ class Conductor:
 
     # ---- heal --------------------------------------------------------------------------------------------------------------------------
 
-    def _opened(self, fault: Fault, members: tuple[Member, ...], at_s: float) -> None:
-        if _takes_ranks(fault):
+    def _opened(self, fault: Fault, members: tuple[Member, ...], at_s: float, node: int | None = None) -> None:
+        kind = drawn(fault)
+        if kind.takes_ranks:
             self._gone.update(members)
-        if fault.kind == "lose_node":
-            self._down += 1
-        if fault.kind in ("hang", "slow"):
-            self._open[fault.id] = _Open(fault, members, at_s + fault.duration_s)
-        elif fault.kind in inside.INSIDE:
-            self._open[fault.id] = _Open(fault, members, at_s + inside.lasts_s(fault))
-        elif fault.kind == "lose_node" and self._repair_s is not None:
-            self._open[fault.id] = _Open(fault, members, at_s + self._repair_s)
+        self._down += Cost.NODE in kind.may_cost
+        length_s = self._length_s(fault, kind.heal)
+        if length_s is not None:
+            self._open[fault.id] = _Open(fault, members, at_s + length_s, node)
+
+    def _length_s(self, fault: Fault, heal: Heal) -> float | None:
+        """After that long it is healed; None: never."""
+        lengths = {Heal.REPAIR: self._repair_s, Heal.FOUND: max(fault.duration_s, KNOWN_S), Heal.NEVER: None}
+        return lengths.get(heal, fault.duration_s)
 
     def _closed(self, fault: Fault) -> None:
         opened = self._open.pop(fault.id, None)
-        if opened is not None and fault.kind == "lose_node":
-            self._down -= 1
-        if opened is not None and fault.kind in HANGS:
+        if opened is not None:
+            self._down -= Cost.NODE in kind_of(fault.kind).may_cost
+        if opened is not None and _stands_still(fault):
             self._gone.difference_update(opened.members)
 
     def _forget(self, report: FaultReported) -> None:
         """The world refused the fault: it did not happen."""
         self._gone.difference_update(report.members)
         self._open.pop(report.fault.id, None)
-        if report.fault.kind == "lose_node":
-            self._down -= 1
+        self._down -= Cost.NODE in kind_of(report.fault.kind).may_cost
 
-    def _heal(self, opened: _Open, now_s: float, world: ChaosView, *, add_nodes: bool = True) -> Action:
-        fault = opened.fault
+    def _heal(self, opened: _Open, now_s: float, world: ChaosView, *, over: bool = False) -> Action:
+        fault, kind = opened.fault, drawn(opened.fault)
         self._closed(fault)
-        if fault.kind == "lose_node":
-            report = FaultReported(fault, "healed", now_s, opened.members, "" if add_nodes else "the run ended before the node was back")
-            return Action(report, (AddNode(),) if add_nodes else ())
+        if kind.unit is Place.NODE:
+            return self._heal_node(opened, kind, now_s, over)
         present = {o.member: o.process for o in world.slots.values()}
         alive = [present[member] for member in opened.members if member in present]
         detail = "" if alive else "its process was replaced meanwhile"
-        operations: tuple[Operation, ...] = ()
-        if fault.kind in inside.INSIDE:
-            operations = tuple(Spoil(process, "heal") for process in alive) if fault.kind in HANGS else ()
-        elif fault.kind == "hang" or now_s < opened.until_s:
-            operations = tuple(Resume(process) for process in alive)
+        needed = kind.heal is Heal.AFTER or (kind.heal is Heal.ITSELF and now_s < opened.until_s)
+        operations = tuple(operation(fault, HEAL, process=process) for process in alive) if needed else ()
         return Action(FaultReported(fault, "healed", now_s, opened.members, detail), operations)
 
+    def _heal_node(self, opened: _Open, kind: FaultKind, now_s: float, over: bool) -> Action:
+        """A node that is lost comes back, unless the run is over."""
+        left = over and kind.heal is Heal.REPAIR
+        report = FaultReported(opened.fault, "healed", now_s, opened.members, "the run ended before the node was back" if left else "")
+        needed = kind.heal in (Heal.REPAIR, Heal.AFTER) and not left
+        return Action(report, (operation(opened.fault, HEAL, node=opened.node),) if needed else ())
 
-def _takes_ranks(fault: Fault) -> bool:
-    """Whether its ranks are as good as lost: all but what is only slower, or is wrong for a moment and computed again."""
-    return fault.kind in HANGS or inside.holds_wrong(fault) or fault.kind not in (*inside.INSIDE, "slow")
+
+def _stands_still(fault: Fault) -> bool:
+    return Cost.STILL in kind_of(fault.kind).may_cost
 
 
 def _suppressed(fault: Fault, now_s: float, why: str) -> Action:
     return Action(FaultReported(fault, "suppressed", now_s, (), why))
 
 
-def _operation(fault: Fault, process: Process) -> Operation:
-    if fault.kind == "kill_rank":
-        return Kill(process)
-    if fault.kind in inside.INSIDE:
-        return Spoil(process, inside.operation_of(fault), crc32(fault.id.encode()), fault.duration_s)
-    return Stop(process) if fault.kind == "hang" else Slow(process, fault.severity, fault.duration_s)
+def conduct(
+    conductor: Conductor, actions: Iterable[Action], now_s: float, operate: Callable[[Operation], str | None]
+) -> list[FaultReported]:
+    """Perform ``actions`` one after the other; the events to send. ``operate`` does one operation, and says why not, if not.
 
-
-def perform(operation: Operation, processes: ProcessPort, nodes: NodePort) -> str | None:
-    """Do it, through the ports. Returns why it was refused, or None."""
-    match operation:
-        case Kill(process):
-            return processes.kill(process)
-        case Stop(process):
-            return processes.stop(process)
-        case Resume(process):
-            return processes.resume(process)
-        case Slow(process, severity, duration_s):
-            return processes.slow(process, severity, duration_s)
-        case Spoil(process, what, seed, duration_s):
-            return processes.spoil(process, what, seed, duration_s)
-        case LoseNode(index):
-            return nodes.lose(index)
-        case AddNode():
-            nodes.add()
-            return None
-
-
-def conduct(conductor: Conductor, actions: Iterable[Action], now_s: float, processes: ProcessPort, nodes: NodePort) -> list[FaultReported]:
-    """Perform ``actions`` one after the other; the events to send. For worlds whose ports answer at once."""
-    return [conductor.outcome(a, [perform(operation, processes, nodes) for operation in a.operations], now_s) for a in actions]
+    For worlds whose time stands still meanwhile.
+    """
+    return [conductor.outcome(action, [operate(order) for order in action.operations], now_s) for action in actions]

@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from chaos.catalogue import EXECUTABLE, NODE_KINDS
-from chaos.conductor import BY_HAND, Conductor
+from chaos.conductor import Conductor
 from fleet.errors import ConfigError
 from fleet.events import FaultReported
+from fleet.fault_kinds import BY_HAND, DURATION, EXECUTABLE, KINDS, PARAMETERS, SEVERITY, Place
 from fleet.types import Fault
 
-LONGEST_S = 600.0
 MOST_WAITING = 32
 
 
@@ -67,18 +66,20 @@ class ChaosControls:
         self._running = False
         return "no planned fault strikes until chaos is started again"
 
-    def strike(self, kind: str, slot: int | None = None, node: int | None = None, duration_s: float = 5.0, severity: float = 2.0) -> str:
+    def strike(
+        self, kind: str, slot: int | None = None, node: int | None = None, duration_s: float = DURATION.default,
+        severity: float = SEVERITY.default,
+    ) -> str:  # fmt: skip
         """One fault, as soon as may be; returns its id. Raises ConfigError when it cannot be."""
         if kind not in EXECUTABLE:
             raise ConfigError("kind", kind, "is no fault that can be carried out", f"Choose one of {', '.join(EXECUTABLE)}.")
-        on_node = kind in NODE_KINDS
+        on_node = _place(kind) is Place.NODE
         name, place, count = ("node", node, self._nodes) if on_node else ("slot", slot, self._slots)
         if place is None or not 0 <= place < count:
             raise ConfigError(name, place, f"{kind} strikes a {name}, of which there are 0 to {count - 1}")
-        if not (math.isfinite(duration_s) and 0 < duration_s <= LONGEST_S):
-            raise ConfigError("duration_s", duration_s, f"must be above 0 and at most {LONGEST_S:g} s")
-        if not (math.isfinite(severity) and 1 <= severity <= 100):
-            raise ConfigError("severity", severity, "1 is full speed, 2 half of it", "Set it between 1 and 100.")
+        for parameter, value in zip(PARAMETERS, (duration_s, severity), strict=True):
+            if not parameter.holds(value):
+                raise ConfigError(parameter.name, value, f"{parameter.meaning}: must be {parameter.bounds}")
         name = f"by-hand-{next(self._numbers)}"
         self._give(Strike(Fault(name, 0.0, BY_HAND, kind, None if on_node else place, place if on_node else None, duration_s, severity)))
         return name
@@ -109,7 +110,14 @@ class ChaosControls:
 
     def status(self) -> dict[str, Any]:
         """What a page shows: whether chaos strikes, and what may be ordered."""
-        return {"running": self._running, "ended": self._ended, "kinds": list(EXECUTABLE), "slots": self._slots, "nodes": self._nodes}
+        places = {kind: "node" if _place(kind) is Place.NODE else "slot" for kind in EXECUTABLE}
+        return {"running": self._running, "ended": self._ended, "kinds": list(EXECUTABLE), "places": places, "slots": self._slots,
+                "nodes": self._nodes}  # fmt: skip
+
+
+def _place(kind: str) -> Place:
+    """What an order has to name for it."""
+    return KINDS[kind].strikes[0]
 
 
 def obey(orders: Iterable[Order], conductor: Conductor, now_s: float, storm: Callable[[], tuple[Fault, ...]]) -> list[FaultReported]:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from fleet.fault_kinds import HEAL, START, Acts, Operation, perform
 from fleet.proc import start_ticks
 from fleet.types import Process
 
@@ -34,6 +35,10 @@ class LocalProcesses:
         self._cycles: dict[Process, _DutyCycle] = {}
         self._stopped: set[Process] = set()
         atexit.register(self.close)
+
+    def operate(self, order: Operation) -> str | None:
+        """Carry it out, as ``ACTS`` says."""
+        return perform(ACTS, self, order)
 
     def kill(self, process: Process) -> str | None:
         """SIGKILL, which ends a stopped process too."""
@@ -67,10 +72,6 @@ class LocalProcesses:
             self._cycles = {other: running for other, running in self._cycles.items() if running.alive}
             self._cycles[process] = cycle
         return None
-
-    def spoil(self, process: Process, what: str, seed: int, duration_s: float) -> str | None:
-        """Refused: only the agent of its node has a line into a process."""
-        return f"{what} of process {process.pid}: no signal does that; its node's agent has to tell it"
 
     def close(self) -> None:
         """End all slowdowns and let all stopped processes go on. May be called again."""
@@ -109,6 +110,16 @@ class LocalProcesses:
             os.close(pidfd)
             raise
         return pidfd
+
+
+ACTS: Acts = {
+    ("kill_rank", START): lambda processes, order: processes.kill(order.process),
+    ("hang", START): lambda processes, order: processes.stop(order.process),
+    ("hang", HEAL): lambda processes, order: processes.resume(order.process),
+    ("slow", START): lambda processes, order: processes.slow(order.process, order.severity, order.duration_s),
+    ("slow", HEAL): lambda processes, order: processes.resume(order.process),
+}
+"""What the agent of a node does."""
 
 
 class _DutyCycle:

@@ -9,11 +9,17 @@ from dataclasses import dataclass
 from chaos.arrivals import check_law, load_trace, plan
 from chaos.catalogue import Catalogue, Topology, check_kinds, load_catalogue
 from fleet.errors import ConfigError
+from fleet.fault_kinds import SEVERITY, TABLE
 from fleet.settings import setting
 from fleet.types import Fault
 
 LEAST_STEPS_BETWEEN_FAULTS = 2.0
 """With a fault in nearly every step nothing commits, and the run measures only its own recovery."""
+
+
+STORM_KINDS = "+".join(kind.name for kind in TABLE if kind.in_storm)
+STORM = f"mtbf=12s,duration=150s,quiet_start=3s,kinds={STORM_KINDS},lasts=6s,repair=15s"
+"""What ``--chaos storm`` stands for: the Llama 3 fleet's mix of faults, one every 12 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +54,8 @@ class ChaosSettings:
                 raise ConfigError(f"chaos.{name}", value, "must be greater than 0", "Use --chaos off for no faults.")
         if not 0 <= self.quiet_start_s < self.duration_s:
             raise ConfigError("chaos.quiet_start_s", self.quiet_start_s, f"must lie between 0 and duration_s = {self.duration_s:g}")
-        if self.severity is not None and not 1 <= self.severity < math.inf:
-            raise ConfigError("chaos.severity", self.severity, "1 is full speed, 2 half of it", "Set it to 1 or more.")
+        if self.severity is not None and not SEVERITY.holds(self.severity):
+            raise ConfigError("chaos.severity", self.severity, f"{SEVERITY.meaning}: must be {SEVERITY.bounds}")
         self._check_source()
         self._check_rate()
 
@@ -123,7 +129,7 @@ _KEYS: dict[str, tuple[str, Callable[[str], object], str]] = {
     "quiet_start": ("quiet_start_s", seconds, "a time such as 5s"),
     "law": ("law", str, "exponential or weibull"),
     "shape": ("shape", float, "a number"),
-    "kinds": ("kinds", lambda text: tuple(text.split("+")), "kinds joined by +"),
+    "kinds": ("kinds", lambda text: tuple(text.split("+")), "kinds of fault, joined by +"),
     "lasts": ("mean_duration_s", seconds, "a time such as 20s"),
     "severity": ("severity", float, "a number"),
     "repair": ("repair_s", _repair, "a time such as 30s, or never"),
@@ -134,13 +140,14 @@ _KEYS: dict[str, tuple[str, Callable[[str], object], str]] = {
 
 
 def parse_chaos(text: str) -> ChaosSettings:
-    """``off``, or ``key=value,...``, such as ``mtbf=15s,fleet=16384,kinds=kill_rank+lose_node,law=weibull``, or ``trace=faults.csv``.
+    """``off``, ``storm``, or ``key=value,...``, such as ``mtbf=15s,kinds=kill_rank+lose_node,law=weibull``, or ``trace=faults.csv``.
 
     Raises:
         ConfigError: a key is unknown or doubled, a value is not what the key takes, or the settings contradict each other.
     """
     if text.strip() in ("", "off"):
         return ChaosSettings()
+    text = STORM if text.strip() == "storm" else text
     values: dict[str, object] = {}
     for item in text.split(","):
         key, equals, value = (part.strip() for part in item.partition("="))

@@ -15,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from fleet.fault_kinds import EXECUTABLE
 from fleet.ledger_slots import STEP_KINDS
 from fleet.ledger_summary import COST_NAMES, LedgerSummary
 from fleet.prediction import predict
@@ -26,11 +27,6 @@ MAX_MEASUREMENTS = 64
 CHECKPOINT_PHASES = ("requested", "durable", "failed", "skipped")
 RARE_DECISIONS = [("corruption", action) for action in ("evict", "stop", "go_back", "begin_anew")]
 """Series that alerts watch exist from the start: an increase from nothing to 1 would not be seen."""
-FAULT_KINDS = (
-    "kill_rank", "lose_node", "hang", "slow", "flip_weight", "flip_optimizer", "flip_gradient", "flip_activation", "nan", "hang_loop",
-    "hold_gil", "silent_corruption",
-)  # fmt: skip
-"""Kinds that chaos can carry out, ordered ones included: each one's ``executed`` exists from the start, as Grafana marks its increase."""
 Samples = Iterable[tuple[tuple[str, ...], float]]
 
 
@@ -104,7 +100,8 @@ def _bounds(summary: LedgerSummary) -> Samples:
 
 
 def _faults(summary: LedgerSummary) -> Samples:
-    return list((dict.fromkeys(((kind, "executed") for kind in FAULT_KINDS), 0) | dict(summary.faults_by_kind_phase)).items())
+    """Each kind's ``executed`` exists from the start, as Grafana marks its increase."""
+    return list((dict.fromkeys(((kind, "executed") for kind in EXECUTABLE), 0) | dict(summary.faults_by_kind_phase)).items())
 
 
 METRICS = (

@@ -6,6 +6,8 @@ import functools
 import operator
 from typing import Any
 
+from fleet.fault_kinds import EXECUTABLE, PARAMETERS, Parameter
+
 NAME = {"name": "run", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
 JSON = "application/json"
 
@@ -36,13 +38,23 @@ def _number(name: str, place: str, most: int) -> dict[str, Any]:
     return {"name": name, "in": place, "required": place == "path", "schema": {"type": "integer", "minimum": 0, "maximum": most}}
 
 
+def _bounded(parameter: Parameter) -> dict[str, Any]:
+    low = {"minimum": parameter.least} if parameter.least is not None else {"exclusiveMinimum": parameter.above}
+    return {"type": "number", **low, "maximum": parameter.most, "default": parameter.default, "description": parameter.meaning}
+
+
 CHAOS = {
     "type": "object",
-    "required": ["running", "ended", "kinds", "slots", "nodes"],
+    "required": ["running", "ended", "kinds", "places", "slots", "nodes"],
     "properties": {
         "running": {"type": "boolean"},
         "ended": {"type": "boolean"},
-        "kinds": {"type": "array", "items": {"type": "string"}},
+        "kinds": {"type": "array", "items": {"type": "string", "enum": list(EXECUTABLE)}},
+        "places": {
+            "type": "object",
+            "additionalProperties": {"type": "string", "enum": ["slot", "node"]},
+            "description": "What an order of each kind has to name.",
+        },
         "slots": {"type": "integer"},
         "nodes": {"type": "integer"},
         "may": {"type": "boolean"},
@@ -55,11 +67,10 @@ ORDER = {
     "additionalProperties": False,
     "properties": {
         "action": {"type": "string", "enum": ["start", "stop", "strike"]},
-        "kind": {"type": "string", "enum": ["kill_rank", "lose_node", "hang", "slow"]},
+        "kind": {"type": "string", "enum": list(EXECUTABLE)},
         "slot": {"type": "integer", "minimum": 0},
         "node": {"type": "integer", "minimum": 0},
-        "duration_s": {"type": "number", "exclusiveMinimum": 0, "maximum": 600},
-        "severity": {"type": "number", "minimum": 1, "maximum": 100},
+        **{parameter.name: _bounded(parameter) for parameter in PARAMETERS},
     },
 }
 JOB = {

@@ -28,6 +28,7 @@ from dashboards.logs import log_files, log_piece
 from dashboards.neighbours import Gone, Neighbours
 from dashboards.openapi import openapi
 from fleet.errors import ConfigError
+from fleet.fault_kinds import PARAMETERS
 from fleet.urgency import give_way
 
 log = logging.getLogger("fleet.dashboards")
@@ -354,7 +355,7 @@ class WatchServer:
 
     async def _chaos_status(self, request: web.Request) -> web.StreamResponse:
         port = await self._port_of(request)
-        status = {"running": False, "ended": True, "kinds": [], "slots": 0, "nodes": 0}
+        status = {"running": False, "ended": True, "kinds": [], "places": {}, "slots": 0, "nodes": 0}
         if port is not None:
             with contextlib.suppress(Gone):  # then it takes no orders, as is said
                 status = await asyncio.to_thread(port.status)
@@ -460,6 +461,9 @@ def check_fields(asked: Mapping[str, Any], fields: Mapping[str, tuple[type, ...]
             raise ConfigError(name, str(value)[:80], f"is not of type {fields[name][-1].__name__}")
 
 
+DEFAULTS = tuple((parameter.name, parameter.default) for parameter in PARAMETERS)
+
+
 def _order(port: ChaosPort, asked: Mapping[str, Any]) -> str:
     """Carry out a checked order. Raises ConfigError."""
     check_fields(asked, FIELDS, "an order")
@@ -469,7 +473,7 @@ def _order(port: ChaosPort, asked: Mapping[str, Any]) -> str:
         case "stop":
             return port.stop()
         case "strike":
-            number = {name: _number(asked, name, default) for name, default in (("duration_s", 5.0), ("severity", 2.0))}
+            number = {name: _number(asked, name, default) for name, default in DEFAULTS}
             return port.strike(asked.get("kind", ""), asked.get("slot"), asked.get("node"), number["duration_s"], number["severity"])
         case other:
             raise ConfigError("action", str(other)[:80], "is no order", "Choose one of start, stop, strike.")

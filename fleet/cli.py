@@ -41,6 +41,7 @@ from fleet import (
 from fleet.cli_config import RUNS, Storage, option
 from fleet.clock import unix_time_s
 from fleet.errors import ConfigError, FleetError
+from fleet.exit_codes import Exit
 from fleet.records import COMPLETED, UNSAVED
 
 if TYPE_CHECKING:
@@ -55,8 +56,6 @@ if TYPE_CHECKING:
 app = typer.Typer(name="fleet", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 console = cli_print.Terminal(stderr=True)
 CHECKPOINT = "Interval policy: exact, daly, young, seconds, or package.module:Class."
-NOT_SAVED, UNMET = 3, 4
-"""Exit codes: all steps are committed, but the final checkpoint could not be kept; or what ``--expect`` says is not so."""
 cli_plan.register(app)
 cli_simulate.register(app)
 cli_diagnose.register(app)
@@ -231,7 +230,7 @@ class Show:
 
 
 def _execute(plan: RunPlan, twin: bool, twin_world: int, show: Show, expected: Sequence[Expectation]) -> int:
-    from fleet import expects, plans, policy_choice, recipes
+    from fleet import checkers, expects, plans, policy_choice, recipes
     from storage.trial import Trial, check_folder
 
     root = plan.folder.parent
@@ -255,7 +254,7 @@ def _execute(plan: RunPlan, twin: bool, twin_world: int, show: Show, expected: S
     unmet = expects.unmet(expected, data)
     for line in unmet:
         console.print(line, style="red", markup=False)
-    return _exit_code(result, verdict) or (UNMET if unmet else 0)
+    return _exit_code(result, verdict) or (Exit.VIOLATED if checkers.violated(data["checks"]) else Exit.UNMET if unmet else Exit.DONE)
 
 
 def _one_run(live: LiveRun, server: Watch | None, verbose: bool) -> RunResult:
@@ -307,12 +306,15 @@ def _stopped_by_signals(live: LiveRun) -> Iterator[None]:
 
 def _exit_code(result: RunResult, verdict: dict[str, Any] | None) -> int:
     if result.status == "failed" or (verdict is not None and not verdict["equal"]):
-        return 1
-    return {COMPLETED: 0, UNSAVED: NOT_SAVED}.get(result.status, 130)
+        return Exit.FAILED
+    return {COMPLETED: Exit.DONE, UNSAVED: Exit.NOT_SAVED}.get(result.status, Exit.STOPPED)
 
 
 def _data(report: Report, damage: str, twin: dict[str, Any] | None) -> dict[str, Any]:
-    return report.to_dict() | {"damage": damage} | ({"twin": twin} if twin is not None else {})
+    from fleet import checkers
+
+    data = report.to_dict() | {"damage": damage}
+    return data | {"twin": twin, "checks": checkers.with_twin(data["checks"], twin["equal"])} if twin is not None else data
 
 
 def _emit(data: dict[str, Any], report: Report, json_: str, html: str) -> None:
@@ -379,7 +381,7 @@ def main() -> None:
         app(standalone_mode=True)
     except FleetError as error:
         console.print(Text.assemble(("fleet: ", "red bold"), str(error)))
-        sys.exit(2 if isinstance(error, ConfigError) else 1)
+        sys.exit(Exit.REFUSED if isinstance(error, ConfigError) else Exit.FAILED)
     except BrokenPipeError:  # whoever read has gone
         cli_print.leave_to_nobody(sys.stdout.fileno())
         sys.exit(0)

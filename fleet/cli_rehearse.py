@@ -17,6 +17,7 @@ import typer
 
 from fleet.cli_config import KEYS, RUNS, option_of
 from fleet.cli_json import Json, JsonCommand, write_json
+from fleet.exit_codes import Exit
 
 if TYPE_CHECKING:
     from chaos.settings import ChaosSettings
@@ -60,6 +61,7 @@ def rehearse(
 ) -> None:
     """Run a scale model of a fleet under faults, with the prediction written down before the first of them."""
     from fleet import plans, recipes
+    from fleet.checkers import VIOLATED
     from fleet.rehearsal import Rehearsal, target_of
 
     check(faults, minutes, mtbf_s, world, losses)
@@ -79,6 +81,8 @@ def rehearse(
         Path(html).write_text(render_rehearsal(found.to_dict(), rows(found), reasons(found), spans(found)))
     if json_ != "-":
         _show(found, folder)
+    if any(one.verdict == VIOLATED for one in found.measured.checks):
+        raise typer.Exit(Exit.VIOLATED)
 
 
 def check(faults: int, minutes: float, mtbf_s: float, world: int, losses: int) -> None:
@@ -234,4 +238,6 @@ def _show(found: Rehearsal, folder: Path) -> None:
     out.print(groups)
     for sentence in reasons(found):
         out.print(sentence)
+    for one in found.measured.checks:
+        out.print(f"{one.verdict} {one.check}: {one.reason}", markup=False)
     out.print(f"[dim]the prediction was frozen before the first fault: {folder / 'prediction.json'}, seal {found.prediction.seal[:16]}[/]")

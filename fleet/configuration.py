@@ -13,7 +13,6 @@ from typing import Any
 from chaos.settings import ChaosSettings, parse_chaos
 from fleet.config import RunSettings
 from fleet.errors import ConfigError
-from fleet.plans import STORM
 from fleet.policy_choice import PORTS, completed, declare_alike, own_keys
 from fleet.settings import Key, build, flat, from_text, keys, merged, shown, values_of
 from policies.lemons import Lemons
@@ -105,7 +104,7 @@ def _check_version(version: object) -> None:
 
 def chaos_of(text: str) -> dict[str, Any]:
     """All settings of chaos, as the text form has them: ``off``, ``storm``, or ``mtbf=15s,...``. It takes the place of what was before."""
-    return values_of(parse_chaos(STORM if text.strip() == "storm" else text), "chaos.")
+    return values_of(parse_chaos(text), "chaos.")
 
 
 # ---- written out -------------------------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fleet.checkers import UNKNOWN, violated
 from fleet.ledger_report import duration
 from fleet.ledger_summary import STEP_NAMES
 from fleet.records import COMPLETED, UNSAVED
@@ -34,7 +35,12 @@ class Context:
 
 def ending(data: Mapping[str, Any], context: Context) -> list[tuple[str, str]]:
     """(head, words) of each line. ``data`` is the report's JSON, with ``twin`` where one has run."""
-    lines = [("run", _happened(data)), ("goodput", _goodput(data)), ("lost", _lost(data)), ("faults", _faults(data, context))]
+    lines = [
+        ("run", _happened(data)),
+        ("goodput", _goodput(data)),
+        ("lost", _lost(data)),
+        ("faults", _faults(data, context) + _checks(data)),
+    ]
     lines.append(("saved", _saved(data, context)))
     if (twin := data.get("twin")) is not None:
         lines.append(("twin", _twin(twin)))
@@ -83,6 +89,15 @@ def _faults(data: Mapping[str, Any], context: Context) -> str:
 def _trained(data: Mapping[str, Any]) -> str:
     """How long it trained, as far as is known."""
     return f", and the run was over after {duration(data['trained_s'])}" if data.get("trained_s") is not None else ""
+
+
+def _checks(data: Mapping[str, Any]) -> str:
+    """Those that do not hold, with the reason; else how many do, where a fault struck."""
+    checks = data["checks"]
+    wrong = [f"; VIOLATED {one['check']}: {one['reason']}" for one in violated(checks)]
+    unknown = sum(one["verdict"] == UNKNOWN for one in checks)
+    count = f"; {len(checks) - unknown} checks ok" + (f", {unknown} unknown" if unknown else "")
+    return "".join(wrong) or (count if data["counts"]["executed"] else "")
 
 
 def _saved(data: Mapping[str, Any], context: Context) -> str:

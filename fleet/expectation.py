@@ -13,6 +13,7 @@ from statistics import NormalDist
 from typing import Any
 
 from fleet.config import RunSettings, recovery_named
+from fleet.fault_kinds import Cost, kind_of
 from fleet.types import Fault
 
 STALL_S = 0.25
@@ -101,15 +102,17 @@ class Terms:
 
     def _cost(self, fault: Fault, duration_s: float) -> float:
         world, left_s = self.world, max(0.0, duration_s - fault.at_s)
-        if fault.kind == "slow":
+        kind = kind_of(fault.kind)
+        if Cost.SLOW in kind.may_cost:
             return world * min(fault.duration_s, left_s) * (1.0 - 1.0 / fault.severity)
-        if fault.kind not in ("kill_rank", "lose_node", "hang"):
-            return 0.0  # suppressed: it has no operation
-        ranks = math.ceil(world / self.nodes) if fault.kind == "lose_node" else 1
-        noticed_s = min(fault.duration_s, self.progress_s) if fault.kind == "hang" else 0.0
+        if not kind.takes_ranks:
+            return 0.0  # it has no operation, or costs a shard
+        stands_still, takes_node = Cost.STILL in kind.may_cost, Cost.NODE in kind.may_cost
+        ranks = math.ceil(world / self.nodes) if takes_node else 1
+        noticed_s = min(fault.duration_s, self.progress_s) if stands_still else 0.0
         if self.recovery == "restart":
             return world * min(noticed_s + RESTART_S, left_s)
-        empty_s = max(REFILL_S, self.repair_s) if fault.kind == "lose_node" else REFILL_S if fault.kind == "kill_rank" else 0.0
+        empty_s = max(REFILL_S, self.repair_s) if takes_node else 0.0 if stands_still else REFILL_S
         return world * min(noticed_s + STALL_S, left_s) + max(0, ranks - self.spares) * min(empty_s, left_s)
 
 

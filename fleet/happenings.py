@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from fleet.causes import ProcessEnded
+from fleet.fault_kinds import kind_of
 from fleet.ledger_report import duration
 from fleet.levels import STORE
 from fleet.rank_logs import named
@@ -29,7 +30,6 @@ from fleet.types import Fault, Member
 PATIENCE_S = 2.0
 """A loss waits that long for the word that the fault which explains it was carried out, or for how its process ended."""
 BAD, STRUCK, GOOD, QUIET = "red", "yellow", "green", "dim"
-BY_SIGNAL = {"kill_rank": "killed (SIGKILL)", "lose_node": "killed (SIGKILL) with its node"}
 COSTLY = {
     "corruption": ("evict", "recompute", "stop", "go_back", "begin_anew"),
     "straggler": ("rebalance", "promote", "evict"),
@@ -182,7 +182,7 @@ class Teller:
         if record.fault is None:
             return f"rank {named(record.member)} is lost{where}: {record.cause}"
         fault = self._faults.get(record.fault)
-        how = BY_SIGNAL.get(fault.kind) if fault is not None else None
+        how = kind_of(fault.kind).ends if fault is not None else ""
         return f"rank {named(record.member)} is lost{where}: {how or record.cause} by fault {record.fault}"
 
     def _of_checkpoint(self, record: CheckpointRecord) -> Iterator[tuple[str, str, str]]:
@@ -197,10 +197,5 @@ def operation(fault: Fault, members: tuple[Member, ...]) -> str:
     """What was done, to whom: ``SIGSTOP to rank 1 for 6.0 s (gpu)``."""
     ranks = f"rank{'s' if len(members) > 1 else ''} {', '.join(map(named, members)) or 'of nobody'}"
     lasts = f" for {duration(fault.duration_s)}" if fault.duration_s else ""
-    words = {
-        "kill_rank": f"SIGKILL to {ranks}",
-        "lose_node": f"SIGKILL to all of node {fault.node}, {ranks}",
-        "hang": f"SIGSTOP to {ranks}{lasts}",
-        "slow": f"{ranks} at 1/{fault.severity:g} of its speed{lasts}",
-    }
-    return f"{words.get(fault.kind, f'{fault.kind} in {ranks}{lasts}')} ({fault.component})"
+    told = kind_of(fault.kind).told.format(kind=fault.kind, ranks=ranks, node=fault.node, lasts=lasts, severity=fault.severity)
+    return f"{told} ({fault.component})"

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from fleet.causes import EndWhy, Rule
 from fleet.codec import Codec
+from fleet.fault_kinds import Operation
 from fleet.records import EndStatus, Record
 from fleet.types import Member, Part, Process, StateId, View
 
@@ -148,16 +149,6 @@ class Inspect:
 
 
 @dataclass(frozen=True, slots=True)
-class Spoil:
-    """Chaos, to the process of ``token``: do ``what`` to yourself (see ``actors.rank.saboteur``); ``heal`` ends what lasts."""
-
-    token: str
-    what: str
-    seed: int
-    duration_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class Write:
     """Append to the journal. Written before any instruction that follows it in the same list is performed."""
 
@@ -177,6 +168,6 @@ class EndRun:
 
 Instruction = (
     Welcome | Park | Publish | Propose | Cancel | SaveCheckpoint | CommitCheckpoint | Conclude | OnceAnswer | Release | Fence | Evict
-    | Inspect | Spoil | Write | EndRun
+    | Inspect | Operation | Write | EndRun
 )  # fmt: skip
 INSTRUCTIONS = Codec(Instruction.__args__)

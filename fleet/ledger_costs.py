@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from fleet.errors import LedgerError
+from fleet.fault_kinds import Cost, kind_of
 from fleet.ledger_slots import CODES, Charge
 from fleet.records import FaultRecord, LossExplained, ProcessLost, ViewPublished
 from fleet.types import Fault, Member, StateId
@@ -205,7 +206,7 @@ class CostBook:
 
     def _onset_us(self, loss: Loss) -> int:
         records = self.faults.get(loss.fault, []) if loss.fault else []
-        hung = [round(r.at_s * 1e6) for r in records if r.phase == "executed" and r.fault.kind == "hang"]
+        hung = [round(r.at_s * 1e6) for r in records if r.phase == "executed" and Cost.STILL in kind_of(r.fault.kind).may_cost]
         return min([loss.at_us, *hung])
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fleet.checkers import Judge
 from fleet.goodput import Ledger
 from fleet.ledger_summary import COST_NAMES, STEP_NAMES, Incident, LedgerSummary
 from fleet.ledger_timeline import Timeline
@@ -109,10 +110,12 @@ class History:
         self._decided: dict[str, dict[str, int]] = {}
         self._points: dict[str, list[list[float]]] = {}
         self._verdicts = Verdicts(most)
+        self.judge = Judge()
         self.pace = Pace()
 
     def add(self, record: Record) -> None:
         self._verdicts.apply(record)
+        self.judge.take(record)
         self.pace.add(record)
         match record:
             case ProcessLost():
@@ -171,7 +174,8 @@ def report_of(ledger: Ledger, history: History, summary: LedgerSummary) -> Repor
     verified = verification(ledger.started, summary.view_size, summary.median_step_s) if ledger.started else {}
     timeline, pace = ledger.closed_timeline() or Timeline(), history.pace
     total = getattr(history.data, "total_steps", 0) or None
-    return Report(summary, timeline, history.as_dict() | {"verification": verified}, list(pace.points), pace.step_s, total)
+    more = {"verification": verified, "checks": [dataclasses.asdict(one) for one in history.judge.judgements(summary)]}
+    return Report(summary, timeline, history.as_dict() | more, list(pace.points), pace.step_s, total)
 
 
 OURS = ("event", "view_changed")

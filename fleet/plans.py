@@ -26,9 +26,6 @@ from fleet.settings import read
 from policies.lemons import Lemons
 from storage.urls import without_credentials
 
-STORM = "mtbf=12s,duration=150s,quiet_start=3s,kinds=kill_rank+lose_node+hang+slow,lasts=6s,repair=15s"
-"""What ``--chaos storm`` stands for: the Llama 3 fleet's mix of faults, one every 12 s."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class RunPlan:

@@ -7,10 +7,11 @@ from typing import Protocol
 
 from fleet.config import CheckpointSettings, StragglerSettings
 from fleet.decisions import Decision
+from fleet.fault_kinds import Operation
 from fleet.instructions import CommitCheckpoint, Instruction
 from fleet.records import Record
 from fleet.slowness import Circumstances, Remedy, Timings
-from fleet.types import Copy, Formation, Loss, Member, Process, Ranges, Situation, StateId, Verdict
+from fleet.types import Copy, Formation, Loss, Member, Ranges, Situation, StateId, Verdict
 
 
 class JournalPort(Protocol):
@@ -42,22 +43,10 @@ class CheckpointPort(Protocol):
 
 
 class ProcessPort(Protocol):
-    """Signals to one node's processes. Each call refuses a process whose start time differs from the one named, and says so."""
+    """What can be done to one node's processes from outside. A process whose start time differs from the one named is refused."""
 
-    def kill(self, process: Process) -> str | None:
-        """SIGKILL. Returns why it was refused, or None when the signal was sent."""
-        ...
-
-    def stop(self, process: Process) -> str | None: ...
-
-    def resume(self, process: Process) -> str | None: ...
-
-    def slow(self, process: Process, severity: float, duration_s: float) -> str | None:
-        """Let the process run 1/severity of the time, by a duty cycle of stops, for ``duration_s``."""
-        ...
-
-    def spoil(self, process: Process, what: str, seed: int, duration_s: float) -> str | None:
-        """Have the process do ``what`` to itself: see ``chaos.inside``. ``heal`` ends what lasts."""
+    def operate(self, order: Operation) -> str | None:
+        """Carry it out. Returns why it was refused, or None when it was done."""
         ...
 
 

@@ -29,16 +29,19 @@ from actors.trainer import FitOutcome, fit
 from actors.worker import RankSpec, rank_main
 from chaos.arrivals import compression_for
 from chaos.catalogue import Topology, load_catalogue
-from chaos.conductor import JOB_WIDE, Action, ChaosView, Conductor, Occupant, perform
-from chaos.controls import ChaosControls, obey
+from chaos.conductor import JOB_WIDE, ChaosView, Conductor, Occupant
+from chaos.controls import ChaosControls
+from chaos.live import LiveChaos
+from chaos.nodes import ClusterNodes
 from chaos.processes import LocalProcesses
-from chaos.settings import parse_chaos
-from fleet.clock import unix_time_s
+from chaos.settings import ChaosSettings, parse_chaos
+from fleet.clock import MonotonicClock, unix_time_s
 from fleet.config import RunSettings
 from fleet.decisions import Decision
 from fleet.errors import RunFailed
 from fleet.events import FaultReported
 from fleet.expectation import REFILL_S
+from fleet.fault_kinds import Operation, Performer, kind_of
 from fleet.health import HOUR_S, histories
 from fleet.instructions import EndRun
 from fleet.journal import read_journal
@@ -48,12 +51,11 @@ from fleet.launch.ports import free_port
 from fleet.launch.provenance import code_of
 from fleet.laws.reliability import all_lost_rate_per_s
 from fleet.machine.core import FleetMachine
-from fleet.plans import STORM, RunPlan, RunResult, describe, store_url
+from fleet.plans import RunPlan, RunResult, describe, store_url
 from fleet.policy_choice import make, own_settings
 from fleet.ports import RecoveryPolicy
 from fleet.rank_logs import logs_of
 from fleet.records import VERSION, RunStarted
-from fleet.types import Fault
 from policies.delays import Delayed
 from policies.interval import CheckpointInterval, IntervalSettings, checkpoint_rate_per_s
 from policies.preflight import FATAL_XIDS, admit, judge
@@ -73,8 +75,6 @@ CONTROLLER_RESTARTS = 8
 """After so many losses of Ray Train's controller the next one ends the run."""
 
 HOST = "127.0.0.1"
-CHAOS_POLL_S = 0.05
-ORDER_POLL_S = 0.5
 STOP_S = 20.0
 
 
@@ -201,6 +201,10 @@ class LiveRun:
         processes = functools.partial(LocalProcesses, node)
         self.agents[index] = start_agent(node, index, self.shm, self.address, processes, memory, check, trial)
 
+    def name_of(self, index: int) -> str:
+        """Ray's id of worker node ``index``; empty while it has no agent."""
+        return self._nodes.get(index, "")
+
     def node_of(self, pid: int) -> int:
         """Index of the node on which rank process ``pid`` lives. Raises KeyError."""
         _, ranks, _ = ray.get(self.coordinator.census.remote(), timeout=30)
@@ -305,66 +309,38 @@ class LiveRun:
             ray.kill(actor, no_restart=True)
         shutil.rmtree(self.shm, ignore_errors=True)
 
-    # ---- chaos -------------------------------------------------------------------------------------------------------------------------
-
     def _conduct(self) -> None:
-        """Carry out the plan of faults, counted from the first view on, and what an operator orders beside it."""
+        """Strike as planned, and as an operator orders, until the run is over."""
         settings, chaos = self.plan.settings, self.plan.chaos
-        plan = chaos.plan(seed=settings.seed, world=settings.slots, nodes=settings.nodes)
+        plan = functools.partial(ChaosSettings.plan, seed=settings.seed, world=settings.slots, nodes=settings.nodes)
         sharded = settings.optimizer_sharding != "none"
-        conductor = Conductor(plan, min_ranks=settings.min_ranks, repair_s=chaos.repair_s, lose_all=chaos.lose_all, sharded=sharded)
-        origin_s = self._await_training() if plan or self._await_order() else None
-        if origin_s is None:
-            return
-        for report in conductor.planned(0.0):
-            self._report(report, origin_s)
-        while not self._stop.wait(CHAOS_POLL_S) and not self._done.is_set():
-            now_s = time.monotonic() - origin_s
-            for report in obey(self.controls.take(), conductor, now_s, self._storm):
-                self._report(report, origin_s)
-            if now_s >= conductor.next_s():
-                self._strike(conductor, conductor.due(now_s, self._see()), origin_s)
-        self._strike(conductor, conductor.end(time.monotonic() - origin_s, self._see()), origin_s)
+        conductor = Conductor(plan(chaos), min_ranks=settings.min_ranks, repair_s=chaos.repair_s, lose_all=chaos.lose_all, sharded=sharded)
+        live = LiveChaos(conductor, self.controls, _World(self), lambda: plan(parse_chaos("storm")))
+        live.run(MonotonicClock(), lambda seconds: self._stop.wait(seconds) or self._done.is_set())
 
-    def _await_order(self) -> bool:
-        """Without a plan, whether an operator orders something before the run ends."""
-        while not self._stop.wait(ORDER_POLL_S) and not self._done.is_set():
-            if self.controls.waiting:
-                return True
-        return False
 
-    def _storm(self) -> tuple[Fault, ...]:
-        settings = self.plan.settings
-        return parse_chaos(STORM).plan(seed=settings.seed, world=settings.slots, nodes=settings.nodes)
+class _World:
+    """The run as chaos sees it, and reaches into it."""
 
-    def _await_training(self) -> float | None:
-        while not self._stop.wait(CHAOS_POLL_S):
-            if self._see().running:
-                return time.monotonic()
-        return None
+    def __init__(self, run: LiveRun) -> None:
+        self._run, self._processes, self._nodes = run, RemoteProcesses(run.coordinator), ClusterNodes(run.nodes)
 
-    def _see(self) -> ChaosView:
-        phase, ranks, restorable = ray.get(self.coordinator.census.remote(), timeout=30)
+    def see(self) -> ChaosView:
+        run = self._run
+        phase, ranks, restorable = ray.get(run.coordinator.census.remote(), timeout=30)
         slots = {member.slot: Occupant(member, process, seated) for member, process, seated in ranks}
-        alive = self.cluster.alive()
-        by_node = {self._nodes[index]: index for index in alive if index in self._nodes}
-        nodes: dict[int, list[int]] = {index: [] for index in alive}
+        nodes: dict[int, list[int]] = {index: [] for index in run.cluster.alive()}
+        by_name = {run.name_of(index): index for index in nodes}
         for slot, occupant in slots.items():
-            if occupant.process.node in by_node:
-                nodes[by_node[occupant.process.node]].append(slot)
+            if occupant.process.node in by_name:
+                nodes[by_name[occupant.process.node]].append(slot)
         return ChaosView(slots, {index: tuple(found) for index, found in nodes.items()}, phase == "run", restorable)
 
-    def _strike(self, conductor: Conductor, actions: list[Action], origin_s: float) -> None:
-        processes = RemoteProcesses(self.coordinator)
-        for action in actions:
-            if action.operations:
-                self._report(dataclasses.replace(action.report, phase="aimed"), origin_s)
-            refusals = [perform(operation, processes, self.nodes) for operation in action.operations]
-            self._report(conductor.outcome(action, refusals, time.monotonic() - origin_s), origin_s)
+    def operate(self, order: Operation) -> str | None:
+        return (self._nodes if kind_of(order.kind).performer is Performer.LAUNCHER else self._processes).operate(order)
 
-    def _report(self, report: FaultReported, origin_s: float) -> None:
-        event = dataclasses.replace(report, at_s=report.at_s + origin_s)
-        ray.get(self.coordinator.report_fault.remote(event), timeout=30)
+    def report(self, event: FaultReported) -> None:
+        ray.get(self._run.coordinator.report_fault.remote(event), timeout=30)
 
 
 class _Nodes:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from chaos.settings import ChaosSettings
+from fleet.checkers import Judgement, judged
 from fleet.config import Budgets
 from fleet.errors import ConfigError
 from fleet.goodput import Ledger
@@ -295,6 +296,7 @@ class Measured:
     losses: int
     window_s: float
     shares: dict[str, float]
+    checks: tuple[Judgement, ...] = ()
 
 
 def measured(records: Iterable[Record]) -> Measured:
@@ -311,7 +313,7 @@ def measured(records: Iterable[Record]) -> Measured:
     for name in ("init", "provision", "idle_spare"):  # what slots were in before there was a view
         taken = min(start, shares[name])
         shares[name], start = shares[name] - taken, start - taken
-    return Measured(kept / (slots * window_s), summary.in_view_losses, window_s, shares)
+    return Measured(kept / (slots * window_s), summary.in_view_losses, window_s, shares, judged(listed, summary))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

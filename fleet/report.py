@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fleet.checkers import OK, VIOLATED
 from fleet.ledger_report import Report, build_report, drift_words, duration, losses_by_size, rank_time
 from fleet.ledger_summary import COST_NAMES, STEP_NAMES, Incident, LedgerSummary
 from fleet.ledger_verification import in_words
@@ -34,6 +35,7 @@ def render_table(report: Report, *, colour: bool = False) -> str:
         _faults(summary, paint),
         _verdicts(report, paint),
         _verified(report),
+        _checks(report, paint),
     ]
     parts.append(_slow_ranks(report.history["stragglers"], summary.started_s, paint))
     parts.append(_levels(report))
@@ -160,6 +162,13 @@ def _verdicts(report: Report, paint: _Paint) -> str:
 def _verified(report: Report) -> str:
     lines = [line for words in in_words(report.history.get("verification", {})) for line in _wrapped(words)]
     return "\n".join([*lines, ""]) if lines else ""
+
+
+def _checks(report: Report, paint: _Paint) -> str:
+    """Whether the run has survived its chaos."""
+    checks, colours = report.history.get("checks", []), {OK: GREEN, VIOLATED: RED}
+    rows = [(paint(colours.get(one["verdict"], DIM), f"{one['verdict']:9}"), f"{one['check']:17}", one["reason"]) for one in checks]
+    return "\n".join([paint(DIM, "  checks after chaos"), *(f"  {' '.join(row)}" for row in rows), ""]) if rows else ""
 
 
 def _levels(report: Report) -> str:

@@ -14,6 +14,7 @@ from chaos.catalogue import ASSUMPTIONS, Catalogue, Component, Topology, load_ca
 from fleet.config import Budgets, CheckpointSettings
 from fleet.decisions import Decision
 from fleet.errors import ConfigError
+from fleet.fault_kinds import Cost, kind_of
 from fleet.health import History, Incident
 from fleet.laws.law import HOUR_S
 from fleet.planning.faults import copy_times
@@ -30,11 +31,11 @@ from policies.recovery import RECOVERIES
 from policies.straggler import EVICT, REBALANCE, REPLACE, LeastLoss, Standing
 
 LOCAL, OBJECT = 0, 1
-NEEDS = {"software": LOCAL, "hang": LOCAL, "silent_corruption": OBJECT}
-"""Component -> tier from which its faults come back; peers hold the state of all others."""
+NEEDS = {"job": LOCAL, "model state": OBJECT}
+"""Blast radius, in the catalogue -> tier from which such faults come back; peers hold the state of all others."""
 
-STAYS = ("software", "hang")
-"""Components whose faults take no node."""
+STAYS = "job"
+"""The blast radius of faults that take no node."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +159,7 @@ def _share(catalogue: Catalogue, name: str) -> float:
 def fault_classes(scenario: Scenario, catalogue: Catalogue) -> tuple[FaultClass, ...]:
     """The catalogue's components that stop a job, at the rate of the whole fleet, or scaled to the MTTF that was asked for."""
     fleet = scenario.topology()
-    rated = [c for c in catalogue.components if c.mttf_hours is not None or (c.name == "rack" and scenario.rack_mttf_hours)]
+    rated = [c for c in catalogue.components if c.mttf_hours is not None or (c.per == "rack" and scenario.rack_mttf_hours)]
     rates = catalogue.rates(fleet, [component.name for component in rated])
     scale = scenario.plan.gpus / (scenario.mttf_hours * HOUR_S * sum(rates.values())) if scenario.mttf_hours else 1.0
     return tuple(_fault_class(scenario, component, scale * rates[component.name], fleet) for component in rated)
@@ -166,11 +167,11 @@ def fault_classes(scenario: Scenario, catalogue: Catalogue) -> tuple[FaultClass,
 
 def _fault_class(scenario: Scenario, component: Component, rate_per_s: float, fleet: Topology) -> FaultClass:
     name, asked = component.name, scenario.plan
-    need = NEEDS.get(name, HELD)
-    announced = name == "host_maintenance"
-    detect_s = 0.0 if announced else ASSUMPTIONS["hang"].duration_s if name == "hang" else asked.detect_s
-    nodes = 0 if name in STAYS else max(1, fleet.gpus_per_rack // fleet.gpus_per_node) if name == "rack" else 1
-    notice_s = scenario.notice_s if name == "silent_corruption" else 0.0
+    kind, need = kind_of(component.kind), NEEDS.get(component.blast_radius, HELD)
+    announced = component.signature == "notice"
+    detect_s = 0.0 if announced else ASSUMPTIONS[name].duration_s if Cost.STILL in kind.may_cost else asked.detect_s
+    nodes = 0 if component.blast_radius == STAYS else max(1, fleet.gpus_per_rack // fleet.gpus_per_node) if component.per == "rack" else 1
+    notice_s = scenario.notice_s if Cost.WRONG in kind.may_cost else 0.0
     return FaultClass(name=name, rate_per_s=rate_per_s, nodes=nodes, need=need, detect_s=detect_s, announced=announced, notice_s=notice_s)
 
 

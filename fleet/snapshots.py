@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet import (
+    checkers,
     goodput,
     ledger_costs,
     ledger_fold,
@@ -40,7 +41,10 @@ EVERY_BYTES = 64 * 2**20
 """A journal that has grown by so much since the last snapshot is worth another."""
 LEAST_BYTES = 4 * 2**20
 """A shorter journal is folded as fast as a snapshot of it is read."""
-MODULES = (goodput, ledger_costs, ledger_fold, ledger_report, ledger_slots, ledger_summary, ledger_tallies, ledger_timeline, records, types)
+MODULES = (
+    checkers, goodput, ledger_costs, ledger_fold, ledger_report, ledger_slots, ledger_summary, ledger_tallies, ledger_timeline, records,
+    types,
+)  # fmt: skip
 OURS = {"fleet.follow"} | {
     kind.__module__
     for module in MODULES

@@ -155,9 +155,9 @@ FaultPhase = Literal["planned", "aimed", "executed", "suppressed", "healed"]
 class Fault:
     """One planned misfortune.
 
-    ``at_s`` counts from the start of the run. ``component`` is a row of the fault catalogue, ``kind`` the operation that shows it:
-    ``kill_rank``, ``lose_node``, ``hang``, ``slow``. ``slot`` or ``node`` names the target (node as an index among the cluster's worker
-    nodes); ``duration_s`` and ``severity`` belong to ``hang`` and ``slow`` (severity 2.0 = half speed).
+    ``at_s`` counts from the start of the run. ``component`` is a row of the fault catalogue, ``kind`` one of ``fleet.fault_kinds``.
+    ``slot`` or ``node`` names the target (node as an index among the cluster's worker nodes); ``duration_s`` and ``severity`` belong to
+    kinds that have them as parameters (severity 2.0 = half speed).
     """
 
     id: str

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from actors.rank.recorder import Recorder
 from fleet.errors import Fenced
 from fleet.events import EVENTS, Event
-from fleet.instructions import INSTRUCTIONS, Inspect, Spoil
+from fleet.fault_kinds import Operation
+from fleet.instructions import INSTRUCTIONS, Inspect
 from fleet.member import INTERRUPT, MemberProtocol
 from fleet.proc import start_ticks
 from fleet.types import Process
@@ -28,7 +29,7 @@ class Client:
     """The protocol of one rank, made safe for two threads, and connected.
 
     ``lock`` guards ``protocol``; ``changed`` is notified whenever a message arrived. ``on_message``, ``on_interrupt``,
-    ``on_spoil``, ``on_inspect`` and ``on_beat``, several times a second, are called from the listening thread, without the lock;
+    ``on_operation``, ``on_inspect`` and ``on_beat``, several times a second, are called from the listening thread, without the lock;
     ``on_rehearsal`` from the loop, when one begins and when it is over.
     """
 
@@ -39,7 +40,7 @@ class Client:
         self.changed = threading.Condition(self.lock)
         self.on_interrupt: Callable[[], None] = lambda: None
         self.on_message: Callable[[], None] = lambda: None
-        self.on_spoil: Callable[[Spoil], None] = lambda order: None
+        self.on_operation: Callable[[Operation], object] = lambda order: None
         self.on_inspect: Callable[[], None] = lambda: None
         self.on_beat: Callable[[], None] = lambda: None
         self.on_rehearsal: Callable[[bool], None] = lambda begins: None
@@ -145,5 +146,5 @@ class Client:
         if interrupt:
             self.on_interrupt()
         for message in messages:
-            if isinstance(message, Spoil):
-                self.on_spoil(message)
+            if isinstance(message, Operation):
+                self.on_operation(message)

@@ -126,7 +126,7 @@ class Run:
             raise FleetError("run.steps() was called twice: a run has one loop; give it the number of all steps")
         self._engine, self._total = self._make_engine(state, clip_norm), total
         self._recorder.total(total)
-        self._client.on_spoil = Saboteur(self._engine).strike
+        self._client.on_operation = Saboteur(self._engine).operate
         self._client.protocol.ready()
         self._client.say()
         yield from self._rehearse()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from actors.rank.engine import Engine
-from fleet.instructions import Spoil
+from fleet.fault_kinds import HEAL, START, Acts, Operation, perform
 
 log = logging.getLogger("fleet.chaos")
 ELEMENT_BITS = 20
@@ -26,22 +26,33 @@ class Saboteur:
         self._engine = engine
         self._healed = threading.Event()
 
-    def strike(self, order: Spoil) -> None:
-        """Do it now, or when the loop next comes to where it can be done. Raises KeyError for what is not known."""
-        if order.what == "heal":
-            self._healed.set()
-            return
-        draw = random.Random(order.seed)
-        log.warning("chaos: %s in this process", order.what)
-        {
-            "flip_weight": lambda: _flip(self._engine.parameters, draw),
-            "flip_optimizer": lambda: _flip(self._engine.moments, draw),
-            "flip_gradient": lambda: self._after_backward(lambda gradients: _flip(gradients, draw)),
-            "nan": lambda: self._after_backward(lambda gradients: gradients[0].reshape(-1)[:1].fill_(float("nan"))),
-            "flip_activation": lambda: self._in_forward(draw),
-            "hang_loop": lambda: self._hang(order.duration_s),
-            "hold_gil": lambda: _hold_interpreter(order.duration_s),
-        }[order.what]()
+    def operate(self, order: Operation) -> str | None:
+        """Do it now, or when the loop next comes to where it can be done. Returns why it was refused, or None."""
+        log.warning("chaos: %s of %s in this process", order.phase, order.kind)
+        refused = perform(ACTS, self, order)
+        if refused:
+            log.error("%s", refused)
+        return refused
+
+    def flip_weight(self, order: Operation) -> None:
+        """A bit of the weights."""
+        _flip(self._engine.parameters, random.Random(order.seed))
+
+    def flip_optimizer(self, order: Operation) -> None:
+        """A bit of the optimizer's state."""
+        _flip(self._engine.moments, random.Random(order.seed))
+
+    def flip_gradient(self, order: Operation) -> None:
+        """A bit of the next shard's gradients."""
+        self._after_backward(lambda gradients: _flip(gradients, random.Random(order.seed)))
+
+    def spoil_gradient(self, order: Operation) -> None:
+        """A value of the next shard's gradients becomes no number."""
+        self._after_backward(lambda gradients: gradients[0].reshape(-1)[:1].fill_(float("nan")))
+
+    def heal(self, order: Operation) -> None:
+        """A loop that stands still goes on."""
+        self._healed.set()
 
     def _after_backward(self, spoil: Callable[[Sequence[torch.Tensor]], object]) -> None:
         """Once, between a shard's backward and its sum."""
@@ -54,24 +65,24 @@ class Saboteur:
 
         engine.end_shard = wrong  # type: ignore[method-assign]
 
-    def _in_forward(self, draw: random.Random) -> None:
+    def flip_activation(self, order: Operation) -> None:
         """Once, in what the first layer that has weights gives to the next."""
         layer = next(module for module in self._engine.modules if any(True for _ in module.parameters(recurse=False)))
 
         def hook(module: Any, inputs: Any, output: Any) -> None:
             handle.remove()
-            _flip([output], draw)
+            _flip([output], random.Random(order.seed))
 
         handle = layer.register_forward_hook(hook)
 
-    def _hang(self, duration_s: float) -> None:
+    def hang(self, order: Operation) -> None:
         """The loop stands still before its next shard, until it is healed; the process beats meanwhile."""
         engine, right = self._engine, self._engine.begin_shard
         self._healed.clear()
 
         def wrong() -> None:
             engine.begin_shard = right  # type: ignore[method-assign]
-            self._healed.wait(duration_s)
+            self._healed.wait(order.duration_s)
             right()
 
         engine.begin_shard = wrong  # type: ignore[method-assign]
@@ -88,6 +99,20 @@ def _flip(tensors: Sequence[torch.Tensor], draw: random.Random) -> None:
     element[place] = one.view(element.dtype)[0]
 
 
-def _hold_interpreter(duration_s: float) -> None:
+def _hold_interpreter(saboteur: Saboteur, order: Operation) -> None:
     """Sleep with the interpreter's lock held, as a C extension may that forgets to give it up: no thread of this process runs."""
-    ctypes.PyDLL(None).usleep(ctypes.c_uint(min(int(duration_s * 1e6), 2**32 - 1)))
+    ctypes.PyDLL(None).usleep(ctypes.c_uint(min(int(order.duration_s * 1e6), 2**32 - 1)))
+
+
+ACTS: Acts = {
+    ("flip_weight", START): Saboteur.flip_weight,
+    ("flip_optimizer", START): Saboteur.flip_optimizer,
+    ("flip_gradient", START): Saboteur.flip_gradient,
+    ("flip_activation", START): Saboteur.flip_activation,
+    ("nan", START): Saboteur.spoil_gradient,
+    ("hang_loop", START): Saboteur.hang,
+    ("hang_loop", HEAL): Saboteur.heal,
+    ("hold_gil", START): _hold_interpreter,
+    ("hold_gil", HEAL): Saboteur.heal,
+}
+"""What a rank's process does to itself."""

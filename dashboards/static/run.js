@@ -260,13 +260,16 @@ async function chaos(force = false) {
   }
 }
 
-function controls({ running, ended, kinds, slots, nodes, may }) {
+let places = {};
+
+function controls({ running, ended, kinds, places: named, slots, nodes, may }) {
+  places = named;
   $("chaos").hidden = ended || !may;
   say("chaos-words", running ? "Planned faults strike." : "No planned fault strikes.");
   $("chaos-start").disabled = running;
   $("chaos-stop").disabled = !running;
   if ($("strike-kind").options.length !== kinds.length) $("strike-kind").replaceChildren(...kinds.map((kind) => make("option", { value: kind }, kind)));
-  const onNode = $("strike-kind").value === "lose_node";
+  const onNode = places[$("strike-kind").value] === "node";
   say("strike-where", onNode ? "node" : "slot");
   $("strike-place").max = (onNode ? nodes : slots) - 1;
 }
@@ -288,7 +291,7 @@ $("strike-kind").addEventListener("change", () => chaos(true));
 $("strike").addEventListener("submit", (event) => {
   event.preventDefault();
   const kind = $("strike-kind").value;
-  const place = { [kind === "lose_node" ? "node" : "slot"]: Number($("strike-place").value) };
+  const place = { [places[kind]]: Number($("strike-place").value) };
   order({ action: "strike", kind, ...place, duration_s: Number($("strike-s").value) });
 });
 

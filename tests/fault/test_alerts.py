@@ -21,6 +21,7 @@ import pytest
 
 from dashboards.rules import ALERTS, rules
 from fleet.config import Budgets, CheckpointSettings, RunSettings, StragglerSettings
+from fleet.fault_kinds import HEAL, START, Operation
 from fleet.types import Member, Process
 from tests.fault.test_bad_luck import FAST, settings
 from tests.support import trains
@@ -183,7 +184,7 @@ def test_a_store_that_takes_nothing(scene: Scene) -> None:
 def test_a_bit_that_flips(scene: Scene) -> None:
     scene.trains()
     _, process = scene.ranks()[-1]
-    answer = scene.fleet.call(scene.fleet.coordinator.operate("flip_weight", process))
+    answer = scene.fleet.call(scene.fleet.coordinator.operate(Operation("f", "flip_weight", START, process)))
     assert not answer.refused
     scene.fires("FleetCorruption")
     scene.is_silent("FleetCorruption")
@@ -192,10 +193,10 @@ def test_a_bit_that_flips(scene: Scene) -> None:
 def test_a_rank_that_is_slow(scene: Scene) -> None:
     scene.trains()
     _, process = scene.ranks()[-1]
-    answer = scene.fleet.call(scene.fleet.coordinator.operate("slow", process, 4.0, 3600.0))
+    answer = scene.fleet.call(scene.fleet.coordinator.operate(Operation("s", "slow", START, process, duration_s=3600.0, severity=4.0)))
     assert not answer.refused
     scene.fires("FleetStragglerPersists")
-    scene.fleet.call(scene.fleet.coordinator.operate("resume", process))
+    scene.fleet.call(scene.fleet.coordinator.operate(Operation("s", "slow", HEAL, process)))
     scene.is_silent("FleetStragglerPersists")
 
 

@@ -12,8 +12,9 @@ import torch
 
 from actors.rank.saboteur import Saboteur
 from fleet.config import CheckpointSettings, VerifySettings
+from fleet.fault_kinds import HEAL, START, Operation
 from fleet.goodput import Ledger
-from fleet.instructions import EndRun, Spoil
+from fleet.instructions import EndRun
 from fleet.records import Committed, DecisionMade, LineageBegun, ProcessLost
 from tests.fault.test_bad_luck import after, fault_free, of, settings, survived, train_through
 from tests.support import trains
@@ -52,10 +53,10 @@ def test_with_sharded_optimizer_state_ranks_that_differ_stop_and_nobody_is_accus
     assert not of(ProcessLost, records)
 
 
-def strike(fleet: PlainFleet, slot: int, what: str, duration_s: float = 0.0) -> None:
+def strike(fleet: PlainFleet, slot: int, what: str, duration_s: float = 0.0, phase: str = START) -> None:
     """As chaos does, through the agent of the slot's node."""
     process = next(process for member, process, _ in fleet.census() if member.slot == slot)
-    answer = fleet.call(fleet.coordinator.operate(what, process, seed=5, duration_s=duration_s))
+    answer = fleet.call(fleet.coordinator.operate(Operation("f", what, phase, process, seed=5, duration_s=duration_s)))
     assert not answer.refused
 
 
@@ -77,7 +78,7 @@ def test_the_process_that_is_meant_is_struck_or_none(tmp_path: Path) -> None:
         after(2)(fleet)
         process = next(process for member, process, _ in fleet.census() if member.slot == 1)
         other = dataclasses.replace(process, start_ticks=process.start_ticks + 1)
-        assert "not connected" in fleet.call(fleet.coordinator.operate("flip_weight", other)).refused
+        assert "not connected" in fleet.call(fleet.coordinator.operate(Operation("f", "flip_weight", START, other))).refused
         assert fleet.wait().status == "completed"
 
 
@@ -136,7 +137,7 @@ def test_a_loss_that_jumps_by_itself_is_computed_again_once_and_counts(tmp_path:
 def test_a_loop_that_hangs_and_is_healed_costs_time_only(tmp_path: Path, fault_free: str) -> None:
     def heal(fleet: PlainFleet) -> None:
         fleet.wait_for(lambda: fleet.coordinator.machine.state.roster.by_slot[0].progress_s < fleet.coordinator._driver.clock.now_s() - 0.5)
-        strike(fleet, 1, "heal")
+        strike(fleet, 1, "hang_loop", phase=HEAL)
 
     outcome, records, digest = train_struck(tmp_path, "hang_loop", 20.0, heal)
     survived(outcome, records, digest, fault_free)
@@ -158,7 +159,7 @@ def slot_1_computes_wrongly(run: Any) -> None:
         nonlocal lies
         lies = lies or (run.slot == 1 and step.number == 10 and trains.once(run, "lie"))
         if lies:
-            Saboteur(run._engine).strike(Spoil("", "flip_gradient", 7, 0.0))
+            Saboteur(run._engine).operate(Operation("lie", "flip_gradient", START, seed=7))
         return error
 
     trains._loop(run, loss=loss)

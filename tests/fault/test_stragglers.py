@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fleet.cli_set import ask
+from fleet.fault_kinds import START, Operation
 from fleet.live_settings import ADDRESS_FILE
 from fleet.records import DecisionMade, ViewPublished
 from fleet.report import build_report
@@ -24,7 +25,7 @@ def slow_down(fleet: PlainFleet) -> None:
     assert "cannot change while a run goes on" in ask(fleet.folder, "world", "5")[0]
     fleet.wait_for(lambda: fleet.step >= 60)
     process = next(process for member, process, _ in fleet.census() if member.slot == SLOW_SLOT)
-    answer = fleet.call(fleet.coordinator.operate("slow", process, SEVERITY, FOR_S))
+    answer = fleet.call(fleet.coordinator.operate(Operation("s", "slow", START, process, duration_s=FOR_S, severity=SEVERITY)))
     assert not answer.refused
 
 

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from chaos.catalogue import ASSUMPTIONS, EXECUTABLE, KINDS, OPERATIONS, Topology, load_catalogue
+from chaos.catalogue import ASSUMPTIONS, Topology, load_catalogue
 from fleet.errors import ConfigError
+from fleet.fault_kinds import EXECUTABLE, KIND_OF_COMPONENT, KINDS
 
 CATALOGUE = load_catalogue()
 HEADER = "component,mttf_hours,prevalence,per,share_of_llama3_pct,blast_radius,signature,usual_recovery,source\n"
@@ -11,7 +12,7 @@ HEADER = "component,mttf_hours,prevalence,per,share_of_llama3_pct,blast_radius,s
 
 def test_every_row_has_an_operation_and_a_source() -> None:
     assert [component.name for component in CATALOGUE.components] == list(dict.fromkeys(c.name for c in CATALOGUE.components))
-    assert {component.name for component in CATALOGUE.components} == set(OPERATIONS)
+    assert {component.name for component in CATALOGUE.components} == set(KIND_OF_COMPONENT)
     assert all(component.kind in KINDS and component.source for component in CATALOGUE.components)
 
 

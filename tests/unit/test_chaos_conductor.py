@@ -5,23 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from chaos.conductor import (
-    Action,
-    AddNode,
-    ChaosView,
-    Conductor,
-    Kill,
-    LoseNode,
-    Occupant,
-    Operation,
-    Resume,
-    Slow,
-    Spoil,
-    Stop,
-    conduct,
-)
-from chaos.inside import HELD
+from chaos.conductor import Action, ChaosView, Conductor, Occupant, conduct
 from fleet.events import FaultReported
+from fleet.fault_kinds import HEAL, KINDS, START, Operation, operation
 from fleet.records import FaultRecord
 from fleet.types import Fault, Member, Process
 
@@ -44,6 +30,11 @@ def fault(name: str, at_s: float, kind: str, target: int, **more: float) -> Faul
     return Fault(name, at_s, "test", kind, None if node else target, target if node else None, **more)
 
 
+def told(action: Action) -> list[tuple[str, str, Process | int | None]]:
+    """(kind, phase, target) of each operation."""
+    return [(order.kind, order.phase, order.process if order.process is not None else order.node) for order in action.operations]
+
+
 def phases(actions: list[Action]) -> list[tuple[str, str]]:
     return [(action.report.fault.id, action.report.phase) for action in actions]
 
@@ -58,7 +49,10 @@ def test_kills_at_its_time_and_once() -> None:
     assert conductor.next_s() == 5.0
     assert conductor.due(4.9, world()) == []
     action = only(conductor.due(5.1, world()))
-    assert action == Action(FaultReported(fault("k", 5.0, "kill_rank", 2), "executed", 5.1, (Member(2, 0),)), (Kill(process(2)),))
+    kill = fault("k", 5.0, "kill_rank", 2)
+    order = operation(kill, START, process=process(2))
+    assert (order.fault, order.kind, order.phase, order.node) == ("k", "kill_rank", START, None)
+    assert action == Action(FaultReported(kill, "executed", 5.1, (Member(2, 0),)), (order,))
     assert conductor.outcome(action, [None], 5.2) == replace(action.report, at_s=5.2)
     assert conductor.due(99.0, world()) == []
     assert conductor.next_s() == math.inf
@@ -111,7 +105,7 @@ def test_loses_all_ranks_where_asked_for_and_only_when_something_can_bring_them_
     assert (refused.phase, refused.members) == ("suppressed", ())
     assert refused.detail == "it would leave 0 ranks, and neither memory nor store holds a state to go on from"
     action = only(Conductor([crash], lose_all=True).due(1.0, replace(world(), restorable=True)))
-    assert action.operations == tuple(Kill(process(slot)) for slot in range(4))
+    assert told(action) == [("kill_rank", START, process(slot)) for slot in range(4)]
     assert action.report.members == tuple(Member(slot, 0) for slot in range(4))
     plan = [fault(f"k{slot}", 1.0, "kill_rank", slot) for slot in range(4)]
     assert len(Conductor(plan, lose_all=True).due(1.0, replace(world(), restorable=True))) == 4
@@ -133,11 +127,11 @@ def test_a_spare_may_die_even_when_every_rank_is_needed() -> None:
 
 def test_hang_ends_with_a_resume() -> None:
     conductor = Conductor([fault("h", 1.0, "hang", 3, duration_s=2.0)])
-    assert only(conductor.due(1.0, world())).operations == (Stop(process(3)),)
+    assert told(only(conductor.due(1.0, world()))) == [("hang", START, process(3))]
     assert conductor.next_s() == 3.0
     assert conductor.due(2.9, world()) == []
     heal = only(conductor.due(3.0, world()))
-    assert (heal.report.phase, heal.report.members, heal.operations) == ("healed", (Member(3, 0),), (Resume(process(3)),))
+    assert (heal.report.phase, heal.report.members, told(heal)) == ("healed", (Member(3, 0),), [("hang", HEAL, process(3))])
 
 
 def test_hang_that_was_evicted_heals_without_touching_the_replacement() -> None:
@@ -160,7 +154,8 @@ def test_slow_node_slows_all_its_ranks_and_stopped_ones_are_left_alone() -> None
     conductor = Conductor(plan)
     conductor.due(1.0, world())
     slow = only(conductor.due(2.0, world()))
-    assert slow.operations == (Slow(process(0), 2.0, 4.0), Slow(process(1), 2.0, 4.0))
+    assert told(slow) == [("slow", START, process(0)), ("slow", START, process(1))]
+    assert {(order.severity, order.duration_s) for order in slow.operations} == {(2.0, 4.0)}
     assert phases(conductor.due(3.0, world())) == [("t", "suppressed"), ("u", "suppressed"), ("v", "executed")]
     assert only(conductor.due(6.0, world())).operations == (), "a slowdown ends by itself"
 
@@ -174,13 +169,13 @@ def test_partly_refused_is_executed_and_says_so() -> None:
 def test_lost_node_comes_back_and_its_place_can_be_lost_again() -> None:
     plan = [fault("a", 1.0, "lose_node", 1), fault("b", 2.0, "lose_node", 0), fault("c", 20.0, "lose_node", 1)]
     conductor = Conductor(plan, repair_s=10.0)
-    assert only(conductor.due(1.0, world())).operations == (LoseNode(1),)
+    assert told(only(conductor.due(1.0, world()))) == [("lose_node", START, 1)]
     without = ChaosView({slot: occupant(slot) for slot in (0, 1)}, {0: (0, 1)}, True)
     refused = only(conductor.due(2.0, without)).report
     assert (refused.phase, "not back yet" in refused.detail) == ("suppressed", True)
-    assert only(conductor.due(11.0, without)).operations == (AddNode(),)
+    assert told(only(conductor.due(11.0, without))) == [("lose_node", HEAL, 1)]
     back = ChaosView(world().slots, {0: (0, 1), 7: (2, 3)}, True)
-    assert only(conductor.due(20.0, back)).operations == (LoseNode(7),), "the new node has taken the lost one's place"
+    assert told(only(conductor.due(20.0, back))) == [("lose_node", START, 7)], "the new node has taken the lost one's place"
 
 
 def test_refused_node_loss_leaves_room_for_the_next() -> None:
@@ -201,8 +196,8 @@ def test_end_lets_everyone_go_on_and_reports_the_rest() -> None:
     conductor.due(1.0, world())
     actions = conductor.end(5.0, world(running=False))
     assert phases(actions) == [("h", "healed"), ("n", "healed"), ("s", "healed"), ("z", "suppressed")]
-    operations = [operation for action in actions for operation in action.operations]
-    assert operations == [Resume(process(3)), Resume(process(2))], "no node is added for a run that is over"
+    healed = [one for action in actions for one in told(action)]
+    assert healed == [("hang", HEAL, process(3)), ("slow", HEAL, process(2))], "no node is added for a run that is over"
     assert conductor.next_s() == math.inf
 
 
@@ -231,50 +226,10 @@ def test_a_node_that_may_have_been_lost_is_brought_back() -> None:
     second = Conductor(plan, repair_s=5.0)
     second.recall([FaultRecord(report.fault, "aimed", 101.0, report.members, "")], origin_s=100.0)
     assert second.due(5.9, world()) == []
-    assert only(second.due(6.0, world())).operations == (AddNode(),)
+    assert [order[:2] for order in told(only(second.due(6.0, world())))] == [("lose_node", HEAL)]
 
 
-class Ports:
-    """Both ports at once: keeps what was asked, refuses the pids it was told to."""
-
-    def __init__(self, refuse: tuple[int, ...] = ()) -> None:
-        self.done: list[Operation] = []
-        self.refuse = refuse
-
-    def _take(self, operation: Operation, process: Process) -> str | None:
-        if process.pid in self.refuse:
-            return f"pid {process.pid} is another process now"
-        self.done.append(operation)
-        return None
-
-    def kill(self, process: Process) -> str | None:
-        return self._take(Kill(process), process)
-
-    def stop(self, process: Process) -> str | None:
-        return self._take(Stop(process), process)
-
-    def resume(self, process: Process) -> str | None:
-        return self._take(Resume(process), process)
-
-    def slow(self, process: Process, severity: float, duration_s: float) -> str | None:
-        return self._take(Slow(process, severity, duration_s), process)
-
-    def spoil(self, process: Process, what: str, seed: int, duration_s: float) -> str | None:
-        return self._take(Spoil(process, what, seed, duration_s), process)
-
-    def lose(self, index: int) -> str | None:
-        self.done.append(LoseNode(index))
-        return None
-
-    def add(self) -> int:
-        self.done.append(AddNode())
-        return 2
-
-    def alive(self) -> tuple[int, ...]:
-        return (0, 1)
-
-
-def test_conduct_performs_every_kind_of_operation_through_the_ports() -> None:
+def test_conduct_performs_every_kind_of_operation_in_order() -> None:
     plan = [
         fault("h", 1.0, "hang", 0, duration_s=2.0),
         fault("k", 1.0, "kill_rank", 3),
@@ -282,32 +237,38 @@ def test_conduct_performs_every_kind_of_operation_through_the_ports() -> None:
         fault("s", 1.0, "slow", 1, severity=2.0, duration_s=1.0),
         fault("t", 1.5, "lose_node", 1),
     ]
-    conductor, ports = Conductor(plan, repair_s=1.0), Ports(refuse=(102,))
-    events = [e for now_s in (1.0, 1.5, 3.0) for e in conduct(conductor, conductor.due(now_s, world()), now_s, ports, ports)]
+    conductor, done = Conductor(plan, repair_s=1.0), list[tuple[str, str]]()
+
+    def operate(order: Operation) -> str | None:
+        if order.process == process(2):
+            return "its pid is another process now"
+        done.append((order.kind, order.phase))
+        return None
+
+    events = [e for now_s in (1.0, 1.5, 3.0) for e in conduct(conductor, conductor.due(now_s, world()), now_s, operate)]
     assert [(e.fault.id, e.phase) for e in events] == [
         ("h", "executed"), ("k", "executed"), ("r", "suppressed"), ("s", "executed"), ("t", "executed"),
         ("h", "healed"), ("s", "healed"), ("t", "healed"),
     ]  # fmt: skip
-    assert ports.done == [
-        Stop(process(0)), Kill(process(3)), Slow(process(1), 2.0, 1.0), LoseNode(1), Resume(process(0)), AddNode(),
+    assert done == [
+        ("hang", START), ("kill_rank", START), ("slow", START), ("lose_node", START), ("hang", HEAL), ("lose_node", HEAL),
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "told"), [("flip_weight", "flip_weight"), ("nan", "nan"), ("hang_loop", "hang_loop")])
-def test_a_process_is_told_to_spoil_itself_and_healed(kind: str, told: str) -> None:
+@pytest.mark.parametrize(("kind", "heals"), [("flip_weight", False), ("nan", False), ("hang_loop", True), ("hold_gil", True)])
+def test_a_process_is_told_to_spoil_itself_and_healed(kind: str, heals: bool) -> None:
     conductor = Conductor([fault("f", 1.0, kind, 1, duration_s=2.0)])
     struck = only(conductor.due(1.0, world()))
-    [operation] = struck.operations
-    assert isinstance(operation, Spoil)
-    assert (operation.process, operation.what, operation.duration_s) == (process(1), told, 2.0)
+    assert told(struck) == [(kind, START, process(1))]
+    assert struck.operations[0].duration_s == 2.0
     healed = only(conductor.due(conductor.next_s(), world()))
     assert healed.report.phase == "healed"
-    assert healed.operations == ((Spoil(process(1), "heal"),) if kind == "hang_loop" else ())
+    assert told(healed) == ([(kind, HEAL, process(1))] if heals else [])
 
 
 def test_silent_corruption_hits_the_place_that_its_name_draws() -> None:
     struck = [only(Conductor([fault(name, 1.0, "silent_corruption", 1)]).due(1.0, world())).operations[0] for name in "abcd"]
-    assert {operation.what for operation in struck if isinstance(operation, Spoil)} == set(HELD)
+    assert {order.kind for order in struck} == set(KINDS["silent_corruption"].shows_as)
 
 
 @pytest.mark.parametrize(("kind", "phase"), [("flip_weight", "suppressed"), ("silent_corruption", "suppressed"), ("nan", "executed")])

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from chaos.conductor import BY_HAND, ChaosView, Conductor, Kill, Occupant
+from chaos.conductor import ChaosView, Conductor, Occupant
 from chaos.controls import MOST_WAITING, ChaosControls, obey
 from fleet.errors import ConfigError
+from fleet.fault_kinds import BY_HAND
 from fleet.types import Fault, Member, Process
 
 WORLD = ChaosView({s: Occupant(Member(s, 0), Process("n", 100 + s, 1), True) for s in range(3)}, {0: (0, 1, 2), 1: ()}, True)
@@ -47,7 +48,8 @@ def test_one_fault_by_hand_strikes_at_once_and_is_on_record() -> None:
     [planned] = obey(controls.take(), conductor, 7.0, no_storm)
     assert (planned.fault.id, planned.fault.component, planned.phase) == (name, BY_HAND, "planned")
     [action] = conductor.due(7.0, WORLD)
-    assert action.operations == (Kill(Process("n", 101, 1)),)
+    [order] = action.operations
+    assert (order.fault, order.kind, order.process) == (name, "kill_rank", Process("n", 101, 1))
     assert controls.take() == []
 
 

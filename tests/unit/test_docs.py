@@ -20,14 +20,16 @@ from benchmarks.tables import BENCHMARKS, NO_FIGURE, NO_RESULT, replaced, sectio
 from chaos import settings as chaos
 from dashboards.metrics import metrics_table
 from dashboards.rules import alerts_table, recordings, shortened
+from fleet.checkers import checks_table
 from fleet.cli import app
 from fleet.configuration import every
 from fleet.events import EVENTS
+from fleet.exit_codes import exit_codes_table
+from fleet.fault_kinds import kinds_table
 from fleet.instructions import INSTRUCTIONS
 from fleet.laws import law
 from fleet.live_settings import LIVE
 from fleet.planning import inputs
-from fleet.plans import STORM
 from fleet.settings import Key, shown
 
 ROOT = Path(__file__).parents[2]
@@ -80,7 +82,7 @@ def chaos_settings() -> str:
     for key, (field, _, takes) in chaos._KEYS.items():
         default = defaults[field]
         rows.append(f"| `{key}` | {takes} | {f'{default:g}' if isinstance(default, float) else '' if default is None else default} |")
-    return "\n".join(rows) + f"\n\n`storm` stands for `{STORM}`.\n"
+    return "\n".join(rows) + f"\n\n`storm` stands for `{chaos.STORM}`.\n"
 
 
 def plan_fields() -> str:
@@ -130,6 +132,7 @@ def recordings_table() -> str:
 PARTS = {
     "docs/cli.md": {
         "run": lambda: options_of("run"),
+        "exit codes": exit_codes_table,
         "chaos": chaos_settings,
         "config": lambda: options_of("config"),
         "live": live_table,
@@ -156,6 +159,7 @@ PARTS = {
     },
     "docs/settings.md": {"settings": settings_table},
     "docs/metrics.md": {"metrics": metrics_table, "alerts": alerts_table, "recordings": recordings_table},
+    "docs/faults.md": {"kinds": kinds_table, "checks": checks_table},
     "docs/laws.md": {"laws": law.table},
     "docs/nano.md": {"nano": nano_diff},
     "README.md": {"diff": loop_diff},

@@ -35,11 +35,16 @@ def test_a_run_that_completed_ends_with_eight_lines_at_most_and_how_to_load_its_
     assert told["run"].startswith("completed; 60 steps in 7.3 s")
     assert told["goodput"].endswith("% of 2 ranks' time")
     assert told["lost"].startswith("init 1")
-    assert told["faults"] == "1 struck (1 kill_rank); 1 rank lost while training"
+    assert told["faults"] == "1 struck (1 kill_rank); 1 rank lost while training; 5 checks ok, 2 unknown"
     assert told["saved"] == "step 60, in file:///runs/story"
     assert told["twin"] == "bit-identical without faults, world 2: sha256 ab"
     load = 'torch.load("model.pt", weights_only=True)["model"]'
     assert told["next"] == f"fleet checkpoint export story --output model.pt, then {load}"
+
+
+def test_a_check_that_is_violated_is_named() -> None:
+    wrong = {"check": "ranks_left", "verdict": "violated", "reason": "no new view"}
+    assert lines(data(checks=[wrong]))["faults"].endswith("; VIOLATED ranks_left: no new view")
 
 
 def test_goodput_of_all_slots_and_what_was_lost_add_up() -> None:

@@ -12,7 +12,7 @@ from actors.rank.recorder import Recorder
 from actors.rank.saboteur import Saboteur
 from actors.rank.state import TrackedState
 from fleet.config import RunSettings
-from fleet.instructions import Spoil
+from fleet.fault_kinds import START, Operation
 from tests.support.trains import Numbers, build
 
 
@@ -28,7 +28,7 @@ def test_a_weight_that_flips_between_forward_and_backward_lets_the_step_go_on(se
     inputs, wanted = map(torch.stack, zip(*(Numbers()[index] for index in range(4)), strict=True))
     loss = (model(inputs) - wanted).square().mean()
     before = bits(engine.parameters)
-    Saboteur(engine).strike(Spoil("", "flip_weight", seed, 0.0))
+    assert Saboteur(engine).operate(Operation("f", "flip_weight", START, seed=seed)) is None
     loss.backward()
     assert sum(old != new for old, new in zip(before, bits(engine.parameters), strict=True)) == 1
     assert all(parameter.grad is not None for parameter in model.parameters())

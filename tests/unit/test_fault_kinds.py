@@ -1,0 +1,246 @@
+"""One table of faults: it is complete, and what is derived from it is the table's."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from actors.rank import saboteur
+from chaos import nodes, processes
+from chaos.catalogue import load_catalogue
+from chaos.controls import ChaosControls
+from chaos.settings import STORM, parse_chaos
+from dashboards.openapi import openapi
+from fleet import fault_kinds
+from fleet.codec import Codec
+from fleet.errors import ConfigError
+from fleet.expectation import Terms
+from fleet.fault_kinds import (
+    EXECUTABLE,
+    HEAL,
+    KINDS,
+    PARAMETERS,
+    START,
+    TABLE,
+    Acts,
+    FaultKind,
+    Heal,
+    Operation,
+    Performer,
+    Place,
+    drawn,
+    kind_of,
+    operation,
+    perform,
+)
+from fleet.happenings import operation as told
+from fleet.simulation.plan import Trouble
+from fleet.types import Fault, Member, Process
+
+ROOT = Path(__file__).parents[2]
+ACTS: dict[Performer, Acts] = {
+    Performer.AGENT: processes.ACTS, Performer.PROCESS: saboteur.ACTS, Performer.LAUNCHER: nodes.ACTS,
+}  # fmt: skip
+TERMS = Terms(world=4, spares=0, nodes=2, recovery="in-place", progress_s=60.0, verify=0.0, repair_s=30.0)
+
+
+def fault(kind: FaultKind, name: str = "f") -> Fault:
+    on_node = kind.strikes[0] is Place.NODE
+    return Fault(name, 1.0, "test", kind.name, None if on_node else 1, 1 if on_node else None, 3.0, 2.0)
+
+
+# ---- the table ---------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", TABLE, ids=lambda kind: kind.name)
+def test_a_row_is_complete(kind: FaultKind) -> None:
+    assert kind.sentence.endswith(".") and kind.blast_radius and kind.strikes
+    assert (kind.performer is None) == bool(kind.why_not), "an operation, or the reason why there is none"
+    assert (kind.performer is None) == (kind.survived is None)
+    assert bool(kind.may_cost) == (kind.performer is not None)
+    assert all(KINDS[name].performer is kind.performer for name in kind.shows_as)
+    assert set(kind.parameters) <= set(PARAMETERS)
+
+
+def test_names_are_unique_and_each_component_has_one_kind() -> None:
+    assert len(KINDS) == len(TABLE)
+    components = [component for kind in TABLE for component in kind.components]
+    assert sorted(components) == sorted(component.name for component in load_catalogue().components)
+
+
+@pytest.mark.parametrize("performer", Performer)
+def test_each_performer_does_what_the_table_says_and_nothing_else(performer: Performer) -> None:
+    own = [kind for kind in TABLE if kind.performer is performer and not kind.shows_as]
+    healed = [kind for kind in own if kind.heal in (Heal.AFTER, Heal.ITSELF, Heal.REPAIR)]
+    assert set(ACTS[performer]) == {(kind.name, START) for kind in own} | {(kind.name, HEAL) for kind in healed}
+
+
+def test_what_nobody_does_is_refused_with_its_name() -> None:
+    order = Operation("f", "rack", START, node=3)
+    assert perform(nodes.ACTS, None, order) == "start of rack: nobody does that to node 3 here"
+    other = Operation("f", "flip_weight", START, Process("n1", 7, 1))
+    assert processes.LocalProcesses("n1").operate(other) == "start of flip_weight: nobody does that to process 7 of node n1 here"
+
+
+def test_an_operation_travels_as_it_is() -> None:
+    codec, process = Codec([Operation]), Process("n1", 7, 1)
+    for order in (operation(fault(KINDS["slow"]), START, process=process), operation(fault(KINDS["lose_node"]), HEAL, node=2)):
+        assert codec.decode(codec.encode(order)) == order
+    assert operation(fault(KINDS["slow"]), START).seed == operation(fault(KINDS["slow"]), HEAL).seed
+
+
+def test_what_a_fault_shows_as_is_drawn_by_its_name() -> None:
+    names = {drawn(fault(KINDS["silent_corruption"], name)).name for name in "abcd"}
+    assert names == set(KINDS["silent_corruption"].shows_as)
+    assert {drawn(fault(kind)).name for kind in TABLE if not kind.shows_as} == {kind.name for kind in TABLE if not kind.shows_as}
+
+
+def test_a_kind_of_another_version_promises_nothing() -> None:
+    meteor = kind_of("meteor")
+    assert (meteor.performer, meteor.takes_ranks, meteor.lasts) == (None, False, False)
+    assert told(Fault("m", 1.0, "sky", "meteor", 1), (Member(1, 0),)) == "meteor in rank 1 (sky)"
+
+
+# ---- what is derived ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_api_takes_what_the_table_has() -> None:
+    body = openapi()["paths"]["/api/runs/{run}/chaos"]["post"]["requestBody"]["content"]["application/json"]["schema"]["properties"]
+    assert body["kind"]["enum"] == list(EXECUTABLE)
+    assert {parameter.name: parameter.most for parameter in PARAMETERS} == {
+        name: body[name]["maximum"] for name in ("duration_s", "severity")
+    }
+
+
+@pytest.mark.parametrize("kind", TABLE, ids=lambda kind: kind.name)
+def test_an_order_is_taken_when_somebody_can_carry_it_out(kind: FaultKind) -> None:
+    controls = ChaosControls(slots=3, nodes=2, planned=False)
+    place = {"node" if kind.strikes[0] is Place.NODE else "slot": 1}
+    if kind.performer is None:
+        with pytest.raises(ConfigError, match="no fault that can be carried out"):
+            controls.strike(kind.name, **place)
+    else:
+        assert controls.status()["places"][kind.name] in place
+        controls.strike(kind.name, **place)
+        assert controls.waiting
+
+
+@pytest.mark.parametrize("parameter", PARAMETERS, ids=lambda parameter: parameter.name)
+def test_bounds_hold_by_hand(parameter: fault_kinds.Parameter) -> None:
+    controls = ChaosControls(slots=3, nodes=2, planned=False)
+    low = parameter.least if parameter.least is not None else parameter.above
+    assert low is not None
+    for value in (low - 1.0, parameter.most + 1.0, float("nan")):
+        with pytest.raises(ConfigError, match=f"{parameter.most:g}"):
+            controls.strike("slow", slot=1, **{parameter.name: value})
+    controls.strike("slow", slot=1, **{parameter.name: parameter.most})
+
+
+@pytest.mark.parametrize("kind", TABLE, ids=lambda kind: kind.name)
+def test_the_forecast_and_the_story_know_it(kind: FaultKind) -> None:
+    [saving, cost] = TERMS.costs([fault(kind)], 100.0)
+    assert saving > 0
+    assert (cost > 0) == (kind.takes_ranks or kind.name == "slow")
+    words = told(fault(kind), (Member(1, 0),))
+    assert "{" not in words and words.endswith("(test)")
+
+
+def test_the_storm_is_made_of_kinds() -> None:
+    assert parse_chaos("storm") == parse_chaos(STORM)
+    assert parse_chaos("storm").kinds == tuple(kind.name for kind in TABLE if kind.in_storm)
+
+
+def test_the_simulator_has_the_troubles_that_stand_for_kinds() -> None:
+    known = re.sub(r"\s+", " ", Trouble.__doc__ or "").partition("Args:")[0]
+    named = {trouble for kind in TABLE for trouble in kind.simulated}
+    assert named and all(re.search(rf"\b{trouble}\b", known) for trouble in named)
+
+
+def _listed(source: str) -> list[set[str]]:
+    """Kinds that stand together in one literal."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        items = node.keys if isinstance(node, ast.Dict) else getattr(node, "elts", ())
+        found.append({item.value for item in items if isinstance(item, ast.Constant) and item.value in KINDS})
+    return [names for names in found if len(names) > 1]
+
+
+def test_no_other_module_lists_kinds() -> None:
+    assert _listed("a = ('hang', 'slow')") and _listed("{'hang': 1, 'slow': 2}") and not _listed("('hang', START, 'hang')")
+    shipped = [path for package in ("fleet", "actors", "chaos", "dashboards", "policies") for path in (ROOT / package).rglob("*.py")]
+    copies = {str(path.relative_to(ROOT)) for path in shipped if _listed(path.read_text())}
+    assert copies - NAMESAKES == {"fleet/fault_kinds.py"}
+
+
+NAMESAKES = {"fleet/simulation/plan.py", "chaos/catalogue.py"}
+"""Here the same words name troubles of the simulator, and components of the catalogue."""
+
+
+# ---- a new kind is a row and an act ------------------------------------------------------------------------------------------------------
+
+
+ROW = """    FaultKind(
+        name="ask_rank_to_go",
+        sentence="SIGTERM to the process of a rank.",
+        performer=Performer.AGENT,
+        may_cost=(Cost.DEATH,),
+        blast_radius="the rank",
+        survived=Check.RANKS_LEFT,
+        told="SIGTERM to {ranks}",
+        ends="asked to go (SIGTERM)",
+    ),
+)
+KINDS: Mapping"""
+ACT = """ACTS: Acts = {
+    ("ask_rank_to_go", START): lambda processes, order: processes._signal(order.process, signal.SIGTERM),
+"""
+PROOF = """
+import subprocess, sys
+from chaos.conductor import ChaosView, Conductor, Occupant, conduct
+from chaos.controls import ChaosControls, obey
+from chaos.processes import LocalProcesses, this_process
+from dashboards.metrics import METRICS
+from dashboards.openapi import ORDER
+from fleet.fault_kinds import kinds_table
+from fleet.goodput import Ledger
+from fleet.happenings import operation
+from fleet.types import Member
+
+name = "ask_rank_to_go"
+child = subprocess.Popen([sys.executable, "-c", "print('up', flush=True); import time; time.sleep(60)"], stdout=subprocess.PIPE)
+child.stdout.readline()
+world = ChaosView({s: Occupant(Member(s, 0), this_process(child.pid, "n"), True) for s in (0, 1)}, {0: (0, 1)}, True)
+controls, conductor = ChaosControls(2, 1, False), Conductor([])
+controls.strike(name, slot=1)
+obey(controls.take(), conductor, 1.0, tuple)
+[event] = conduct(conductor, conductor.due(1.0, world), 1.0, LocalProcesses("n").operate)
+assert (event.phase, child.wait(30)) == ("executed", -15), event
+assert operation(event.fault, event.members) == "SIGTERM to rank 1 (by hand)"
+assert name in ORDER["properties"]["kind"]["enum"]
+assert f"`{name}`" in kinds_table()
+"""
+
+
+def test_a_new_kind_takes_two_files(tmp_path: Path) -> None:
+    for package in ("fleet", "actors", "chaos", "dashboards", "policies", "storage"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    for file, old, new in (("fleet/fault_kinds.py", ")\nKINDS: Mapping", ROW), ("chaos/processes.py", "ACTS: Acts = {\n", ACT)):
+        text = (tmp_path / file).read_text()
+        assert text.count(old) == 1
+        (tmp_path / file).write_text(text.replace(old, new))
+    done = subprocess.run(
+        [sys.executable, "-c", PROOF], cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_rows_are_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        KINDS["hang"].name = "freeze"  # type: ignore[misc]
