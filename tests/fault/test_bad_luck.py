@@ -27,6 +27,7 @@ from fleet.records import (
     Spans,
     ViewPublished,
 )
+from fleet.story import why
 from fleet.types import Member, View
 from tests.support import trains
 from tests.support.plain import PlainFleet
@@ -365,6 +366,10 @@ def test_dataloader_workers_of_a_killed_rank_hold_nothing_up(tmp_path: Path, fau
     outcome, records, digest = train_through(trains.with_loader, settings(tmp_path), tmp_path, misfortune)
     survived(outcome, records, digest, fault_free)
     assert of(ProcessLost, records)[0].cause == ProcessEnded()
+    moments = [moment.text for moment in why(records, "1.0").moments]
+    assert moments[0] == "has seen the end of rank 1.0"
+    assert [each for each in moments if "of its shards" in each] and [each for each in moments if "training goes on" in each]
+    assert {moment.who for moment in why(records, "1").moments} >= {"agent node1", "coordinator", "rank 0.0", "rank 2.0"}
 
 
 def test_a_tail_after_commit_sees_each_step_committed_once(tmp_path: Path, fault_free: str) -> None:
