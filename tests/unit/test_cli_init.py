@@ -29,7 +29,7 @@ def test_it_writes_a_script_that_loads_and_prints_what_comes_next(tmp_path: Path
     assert len(commands) == 2
     for _, run, script, *options in commands:
         assert (run, script) == ("run", "mine.py")
-        checked(script, [option.strip('"') for option in options])
+        checked(script, [option.strip('"') for option in options], tmp_path)
 
 
 def test_what_it_writes_keeps_the_rules_of_this_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

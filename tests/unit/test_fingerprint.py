@@ -206,6 +206,6 @@ def test_journals_from_before_the_fingerprint_are_read() -> None:
     assert decode_line(b'["DataRead",100,10,1.5]') == DataRead(100, 10, 1.5)
     assert decode_line(b'["DataRead",100,10,1.5,"aa"]') == DataRead(100, 10, 1.5, "aa", 0)
     assert decode_line(encode_line(DataRead(100, 10, 1.5, "aa", 60))) == DataRead(100, 10, 1.5, "aa", 60)
-    for line in (b'["DataRead",100,10]', b'["DataRead",100,10,1.5,"aa",0,0]', b'["Committed",[0,7]]'):
+    for line in (b'["DataRead",100,10]', b'["DataRead",100,10,1.5,"aa",0,0,0]', b'["Committed",[0,7]]'):
         with pytest.raises(Exception, match="fields, the message has"):
             decode_line(line)
