@@ -72,6 +72,7 @@ ZONES = (
     Zone("fleet/driver.py", ("fleet", "fleet.driver"), ANY, ("torch", "ray", *EDGE)),
     Zone("fleet/__init__.py", ("fleet", "fleet.configuration", "actors.rank"), (), EDGE),
     Zone("fleet/data.py", ("fleet", "actors.rank"), (), EDGE),
+    Zone("fleet/testing.py", ("fleet", "policies", "actors.rank"), (), EDGE),
     Zone("fleet/launch/", ("fleet", "fleet.launch"), ANY, ("torch", *EDGE)),
     Zone("fleet/laws/", ("fleet",), ("numpy", "scipy"), EDGE),
     Zone("fleet/simulation/", ("fleet",), ("numpy", "scipy"), EDGE),
