@@ -52,7 +52,7 @@ def put(block: Block, tree: Path) -> str:
         path.write_text(block.text)
         return place["path"]
     lines = path.read_text().splitlines(keepends=True)
-    [at] = [number for number, line in enumerate(lines) if line.strip() == place["line"]]
+    [at] = [number for number, line in enumerate(lines) if line.strip().startswith(place["line"])]
     lines.insert(at + (place["side"] == "after"), block.text)
     path.write_text("".join(lines))
     return place["path"]
