@@ -58,7 +58,7 @@ class Policies:
     recovery: Callable[[RunSettings], RecoveryPolicy] = lambda run: ReformPromoteRegrow(run.budgets, run.timeouts.start_s)
     placement: Callable[[RunSettings], PlacementPolicy] = lambda run: placement
     straggler: Callable[[RunSettings], StragglerPolicy] = lambda run: Mitigator(run.straggler)
-    progress: Callable[[RunSettings], ProgressPolicy] = lambda run: ProgressTimeout.of(run)
+    progress: Callable[[RunSettings], ProgressPolicy] = ProgressTimeout.of
     corruption: Callable[[RunSettings], CorruptionPolicy] = lambda run: MajorityRules()
     interval: Callable[[RunSettings], IntervalPolicy] | None = None
 

@@ -17,7 +17,7 @@ from tests.support.blocks import ROOT, Block, blocks_of
 from tests.tidy.rules import SHIPPED
 
 PAGE = "docs/extending.md"
-PLACE = re.compile(r'(?P<how>new|into) (?P<path>[\w/.]+\.py)(?: (?P<side>after|before) "(?P<line>.+)")?')
+PLACE = re.compile(r'(?P<how>new|into) (?P<path>[\w/.]+\.py)(?: (?P<side>after|before|at) "(?P<line>.+)")?')
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,8 @@ def put(block: Block, tree: Path) -> str:
         return place["path"]
     lines = path.read_text().splitlines(keepends=True)
     [at] = [number for number, line in enumerate(lines) if line.strip().startswith(place["line"])]
-    lines.insert(at + (place["side"] == "after"), block.text)
+    first, last = {"before": (at, at), "at": (at, at + 1), "after": (at + 1, at + 1)}[place["side"]]
+    lines[first:last] = [block.text]
     path.write_text("".join(lines))
     return place["path"]
 

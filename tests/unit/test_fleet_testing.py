@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,8 +50,8 @@ def saying(answer: Answer) -> Callable[[RunSettings], Says]:
     return lambda run: Says(answer)
 
 
-def decided(action: str, **answer: object) -> Remedy:
-    return dataclasses.replace(Remedy(decision=Decision(action, "because", {"cost_tolerate": 1.0}, 1e9)), **answer)  # type: ignore[arg-type]
+def decided(action: Any, **answer: object) -> Remedy:
+    return dataclasses.replace(Remedy(decision=Decision(action, "because", valid_until_s=1e9)), **answer)  # type: ignore[arg-type]
 
 
 def test_fleets_own_policies_violate_nothing() -> None:
