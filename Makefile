@@ -11,12 +11,14 @@ USED := $(or $(PYTHON),python3)
 DEMO ?= examples/gpt.py --world 4 --spares 1 --seed 7 --chaos storm --twin
 BENCHMARKS ?= recovery storm reduction machine snapshot simulate store detect straggler scrape
 BENCH_FLAGS ?= --quick
+OTHER := .venv-other
+VERSIONS ?= torch==2.11.0 torch
 TRUTH_SEEDS ?= 2000
 SPREAD := tests/unit tests/property tests/simulation tests/tidy tests/contract/test_checkpoint_store.py tests/contract/test_peer_memory.py
 CLUSTERS := $(addprefix tests/fault/test_,$(addsuffix .py,object_store drivers up))
 TOOLS := chromium prometheus fonts-dejavu-core
 
-.PHONY: tools demo test lint docs bench truth clean
+.PHONY: tools demo test lint docs bench truth versions clean
 .DEFAULT_GOAL := test
 
 demo: $(READY)
@@ -46,6 +48,14 @@ truth: $(READY)
 	FLEET_SEEDS=$(TRUTH_SEEDS) $(BIN)/python -m pytest -m truth
 	FLEET_SEEDS=$(TRUTH_SEEDS) $(BIN)/python -m pytest -m "not truth" tests/simulation tests/property tests/unit/test_fleet_simulation.py
 
+# What needs no cluster, with the oldest and the newest PyTorch that is promised, or with another Ray (docs/upgrading.md), each in turn.
+versions:
+	$(MAKE) VENV=$(OTHER) $(OTHER)/.ready
+	for wanted in $(VERSIONS); do \
+	  $(OTHER)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade "$$wanted" \
+	    && $(OTHER)/bin/python -m pytest -m "not truth" -n logical --maxprocesses 8 $(filter-out tests/tidy,$(SPREAD)) tests/contract/test_ray_facts.py \
+	    || exit 1; done
+
 # Tests whose program cannot be installed are left out, and told at the end. CI has all of them.
 tools:
 	@command -v chromium >/dev/null && command -v promtool >/dev/null && command -v prometheus >/dev/null \
@@ -54,7 +64,7 @@ tools:
 	  || { echo "Some tests need these programs: apt-get install $(TOOLS)" >&2; test -z "$$CI"; }
 
 clean:
-	rm -rf $(VENV) runs build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OTHER) runs build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): requirements-dev.txt pyproject.toml actors/rank/_stream.c

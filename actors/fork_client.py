@@ -39,9 +39,13 @@ def ask(path: str, arguments: list[str]) -> int:
 def main() -> None:
     arguments = sys.argv[1:]
     try:
-        pidfd = os.pidfd_open(ask(os.environ[PATH_VARIABLE].format(raylet=os.environ.get("RAY_RAYLET_PID", "")), arguments))
+        pid = ask(os.environ[PATH_VARIABLE].format(raylet=os.environ.get("RAY_RAYLET_PID", "")), arguments)
     except (OSError, KeyError):
         os.execv(sys.executable, [sys.executable, *arguments])
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return  # it has ended already: the worker is not started a second time
     select.select([pidfd], [], [])
 
 

@@ -33,7 +33,7 @@ from actors.fork_client import LENGTH
 
 log = logging.getLogger("fleet.fork_server")
 
-ALWAYS = ("ray", "ray.train.v2._internal.execution.worker_group.worker", "actors.trainer")
+ALWAYS = ("ray", "actors.trainer")
 REQUEST_LIMIT_S = 10.0
 PR_SET_PDEATHSIG = 1
 

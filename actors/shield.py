@@ -15,22 +15,11 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import ray
-from ray.exceptions import ActorHandleNotFoundError, ActorUnavailableError, RayActorError, RayError
-from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
-from ray.train.v2._internal.exceptions import RayTrainError, WorkerHealthCheckFailedError, WorkerHealthCheckTimeoutError
-from ray.train.v2._internal.execution.controller import TrainController
-from ray.train.v2._internal.execution.failure_handling.default import DefaultFailurePolicy
-from ray.train.v2._internal.execution.worker_group import WorkerGroup, WorkerGroupPollStatus
-from ray.train.v2._internal.execution.worker_group.poll import WorkerStatus
-from ray.train.v2._internal.execution.worker_group.worker import Worker
-from ray.train.v2.api.exceptions import ControllerError, TrainingFailedError
-from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
-
+from actors import ray_internals
 from actors.deaths import Condition, DeathWatch, Verdict
 
 log = logging.getLogger("ray.train.fleet")
@@ -39,10 +28,9 @@ PING_S = 1.0
 REPLACE_LIMIT_VARIABLE = "FLEET_REPLACE_LIMIT_S"
 """Set in the controller's environment: a replacement that takes longer hangs; its processes are killed, and the attempt fails."""
 START_LIMIT_S = 300.0
-KV_NAMESPACE = "fleet_placement_groups"
 
 
-class ShieldedWorkerGroup(WorkerGroup):
+class ShieldedWorkerGroup(ray_internals.SeamedWorkerGroup):
     """Ray Train's worker group, which shows a failure only when replacing the worker can succeed, and survives when it does not."""
 
     _deaths = DeathWatch()
@@ -53,30 +41,29 @@ class ShieldedWorkerGroup(WorkerGroup):
         self._reason = ""
         self._replace_limit_s = float(os.environ[REPLACE_LIMIT_VARIABLE])
 
-    def poll_status(self, timeout: float | None = None) -> WorkerGroupPollStatus:
-        status = super().poll_status(timeout)
-        conditions = {rank: self._condition(rank, found) for rank, found in status.worker_statuses.items()}
+    def polled(self, statuses: ray_internals.Statuses) -> None:
+        conditions = {rank: self.condition(rank, found) for rank, found in statuses.items()}
         verdict = self._deaths.judge(conditions, time.monotonic())
-        self._kill(verdict.kill)
-        dead = [rank for rank, condition in conditions.items() if condition is Condition.DEAD]
-        self._shut(dead)
-        self._edit(status.worker_statuses, verdict, conditions)
-        return status
+        for rank in verdict.kill:
+            log.warning("Rank %d has not answered for too long and is killed.", rank)
+            self.kill(rank)
+        self.shut(rank for rank, condition in conditions.items() if condition is Condition.DEAD)
+        self._edit(statuses, verdict, conditions)
 
-    def replace_replica_group(self, replica_group_index: int) -> None:
+    def replacing(self, rank: int, replace: Callable[[], None]) -> None:
         """Replace one worker, within a time limit. When that fails the controller goes on polling, and will be asked again."""
         try:
             with self._bounded(self._replace_limit_s):
-                super().replace_replica_group(replica_group_index)
-        except (RayError, RayTrainError):
-            log.warning("The replacement of rank %d failed; it will be tried again.", replica_group_index, exc_info=True)
-            self._deaths.attempt_failed(replica_group_index, time.monotonic())
+                replace()
+        except ray_internals.REPLACEMENT_FAILED:
+            log.warning("The replacement of rank %d failed; it will be tried again.", rank, exc_info=True)
+            self._deaths.attempt_failed(rank, time.monotonic())
         else:
-            self._joined([replica_group_index])
+            self._joined([rank])
 
-    def _start_impl(self, *args: Any, **kwargs: Any) -> None:
+    def starting(self, start: Callable[[], None]) -> None:
         with self._bounded(START_LIMIT_S):
-            super()._start_impl(*args, **kwargs)
+            start()
         self._joined(range(len(self)))
 
     def _joined(self, ranks: Iterable[int]) -> None:
@@ -84,44 +71,12 @@ class ShieldedWorkerGroup(WorkerGroup):
         for rank in ranks:
             self._deaths.started(rank, time.monotonic())
 
-    def _create_placement_group(self, *args: Any, **kwargs: Any) -> Any:
-        """Leave word of the placement group: when this process is killed, nobody else would free it."""
-        handle = super()._create_placement_group(*args, **kwargs)
-        note_placement_group(ray.get_runtime_context().get_actor_id(), handle.placement_group)
-        return handle
-
-    # ---- what was seen -----------------------------------------------------------------------------------------------------------------
-
-    def _condition(self, rank: int, status: WorkerStatus) -> Condition:
-        error = status.error
-        if error is None:
-            if rank in self._world_rank_to_ongoing_poll:
-                return Condition.PENDING
-            return Condition.RUNNING if status.running else Condition.DONE
-        if isinstance(error, WorkerHealthCheckTimeoutError):
-            return Condition.HUNG
-        cause = error.health_check_failure if isinstance(error, WorkerHealthCheckFailedError) else error
-        if isinstance(cause, ActorUnavailableError):
-            return Condition.UNSURE
-        return Condition.DEAD if isinstance(cause, RayActorError) else Condition.RAISED
-
-    def _placed(self) -> bool:
-        group = self.get_worker_group_state().placement_group_handle.placement_group
-        return bool(placement_group_table(group).get("state") == "CREATED")
-
-    def _unanswered(self, ranks: Iterable[int]) -> set[int]:
-        """Those of ``ranks`` that do not answer a call right now."""
-        workers = self.get_workers()
-        calls = {workers[rank].execute_async(os.getpid): rank for rank in ranks}
-        answered, late = ray.wait(list(calls), num_returns=len(calls), timeout=PING_S) if calls else ([], [])
-        return {calls[call] for call in late} | {calls[call] for call in answered if _failed(call)}
-
     def _obstacle(self, candidate: int, conditions: dict[int, Condition]) -> str:
         """Why Ray Train cannot replace ``candidate`` now, or "": it will call every live worker, then wait for a place."""
-        if not self._placed():
+        if not self.placed():
             return f"rank {candidate} waits for a node with room"
         live = [rank for rank, condition in conditions.items() if rank != candidate and condition is not Condition.DEAD]
-        late = sorted(self._unanswered(live))
+        late = sorted(self.unanswered(live, PING_S))
         return f"rank {candidate} waits for ranks {late} to answer or to be lost" if late else ""
 
     def _tell(self, reason: str) -> None:
@@ -130,9 +85,7 @@ class ShieldedWorkerGroup(WorkerGroup):
             log.warning("Replacement: %s.", reason)
         self._reason = reason
 
-    # ---- what is done ------------------------------------------------------------------------------------------------------------------
-
-    def _edit(self, statuses: dict[int, WorkerStatus], verdict: Verdict, conditions: dict[int, Condition]) -> None:
+    def _edit(self, statuses: ray_internals.Statuses, verdict: Verdict, conditions: dict[int, Condition]) -> None:
         """Hide every failure that the controller must not see now."""
         if verdict.restart:
             return
@@ -143,22 +96,9 @@ class ShieldedWorkerGroup(WorkerGroup):
             shown = None
         for rank, status in statuses.items():
             if rank in verdict.finish:
-                statuses[rank] = WorkerStatus(running=False)
+                statuses[rank] = ray_internals.alive(running=False)
             elif status.error is not None and rank != shown:
-                statuses[rank] = WorkerStatus(running=True)
-
-    def _shut(self, ranks: Iterable[int]) -> None:
-        """Shut the groups of the dead, so that Ray Train does not call them when it replaces another."""
-        groups = self.get_replica_groups() or []
-        for rank in ranks:
-            if groups[rank].is_active():
-                groups[rank].shutdown()
-
-    def _kill(self, ranks: Iterable[int]) -> None:
-        workers = self.get_workers()
-        for rank in ranks:
-            log.warning("Rank %d has not answered for too long and is killed.", rank)
-            ray.kill(workers[rank].actor)
+                statuses[rank] = ray_internals.alive(running=True)
 
     @contextmanager
     def _bounded(self, limit_s: float) -> Iterator[None]:
@@ -167,7 +107,8 @@ class ShieldedWorkerGroup(WorkerGroup):
 
         def watch() -> None:
             while not over.wait(limit_s):
-                self._kill_hanging()
+                for actor_id in self.kill_all_but_answering(PING_S):
+                    log.warning("Worker %s hangs while a worker is being started; it was killed.", actor_id)
 
         threading.Thread(target=watch, name="fleet-replacement-watch", daemon=True).start()
         try:
@@ -175,63 +116,8 @@ class ShieldedWorkerGroup(WorkerGroup):
         finally:
             over.set()
 
-    def _kill_hanging(self) -> None:
-        """Kill all workers of this controller that do not answer; also one that it has no record of, because it waits for it."""
-        workers: list[Worker] = self.get_workers() if self.has_started() else []
-        late = self._unanswered(range(len(workers)))
-        answering = {worker.actor._actor_id.hex() for rank, worker in enumerate(workers) if rank not in late}
-        for actor_id in set(_workers(self._worker_cls.__name__)) - answering:
-            if _kill_own(actor_id):
-                log.warning("Worker %s hangs while a worker is being started; it was killed.", actor_id)
 
-
-class ShieldedController(TrainController):
+class ShieldedController(ray_internals.Controller):
     """Ray Train's controller with the worker group above."""
 
     worker_group_cls = ShieldedWorkerGroup
-
-
-class PatientFailurePolicy(DefaultFailurePolicy):
-    """Retries also when the controller met a worker that died under its hands."""
-
-    def _is_retryable_error(self, training_failed_error: TrainingFailedError) -> bool:
-        error = training_failed_error
-        met_the_dead = isinstance(error, ControllerError) and isinstance(error.controller_failure, RayError)
-        return bool(met_the_dead or super()._is_retryable_error(error))
-
-
-def note_placement_group(controller_id: str, group: PlacementGroup) -> None:
-    """Record in the cluster which placement group a controller holds."""
-    _internal_kv_put(controller_id.encode(), group.id.hex().encode(), overwrite=True, namespace=KV_NAMESPACE.encode())
-
-
-def free_placement_group(controller_id: str) -> None:
-    """Remove the placement group of a controller that is gone; without one, do nothing."""
-    key, namespace = controller_id.encode(), KV_NAMESPACE.encode()
-    found = _internal_kv_get(key, namespace=namespace)
-    if found is not None:
-        remove_placement_group(PlacementGroup(ray.PlacementGroupID.from_hex(found.decode())))
-        _internal_kv_del(key, namespace=namespace)
-
-
-def _failed(call: ray.ObjectRef[int]) -> bool:
-    try:
-        ray.get(call)
-    except RayError:
-        return True
-    return False
-
-
-def _workers(class_name: str) -> list[str]:
-    """Ids of this job's actors of that class which are alive or still to come up."""
-    actors = ray._private.state.actors(job_id=ray.JobID.from_hex(ray.get_runtime_context().get_job_id()))
-    return [actor_id for actor_id, facts in actors.items() if facts["State"] != "DEAD" and facts["ActorClassName"] == class_name]
-
-
-def _kill_own(actor_id: str) -> bool:
-    """Kill an actor of which no handle is at hand. False when it is not this process's: another run of the job has its own."""
-    try:
-        ray._private.worker.global_worker.core_worker.kill_actor(ray.ActorID.from_hex(actor_id), True)
-    except ActorHandleNotFoundError:
-        return False
-    return True

@@ -10,19 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import ray
 from ray.exceptions import RayError
-from ray.train import FailureConfig, Result, RunConfig, ScalingConfig
-from ray.train.v2._internal.callbacks import DatasetsCallback, WorkingDirectorySetupCallback
-from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
-from ray.train.v2._internal.constants import get_env_vars_to_propagate
-from ray.train.v2._internal.execution.scaling_policy.fixed import FixedScalingPolicy
-from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+from ray.train import FailureConfig, RunConfig, ScalingConfig
 
+from actors import ray_internals
 from actors.backend import FleetBackendConfig
 from actors.fork_server import die_with_parent
 from actors.rank.environment import RANK_ENVIRONMENT
-from actors.shield import REPLACE_LIMIT_VARIABLE, PatientFailurePolicy, ShieldedController, free_placement_group
+from actors.shield import REPLACE_LIMIT_VARIABLE, ShieldedController
 
 log = logging.getLogger("fleet.trainer")
 
@@ -93,7 +88,10 @@ def fit(
             worker_runtime_env=runtime_env or {"env_vars": RANK_ENVIRONMENT},
         ),
     )
-    trainer.controller_environment = _environment(poll_s, hang_s, replace_limit_s)
+    trainer.controller_environment = {
+        **ray_internals.controller_environment(poll_s, hang_s),
+        REPLACE_LIMIT_VARIABLE: str(replace_limit_s),
+    }
     return _Fit(trainer, done, stop, backstop_s).run()
 
 
@@ -143,67 +141,16 @@ class _Fit:
         return "back"
 
 
-class _FixedSize(FixedScalingPolicy):
-    """Ray's own, but that it tells no autoscaler what it needs.
+class _Trainer(ray_internals.Trainer):
+    """Ray Train's trainer with the shielded controller."""
 
-    The placement group tells that as well; what Ray's would tell it to is one more actor, of 120 MB and with a loop that wakes 100 times a
-    second, to share a cluster between training and data pipelines.
-    """
-
-    def after_controller_start(self, train_run_context: Any) -> None:
-        """There is nobody to register with."""
-
-    def _maybe_send_resource_request(self) -> None:
-        """There is nobody to ask."""
-
-
-class _Trainer(DataParallelTrainer):
-    """Ray Train's trainer, whose controller is the shielded one and can be killed."""
-
-    controller_environment: dict[str, str]
-    _controller: Any = None
-
-    def _create_default_callbacks(self) -> list[Any]:
-        """Without three of Ray's: workers stay in the directory they start in, so that a script's relative paths hold; ``free`` does what
-        the cleaner of placement groups does, a process that needs Ray's dashboard; and there are no Ray datasets to hand out."""
-        unwanted = (WorkingDirectorySetupCallback, PlacementGroupCleanerCallback, DatasetsCallback)
-        return [callback for callback in super()._create_default_callbacks() if not isinstance(callback, unwanted)]
-
-    def _initialize_and_run_controller(self, **arguments: Any) -> Result:
-        """As Ray's own, but that the class is ours and the handle is kept."""
-        arguments["failure_policy"] = PatientFailurePolicy(self.run_config.failure_config)
-        arguments["scaling_policy"] = _FixedSize(self.scaling_config)
-        options: dict[str, Any] = {
-            "num_cpus": 0,
-            "label_selector": {ray._raylet.RAY_NODE_ID_KEY: ray.get_runtime_context().get_node_id()},
-            "runtime_env": {"env_vars": {**get_env_vars_to_propagate(), **self.controller_environment}},
-        }
-        self._controller = ray.remote(**options)(ShieldedController).remote(**arguments)
-        ray.get(self._controller.run.remote())
-        return ray.get(self._controller.get_result.remote())
-
-    def kill_controller(self) -> None:
-        """Its workers are ended with it. May be called before it exists."""
-        if self._controller is not None and ray.is_initialized():
-            ray.kill(self._controller)
+    controller_class = ShieldedController
 
     def free(self) -> None:
-        """Free what a killed controller holds. Nothing is left of it when this process has left the cluster."""
-        if self._controller is not None and ray.is_initialized():
-            try:
-                free_placement_group(self._controller._actor_id.hex())
-            except RayError as error:
-                log.warning("The run's placement group could not be freed: %s", error)
-
-
-def _environment(poll_s: float, hang_s: float, replace_limit_s: float) -> dict[str, str]:
-    return {
-        "RAY_TRAIN_V2_ENABLED": "1",
-        "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": str(poll_s),
-        "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": str(hang_s),
-        REPLACE_LIMIT_VARIABLE: str(replace_limit_s),
-        "RAY_WARN_BLOCKING_GET_INSIDE_ASYNC": "0",
-    }
+        try:
+            super().free()
+        except RayError as error:
+            log.warning("The run's placement group could not be freed: %s", error)
 
 
 def _bound_to_node(train_fn: TrainFunction, config: dict[str, Any]) -> Any:

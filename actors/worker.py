@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +9,8 @@ from typing import Any
 
 import ray
 import ray.train
-from ray._private.log import PlainRayHandler
-from ray.train.v2._internal.execution.train_fn_utils import get_train_fn_utils
 
+from actors import ray_internals
 from actors.node import socket_path
 from actors.rank.body import users_line
 from actors.rank.main import run_rank
@@ -45,25 +43,16 @@ def rank_main(config: dict[str, Any]) -> None:
     slot = ray.train.get_context().get_world_rank()
     node = ray.get_runtime_context().get_node_id()
     host = spec.host or ray.util.get_node_ip_address()
-    _hush()
+    ray_internals.hush()
     refuse_barriers()
     agent = socket_path(spec.folder, node)
     run_rank(spec.train, spec.settings, slot, node, spec.folder, host, spec.parts(), agent, spec.home, spec.logs)
 
 
-def _hush() -> None:
-    """What Ray has to say goes to its own log files, and not to where the rank prints."""
-    for name in ("ray", "ray.train"):
-        logger = logging.getLogger(name)
-        logger.propagate = False
-        logger.handlers[:] = [each for each in logger.handlers if not isinstance(each, PlainRayHandler)]
-
-
 def refuse_barriers() -> None:
     """In this process Ray Train's barriers raise LoopError, at the user's line. Each call looks them up anew, whoever has imported it."""
-    utilities = get_train_fn_utils()
     for method, name in BARRIERS.items():
-        setattr(utilities, method, _refusal(f"ray.train.{name}()"))
+        ray_internals.replace_in_train_function(method, _refusal(f"ray.train.{name}()"))
 
 
 def _refusal(call: str) -> Callable[..., Any]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
+from dashboards.metrics import METRICS, MetricSpec
 from dashboards.rules import RUNNING
 
 LINES, NUMBER, BARS = "timeseries", "stat", "bargauge"
@@ -291,7 +293,32 @@ CHAOS = Board(
     },
 )
 
-BOARDS = (OVERVIEW, ONE_RUN, RANKS, CHECKPOINTS, CHAOS)
+UNITS = {"seconds": SECONDS, "ratio": SHARE, "bytes": BYTES}
+"""By the last word of a metric's name."""
+FOR_ALERTS = {"fleet_start_timestamp_seconds", "fleet_spares_wanted"}
+"""Metrics that only alerts read."""
+
+
+def shown_nowhere(specs: Iterable[MetricSpec], boards: Iterable[Board]) -> tuple[Panel, ...]:
+    """A plain panel for each metric that none of ``boards`` asks for: who adds a metric need not draw it."""
+    asked = " ".join(expr for board in boards for row in board.rows.values() for panel in row for expr, _ in panel.queries)
+    rest = [spec for spec in specs if f"{spec.name}{{" not in asked and f"{spec.name} " not in asked and spec.name not in FOR_ALERTS]
+    return tuple(_plain(spec) for spec in rest)
+
+
+def _plain(spec: MetricSpec) -> Panel:
+    words = spec.name.removeprefix("fleet_").removesuffix("_total").split("_")
+    legend = " ".join(f"{{{{{label}}}}}" for label in spec.labels)
+    return _lines(" ".join(words).capitalize(), spec.question, UNITS.get(words[-1], COUNT), (f"{spec.name}{{{RUN}}}", legend))
+
+
+def _complete(boards: tuple[Board, ...]) -> tuple[Board, ...]:
+    """With the metrics that no panel was made for on the board of one run."""
+    rest = shown_nowhere(METRICS, boards)
+    return tuple(replace(board, rows={**board.rows, "Others": rest}) if rest and board is ONE_RUN else board for board in boards)
+
+
+BOARDS = _complete((OVERVIEW, ONE_RUN, RANKS, CHECKPOINTS, CHAOS))
 
 
 def panels() -> list[tuple[Board, Panel]]:

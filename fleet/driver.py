@@ -9,7 +9,7 @@ from collections.abc import Callable
 from fleet.clock import Clock
 from fleet.events import CheckpointDurable, CheckpointFailed, Event, Tick
 from fleet.instructions import CommitCheckpoint, EndRun, Instruction, Write
-from fleet.levels import PEERS, STORE
+from fleet.levels import level_at
 from fleet.machine.core import FleetMachine
 from fleet.ports import CheckpointPort, JournalPort, MembersPort
 from fleet.records import Heard
@@ -71,7 +71,7 @@ class Driver:
                 self._members.send(instruction)
 
     async def _commit(self, order: CommitCheckpoint) -> None:
-        level = PEERS if order.place else STORE
+        level = level_at(order.place)
         try:
             size = await asyncio.to_thread(self._checkpoints.commit, order)
         except Exception as error:  # noqa: BLE001 - whatever fails in a store, to the run this checkpoint does not exist

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from fleet.causes import ProcessEnded
 from fleet.fault_kinds import kind_of
 from fleet.ledger_report import duration
-from fleet.levels import STORE
+from fleet.levels import PEERS, STORE
 from fleet.rank_logs import named
 from fleet.records import (
     CheckpointRecord,
@@ -186,7 +186,7 @@ class Teller:
         return f"rank {named(record.member)} is lost{where}: {how or record.cause} by fault {record.fault}"
 
     def _of_checkpoint(self, record: CheckpointRecord) -> Iterator[tuple[str, str, str]]:
-        what = "checkpoint" if record.level == STORE else "copy in memory"
+        what = {STORE: "checkpoint", PEERS: "copy in memory"}.get(record.level, f"checkpoint in the {record.level}")
         if record.phase in ("failed", "skipped", "withdrawn") and (self._verbose or not record.view_changed):
             yield "*", f"{what} of step {record.state.step} {record.phase}: {record.detail}", STRUCK
         elif record.phase == "durable" and record.level == STORE and record.state.step == self._total > 0:

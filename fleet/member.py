@@ -23,12 +23,12 @@ from fleet.instructions import (
     SaveCheckpoint,
     Welcome,
 )
-from fleet.levels import PEERS, STORE, level_of
+from fleet.levels import LEVELS, level_of
 from fleet.types import Finding, Member, Process, StateId, View
 
 NOTHING, INTERRUPT = "", "interrupt"
 
-Offer = tuple[int, int, int]
+Offer = tuple[int, ...]
 """What a rank says at a step boundary; see :meth:`MemberProtocol.offer`."""
 
 
@@ -307,17 +307,17 @@ class MemberProtocol:
     def offer(self) -> Offer:
         """This rank's part of the agreement that travels with each step's reduction.
 
-        (proposal that it has formed or -1; of store and peers each the newest checkpoint request of this view, or 0 once it is served).
+        (proposal that it has formed or -1; of each level the newest checkpoint request of this view, or 0 once it is served).
         """
         self._offered = self._proposal is not None and self._proposal_formed
         offered = self._proposal.generation if self._offered and self._proposal else -1
-        store, peers = (self._save_requests.get(level, 0) for level in (STORE, PEERS))
-        return offered, store if store not in self._saved else 0, peers if peers not in self._saved else 0
+        requests = [self._save_requests.get(level.name, 0) for level in LEVELS]
+        return offered, *(request if request not in self._saved else 0 for request in requests)
 
     def agree(self, offers: list[Offer]) -> tuple[View | None, int | None]:
         """All members' offers -> (view to enter after this step or None, checkpoint request to serve after this step or None).
 
-        Done only when all offer the same; of two requests the store's comes first, and the other at the next boundary.
+        Done only when all offer the same; of two requests that of the first level comes first, and the other at the next boundary.
         Every member sees the same offers and looks at nothing else, so all decide alike; a member that
         died in the reduction leads to a new view instead.
         """

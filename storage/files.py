@@ -5,6 +5,7 @@ All put a file atomically and durably, or not at all. (But for ``memory://``, wh
 
 from __future__ import annotations
 
+import importlib
 import os
 import uuid
 from collections.abc import Iterator, Sequence
@@ -73,19 +74,23 @@ class Files(Protocol):
     def drop(self, handle: str) -> None: ...
 
 
+SCHEMES = {
+    "s3": "storage.s3:S3Files",
+    "peers": "storage.peer_files:PeerFiles",
+}
+"""Scheme of URLs -> what has their files, imported when it is asked for. All others are local, or fsspec's."""
+
+
 def open_files(url: str, **options: Any) -> Files:
     """The files under ``url``: a path or ``file://``, ``s3://``, ``peers://``, ``memory://`` or what else fsspec knows.
 
     ``options`` of ``s3://`` are those of :class:`storage.s3.S3Files`; others go to fsspec.
     """
-    if url.startswith("s3://"):
-        from storage.s3 import S3Files
-
-        return S3Files(url, **options)
-    if url.startswith("peers://"):
-        from storage.peer_files import PeerFiles
-
-        return PeerFiles(url)
+    scheme = url.partition("://")[0]
+    if scheme in SCHEMES:
+        module, _, name = SCHEMES[scheme].partition(":")
+        made: Files = getattr(importlib.import_module(module), name)(url, **options)
+        return made
     with _as_os_error(url):
         system, path = fsspec.core.url_to_fs(url, **options)
     return LocalFiles(Path(path)) if isinstance(system, LocalFileSystem) else ObjectFiles(system, path, url)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fleet.instructions import CommitCheckpoint
-from fleet.levels import PEERS_SCHEME
+from fleet.levels import STORE, level_at
 from fleet.types import Part, StateId
 from storage.checkpoint import CheckpointStore, write_part
 from storage.manifest import CheckpointDamaged, checkpoint_id, parse_checkpoint_id
@@ -46,19 +46,17 @@ class Parts:
         return export_model(target, model)
 
     def load(self, checkpoint: str) -> tuple[str, list[Tensor]]:
-        """(skeleton, tensors in order), of the store or, given a URL, from memories. Raises CheckpointDamaged naming the bad part.
+        """(skeleton, tensors in order), of the store or, given a URL, of another level. Raises CheckpointDamaged naming the bad part.
 
-        What is damaged in memory is deleted there, so that nobody is sent to it again.
+        What is damaged there is deleted, so that nobody is sent to it again.
         """
         place, _, name = checkpoint.rpartition("/")
-        memory = place.startswith(PEERS_SCHEME)  # else it is another run's, from which this one goes on
-        store = (
-            CheckpointStore(place, run=self.run if memory else "") if place else CheckpointStore(self.url, run=self.run, **self._options)
-        )
+        own = level_at(place) != STORE  # else it is another run's, from which this one goes on
+        store = CheckpointStore(place, run=self.run if own else "") if place else CheckpointStore(self.url, run=self.run, **self._options)
         try:
             meta, tensors = store.load(name)
         except (CheckpointDamaged, FileNotFoundError):
-            if memory:
+            if own:
                 store.delete(name)
             raise
         return meta, [tensors[index] for index in range(len(tensors))]

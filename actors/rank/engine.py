@@ -24,13 +24,14 @@ from actors.rank.state import TrackedState
 from actors.rank.stopwatch import Stopwatch
 from fleet.config import RunSettings
 from fleet.errors import ConfigError
+from fleet.levels import LEVELS
 from fleet.member import Offer
 from fleet.records import COMM, STRAGGLER, VERIFY
 from fleet.shards import Shares, cover, foreseen, share
 from fleet.types import Finding, Member, StateId, View
 
 HELD_TAG = (1 << 24) + 1
-FLAGS = 4
+FLAGS = 2 + len(LEVELS)
 """Numbers that each rank sends beside the gradients, before its shards' losses: proposal, a request of each level, time of arrival.
 
 Then comes what :mod:`actors.rank.replicas`, :mod:`actors.rank.recheck`, :mod:`actors.rank.jumps` and :mod:`actors.rank.body` compare."""
@@ -330,7 +331,7 @@ class Engine:
             limits = [min(limit) for limit in zip(*(row[third:fourth] for row in numbers), strict=True)]
             culprit, why, hopeless = self._suspect(by_shard, *limits)
             why = why or self._again()
-        offers = [(int(row[0]), int(row[1]), int(row[2])) for row in numbers]
+        offers = [tuple(map(int, row[: len(offer)])) for row in numbers]
         return Outcome(offers, math.fsum(by_shard) / self._shards, culprit, why, disputed, self._owner(culprit), hopeless)
 
     def _sum(self, said: list[float], width: int) -> torch.Tensor:

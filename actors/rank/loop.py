@@ -28,6 +28,7 @@ from actors.rank.step import Step
 from fleet.config import RunSettings
 from fleet.errors import FleetError, LoopError, RunOver
 from fleet.events import Implausible, Measured
+from fleet.levels import places
 from fleet.once import BEGIN, END
 from fleet.records import COMPUTE, FINISH
 from fleet.types import StateId, View
@@ -61,7 +62,7 @@ class Run:
         home = home or Home()
         self.folder, self.is_twin = home.folder, home.is_twin
         self._home, self._parts = home, parts
-        self._saver = Saver(client, recorder, parts)
+        self._saver = Saver(client, recorder, parts, places(settings))
         self._seat = Seat(client, recorder, parts, host, settings.timeouts)
         self._engine: Engine | None = None
         self._committed = False

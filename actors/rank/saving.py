@@ -21,7 +21,7 @@ from actors.rank.snapshot import Snapshot, Snapshotter
 from actors.rank.state import Flat, Slice, TrackedState, slices
 from fleet.errors import FleetError
 from fleet.events import PartFailed, PartWritten
-from fleet.levels import PEERS, STORE, level_of, peers_url
+from fleet.levels import LEVELS, PEERS, level_of, peers_url
 from fleet.records import CHECKPOINT
 from fleet.types import Part, StateId, View
 
@@ -99,16 +99,16 @@ class Order:
 
 
 class Saver:
-    """``begin`` and ``settle`` belong to the loop's thread.
+    """``begin`` and ``settle`` belong to the loop's thread. ``places``: see :func:`fleet.levels.places`.
 
     What fails is logged and reported: training goes on, and the coordinator asks again later.
     """
 
-    def __init__(self, client: Client, recorder: Recorder, parts: PartsPort) -> None:
-        self._client, self._recorder, self._parts = client, recorder, parts
+    def __init__(self, client: Client, recorder: Recorder, parts: PartsPort, places: Mapping[str, str]) -> None:
+        self._client, self._recorder, self._parts, self._places = client, recorder, parts, places
         self._snapshots = Snapshotter()
         # Copies for peers are made every few seconds, and must not wait behind a store that takes minutes.
-        self._threads = {level: ThreadPoolExecutor(1, thread_name_prefix=f"fleet-save-{level}") for level in (STORE, PEERS)}
+        self._threads = {level.name: ThreadPoolExecutor(1, thread_name_prefix=f"fleet-save-{level.name}") for level in LEVELS}
         self._order: Order | None = None
         self._begun_s = 0.0
 
@@ -118,7 +118,8 @@ class Saver:
         with self._blocked():
             before_us = self._recorder.now_us()
             if self._snapshots.begin(here, share):
-                place = peers_url(view.copies[share.index]) if level_of(request) == PEERS else ""
+                level = level_of(request)
+                place = peers_url(view.copies[share.index]) if level == PEERS else self._places.get(level, "")
                 self._order = Order(request, here, view.generation, share, place)
                 self._begun_s = (self._recorder.now_us() - before_us) / 1e6
             else:

@@ -19,7 +19,7 @@ from actors.rank.saving import PartsPort
 from actors.rank.state import TrackedState, receive_state, send_state
 from fleet.config import Timeouts
 from fleet.errors import FleetError
-from fleet.levels import PEERS_SCHEME
+from fleet.levels import STORE, level_at
 from fleet.member import Offer
 from fleet.records import REFORM, RESTORE, STANDBY
 from fleet.types import Finding, StateId, View
@@ -354,7 +354,7 @@ class Seat:
         try:
             return self._parts.load(checkpoint)
         except OSError as error:
-            if not checkpoint.startswith(PEERS_SCHEME):
+            if level_at(checkpoint) == STORE:
                 raise
             raise GroupBroken(f"the copies of {view.state} cannot be read: {error}", view.generation) from error
 

@@ -19,36 +19,13 @@ from typing import Any
 from fleet.errors import ConfigError, RunFailed
 from fleet.launch import processes
 from fleet.launch.quiet import connect
+from fleet.launch.ray_internals import SYSTEM_CONFIG, UNSEEN, has_token, reread_authentication
 
 RANK_RESOURCE = "fleet_rank"
 """Custom resource of worker nodes: one unit for each slot."""
 HEAD = "head"
 
 _HOST = f"import sys; sys.path.append({str(Path(__file__).parents[2])!r}); from fleet.launch.node_host import main; main()"
-_SYSTEM_CONFIG = {
-    # A killed raylet refuses connections, so each check fails at once: dead after period x threshold. A starved one answers late:
-    # it is given the time-out for every check, so that a busy machine does not lose nodes.
-    "health_check_initial_delay_ms": 0,
-    "health_check_period_ms": 400,
-    "health_check_timeout_ms": 5000,
-    "health_check_failure_threshold": 4,
-    "worker_register_timeout_seconds": 30,
-    # Ray looks four times a second how much memory is left, in each node, as if each had a machine of its own.
-    "memory_monitor_refresh_ms": 1000,
-    # Nor is a second too long for the rest that Ray's daemons look after 5 to 10 times a second: objects to fetch and to free, of which
-    # ranks make none, and workers without work. Demand is asked for on behalf of an autoscaler, and a local cluster has none.
-    "object_manager_timer_freq_ms": 1000,
-    "raylet_check_gc_period_milliseconds": 1000,
-    "kill_idle_workers_interval_ms": 1000,
-    "gcs_pull_resource_loads_period_milliseconds": 10_000,
-    # Ray's default of 15 puts ranks behind everything else on the machine, its own daemons first. Ranks are what the machine is for.
-    "worker_niceness": 0,
-}
-_UNSEEN = {
-    # Every process tells each second which calls it ran. Only Ray's dashboard shows them.
-    "task_events_report_interval_ms": 0,
-}
-"""What is not done where Ray's dashboard does not run."""
 
 
 def node_resource(index: int) -> str:
@@ -243,7 +220,7 @@ class LocalCluster:
             "include_dashboard": self._dashboard,
             "dashboard_port": 0,
             "no_monitor": True,
-            "_system_config": _SYSTEM_CONFIG if self._dashboard else _SYSTEM_CONFIG | _UNSEEN,
+            "_system_config": SYSTEM_CONFIG if self._dashboard else SYSTEM_CONFIG | UNSEEN,
         }
 
     def _node_settings(self, index: int) -> dict[str, Any]:
@@ -262,12 +239,10 @@ class LocalCluster:
         """
         if os.environ.get("RAY_AUTH_MODE") is not None:
             return
-        from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
-
-        if not AuthenticationTokenLoader.instance().has_token(ignore_auth_mode=True):
+        if not has_token():
             self._borrow("RAY_AUTH_TOKEN", secrets.token_hex(32))
         self._borrow("RAY_AUTH_MODE", "token")
-        _reread_authentication()
+        reread_authentication()
 
     def _borrow(self, variable: str, value: str) -> None:
         self._borrowed[variable] = os.environ.get(variable)
@@ -280,7 +255,7 @@ class LocalCluster:
             else:
                 os.environ[variable] = value
         if self._borrowed:
-            _reread_authentication()
+            reread_authentication()
         self._borrowed.clear()
 
     def _disconnect(self) -> None:
@@ -288,14 +263,6 @@ class LocalCluster:
         ray = sys.modules.get("ray")
         if ray is not None and ray.is_initialized() and ray.get_runtime_context().gcs_address == self.address:
             ray.shutdown()
-
-
-def _reread_authentication() -> None:
-    """Let Ray in this process see the environment as it is now."""
-    from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
-
-    Config.initialize("")
-    AuthenticationTokenLoader.instance().reset_cache()
 
 
 def _check(nodes: int, slots_per_node: int) -> None:

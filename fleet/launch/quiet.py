@@ -6,6 +6,8 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+from fleet.launch import ray_internals
+
 log = logging.getLogger("fleet.ray")
 
 
@@ -15,10 +17,9 @@ def connect(address: str, imports_from: Sequence[str] = (), **arguments: Any) ->
     Python finds modules in the folders ``imports_from`` in all of this job's processes, as it does in the working directory.
     """
     import ray
-    from ray.job_config import JobConfig
 
-    ray._private.worker.print_to_stdstream = _to_log
-    job = JobConfig(_py_driver_sys_path=list(imports_from))
+    ray_internals.take_prints(_to_log)
+    job = ray_internals.job_config(imports_from)
     ray.init(address=address, **{"log_to_driver": False, "logging_level": "ERROR", "job_config": job, **arguments})
 
 

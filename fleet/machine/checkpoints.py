@@ -10,7 +10,7 @@ from fleet.config import RunSettings
 from fleet.decisions import Interval
 from fleet.events import CheckpointDurable, PartFailed, PartWritten
 from fleet.instructions import CommitCheckpoint, Instruction, SaveCheckpoint, Write
-from fleet.levels import PEERS, STORE, peers_url, request_number
+from fleet.levels import PEERS, STORE, peers_url, places, request_number
 from fleet.ports import IntervalPolicy
 from fleet.records import CheckpointRecord, DecisionMade, Record
 from fleet.types import Member, StateId, View
@@ -54,6 +54,7 @@ class Checkpoints:
     ) -> None:
         self.level, self._policy = level, "interval" if level == STORE else f"interval of {level}"
         self.settings, self.interval, self.rate_per_s = settings, interval, rate_per_s
+        self.place = places(settings).get(level, "")
         self.kept: dict[StateId, str] = {newest[1]: newest[0]} if newest else {}
         self._doubted: tuple[StateId, StateId] | None = None
         self.interval_s = 0.0
@@ -93,9 +94,9 @@ class Checkpoints:
         return state in self.kept
 
     def _keep(self, checkpoint: str, state: StateId) -> None:
-        """The store keeps as many, and deletes the oldest."""
-        self.kept[state] = checkpoint
-        for old in sorted(self.kept)[: -max(1, self.settings.checkpoint.keep)]:
+        """As many as the store keeps, which deletes the oldest; elsewhere the newest is kept."""
+        self.kept[state] = f"{self.place}/{checkpoint}" if self.place else checkpoint
+        for old in sorted(self.kept)[: -1 if self.place else -max(1, self.settings.checkpoint.keep)]:
             del self.kept[old]
 
     def withdraw(self, first: StateId, last: StateId, now_s: float, reason: str) -> list[Instruction]:
@@ -183,7 +184,7 @@ class Checkpoints:
     def _place(self, view: View) -> str:
         """All memories that hold a part hold the manifest too: each that is left knows how many parts there must be."""
         addresses = sorted({address for targets in view.copies for address in targets})
-        return peers_url(addresses) if self.level == PEERS else ""
+        return peers_url(addresses) if self.level == PEERS else self.place
 
     def part_failed(self, event: PartFailed, now_s: float) -> list[Instruction]:
         """A member could not write its part: there is no use in waiting for the others."""

@@ -1,14 +1,14 @@
-"""What ``FleetMachine`` knows of both levels of checkpoints: when either is due, and from which of them a new history can begin."""
+"""What ``FleetMachine`` knows of the levels of checkpoints: when each is due, and from which of them a new history can begin."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from fleet.config import RunSettings
+from fleet.config import CheckpointSettings, RunSettings
 from fleet.events import CheckpointDurable, CheckpointFailed, CopiesHeld, Event, PartFailed, PartWritten
 from fleet.instructions import Instruction
-from fleet.levels import PEERS, PEERS_SCHEME, STORE, level_of, peers_url
+from fleet.levels import LEVELS, PEERS, STORE, level_at, level_of, peers_url, places
 from fleet.machine.checkpoints import Checkpoints
 from fleet.machine.outage import Outage
 from fleet.machine.roster import Roster
@@ -21,7 +21,7 @@ TRIES = 3
 
 
 class Tiers:
-    """The durable store, and the memory of the nodes. ``peers`` is None when no copies are wanted."""
+    """The durable store, the memory of the nodes, and what other levels the run has. ``peers`` is None when no copies are wanted."""
 
     def __init__(
         self, settings: RunSettings, roster: Roster, store: IntervalPolicy, peers: IntervalPolicy | None,
@@ -31,6 +31,7 @@ class Tiers:
         self.store = Checkpoints(STORE, settings, store, newest, rates_per_s[0], now_s)
         wanted = peers if settings.peer_copies > 0 else None
         self.peers = Checkpoints(PEERS, settings, wanted, None, rates_per_s[1], now_s) if wanted is not None else None
+        self.others = _others(settings, store, now_s)
         self.outage = Outage()
         self.memories: dict[str, CopiesHeld] = {}
         self._tries: Counter[str] = Counter()
@@ -38,7 +39,7 @@ class Tiers:
 
     @property
     def levels(self) -> list[Checkpoints]:
-        return [self.store, self.peers] if self.peers is not None else [self.store]
+        return [self.store, *([self.peers] if self.peers is not None else []), *self.others]
 
     # ---- where a new history begins ------------------------------------------------------------------------------------------------------
 
@@ -51,13 +52,16 @@ class Tiers:
         return self._newest()[1]
 
     def _newest(self) -> tuple[str | None, StateId]:
-        """The newest complete checkpoint of both levels; of two at the same step the one in memory, which is there sooner."""
+        """The newest complete checkpoint of all levels; of two of one state that of the nearer level, which is there sooner."""
         tired = {checkpoint for checkpoint, tries in self._tries.items() if tries >= TRIES}
+        near = [level for level in reversed(self.others) if level.newest_id is not None and _id(level.newest_id) not in tired]
+        best = max(near, key=lambda level: level.newest_state, default=self.store)
+        found = best if self.store.newest_id is None or best.newest_state >= self.store.newest_state else self.store
         held = [copy for memory in self._within_reach.values() for copy in memory.copies]
         copy = newest_copy(self._within_reach.values(), tired | {copy.checkpoint for copy in held if self._in_doubt(copy.state)})
-        if copy is not None and (self.store.newest_id is None or copy[1] >= self.store.newest_state):
+        if copy is not None and (found.newest_id is None or copy[1] >= found.newest_state):
             return copy
-        return self.store.newest_id, self.store.newest_state
+        return found.newest_id, found.newest_state
 
     def _in_doubt(self, state: StateId) -> bool:
         return any(first <= state <= last for first, last in self._doubted)
@@ -66,7 +70,7 @@ class Tiers:
     def kept(self) -> list[StateId]:
         """The states that a history may begin from, in order; not all parts of those in memory need be there."""
         copies = {copy.state for memory in self._within_reach.values() for copy in memory.copies if not self._in_doubt(copy.state)}
-        return sorted(copies | set(self.store.kept))
+        return sorted(copies.union(self.store.kept, *(level.kept for level in self.others)))
 
     def withdraw(self, first: StateId, last: StateId, now_s: float, reason: str) -> list[Instruction]:
         """Checkpoints of the states ``first`` to ``last`` are not to be used: a rank that was wrong had a part in them."""
@@ -76,15 +80,15 @@ class Tiers:
     def begin(self, rolled_back: bool) -> StateId:
         """A view is made that begins from the newest; returns its state. ``rolled_back``: a fault has come to that."""
         checkpoint, state = self._newest()
-        if checkpoint is not None and checkpoint.startswith(PEERS_SCHEME):
-            self._tries[checkpoint.rpartition("/")[2]] += 1
+        if checkpoint is not None and level_at(checkpoint) != STORE:
+            self._tries[_id(checkpoint)] += 1
         if rolled_back:
             self._needed(checkpoint)
         return state
 
     def _needed(self, checkpoint: str | None) -> None:
         """A fault needed this level: one more from which its rate is learned."""
-        self._of(PEERS if (checkpoint or "").startswith(PEERS_SCHEME) else STORE).events += 1
+        self._of(level_at(checkpoint)).events += 1
 
     def unsure(self, silent: Collection[str]) -> bool:
         """Whether a node that has fallen silent may hold the newest copy: it answers soon, or is lost for good."""
@@ -128,22 +132,22 @@ class Tiers:
         return []
 
     def _of(self, level: str) -> Checkpoints:
-        return self.peers if level == PEERS and self.peers is not None else self.store
+        return next((each for each in self.levels if each.level == level), self.store)
 
     def configure(self, settings: RunSettings) -> None:
-        """New settings hold from now on; the interval of copies in memory is not among those that change."""
+        """New settings hold from now on; the intervals of other levels than the store are not among those that change."""
         self.settings = settings
         self.store.configure(settings)
-        if self.peers is not None:
-            self.peers.settings = settings
+        for level in self.levels[1:]:
+            level.settings = settings
 
     @property
     def pending(self) -> bool:
         return any(level.pending for level in self.levels)
 
     def tick(self, view: View, now_s: float) -> list[Instruction]:
-        out = self.store.tick(view, now_s)
-        return out + (self.peers.tick(view, now_s) if self.peers is not None and view.copies else [])
+        wanted = [level for level in self.levels if level is not self.peers or view.copies]
+        return [instruction for level in wanted for instruction in level.tick(view, now_s)]
 
     def request(self, view: View, now_s: float) -> list[Instruction]:
         """A durable one, now."""
@@ -170,6 +174,20 @@ class Tiers:
         self.outage.replay(record, self.store)
         for level in self.levels:
             level.replay(record)
+
+
+def _others(settings: RunSettings, store: IntervalPolicy, now_s: float) -> list[Checkpoints]:
+    """The levels that have a place of their own, each with the fixed interval that the run gives it."""
+    found = []
+    for level in LEVELS:
+        if level.name in places(settings):
+            interval = store.configured(CheckpointSettings(policy="fixed", interval_s=level.every_s(settings)))
+            found.append(Checkpoints(level.name, settings, interval, None, 0.0, now_s))
+    return found
+
+
+def _id(checkpoint: str) -> str:
+    return checkpoint.rpartition("/")[2]
 
 
 def newest_copy(memories: Iterable[CopiesHeld], excluded: Collection[str]) -> tuple[str, StateId] | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fleet.events import CheckpointDurable, CheckpointFailed, Event, Heartbeat, Joined, StepsTimed, Tick
 from fleet.instructions import CommitCheckpoint, EndRun, Evict, Fence, Inspect, Instruction, Propose, Publish, Welcome, Write
-from fleet.levels import PEERS, STORE
+from fleet.levels import PEERS, level_at
 from fleet.machine.core import FleetMachine
 from fleet.simulation.nodes import SimNode
 from fleet.types import Member
@@ -78,14 +78,14 @@ class Store:
         return not self.failing
 
     def load(self, checkpoint: str) -> int:
-        return self._committed[checkpoint]
+        return self._committed[checkpoint.rpartition("/")[2]]
 
     def perform(self, order: CommitCheckpoint, coordinator: SimCoordinator) -> None:
         self.world.clock.after(self.rng.uniform(0.02, 0.5), lambda: self._commit(order, coordinator))
 
     def _commit(self, order: CommitCheckpoint, coordinator: SimCoordinator) -> None:
-        level = PEERS if order.place else STORE
-        done = self._commit_in_memory(order) if order.place else self._commit_here(order)
+        level = level_at(order.place)
+        done = self._commit_in_memory(order) if level == PEERS else self._commit_here(order)
         if not done:
             coordinator.submit(CheckpointFailed(order.checkpoint, f"the {level} fails", level))
             return

@@ -1,4 +1,5 @@
-"""What Fleet leans on inside Ray Train, which promises none of it: when Ray's version changes, these say what to look at again.
+"""What Fleet relies on inside Ray and Ray Train, which promise none of it. Each test is one fact, to be run by name against another Ray:
+``pytest tests/contract/test_ray_facts.py -k callbacks``. ``docs/upgrading.md`` says what each means when it fails, and what to change.
 
 Paths below are those of Ray 2.60, under ``ray/train/v2/_internal/execution``.
 """
@@ -8,29 +9,60 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import json
+import logging
+import re
+import subprocess
+import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import ray
+from ray._common.constants import HEAD_NODE_RESOURCE_NAME, RAY_WARN_BLOCKING_GET_INSIDE_ASYNC_ENV_VAR
+from ray._private import log as rays_log
+from ray._private import parameter, ray_constants, services, worker, workers
+from ray._private.node import Node
 from ray._private.runtime_env.context import RuntimeEnvContext
+from ray.dashboard import agent
+from ray.dashboard import utils as dashboard_utils
 from ray.exceptions import ActorDiedError, ActorHandleNotFoundError, ActorUnavailableError, RayActorError, RayError
+from ray.experimental import internal_kv
 from ray.runtime_env import RuntimeEnv
 from ray.train.backend import Backend
 from ray.train.collective import barrier, broadcast_from_rank_zero
+from ray.train.v2._internal import constants
 from ray.train.v2._internal.callbacks import DatasetsCallback, WorkingDirectorySetupCallback
 from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
-from ray.train.v2._internal.exceptions import RayTrainError, WorkerGroupStartupFailedError, WorkerHealthCheckFailedError
+from ray.train.v2._internal.exceptions import (
+    RayTrainError,
+    WorkerGroupStartupFailedError,
+    WorkerHealthCheckFailedError,
+    WorkerHealthCheckTimeoutError,
+)
+from ray.train.v2._internal.execution import train_fn_utils
 from ray.train.v2._internal.execution.controller import TrainController
 from ray.train.v2._internal.execution.failure_handling import default as failure_handling
+from ray.train.v2._internal.execution.scaling_policy.fixed import FixedScalingPolicy
 from ray.train.v2._internal.execution.worker_group import WorkerGroup, WorkerGroupPollStatus
 from ray.train.v2._internal.execution.worker_group.execution_group import ReplicaGroup
 from ray.train.v2._internal.execution.worker_group.poll import WorkerStatus
 from ray.train.v2._internal.execution.worker_group.worker import RayTrainWorker, Worker
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+from ray.train.v2.api.exceptions import ControllerError, TrainingFailedError
+from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
 
+from actors import fork_server, hosts, ray_internals
 from actors.backend import FleetBackend, FleetBackendConfig
-from actors.shield import PatientFailurePolicy, ShieldedController, ShieldedWorkerGroup
+from actors.ray_internals import PatientFailurePolicy
+from actors.shield import ShieldedController, ShieldedWorkerGroup
+from fleet.launch import lean_agent, local
+from fleet.launch import ray_internals as launch_internals
+from fleet.launch.local import LocalCluster
+from tests.tidy import rules
 
 NODE_LABEL = "label_selector={ray._raylet.RAY_NODE_ID_KEY: ray.get_runtime_context().get_node_id()}"
 CONTROLLER_CLASS = f"ray.remote(num_cpus=0, {NODE_LABEL}, runtime_env={{'env_vars': env_vars}})"
@@ -56,8 +88,12 @@ def test_the_version_is_the_one_that_was_studied() -> None:
     assert ray.__version__.startswith("2.60.")
 
 
-def test_barriers_look_up_what_they_call_each_time() -> None:
+def test_barriers_look_up_what_they_call_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """execution/train_fn_utils.py; what ``actors.worker`` replaces there is what a train function gets."""
+    utilities = SimpleNamespace()
+    monkeypatch.setattr(train_fn_utils, "_train_fn_utils", utilities)
+    ray_internals.replace_in_train_function("report", len)
+    assert train_fn_utils.get_train_fn_utils().report is len
     for call, method in ((ray.train.report, "report"), (barrier, "barrier"), (broadcast_from_rank_zero, "broadcast_from_rank_zero")):
         assert f"get_train_fn_utils().{method}" in calls_of(inspect.unwrap(call))
 
@@ -141,7 +177,7 @@ def test_ray_does_not_retry_when_its_controller_meets_the_dead() -> None:
 
 
 def test_the_trainer_creates_its_controller_where_fleet_does_it_instead() -> None:
-    """``actors.trainer`` repeats this method with its own class: a change here must be followed there."""
+    """``actors.ray_internals.Trainer`` repeats this method with its own class: a change here must be followed there."""
     assert calls_of(DataParallelTrainer._initialize_and_run_controller) == [
         "get_env_vars_to_propagate",
         "env_vars.setdefault",
@@ -158,7 +194,7 @@ def test_the_trainer_creates_its_controller_where_fleet_does_it_instead() -> Non
         "ray.get",
         "controller.get_result.remote",
     ]
-    assert "failure_policy" in inspect.signature(TrainController.__init__).parameters
+    assert {"failure_policy", "scaling_policy"} <= set(inspect.signature(TrainController.__init__).parameters)
 
 
 def test_the_callbacks_that_fleet_leaves_out() -> None:
@@ -167,7 +203,157 @@ def test_the_callbacks_that_fleet_leaves_out() -> None:
     assert all(callback.__name__ in source for callback in left_out)
 
 
+def test_the_scaling_policy_asks_an_autoscaler_by_two_methods() -> None:
+    """``FixedSize`` makes both do nothing; the first is called when the controller starts, the second by each decision."""
+    assert {"after_controller_start", "_maybe_send_resource_request"} <= set(dir(FixedScalingPolicy))
+    assert list(inspect.signature(FixedScalingPolicy.after_controller_start).parameters) == ["self", "train_run_context"]
+    assert calls_of(FixedScalingPolicy.make_decision_for_running_worker_group)[0] == "self._maybe_send_resource_request"
+
+
+def test_a_controller_is_set_up_by_environment_variables() -> None:
+    passed_on = {constants.V2_ENABLED_ENV_VAR, constants.HEALTH_CHECK_INTERVAL_S_ENV_VAR, constants.WORKER_HEALTH_CHECK_TIMEOUT_S_ENV_VAR}
+    assert passed_on <= set(constants.ENV_VARS_TO_PROPAGATE)
+    assert {*passed_on, RAY_WARN_BLOCKING_GET_INSIDE_ASYNC_ENV_VAR} == set(ray_internals.controller_environment(0.5, 10.0))
+    assert "HEALTH_CHECK_INTERVAL_S_ENV_VAR" in source_of(TrainController.__init__)
+    assert "WORKER_HEALTH_CHECK_TIMEOUT_S_ENV_VAR" in source_of(WorkerGroup.__init__)
+    assert isinstance(constants.get_env_vars_to_propagate(), dict)
+
+
+def test_what_ray_prints_in_a_worker_goes_through_a_handler_of_its_own() -> None:
+    assert "PlainRayHandler()" in source_of(rays_log.generate_logging_config)
+    assert issubclass(rays_log.PlainRayHandler, logging.StreamHandler)
+
+
+def test_actors_of_a_job_are_listed_by_class_and_state() -> None:
+    assert "job_id" in inspect.signature(ray._private.state.actors).parameters
+    assert {'"ActorClassName"', '"State"'} <= set(re.findall(r'"\w+"', inspect.getsource(ray._private.state)))
+
+
+def test_an_actor_can_be_killed_by_its_id() -> None:
+    assert hasattr(ray._raylet.CoreWorker, "kill_actor") and hasattr(ray.actor.ActorHandle, "_actor_id")
+    assert ray.ActorID.from_hex("0" * 32).hex() == "0" * 32
+    assert "global_worker.core_worker.kill_actor" in source_of(ray.kill) or "worker.core_worker.kill_actor" in source_of(ray.kill)
+
+
+def test_a_placement_group_can_be_found_again_and_removed() -> None:
+    """By its id, which is kept in the cluster's key-value store."""
+    for call, names in ((internal_kv._internal_kv_put, {"overwrite", "namespace"}), (internal_kv._internal_kv_get, {"namespace"})):
+        assert names <= set(inspect.signature(call).parameters)
+    assert "namespace" in inspect.signature(internal_kv._internal_kv_del).parameters
+    group = PlacementGroup(ray.PlacementGroupID.from_hex("1" * 36))
+    assert group.id.hex() == "1" * 36
+    assert list(inspect.signature(remove_placement_group).parameters) == ["placement_group"]
+    assert list(inspect.signature(placement_group_table).parameters) == ["placement_group"]
+
+
+def test_the_head_node_has_a_resource_of_its_own() -> None:
+    assert f'"{HEAD_NODE_RESOURCE_NAME}"' in source_of(hosts.start_coordinator)
+
+
 def test_workers_are_started_by_the_executable_of_their_runtime_environment() -> None:
     """With arguments of its own, and told which raylet it belongs to: what ``actors.fork_client`` stands on."""
     assert RuntimeEnv(py_executable="python -I -S client.py").py_executable() == "python -I -S client.py"
     assert 'executable = ["exec", self.py_executable]' in inspect.getsource(RuntimeEnvContext.exec_worker)
+    assert "RAY_RAYLET_PID" in inspect.getsource(ray_constants) and "RAY_RAYLET_PID" in inspect.getsource(fork_server)
+
+
+def test_a_raylet_starts_workers_by_a_script_that_can_be_replaced() -> None:
+    """What ``fleet.launch.setup_worker`` does in its place is compared with Ray's own by ``tests/unit/test_setup_worker.py``."""
+    assert "setup_worker_path" in inspect.signature(parameter.RayParams.__init__).parameters
+    assert Path(launch_internals.rays_setup_worker()).is_file()
+    assert Path(launch_internals.rays_setup_worker()) == Path(workers.__file__).parent / ray_constants.SETUP_WORKER_FILENAME
+
+
+def test_a_node_is_started_in_the_process_that_hosts_it() -> None:
+    assert {"ray_params", "head", "shutdown_at_exit", "spawn_reaper"} <= set(inspect.signature(Node.__init__).parameters)
+    assert {"gcs_address", "node_id"} <= set(dir(Node))
+    assert "self.all_processes" in source_of(Node.__init__) and ray_constants.PROCESS_TYPE_RAYLET == "raylet"
+    assert set(inspect.signature(Node.start_api_server).parameters) == {"self", "include_dashboard", "raise_on_failure"}
+    assert "self._webui_url = None" in source_of(Node.start_api_server) + source_of(Node.__init__)
+
+
+def test_settings_of_a_node_have_these_names() -> None:
+    node = LocalCluster(1)
+    named = {*node._head_settings(), *node._node_settings(0), "setup_worker_path"}
+    assert named <= set(inspect.signature(parameter.RayParams.__init__).parameters)
+
+
+def test_settings_of_rays_daemons_have_these_names() -> None:
+    """Ray ends a process that is given a name which it does not know."""
+    settings = {**launch_internals.SYSTEM_CONFIG, **launch_internals.UNSEEN}
+    assert _initialized(settings) == 0
+    assert _initialized({**settings, "no_such_setting": 1}) != 0
+
+
+def _initialized(settings: dict[str, int]) -> int:
+    code = "import sys; from ray._raylet import Config; Config.initialize(sys.argv[1])"
+    return subprocess.run([sys.executable, "-c", code, json.dumps(settings)], capture_output=True, timeout=60, check=False).returncode
+
+
+def test_agents_are_started_by_a_command_that_is_looked_up_each_time() -> None:
+    source = source_of(services.start_raylet)
+    assert "_build_python_executable_command_memory_profileable" in source and "PROCESS_TYPE_DASHBOARD_AGENT" in source
+    assert "ray._private.utils.get_dashboard_dependency_error() is not None" in source
+    assert callable(ray._private.utils.get_dashboard_dependency_error)
+    assert next(iter(inspect.signature(services._build_python_executable_command_memory_profileable).parameters)) == "component"
+
+
+def test_an_agent_looks_up_its_parts_by_one_function() -> None:
+    """``fleet.launch.lean_agent`` has it find none."""
+    assert "dashboard_utils.get_all_modules(" in inspect.getsource(agent)
+    assert list(inspect.signature(dashboard_utils.get_all_modules).parameters) == ["module_type"]
+    assert "get_all_modules" in inspect.getsource(lean_agent)
+
+
+def test_what_workers_print_passes_one_function() -> None:
+    assert inspect.getsource(worker).count("print_to_stdstream") >= 2
+    assert list(inspect.signature(worker.print_to_stdstream).parameters) == ["data", "ignore_prefix"]
+
+
+def test_a_job_can_have_folders_to_import_from() -> None:
+    assert launch_internals.job_config(["/a", "/b"])._py_driver_sys_path == ["/a", "/b"]
+
+
+def test_a_token_is_found_and_read_again() -> None:
+    assert {"instance", "has_token", "reset_cache"} <= set(dir(ray._raylet.AuthenticationTokenLoader))
+    assert "initialize" in dir(ray._raylet.Config)
+    assert isinstance(launch_internals.has_token(), bool)
+
+
+def test_errors_of_polls_tell_a_time_out_from_a_death() -> None:
+    """``SeamedWorkerGroup.condition`` reads them."""
+    assert issubclass(WorkerHealthCheckTimeoutError, RayTrainError) and issubclass(WorkerHealthCheckFailedError, RayTrainError)
+    assert not issubclass(WorkerHealthCheckTimeoutError, WorkerHealthCheckFailedError)
+    source = source_of(WorkerGroup._poll_workers_and_collect_errors)
+    assert "WorkerHealthCheckTimeoutError" in source and "WorkerHealthCheckFailedError" in source
+
+
+def test_an_error_of_the_controller_carries_its_cause() -> None:
+    cause = ActorDiedError()
+    assert ControllerError(cause).controller_failure is cause and issubclass(ControllerError, TrainingFailedError)
+
+
+WALL = (ray_internals, launch_internals, lean_agent)
+
+
+def _used(source: str) -> Iterator[str]:
+    """The last part of each internal name of Ray's that a source uses."""
+    for _, name in rules.rays_internals(ast.parse(source)):
+        yield name.rpartition(".")[2]
+
+
+@pytest.mark.parametrize("module", WALL, ids=lambda module: str(module.__name__))
+def test_nothing_is_used_that_no_fact_names(module: Any) -> None:
+    facts = Path(__file__).read_text()
+    assert sorted(name for name in _used(inspect.getsource(module)) if not re.search(rf"\b{name}\b", facts)) == []
+
+
+def test_the_document_says_of_each_fact_what_to_do() -> None:
+    own = [node.name for node in ast.parse(Path(__file__).read_text()).body if isinstance(node, ast.FunctionDef)]
+    facts = [name.removeprefix("test_") for name in own if name.startswith("test_")][:-1]
+    text = (Path(__file__).parents[2] / "docs" / "upgrading.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| (.+) \| (.+) \|$", text, re.M)
+    assert sorted(name for name, *_ in rows) == sorted(facts)
+    named = [name for *_, change in rows for name in re.findall(r"`(\w+)(?:\.(\w+))?`", change)]
+    known = "".join(inspect.getsource(module) for module in (*WALL, hosts, local))
+    assert [name for cls, member in named for name in (cls, member) if name and not re.search(rf"\b{name}\b", known)] == []

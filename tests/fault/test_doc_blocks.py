@@ -24,7 +24,9 @@ WALKED = "docs/guide.md"
 BEFORE = {"from DDP": True, "from Ray Train": False}
 """Marker of a diff -> whether what was there before runs here; a Ray Train of its own would take a cluster, so its imports do."""
 
-BLOCKS = [block for page in pages() if page != WALKED for block in blocks_of(page) if block.language == "python"]
+BLOCKS = [
+    block for page in pages() for block in blocks_of(page) if block.language == "python" and page != WALKED and not block.stands_alone
+]
 DIFFS = [block for page in pages() for block in blocks_of(page) if block.language == "diff" and block.marker in BEFORE]
 TRAINS = [block for block in (*BLOCKS, *DIFFS) if block.trains]
 REST = [block for block in BLOCKS if not block.trains]

@@ -5,23 +5,17 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Callable, Mapping, Sequence
 
-from fleet.config import RunSettings
-from fleet.machine.core import FleetMachine
 from fleet.simulation.plan import Plan, flipped_plan, random_plan, slow_plan
 from fleet.simulation.world import Outcome, World
+from fleet.testing import Policies
 from fleet.types import Ranges
-from policies.corruption import MajorityRules
-from policies.interval import CheckpointInterval
-from policies.mitigation import Mitigator
 from policies.placement import copies, weighted_ranges
-from policies.recovery import ReformPromoteRegrow
-from policies.timeouts import ProgressTimeout
 
 COMMAND = "python -m tests.simulation"
 
 
 class Placement:
-    """``PlacementPolicy``, as the live run has it."""
+    """``PlacementPolicy``, as the live run has it: a class, so that a mutation can be put into it."""
 
     def weighted_ranges(self, shards: int, weights: Sequence[float]) -> Ranges:
         return weighted_ranges(shards, weights)
@@ -30,15 +24,8 @@ class Placement:
         return copies(homes, domains, wanted)
 
 
-def make_machine(settings: RunSettings, plan: Plan, now_s: float) -> FleetMachine:
-    """The machine of a live run, policies and all."""
-    recovery = ReformPromoteRegrow(settings.budgets, settings.timeouts.start_s)
-    store = CheckpointInterval(law="fixed", interval_s=plan.save_every_s)
-    peers = CheckpointInterval(law="fixed", interval_s=plan.copy_every_s) if plan.copy_every_s is not None else None
-    slow, progress = Mitigator(settings.straggler), ProgressTimeout.of(settings)
-    return FleetMachine(
-        settings, recovery, Placement(), store, straggler=slow, progress=progress, corruption=MajorityRules(), peers=peers, now_s=now_s,
-    )  # fmt: skip
+make_machine = Policies(placement=lambda run: Placement()).machine
+"""The machine of a live run, policies and all."""
 
 
 def in_parts(failed: Callable[[range], list[str]], seeds: int, part: int = 100) -> list[str]:

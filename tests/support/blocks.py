@@ -1,7 +1,8 @@
 """Code blocks of the documents, and what a test has to add to a fragment so that it runs.
 
 A marker is a comment in the line before a block. ``<!-- test: with model -->`` puts the preamble ``model`` before it; with ``in NAME`` the
-block goes where the loop of the preamble ends. A diff is marked with ``from NAME``: both of its sides are programs, and find the preamble
+block goes where the loop of the preamble ends. ``walk: ...``, ``new FILE``, ``into FILE ...`` and ``check`` are for the tests of
+``docs/guide.md`` and ``docs/extending.md``. A diff is marked with ``from NAME``: both of its sides are programs, and find the preamble
 ``model`` in model.py.
 """
 
@@ -102,8 +103,17 @@ class Block:
         return command_lines(self.text)
 
     @property
+    def stands_alone(self) -> bool:
+        """Whether a test of its page alone knows what is to be done with it."""
+        return self.marker == "check" or self.marker.startswith(("walk: ", "new ", "into "))
+
+    @property
     def program(self) -> str:
-        """The block with its preamble, as one module."""
+        """The block with its preamble, as one module. What goes into a bracket of another file is one expression or more."""
+        if self.stands_alone:
+            text = textwrap.dedent(self.text)
+            brackets = "{}" if re.match(r'"[^"]*": ', text) else "()" if text.rstrip().endswith(",") else ("", "")
+            return f"{brackets[0]}\n{text}{brackets[1]}\n"
         if self.language == "diff":
             return self.side("+")
         name = self.marker.removeprefix("with ").removeprefix("in ")

@@ -72,6 +72,7 @@ ZONES = (
     Zone("fleet/driver.py", ("fleet", "fleet.driver"), ANY, ("torch", "ray", *EDGE)),
     Zone("fleet/__init__.py", ("fleet", "fleet.configuration", "actors.rank"), (), EDGE),
     Zone("fleet/data.py", ("fleet", "actors.rank"), (), EDGE),
+    Zone("fleet/testing.py", ("fleet", "policies", "actors.rank"), (), EDGE),
     Zone("fleet/launch/", ("fleet", "fleet.launch"), ANY, ("torch", *EDGE)),
     Zone("fleet/laws/", ("fleet",), ("numpy", "scipy"), EDGE),
     Zone("fleet/simulation/", ("fleet",), ("numpy", "scipy"), EDGE),
@@ -87,6 +88,10 @@ ZONES = (
     Zone("benchmarks/", OURS, ANY),
     Zone("tests/", OURS, ANY),
 )
+
+RAY_WALL = ("actors/ray_internals.py", "fleet/launch/ray_internals.py", "fleet/launch/lean_agent.py")
+"""The only ones that use what Ray promises to nobody, with one test for each thing."""
+RAYS_OWN = ("ray._private", "ray._common", "ray._raylet", "ray.train.v2", "ray.train._internal", "ray.experimental", "ray.dashboard")
 
 PURE = ("fleet/", "policies/", "chaos/")
 IMPURE = ("fleet/clock.py", "fleet/driver.py", "fleet/launch/", "fleet/recipes", "fleet/plans.py", "fleet/cli", "fleet/__main__.py")
@@ -136,6 +141,27 @@ def import_faults(path: str, source: str) -> list[str]:
         for line, name in imports(path, ast.parse(source))
         if not allowed(zone, name)
     ]  # fmt: skip
+
+
+def rays_internals(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of each use of what Ray keeps to itself: imported, or reached from ``ray``."""
+    known, seen = _names(tree), set[int]()
+    yield from ((line, name) for line, name in imports("", tree) if within(name, RAYS_OWN))
+    for node in ast.walk(tree):
+        name = _dotted(node, known) if id(node) not in seen else ""
+        if name.startswith("ray.") and within(name, RAYS_OWN):
+            seen |= {id(inner) for inner in ast.walk(node)}
+            yield getattr(node, "lineno", 0), name
+
+
+def ray_faults(path: str, source: str) -> list[str]:
+    """Use of Ray's internals outside the wall, by import, by attribute or by a module's name in a string."""
+    if path in RAY_WALL:
+        return []
+    tree = ast.parse(source)
+    texts = ((node.lineno, node.value) for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str))
+    named = ((line, text) for line, text in texts if text.isascii() and " " not in text and within(text, RAYS_OWN))
+    return [f"{path}:{line}: {name} is Ray's own: use it in {RAY_WALL[0]}, with a fact" for line, name in (*rays_internals(tree), *named)]
 
 
 def third_party(path: str, source: str) -> set[str]:

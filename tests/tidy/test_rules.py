@@ -53,6 +53,26 @@ def test_allowed_imports_pass(path: str, line: str) -> None:
     assert rules.import_faults(path, line) == []
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from ray.train.v2._internal.execution.worker_group import WorkerGroup",
+        "import ray._private.worker",
+        "def f():\n    from ray._raylet import Config",
+        "import ray\nray._private.state.actors()",
+        "ALWAYS = ('ray', 'ray.train.v2._internal.constants')",
+    ],
+)
+def test_use_of_rays_internals_is_found_outside_the_wall(source: str) -> None:
+    assert len(rules.ray_faults("actors/shield.py", source)) == 1
+    assert rules.ray_faults(rules.RAY_WALL[0], source) == []
+
+
+def test_what_ray_promises_may_be_used_anywhere() -> None:
+    source = "import ray\nfrom ray.train import Result\nfrom ray.train.backend import Backend\nray.get(x)\nray.util.get_node_ip_address()"
+    assert rules.ray_faults("actors/shield.py", source) == []
+
+
 def test_third_party_names_only_what_others_made() -> None:
     assert rules.third_party("chaos/a.py", "import os, fleet, scipy.stats\nfrom rich.table import Table") == {"scipy", "rich"}
 

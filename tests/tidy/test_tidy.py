@@ -63,6 +63,11 @@ def test_imports_stay_within_their_zone() -> None:
     _check(rules.import_faults, PYTHON)
 
 
+def test_rays_internals_are_used_behind_one_wall() -> None:
+    _check(rules.ray_faults, {path: text for path, text in PYTHON.items() if not path.startswith("tests/")})
+    assert set(rules.RAY_WALL) <= set(PYTHON)
+
+
 def test_files_and_functions_are_short() -> None:
     _check(rules.length_faults, PYTHON)
     lengths = sorted(length for source in PYTHON.values() for length, _, _ in rules.function_lengths(source))

@@ -51,6 +51,15 @@ def test_every_python_that_is_promised_is_tested() -> None:
     assert list(tested) == promised
 
 
+def test_the_oldest_and_the_newest_torch_that_is_promised_are_tested() -> None:
+    dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    [oldest] = [each.removeprefix("torch>=") for each in dependencies if each.startswith("torch>=")]
+    assert f"VERSIONS ?= torch=={oldest}.0 torch\n" in (ROOT / "Makefile").read_text()
+    assert f"| PyTorch | {oldest} and newer |" in (ROOT / "docs" / "compatibility.md").read_text()
+    weekly = [job for path, name in JOBS if "schedule" in (job := job_of(path, name)).get("if", "")]
+    assert "make versions" in [step.get("run") for job in weekly for step in job["steps"]]
+
+
 def test_ci_is_make_test_with_nothing_left_out() -> None:
     lines = [line for line in RUN.splitlines() if line and not line.startswith("#")]
     assert lines[-1] == "make test </dev/null"

@@ -7,6 +7,7 @@ import os
 import select
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from actors.fork_server import ForkServer, exit_status, runtime_env
+from actors.fork_client import LENGTH
+from actors.fork_server import ForkServer, exit_status, runtime_env, socket_path
 from tests.support.waiting import until
 
 BOUND_S = 60.0
@@ -106,6 +108,21 @@ def test_a_worker_and_its_client_end_together(tmp_path: Path) -> None:
         until(lambda: exit_status(tmp_path, pids[1]) is not None, "it is known how the worker ended")
         assert exit_status(tmp_path, pids[1]) == -signal.SIGKILL
         assert exit_status(tmp_path, 1) is None
+
+
+def test_a_worker_that_has_ended_already_is_not_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server may have reaped it before its client looks."""
+    monkeypatch.setenv("RAY_RAYLET_PID", RAYLET)
+    with subprocess.Popen(["true"]) as gone, socket.socket(socket.AF_UNIX) as server:
+        gone.wait(BOUND_S)
+        server.bind(socket_path(tmp_path).format(raylet=RAYLET))
+        server.listen()
+        with start(tmp_path) as client:
+            connection, _ = server.accept()
+            connection.sendall(LENGTH.pack(gone.pid))
+            client.wait(BOUND_S)
+            connection.close()  # and with it the client's streams, which it was sent
+            assert client.communicate("", timeout=BOUND_S)[0] == ""
 
 
 def test_without_a_server_it_starts_as_ever(tmp_path: Path) -> None:

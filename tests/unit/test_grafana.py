@@ -14,8 +14,8 @@ from grafana_api.grafana_face import GrafanaFace
 from typer.testing import CliRunner, Result
 
 from dashboards import grafana as boards
-from dashboards.metrics import METRICS
-from dashboards.panels import BOARDS, panels
+from dashboards.metrics import GAUGE, METRICS, MetricSpec
+from dashboards.panels import BOARDS, panels, shown_nowhere
 from dashboards.provisioning import write_files
 from dashboards.push import CREATED, LEFT_ALONE, NOT_OURS, UNCHANGED, UPDATED, connect, push, push_faults
 from dashboards.rules import ALERTS, recordings
@@ -61,6 +61,14 @@ def test_panels_ask_for_metrics_that_exist_and_say_what_they_answer() -> None:
     unseen = {spec.name for spec in METRICS} - asked - {"fleet_start_timestamp_seconds", "fleet_spares_wanted"}
     assert not unseen, f"no panel shows {unseen}"
     assert len({(board.uid, panel.title) for board, panel in panels()}) == len(panels())
+
+
+def test_a_metric_that_nobody_drew_has_a_panel() -> None:
+    spec = MetricSpec("fleet_tea_seconds", GAUGE, ("kind",), "Time for tea.", "Is there tea?", lambda summary: [])
+    assert shown_nowhere(METRICS, BOARDS) == ()
+    [panel] = shown_nowhere([*METRICS, spec], BOARDS)
+    assert (panel.title, panel.question, panel.unit) == ("Tea seconds", "Is there tea?", "s")
+    assert panel.queries == (('fleet_tea_seconds{run="$run"}', "{{kind}}"),)
 
 
 def test_models_are_complete() -> None:
