@@ -218,9 +218,11 @@ class SimRank:
         if move.again_s is not None:
             late_s = self.world.clock.now_s + move.again_s
             self.world.clock.after(move.again_s, lambda: self.gate(self._wake))
-        while not move.until() and self.world.clock.now_s < late_s:
+        while True:
             if self.protocol.fenced is not None:
                 raise Fenced(self.protocol.fenced)
+            if move.until() or self.world.clock.now_s >= late_s:
+                return
             if move.what == BARRIER and self.at("finished"):
                 yield self._pause()
             yield self._hear()
