@@ -14,6 +14,7 @@ from fleet.choreography import Choreography, Moves
 from fleet.decisions import Decision
 from fleet.events import Event, Tick
 from fleet.instructions import Fence, Instruction, OnceAnswer, Publish, Write
+from fleet.lease import Lease
 from fleet.machine import candidates, ending, leaving, ranks, replay, tiers, views
 from fleet.machine.candidates import Source
 from fleet.machine.checkpoints import Checkpoints
@@ -21,7 +22,6 @@ from fleet.machine.core import FleetMachine
 from fleet.machine.end import end
 from fleet.machine.roster import Rank, Roster
 from fleet.machine.state import MachineState
-from fleet.lease import Lease
 from fleet.member import MemberProtocol, Offer
 from fleet.moves import HoldStill, Reduce
 from fleet.once import Once
