@@ -18,16 +18,10 @@ from fleet.errors import FleetError, GroupLost
 from fleet.instructions import Instruction
 from fleet.member import INTERRUPT, MemberProtocol
 from fleet.moves import (
-    AGREED,
-    BARRIER,
-    CALL,
-    LEFT,
-    RELEASE,
-    SETTLED,
-    WITHDRAWN,
     Apply,
     Arriving,
     Attempted,
+    Awaited,
     Begin,
     Clear,
     Committed,
@@ -44,6 +38,7 @@ from fleet.moves import (
     Meet,
     Move,
     Order,
+    Parting,
     Promise,
     Receive,
     Reduce,
@@ -161,15 +156,15 @@ class Choreography:
         if any(one is not None and (view is None or one.generation != view.generation) for one in held):
             self._drop_seat()
 
-    def _drop_seat(self, why: str = LEFT) -> None:
+    def _drop_seat(self, parting: Parting = Parting.LEFT) -> None:
         for view in (self.seat, self.sitting.view if self.sitting is not None else None):
             if view is not None:
-                self.orders.append(Drop(view.generation, why))
+                self.orders.append(Drop(view.generation, parting))
         self.seat = self.sitting = None
 
     def _drop_ahead(self) -> None:
         if self.ahead is not None:
-            self.orders.append(Drop(self.ahead.generation, WITHDRAWN))
+            self.orders.append(Drop(self.ahead.generation, Parting.WITHDRAWN))
             self.ahead = None
 
     def _settles_aside(self, view: View) -> bool:
@@ -293,7 +288,7 @@ class Choreography:
         while True:
             if self.protocol.interrupted and self.protocol.view is not None:
                 yield from self.leave("told to leave")
-            yield Wait(CALL, lambda: self.over or self.protocol.called or self.sitting)
+            yield Wait(Awaited.CALL, lambda: self.over or self.protocol.called or self.sitting)
             if self.over:
                 return False
             if (sitting := self.sitting or self._called()) is None:
@@ -319,7 +314,7 @@ class Choreography:
     def _join(self, sitting: Sitting) -> Moves:
         """The loop takes the seat, unless that was all but done beside it."""
         if sitting.beside:
-            yield Wait(SETTLED, lambda: sitting.done)
+            yield Wait(Awaited.SETTLED, lambda: sitting.done)
             if sitting.error:
                 raise GroupLost(sitting.error, sitting.view.generation)
         self._check(sitting)
@@ -447,7 +442,7 @@ class Choreography:
             ahead, self.ahead = self.ahead, None
             if ahead is None:
                 raise GroupLost("told to leave before the agreed view was entered", view.generation)
-            self._drop_seat(AGREED)
+            self._drop_seat(Parting.AGREED)
             self.sitting = sitting = Sitting(view)
             yield from self._join(sitting)
             yield Share(view, begun=False)
@@ -472,7 +467,7 @@ class Choreography:
         while not (protocol.interrupted or protocol.concluded):
             if (request := protocol.final_request()) is not None:
                 yield Save(request, still=True)
-            yield Wait(BARRIER, lambda: protocol.interrupted or protocol.concluded or protocol.asked_to_save)
+            yield Wait(Awaited.BARRIER, lambda: protocol.interrupted or protocol.concluded or protocol.asked_to_save)
         if not self.over and not protocol.concluded:
             yield from self.leave("told to leave at the finish barrier")
         return protocol.concluded and not self.over
@@ -481,4 +476,4 @@ class Choreography:
         """The code behind the loop has run: wait until the run is over."""
         if not self.over:
             self.protocol.left()
-        yield Wait(RELEASE, lambda: self.over)
+        yield Wait(Awaited.RELEASE, lambda: self.over)

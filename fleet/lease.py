@@ -8,7 +8,7 @@ from typing import Any
 from fleet.choreography import Choreography, Moves
 from fleet.errors import RunOver
 from fleet.instructions import OnceAnswer
-from fleet.moves import ANSWER, CarryOut, Wait
+from fleet.moves import Awaited, CarryOut, Wait
 
 
 class Lease:
@@ -39,7 +39,7 @@ class Lease:
 
         while True:
             say()
-            yield Wait(ANSWER, lambda: answered() or protocol.interrupted, self._ask_again_s)
+            yield Wait(Awaited.ANSWER, lambda: answered() or protocol.interrupted, self._ask_again_s)
             if protocol.released is not None:
                 raise RunOver
             if (found := answered()) is not None:

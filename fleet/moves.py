@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
 from fleet.member import Offer
@@ -93,18 +94,20 @@ class Settle:
     sitting: Sitting
 
 
-LEFT, AGREED, WITHDRAWN = "left", "agreed", "withdrawn"
+class Parting(StrEnum):
+    """How a group comes to be dropped: it was the rank's; it was, and all go on in another one; it was of a proposal."""
+
+    LEFT = "left"
+    AGREED = "agreed"
+    WITHDRAWN = "withdrawn"
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """The group of ``generation`` is used no more, formed or not: whoever waits in it is woken.
-
-    ``why``: ``LEFT``, it was the rank's; ``AGREED``, it was, and all go on in another one; ``WITHDRAWN``, it was of a proposal.
-    """
+    """The group of ``generation`` is used no more, formed or not: whoever waits in it is woken."""
 
     generation: int
-    why: str
+    parting: Parting
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,14 +128,21 @@ class Rehearse:
     """Run the loop body once on the initial state, and forget what came of it."""
 
 
-CALL, SETTLED, BARRIER, ANSWER, RELEASE = "call", "settled", "barrier", "answer", "release"
+class Awaited(StrEnum):
+    """What a rank waits for: a view, its seat that is taken beside it, the end of the run's last step, a word on a lease, the run's end."""
+
+    CALL = "call"
+    SETTLED = "settled"
+    BARRIER = "barrier"
+    ANSWER = "answer"
+    RELEASE = "release"
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
     """For ``what``, until ``until()`` holds, which changes with messages alone; at most ``again_s`` seconds where that is given."""
 
-    what: str
+    what: Awaited
     until: Callable[[], object] = field(compare=False)
     again_s: float | None = None
 

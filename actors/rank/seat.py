@@ -23,7 +23,7 @@ from fleet.config import Timeouts
 from fleet.errors import GroupLost
 from fleet.instructions import Instruction
 from fleet.levels import PEERS_SCHEME
-from fleet.moves import CALL, WITHDRAWN, Arriving, Drop, Form, Move, Order, Settle, Sitting, Wake
+from fleet.moves import Arriving, Awaited, Drop, Form, Move, Order, Parting, Settle, Sitting, Wake
 from fleet.records import COMPUTE, REFORM, RESTORE, STANDBY
 from fleet.types import Finding, StateId, View
 from fleet.urgency import be_ordinary, be_prompt, be_steady
@@ -179,8 +179,8 @@ class Seat:
                 name = f"fleet-settle-{sitting.view.generation}"
                 self._settling[sitting.view.generation] = thread = threading.Thread(target=self._settle, args=(sitting,), name=name)
                 thread.start()
-            case Drop(generation, why):
-                self._drop(generation, why)
+            case Drop(generation, parting):
+                self._drop(generation, parting)
             case Wake(generation):
                 self._hurry()
                 self._groups[generation].interrupt("told to leave by the coordinator")
@@ -207,10 +207,10 @@ class Seat:
                 steps.close()
                 self._client.changed.notify_all()
 
-    def _drop(self, generation: int, why: str) -> None:
+    def _drop(self, generation: int, parting: Parting) -> None:
         """Nothing of it is used any more. The loop frees its memory later: see ``_clear``."""
         part, thread = self._groups.pop(generation), self._settling.pop(generation, None)
-        if why == WITHDRAWN:
+        if parting is Parting.WITHDRAWN:
             part.interrupt("the proposal was dropped")
             return
         self._hurry()
@@ -233,7 +233,7 @@ class Seat:
     # ---- moves: into a view, and out of it -----------------------------------------------------------------------------------------------
 
     def _wait(self, move: moves.Wait) -> None:
-        if move.what == CALL:
+        if move.what is Awaited.CALL:
             self._recorder.switch(STANDBY if self._fresh else REFORM)
             self._clear()
         self._client.wait(move.until, move.again_s)

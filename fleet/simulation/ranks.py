@@ -14,7 +14,7 @@ from fleet.events import Event, Raised
 from fleet.instructions import Instruction
 from fleet.lease import Lease
 from fleet.member import MemberProtocol
-from fleet.moves import AGREED, BARRIER, Drop, Form, Move, Settle, Wait, Wake
+from fleet.moves import Awaited, Drop, Form, Move, Parting, Settle, Wait, Wake
 from fleet.simulation.clockwork import Coroutine, Future, Steps
 from fleet.simulation.groups import Group
 from fleet.simulation.model import POISON
@@ -173,8 +173,8 @@ class SimRank:
                     self.groups[formed.generation] = group, group.arrive(self.member, self.world.settings.timeouts.form_s)
                 case Settle(sitting):
                     Coroutine(self.world.clock, self._beside(self.choreography.settle(sitting)), self.gate)
-                case Drop(generation, why):
-                    self._leave_group(generation, graceful=why == AGREED and not self.world.plan.abrupt)
+                case Drop(generation, parting):
+                    self._leave_group(generation, graceful=parting is Parting.AGREED and not self.world.plan.abrupt)
                 case Wake(generation):
                     self.groups[generation][0].leave(self.member)
         view = self.protocol.view
@@ -223,7 +223,7 @@ class SimRank:
                 raise Fenced(self.protocol.fenced)
             if move.until() or self.world.clock.now_s >= late_s:
                 return
-            if move.what == BARRIER and self.at("finished"):
+            if move.what is Awaited.BARRIER and self.at("finished"):
                 yield self._pause()
             yield self._hear()
 

@@ -114,7 +114,7 @@ class LiveDriver(Driver):
             if ended:
                 return
             self.asked.append(type(move))
-            while isinstance(move, Wait) and move.what != moves.SETTLED and not move.until():
+            while isinstance(move, Wait) and move.what is not moves.Awaited.SETTLED and not move.until():
                 yield
             if isinstance(move, Compute):
                 self._now = False
