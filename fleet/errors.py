@@ -53,6 +53,17 @@ class RunFailed(FleetError):
         return f"{self.reason}\n{self.detail}" if self.detail else self.reason
 
 
+class GroupLost(FleetError):
+    """The group of ``generation`` cannot be used any more, or could not be formed. The rank parks and waits for the next view."""
+
+    def __init__(self, reason: str, generation: int = -1) -> None:
+        super().__init__(reason, generation)
+        self.reason, self.generation = reason, generation
+
+    def __str__(self) -> str:
+        return f"process group of generation {self.generation}: {self.reason}"
+
+
 class RunOver(BaseException):
     """The run ends, and this rank does not hold the final state: unwinds the train function, so that no code behind the loop runs here.
 

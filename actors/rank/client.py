@@ -7,14 +7,14 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from actors.rank.recorder import Recorder
 from fleet.errors import Fenced
 from fleet.events import EVENTS, Event
 from fleet.fault_kinds import Operation
-from fleet.instructions import INSTRUCTIONS, Inspect
-from fleet.member import INTERRUPT, MemberProtocol
+from fleet.instructions import INSTRUCTIONS, Inspect, Instruction
+from fleet.member import MemberProtocol
 from fleet.proc import start_ticks
 from fleet.types import Process
 from fleet.urgency import be_prompt
@@ -28,8 +28,8 @@ RESEND_S = 1.0
 class Client:
     """The protocol of one rank, made safe for two threads, and connected.
 
-    ``lock`` guards ``protocol``; ``changed`` is notified whenever a message arrived. ``on_message``, ``on_interrupt``,
-    ``on_operation``, ``on_inspect`` and ``on_beat``, several times a second, are called from the listening thread, without the lock;
+    ``lock`` guards ``protocol``; ``changed`` is notified whenever a message arrived. ``on_messages``, ``on_operation``, ``on_inspect`` and
+    ``on_beat``, several times a second, are called from the listening thread, the first under the lock: it gives them to the protocol.
     ``on_rehearsal`` from the loop, when one begins and when it is over.
     """
 
@@ -38,8 +38,7 @@ class Client:
         self.protocol = MemberProtocol(slot, token, Process(node, pid, start_ticks(pid)), store)
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
-        self.on_interrupt: Callable[[], None] = lambda: None
-        self.on_message: Callable[[], None] = lambda: None
+        self.on_messages: Callable[[Sequence[Instruction]], None] = self._receive
         self.on_operation: Callable[[Operation], object] = lambda order: None
         self.on_inspect: Callable[[], None] = lambda: None
         self.on_beat: Callable[[], None] = lambda: None
@@ -130,21 +129,22 @@ class Client:
 
     def _take(self, frames: list[bytes]) -> None:
         messages = [INSTRUCTIONS.decode(data) for data in frames]
+        if any(isinstance(message, Inspect) for message in messages):
+            self.on_inspect()  # before anything else changes
         with self.lock:
-            interrupt = INTERRUPT in [self.protocol.receive(message) for message in messages]
+            if messages:
+                self.on_messages(messages)
+                self.changed.notify_all()
             if self.protocol.waits and time.monotonic() - self._said_s > RESEND_S:
                 self.protocol.outbox.extend(self.protocol.status())
                 self._said_s = time.monotonic()
             if self.protocol.outbox:
                 self.say()
-            if frames:
-                self.changed.notify_all()
-        if any(isinstance(message, Inspect) for message in messages):
-            self.on_inspect()  # before anything else changes
-        if frames:
-            self.on_message()
-        if interrupt:
-            self.on_interrupt()
         for message in messages:
             if isinstance(message, Operation):
                 self.on_operation(message)
+
+    def _receive(self, messages: Sequence[Instruction]) -> None:
+        """Before there is anything to train: a process is welcomed, and may be told that the run is over."""
+        for message in messages:
+            self.protocol.receive(message)

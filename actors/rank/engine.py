@@ -23,12 +23,13 @@ from actors.rank.saving import Share, WholeTensors
 from actors.rank.state import TrackedState
 from actors.rank.stopwatch import Stopwatch
 from fleet.config import RunSettings
+from fleet.duties import Duties
 from fleet.errors import ConfigError
 from fleet.levels import LEVELS
 from fleet.member import Offer
 from fleet.records import COMM, STRAGGLER, VERIFY
-from fleet.shards import Shares, cover, foreseen, share
-from fleet.types import Finding, Member, StateId, View
+from fleet.shards import Shares, cover, share
+from fleet.types import Finding, StateId, View
 
 HELD_TAG = (1 << 24) + 1
 FLAGS = 2 + len(LEVELS)
@@ -54,6 +55,11 @@ class Outcome:
     disputed: bool = False
     owner: int = -1
     hopeless: bool = False
+
+    @property
+    def repeats(self) -> bool:
+        """The step is computed once more."""
+        return self.culprit is not None
 
 
 class Engine:
@@ -90,13 +96,10 @@ class Engine:
         self._side: SideChannel | None = None
         self._shares = self._whole = Shares((), ())
         self._brought: list[list[int]] = []
-        self._mine: Sequence[int] = ()
-        self._had: dict[Member, list[int]] = {}
-        self._ahead: tuple[int, ...] = ()
+        self.duties = Duties(settings.shards)
         self._rank = 0
         self._told: list[tuple[Work, torch.Tensor]] = []  # memory of what is on its way to the peers
         self._promise: tuple[Group, tuple[int, ...]] | None = None
-        self._state: StateId | None = None
         self.losses: dict[int, float] = {}
 
     def _make_reducer(self, settings: RunSettings) -> Reducer:
@@ -118,9 +121,18 @@ class Engine:
         return [value for one in states for value in one.values() if isinstance(value, torch.Tensor) and value.dim()]
 
     @property
+    def _state(self) -> StateId | None:
+        """The state that the step at hand begins from."""
+        return self.duties.at
+
+    @_state.setter
+    def _state(self, state: StateId | None) -> None:
+        self.duties.at = state
+
+    @property
     def due(self) -> tuple[int, ...]:
         """The shards that this rank has yet to compute for the step at hand."""
-        return tuple(shard for shard in (*self._mine, *self._ahead) if shard not in self.losses)
+        return self.duties.due(self.losses)
 
     @property
     def next_due(self) -> tuple[int, ...]:
@@ -147,19 +159,14 @@ class Engine:
         self._gradients.settle()
         self._replicas.seat(view.generation, here, rank in view.receivers)
         self._whole = share([()] * group.size, view.ranges, self._shards)
-        brought, idle = self._brought_by_all(begun), view.idle if self._spares_newcomers else ()
+        brought, idle = self._brought_by_all(begun), view.idle if self.spares_newcomers else ()
         self._share(share(brought, view.ranges, self._shards, idle, view.giver) if idle or any(brought) else self._whole)
         self._recheck.seat(view.generation, rank, here, rank in view.receivers, view.ranges, whole=self._shares is self._whole)
 
     @property
-    def _spares_newcomers(self) -> bool:
+    def spares_newcomers(self) -> bool:
         """Whether a rank can take a step of which it has computed nothing: not when a forward counts something that only it knows."""
         return self.steady
-
-    @property
-    def brings(self) -> bool:
-        """This rank computes, or has computed, some of the step at hand."""
-        return bool(self._brought[self._rank])
 
     @property
     def trained(self) -> int:
@@ -170,7 +177,7 @@ class Engine:
         """Alone, for one shard: what a first attempt has to load, compile and allocate is there when this rank is called."""
         self._group, self._rank = Group(0, 0, 1, self.device), 0
         self._shares = self._whole = Shares(((),), ((0,),))
-        self._mine = [0]
+        self.duties.mine = (0,)
 
     def forget(self) -> None:
         """The rehearsal is over: one more set of buffers is made for its mean, and nothing else remains."""
@@ -179,25 +186,13 @@ class Engine:
         self._stopwatch.forget()
         self.losses = {}
 
-    def foresee(self, view: View, member: Member, here: StateId) -> bool:
-        """Whether there is something to compute of the step at hand while the group of ``view`` forms: then it is :attr:`due`.
-
-        That is what this rank will have to bring if all others bring what they had to in the last view. Whoever knows better only makes it
-        compute for nothing, as what counts is what all have promised.
-        """
-        if self._state != here or member not in self._had:
-            return False
-        if not self._ahead:
-            self._ahead = foreseen(self._had, view, member, self._shards, view.idle if self._spares_newcomers else ())
-        return bool(self.due)
-
-    def promise(self, group: Group) -> None:
+    def promise(self, group: Group, shards: tuple[int, ...]) -> None:
         """Tell all of ``group`` which shards this rank will bring when it takes its seat there: those it has and those it goes on with.
 
         From the thread that takes the seat while the loop computes. So whoever is done goes on with what was lost, and waits for nobody.
         """
-        self._promise = group, (*self._mine, *self._ahead)
-        self._tell(group, group.peers, self._promise[1])
+        self._promise = group, shards
+        self._tell(group, group.peers, shards)
 
     def _tell(self, group: Group, peers: Sequence[int], shards: Collection[int]) -> None:
         mask = torch.zeros(self._shards, dtype=torch.uint8)
@@ -230,8 +225,7 @@ class Engine:
         self._shares = shares
         self._reducer.bind(self._group, shares.leaves(self._shards))
         self._brought = shares.brought(self._shards)
-        # These go together, also when the next view breaks before it is known who brings what there.
-        self._had, self._mine, self._ahead = dict(zip(self._view.members, self._brought, strict=True)), self._brought[self._rank], ()
+        self.duties.deal(self._view.members, self._brought, self._rank)
         self._side, self._split_of = SideChannel(self._group), ()
 
     def begin(self, state: StateId) -> None:

@@ -6,6 +6,7 @@ committed shows in the next: gradients, random numbers, batches, scaler, schedul
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +17,6 @@ from actors.rank.custody import Custody
 from actors.rank.data import Feeds
 from actors.rank.engine import Engine, Outcome
 from actors.rank.once import Figures, Home, OneOfAll, name_of
-from actors.rank.process_group import GroupBroken
 from actors.rank.recorder import Recorder, now_us
 from actors.rank.saboteur import Saboteur
 from actors.rank.sampling import seed_step, seeded_alone
@@ -25,13 +25,16 @@ from actors.rank.seat import Seat
 from actors.rank.sharded import ShardedEngine, check_tracked
 from actors.rank.state import TrackedState
 from actors.rank.step import Step
+from fleet import moves
+from fleet.choreography import Moves
 from fleet.config import RunSettings
-from fleet.errors import FleetError, LoopError, RunOver
+from fleet.errors import FleetError, GroupLost, LoopError, RunOver
 from fleet.events import Implausible, Measured
 from fleet.levels import places
+from fleet.moves import Advance, Attempted, Compute, Move, Rehearse
 from fleet.once import BEGIN, END
 from fleet.records import COMPUTE, FINISH
-from fleet.types import StateId, View
+from fleet.types import StateId
 
 T = TypeVar("T")
 MEASURE_EVERY_US = 500_000
@@ -64,9 +67,12 @@ class Run:
         self._home, self._parts = home, parts
         self._saver = Saver(client, recorder, parts, places(settings))
         self._seat = Seat(client, recorder, parts, host, settings.timeouts)
+        self._seat.carriers |= self._carriers()
+        self._choreography = self._seat.choreography
+        self._steps: Moves = self._choreography.run()
         self._engine: Engine | None = None
         self._committed = False
-        self._one = OneOfAll(client, recorder, lambda: self._seat.leave("told to leave"))
+        self._one = OneOfAll(self._seat, recorder)
         self._evaluation: tuple[int, Figures] | None = None
         self._measured_us = 0
         self._rank = 0
@@ -75,7 +81,9 @@ class Run:
         self._suspect: int | None = None
         self._attempted: Step | None = None
         self._step: Step | None = None
-        self._early: Outcome | None = None
+        self._outcome: Outcome | None = None
+        self._mutated_us = 0
+        self._concluded = False
         self._total = 0
         self._told = (0, 0)
 
@@ -125,30 +133,46 @@ class Run:
             raise FleetError(f"total = {total}: a run has at least one step")
         if self._engine is not None:
             raise FleetError("run.steps() was called twice: a run has one loop; give it the number of all steps")
-        self._engine, self._total = self._make_engine(state, clip_norm), total
+        self._total = total
+        self._engine = self._make_engine(state, clip_norm)
         self._recorder.total(total)
         self._client.on_operation = Saboteur(self._engine).operate
-        self._client.protocol.ready()
-        self._client.say()
-        yield from self._rehearse()
-        while self._sit_down():
-            while self._here().step < total and not self._seat.over:
-                step = self._step = Step(self, self._engine, self._here().step)
-                yield step
-                if not step.closed:
-                    raise LoopError(f"step {step.number}: the loop body ended without step.commit()")
-            if not self._seat.over and self._finish():
-                return
-        raise RunOver
+        while (move := self._go_on()) is not None:
+            match move:
+                case Rehearse():
+                    yield from self._rehearse()
+                case Compute(number):
+                    step = self._step = Step(self, self._engine, number)
+                    yield step
+                    if not step.closed:
+                        raise LoopError(f"step {step.number}: the loop body ended without step.commit()")
+        if not self._concluded:
+            raise RunOver
+
+    def _go_on(self, value: Any = None) -> Move | None:
+        """Carry out what is the rank's own, up to the next move that is the train function's. None: there is no further one."""
+        lost: GroupLost | None = None
+        while True:
+            ended, move = self._seat.resume(self._steps, value, lost)
+            if ended:
+                self._concluded = move
+                return None
+            if isinstance(move, Rehearse | Compute | Attempted):
+                return move
+            value = lost = None
+            try:
+                value = self._seat.carriers[type(move)](move)
+            except GroupLost as error:
+                lost = error
 
     def _make_engine(self, state: TrackedState, clip_norm: float | None) -> Engine:
         if self._settings.optimizer_sharding == "none":
             engine = Engine(state, self._settings, self._recorder, clip_norm)
-            self._seat.serve(state, engine, self._foresee)
+            self._seat.serve(state, engine, self._total)
             return engine
         sharded = ShardedEngine(state, self._settings, self._recorder, clip_norm)
         self._seat.serve(
-            state, sharded, self._foresee, Custody(sharded, self._client.protocol, self._settings.optimizer_copies, self._advance)
+            state, sharded, self._total, Custody(sharded, self._client.protocol, self._settings.optimizer_copies, self._advance)
         )
         return sharded
 
@@ -158,8 +182,6 @@ class Run:
         A spare that is promoted would do all for the first time otherwise, while everyone waits for it: imports, compilation, memory.
         """
         assert self._engine is not None
-        if self._client.protocol.called or self._seat.over:
-            return
         self._engine.rehearse()
         self._recorder.paused = self._rehearsing = True
         self._client.on_rehearsal(True)
@@ -293,43 +315,12 @@ class Run:
         if math.isfinite(value):
             self._client.say(Measured(self._client.protocol.member, self._here(), name, value))
 
-    def _finish(self) -> bool:
-        """Wait at the barrier until all hold the last state, and it is kept. False when that did not come for this rank, in this view."""
-        protocol = self._client.protocol
-        if not self._seat.claim():
-            return False
-        assert self._engine is not None
-        self._engine.body.leave()
-        self._saver.settle()
-        self._recorder.switch(FINISH)
-        seed_step(self.seed, self._here().step)  # as the next step would: whoever came after the last commit has drawn no numbers in it
-        try:
-            digest = self._engine.digest(self._here().step)
-        except GroupBroken as error:
-            self._seat.leave(str(error))
-            return False
-        with self._client.lock:
-            protocol.finished(digest)
-        self._client.say()
-        while not (protocol.interrupted or protocol.concluded):
-            if (request := protocol.final_request()) is not None:
-                self._saver.begin(request, self._here(), self._seat.view, self._engine.share())
-                self._saver.settle()
-            self._client.wait(lambda: protocol.interrupted or protocol.concluded or protocol.asked_to_save)
-        if protocol.released is None and not protocol.concluded:
-            self._seat.leave("told to leave at the finish barrier")
-        return protocol.concluded and protocol.released is None
-
     def close(self) -> None:
         """The train function has returned. Returns when the run is over. Raises LoopError when it has not come to the end of its loop."""
         protocol = self._client.protocol
         if not protocol.concluded and protocol.released is None:
             raise LoopError(self._unfinished())
-        with self._client.lock:
-            if protocol.released is None:
-                protocol.left()
-        self._client.say()
-        self._client.wait(lambda: protocol.released)
+        self._seat.carry(self._choreography.close())
 
     def _unfinished(self) -> str:
         use = "Iterate `for step in run.steps(state, total=...)` to its end: it ends by itself after the last step."
@@ -338,170 +329,113 @@ class Run:
         here = self._here_or_none()
         return f"the train function has returned at step {here.step if here else 0} of {self._total}, before the loop's end. {use}"
 
-    def _sit_down(self) -> bool:
-        """Into a view, with the group and the shards of the step at hand, or with shards to compute first. False: the run is over here."""
-        assert self._engine is not None
-        self._engine.body.leave()
-        self._engine.hold()
-        self._forget_early()
-        while self._seat.take():
-            if self._seat.ahead:
-                return True
-            try:
-                self._take_shares(begun=True)
-                self._early = self._reduce_early()
-            except GroupBroken as error:
-                if self._seat.arriving is not None:
-                    self._engine.reset()
-                self._seat.leave(str(error))
-                continue
-            self._seat.step_aside()
-            self._evaluate()
-            return True
-        return False
+    # ---- moves ---------------------------------------------------------------------------------------------------------------------------
 
-    def _foresee(self, view: View) -> bool:
-        """Whether there is something to compute while the group of ``view`` forms."""
-        assert self._engine is not None
-        state = self._client.protocol.state
-        return state is not None and state.step < self._total and self._engine.foresee(view, self._client.protocol.member, state)
+    def _carriers(self) -> dict[type[Move], Callable[[Any], Any]]:
+        """How each move of the loop is carried out."""
+        return {
+            moves.Hold: self._hold,
+            moves.Reset: lambda move: self._trained.reset(),
+            moves.Share: self._share,
+            moves.Seated: lambda move: self._evaluate(),
+            moves.Reduce: self._reduce,
+            moves.Repeat: self._repeat,
+            moves.Apply: self._apply,
+            moves.Advance: self._follow,
+            moves.Committed: self._finish_step,
+            moves.Expect: lambda move: self._trained.expect(),
+            moves.Save: self._save,
+            moves.Digest: self._digest,
+        }
 
-    def _take_shares(self, *, begun: bool) -> None:
-        assert self._engine is not None and self._seat.group is not None
-        view, arriving = self._seat.view, self._seat.arriving
+    @property
+    def _trained(self) -> Engine:
+        assert self._engine is not None
+        return self._engine
+
+    def attempt(self, step: Step) -> Outcome | None:
+        """Reduce and apply one step. None when the loop body has to run again first: for shards of a lost rank, or from another state."""
+        self._attempted, self._outcome = step, None
+        self._go_on()
+        return self._outcome or self._trained.outcome_of(step.number)
+
+    def _hold(self, move: moves.Hold) -> None:
+        self._trained.body.leave()
+        self._trained.hold()
+
+    def _share(self, move: moves.Share) -> None:
+        self._seat.joined()
+        view, arriving = move.view, self._choreography.arriving
         here = arriving.state if arriving is not None else self._here()
-        self._rank = self._seat.rank
-        self._engine.seat(self._seat.group, view, self._rank, here, begun)
+        self._rank = view.rank_of(self._client.protocol.member)
+        self._trained.seat(self._seat.group, view, self._rank, here, move.begun)
         if arriving is None:
             self._recorder.switch(COMPUTE)
         self._recorder.place(view.generation, here.lineage, here.step)
 
-    def _reduce_early(self) -> Outcome | None:
-        """A newcomer waits for its state. It brings nothing to the step at hand, so its part in the sum does not have to wait for that.
-
-        The loop body runs after it, on no batch and with the state in place: it may set a learning rate. None when there is nothing to do
-        early.
-        """
-        assert self._engine is not None
-        arriving = self._seat.arriving
-        outcome = None
-        if arriving is not None and arriving.alike and not self._engine.brings and arriving.state.step < self._total:
-            self._recorder.paused = True  # whatever it does meanwhile, it is being restored
-            try:
-                outcome = self._engine.reduce(self._seat.offer(), early=True)
-            finally:
-                self._recorder.paused = False
-        if arriving is not None:  # a donor computes while it gives
-            self._seat.hold_still()
-        self._recorder.switch(COMPUTE)
-        return outcome
-
-    def _forget_early(self) -> None:
-        """The view in which it was summed is gone: others have taken that step, or will do so anew."""
-        assert self._engine is not None
-        if self._early is not None:
-            self._early = None
-            self._engine.reset()
-
-    def _attempt(self, step: Step) -> Outcome | None:
-        """Reduce and apply one step. None when the loop body has to run again first: for shards of a lost rank, or from another state.
-
-        A view may break and another begin in here: this rank waits for it with what it has computed, which counts there.
-        """
-        assert self._engine is not None
-        self._attempted = step
-        while True:
-            if not self._seat.claim():
-                seated, outcome = self._sit_down(), self._engine.outcome_of(step.number)
-                if outcome is not None or not seated or self._engine.due or self._here().step != step.number:
-                    return outcome
-                continue
-            try:
-                reduced, self._early = self._early or self._engine.reduce(self._seat.offer()), None
-                self._seat.hold_still()
-            except GroupBroken as error:
-                self._withdraw()
-                self._recorder.hold()
-                self._seat.leave(str(error), self._engine.testimony)
-                continue
-            if not reduced.disputed:
-                return self._conclude(step, reduced)
-            self._withdraw()
-            self._engine.hold()
-            if self._engine.checks:
-                self._seat.step_aside()
-                return None
-
-    def _withdraw(self) -> None:
-        with self._client.lock:
-            self._client.protocol.withdraw()
-
-    def _conclude(self, step: Step, reduced: Outcome) -> Outcome | None:
-        assert self._engine is not None
-        if reduced.culprit is not None:
-            self._withdraw()
-            self._repeat(step, reduced)
-            self._seat.step_aside()
-            return None
-        if reduced.why:
-            self._report(reduced)
-        with self._client.lock:
-            view, request = self._client.protocol.agree(reduced.offers)
+    def _reduce(self, move: moves.Reduce) -> Outcome:
+        if not move.early:
+            return self._trained.reduce(move.offer)
+        self._recorder.paused = True  # whatever it does meanwhile, it is being restored
         try:
-            self._apply(step, reduced)
-        except GroupBroken as error:  # applied here, and not yet whole: it will be once there is a view again
-            self._seat.leave(str(error))
-            self._sit_down()
-            return reduced
-        if request is not None:
-            self._saver.begin(request, self._here(), self._seat.view, self._engine.share())
-        if view is not None:
-            self._change_seat(view)
-        else:
-            self._engine.expect()
-            self._seat.step_aside()
-        return reduced
+            return self._trained.reduce(move.offer, early=True)
+        finally:
+            self._recorder.paused = False
 
-    def _repeat(self, step: Step, reduced: Outcome) -> None:
+    def _repeat(self, move: moves.Repeat) -> None:
         """Every rank sees the same losses, so all repeat the step together, once: a flipped bit goes away, a wrong model does not."""
-        assert self._engine is not None
+        reduced, step = move.reduced, self._attempted
+        assert isinstance(reduced, Outcome) and step is not None
         if self._suspect == step.number and reduced.hopeless:
             shard = reduced.culprit
             raise NonFiniteError(f"step {step.number}, shard {shard}: {reduced.why}, and again when it was computed once more")
         self._suspect = step.number
         self._report(reduced)
-        self._engine.repeat()
+        self._trained.repeat()
 
     def _report(self, reduced: Outcome) -> None:
         if self._rank == 0:
-            owner = self._seat.view.members[reduced.owner] if reduced.owner >= 0 else None
+            owner = self._choreography.view.members[reduced.owner] if reduced.owner >= 0 else None
             shard = -1 if reduced.culprit is None else reduced.culprit
             told = Implausible(self._client.protocol.member, self._here(), shard, owner, reduced.why, accepted=reduced.culprit is None)
             self._client.say(told)
 
-    def _apply(self, step: Step, reduced: Outcome) -> None:
-        assert self._engine is not None
-        self._mutate(step, self._engine.apply)
-        self._engine.finish(lambda: self._tell(step, reduced.loss))
+    def _apply(self, move: moves.Apply) -> None:
+        assert isinstance(move.reduced, Outcome)
+        if move.reduced.why:
+            self._report(move.reduced)
+        self._outcome = move.reduced
+        self._mutate(self._trained.apply)
 
-    def _mutate(self, step: Step, apply: Callable[[], None]) -> None:
-        protocol = self._client.protocol
+    def _follow(self, move: moves.Advance) -> None:
+        assert isinstance(self._engine, ShardedEngine)
+        self._mutate(functools.partial(self._engine.advance, move.factor))
+
+    def _mutate(self, apply: Callable[[], None]) -> None:
+        assert self._attempted is not None
         self._saver.settle()
-        at_us = self._recorder.switch(COMPUTE)
-        seed_step(self.seed, step.number)
-        protocol.mutating()
+        self._mutated_us = self._recorder.switch(COMPUTE)
+        seed_step(self.seed, self._attempted.number)
         apply()
-        protocol.committed()
+
+    def _note_commit(self) -> None:
         self._seat.settled()
-        self._recorder.commit(max(at_us, now_us()))
+        self._recorder.commit(max(self._mutated_us, now_us()))
         self._committed = True
+
+    def _finish_step(self, move: moves.Committed) -> None:
+        step, reduced = self._attempted, move.reduced
+        assert step is not None and isinstance(reduced, Outcome)
+        self._note_commit()
+        self._trained.finish(lambda: self._tell(step, reduced.loss))
 
     def _advance(self, factor: float) -> None:
         """Others took the step that this rank was about to take when its view broke: it takes it too."""
         step, engine = self._attempted, self._engine
         assert step is not None and isinstance(engine, ShardedEngine)
         before = self._recorder.code
-        self._mutate(step, lambda: engine.advance(factor))
+        self._seat.carry(self._choreography.take_step(Advance(factor)))
+        self._note_commit()
         engine.afterwards(lambda: self._tell(step, engine.loss))
         self._recorder.switch(before)
 
@@ -513,10 +447,15 @@ class Run:
             self._measured_us = now_us()
             self._measure("loss", loss)
 
-    def _change_seat(self, view: View) -> None:
-        try:
-            self._seat.enter(view)
-            self._take_shares(begun=False)
-            self._seat.step_aside()
-        except GroupBroken as error:
-            self._seat.leave(str(error))
+    def _save(self, move: moves.Save) -> None:
+        self._saver.begin(move.request, self._here(), self._choreography.view, self._trained.share())
+        if move.still:
+            self._saver.settle()
+
+    def _digest(self, move: moves.Digest) -> str:
+        """Wait at the barrier until all hold the last state, and it is kept."""
+        self._trained.body.leave()
+        self._saver.settle()
+        self._recorder.switch(FINISH)
+        seed_step(self.seed, self._here().step)  # as the next step would: whoever came after the last commit has drawn no numbers in it
+        return self._trained.digest(self._here().step)

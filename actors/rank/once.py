@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from actors.rank.client import Client
 from actors.rank.recorder import Recorder
-from fleet.errors import FleetError, RunOver
-from fleet.instructions import OnceAnswer
+from actors.rank.seat import Seat
+from fleet.errors import FleetError
+from fleet.lease import Lease
+from fleet.moves import CarryOut
 from fleet.once import key_of
 from fleet.types import StateId
 
@@ -46,14 +47,13 @@ class Home:
 
 
 class OneOfAll:
-    """One rank's side of what is done once.
+    """One rank's side of what is done once: what it is called, and who runs it. ``seat`` carries out what :class:`Lease` says."""
 
-    Args:
-        leave: gives up this rank's seat; called when it is told to leave while it waits.
-    """
-
-    def __init__(self, client: Client, recorder: Recorder, leave: Callable[[], None]) -> None:
-        self._client, self._recorder, self._leave = client, recorder, leave
+    def __init__(self, seat: Seat, recorder: Recorder) -> None:
+        self._seat, self._recorder = seat, recorder
+        self._lease = Lease(seat.choreography, ASK_AGAIN_S)
+        seat.carriers[CarryOut] = self._carry_out
+        self._fn: Callable[[Any], Any] = lambda before: None
         self._place: str | StateId = ""
         self._calls: Counter[str] = Counter()
 
@@ -67,37 +67,15 @@ class OneOfAll:
     def do(self, key: str, fn: Callable[[Any], Any]) -> Any:
         """``fn(what came of it the last time before)`` on one rank, its result on all. Raises RunOver when the run ends meanwhile."""
         code, stepping = self._recorder.code, self._recorder.stepping(False)
+        self._fn = fn
         try:
-            answer = self._talk(key, lambda: self._client.protocol.ask_once(key), lambda found: True)
-            if answer.result is None:
-                result = _plain(key, fn(json.loads(answer.before or "null")))
-                answer = self._talk(key, lambda: self._client.protocol.done_once(key, result), lambda found: found.result is not None)
+            return json.loads(self._seat.carry(self._lease.do(key)))
         finally:
             self._recorder.stepping(stepping)
             self._recorder.switch(code)
-        assert answer.result is not None
-        return json.loads(answer.result)
 
-    def _talk(self, key: str, say: Callable[[], None], fits: Callable[[OnceAnswer], bool]) -> OnceAnswer:
-        """Say it until it is answered: words are lost when an agent or the coordinator dies."""
-        protocol = self._client.protocol
-
-        def answered() -> OnceAnswer | None:
-            found = protocol.answers.get(key)
-            return found if found is not None and fits(found) else None
-
-        while True:
-            with self._client.lock:
-                say()
-            self._client.say()
-            self._client.wait(lambda: answered() or protocol.interrupted, ASK_AGAIN_S)
-            if protocol.released is not None:
-                raise RunOver
-            if (found := answered()) is not None:
-                protocol.answers.pop(key, None)
-                return found
-            if protocol.interrupted and protocol.view is not None:
-                self._leave()
+    def _carry_out(self, move: CarryOut) -> str:
+        return _plain(move.key, self._fn(json.loads(move.before or "null")))
 
 
 class Figures(Mapping[str, float]):

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from actors.rank.store import Exchange, StoreClient, StoreServer, TorchStore
-from fleet.errors import FleetError
+from fleet.errors import GroupLost
 from fleet.urgency import be_prompt
 
 __all__ = ["Forming", "Group", "GroupBroken", "StoreServer", "Work", "warm_up"]
@@ -39,15 +39,8 @@ Signal = queue.SimpleQueue[None]
 Errand = tuple[Callable[[], None], Signal]
 
 
-class GroupBroken(FleetError):
-    """The group of ``generation`` cannot be used any more, or could not be formed. The rank parks and waits for the next view."""
-
-    def __init__(self, reason: str, generation: int = -1) -> None:
-        super().__init__(reason, generation)
-        self.reason, self.generation = reason, generation
-
-    def __str__(self) -> str:
-        return f"process group of generation {self.generation}: {self.reason}"
+class GroupBroken(GroupLost):
+    """A group of real connections is broken, or could not be formed."""
 
 
 def _tcp_sockets() -> Iterator[socket.socket]:

@@ -135,7 +135,7 @@ class ShardedEngine(Engine):
     # ---- where this rank stands --------------------------------------------------------------------------------------------------------
 
     @property
-    def _spares_newcomers(self) -> bool:
+    def spares_newcomers(self) -> bool:
         """Chunks move before the step, and everyone waits for them."""
         return False
 

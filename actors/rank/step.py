@@ -70,7 +70,7 @@ class Step:
         now = [(self.number, shard) for shard in self.shards + self._engine.checks]
         feed.expect(now + [(self.number + 1, shard) for shard in self._engine.next_due])
         while pending := self._pending():
-            if run._seat.wanted:
+            if run._choreography.wanted:
                 self._cut = True
                 return
             shard = pending[0]
@@ -80,7 +80,7 @@ class Step:
             yield from self._compute(shard, batch, self._engine.end_shard)
         recorder.worked()
         for shard in self._engine.checks:
-            if run._seat.wanted:
+            if run._choreography.wanted:
                 return
             recorder.switch(VERIFY)
             yield from self._compute(shard, feed.get(self.number, shard), lambda shard, loss: self._engine.end_check(shard))
@@ -158,7 +158,7 @@ class Step:
         if self._run._rehearsing:
             return False
         self._engine.body.check()
-        outcome = self._run._attempt(self)
+        outcome = self._run.attempt(self)
         self._engine.body.enter(self.number + (outcome is not None))
         if outcome is None:
             return False

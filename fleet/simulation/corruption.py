@@ -35,6 +35,10 @@ class Corruption(Checker):
         excused = not self.world.flipped or self.world.excused
         self.require(excused or not unseen, f"all of generation {view.generation} go on from {state} with what is wrong")
 
+    def save(self, rank: SimRank, view: View, request: int, state: StateId) -> None:
+        if rank.corrupt and len(view.members) == 1:
+            self._nobody_can_tell(state, alone=True)
+
     def _nobody_can_tell(self, state: StateId, alone: bool) -> None:
         """No other rank holds ``state``, or says so: those who have just come say nothing in their first step."""
         if alone:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from fleet.errors import GroupLost
 from fleet.simulation.clockwork import Clockwork, Future
 from fleet.types import Member, View
 
 
-class Broken(Exception):
+class Broken(GroupLost):
     """A peer was lost, the group could not be formed in time, or this rank was told to leave."""
 
 
@@ -162,16 +162,3 @@ class Group:
 
     def _resolve_after(self, future: Future, delay_s: float, value: Any) -> None:
         self.clock.after(delay_s, lambda: future.resolve(value))
-
-
-@dataclass(slots=True)
-class Sitting:
-    """A view that a rank is joining; ``beside``: by its listening thread, while the loop computes."""
-
-    view: View
-    group: Group
-    beside: bool = False
-    graceful: bool = False
-    promised: bool = False
-    done: bool = False
-    error: str | None = None

@@ -6,13 +6,13 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
+from fleet import moves
 from fleet.chunks import BLOCK, WHOLE, Chunk, Claim, follows, guards, kept, lost, route, settled
-from fleet.simulation.clockwork import Steps
+from fleet.simulation.clockwork import Future, Steps
 from fleet.simulation.groups import Broken, Group
 from fleet.simulation.model import POISON, updated
-from fleet.simulation.ranks import Contribution
-from fleet.simulation.steps import SteppingRank
-from fleet.types import Member, StateId, View
+from fleet.simulation.steps import SteppingRank, Sum
+from fleet.types import StateId, View
 
 LENGTH = 60 * BLOCK
 """Of the one flat buffer: a number of blocks that all world sizes of the simulator divide."""
@@ -24,6 +24,8 @@ class ShardedRank(SteppingRank):
     ``log`` is what all shards have contributed to a step whose sums are here: with it the step can be taken alone.
     """
 
+    spares_newcomers = False
+
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.protocol.sharded = True
@@ -32,9 +34,7 @@ class ShardedRank(SteppingRank):
         self.value = POISON
         self.at_state: StateId | None = None
         self.log: dict[int, int] | None = None
-
-    def _idle(self, view: View) -> tuple[int, ...]:
-        return ()
+        self._carriers |= {moves.Resettle: self._resettle, moves.Advance: self._advance}
 
     # ---- a view begins -----------------------------------------------------------------------------------------------------------------
 
@@ -45,12 +45,13 @@ class ShardedRank(SteppingRank):
         chunks = self.chunks + (() if self.log is not None else self.beside_chunks)
         return Claim(self.at_state, self.log is not None, 1.0, self.weights != POISON, node, chunks)
 
-    def _take_state(self, group: Group, graceful: bool) -> Steps:
-        view, rank = group.view, group.view.rank_of(self.member)
-        if rank == view.donor and (view.checkpoint is not None or self.at_state is None or self._other_history(view, graceful)):
-            state = yield from self._begin(view, graceful)
-            if state != self.at_state:
-                self.chunks, self.value, self.at_state, self.log, self.beside_chunks = (WHOLE,), self.weights, state, None, ()
+    def _begin(self, move: moves.Begin) -> Steps:
+        yield from super()._begin(move)
+        self.chunks, self.value, self.at_state, self.log, self.beside_chunks = (WHOLE,), self.weights, move.view.state, None, ()
+
+    def _resettle(self, move: moves.Resettle) -> Steps:
+        view, group = move.view, self.group
+        rank = view.rank_of(self.member)
         told: dict[Any, Claim] = yield group.exchange(self.member, "claims", self.claim())
         claims = [told[member] for member in view.members]
         target = claims[view.donor].state
@@ -62,21 +63,14 @@ class ShardedRank(SteppingRank):
             self.world.note("AT advancing", self, target)
             if self.at("advancing"):
                 yield self._pause()
-            assert self.log is not None
-            yield from self._mutate(self.log)
+            yield from self.carry(self.choreography.take_step(moves.Advance()))
         there = settled(claims, target)
         self._check_lost(view, there)
         yield from self._complete(group, there)
         yield from self._rest(group, there, target)
         yield from self._move(group, there, target)
-        self.progress_s = self.world.clock.now_s
-        self.protocol.formed(target)
-        self.flush()
-        self.world.note("formed", self, view.generation, target)
-
-    def _other_history(self, view: View, graceful: bool) -> bool:
-        state = self.protocol.state
-        return state is None or (not graceful and state.lineage != view.state.lineage)
+        self.world.note("moved", self, view.generation, target)
+        return target
 
     def _check_lost(self, view: View, there: Sequence[Claim]) -> None:
         if not lost([claim.chunks for claim in there], LENGTH):
@@ -120,11 +114,11 @@ class ShardedRank(SteppingRank):
         """All but the chunks comes from the donor, to whoever holds nothing."""
         rank = group.view.rank_of(self.member)
         if rank == group.view.donor and any(claim.state is None for claim in there):
-            yield from self._post(group, target)
+            yield from self._post(group, target, Future())
         elif there[rank].state is None:
             self.protocol.receiving()
             self._drop()
-            yield from self._receive_state(group)
+            yield from self._put_in_place(group, *(yield group.receive_state(self.member)))
 
     def _move(self, group: Group, there: Sequence[Claim], target: StateId) -> Steps:
         """Each chunk to its owner and its guards; the old ones are dropped once all have the new."""
@@ -150,23 +144,38 @@ class ShardedRank(SteppingRank):
 
     # ---- a step ------------------------------------------------------------------------------------------------------------------------
 
-    def _reduce(self, group: Group, number: int) -> Steps:
-        values: dict[Any, Contribution] = yield from super()._reduce(group, number)
-        self.log = {shard: value for each in values.values() for shard, value in each[2].items()}
+    def _reduce(self, move: moves.Reduce) -> Steps:
+        reduced: Sum = yield from super()._reduce(move)
+        self.log = reduced.merged
         if self.at("ready"):
             yield self._pause()
-        yield group.exchange(self.member, ("ready", number), None)
+        yield self.group.exchange(self.member, ("ready", reduced.number), None)
         if self.at("decided"):
             yield self._pause()
-        return values
+        return reduced
 
-    def _update(self, values: dict[Member, Contribution]) -> Steps:
-        assert self.group is not None and self.log is not None
-        yield from self._mutate(self.log)
-        self.due = self._whole()
+    def _apply(self, move: moves.Apply) -> Steps:
+        assert isinstance(move.reduced, Sum)
+        self.world.watch.agreed(self, self.choreography.view, move.reduced.number, move.enter, move.save)
+        yield from self._advance(move)
+
+    def _advance(self, move: moves.Apply | moves.Advance) -> Steps:
+        """Each steps its chunks by itself."""
+        assert self.log is not None
+        contributions, before = self.log, self.value
+        self.value = self.weights = POISON
+        self.held, self.log, self.beside_chunks = {}, None, ()
+        if self.at("mutating"):
+            yield self._pause()
+        yield self.rng.uniform(0.001, 0.02)
+        self.value = updated(before, contributions, self.world.settings.shards)
+        self._take_up(self.choreography.view)
+        self.at_state = self.duties.at
+
+    def _committed(self, move: moves.Committed) -> Steps:
         if self.at("gathering"):
             yield self._pause()
-        view = self.group.view
+        view = self.choreography.view
         told = yield self.group.exchange(self.member, "parameters", (self.chunks, self.value))
         ranked = [told[member] for member in view.members]
         held, parts = [chunks for chunks, _ in ranked], [value for _, value in ranked]
@@ -174,15 +183,3 @@ class ShardedRank(SteppingRank):
         self._note_commit()
         if self.at("committed"):
             yield self._pause()
-
-    def _mutate(self, contributions: dict[int, int]) -> Steps:
-        """Each steps its chunks by itself."""
-        before, self.value, self.weights = self.value, POISON, POISON
-        self.held, self.log, self.beside_chunks = {}, None, ()
-        self.protocol.mutating()
-        if self.at("mutating"):
-            yield self._pause()
-        yield self.rng.uniform(0.001, 0.02)
-        self.value = updated(before, contributions, self.world.settings.shards)
-        self.at_state = self.protocol.committed()
-        self.progress_s = self.world.clock.now_s

@@ -1,111 +1,317 @@
-"""What a simulated rank does in a view: it steps as the live loop does, and forms the next view beside its steps."""
+"""How a simulated rank carries out what the choreography asks for: groups, state and steps of the simulated world."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Any
 
+from fleet import moves
+from fleet.alike import Alike
+from fleet.duties import Duties
+from fleet.errors import GroupLost
 from fleet.events import PartFailed, PartWritten
 from fleet.levels import PEERS, level_of
-from fleet.shards import share
-from fleet.simulation.clockwork import Steps
+from fleet.member import Offer
+from fleet.moves import Arriving, Move
+from fleet.shards import Shares, share
+from fleet.simulation.clockwork import Coroutine, Future, Steps
 from fleet.simulation.groups import Broken, Group
 from fleet.simulation.model import POISON, gradient, updated
-from fleet.simulation.ranks import Contribution, SimRank
-from fleet.types import Member, Part, View
+from fleet.simulation.ranks import Dead, SimRank
+from fleet.types import Finding, Member, Part, StateId, View
+
+Contribution = tuple[StateId, int | None, dict[int, int], Offer]
+"""What a rank brings into a reduction: the state it steps from, its weights (None: they are on their way to it), shards, offer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """What reduction ``number`` of a view told every member; ``values`` by member."""
+
+    number: int
+    values: dict[Member, Contribution]
+    disputed: bool = False
+    repeats: bool = False
+
+    @property
+    def offers(self) -> list[Offer]:
+        return [value[3] for value in self.values.values()]
+
+    @property
+    def merged(self) -> dict[int, int]:
+        """What all shards have contributed."""
+        return {shard: value for each in self.values.values() for shard, value in each[2].items()}
 
 
 class SteppingRank(SimRank):
-    """A whole rank: its process and its seat are :class:`SimRank`'s."""
+    """A whole rank: its process is :class:`SimRank`'s."""
 
-    def _steps(self) -> Steps:
-        number, protocol = 0, self.protocol
-        while protocol.state is not None and protocol.state.step < self.world.plan.steps:
-            assert self.group is not None
-            view = self.group.view
-            self._step_aside()
-            yield from self._compute(protocol.state.step)
-            if not self._claim():
-                return
-            values = self._taken_early() or (yield from self._reduce(self.group, number))
-            enter, save = protocol.agree([value[3] for value in values.values()])
-            self.world.watch.agreed(self, view, number, enter, save)
-            number += 1
-            yield from self._update(values)
-            if save is not None:
-                yield from self._save(save, enter is not None)
-            if enter is not None:
-                yield from self._enter(enter)
-                number = 0
-        if self._claim():
-            yield from self._finish()
+    steady = spares_newcomers = True
+    checks: Collection[int] = ()
 
-    def _compute(self, step: int) -> Steps:
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.duties = Duties(self.world.settings.shards)
+        self.choreography.serve(self, self.duties, self.world.plan.steps)
+        self.held: dict[int, int] = {}
+        self.alike = Alike()
+        self.transfer: Future | None = None
+        self._number = 0
+        self._own: list[float] = []
+        self._carriers: dict[type[Move], Callable[[Any], Any]] = {
+            moves.Rehearse: self._nothing,
+            moves.Wait: self._wait,
+            moves.Clear: self._clear,
+            moves.Hold: self._nothing,
+            moves.Reset: self._reset,
+            moves.Meet: self._meet,
+            moves.Load: self._load,
+            moves.Begin: self._begin,
+            moves.Receive: self._receive,
+            moves.Give: self._give,
+            moves.HoldStill: self._hold_still,
+            moves.Promise: self._promise,
+            moves.Share: self._share,
+            moves.Seated: self._seated,
+            moves.Compute: self._compute,
+            moves.Attempted: self._nothing,
+            moves.Reduce: self._reduce,
+            moves.Apply: self._apply,
+            moves.Committed: self._committed,
+            moves.Expect: self._nothing,
+            moves.Save: self._save,
+            moves.Digest: self._digest,
+            moves.CarryOut: self._carry_out,
+        }
+
+    @property
+    def carriers(self) -> dict[type[Move], Callable[[Any], Any]]:
+        return self._carriers
+
+    @property
+    def testimony(self) -> Finding | None:
+        return self.alike.open
+
+    def formed(self, generation: int) -> bool:
+        return self.groups[generation][1].done
+
+    @property
+    def group(self) -> Group:
+        return self.groups[self.choreography.view.generation][0]
+
+    def _nothing(self, move: Move) -> None:
+        """What takes a live rank no time that counts."""
+
+    # ---- a view begins -------------------------------------------------------------------------------------------------------------------
+
+    def _clear(self, move: moves.Clear) -> Steps:
+        self.world.note("broken", self, f"dirty={self.protocol.dirty}")
+        self.stepping = False
+        transfer, self.transfer = self.transfer, None
+        if transfer is not None:
+            try:
+                yield transfer
+            except GroupLost as lost:
+                self.world.note("no state", self, lost)
+
+    def _reset(self, move: moves.Reset) -> None:
+        self.held = {}
+
+    def _meet(self, move: moves.Meet) -> Steps:
+        group = self.groups.get(move.view.generation)
+        if group is None:
+            raise Broken("told to leave")
+        if self.at("forming"):
+            yield self._pause()
+        yield group[1]
+        self._number = 0
+
+    def _load(self, move: moves.Load) -> Steps:
+        yield self.rng.uniform(0.01, 0.1)
+        assert move.view.checkpoint is not None
+        weights = self.world.load(move.view.checkpoint)
+        if weights is None:
+            raise Broken("a memory does not give its part")
+        self.world.watch.restored(self, move.view, weights)
+        return weights
+
+    def _begin(self, move: moves.Begin) -> Steps:
+        self.held = {}
+        if move.loaded is None:
+            self.weights = self.world.chain.weights(0)
+            return
+        self.weights = POISON
+        yield self.rng.uniform(0.02, 0.3)
+        self.weights = move.loaded
+
+    def _give(self, move: moves.Give) -> None:
+        self.transfer = Future()
+        Coroutine(self.world.clock, self._post(self.group, move.state, self.transfer), self.gate)
+
+    def _post(self, group: Group, state: StateId, given: Future) -> Steps:
+        if self.corrupt and len(group.view.receivers) == len(group.view.members) - 1:
+            self.world.excused = True  # the only one that holds this state: nobody can tell
+        group.post_state((state, self.weights))
+        try:
+            if self.at("donating"):
+                yield self._pause()
+        except Dead:
+            return
+        yield self.rng.uniform(0.02, 0.2)
+        broken = group.broken_for(self.member)
+        given.resolve(error=Broken(broken) if broken is not None else None)
+
+    def _receive(self, move: moves.Receive) -> Steps:
+        self.held, group = {}, self.group
+        state, weights = yield group.receive_state(self.member)
+        self.transfer = Future()
+        Coroutine(self.world.clock, self._take_in(group, state, weights, self.transfer), self.gate)
+        return Arriving(state, True)
+
+    def _take_in(self, group: Group, state: StateId, weights: int, arrived: Future) -> Steps:
+        try:
+            self.choreography.receiving(group.view)
+            yield from self._put_in_place(group, state, weights)
+            self.choreography.received(group.view, state)
+        except GroupLost as lost:
+            arrived.resolve(error=lost)
+        except Dead:
+            return
+        else:
+            self._obey()
+            arrived.resolve()
+
+    def _put_in_place(self, group: Group, state: StateId, weights: int) -> Steps:
+        self.weights = POISON
+        if self.at("receiving"):
+            yield self._pause()
+        yield self.rng.uniform(0.02, 0.25)
+        if (broken := group.broken_for(self.member)) is not None:
+            raise Broken(broken)
+        if self.at("received"):
+            yield self._pause()
+        self.weights = weights
+        self.corrupt = self.world.flipped and weights != self.world.chain.weights(state.step)
+
+    def _hold_still(self, move: moves.HoldStill) -> Steps:
+        if self.transfer is not None:
+            yield self.transfer
+            self.transfer = None
+
+    def _promise(self, move: moves.Promise) -> None:
+        self.groups[move.view.generation][0].tell(self.member, sorted(move.shards))
+
+    def _share(self, move: moves.Share) -> Steps:
+        """What each has or has promised of the step at hand counts, the rest is dealt anew. Nobody waits for a receiver: it has nothing."""
+        view, group = move.view, self.group
+        arriving, receives = self.choreography.arriving, view.rank_of(self.member) in view.receivers
+        here = arriving.state if arriving is not None else self.choreography.here
+        if here != self.duties.at or receives:
+            self.held = {}
+        self.stepping, self.progress_s, self.duties.at = True, self.world.clock.now_s, here
+        self.alike.seat(view.generation, here, receives)
+        if not receives:
+            group.tell(self.member, sorted(self.held))  # between steps the newcomers ask, and members know that nothing has begun
+        givers = [member for rank, member in enumerate(view.members) if rank not in view.receivers and move.begun]
+        told: dict[Member, Any] = (yield group.told(self.member, givers)) if givers else {}
+        brought = [told.get(member, ()) for member in view.members]
+        idle = view.idle if self.spares_newcomers else ()
+        shares = share(brought, view.ranges, self.world.settings.shards, idle, view.giver)
+        kept = {shard for lo, hi in shares.kept[view.rank_of(self.member)] for shard in range(lo, hi)}
+        self.held = {shard: value for shard, value in self.held.items() if shard in kept}
+        self._deal(view, shares)
+
+    def _deal(self, view: View, shares: Shares) -> None:
+        self.duties.deal(view.members, shares.brought(self.world.settings.shards), view.rank_of(self.member))
+
+    def _seated(self, move: moves.Seated) -> None:
+        state = self.choreography.here
+        self.world.watch.seated(self, move.view, state)
+        self.world.note("seated", self, move.view.generation, state)
+
+    # ---- a step --------------------------------------------------------------------------------------------------------------------------
+
+    def _compute(self, move: moves.Compute) -> Steps:
         """The shards that are due of this rank; it stops early when it is wanted."""
         self._own = []
-        middle, number = len(self.due) // 2, 0
-        while pending := [shard for shard in self.due if shard not in self.held]:  # more may be foreseen meanwhile
-            if self._wanted or (self.sitting is not None and self.rng.random() < 0.2):
+        if self.choreography.goes_ahead:
+            self.world.note("ahead", self, self.choreography.due)
+        self.stepping = True
+        due = self.choreography.due
+        middle, number = len(due) // 2, 0
+        while pending := self.choreography.due:  # more may be foreseen meanwhile
+            if self.choreography.wanted or (self.choreography.sitting is not None and self.rng.random() < 0.2):
                 break  # a live loop may act on an interrupt that its listening thread has answered since
             shard = pending[0]
-            self.where = (step, shard)
+            self.where = (move.step, shard)
             if self.at("compute"):
                 yield self._pause()
-            self.held[shard] = gradient(self.weights, step, shard)
+            self.held[shard] = gradient(self.weights, move.step, shard)
             if number == middle:
                 began_s = self.world.clock.now_s
-                yield self.rng.uniform(*self.world.plan.jitter) * self.world.plan.shard_s * len(self.due) * self.slowness
-                self._own = [float(len(self.due)), self.world.clock.now_s - began_s]
+                yield self.rng.uniform(*self.world.plan.jitter) * self.world.plan.shard_s * len(due) * self.slowness
+                self._own = [float(len(due)), self.world.clock.now_s - began_s]
             number += 1
-        self.where = (step, -1)
+        self.where = (move.step, -1)
 
-    def _taken_early(self) -> dict[Member, Contribution] | None:
-        values, self.early = self.early, None
-        if values is not None and self.group is not None:
-            self.world.watch.reduced(self, self.group.view, 0, values)
-        return values
+    def _reduce(self, move: moves.Reduce) -> Steps:
+        view, group = self.choreography.view, self.group
+        number, self._number = self._number, self._number + 1
+        if move.early:
+            arriving = self.choreography.arriving
+            assert arriving is not None
+            values = yield group.reduce(self.member, number, (arriving.state, None, {}, move.offer))
+        else:
+            values = yield from self._summed(view, group, number, move.offer)
+        self.world.watch.reduced(self, view, number, values)
+        if self.alike.differ([value[1] for value in values.values() if value[1] is not None]):
+            raise Broken("weights differ")
+        if not move.early and self.at("reduced"):
+            yield self._pause()
+        return Sum(number, values)
 
-    def _reduce(self, group: Group, number: int) -> Steps:
-        protocol, view = self.protocol, group.view
-        assert protocol.state is not None
+    def _summed(self, view: View, group: Group, number: int, offer: Offer) -> Steps:
+        state = self.choreography.here
         if self.at("reducing"):
             yield self._pause()
-        self.world.watch.contribute(self, view, protocol.state, protocol.dirty)
-        offer = protocol.offer()
-        self.alike.enter(protocol.state, str(self.weights))
-        values: dict[Member, Any] = yield group.reduce(self.member, number, (protocol.state, self.weights, dict(self.held), offer))
+        self.world.watch.contribute(self, view, state, self.protocol.dirty)
+        self.alike.enter(state, str(self.weights))
+        values = yield group.reduce(self.member, number, (state, self.weights, dict(self.held), offer))
         took_s = self.world.clock.now_s - group.complete_s
         if self.link_slowness > 1:
             yield took_s * (self.link_slowness - 1)
         self._own.append(took_s * self.link_slowness)
-        self.world.watch.reduced(self, view, number, values)
-        self._compare(values)
-        if self.at("reduced"):
-            yield self._pause()
         return values
 
-    def _update(self, values: dict[Member, Contribution]) -> Steps:
-        assert self.group is not None
-        view, merged = self.group.view, dict[int, int]()
-        for _, _, contributions, _ in values.values():
-            merged.update(contributions)
+    def _apply(self, move: moves.Apply) -> Steps:
+        assert isinstance(move.reduced, Sum)
+        view = self.choreography.view
+        self.world.watch.agreed(self, view, move.reduced.number, move.enter, move.save)
         before, self.weights, self.held = self.weights, POISON, {}
-        self.protocol.mutating()
         if self.at("mutating"):
             yield self._pause()
         apply_s = self.rng.uniform(0.001, 0.02)
         yield apply_s
-        self.weights = updated(before, merged, self.world.settings.shards)
-        state = self.protocol.committed()
-        self._bring(share([()] * len(view.members), view.ranges, self.world.settings.shards))
-        self._note_times(state.step - 1, apply_s)
+        self.weights = updated(before, move.reduced.merged, self.world.settings.shards)
+        self._take_up(view)
+        self._note_times(self.choreography.here.step, apply_s)
+
+    def _take_up(self, view: View) -> None:
+        """The next step, of which nothing is computed."""
+        here = self.choreography.here
+        self.duties.at = StateId(here.lineage, here.step + 1)
+        self._deal(view, share([()] * len(view.members), view.ranges, self.world.settings.shards))
         self.progress_s = self.world.clock.now_s
-        self.world.watch.commit(self, state)
+
+    def _committed(self, move: moves.Committed) -> Steps:
+        self.world.watch.commit(self, self.choreography.here)
         if self.at("committed"):
             yield self._pause()
 
     def _note_times(self, step: int, apply_s: float) -> None:
         """As the agent of a live rank has it: of whole steps alone."""
-        if len(self._own) != 3 or self._own[0] != len(self._whole()):
+        if len(self._own) != 3 or self._own[0] != len(self.duties.mine):
             return
         view = self.protocol.view
         if view is not None and view.generation != self.timed_generation:
@@ -113,41 +319,19 @@ class SteppingRank(SimRank):
         shards, compute_s, network_s = self._own
         self.times.append((step, int(shards), round(compute_s * 1e6), 0, round(network_s * 1e6), round(apply_s * 1e6)))
 
-    def _enter(self, view: View) -> Steps:
-        """Every member has agreed to go on in ``view`` from here."""
-        assert self.group is not None
-        self.protocol.enter(view)
-        self.world.watch.sit(self, view)
-        if self.beside is None:
-            raise Broken("told to leave between the agreement and the step boundary")
-        self.group.leave(self.member, graceful=not self.world.plan.abrupt)
-        self.group, self.beside = self.beside, None
-        if self.at("entering"):
-            yield self._pause()
-        yield from self._take_state(self.group, graceful=True)
-        self._begin_stepping(view)
-        self._check_seated(view)
-        self.group.tell(self.member, ())  # the newcomers ask; the members know that nothing has begun
-        self._bring(share([()] * len(view.members), view.ranges, self.world.settings.shards, self._idle(view)))
+    # ---- beside the steps, and after them ------------------------------------------------------------------------------------------------
 
-    def _whole(self) -> tuple[int, ...]:
-        """The shards of this rank in a step that begins."""
-        assert self.group is not None
-        view = self.group.view
-        return tuple(range(*view.ranges[view.rank_of(self.member)]))
-
-    def _save(self, request: int, entering: bool) -> Steps:
-        assert self.group is not None and self.protocol.state is not None
-        view, state, weights = self.group.view, self.protocol.state, self.weights
-        self.world.watch.save(self, view, request, state)
+    def _save(self, move: moves.Save) -> Steps:
+        view, state, weights = self.choreography.view, self.choreography.here, self.weights
+        self.world.watch.save(self, view, move.request, state)
         if self.at("saving"):
             yield self._pause()
         blocked_s = self.rng.uniform(0.001, 0.02)
         yield blocked_s
         rank = view.rank_of(self.member)
-        name = f"step-{state.step}-lineage-{state.lineage}-request-{request}-g{view.generation}"
+        name = f"step-{state.step}-lineage-{state.lineage}-request-{move.request}-g{view.generation}"
         part = Part(f"{name}/{rank}", 1, str(weights), (rank,))
-        event = PartWritten(self.member, request, name, state, part, blocked_s, "meta" if rank == 0 else "")
+        event = PartWritten(self.member, move.request, name, state, part, blocked_s, "meta" if rank == 0 else "")
         self.world.clock.after(self.rng.uniform(0.01, 0.4), lambda: self.gate(lambda: self._written(view, rank, weights, event)))
 
     def _written(self, view: View, rank: int, weights: int, event: PartWritten) -> None:
@@ -161,71 +345,12 @@ class SteppingRank(SimRank):
         elif self.rng.random() < 0.5:  # or the word is lost, and the request runs out of time
             self.flush(PartFailed(event.member, event.request, "nobody takes it"))
 
-    def _finish(self) -> Steps:
-        """Wait at the barrier until the run is over, or a peer's loss sends everyone back."""
+    def _digest(self, move: moves.Digest) -> str:
         self.stepping = False
-        self.protocol.finished(str(self.weights))
-        self.flush()
         self.world.note("finished", self)
-        if self.at("finished"):
-            yield self._pause()
-        while not self._over and not self.protocol.concluded:
-            if self.protocol.interrupted or self.group is None or self.group.broken_for(self.member) is not None:
-                raise Broken("called back from the finish")
-            request = self.protocol.final_request()
-            if request is not None:
-                yield from self._save(request, False)
-            else:
-                yield self._wait()
-        if not self._over:
-            yield from self._behind()
+        return str(self.weights)
 
-    def _behind(self) -> Steps:
-        """The code behind the loop: one of the ranks writes the model."""
-        self.world.watch.behind(self)
-        if self.at("behind"):
-            yield self._pause()
-        yield from self._once("end/save")
-        self.protocol.left()
-        self.flush()
-        while not self._over:
-            yield self._wait()
-
-    def _once(self, key: str) -> Steps:
-        """As the live rank does it: ask again and again, do it when told so, and tell until that is answered."""
-        answer = None
-        while not self._over and answer is None:
-            self.protocol.ask_once(key)
-            self.flush()
-            yield self.world.settings.timeouts.resend_s
-            answer = self.protocol.answers.get(key)
-        if answer is None or answer.result is not None:
-            return
+    def _carry_out(self, move: moves.CarryOut) -> Steps:
         yield self.rng.uniform(0.01, 0.3)
-        self.world.watch.did(self, key)
-        while not self._over and (answer is None or answer.result is None):
-            self.protocol.done_once(key, str(self.weights))
-            self.flush()
-            yield self.world.settings.timeouts.resend_s
-            answer = self.protocol.answers.get(key)
-
-    # ---- beside the steps ----------------------------------------------------------------------------------------------------------------
-
-    def _form_beside(self) -> Steps:
-        """The second thread: forms proposed views while the first one steps."""
-        while True:
-            view = self.protocol.proposal() if self.named and self.protocol.view is not None else None
-            if view is None or self.protocol.forming or view.generation == self._failed_proposal:
-                yield self._wait()
-                continue
-            self.beside = group = self.world.group(view)
-            try:
-                yield group.arrive(self.member, self.world.settings.timeouts.form_s)
-                if self.beside is group:
-                    self.protocol.proposal_formed(view.generation)
-                    self.world.note("formed beside", self, view.generation)
-            except Broken:
-                self._failed_proposal = view.generation
-                if self.beside is group:
-                    group.leave(self.member)
-                    self.beside = None
+        self.world.watch.did(self, move.key)
+        return str(self.weights)

@@ -27,6 +27,9 @@ REGRESSIONS = {
     44: "ranks that were to go back said again what they had held, and it was taken for a second difference",
     169: "the copy to go back to was lost with its node, so that the run began anew",
     589: "two ranks differed before their first step, where nothing is older",
+    163: "a rank was alone in its view and wrong, and the invariant expected somebody to tell",
+    239: "two corrupt ranks that differ can tell, and the invariant took that for what nobody sees",
+    384: "a rank that was alone at the finish barrier wrote what had flipped there, and all went on from that",
     1165: "ranks that had their state from one that was wrong had to be kept from voting for it",
 }
 

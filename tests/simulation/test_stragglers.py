@@ -19,6 +19,12 @@ from policies.straggler import LeastLoss, Mitigation, Standing
 from tests.simulation.runs import COMMAND, make_machine, simulate, simulate_slow
 
 SLOW_SEEDS = max(40, int(os.environ.get("FLEET_SEEDS", "0")) // 20)
+REGRESSIONS = {
+    157: "step times that waver were weighed alike, and a sound rank was taken for a slow one (decision 32)",
+    187: "the same",
+    198: "the same",
+}
+"""Seeds that accused a rank which was never slow, and why."""
 AT_STEP = 50
 """By then the detector knows how much times waver."""
 
@@ -185,6 +191,12 @@ def test_every_invariant_holds_in_every_seed_with_slow_ranks() -> None:
     broken = [outcome.report(f"{COMMAND} --slow") for outcome in outcomes if outcome.broken]
     assert not broken, "\n\n".join(broken[:3])
     assert sum(len(decisions(outcome, "rebalance", "replace", "evict")) for outcome in outcomes) >= SLOW_SEEDS / 10
+
+
+@pytest.mark.parametrize("seed", REGRESSIONS, ids=[str(seed) for seed in REGRESSIONS])
+def test_a_seed_that_once_failed(seed: int) -> None:
+    outcome = simulate_slow(seed)
+    assert not outcome.broken, outcome.report(f"{COMMAND} --slow")
 
 
 def test_a_policy_that_blames_the_neighbour_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,288 @@
+"""The choreography's two drivers, the live seat and the simulated rank: told the same, both do the same and say the same."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from actors.rank.client import Client
+from actors.rank.engine import Engine, Outcome
+from actors.rank.recorder import Recorder
+from actors.rank.saving import PartsPort
+from actors.rank.seat import Seat
+from actors.rank.state import TrackedState
+from fleet import moves
+from fleet.choreography import Choreography, Moves
+from fleet.config import RunSettings, Timeouts
+from fleet.errors import RunOver
+from fleet.events import Event, Finished, Formed, Joined, Left, OnceDone, OnceWanted, Parked, Ready
+from fleet.instructions import Conclude, Instruction, OnceAnswer, Park, Propose, Publish, Release, Welcome
+from fleet.lease import Lease
+from fleet.member import Offer
+from fleet.moves import Compute, Move, Wait
+from fleet.simulation.clockwork import Coroutine, Future, Steps
+from fleet.simulation.nodes import SimNode
+from fleet.simulation.plan import Plan, small
+from fleet.simulation.steps import SteppingRank
+from fleet.simulation.world import World
+from fleet.types import Member, StateId, View
+from tests.simulation.runs import make_machine
+
+ME = Member(0, 0)
+TOTAL, KEY = 2, "end/save#1"
+
+
+class Driver:
+    """What the suite needs of a driver. ``said`` holds each thing that was said once, ``asked`` every move."""
+
+    choreography: Choreography
+
+    def __init__(self) -> None:
+        self.said: list[Event] = []
+        self.asked: list[type[Move]] = []
+        self.came: list[str] = []
+
+    def hear(self, *messages: Instruction) -> None:
+        """As from the coordinator; returns when everything waits for words, or for the loop body."""
+        raise NotImplementedError
+
+    def computed(self) -> None:
+        """The loop body comes to its commit; returns as ``hear`` does."""
+        raise NotImplementedError
+
+    def lease(self, key: str) -> None:
+        """The train function does something once; what comes of it is in ``came``, "over" where the run ends."""
+        raise NotImplementedError
+
+    def say(self, event: Event) -> None:
+        """Words are repeated while a rank waits, and digests are those of other models."""
+        if isinstance(event, Finished | Left):
+            event = dataclasses.replace(event, digest="")
+        if not isinstance(event, Joined) and event not in self.said:
+            self.said.append(event)
+
+
+class LiveDriver(Driver):
+    """The seat of a live rank, with groups of its own and no coordinator. Each generator stops where it would wait."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        recorder = Recorder(folder / "ring", 0)
+        self._client = client = Client(0, "token-1", "node", str(folder / "nobody"), "nowhere:1", recorder)
+        client.say = self._flush  # type: ignore[method-assign]
+        self._seat = seat = Seat(client, recorder, cast("PartsPort", SimpleNamespace()), "127.0.0.1", Timeouts())
+        self.choreography = seat.choreography
+        model = torch.nn.Linear(2, 1)
+        state = TrackedState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+        self._engine = engine = Engine(state, RunSettings(world=1, shards=8), recorder, None)
+        seat.serve(state, engine, TOTAL)
+        for kind in (moves.Hold, moves.Reset, moves.Seated, moves.Committed, moves.Expect, moves.Rehearse, moves.Attempted):
+            seat.carriers[kind] = lambda move: None
+        seat.carriers |= {moves.Share: self._share, moves.Reduce: self._reduce, moves.Apply: self._apply}
+        seat.carriers |= {moves.Digest: lambda move: "digest", moves.CarryOut: lambda move: '"did"'}
+        self._main, self._other = self._play(self.choreography.run()), iter(())
+        self._now = False
+
+    def _flush(self, event: Event | None = None) -> None:
+        spoken, self._client.protocol.outbox = self._client.protocol.outbox, []
+        for each in spoken:
+            self.say(each)
+
+    def _share(self, move: moves.Share) -> None:
+        self._seat.joined()
+        self._engine.seat(self._seat.group, move.view, 0, self.choreography.here, move.begun)
+
+    def _reduce(self, move: moves.Reduce) -> Outcome:
+        offers: list[Offer] = [move.offer]
+        return Outcome(offers, 0.0, None)
+
+    def _apply(self, move: moves.Apply) -> None:
+        here = self.choreography.here
+        self._engine.duties.at = StateId(here.lineage, here.step + 1)
+
+    def _play(self, steps: Moves) -> Iterator[None]:
+        """Yields where there is something to wait for."""
+        value: Any = None
+        while True:
+            ended, move = self._seat.resume(steps, value)
+            if ended:
+                return
+            self.asked.append(type(move))
+            while isinstance(move, Wait) and move.what is not moves.Awaited.SETTLED and not move.until():
+                yield
+            if isinstance(move, Compute):
+                self._now = False
+                while not self._now:
+                    yield
+            value = self._seat.carriers[type(move)](move) if not isinstance(move, Compute) else None
+
+    def _go_on(self) -> None:
+        for thread in list(self._seat._settling.values()):
+            thread.join(20.0)
+        if self._client.protocol.incarnation is not None:
+            next(self._other, None)
+            next(self._main, None)
+
+    def hear(self, *messages: Instruction) -> None:
+        with self._client.lock:
+            self._client.on_messages(messages)
+        self._go_on()
+
+    def computed(self) -> None:
+        self._now = True
+        self._go_on()
+
+    def lease(self, key: str) -> None:
+        def ask() -> Moves:
+            try:
+                self.came.append((yield from Lease(self.choreography, 0.5).do(key)))
+            except RunOver:
+                self.came.append("over")
+
+        self._other = self._play(ask())
+        self._go_on()
+
+
+class SimulatedDriver(Driver):
+    """A simulated rank, in a world without a coordinator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._world = world = World(Plan(seed=1, settings=small(world=1), steps=TOTAL), make_machine)
+        node = SimNode(world, 0, 1)
+        self._rank = rank = SteppingRank(world, 0, node, 1, world.stream("rank"))
+        self.choreography = rank.choreography
+        node.from_rank = lambda rank, event: self.say(event)  # type: ignore[method-assign]
+        self._body = Future()
+        right = rank._perform
+
+        def perform(move: Move) -> Steps:
+            self.asked.append(type(move))
+            if isinstance(move, Compute):
+                self._body = Future()
+                yield self._body
+            return (yield from right(move))
+
+        rank._perform = perform  # type: ignore[method-assign]
+        rank._carriers[moves.CarryOut] = lambda move: '"did"'
+        rank._live = self._live  # type: ignore[method-assign]
+        self._pass_time()
+
+    def _live(self) -> Steps:
+        """As its own, without code behind the loop: that is the suite's."""
+        while not self._rank.named:
+            yield self._rank._hear()
+        yield from self._rank.carry(self.choreography.run())
+        yield Future()
+
+    def _pass_time(self) -> None:
+        self._world.clock.run(self._world.clock.now_s + 3.0, lambda: False)
+
+    def hear(self, *messages: Instruction) -> None:
+        for message in messages:
+            self._rank.receive(message)
+        self._pass_time()
+
+    def computed(self) -> None:
+        self._body.resolve()
+        self._pass_time()
+
+    def lease(self, key: str) -> None:
+        def ask() -> Steps:
+            try:
+                self.came.append((yield from self._rank.carry(Lease(self.choreography, 0.5).do(key))))
+            except RunOver:
+                self.came.append("over")
+
+        Coroutine(self._world.clock, ask(), self._rank.gate)
+        self._pass_time()
+
+
+@pytest.fixture(params=["live", "simulated"])
+def driver(request: pytest.FixtureRequest, tmp_path: Path) -> Driver:
+    """Welcomed, and built."""
+    made: Driver = LiveDriver(tmp_path) if request.param == "live" else SimulatedDriver()
+    made.hear(Welcome(0, "token-1", 0))
+    return made
+
+
+def view(generation: int, step: int = 0) -> View:
+    return View(generation, (ME,), ((0, 8),), 0, (), StateId(0, step), "nowhere:1")
+
+
+def seated(driver: Driver) -> None:
+    driver.hear(Publish(view(1)))
+    assert driver.said == [Ready(ME), Formed(ME, 1, StateId(0, 0))]
+    assert driver.asked[-1] is Compute
+    driver.said.clear()
+
+
+def parked(driver: Driver) -> list[tuple[int, StateId | None, bool]]:
+    return [(event.generation, event.state, event.dirty) for event in driver.said if isinstance(event, Parked)]
+
+
+def test_it_sits_down_in_the_same_order(driver: Driver) -> None:
+    seated(driver)
+    kinds = [moves.Rehearse, moves.Hold, moves.Wait, moves.Meet, moves.Begin, moves.Share, moves.Seated, moves.Compute]
+    assert driver.asked == kinds
+
+
+def test_whoever_listens_answers_for_a_loop_that_computes_and_takes_its_next_seat(driver: Driver) -> None:
+    seated(driver)
+    driver.hear(Park((ME,), 1))
+    assert parked(driver) == [(1, StateId(0, 0), False)]
+    driver.hear(Publish(view(2)))
+    assert driver.said[-1] == Formed(ME, 2, StateId(0, 0))
+    assert driver.asked[-1] is not moves.Share, "the loop has not come"
+
+
+def test_a_loop_that_is_called_in_person_answers_itself(driver: Driver) -> None:
+    seated(driver)
+    driver.hear(Park((ME,), 1, in_person=True))
+    assert not driver.said and driver.choreography.wanted
+    driver.computed()
+    assert parked(driver) == [(1, StateId(0, 0), False)]
+    assert driver.asked[-3:] == [moves.Hold, moves.Clear, moves.Wait] and not driver.choreography.claim()
+
+
+def test_a_proposal_is_formed_beside_and_entered_after_the_step(driver: Driver) -> None:
+    seated(driver)
+    driver.hear(Propose(view(3)))
+    assert driver.choreography.seat == view(1) and driver.choreography.ahead == view(3) and not driver.said
+    driver.computed()
+    assert driver.said == [Formed(ME, 3, StateId(0, 1))]
+    assert driver.choreography.seat == view(3)
+
+
+def test_after_the_last_step_it_waits_at_the_barrier_and_is_called_behind_the_loop(driver: Driver) -> None:
+    seated(driver)
+    driver.computed()
+    driver.computed()
+    assert driver.said == [Finished(ME, 1, StateId(0, TOTAL), "")]
+    driver.hear(Conclude((ME,), 1))
+    assert driver.choreography.protocol.concluded
+
+
+def test_what_is_done_once_is_done_by_who_is_told_to(driver: Driver) -> None:
+    seated(driver)
+    driver.lease(KEY)
+    assert driver.said == [OnceWanted(ME, KEY)] and not driver.came
+    driver.hear(OnceAnswer((ME,), KEY, None))
+    assert driver.said[-1] == OnceDone(ME, KEY, '"did"') and not driver.came
+    driver.hear(OnceAnswer((ME,), KEY, '"another did"'))
+    assert driver.came == ['"another did"'], "the coordinator's word counts"
+
+
+def test_a_release_ends_every_wait(driver: Driver) -> None:
+    seated(driver)
+    driver.lease(KEY)
+    driver.hear(Release((ME,), "stopped"))
+    assert driver.choreography.over and driver.came == ["over"]
+    driver.computed()
+    assert not driver.choreography.claim()
