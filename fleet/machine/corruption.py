@@ -80,8 +80,12 @@ def judge_the_end(machine: MachineState, finished: list[Rank], now_s: float) -> 
     if policy is None or _sharded(machine):
         return False
     held = {rank.member: rank.digest or "" for rank in finished}
+    votes = {rank.member: held[rank.member] for rank in finished if not _was_given_the_end(machine, rank)}
+    others = {member: digest for member, digest in held.items() if member not in votes}
     step = machine.committed.step
-    verdict = policy.judge(held, {}, again=machine.doubts.again(step, {}) and not machine.losses.struck(held))
+    verdict = policy.judge(
+        votes or others, others if votes else {}, again=machine.doubts.again(step, {}) and not machine.losses.struck(held)
+    )
     told = f"the final state: {verdict.decision.reason}"
     machine.decide("corruption", verdict.decision.action, told, verdict.decision.payload, now_s)
     if verdict.decision.action == "stop":
@@ -93,6 +97,14 @@ def judge_the_end(machine: MachineState, finished: list[Rank], now_s: float) -> 
     for rank in _living(machine, verdict.guilty):
         evict(machine, rank, Outvoted("the final state"), now_s)
     return bool(verdict.guilty)
+
+
+def _was_given_the_end(machine: MachineState, rank: Rank) -> bool:
+    """Whether the rank holds its donor's word, and made no step of its own in this view: it must not vote for its donor."""
+    view = machine.view
+    if view is None or view.rank_of(rank.member) not in view.receivers:
+        return False
+    return rank.formed is None or rank.formed[0] != view.generation or rank.formed[1] == machine.committed
 
 
 def replay(machine: MachineState, record: DecisionMade) -> None:

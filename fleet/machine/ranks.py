@@ -87,6 +87,8 @@ def _is_in(machine: MachineState, member: Member, generation: int, state: StateI
     rank.phase, rank.state, rank.dirty, rank.generation = phase, state, False, generation
     rank.beat_s = rank.progress_s = now_s
     rank.heard = True
+    if phase == RankPhase.SEATED:
+        rank.formed = (generation, state)
     machine.learn(generation, state)
     machine.roster.sent(member, generation)
     if machine.proposal is not None and generation == machine.proposal.generation:

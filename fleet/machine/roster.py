@@ -31,7 +31,8 @@ class Rank:
     """A live process in a slot.
 
     ``sent_generation`` is the greatest generation that it was invited to, ``parked_generation`` the greatest that it said it has left:
-    while the first is greater the rank may be stepping there. Times are on the run's clock.
+    while the first is greater the rank may be stepping there. ``formed`` is (generation, state) when it last said that it is in a view and
+    steps. Times are on the run's clock.
     """
 
     member: Member
@@ -50,6 +51,7 @@ class Rank:
     step: int = -1
     shard: int = -1
     digest: str | None = None
+    formed: tuple[int, StateId] | None = None
 
 
 @dataclass(slots=True)

@@ -30,6 +30,7 @@ REGRESSIONS = {
     163: "a rank was alone in its view and wrong, and the invariant expected somebody to tell",
     239: "two corrupt ranks that differ can tell, and the invariant took that for what nobody sees",
     384: "a rank that was alone at the finish barrier wrote what had flipped there, and all went on from that",
+    438: "a rank that had its last state from one that was wrong voted for it at the finish barrier",
     1165: "ranks that had their state from one that was wrong had to be kept from voting for it",
 }
 
