@@ -112,7 +112,7 @@ class Block:
         """The block with its preamble, as one module. What goes into a bracket of another file is one expression or more."""
         if self.stands_alone:
             text = textwrap.dedent(self.text)
-            brackets = "{}" if re.match(r'"[^"]*": ', text) else "()" if text.rstrip().endswith(",") else ("", "")
+            brackets = "{}" if re.match(r'("[^"\n]*"|\(.*\)): ', text) else "()" if text.rstrip().endswith(",") else ("", "")
             return f"{brackets[0]}\n{text}{brackets[1]}\n"
         if self.language == "diff":
             return self.side("+")

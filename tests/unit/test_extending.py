@@ -79,3 +79,9 @@ def test_an_example_works_and_takes_as_many_files_as_it_says(example: Example, t
     assert len(touched) == example.files, touched
     done = run(example.check, tree)
     assert done.returncode == 0, done.stderr
+
+
+def test_there_is_an_example_of_each() -> None:
+    assert {example.title: example.files for example in examples()} == {
+        "A fault kind": 2, "A straggler policy": 2, "A metric": 1, "A checkpoint tier": 4
+    }  # fmt: skip
