@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fleet import cli_print
+from fleet import cli_print, cli_run
 from fleet.cli_config import RUNS, Storage
 from fleet.cli_watch import PRIVATE
 from fleet.clock import unix_time_s
@@ -97,13 +97,26 @@ def _fields(asked: Mapping[str, Any]) -> tuple[str, list[str], str, int]:
 
 def _checked(script: str, arguments: Sequence[str], directory: str) -> tuple[RunSettings, str]:
     """(what it would train with, the name that it is to have, or "")."""
-    from fleet import cli
-
-    settings, given, values = cli.checked(script, arguments, Path(directory))
+    settings, given, values = cli_run.checked(script, arguments, Path(directory))
     for name in RESERVED:
         if name in given:
             raise ConfigError(f"--{name}", " ".join(arguments)[:200], "is the queue's to choose", "Leave it out, or use fleet run.")
     return settings, values["name"]
+
+
+def note_path(root: Path) -> Path:
+    """Where the service of this folder writes about itself."""
+    return root / PRIVATE / "up.json"
+
+
+def running(root: Path) -> dict[str, Any] | None:
+    """What the service of this folder wrote about itself; None when none runs."""
+    try:
+        note: dict[str, Any] = json.loads(note_path(root).read_text())
+        command = Path(f"/proc/{note['pid']}/cmdline").read_bytes()
+    except (OSError, ValueError):
+        return None
+    return note if b"fleet.cli_up" in command else None
 
 
 # ---- the commands ------------------------------------------------------------------------------------------------------------------------
@@ -141,8 +154,6 @@ def cancel(name: Annotated[str, typer.Argument(metavar="RUN", help="Its name.")]
 
 
 def _ask(folder: Path, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    from fleet.cli_up import running
-
     root = folder.absolute()
     note = running(root)
     if note is None:

@@ -17,7 +17,7 @@ import typer
 
 from fleet import cli_print
 from fleet.cli_config import RUNS, Storage
-from fleet.cli_queue import Submissions, queue_of
+from fleet.cli_queue import Submissions, note_path, queue_of, running
 from fleet.cli_watch import PRIVATE, PerRank, read_token_path, serving, wait_for_a_signal
 from fleet.errors import ConfigError, RunFailed
 from fleet.launch.processes import calling
@@ -26,20 +26,6 @@ from storage.urls import redact
 console = cli_print.Terminal(stderr=True)
 START_S = 60.0
 STOP_S = 20.0
-
-
-def _note(root: Path) -> Path:
-    return root / PRIVATE / "up.json"
-
-
-def running(root: Path) -> dict[str, Any] | None:
-    """What the service of this folder wrote about itself; None when none runs."""
-    try:
-        note: dict[str, Any] = json.loads(_note(root).read_text())
-        command = Path(f"/proc/{note['pid']}/cmdline").read_bytes()
-    except (OSError, ValueError):
-        return None
-    return note if b"fleet.cli_up" in command else None
 
 
 def up(
@@ -69,8 +55,8 @@ def up(
         "prometheus_port": prometheus_port if with_prometheus else None, "per_rank": per_rank, "runbook": runbook,
     }  # fmt: skip
     check_folder(root)
-    _note(root).parent.mkdir(parents=True, exist_ok=True)
-    _note(root).unlink(missing_ok=True)
+    note_path(root).parent.mkdir(parents=True, exist_ok=True)
+    note_path(root).unlink(missing_ok=True)
     log = root / PRIVATE / "up.log"
     with log.open("wb") as file:
         process = subprocess.Popen(
@@ -95,8 +81,8 @@ def serve() -> None:
         watch.server.queue = Submissions(stack.enter_context(queue_of(root, settings["slots"])), root)
         note = {"pid": os.getpid(), "url": watch.server.url, "host": settings["host"]}
         note["prometheus"] = _prometheus(stack, root, watch.server.url, settings)
-        _note(root).write_text(json.dumps(note))
-        stack.callback(_note(root).unlink, missing_ok=True)
+        note_path(root).write_text(json.dumps(note))
+        stack.callback(note_path(root).unlink, missing_ok=True)
         wait_for_a_signal()
 
 

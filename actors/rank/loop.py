@@ -24,7 +24,7 @@ from actors.rank.saving import PartsPort, Saver, model_state
 from actors.rank.seat import Seat
 from actors.rank.sharded import ShardedEngine, check_tracked
 from actors.rank.state import TrackedState
-from actors.rank.step import Step
+from actors.rank.step import Loop, Step
 from fleet import moves
 from fleet.choreography import Moves
 from fleet.config import RunSettings
@@ -71,21 +71,17 @@ class Run:
         self._choreography = self._seat.choreography
         self._steps: Moves = self._choreography.run()
         self._engine: Engine | None = None
-        self._committed = False
         self._one = OneOfAll(self._seat, recorder)
         self._evaluation: tuple[int, Figures] | None = None
         self._measured_us = 0
-        self._rank = 0
-        self._rehearsing = False
-        self._feeds = Feeds(self.seed, self.shards, recorder)
+        feeds = Feeds(self.seed, self.shards, recorder)
+        self._loop = Loop(self.seed, client, recorder, self._choreography, feeds, self.attempt)
         self._suspect: int | None = None
         self._attempted: Step | None = None
         self._step: Step | None = None
         self._outcome: Outcome | None = None
         self._mutated_us = 0
         self._concluded = False
-        self._total = 0
-        self._told = (0, 0)
 
     @property
     def generation(self) -> int:
@@ -133,7 +129,7 @@ class Run:
             raise FleetError(f"total = {total}: a run has at least one step")
         if self._engine is not None:
             raise FleetError("run.steps() was called twice: a run has one loop; give it the number of all steps")
-        self._total = total
+        self._loop.total = total
         self._engine = self._make_engine(state, clip_norm)
         self._recorder.total(total)
         self._client.on_operation = Saboteur(self._engine).operate
@@ -142,7 +138,7 @@ class Run:
                 case Rehearse():
                     yield from self._rehearse()
                 case Compute(number):
-                    step = self._step = Step(self, self._engine, number)
+                    step = self._step = Step(self._loop, self._engine, number)
                     yield step
                     if not step.closed:
                         raise LoopError(f"step {step.number}: the loop body ended without step.commit()")
@@ -168,11 +164,11 @@ class Run:
     def _make_engine(self, state: TrackedState, clip_norm: float | None) -> Engine:
         if self._settings.optimizer_sharding == "none":
             engine = Engine(state, self._settings, self._recorder, clip_norm)
-            self._seat.serve(state, engine, self._total)
+            self._seat.serve(state, engine, self._loop.total)
             return engine
         sharded = ShardedEngine(state, self._settings, self._recorder, clip_norm)
         self._seat.serve(
-            state, sharded, self._total, Custody(sharded, self._client.protocol, self._settings.optimizer_copies, self._advance)
+            state, sharded, self._loop.total, Custody(sharded, self._client.protocol, self._settings.optimizer_copies, self._advance)
         )
         return sharded
 
@@ -183,12 +179,12 @@ class Run:
         """
         assert self._engine is not None
         self._engine.rehearse()
-        self._recorder.paused = self._rehearsing = True
+        self._recorder.paused = self._loop.rehearsing = True
         self._client.on_rehearsal(True)
-        self._step = Step(self, self._engine, 0)
+        self._step = Step(self._loop, self._engine, 0)
         yield self._step
         self._client.on_rehearsal(False)
-        self._recorder.paused = self._rehearsing = False
+        self._recorder.paused = self._loop.rehearsing = False
         self._engine.forget()
 
     @property
@@ -197,7 +193,7 @@ class Run:
 
         What must happen, whoever is lost, is for ``once``.
         """
-        return self._rank == 0 if self._here_or_none() is not None else self.slot == 0
+        return self._loop.rank == 0 if self._here_or_none() is not None else self.slot == 0
 
     def once(self, fn: Callable[[], Any], *, name: str = "") -> Any:
         """Run ``fn()`` on one rank, and return what it returns on all ranks; they wait for it.
@@ -252,7 +248,7 @@ class Run:
             The figures, which can be looked at on every rank. None after other steps.
         """
         self._check_closed("run.evaluate()")
-        if not self._committed or self._here().step % every:
+        if not self._loop.committed or self._here().step % every:
             return None
         key = self._one.key(self._here(), name_of(fn))
         figures = Figures(lambda: self._one.do(key, lambda before: self._judged(self._alone(fn), before)))
@@ -277,7 +273,7 @@ class Run:
         if self._engine is None:
             return BEGIN
         self._check_closed("run.once() and run.save()")
-        return self._here() if self._committed else None
+        return self._here() if self._loop.committed else None
 
     def _check_closed(self, call: str) -> None:
         if self._step is not None and not self._step.closed:
@@ -285,7 +281,7 @@ class Run:
 
     def _evaluate(self) -> None:
         """The first rank of the view evaluates; when it is lost meanwhile, the first rank of the next view does it again."""
-        if self._evaluation is None or self._rank != 0:
+        if self._evaluation is None or self._loop.rank != 0:
             return
         at, figures = self._evaluation
         if at == self._here().step:
@@ -327,7 +323,7 @@ class Run:
         if self._engine is None:
             return f"the train function has returned and took no step. {use}"
         here = self._here_or_none()
-        return f"the train function has returned at step {here.step if here else 0} of {self._total}, before the loop's end. {use}"
+        return f"the train function has returned at step {here.step if here else 0} of {self._loop.total}, before the loop's end. {use}"
 
     # ---- moves ---------------------------------------------------------------------------------------------------------------------------
 
@@ -367,8 +363,8 @@ class Run:
         self._seat.joined()
         view, arriving = move.view, self._choreography.arriving
         here = arriving.state if arriving is not None else self._here()
-        self._rank = view.rank_of(self._client.protocol.member)
-        self._trained.seat(self._seat.group, view, self._rank, here, move.begun)
+        self._loop.rank = view.rank_of(self._client.protocol.member)
+        self._trained.seat(self._seat.group, view, self._loop.rank, here, move.begun)
         if arriving is None:
             self._recorder.switch(COMPUTE)
         self._recorder.place(view.generation, here.lineage, here.step)
@@ -394,7 +390,7 @@ class Run:
         self._trained.repeat()
 
     def _report(self, reduced: Outcome) -> None:
-        if self._rank == 0:
+        if self._loop.rank == 0:
             owner = self._choreography.view.members[reduced.owner] if reduced.owner >= 0 else None
             shard = -1 if reduced.culprit is None else reduced.culprit
             told = Implausible(self._client.protocol.member, self._here(), shard, owner, reduced.why, accepted=reduced.culprit is None)
@@ -421,7 +417,7 @@ class Run:
     def _note_commit(self) -> None:
         self._seat.settled()
         self._recorder.commit(max(self._mutated_us, now_us()))
-        self._committed = True
+        self._loop.committed = True
 
     def _finish_step(self, move: moves.Committed) -> None:
         step, reduced = self._attempted, move.reduced
@@ -442,8 +438,8 @@ class Run:
     def _tell(self, step: Step, loss: float) -> None:
         for fn in step.callbacks:
             fn()
-        last = step.number + 1 == self._total
-        if self._rank == 0 and (last or now_us() - self._measured_us > MEASURE_EVERY_US):
+        last = step.number + 1 == self._loop.total
+        if self._loop.rank == 0 and (last or now_us() - self._measured_us > MEASURE_EVERY_US):
             self._measured_us = now_us()
             self._measure("loss", loss)
 

@@ -132,7 +132,7 @@ class ShardSums(Generic[Set]):
         return [self._sums[block] for block in blocks]
 
 
-def _cuts(lo: int, hi: int, parts: int) -> list[int]:
+def cut_points(lo: int, hi: int, parts: int) -> list[int]:
     """Where to cut ``lo..hi`` into ``parts``, as even as blocks are: none of :data:`fleet.chunks.BLOCK` elements from ``lo`` on is cut."""
     blocks = -(-(hi - lo) // BLOCK)
     return [min(hi, lo + blocks * i // parts * BLOCK) for i in range(parts + 1)]
@@ -160,7 +160,7 @@ def _aligned(size: int) -> int:
 def _stretches(flat: torch.Tensor, most_bytes: int) -> list[tuple[int, int]]:
     """Cut a flat buffer into equal lengths of some ``most_bytes`` at most, or of one block: elements from and to; none of an empty one."""
     count = min(-(-flat.nbytes // most_bytes), -(-flat.numel() // BLOCK))
-    return list(itertools.pairwise(_cuts(0, flat.numel(), count))) if count else []
+    return list(itertools.pairwise(cut_points(0, flat.numel(), count))) if count else []
 
 
 def addition_plan(leaves: Sequence[Block], shards: int) -> list[tuple[int, int]]:
@@ -186,11 +186,11 @@ class Chunk(NamedTuple):
     hi: int
 
 
-class _Bucket:
+class Bucket:
     """One stretch of one flat buffer, on its way through the exchange."""
 
     def __init__(self, flat: int, lo: int, hi: int, size: int) -> None:
-        self.flat, self.cuts = flat, _cuts(lo, hi, size)
+        self.flat, self.cuts = flat, cut_points(lo, hi, size)
         self.incoming: list[torch.Tensor] = []
         self.arrival: Work | None = None
         self.departure: Work | None = None  # kept, and not waited for
@@ -235,11 +235,11 @@ class Reducer:
         self._stages: dict[torch.device, torch.Tensor] = {}
         self._stages_before: dict[torch.device, torch.Tensor] = {}
         self._room = 0  # bytes of a buffer in them
-        self._expected: list[_Bucket] = []
+        self._expected: list[Bucket] = []
         self._expected_of: Layout = []
         self._cut: dict[tuple[int, ...], _Cut] = {}
         self._group: Group | None = None
-        self._buckets_before: list[_Bucket] = []  # whose sends nobody has waited for: they have arrived when the next ones have
+        self._buckets_before: list[Bucket] = []  # whose sends nobody has waited for: they have arrived when the next ones have
 
     def bind(self, group: Group, leaves: Sequence[Sequence[Block]]) -> None:
         """Use ``group`` from now on; ``leaves[r]`` are the blocks whose sums view rank r brings, from left to right."""
@@ -306,7 +306,7 @@ class Reducer:
                 bucket.arrival = group.start([], self._incoming(number, bucket, bucket.chunk(like, group.rank), ahead=True), _there(number))
             self._expected, self._expected_of = buckets, _layout(like)
 
-    def _as_expected(self, group: Group, out: Sequence[torch.Tensor]) -> list[_Bucket]:
+    def _as_expected(self, group: Group, out: Sequence[torch.Tensor]) -> list[Bucket]:
         expected, self._expected = self._expected, []
         if expected and self._expected_of != _layout(out):
             raise group.broken("other parameters train in this step than in the last")
@@ -427,25 +427,25 @@ class Reducer:
         group.complete(returning)
         self._buckets_before = buckets
 
-    def _gifts(self, bucket: _Bucket, mine: torch.Tensor) -> list[tuple[torch.Tensor, int]]:
+    def _gifts(self, bucket: Bucket, mine: torch.Tensor) -> list[tuple[torch.Tensor, int]]:
         """Who gets this rank's sums."""
         return [(mine, peer) for peer in self._peers]
 
-    def _returns(self, bucket: _Bucket, out: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, int]]:
+    def _returns(self, bucket: Bucket, out: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, int]]:
         """Where the peers' sums go."""
         return [(bucket.chunk(out, peer), peer) for peer in reversed(self._peers)]
 
-    def _buckets(self, flats: Sequence[torch.Tensor], size: int) -> list[_Bucket]:
+    def _buckets(self, flats: Sequence[torch.Tensor], size: int) -> list[Bucket]:
         """Cut all flat buffers into buckets of equal length, at most ``bucket_bytes``."""
-        return [_Bucket(index, lo, hi, size) for index, flat in enumerate(flats) for lo, hi in _stretches(flat, self._bucket_bytes)]
+        return [Bucket(index, lo, hi, size) for index, flat in enumerate(flats) for lo, hi in _stretches(flat, self._bucket_bytes)]
 
-    def _open(self, group: Group, flats: Sequence[torch.Tensor]) -> list[_Bucket]:
+    def _open(self, group: Group, flats: Sequence[torch.Tensor]) -> list[Bucket]:
         """The buckets of a reduction, and room for what arrives of them."""
         buckets = self._buckets(flats, group.size)
         self._room = _aligned(max((bucket.chunk(flats, group.rank).nbytes for bucket in buckets), default=0))
         return buckets
 
-    def _incoming(self, number: int, bucket: _Bucket, mine: torch.Tensor, *, ahead: bool) -> list[tuple[torch.Tensor, int]]:
+    def _incoming(self, number: int, bucket: Bucket, mine: torch.Tensor, *, ahead: bool) -> list[tuple[torch.Tensor, int]]:
         """Where the peers' partial sums of this rank's chunk go. ``ahead`` of the reduction ``mine`` is not its own, and left alone."""
         sources = [peer for peer in reversed(self._peers) for _ in range(self.counts[peer])]
         room = self._stage if ahead else self._landing
@@ -453,7 +453,7 @@ class Reducer:
         return list(zip(bucket.incoming, sources, strict=True))
 
     def _scatter(
-        self, group: Group, number: int, bucket: _Bucket, local: Sequence[Sequence[torch.Tensor]], out: Sequence[torch.Tensor]
+        self, group: Group, number: int, bucket: Bucket, local: Sequence[Sequence[torch.Tensor]], out: Sequence[torch.Tensor]
     ) -> list[Work]:
         """Send every peer its chunk of this rank's partial sums, and receive this rank's chunk of theirs.
 
@@ -468,7 +468,7 @@ class Reducer:
             bucket.arrival = group.start(sends, self._incoming(number, bucket, bucket.chunk(out, group.rank), ahead=False), _there(number))
         return asked
 
-    def _leaves(self, group: Group, bucket: _Bucket, local: Sequence[Sequence[torch.Tensor]]) -> dict[int, list[torch.Tensor]]:
+    def _leaves(self, group: Group, bucket: Bucket, local: Sequence[Sequence[torch.Tensor]]) -> dict[int, list[torch.Tensor]]:
         """This rank's chunk of all partial sums, by view rank."""
         arrived = iter(bucket.incoming)
         found = {peer: [next(arrived) for _ in range(self.counts[peer])] for peer in reversed(self._peers)}

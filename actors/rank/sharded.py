@@ -24,7 +24,7 @@ from actors.rank.engine import Engine, Outcome
 from actors.rank.gradients import GradientSet
 from actors.rank.process_group import Group
 from actors.rank.recorder import Recorder
-from actors.rank.reduction import Chunk, Reducer, _Bucket, _cuts
+from actors.rank.reduction import Bucket, Chunk, Reducer, cut_points
 from actors.rank.saving import Share
 from actors.rank.state import TrackedState
 from actors.rank.whole import ShardedTensors, whole_state
@@ -51,7 +51,7 @@ def check_tracked(state: TrackedState, threads: int) -> None:
         check(optimizer, parameters, threads)
 
 
-class _StretchBucket(_Bucket):
+class _StretchBucket(Bucket):
     """One stretch of every rank's chunk of one flat buffer."""
 
     def __init__(self, flat: int, spans: Sequence[tuple[int, int]]) -> None:
@@ -76,26 +76,26 @@ class ShardedReducer(Reducer):
     def _swaps(self, flats: Sequence[torch.Tensor]) -> bool:
         return False  # a rank is not to have the sums of all chunks
 
-    def _buckets(self, flats: Sequence[torch.Tensor], size: int) -> list[_Bucket]:
-        found: list[_Bucket] = []
+    def _buckets(self, flats: Sequence[torch.Tensor], size: int) -> list[Bucket]:
+        found: list[Bucket] = []
         for flat, extent in enumerate(self.extents):
             chunks = [bounds(extent, (size, index)) for index in range(size)]
             longest = max(hi - lo for lo, hi in chunks) * flats[flat].element_size()
             count = -(-longest * size // self._bucket_bytes)
-            cut = [_cuts(lo, hi, count) for lo, hi in chunks] if count else []
+            cut = [cut_points(lo, hi, count) for lo, hi in chunks] if count else []
             found += [_StretchBucket(flat, [(cuts[i], cuts[i + 1]) for cuts in cut]) for i in range(count)]
             rest = flats[flat].numel()
             count = -(-(rest - extent) * flats[flat].element_size() // self._bucket_bytes)
-            found += [_Bucket(flat, lo, hi, size) for lo, hi in itertools.pairwise(_cuts(extent, rest, count))] if count else []
+            found += [Bucket(flat, lo, hi, size) for lo, hi in itertools.pairwise(cut_points(extent, rest, count))] if count else []
         return found
 
-    def _gifts(self, bucket: _Bucket, mine: torch.Tensor) -> list[tuple[torch.Tensor, int]]:
+    def _gifts(self, bucket: Bucket, mine: torch.Tensor) -> list[tuple[torch.Tensor, int]]:
         if not isinstance(bucket, _StretchBucket):
             return super()._gifts(bucket, mine)
         assert self._group is not None
         return [(mine, guard) for guard in self.guarded[self._group.rank]]
 
-    def _returns(self, bucket: _Bucket, out: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, int]]:
+    def _returns(self, bucket: Bucket, out: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, int]]:
         if not isinstance(bucket, _StretchBucket):
             return super()._returns(bucket, out)
         assert self._group is not None

@@ -4,19 +4,45 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from actors.rank.data import Feed
-from actors.rank.engine import Engine
+from actors.rank.client import Client
+from actors.rank.data import Feed, Feeds
+from actors.rank.engine import Engine, Outcome
+from actors.rank.recorder import Recorder
 from actors.rank.sampling import seed_shard, seed_step
+from fleet.choreography import Choreography
 from fleet.errors import LoopError
 from fleet.events import Reads
 from fleet.records import COMPUTE, DATA, VERIFY
 
-if TYPE_CHECKING:
-    from actors.rank.loop import Run
+
+@dataclass(slots=True)
+class Loop:
+    """What the steps of one loop share.
+
+    Attributes:
+        attempt: tries to commit a step; None when it will be repeated, or was left.
+        rank: the view rank of this process; ``told`` the data set and batch size that the run was told of.
+        rehearsing: the step at hand is computed for practice, and forgotten.
+        committed: the step at hand is committed.
+        total: number of steps of the whole run.
+    """
+
+    seed: int
+    client: Client
+    recorder: Recorder
+    choreography: Choreography
+    feeds: Feeds
+    attempt: Callable[[Step], Outcome | None]
+    rank: int = 0
+    told: tuple[int, int] = (0, 0)
+    rehearsing: bool = False
+    committed: bool = False
+    total: int = 0
 
 
 class Step:
@@ -31,16 +57,16 @@ class Step:
     When a rank is lost, the others keep what they have computed; the step comes again for the lost shards alone, shared out among all.
     """
 
-    def __init__(self, run: Run, engine: Engine, number: int) -> None:
+    def __init__(self, loop: Loop, engine: Engine, number: int) -> None:
         self.number, self.loss = number, math.nan
         self.closed = self._cut = self._begun = False
         self.losses: dict[int, float] = {}
         self.callbacks: list[Callable[[], None]] = []
-        self._run, self._engine = run, engine
+        self._loop, self._engine = loop, engine
         self.shard, self.shards = -1, engine.due
-        run._committed = False
+        loop.committed = False
         engine.body.enter(number)
-        seed_step(run.seed, number)
+        seed_step(loop.seed, number)
 
     def batches(self, dataset: Any, batch_size: int, collate_fn: Callable[[list[Any]], Any] | None = None) -> Iterator[Any]:
         """This rank's shards of this step: one collated batch of ``batch_size / shards`` samples each.
@@ -59,18 +85,18 @@ class Step:
             ConfigError: the dataset cannot be read so, or ``batch_size`` is no multiple of the number of shards.
             LoopError: it is called twice in a step, or the loop body does not call ``backward`` for a batch.
         """
-        run, recorder = self._run, self._run._recorder
+        loop, recorder = self._loop, self._loop.recorder
         if self._begun:
             raise LoopError(f"step {self.number}: step.batches() was called twice; a dataset of both together gives each shard one batch")
         self._begun = True
-        feed = run._feeds.of(dataset, batch_size, collate_fn)
-        if run._rank == 0 and run._told != (told := (feed.samples, batch_size)):
-            run._told = told
+        feed = loop.feeds.of(dataset, batch_size, collate_fn)
+        if loop.rank == 0 and loop.told != (told := (feed.samples, batch_size)):
+            loop.told = told
             self._tell_data(feed, *told)
         now = [(self.number, shard) for shard in self.shards + self._engine.checks]
         feed.expect(now + [(self.number + 1, shard) for shard in self._engine.next_due])
         while pending := self._pending():
-            if run._choreography.wanted:
+            if loop.choreography.wanted:
                 self._cut = True
                 return
             shard = pending[0]
@@ -80,7 +106,7 @@ class Step:
             yield from self._compute(shard, batch, self._engine.end_shard)
         recorder.worked()
         for shard in self._engine.checks:
-            if run._choreography.wanted:
+            if loop.choreography.wanted:
                 return
             recorder.switch(VERIFY)
             yield from self._compute(shard, feed.get(self.number, shard), lambda shard, loss: self._engine.end_check(shard))
@@ -94,16 +120,16 @@ class Step:
 
     def _tell_data(self, feed: Feed, samples: int, batch_size: int) -> None:
         """Once, not in every step: up to three samples are read for it."""
-        recorder, client = self._run._recorder, self._run._client
+        recorder, client = self._loop.recorder, self._loop.client
         before = recorder.code
         recorder.switch(DATA)
-        client.say(Reads(client.protocol.member, samples, batch_size, feed.data_sha256, self._run._total))
+        client.say(Reads(client.protocol.member, samples, batch_size, feed.data_sha256, self._loop.total))
         recorder.switch(before)
 
     def _compute(self, shard: int, batch: Any, end: Callable[[int, float], None]) -> Iterator[Any]:
-        recorder = self._run._recorder
+        recorder = self._loop.recorder
         recorder.shard(shard)
-        seed_shard(self._run.seed, self.number, shard)
+        seed_shard(self._loop.seed, self.number, shard)
         self._engine.begin_shard()
         self.shard = shard
         yield batch
@@ -155,10 +181,10 @@ class Step:
             raise LoopError(
                 f"step {self.number}: commit() before shards {sorted(missing)} were computed; iterate step.batches() to its end"
             )
-        if self._run._rehearsing:
+        if self._loop.rehearsing:
             return False
         self._engine.body.check()
-        outcome = self._run.attempt(self)
+        outcome = self._loop.attempt(self)
         self._engine.body.enter(self.number + (outcome is not None))
         if outcome is None:
             return False

@@ -26,6 +26,7 @@ EDGE = (
     "fleet.cli_plan",
     "fleet.cli_print",
     "fleet.cli_queue",
+    "fleet.cli_run",
     "fleet.cli_runs",
     "fleet.cli_simulate",
     "fleet.cli_up",

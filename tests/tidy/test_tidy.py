@@ -55,7 +55,8 @@ def _check(rule: Callable[[str, str], list[str]], files: dict[str, str]) -> None
     assert not faults, "\n".join(["", *faults])
 
 
-def _shipped(path: str) -> bool:
+def shipped(path: str) -> bool:
+    """Whether the file is a part of what users install."""
     return path.split("/", maxsplit=1)[0] in rules.SHIPPED
 
 
@@ -153,7 +154,7 @@ def test_what_is_imported_is_declared() -> None:
     project: Any = _project()
     lists = [project["dependencies"], *(some for name, some in project["optional-dependencies"].items() if name not in FOR_US)]
     declared = {re.split(r"[\[<>=~!; ]", text)[0] for some in lists for text in some}
-    imported = {name for path, text in PYTHON.items() if _shipped(path) for name in rules.third_party(path, text)}
+    imported = {name for path, text in PYTHON.items() if shipped(path) for name in rules.third_party(path, text)}
     assert {DISTRIBUTIONS.get(name, name) for name in imported} <= declared
 
 
@@ -164,7 +165,7 @@ def test_pins_are_exact_and_need_no_index() -> None:
 
 def test_every_package_is_listed_by_name() -> None:
     listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
-    assert listed == {path.rpartition("/")[0].replace("/", ".") for path in PYTHON if _shipped(path)}
+    assert listed == {path.rpartition("/")[0].replace("/", ".") for path in PYTHON if shipped(path)}
 
 
 def _run(program: str) -> str:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fleet.cli import app, checked
+from fleet.cli import app
+from fleet.cli_run import checked
 from fleet.errors import ConfigError
 from fleet.scripts import load_train
 from tests.support.blocks import ROOT, command_lines

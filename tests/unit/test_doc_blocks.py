@@ -17,7 +17,8 @@ import typer
 import yaml
 from typer.main import get_command
 
-from fleet.cli import app, checked
+from fleet.cli import app
+from fleet.cli_run import checked
 from fleet.configuration import as_toml, configured
 from fleet.errors import ConfigError
 from tests.support.blocks import PREAMBLES, ROOT, Block, blocks_of, pages

@@ -175,12 +175,12 @@ def test_rank_0_tells_once_on_what_it_trains() -> None:
     client = SimpleNamespace(say=said.append, protocol=SimpleNamespace(member=MEMBER))
     run: Any = SimpleNamespace(
         seed=7,
-        _rank=0,
-        _told=(0, 0),
-        _total=3,
-        _client=client,
-        _recorder=Recorder(),
-        _feeds=SimpleNamespace(of=lambda *what: feed),
+        rank=0,
+        told=(0, 0),
+        total=3,
+        client=client,
+        recorder=Recorder(),
+        feeds=SimpleNamespace(of=lambda *what: feed),
     )
     engine: Any = SimpleNamespace(due=[], checks=[], next_due=[], body=SimpleNamespace(enter=lambda step: None))
     for number in range(3):

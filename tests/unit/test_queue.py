@@ -207,11 +207,11 @@ def test_bad_input_never_waits(served: Watched, tmp_path: Path, change: dict[str
 
 
 def test_a_refusal_of_the_service_reads_as_one_of_the_command(served: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fleet import cli_queue, cli_up
+    from fleet import cli_queue
 
     (served.root / PRIVATE).mkdir(exist_ok=True)
     (served.root / PRIVATE / "token").write_text(WRITE_TOKEN)
-    monkeypatch.setattr(cli_up, "running", lambda root: {"url": served.url})
+    monkeypatch.setattr(cli_queue, "running", lambda root: {"url": served.url})
     body = {"script": "script.py", "directory": str(tmp_path), "arguments": ["--world", "8"]}
     with pytest.raises(ConfigError) as refused:
         cli_queue._ask(served.root, "POST", "/api/queue", body)
@@ -238,13 +238,13 @@ def test_only_who_may_and_only_where_there_is_a_queue(served: Watched, tmp_path:
 
 
 def test_the_wait_is_in_the_journal_and_in_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fleet import cli
+    from fleet import cli_run
 
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    monkeypatch.setenv(SUBMITTED, repr(cli.unix_time_s() - 90.0))
+    monkeypatch.setenv(SUBMITTED, repr(cli_run.unix_time_s() - 90.0))
     found = configured("world=2")
-    made: RunPlan = cli._plan(str(script), found, "named", "", tmp_path, 0)
+    made: RunPlan = cli_run._plan(str(script), found, "named", "", tmp_path, 0)
     assert made.name == "named" and made.queued_s >= 90
     first, *rest = one_loss().records
     assert isinstance(first, RunStarted)

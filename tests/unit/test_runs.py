@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from chaos.settings import ChaosSettings
-from fleet import cli, plans, recipes
+from fleet import cli, cli_run, plans, recipes
 from fleet.cli_runs import differences, record_of, runs
 from fleet.config import CheckpointSettings, RunSettings, Timeouts
 from fleet.journal import JournalWriter
@@ -62,7 +62,7 @@ def repeat(root: Path, name: str, *more: str) -> tuple[list[str], str]:
     """Scripts of the runs that the command would have made, and what it said."""
     made: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cli, "_execute", lambda plan, *rest: made.append(plan.script) or 0)
+        patch.setattr(cli_run, "_execute", lambda plan, *rest: made.append(plan.script) or 0)
         done = CliRunner().invoke(cli.app, ["run", "--repeat", name, "--storage", str(root), *more])
     return made, " ".join(f"{done.output} {done.exception}".split())
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fleet import cli, cli_config
+from fleet import cli, cli_config, cli_run
 from fleet.cli_config import FLAGS
 from fleet.config import CheckpointSettings, RunSettings
 from fleet.configuration import Configuration, as_plain, as_toml, configured, differing, every, known
@@ -125,7 +125,7 @@ def test_no_default_is_written_twice() -> None:
 def run_with(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> RunPlan:
     made: list[RunPlan] = []
     with monkeypatch.context() as patch:
-        patch.setattr(cli, "_execute", lambda plan, *rest: made.append(plan) or 0)
+        patch.setattr(cli_run, "_execute", lambda plan, *rest: made.append(plan) or 0)
         assert called("run", "good.py", *arguments)[0] == 0
     return made[0]
 
@@ -390,7 +390,7 @@ def test_fleets_own_policies_are_made_as_a_run_has_them() -> None:
 
 def test_code_of_somebody_else_is_not_run_where_a_run_only_waits(tmp_path: Path) -> None:
     (tmp_path / "loud.py").write_text("raise SystemExit('imported')\n")
-    settings, _, _ = cli.checked("good.py", ["--straggler", "loud:Policy", "--config", "world=3"], tmp_path)
+    settings, _, _ = cli_run.checked("good.py", ["--straggler", "loud:Policy", "--config", "world=3"], tmp_path)
     assert settings.straggler.policy == "loud:Policy" and settings.world == 3
 
 

@@ -1,0 +1,39 @@
+"""No module imports itself by way of others, and none uses another's private names."""
+
+from __future__ import annotations
+
+from tests.tidy import layout
+from tests.tidy.test_tidy import PYTHON, shipped
+
+SHIPPED = {path: text for path, text in PYTHON.items() if shipped(path)}
+KNOWN = frozenset({"fleet.simulation"})
+"""The checkers, ranks and nodes of the simulated world name each other's types. No other circle is left, and none may be added."""
+
+
+def test_no_modules_import_each_other() -> None:
+    found = layout.circles(SHIPPED)
+    assert len(SHIPPED) > 200
+    new = [sorted(circle) for circle in found if not all(name.startswith(tuple(f"{known}." for known in KNOWN)) for name in circle)]
+    assert not new, new
+    assert len(found) == len(KNOWN), "a circle that is known is gone: take it from the list"
+
+
+def test_no_module_uses_the_private_names_of_another() -> None:
+    faults = layout.private_faults(SHIPPED)
+    assert not faults, "\n".join(["", *faults])
+
+
+def test_a_circle_is_found_wherever_the_import_stands() -> None:
+    typed = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from fleet.a import A\n"
+    within = "def f():\n    from fleet import a\n"
+    for back in (typed, within):
+        assert layout.circles({"fleet/a.py": "import fleet.b\n", "fleet/b.py": back}) == {frozenset({"fleet.a", "fleet.b"})}
+    assert layout.circles({"fleet/a.py": "import fleet.b\n", "fleet/b.py": "import json\n"}) == set()
+
+
+def test_private_names_of_another_module_are_found() -> None:
+    owner = "class A:\n    def __init__(self):\n        self._x = 1\n\n\ndef _f():\n    pass\n"
+    for use in ("def g(a):\n    a._x = 2\n", "def g(a):\n    return a._x\n", "from fleet.a import _f\n", "from fleet import a\na._f()\n"):
+        assert layout.private_faults({"fleet/a.py": owner, "fleet/b.py": use}), use
+    for use in ("class B:\n    def f(self):\n        self._x = 1\n", "import os\nos._exit(1)\n"):
+        assert not layout.private_faults({"fleet/a.py": owner, "fleet/b.py": use}), use
