@@ -75,7 +75,7 @@ class Run:
         self._evaluation: tuple[int, Figures] | None = None
         self._measured_us = 0
         feeds = Feeds(self.seed, self.shards, recorder)
-        self._loop = Loop(self.seed, client, recorder, self._choreography, feeds, self.attempt)
+        self._loop = Loop(self.seed, client, recorder, self._choreography, feeds, self._attempt)
         self._suspect: int | None = None
         self._attempted: Step | None = None
         self._step: Step | None = None
@@ -349,7 +349,7 @@ class Run:
         assert self._engine is not None
         return self._engine
 
-    def attempt(self, step: Step) -> Outcome | None:
+    def _attempt(self, step: Step) -> Outcome | None:
         """Reduce and apply one step. None when the loop body has to run again first: for shards of a lost rank, or from another state."""
         self._attempted, self._outcome = step, None
         self._go_on()
