@@ -31,19 +31,19 @@ from actors.messages import (
     ViewWanted,
 )
 from actors.node import boot_id
-from fleet.clock import Clock
-from fleet.driver import Driver
+from fleet.cluster.clock import Clock
+from fleet.cluster.driver import Driver
 from fleet.errors import ConfigError
-from fleet.events import Event, EvidenceWritten, FaultReported, Joined, NodeJoined, NodeSilent, SettingChanged, StopRequested
-from fleet.fault_kinds import Operation
-from fleet.instructions import EndRun, Evict, Fence, Inspect, Instruction, Propose, Publish, Welcome
-from fleet.live_settings import changed, parsed
 from fleet.machine.core import FleetMachine
 from fleet.machine.state import Phase
-from fleet.ports import CheckpointPort, JournalPort
-from fleet.records import COMMIT, Spans, Unobserved
-from fleet.types import Member, Process, View, view_delta
-from fleet.wire import frame, read_frame
+from fleet.protocol.events import Event, EvidenceWritten, FaultReported, Joined, NodeJoined, NodeSilent, SettingChanged, StopRequested
+from fleet.protocol.fault_kinds import Operation
+from fleet.protocol.instructions import EndRun, Evict, Fence, Inspect, Instruction, Propose, Publish, Welcome
+from fleet.protocol.ports import CheckpointPort, JournalPort
+from fleet.protocol.records import COMMIT, Spans, Unobserved
+from fleet.protocol.types import Member, Process, View, view_delta
+from fleet.protocol.wire import frame, read_frame
+from fleet.settings.live import changed, parsed
 
 log = logging.getLogger("fleet.coordinator")
 

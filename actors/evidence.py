@@ -16,9 +16,9 @@ from actors.local_rank import LocalRank
 from actors.messages import EvidenceGathered, RankEvidence
 from actors.rank.recorder import now_us
 from actors.rank.stacks import END, STACKS_SIGNAL, stacks_path
-from fleet.instructions import Inspect
-from fleet.proc import handles, stat_fields
-from fleet.records import CATEGORIES, COMM, REFORM, STRAGGLER
+from fleet.cluster.proc import handles, stat_fields
+from fleet.protocol.instructions import Inspect
+from fleet.protocol.records import CATEGORIES, COMM, REFORM, STRAGGLER
 
 LIMIT_S = 1.0
 DEAF_S = 0.4

@@ -18,18 +18,18 @@ from actors import fork_server
 from actors.coordinator import Coordinator, SpanEnd, span_end
 from actors.node import NodeAgent
 from actors.rank.environment import RANK_ENVIRONMENT
-from fleet.clock import Clock, MonotonicClock, unix_time_s
-from fleet.decisions import Decision
-from fleet.events import FaultReported
-from fleet.fault_kinds import Operation
-from fleet.instructions import EndRun, Write
-from fleet.journal import JournalWriter, read_journal
-from fleet.live_settings import ADDRESS_FILE
+from fleet.cluster.clock import Clock, MonotonicClock, unix_time_s
+from fleet.cluster.urgency import be_prompt
 from fleet.machine.core import FleetMachine
-from fleet.ports import CheckpointPort, MemoryPort, ProcessPort
-from fleet.records import Record, Resumed, RunStarted, Spans
-from fleet.types import Member, Process
-from fleet.urgency import be_prompt
+from fleet.protocol.decisions import Decision
+from fleet.protocol.events import FaultReported
+from fleet.protocol.fault_kinds import Operation
+from fleet.protocol.instructions import EndRun, Write
+from fleet.protocol.journal import JournalWriter, read_journal
+from fleet.protocol.ports import CheckpointPort, MemoryPort, ProcessPort
+from fleet.protocol.records import Record, Resumed, RunStarted, Spans
+from fleet.protocol.types import Member, Process
+from fleet.settings.live import ADDRESS_FILE
 
 log = logging.getLogger("fleet.hosts")
 FORMAT = "storage.dcp"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from actors.rank.recorder import RingReader
 from actors.rank.spans import SpanBuilder
 from actors.rank.timing import StepTimer
-from fleet.types import Member, Process
+from fleet.protocol.types import Member, Process
 
 
 @dataclass(slots=True)

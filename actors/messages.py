@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fleet.codec import Codec
-from fleet.events import Event
-from fleet.fault_kinds import Operation
-from fleet.instructions import Instruction
-from fleet.records import Spans
-from fleet.types import Member, ViewDelta
+from fleet.protocol.codec import Codec
+from fleet.protocol.events import Event
+from fleet.protocol.fault_kinds import Operation
+from fleet.protocol.instructions import Instruction
+from fleet.protocol.records import Spans
+from fleet.protocol.types import Member, ViewDelta
 
 
 @dataclass(frozen=True, slots=True)

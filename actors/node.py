@@ -38,16 +38,16 @@ from actors.rank.recorder import RingReader, now_us
 from actors.rank.spans import SpanBuilder
 from actors.rank.stacks import stacks_path
 from actors.rank.timing import OwnTime, summary, thinned
-from fleet.causes import ProcessEnded
-from fleet.events import EVENTS, CopiesHeld, Explained, Heartbeat, Joined, Lost, StepsTimed
-from fleet.fault_kinds import Operation, Performer, kind_of
-from fleet.instructions import INSTRUCTIONS, Evict, Fence, Inspect, Instruction, Propose, Publish, Welcome
+from fleet.cluster.urgency import bow_out
 from fleet.machine.roster import STOOD_STILL_S
-from fleet.ports import MemoryPort, ProcessPort
-from fleet.records import Spans
-from fleet.types import Copy, Member, Process, Pulse, StateId, View, apply_delta
-from fleet.urgency import bow_out
-from fleet.wire import frame, read_frame
+from fleet.protocol.causes import ProcessEnded
+from fleet.protocol.events import EVENTS, CopiesHeld, Explained, Heartbeat, Joined, Lost, StepsTimed
+from fleet.protocol.fault_kinds import Operation, Performer, kind_of
+from fleet.protocol.instructions import INSTRUCTIONS, Evict, Fence, Inspect, Instruction, Propose, Publish, Welcome
+from fleet.protocol.ports import MemoryPort, ProcessPort
+from fleet.protocol.records import Spans
+from fleet.protocol.types import Copy, Member, Process, Pulse, StateId, View, apply_delta
+from fleet.protocol.wire import frame, read_frame
 
 log = logging.getLogger("fleet.agent")
 REPORT_S = 0.25

@@ -16,7 +16,7 @@ import torch
 
 from actors.rank.process_group import Forming, StoreServer
 from fleet.errors import FleetError
-from fleet.health import Measured
+from fleet.ledger.health import Measured
 
 MATMUL_SIZE = {"cpu": 512, "cuda": 4096}
 REPEATS = 5

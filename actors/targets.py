@@ -6,13 +6,13 @@ from typing import Any
 
 import ray
 
-from fleet.fault_kinds import Operation
+from fleet.protocol.fault_kinds import Operation
 
 ANSWER_S = 10.0
 
 
 class RemoteProcesses:
-    """Implements ``fleet.ports.ProcessPort`` for every node of the run, by way of the coordinator."""
+    """Implements ``fleet.protocol.ports.ProcessPort`` for every node of the run, by way of the coordinator."""
 
     def __init__(self, coordinator: Any) -> None:
         self._coordinator = coordinator

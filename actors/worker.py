@@ -16,8 +16,8 @@ from actors.rank.body import users_line
 from actors.rank.main import run_rank
 from actors.rank.once import Home
 from actors.rank.saving import PartsPort
-from fleet.config import RunSettings
 from fleet.errors import LoopError
+from fleet.settings.run import RunSettings
 
 BARRIERS = {"report": "report", "barrier": "collective.barrier", "broadcast_from_rank_zero": "collective.broadcast_from_rank_zero"}
 """What waits for all workers of Ray Train, by its name in Ray's utilities: for spares too, which never come."""

@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks import harness, noise, slow_world
 from benchmarks.harness import Form, left_out
 from benchmarks.slow_world import FAULTS, SEVERITIES, STEPS, Stretch
-from fleet.types import Member
+from fleet.protocol.types import Member
 from policies.detectors import COMPUTE, KINDS, SCORERS, Scorer, Sensitivity, combined
 from policies.windows import WindowedDetector
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from fleet.goodput import Ledger
-from fleet.journal import JournalWriter, read_journal
-from fleet.records import VERSION, Committed, Record, RunEnded, RunStarted, Spans, ViewPublished
-from fleet.types import Member, StateId, View
+from fleet.ledger.goodput import Ledger
+from fleet.protocol.journal import JournalWriter, read_journal
+from fleet.protocol.records import VERSION, Committed, Record, RunEnded, RunStarted, Spans, ViewPublished
+from fleet.protocol.types import Member, StateId, View
 
 STEP_CODES = "cxwdK"
 STEP_US = (25_000, 20_000, 4_000, 1_000, 0)

@@ -20,12 +20,12 @@ from actors.rank.recorder import Recorder, RingReader, now_us
 from benchmarks import harness
 from benchmarks.fold import fold_events_per_s, write_journal
 from benchmarks.harness import Form
-from fleet.config import Budgets, RunSettings
-from fleet.events import Event, Formed, Heartbeat, Joined, NodeJoined, Ready, Tick
-from fleet.instructions import Publish
 from fleet.machine.core import FleetMachine
-from fleet.records import COMM, COMPUTE, DATA, STRAGGLER
-from fleet.types import Member, Process, Pulse, StateId, View
+from fleet.protocol.events import Event, Formed, Heartbeat, Joined, NodeJoined, Ready, Tick
+from fleet.protocol.instructions import Publish
+from fleet.protocol.records import COMM, COMPUTE, DATA, STRAGGLER
+from fleet.protocol.types import Member, Process, Pulse, StateId, View
+from fleet.settings.run import Budgets, RunSettings
 from policies import placement
 from policies.interval import CheckpointInterval
 from policies.recovery import ReformPromoteRegrow

@@ -22,7 +22,7 @@ from actors.rank.process_group import Group, StoreServer
 from actors.rank.reduction import BUCKET_BYTES, BUCKETS_IN_FLIGHT, Reducer, ShardSums, SideChannel
 from benchmarks import harness
 from benchmarks.harness import Form, left_out
-from fleet.shards import blocks
+from fleet.protocol.shards import blocks
 from policies.placement import ranges
 
 HOST = "127.0.0.1"

@@ -37,15 +37,15 @@ from dashboards.access import LOOPBACK, Access, Audit
 from dashboards.feeds import Feeds
 from dashboards.metrics import RunsCollector
 from dashboards.server import WatchServer
-from fleet import plans, recipes
-from fleet.config import RunSettings
-from fleet.follow import Follower
-from fleet.goodput import Ledger
-from fleet.journal import JournalWriter, read_journal
-from fleet.launch.local import LocalCluster
-from fleet.records import VERSION, Committed, ProcessLost, Record, RunStarted, Spans, ViewPublished
-from fleet.scripts import load_train
-from fleet.types import Fault, Member, StateId, View
+from fleet.app import plans, recipes
+from fleet.app.follow import Follower
+from fleet.app.scripts import load_train
+from fleet.cluster.local import LocalCluster
+from fleet.ledger.goodput import Ledger
+from fleet.protocol.journal import JournalWriter, read_journal
+from fleet.protocol.records import VERSION, Committed, ProcessLost, Record, RunStarted, Spans, ViewPublished
+from fleet.protocol.types import Fault, Member, StateId, View
+from fleet.settings.run import RunSettings
 
 SCRAPERS = 4
 FOR_EVER = aiohttp.ClientTimeout(total=None)

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks import noise
-from fleet.rng import derive_seed
-from fleet.types import Member
+from fleet.protocol.types import Member
+from fleet.simulation.rng import derive_seed
 from policies.detectors import COMPUTE, DATA, NETWORK, StepTimes
 from policies.placement import ranges
 

@@ -230,8 +230,8 @@ class Fleet:
 
 
 def _commit(place: str, parts: list[Any]) -> None:
-    from fleet.instructions import CommitCheckpoint
-    from fleet.types import StateId
+    from fleet.protocol.instructions import CommitCheckpoint
+    from fleet.protocol.types import StateId
     from storage.checkpoint import CheckpointStore
 
     CheckpointStore(place).commit(CommitCheckpoint(CHECKPOINT, StateId(0, 1), tuple(parts), "", 0.0, 0.0))

@@ -14,8 +14,8 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 
-from fleet.levels import peers_url
-from fleet.types import StateId
+from fleet.protocol.levels import peers_url
+from fleet.protocol.types import StateId
 from storage.manifest import checkpoint_id
 
 HOST = "127.0.0.1"

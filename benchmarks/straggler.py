@@ -29,12 +29,12 @@ import numpy as np
 
 from benchmarks import harness
 from benchmarks.harness import Form
-from fleet.config import RunSettings, StragglerSettings, VerifySettings
 from fleet.machine.core import FleetMachine
-from fleet.records import Committed
+from fleet.protocol.records import Committed
+from fleet.protocol.verification import Sampling
+from fleet.settings.run import RunSettings, StragglerSettings, VerifySettings
 from fleet.simulation.plan import Plan, Trouble
 from fleet.simulation.world import World
-from fleet.verification import Sampling
 from policies import placement
 from policies.interval import CheckpointInterval
 from policies.mitigation import Mitigator
@@ -96,8 +96,8 @@ def commit_times(folder: Path, sizes: Sizes) -> list[float]:
 
 def one_run(cluster: Any, folder: Path, settings: RunSettings, sizes: Sizes) -> list[float]:
     """Commit times of a run on ``cluster``. Raises RuntimeError when it does not complete."""
-    from fleet.plans import RunPlan
-    from fleet.recipes import LiveRun
+    from fleet.app.plans import RunPlan
+    from fleet.app.recipes import LiveRun
 
     folder.mkdir()
     options = {**settings.options, "folder": str(folder), "sizes": json.dumps(dataclasses.asdict(sizes))}
@@ -182,7 +182,7 @@ def _machine(settings: RunSettings, plan: Plan, now_s: float) -> FleetMachine:
 
 def measure(form: Form) -> dict[str, Any]:
     """Throughput over the best integer split, detection and settling included, with mitigation and without."""
-    from fleet.recipes import local_cluster
+    from fleet.app.recipes import local_cluster
 
     loads, fullest = best_split()
     sizes = form.of(FULL, QUICK, SMOKE)

@@ -19,10 +19,10 @@ from pathlib import Path
 
 from chaos.catalogue import ASSUMPTIONS, Catalogue, Component, Topology
 from fleet.errors import ConfigError
-from fleet.fault_kinds import KINDS, SEVERITY, Place, kind_of
 from fleet.laws.reliability import weibull_scale_s
-from fleet.rng import stream
-from fleet.types import Fault
+from fleet.protocol.fault_kinds import KINDS, SEVERITY, Place, kind_of
+from fleet.protocol.types import Fault
+from fleet.simulation.rng import stream
 
 LAWS = ("exponential", "weibull")
 TRACE_COLUMNS = ("id", "at_s", "component", "kind", "slot", "node", "duration_s", "severity")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 from fleet.errors import ConfigError
-from fleet.fault_kinds import KIND_OF_COMPONENT, KINDS
+from fleet.protocol.fault_kinds import KIND_OF_COMPONENT, KINDS
 
 HOUR_S, MINUTE_S, DAY_S = 3600.0, 60.0, 86_400.0
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from fleet.events import FaultReported
-from fleet.fault_kinds import BY_HAND, HEAL, KNOWN_S, START, Cost, FaultKind, Heal, Operation, Place, drawn, kind_of, operation
-from fleet.records import FaultRecord, Record
-from fleet.types import Fault, Member, Process
+from fleet.protocol.events import FaultReported
+from fleet.protocol.fault_kinds import BY_HAND, HEAL, KNOWN_S, START, Cost, FaultKind, Heal, Operation, Place, drawn, kind_of, operation
+from fleet.protocol.records import FaultRecord, Record
+from fleet.protocol.types import Fault, Member, Process
 
 JOB_WIDE = "software"
 """The component of the catalogue whose blast radius is the job."""

@@ -12,9 +12,9 @@ from typing import Any
 
 from chaos.conductor import Conductor
 from fleet.errors import ConfigError
-from fleet.events import FaultReported
-from fleet.fault_kinds import BY_HAND, DURATION, EXECUTABLE, KINDS, PARAMETERS, SEVERITY, Place
-from fleet.types import Fault
+from fleet.protocol.events import FaultReported
+from fleet.protocol.fault_kinds import BY_HAND, DURATION, EXECUTABLE, KINDS, PARAMETERS, SEVERITY, Place
+from fleet.protocol.types import Fault
 
 MOST_WAITING = 32
 

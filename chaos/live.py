@@ -8,10 +8,10 @@ from typing import Protocol
 
 from chaos.conductor import Action, ChaosView, Conductor
 from chaos.controls import ChaosControls, obey
-from fleet.clock import Clock
-from fleet.events import FaultReported
-from fleet.fault_kinds import Operation
-from fleet.types import Fault
+from fleet.cluster.clock import Clock
+from fleet.protocol.events import FaultReported
+from fleet.protocol.fault_kinds import Operation
+from fleet.protocol.types import Fault
 
 POLL_S = 0.05
 ORDER_POLL_S = 0.5

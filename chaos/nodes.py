@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fleet.fault_kinds import HEAL, START, Acts, Operation, perform
-from fleet.ports import NodePort
+from fleet.protocol.fault_kinds import HEAL, START, Acts, Operation, perform
+from fleet.protocol.ports import NodePort
 
 
 class ClusterNodes:

@@ -9,9 +9,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from fleet.fault_kinds import HEAL, START, Acts, Operation, perform
-from fleet.proc import start_ticks
-from fleet.types import Process
+from fleet.cluster.proc import start_ticks
+from fleet.protocol.fault_kinds import HEAL, START, Acts, Operation, perform
+from fleet.protocol.types import Process
 
 CYCLE_S = 0.05
 """Period of the duty cycle that slows a process: about a step, so that every step is slowed and none stops for long."""

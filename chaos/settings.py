@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from chaos.arrivals import check_law, load_trace, plan
 from chaos.catalogue import Catalogue, Topology, check_kinds, load_catalogue
 from fleet.errors import ConfigError
-from fleet.fault_kinds import SEVERITY, TABLE
-from fleet.settings import setting
-from fleet.types import Fault
+from fleet.protocol.fault_kinds import SEVERITY, TABLE
+from fleet.protocol.types import Fault
+from fleet.settings.fields import setting
 
 LEAST_STEPS_BETWEEN_FAULTS = 2.0
 """With a fault in nearly every step nothing commits, and the run measures only its own recovery."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleet.clock import unix_time_s
+from fleet.cluster.clock import unix_time_s
 from fleet.errors import ConfigError
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from fleet.ledger_report import Report
-from fleet.ledger_summary import Incident
+from fleet.ledger.report import Report
+from fleet.ledger.summary import Incident
 
 MAX_POINTS = 240
 MAX_FAULT_MARKS = 200

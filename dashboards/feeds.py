@@ -10,11 +10,11 @@ from typing import Any
 
 from dashboards.metrics import RunsCollector
 from dashboards.state import run_state
-from fleet.clock import unix_time_s
-from fleet.follow import SILENT_S, Follower, last_words
-from fleet.ledger_summary import LedgerSummary
-from fleet.records import RUN_NAME
-from fleet.snapshots import EVERY_BYTES, LEAST_BYTES
+from fleet.app.follow import SILENT_S, Follower, last_words
+from fleet.app.snapshots import EVERY_BYTES, LEAST_BYTES
+from fleet.cluster.clock import unix_time_s
+from fleet.ledger.summary import LedgerSummary
+from fleet.protocol.records import RUN_NAME
 
 RUNNING, SILENT = "running", "silent"
 POLL_S = 0.25

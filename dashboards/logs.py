@@ -6,8 +6,8 @@ import codecs
 from pathlib import Path
 from typing import Any
 
-from fleet.rank_logs import found, log_path, logs_of
-from fleet.types import Member
+from fleet.app.rank_logs import found, log_path, logs_of
+from fleet.protocol.types import Member
 
 MOST_BYTES = 65_536
 """Read at once, whatever the size of the file."""

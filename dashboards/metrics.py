@@ -15,10 +15,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from fleet.fault_kinds import EXECUTABLE
-from fleet.ledger_slots import STEP_KINDS
-from fleet.ledger_summary import COST_NAMES, LedgerSummary
-from fleet.prediction import predict
+from fleet.ledger.prediction import predict
+from fleet.ledger.slots import STEP_KINDS
+from fleet.ledger.summary import COST_NAMES, LedgerSummary
+from fleet.protocol.fault_kinds import EXECUTABLE
 
 COUNTER, GAUGE = "counter", "gauge"
 PER_RANK_UP_TO = 256

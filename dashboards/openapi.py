@@ -6,7 +6,7 @@ import functools
 import operator
 from typing import Any
 
-from fleet.fault_kinds import EXECUTABLE, PARAMETERS, Parameter
+from fleet.protocol.fault_kinds import EXECUTABLE, PARAMETERS, Parameter
 
 NAME = {"name": "run", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
 JSON = "application/json"

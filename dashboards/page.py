@@ -12,11 +12,11 @@ from typing import Any
 import jinja2
 
 from dashboards.curves import STEPS, curves, fault_marks, thinned
-from fleet.categories import MEANINGS
-from fleet.ledger_report import Report, drift_words, duration, losses_by_size, rank_time
-from fleet.ledger_summary import COST_NAMES, STEP_NAMES, LedgerSummary
-from fleet.ledger_timeline import STEP, Timeline
-from fleet.levels import STORE
+from fleet.ledger.categories import MEANINGS
+from fleet.ledger.report import Report, drift_words, duration, losses_by_size, rank_time
+from fleet.ledger.summary import COST_NAMES, STEP_NAMES, LedgerSummary
+from fleet.ledger.timeline import STEP, Timeline
+from fleet.protocol.levels import STORE
 
 WIDTH, ROW, LEFT = 1_000.0, 16, 44
 MAX_SLOTS = 64

@@ -11,7 +11,7 @@ import yaml
 from dashboards.grafana import FOLDER_TITLE, SOURCE_UID, all_boards
 from dashboards.push import SOURCE_NAME
 from dashboards.rules import RUNBOOK, rules
-from fleet.launch.prometheus import scrape_configuration
+from fleet.cluster.prometheus import scrape_configuration
 
 RAY_TARGETS = "/tmp/ray/prom_metrics_service_discovery.json"
 """Where Ray's dashboard writes the addresses of its nodes' metrics."""

@@ -18,7 +18,7 @@ from grafana_api.grafana_face import GrafanaFace
 
 from dashboards.grafana import FOLDER_TITLE, FOLDER_UID, SOURCE_UID, TAG, all_boards, stamp_of
 from fleet.errors import ConfigError, RunFailed
-from fleet.ledger_summary import LedgerSummary
+from fleet.ledger.summary import LedgerSummary
 
 SOURCE_NAME = "Fleet Prometheus"
 CREATED, UPDATED, UNCHANGED, LEFT_ALONE = "created", "updated", "unchanged", "left alone: it was changed since it was pushed"

@@ -27,9 +27,9 @@ from dashboards.feeds import Feed, Feeds
 from dashboards.logs import log_files, log_piece
 from dashboards.neighbours import Gone, Neighbours
 from dashboards.openapi import openapi
+from fleet.cluster.urgency import give_way
 from fleet.errors import ConfigError
-from fleet.fault_kinds import PARAMETERS
-from fleet.urgency import give_way
+from fleet.protocol.fault_kinds import PARAMETERS
 
 log = logging.getLogger("fleet.dashboards")
 
@@ -70,7 +70,7 @@ class ChaosPort(Protocol):
 
 
 class QueuePort(Protocol):
-    """Runs that wait for room; ``fleet.cli_queue.Submissions`` is one. Each raises ConfigError when it cannot be."""
+    """Runs that wait for room; ``fleet.cli.queue.Submissions`` is one. Each raises ConfigError when it cannot be."""
 
     def submit(self, asked: Mapping[str, Any]) -> dict[str, Any]: ...
     def cancel(self, name: str) -> dict[str, Any]: ...

@@ -8,14 +8,14 @@ from typing import Any
 
 from dashboards.curves import curves, fault_marks
 from dashboards.page import COLOURS, interval_decisions
-from fleet.categories import MEANINGS, PENDING
-from fleet.follow import Seat
-from fleet.ledger_report import Report, losses_by_size
-from fleet.ledger_summary import STEP_NAMES, Incident, LedgerSummary
-from fleet.ledger_timeline import STEP, Timeline
-from fleet.pace import remaining_s
-from fleet.prediction import Prediction, expected_cost_s, predict
-from fleet.records import configuration
+from fleet.app.follow import Seat
+from fleet.ledger.categories import MEANINGS, PENDING
+from fleet.ledger.pace import remaining_s
+from fleet.ledger.prediction import Prediction, expected_cost_s, predict
+from fleet.ledger.report import Report, losses_by_size
+from fleet.ledger.summary import STEP_NAMES, Incident, LedgerSummary
+from fleet.ledger.timeline import STEP, Timeline
+from fleet.protocol.records import configuration
 
 MAX_SLOTS = 48
 MAX_SEGMENTS = 2_400

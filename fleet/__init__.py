@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from actors.rank.loop import Run as Run
     from actors.rank.step import Step as Step
-    from fleet.configuration import configured as configured
+    from fleet.app.configuration import configured as configured
 
 __version__ = "0.1.0"
 __all__ = ["Run", "Step", "__version__", "configured"]
@@ -26,7 +26,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(loop, name)
     if name == "configured":
-        from fleet import configuration
+        from fleet.app import configuration
 
         return configuration.configured
     raise AttributeError(f"module 'fleet' has no attribute {name!r}")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from fleet.app.scripts import check_not_shadowed
 from fleet.errors import ConfigError
-from fleet.scripts import check_not_shadowed
 
 
 def main() -> None:
@@ -15,7 +15,7 @@ def main() -> None:
     except ConfigError as error:
         print(f"fleet: {error}", file=sys.stderr)
         sys.exit(2)
-    from fleet.cli import main as command
+    from fleet.cli.main import main as command
 
     command()
 

@@ -23,18 +23,18 @@ from pathlib import Path
 
 from actors.rank.recorder import Row
 from actors.rank.timing import OwnTime, StepTimer
-from fleet.config import RunSettings, StragglerSettings
-from fleet.decisions import Decision
 from fleet.errors import ConfigError
-from fleet.journal import read_journal
 from fleet.machine.core import FleetMachine
-from fleet.ports import CorruptionPolicy, IntervalPolicy, PlacementPolicy, ProgressPolicy, RecoveryPolicy, StragglerPolicy
-from fleet.records import COMMIT, DecisionMade, Record, RunStarted, Spans, ViewPublished
-from fleet.rng import stream
+from fleet.protocol.decisions import Decision
+from fleet.protocol.journal import read_journal
+from fleet.protocol.ports import CorruptionPolicy, IntervalPolicy, PlacementPolicy, ProgressPolicy, RecoveryPolicy, StragglerPolicy
+from fleet.protocol.records import COMMIT, DecisionMade, Record, RunStarted, Spans, ViewPublished
+from fleet.protocol.slowness import ACTIONS, Circumstances, Remedy, StepTime, Timings
+from fleet.protocol.types import Member, StateId, View
+from fleet.settings.run import RunSettings, StragglerSettings
 from fleet.simulation.plan import Plan, Trouble, flipped_plan, random_plan, slow_plan, small, with_troubles
+from fleet.simulation.rng import stream
 from fleet.simulation.world import Outcome, World
-from fleet.slowness import ACTIONS, Circumstances, Remedy, StepTime, Timings
-from fleet.types import Member, StateId, View
 from policies import placement
 from policies.corruption import MajorityRules
 from policies.interval import CheckpointInterval
@@ -162,7 +162,7 @@ def simulate(
         world: "any" (every kind of trouble), "slow" (slow ranks and links), "flips" (bits that flip), or one :class:`Plan` for all seeds.
         faults: what strikes in the place of the world's own troubles; () for nothing.
         policies: all at once; the others are put in their places there.
-        recovery, straggler, corruption, interval: a function of the run's settings that makes the policy; see ``fleet.ports``.
+        recovery, straggler, corruption, interval: a function of the run's settings that makes the policy; see ``fleet.protocol.ports``.
 
     Raises:
         ConfigError: there is no such world.

@@ -16,11 +16,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from fleet.config import RunSettings
-from fleet.decisions import Cleared, Decision, Votes
 from fleet.errors import ConfigError
-from fleet.settings import setting
-from fleet.types import Member, StateId, Verdict
+from fleet.protocol.decisions import Cleared, Decision, Votes
+from fleet.protocol.types import Member, StateId, Verdict
+from fleet.settings.fields import setting
+from fleet.settings.run import RunSettings
 
 AGREED, OUTVOTED, TIE = "agreed", "outvoted", "tie"
 

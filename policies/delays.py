@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fleet.decisions import Decision, Delay
-from fleet.ports import RecoveryPolicy
-from fleet.types import Formation, Loss, Situation
+from fleet.protocol.decisions import Decision, Delay
+from fleet.protocol.ports import RecoveryPolicy
+from fleet.protocol.types import Formation, Loss, Situation
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,10 +24,10 @@ from typing import Protocol
 
 import numpy as np
 
-from fleet.config import StragglerSettings
 from fleet.errors import ConfigError
-from fleet.settings import setting
-from fleet.types import Member
+from fleet.protocol.types import Member
+from fleet.settings.fields import setting
+from fleet.settings.run import StragglerSettings
 from policies import scores
 from policies.scores import Array
 

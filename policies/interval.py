@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
-from fleet.config import CheckpointSettings, RunSettings
-from fleet.decisions import Decision, Interval
 from fleet.errors import ConfigError
 from fleet.laws.checkpointing import daly_work_s, exact_work_s, young_work_s
 from fleet.laws.reliability import all_lost_rate_per_s
-from fleet.settings import setting
+from fleet.protocol.decisions import Decision, Interval
+from fleet.settings.fields import setting
+from fleet.settings.run import CheckpointSettings, RunSettings
 
 LAWS: dict[str, Callable[[float, float], float]] = {"young": young_work_s, "daly": daly_work_s, "exact": exact_work_s}
 

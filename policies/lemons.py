@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 from scipy.special import gammaincc
 
-from fleet.decisions import Decision, Lemon
 from fleet.errors import ConfigError
-from fleet.health import History, Incident
-from fleet.settings import setting
+from fleet.ledger.health import History, Incident
+from fleet.protocol.decisions import Decision, Lemon
+from fleet.settings.fields import setting
 
 WEIGHTS = {"lost": 1.0, "hang": 1.0, "straggler": 0.5, "preflight": 1.0, "corruption": 3.0}
 """How many faults an incident counts for. A straggler may be the neighbours' fault; what was outvoted bit by bit is nobody else's."""

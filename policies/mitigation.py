@@ -10,10 +10,10 @@ from typing import Literal
 
 import numpy as np
 
-from fleet.config import RunSettings, StragglerSettings
-from fleet.decisions import Decision, Prices, StepFigures, Suspect
-from fleet.slowness import Circumstances, Remedy, StepTime, Timings
-from fleet.types import Member, Ranges
+from fleet.protocol.decisions import Decision, Prices, StepFigures, Suspect
+from fleet.protocol.slowness import Circumstances, Remedy, StepTime, Timings
+from fleet.protocol.types import Member, Ranges
+from fleet.settings.run import RunSettings, StragglerSettings
 from policies.detectors import COMPUTE, DATA, GUILTY, KINDS, NETWORK, UNKNOWN, Detector, DetectorSettings, Sensitivity, StepTimes, Verdict
 from policies.placement import ranges as even_ranges
 from policies.straggler import REBALANCE, TOLERATE, LeastLoss, Standing, WaysSettings
@@ -48,7 +48,7 @@ def sensitivity(settings: StragglerSettings, own: DetectorSettings | None = None
 
 
 class Mitigator:
-    """A :class:`fleet.ports.StragglerPolicy`.
+    """A :class:`fleet.protocol.ports.StragglerPolicy`.
 
     Args:
         settings: thresholds, and the budget of view changes; :meth:`configure` changes them in a running run.
@@ -87,7 +87,7 @@ class Mitigator:
             self._detector.limits = sensitivity(settings, self._own)
 
     def look(self, timings: Timings | None, circumstances: Circumstances, now_s: float) -> Remedy:
-        """See :class:`fleet.ports.StragglerPolicy`. Disabled, it forgets whom it accused, and shards go back to an even split."""
+        """See :class:`fleet.protocol.ports.StragglerPolicy`. Disabled, it forgets whom it accused, and shards go back to an even split."""
         try:
             findings = self._observe(timings, circumstances, now_s) if timings is not None else []
             return self._answer(tuple(findings), circumstances, now_s)

@@ -1,7 +1,7 @@
 """Which batch shards each view rank computes.
 
 A step takes as long as its fullest rank, so no rank gets more than ``ceil(shards / ranks)``. Among those splits the best has the fewest
-*partial sums*: a rank sends one for each block of the shard tree (``fleet.shards``) that its range is made of. 16 shards over 3 ranks are
+*partial sums*: a rank sends one a block of the shard tree (``fleet.protocol.shards``) that its range is made of. 16 shards over 3 ranks are
 cut 6, 6, 4: two, two and one partial sums; 6, 5, 5 would need two, three and two.
 """
 
@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from fleet.errors import ConfigError
-from fleet.shards import blocks
+from fleet.protocol.shards import blocks
 
 Ranges = tuple[tuple[int, int], ...]
 Cost = tuple[int, float]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 
-from fleet.decisions import Checked, Decision
-from fleet.health import FAIL, PASS, WARN, Check, Measured
+from fleet.ledger.health import FAIL, PASS, WARN, Check, Measured
+from fleet.protocol.decisions import Checked, Decision
 
 MUST_BE_ZERO = {
     "matmul_wrong": "the same product came out differently: the device computes wrongly",

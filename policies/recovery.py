@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from fleet.config import Budgets, RunSettings
-from fleet.decisions import Budget, Candidates, Decision, Survivors
 from fleet.errors import ConfigError
-from fleet.settings import setting
-from fleet.types import Candidate, Formation, Loss, Situation, outnumbered
+from fleet.protocol.decisions import Budget, Candidates, Decision, Survivors
+from fleet.protocol.types import Candidate, Formation, Loss, Situation, outnumbered
+from fleet.settings.fields import setting
+from fleet.settings.run import Budgets, RunSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

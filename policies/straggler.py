@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
-from fleet.config import StragglerSettings
-from fleet.decisions import Decision, Prices
 from fleet.errors import ConfigError
-from fleet.settings import setting
+from fleet.protocol.decisions import Decision, Prices
+from fleet.settings.fields import setting
+from fleet.settings.run import StragglerSettings
 from policies.detectors import KINDS, NETWORK
 from policies.placement import Ranges, ranges, weighted_ranges
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Self
 
-from fleet.config import RunSettings, Timeouts
-from fleet.decisions import Decision, TimeOut
 from fleet.errors import ConfigError
-from fleet.settings import setting
+from fleet.protocol.decisions import Decision, TimeOut
+from fleet.settings.fields import setting
+from fleet.settings.run import RunSettings, Timeouts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

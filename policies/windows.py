@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.types import Member
+from fleet.protocol.types import Member
 from policies import scores
 from policies.detectors import GUILTY, KINDS, NETWORK, UNKNOWN, Detector, Scorer, Scores, Sensitivity, StepTimes, Verdict, combined
 from policies.scores import Array, Usual

@@ -11,8 +11,8 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fleet.instructions import CommitCheckpoint
-from fleet.types import Part
+from fleet.protocol.instructions import CommitCheckpoint
+from fleet.protocol.types import Part
 from storage.files import Files, open_files, put
 from storage.manifest import MANIFEST, CheckpointDamaged, Manifest, check_parts, decode_manifest, encode_manifest, safe_name
 from storage.points import reach

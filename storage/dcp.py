@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
-from fleet.types import Part
+from fleet.protocol.types import Part
 from storage.blocks import PIECE_BYTES, BlockStream
 from storage.files import Files
 from storage.layout import Entry, Piece, decode_layout, encode_layout

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fleet.journal import sync_directory
+from fleet.protocol.journal import sync_directory
 from storage.blocks import BLOCK_BYTES, BlockStream
 from storage.checkpoint import CheckpointStore
 from storage.files import TEMPORARY, open_files

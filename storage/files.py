@@ -17,7 +17,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from fleet.errors import FleetError
-from fleet.journal import sync_directory
+from fleet.protocol.journal import sync_directory
 from storage.blocks import BLOCK_BYTES, BlockStream, Reader, Segments, Sink
 from storage.direct import DirectWriter, past_the_cache
 from storage.points import reach

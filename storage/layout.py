@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING
 
-from fleet.types import Part
+from fleet.protocol.types import Part
 from storage.manifest import CheckpointDamaged
 
 if TYPE_CHECKING:

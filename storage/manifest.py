@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fleet.errors import FleetError
-from fleet.types import Part, StateId
+from fleet.protocol.types import Part, StateId
 
 FORMAT = "fleet-checkpoint"
 VERSION = 2

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fleet.errors import ConfigError
-from fleet.health import History, Incident
+from fleet.ledger.health import History, Incident
 
 NAME = "nodes.jsonl"
 

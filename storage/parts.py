@@ -6,9 +6,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fleet.instructions import CommitCheckpoint
-from fleet.levels import STORE, level_at
-from fleet.types import Part, StateId
+from fleet.protocol.instructions import CommitCheckpoint
+from fleet.protocol.levels import STORE, level_at
+from fleet.protocol.types import Part, StateId
 from storage.checkpoint import CheckpointStore, write_part
 from storage.manifest import CheckpointDamaged, checkpoint_id, parse_checkpoint_id
 

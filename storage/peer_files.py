@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from fleet.levels import PEERS_SCHEME
+from fleet.protocol.levels import PEERS_SCHEME
 from storage.blocks import BLOCK_BYTES, Reader, Segments, Sink, block_digest
 from storage.files import StoreError
 from storage.peers import CHECKPOINTS, Refused, receive_header, receive_into, send

@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 
 from fleet.errors import ProtocolError
-from fleet.types import Copy
-from fleet.wire import LENGTH, frame
+from fleet.protocol.types import Copy
+from fleet.protocol.wire import LENGTH, frame
 from storage.blocks import Segments, block_digest
 from storage.files import StoreError, skip
 from storage.manifest import MANIFEST, parse_checkpoint_id

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fleet.types import Part
+from fleet.protocol.types import Part
 from storage.blocks import BlockReader, Extents, Reader, digest_of
 from storage.files import Files
 from storage.layout import Entry, check_cover, decode_layout

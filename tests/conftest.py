@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fleet.launch.local import LocalCluster
+from fleet.cluster.local import LocalCluster
 from tests.support.programs import LeftOut
 from tests.support.seaweed import SeaweedServer, serving
 

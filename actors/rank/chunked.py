@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 
 from actors.rank.pieces import Piece
-from fleet.chunks import WHOLE, Chunk, bounds
 from fleet.errors import ConfigError, ProtocolError
+from fleet.protocol.chunks import WHOLE, Chunk, bounds
 
 ELEMENTWISE = tuple(
     getattr(torch.optim, name)

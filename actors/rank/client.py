@@ -10,15 +10,15 @@ import time
 from collections.abc import Callable, Sequence
 
 from actors.rank.recorder import Recorder
+from fleet.cluster.proc import start_ticks
+from fleet.cluster.urgency import be_prompt
 from fleet.errors import Fenced
-from fleet.events import EVENTS, Event
-from fleet.fault_kinds import Operation
-from fleet.instructions import INSTRUCTIONS, Inspect, Instruction
-from fleet.member import MemberProtocol
-from fleet.proc import start_ticks
-from fleet.types import Process
-from fleet.urgency import be_prompt
-from fleet.wire import FrameBuffer, connect_unix, frame
+from fleet.protocol.events import EVENTS, Event
+from fleet.protocol.fault_kinds import Operation
+from fleet.protocol.instructions import INSTRUCTIONS, Inspect, Instruction
+from fleet.protocol.member import MemberProtocol
+from fleet.protocol.types import Process
+from fleet.protocol.wire import FrameBuffer, connect_unix, frame
 
 BEAT_S = 0.25
 RECONNECT_S = 0.05

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from actors.rank.reduction import Chunk
-from fleet.chunks import BLOCK
+from fleet.protocol.chunks import BLOCK
 
 
 def block_norms(flat: torch.Tensor) -> torch.Tensor:
-    """The 2-norm of each block of :data:`fleet.chunks.BLOCK` elements of a flat tensor, in order, as float64 on the host.
+    """The 2-norm of each block of :data:`fleet.protocol.chunks.BLOCK` elements of a flat tensor, in order, as float64 on the host.
 
     A norm of all at once, or of a rank's chunk, adds up in an order that depends on where it begins and ends.
     """

@@ -1,4 +1,4 @@
-"""How the chunks of a sharded state come to their places when a view begins. See :mod:`fleet.chunks` for who decides what."""
+"""How the chunks of a sharded state come to their places when a view begins. See :mod:`fleet.protocol.chunks` for who decides what."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from actors.rank.pieces import PIECES_TAG, Piece, exchange_pieces
 from actors.rank.process_group import Group, GroupBroken
 from actors.rank.sharded import Routes, ShardedEngine
 from actors.rank.state import receive_state, send_state
-from fleet.chunks import WHOLE, Chunk, Claim, follows, guards, kept, lost, route, settled
-from fleet.member import MemberProtocol
-from fleet.types import StateId, View
+from fleet.protocol.chunks import WHOLE, Chunk, Claim, follows, guards, kept, lost, route, settled
+from fleet.protocol.member import MemberProtocol
+from fleet.protocol.types import StateId, View
 
 CLAIM_TAG = (1 << 24) + 4
 

@@ -29,7 +29,7 @@ from actors.rank.readers import File, Grouped, Reader, Records, shown
 from actors.rank.recorder import Recorder
 from actors.rank.sampling import Ordered, read_many, sample_indices, samples_of, seed_data, shard_size
 from fleet.errors import ConfigError
-from fleet.records import DATA
+from fleet.protocol.records import DATA
 
 Key = tuple[int, int]
 """(step, shard)."""

@@ -22,14 +22,14 @@ from actors.rank.replicas import Replicas
 from actors.rank.saving import Share, WholeTensors
 from actors.rank.state import TrackedState
 from actors.rank.stopwatch import Stopwatch
-from fleet.config import RunSettings
-from fleet.duties import Duties
 from fleet.errors import ConfigError
-from fleet.levels import LEVELS
-from fleet.member import Offer
-from fleet.records import COMM, STRAGGLER, VERIFY
-from fleet.shards import Shares, cover, share
-from fleet.types import Finding, StateId, View
+from fleet.protocol.duties import Duties
+from fleet.protocol.levels import LEVELS
+from fleet.protocol.member import Offer
+from fleet.protocol.records import COMM, STRAGGLER, VERIFY
+from fleet.protocol.shards import Shares, cover, share
+from fleet.protocol.types import Finding, StateId, View
+from fleet.settings.run import RunSettings
 
 HELD_TAG = (1 << 24) + 1
 FLAGS = 2 + len(LEVELS)

@@ -16,7 +16,7 @@ from torch import nn
 from actors.rank.process_group import Work
 from actors.rank.reduction import Reducer, ShardSums
 from fleet.errors import ConfigError
-from fleet.shards import Block
+from fleet.protocol.shards import Block
 
 ALIGNMENT = 64
 """Elements; each parameter's part of a flat buffer begins at a multiple of it. No vector register is longer, so a stretch of a parameter

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from fleet.wire import connect_unix
+from fleet.protocol.wire import connect_unix
 
 TOKEN_BYTES = 32
 FAREWELL = b"."

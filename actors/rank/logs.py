@@ -14,7 +14,7 @@ import threading
 from pathlib import Path
 from typing import TextIO
 
-from fleet.rank_logs import REHEARSAL, REHEARSED, older
+from fleet.app.rank_logs import REHEARSAL, REHEARSED, older
 
 log = logging.getLogger("fleet.rank.logs")
 STREAMS = (1, 2)

@@ -25,16 +25,16 @@ from actors.rank.seat import Seat
 from actors.rank.sharded import ShardedEngine, check_tracked
 from actors.rank.state import TrackedState
 from actors.rank.step import Loop, Step
-from fleet import moves
-from fleet.choreography import Moves
-from fleet.config import RunSettings
 from fleet.errors import FleetError, GroupLost, LoopError, RunOver
-from fleet.events import Implausible, Measured
-from fleet.levels import places
-from fleet.moves import Advance, Attempted, Compute, Move, Rehearse
-from fleet.once import BEGIN, END
-from fleet.records import COMPUTE, FINISH
-from fleet.types import StateId
+from fleet.protocol import moves
+from fleet.protocol.choreography import Moves
+from fleet.protocol.events import Implausible, Measured
+from fleet.protocol.levels import places
+from fleet.protocol.moves import Advance, Attempted, Compute, Move, Rehearse
+from fleet.protocol.once import BEGIN, END
+from fleet.protocol.records import COMPUTE, FINISH
+from fleet.protocol.types import StateId
+from fleet.settings.run import RunSettings
 
 T = TypeVar("T")
 MEASURE_EVERY_US = 500_000

@@ -21,10 +21,10 @@ from actors.rank.process_group import StoreServer, warm_up
 from actors.rank.recorder import Recorder, now_us
 from actors.rank.saving import PartsPort
 from actors.rank.stacks import Stacks, stacks_path
-from fleet.config import RunSettings
+from fleet.app.rank_logs import log_path
 from fleet.errors import Fenced, LoopError, RunOver
-from fleet.events import Raised
-from fleet.rank_logs import log_path
+from fleet.protocol.events import Raised
+from fleet.settings.run import RunSettings
 
 OURS = (str(Path(__file__).parent), os.sep + "ray" + os.sep)
 LAST_WORDS_S = 10.0

@@ -1,4 +1,4 @@
-"""What one rank does for all of them: it asks the coordinator, does it when it may, and all hear what came of it. See ``fleet.once``."""
+"""What one rank does for all of them: it asks the coordinator, does it, and all hear what came of it. See ``fleet.protocol.once``."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from urllib.parse import urlsplit
 from actors.rank.recorder import Recorder
 from actors.rank.seat import Seat
 from fleet.errors import FleetError
-from fleet.lease import Lease
-from fleet.moves import CarryOut
-from fleet.once import key_of
-from fleet.types import StateId
+from fleet.protocol.lease import Lease
+from fleet.protocol.moves import CarryOut
+from fleet.protocol.once import key_of
+from fleet.protocol.types import StateId
 
 ASK_AGAIN_S = 0.5
 MOST_BYTES = 64 << 10

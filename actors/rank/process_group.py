@@ -23,8 +23,8 @@ import torch
 import torch.distributed as dist
 
 from actors.rank.store import Exchange, StoreClient, StoreServer, TorchStore
+from fleet.cluster.urgency import be_prompt
 from fleet.errors import GroupLost
-from fleet.urgency import be_prompt
 
 __all__ = ["Forming", "Group", "GroupBroken", "StoreServer", "Work", "warm_up"]
 

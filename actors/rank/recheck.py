@@ -15,8 +15,8 @@ from actors.rank.process_group import Group, GroupBroken
 from actors.rank.reduction import Reducer
 from actors.rank.replicas import BITS, digest
 from actors.rank.sumcheck import Flats, SumCheck
-from fleet.types import Finding, StateId
-from fleet.verification import Samples, Sampling, samples
+from fleet.protocol.types import Finding, StateId
+from fleet.protocol.verification import Samples, Sampling, samples
 
 WIDTH = 2
 """Numbers that each rank sends: the digest of its own sampled shard, and of the one that it has computed again. 0: none."""

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from fleet.records import ABANDON, CATEGORIES, COMMIT, HOLD, INIT
+from fleet.protocol.records import ABANDON, CATEGORIES, COMMIT, HOLD, INIT
 
 OWN = "g"
 """Code of a row that is no span: ``step`` holds microseconds that the accelerator took for the shards of the step at hand."""

@@ -1,6 +1,6 @@
 """The fixed-order sum of gradients: the same bits at any world size.
 
-Each rank adds its own shards up the tree of ``fleet.shards`` as they come (:class:`ShardSums`), which leaves one partial sum for each block
+Each rank adds its own shards up the tree of ``fleet.protocol.shards`` (:class:`ShardSums`), which leaves one partial sum for each block
 of its range. :class:`Reducer` then exchanges them: every rank owns one chunk of each bucket, receives the others' partial sums of it, adds
 them in tree order with explicit elementwise adds, and gives the result back. While each rank holds one block, that is the traffic of a ring
 all-reduce; each further block of a range adds one more chunk a peer.
@@ -17,9 +17,9 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 import torch
 
 from actors.rank.process_group import Group, Transfer, Work
-from fleet.chunks import BLOCK
 from fleet.errors import ConfigError, ProtocolError
-from fleet.shards import Block, middle, tree
+from fleet.protocol.chunks import BLOCK
+from fleet.protocol.shards import Block, middle, tree
 
 BUCKET_BYTES = 8 << 20
 """Measured with ``benchmarks.reduction``: smaller buckets pay for their messages, larger ones overlap too little."""
@@ -133,7 +133,7 @@ class ShardSums(Generic[Set]):
 
 
 def cut_points(lo: int, hi: int, parts: int) -> list[int]:
-    """Where to cut ``lo..hi`` into ``parts``, as even as blocks are: none of :data:`fleet.chunks.BLOCK` elements from ``lo`` on is cut."""
+    """Where to cut ``lo..hi`` into ``parts``, evenly: none of :data:`fleet.protocol.chunks.BLOCK` elements from ``lo`` on is cut."""
     blocks = -(-(hi - lo) // BLOCK)
     return [min(hi, lo + blocks * i // parts * BLOCK) for i in range(parts + 1)]
 

@@ -17,8 +17,8 @@ import xxhash
 
 from actors.rank.process_group import GroupBroken
 from actors.rank.state import TrackedState
-from fleet.alike import Alike
-from fleet.types import Finding, StateId
+from fleet.protocol.alike import Alike
+from fleet.protocol.types import Finding, StateId
 
 BITS = 52
 """Of a digest: it travels as a double, which holds integers up to 53 bits."""

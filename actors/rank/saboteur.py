@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from actors.rank.engine import Engine
-from fleet.fault_kinds import HEAL, START, Acts, Operation, perform
+from fleet.protocol.fault_kinds import HEAL, START, Acts, Operation, perform
 
 log = logging.getLogger("fleet.chaos")
 ELEMENT_BITS = 20

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from fleet.errors import ConfigError
-from fleet.rng import derive_seed
+from fleet.simulation.rng import derive_seed
 
 _ROUNDS = 4
 _MASK = (1 << 64) - 1

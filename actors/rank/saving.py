@@ -20,10 +20,10 @@ from actors.rank.recorder import Recorder
 from actors.rank.snapshot import Snapshot, Snapshotter
 from actors.rank.state import Flat, Slice, TrackedState, slices
 from fleet.errors import FleetError
-from fleet.events import PartFailed, PartWritten
-from fleet.levels import LEVELS, PEERS, level_of, peers_url
-from fleet.records import CHECKPOINT
-from fleet.types import Part, StateId, View
+from fleet.protocol.events import PartFailed, PartWritten
+from fleet.protocol.levels import LEVELS, PEERS, level_of, peers_url
+from fleet.protocol.records import CHECKPOINT
+from fleet.protocol.types import Part, StateId, View
 
 log = logging.getLogger("fleet.rank")
 
@@ -99,7 +99,7 @@ class Order:
 
 
 class Saver:
-    """``begin`` and ``settle`` belong to the loop's thread. ``places``: see :func:`fleet.levels.places`.
+    """``begin`` and ``settle`` belong to the loop's thread. ``places``: see :func:`fleet.protocol.levels.places`.
 
     What fails is logged and reported: training goes on, and the coordinator asks again later.
     """

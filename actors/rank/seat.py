@@ -17,16 +17,16 @@ from actors.rank.process_group import Forming, Group, GroupBroken
 from actors.rank.recorder import Recorder
 from actors.rank.saving import PartsPort
 from actors.rank.state import TrackedState, receive_state, send_state
-from fleet import moves
-from fleet.choreography import Choreography, Moves
-from fleet.config import Timeouts
+from fleet.cluster.urgency import be_ordinary, be_prompt, be_steady
 from fleet.errors import GroupLost
-from fleet.instructions import Instruction
-from fleet.levels import STORE, level_at
-from fleet.moves import Arriving, Awaited, Drop, Form, Move, Order, Parting, Settle, Sitting, Wake
-from fleet.records import COMPUTE, REFORM, RESTORE, STANDBY
-from fleet.types import Finding, StateId, View
-from fleet.urgency import be_ordinary, be_prompt, be_steady
+from fleet.protocol import moves
+from fleet.protocol.choreography import Choreography, Moves
+from fleet.protocol.instructions import Instruction
+from fleet.protocol.levels import STORE, level_at
+from fleet.protocol.moves import Arriving, Awaited, Drop, Form, Move, Order, Parting, Settle, Sitting, Wake
+from fleet.protocol.records import COMPUTE, REFORM, RESTORE, STANDBY
+from fleet.protocol.types import Finding, StateId, View
+from fleet.settings.run import Timeouts
 
 
 class Transfer:
@@ -95,7 +95,7 @@ class Seat:
 
     @property
     def held(self) -> dict[int, float]:
-        """See ``fleet.moves.Facts``, also for the following ones."""
+        """See ``fleet.protocol.moves.Facts``, also for the following ones."""
         return self._served.losses
 
     @property

@@ -28,11 +28,11 @@ from actors.rank.reduction import Bucket, Chunk, Reducer, cut_points
 from actors.rank.saving import Share
 from actors.rank.state import TrackedState
 from actors.rank.whole import ShardedTensors, whole_state
-from fleet.chunks import WHOLE, Claim, Stretch, bounds, kept, route
-from fleet.config import RunSettings
 from fleet.errors import ConfigError
-from fleet.records import COMM
-from fleet.types import StateId
+from fleet.protocol.chunks import WHOLE, Claim, Stretch, bounds, kept, route
+from fleet.protocol.records import COMM
+from fleet.protocol.types import StateId
+from fleet.settings.run import RunSettings
 
 READY_TAG = (1 << 24) + 2
 PARAMETERS_TAG = (1 << 24) + 3

@@ -26,8 +26,8 @@ import numpy as np
 import torch
 
 from actors.rank.state import Flat
-from fleet.cores import Beside
-from fleet.types import StateId
+from fleet.cluster.cores import Beside
+from fleet.protocol.types import StateId
 
 copy: Callable[[int, int, int], object]
 try:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from actors.rank.recorder import OWN, Row
-from fleet.records import ABANDON, COMMIT, HOLD, Spans
-from fleet.types import Member
+from fleet.protocol.records import ABANDON, COMMIT, HOLD, Spans
+from fleet.protocol.types import Member
 
 MARKS = (COMMIT, ABANDON, HOLD)
 

@@ -14,10 +14,10 @@ from actors.rank.data import Feed, Feeds
 from actors.rank.engine import Engine, Outcome
 from actors.rank.recorder import Recorder
 from actors.rank.sampling import seed_shard, seed_step
-from fleet.choreography import Choreography
 from fleet.errors import LoopError
-from fleet.events import Reads
-from fleet.records import COMPUTE, DATA, VERIFY
+from fleet.protocol.choreography import Choreography
+from fleet.protocol.events import Reads
+from fleet.protocol.records import COMPUTE, DATA, VERIFY
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from fleet.urgency import be_prompt
+from fleet.cluster.urgency import be_prompt
 
 _REQUEST = struct.Struct("!cII")
 _ANSWER = struct.Struct("!I")

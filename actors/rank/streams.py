@@ -19,7 +19,7 @@ from torch.utils.data._utils import worker
 from actors.rank.fingerprint import digest_of, generators_at
 from actors.rank.sampling import Ordered, shard_size
 from fleet.errors import ConfigError
-from fleet.rng import derive_seed
+from fleet.simulation.rng import derive_seed
 
 PROBE = 8
 """Samples at the beginning of a stream by which it is told whether it is reproducible, and another than its neighbour."""

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from actors.rank.recorder import OWN, Row
-from fleet.records import ABANDON, CHECKPOINT, COMM, COMMIT, COMPUTE, DATA, HOLD, STRAGGLER, VERIFY
-from fleet.slowness import RankTimes
-from fleet.types import Member
+from fleet.protocol.records import ABANDON, CHECKPOINT, COMM, COMMIT, COMPUTE, DATA, HOLD, STRAGGLER, VERIFY
+from fleet.protocol.slowness import RankTimes
+from fleet.protocol.types import Member
 
 KEPT = 256
 """Steps of one rank that wait to be reported, while there is nobody to report to."""

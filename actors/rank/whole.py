@@ -12,7 +12,7 @@ from actors.rank.pieces import exchange_pieces
 from actors.rank.process_group import Group
 from actors.rank.saving import WholeTensors
 from actors.rank.state import Flat, Slice, TrackedState, slices
-from fleet.chunks import Chunk, rectangles
+from fleet.protocol.chunks import Chunk, rectangles
 
 
 def packed_groups(chunks: ChunkedOptimizer) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from actors.rank.sampling import permuted_many, stretches
-from fleet.rng import derive_seed
+from fleet.simulation.rng import derive_seed
 
 EPOCHS = 2
 """Layouts that are remembered: a batch may reach over the end of an epoch."""

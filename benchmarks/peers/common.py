@@ -33,7 +33,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, NamedTuple, Protocol
 
-from fleet.rng import stream
+from fleet.simulation.rng import stream
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SETTLE_STEPS = 20  # the excess of a fault is counted until this many steps after the world is full again

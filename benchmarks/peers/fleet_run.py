@@ -56,9 +56,9 @@ SYSTEM = Fleet()
 
 def drive(workdir: str, settings_json: str) -> None:
     """Process of the driver: a cluster, one run that never ends by itself, and SIGTERM to end both."""
-    from fleet.config import RunSettings, Timeouts
-    from fleet.plans import RunPlan
-    from fleet.recipes import LiveRun, local_cluster
+    from fleet.app.plans import RunPlan
+    from fleet.app.recipes import LiveRun, local_cluster
+    from fleet.settings.run import RunSettings, Timeouts
 
     folder, settings = Path(workdir), Settings.from_json(settings_json)
     chosen = RunSettings(
@@ -80,7 +80,7 @@ def drive(workdir: str, settings_json: str) -> None:
 
 def _generous() -> Any:
     """The kills come from outside and are unknown to the run, so the budgets must leave room for them."""
-    from fleet.config import Budgets
+    from fleet.settings.run import Budgets
 
     return Budgets(**{field.name: 10_000 for field in dataclasses.fields(Budgets) if field.name != "window_s"})
 

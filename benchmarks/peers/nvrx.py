@@ -13,7 +13,7 @@ import numpy as np
 from nvidia_resiliency_ext.straggler.reporting import Report, ReportGenerator
 from nvidia_resiliency_ext.straggler.statistics import Statistic
 
-from fleet.types import Member
+from fleet.protocol.types import Member
 from policies.detectors import KINDS, StepTimes
 
 Summaries = dict[str, dict[Statistic, float]]

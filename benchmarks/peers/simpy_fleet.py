@@ -10,7 +10,7 @@ from typing import Any
 
 import simpy
 
-from fleet.ports import IntervalPolicy, RecoveryPolicy
+from fleet.protocol.ports import IntervalPolicy, RecoveryPolicy
 from fleet.simulation.fleet_arrivals import Arrivals
 from fleet.simulation.fleet_model import HELD, SHARES, FleetModel
 from fleet.simulation.fleet_run import ROUNDING_S

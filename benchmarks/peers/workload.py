@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from benchmarks.peers.common import Settings
-from fleet.rng import derive_seed
+from fleet.simulation.rng import derive_seed
 
 FEATURES, HIDDEN, CLASSES = 512, 768, 64
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fleet.machine.roster import Rank, RankPhase
 from fleet.machine.state import MachineState
-from fleet.types import Candidate, Member, Situation, StateId, View
+from fleet.protocol.types import Candidate, Member, Situation, StateId, View
 
 
 @dataclass(frozen=True, slots=True)

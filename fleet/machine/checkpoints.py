@@ -6,14 +6,14 @@ import statistics
 from collections import deque
 from dataclasses import dataclass, field
 
-from fleet.config import RunSettings
-from fleet.decisions import Interval
-from fleet.events import CheckpointDurable, PartFailed, PartWritten
-from fleet.instructions import CommitCheckpoint, Instruction, SaveCheckpoint, Write
-from fleet.levels import PEERS, STORE, peers_url, places, request_number
-from fleet.ports import IntervalPolicy
-from fleet.records import CheckpointRecord, DecisionMade, Record
-from fleet.types import Member, StateId, View
+from fleet.protocol.decisions import Interval
+from fleet.protocol.events import CheckpointDurable, PartFailed, PartWritten
+from fleet.protocol.instructions import CommitCheckpoint, Instruction, SaveCheckpoint, Write
+from fleet.protocol.levels import PEERS, STORE, peers_url, places, request_number
+from fleet.protocol.ports import IntervalPolicy
+from fleet.protocol.records import CheckpointRecord, DecisionMade, Record
+from fleet.protocol.types import Member, StateId, View
+from fleet.settings.run import RunSettings
 
 COSTS = 8
 """Costs are averaged over so many checkpoints."""

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from fleet.events import Event, Formed, Joined, Lost, NodeJoined, NodeLost, NodeSilent, Parked, Raised
-from fleet.instructions import Instruction, Write
 from fleet.machine.roster import RankPhase
 from fleet.machine.state import MachineState
-from fleet.records import DecisionMade, Heard, LineageBegun, ProcessLost, RunEnded, ViewPublished
-from fleet.types import Member
+from fleet.protocol.events import Event, Formed, Joined, Lost, NodeJoined, NodeLost, NodeSilent, Parked, Raised
+from fleet.protocol.instructions import Instruction, Write
+from fleet.protocol.records import DecisionMade, Heard, LineageBegun, ProcessLost, RunEnded, ViewPublished
+from fleet.protocol.types import Member
 
 DECISIVE = (DecisionMade, ViewPublished, LineageBegun, ProcessLost, RunEnded)
 """An event that one of these follows from is told."""

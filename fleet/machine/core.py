@@ -14,10 +14,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from fleet.causes import GatherWhy
-from fleet.config import RunSettings
-from fleet.decisions import Decision
-from fleet.events import (
+from fleet.machine import chronicle, ending, evidence, leaving, nodes, proposals, ranks, remedies, replay, ticks, views
+from fleet.machine.doubts import Doubts
+from fleet.machine.end import end, stop
+from fleet.machine.progress import Progress
+from fleet.machine.roster import Roster
+from fleet.machine.settings import on_setting
+from fleet.machine.state import MachineState, Phase
+from fleet.machine.stragglers import Stragglers
+from fleet.machine.tiers import Tiers
+from fleet.protocol.causes import GatherWhy
+from fleet.protocol.decisions import Decision
+from fleet.protocol.events import (
     CopiesHeld,
     Event,
     EvidenceWritten,
@@ -45,19 +53,11 @@ from fleet.events import (
     StopRequested,
     Tick,
 )
-from fleet.instructions import Instruction, Write
-from fleet.machine import chronicle, ending, evidence, leaving, nodes, proposals, ranks, remedies, replay, ticks, views
-from fleet.machine.doubts import Doubts
-from fleet.machine.end import end, stop
-from fleet.machine.progress import Progress
-from fleet.machine.roster import Roster
-from fleet.machine.settings import on_setting
-from fleet.machine.state import MachineState, Phase
-from fleet.machine.stragglers import Stragglers
-from fleet.machine.tiers import Tiers
-from fleet.ports import CorruptionPolicy, IntervalPolicy, PlacementPolicy, ProgressPolicy, RecoveryPolicy, StragglerPolicy
-from fleet.records import Measurement, Record
-from fleet.types import StateId
+from fleet.protocol.instructions import Instruction, Write
+from fleet.protocol.ports import CorruptionPolicy, IntervalPolicy, PlacementPolicy, ProgressPolicy, RecoveryPolicy, StragglerPolicy
+from fleet.protocol.records import Measurement, Record
+from fleet.protocol.types import StateId
+from fleet.settings.run import RunSettings
 
 
 class FleetMachine:

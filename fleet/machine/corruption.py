@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from collections import Counter
 
-from fleet.alike import WEIGHTS
-from fleet.causes import EndWhy, Outvoted
-from fleet.decisions import TakenBack, figures
 from fleet.machine.end import end
 from fleet.machine.leaving import LOOP, evict
 from fleet.machine.roster import Rank
 from fleet.machine.state import MachineState
-from fleet.records import DecisionMade
-from fleet.types import Finding, Member, StateId
+from fleet.protocol.alike import WEIGHTS
+from fleet.protocol.causes import EndWhy, Outvoted
+from fleet.protocol.decisions import TakenBack, figures
+from fleet.protocol.records import DecisionMade
+from fleet.protocol.types import Finding, Member, StateId
 
 LOOK_FOR = (
     "Look in the loop for an unseeded draw, or for what depends on the time, the process or the rank, and changes what is tracked; "

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from fleet.events import Parked
-from fleet.ports import CorruptionPolicy
-from fleet.types import Finding, Member, StateId
+from fleet.protocol.events import Parked
+from fleet.protocol.ports import CorruptionPolicy
+from fleet.protocol.types import Finding, Member, StateId
 
 AGAIN_STEPS = 4
 """Ranks that differ so soon after they went on differ for the same reason as before."""

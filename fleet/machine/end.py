@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fleet.causes import EndWhy
-from fleet.events import StopRequested
-from fleet.instructions import EndRun, Release
 from fleet.machine.state import MachineState, Phase
-from fleet.records import RunEnded, status_of
-from fleet.types import Member
+from fleet.protocol.causes import EndWhy
+from fleet.protocol.events import StopRequested
+from fleet.protocol.instructions import EndRun, Release
+from fleet.protocol.records import RunEnded, status_of
+from fleet.protocol.types import Member
 
 
 def end(machine: MachineState, why: EndWhy, reason: str, detail: str, now_s: float, digest: str = "") -> None:

@@ -7,17 +7,17 @@ final checkpoint, and the code behind the loop runs again.
 
 from __future__ import annotations
 
-from fleet.causes import EndWhy, GatherWhy
-from fleet.decisions import Concluded
-from fleet.events import Event, Finished, Formed, Heartbeat, Joined, Left, Parked, Ready
-from fleet.instructions import Conclude, Welcome
 from fleet.machine.corruption import judge_the_end
 from fleet.machine.end import end, release
 from fleet.machine.leaving import gather, heard
 from fleet.machine.roster import Rank, RankPhase
 from fleet.machine.state import ALL, MachineState, Phase
 from fleet.machine.views import note_commits
-from fleet.types import Member
+from fleet.protocol.causes import EndWhy, GatherWhy
+from fleet.protocol.decisions import Concluded
+from fleet.protocol.events import Event, Finished, Formed, Heartbeat, Joined, Left, Parked, Ready
+from fleet.protocol.instructions import Conclude, Welcome
+from fleet.protocol.types import Member
 
 
 def complete(machine: MachineState, now_s: float) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from fleet.decisions import Doubtful
-from fleet.events import EvidenceWritten, Implausible, Reads
-from fleet.instructions import Inspect
 from fleet.machine.state import MachineState
-from fleet.records import DataRead, EvidenceKept
+from fleet.protocol.decisions import Doubtful
+from fleet.protocol.events import EvidenceWritten, Implausible, Reads
+from fleet.protocol.instructions import Inspect
+from fleet.protocol.records import DataRead, EvidenceKept
 
 
 def inspect(machine: MachineState, reason: str, now_s: float) -> None:

@@ -6,7 +6,11 @@ stands, or is given up when its time is over (``press``). What comes after that 
 
 from __future__ import annotations
 
-from fleet.causes import (
+from fleet.machine.end import end
+from fleet.machine.evidence import inspect
+from fleet.machine.roster import Rank
+from fleet.machine.state import MachineState, Phase
+from fleet.protocol.causes import (
     AgentHungUp,
     Cause,
     DidNotLeave,
@@ -18,15 +22,11 @@ from fleet.causes import (
     Rule,
     TrainRaised,
 )
-from fleet.decisions import Gathering, OfView
-from fleet.events import Explained, FaultReported, Heartbeat, Lost, Raised
-from fleet.instructions import Cancel, Evict, Park
-from fleet.machine.end import end
-from fleet.machine.evidence import inspect
-from fleet.machine.roster import Rank
-from fleet.machine.state import MachineState, Phase
-from fleet.records import FaultRecord, LossExplained
-from fleet.types import Member
+from fleet.protocol.decisions import Gathering, OfView
+from fleet.protocol.events import Explained, FaultReported, Heartbeat, Lost, Raised
+from fleet.protocol.instructions import Cancel, Evict, Park
+from fleet.protocol.records import FaultRecord, LossExplained
+from fleet.protocol.types import Member
 
 LOOP, RAISED = "a mistake of the train function, not the hardware", "the train function raised"
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fleet.causes import Cause, TrainRaised
-from fleet.events import FaultReported
 from fleet.machine.roster import Rank
-from fleet.records import FaultRecord, ProcessLost
-from fleet.types import Loss, Member
+from fleet.protocol.causes import Cause, TrainRaised
+from fleet.protocol.events import FaultReported
+from fleet.protocol.records import FaultRecord, ProcessLost
+from fleet.protocol.types import Loss, Member
 
 
 class Losses:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fleet.decisions import Decision, KeptOut, figures
-from fleet.events import NodeJoined
 from fleet.machine.state import MachineState
+from fleet.protocol.decisions import Decision, KeptOut, figures
+from fleet.protocol.events import NodeJoined
 
 
 def joined(machine: MachineState, event: NodeJoined, now_s: float) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-from fleet.decisions import StoreOutage
-from fleet.ledger_report import duration
+from fleet.ledger.report import duration
 from fleet.machine.checkpoints import Checkpoints
-from fleet.records import DecisionMade, Record
-from fleet.types import StateId
+from fleet.protocol.decisions import StoreOutage
+from fleet.protocol.records import DecisionMade, Record
+from fleet.protocol.types import StateId
 
 POLICY = "store"
 

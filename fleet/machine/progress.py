@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fleet.decisions import TimeOut
-from fleet.instructions import Instruction, Write
-from fleet.ports import ProgressPolicy
-from fleet.records import DecisionMade, Record
+from fleet.protocol.decisions import TimeOut
+from fleet.protocol.instructions import Instruction, Write
+from fleet.protocol.ports import ProgressPolicy
+from fleet.protocol.records import DecisionMade, Record
 
 REVIEW_S = 5.0
 

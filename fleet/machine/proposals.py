@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 
-from fleet.instructions import Propose
 from fleet.machine.candidates import Source, grown, situation
 from fleet.machine.leaving import cancel
 from fleet.machine.state import MachineState
 from fleet.machine.views import announce, make_view
-from fleet.types import Formation, Ranges, View
+from fleet.protocol.instructions import Propose
+from fleet.protocol.types import Formation, Ranges, View
 
 
 def try_grow(machine: MachineState, now_s: float) -> bool:

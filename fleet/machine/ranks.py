@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from fleet.causes import GatherWhy, Superseded
-from fleet.events import Finished, Formed, Joined, Left, Parked
-from fleet.instructions import Fence, Welcome
 from fleet.machine import ending
 from fleet.machine.leaving import cancel, evict, gather
 from fleet.machine.roster import Rank, RankPhase
 from fleet.machine.state import MachineState, Phase
 from fleet.machine.views import entered
-from fleet.records import ProcessUp
-from fleet.types import Member, StateId
+from fleet.protocol.causes import GatherWhy, Superseded
+from fleet.protocol.events import Finished, Formed, Joined, Left, Parked
+from fleet.protocol.instructions import Fence, Welcome
+from fleet.protocol.records import ProcessUp
+from fleet.protocol.types import Member, StateId
 
 
 def joined(machine: MachineState, event: Joined, now_s: float) -> None:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fleet.causes import TooSlow
-from fleet.decisions import Decision, Prices
 from fleet.machine.leaving import evict
 from fleet.machine.proposals import reshare
 from fleet.machine.roster import RankPhase
 from fleet.machine.state import MachineState
 from fleet.machine.stragglers import REVIEW_S
-from fleet.records import DecisionMade
-from fleet.slowness import ACTIONS, Circumstances, Remedy
-from fleet.types import Formation, View
+from fleet.protocol.causes import TooSlow
+from fleet.protocol.decisions import Decision, Prices
+from fleet.protocol.records import DecisionMade
+from fleet.protocol.slowness import ACTIONS, Circumstances, Remedy
+from fleet.protocol.types import Formation, View
 
 
 def tick(machine: MachineState, now_s: float) -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fleet.causes import ClusterEnded
-from fleet.decisions import Concluded, OfView, SettingTo
 from fleet.machine import ending
 from fleet.machine.corruption import replay
 from fleet.machine.losses import Losses
 from fleet.machine.roster import Rank
 from fleet.machine.settings import configure
 from fleet.machine.state import MachineState, Phase
-from fleet.records import (
+from fleet.protocol.causes import ClusterEnded
+from fleet.protocol.decisions import Concluded, OfView, SettingTo
+from fleet.protocol.records import (
     Committed,
     DataRead,
     DecisionMade,

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from fleet.causes import AgentHungUp, AgentSilent, NodeCause
-from fleet.config import Timeouts
-from fleet.events import Heartbeat
-from fleet.types import Member, Process, StateId
+from fleet.protocol.causes import AgentHungUp, AgentSilent, NodeCause
+from fleet.protocol.events import Heartbeat
+from fleet.protocol.types import Member, Process, StateId
+from fleet.settings.run import Timeouts
 
 
 class RankPhase(StrEnum):

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from fleet.decisions import SettingTo
-from fleet.events import SettingChanged
-from fleet.live_settings import changed
 from fleet.machine.state import MachineState
-from fleet.records import DecisionMade
+from fleet.protocol.decisions import SettingTo
+from fleet.protocol.events import SettingChanged
+from fleet.protocol.records import DecisionMade
+from fleet.settings.live import changed
 
 
 def on_setting(machine: MachineState, event: SettingChanged, now_s: float) -> None:
-    """Journal a change and make it. Whoever sends it has checked it: see :func:`fleet.live_settings.changed`."""
+    """Journal a change and make it. Whoever sends it has checked it: see :func:`fleet.settings.live.changed`."""
     text = f"{event.key} = {event.value:g}"
     machine.write(DecisionMade("settings", "set", text, SettingTo(event.key, event.value), now_s))
     configure(machine, event.key, event.value)

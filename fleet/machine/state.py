@@ -10,20 +10,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from fleet.causes import EndWhy
-from fleet.config import RunSettings
-from fleet.decisions import Action, AnyPayload, Decision
-from fleet.instructions import Instruction, Write
 from fleet.machine.doubts import Doubts
 from fleet.machine.losses import Losses
 from fleet.machine.progress import Progress
 from fleet.machine.roster import Rank, RankPhase, Roster
 from fleet.machine.stragglers import Stragglers
 from fleet.machine.tiers import Tiers
-from fleet.once import Once
-from fleet.ports import PlacementPolicy, RecoveryPolicy
-from fleet.records import DecisionMade, Record, RunEnded
-from fleet.types import Member, StateId, View
+from fleet.protocol.causes import EndWhy
+from fleet.protocol.decisions import Action, AnyPayload, Decision
+from fleet.protocol.instructions import Instruction, Write
+from fleet.protocol.once import Once
+from fleet.protocol.ports import PlacementPolicy, RecoveryPolicy
+from fleet.protocol.records import DecisionMade, Record, RunEnded
+from fleet.protocol.types import Member, StateId, View
+from fleet.settings.run import RunSettings
 
 ALL = "all steps are committed"
 INCIDENT_S = 5.0

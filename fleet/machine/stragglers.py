@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 
-from fleet.decisions import Prices
-from fleet.events import StepsTimed
-from fleet.ports import StragglerPolicy
-from fleet.records import DecisionMade, Record
-from fleet.slowness import ACTIONS, RankTimes, StepTime, Timings
-from fleet.types import Member, View
+from fleet.protocol.decisions import Prices
+from fleet.protocol.events import StepsTimed
+from fleet.protocol.ports import StragglerPolicy
+from fleet.protocol.records import DecisionMade, Record
+from fleet.protocol.slowness import ACTIONS, RankTimes, StepTime, Timings
+from fleet.protocol.types import Member, View
 
 LATE_S = 1.0
 """A step that not all ranks have reported is judged without the others after so long."""

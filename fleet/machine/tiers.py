@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from fleet.config import CheckpointSettings, RunSettings
-from fleet.events import CheckpointDurable, CheckpointFailed, CopiesHeld, Event, PartFailed, PartWritten
-from fleet.instructions import Instruction
-from fleet.levels import LEVELS, PEERS, STORE, level_at, level_of, peers_url, places
 from fleet.machine.checkpoints import Checkpoints
 from fleet.machine.outage import Outage
 from fleet.machine.roster import Roster
-from fleet.ports import IntervalPolicy, PlacementPolicy
-from fleet.records import Record, RunStarted, ViewPublished
-from fleet.types import StateId, View
+from fleet.protocol.events import CheckpointDurable, CheckpointFailed, CopiesHeld, Event, PartFailed, PartWritten
+from fleet.protocol.instructions import Instruction
+from fleet.protocol.levels import LEVELS, PEERS, STORE, level_at, level_of, peers_url, places
+from fleet.protocol.ports import IntervalPolicy, PlacementPolicy
+from fleet.protocol.records import Record, RunStarted, ViewPublished
+from fleet.protocol.types import StateId, View
+from fleet.settings.run import CheckpointSettings, RunSettings
 
 TRIES = 3
 """From one copy in memory so many views may begin. When none of them holds, it cannot be read, whatever the agents say of it."""

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fleet.causes import FreshWanted, GatherWhy, StartsAgain
-from fleet.decisions import OfView
-from fleet.instructions import Publish
 from fleet.machine.candidates import Source, situation, source
 from fleet.machine.corruption import judge
 from fleet.machine.leaving import evict, gather, park
 from fleet.machine.roster import Rank
 from fleet.machine.state import MachineState, Phase
-from fleet.records import Committed, LineageBegun, ViewPublished
-from fleet.types import Formation, Member, Ranges, StateId, View
+from fleet.protocol.causes import FreshWanted, GatherWhy, StartsAgain
+from fleet.protocol.decisions import OfView
+from fleet.protocol.instructions import Publish
+from fleet.protocol.records import Committed, LineageBegun, ViewPublished
+from fleet.protocol.types import Formation, Member, Ranges, StateId, View
 
 
 def try_form(machine: MachineState, now_s: float, ask: bool) -> None:

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, get_type_hints
 
-from fleet.config import RecoverySettings
 from fleet.errors import ConfigError
 from fleet.laws.hardware import Accelerator, Fabric, accelerator, fabric
 from fleet.laws.law import AtLeastOne, Count, CountOrZero, Domain, NonNegative, Positive, PositiveShare, Probability, Share
 from fleet.laws.memory import RECOMPUTE
 from fleet.laws.models import Model, model
 from fleet.laws.registry import find
+from fleet.settings.run import RecoverySettings
 
 RECOVERIES = ("in-place", "restart")
 DEFAULT_BATCH_TOKENS = 16_777_216.0

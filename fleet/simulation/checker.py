@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fleet.types import Member, StateId
+from fleet.protocol.types import Member, StateId
 
 if TYPE_CHECKING:
     from fleet.simulation.ranks import SimRank

@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any
 
-from fleet.events import CheckpointDurable, CheckpointFailed, Event, Heartbeat, Joined, StepsTimed, Tick
-from fleet.instructions import CommitCheckpoint, EndRun, Evict, Fence, Inspect, Instruction, Propose, Publish, Welcome, Write
-from fleet.levels import PEERS, level_at
 from fleet.machine.core import FleetMachine
+from fleet.protocol.events import CheckpointDurable, CheckpointFailed, Event, Heartbeat, Joined, StepsTimed, Tick
+from fleet.protocol.instructions import CommitCheckpoint, EndRun, Evict, Fence, Inspect, Instruction, Propose, Publish, Welcome, Write
+from fleet.protocol.levels import PEERS, level_at
+from fleet.protocol.types import Member
 from fleet.simulation.nodes import SimNode
-from fleet.types import Member
 
 if TYPE_CHECKING:
     from fleet.simulation.world import World

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from fleet.protocol.types import Member, StateId, View
 from fleet.simulation.checker import Checker
-from fleet.types import Member, StateId, View
 
 if TYPE_CHECKING:
     from fleet.simulation.ranks import SimRank

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fleet.records import COMPLETED, CheckpointRecord, Record, RunEnded
+from fleet.protocol.records import COMPLETED, CheckpointRecord, Record, RunEnded
+from fleet.protocol.types import StateId
 from fleet.simulation.checker import Checker
-from fleet.types import StateId
 
 if TYPE_CHECKING:
     from fleet.simulation.ranks import SimRank

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from fleet.events import FaultReported, NodeSilent, StopRequested
+from fleet.protocol.events import FaultReported, NodeSilent, StopRequested
+from fleet.protocol.types import Fault
 from fleet.simulation.model import POISON
 from fleet.simulation.plan import Trouble
 from fleet.simulation.ranks import SimRank, UserError
-from fleet.types import Fault
 
 if TYPE_CHECKING:
     from fleet.simulation.world import World

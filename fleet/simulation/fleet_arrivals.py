@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet.errors import ConfigError
-from fleet.rng import derive_seed
 from fleet.simulation.fleet_model import FaultClass, FleetModel, SlowClass
+from fleet.simulation.rng import derive_seed
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from fleet.decisions import Decision
 from fleet.errors import ConfigError
 from fleet.laws.spares import rate_with_lemons_per_s
+from fleet.protocol.decisions import Decision
 
 HELD = -1
 """``FaultClass.need``: no checkpoint. Peers hold the same state."""

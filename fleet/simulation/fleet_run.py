@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from heapq import heappop, heappush
 
-from fleet.ports import IntervalPolicy, RecoveryPolicy
+from fleet.protocol.ports import IntervalPolicy, RecoveryPolicy
 from fleet.simulation.fleet_arrivals import Arrivals
 from fleet.simulation.fleet_model import HELD, FaultClass, FleetModel, LemonPolicy, Outcome, Partial
 from fleet.simulation.fleet_tally import Stretches, shares_of

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fleet.errors import GroupLost
+from fleet.protocol.types import Member, View
 from fleet.simulation.clockwork import Clockwork, Future
-from fleet.types import Member, View
 
 
 class Broken(GroupLost):

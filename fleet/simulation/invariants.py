@@ -10,15 +10,15 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fleet.causes import EndWhy, Evicted, TooSlow
-from fleet.decisions import TakenBack
-from fleet.events import CopiesHeld, Event, Heartbeat, Joined
-from fleet.instructions import CommitCheckpoint, Instruction, Propose, Publish
-from fleet.levels import PEERS_SCHEME, STORE
 from fleet.machine.core import FleetMachine
 from fleet.machine.state import Contradiction, MachineState, Phase
 from fleet.machine.tiers import TRIES
-from fleet.records import (
+from fleet.protocol.causes import EndWhy, Evicted, TooSlow
+from fleet.protocol.decisions import TakenBack
+from fleet.protocol.events import CopiesHeld, Event, Heartbeat, Joined
+from fleet.protocol.instructions import CommitCheckpoint, Instruction, Propose, Publish
+from fleet.protocol.levels import PEERS_SCHEME, STORE
+from fleet.protocol.records import (
     CheckpointRecord,
     Committed,
     DecisionMade,
@@ -30,13 +30,13 @@ from fleet.records import (
     RunEnded,
     ViewPublished,
 )
+from fleet.protocol.slowness import ACTIONS
+from fleet.protocol.types import Member, StateId, View
 from fleet.simulation.checker import Checker, Violation
 from fleet.simulation.corruption import Corruption
 from fleet.simulation.endings import DoneOnce, Kept
 from fleet.simulation.model import POISON, gradient
 from fleet.simulation.two_phase import TwoPhase
-from fleet.slowness import ACTIONS
-from fleet.types import Member, StateId, View
 
 if TYPE_CHECKING:
     from fleet.simulation.ranks import SimRank

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from fleet.types import Copy, StateId
+from fleet.protocol.types import Copy, StateId
 
 
 @dataclass(slots=True)

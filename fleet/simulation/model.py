@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fleet.rng import derive_seed
+from fleet.simulation.rng import derive_seed
 
 POISON = -1
 """Weights that are half written. Whatever is computed from them can be told from anything right."""

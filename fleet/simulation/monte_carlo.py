@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from fleet.errors import ConfigError
 from fleet.laws.reliability import poisson_quantile
-from fleet.ports import IntervalPolicy, RecoveryPolicy
-from fleet.rng import derive_seed
+from fleet.protocol.ports import IntervalPolicy, RecoveryPolicy
 from fleet.simulation.fleet_model import HELD, SHARES, FleetModel
 from fleet.simulation.questions import WAIT, Recovery, Schedule, schedule
+from fleet.simulation.rng import derive_seed
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

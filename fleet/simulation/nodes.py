@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from fleet.causes import ProcessEnded
-from fleet.events import CopiesHeld, Event, Heartbeat, Lost, NodeJoined, StepsTimed
-from fleet.instructions import Evict, Fence, Instruction, Propose, Publish, Welcome
+from fleet.protocol.causes import ProcessEnded
+from fleet.protocol.events import CopiesHeld, Event, Heartbeat, Lost, NodeJoined, StepsTimed
+from fleet.protocol.instructions import Evict, Fence, Instruction, Propose, Publish, Welcome
+from fleet.protocol.types import Copy, Member
 from fleet.simulation.memory import SimMemory
 from fleet.simulation.ranks import SimRank
 from fleet.simulation.sharded import ShardedRank
 from fleet.simulation.steps import SteppingRank
-from fleet.types import Copy, Member
 
 if TYPE_CHECKING:
     from fleet.simulation.world import World

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field, replace
 
-from fleet.causes import EndWhy
-from fleet.config import Budgets, RunSettings, StragglerSettings, Timeouts
-from fleet.rng import stream
+from fleet.protocol.causes import EndWhy
+from fleet.settings.run import Budgets, RunSettings, StragglerSettings, Timeouts
+from fleet.simulation.rng import stream
 
 POINTS = (
     "building", "forming", "donating", "receiving", "received", "compute", "reducing", "reduced", "mutating", "committed", "entering",

@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
-from fleet.ports import IntervalPolicy, RecoveryPolicy
+from fleet.protocol.ports import IntervalPolicy, RecoveryPolicy
+from fleet.protocol.types import Candidate, Formation, Member, Situation, StateId
 from fleet.simulation.fleet_model import FleetModel
-from fleet.types import Candidate, Formation, Member, Situation, StateId
 
 FORM, WAIT, RESTART = "form", "wait", "restart"
 SURVIVOR = Member(0, 0)

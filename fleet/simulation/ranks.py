@@ -8,18 +8,18 @@ from collections.abc import Callable
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
-from fleet.choreography import Choreography, Moves
 from fleet.errors import Fenced, FleetError, GroupLost, RunOver
-from fleet.events import Event, Raised
-from fleet.instructions import Instruction
-from fleet.lease import Lease
-from fleet.member import MemberProtocol
-from fleet.moves import Awaited, Drop, Form, Move, Parting, Settle, Wait, Wake
+from fleet.protocol.choreography import Choreography, Moves
+from fleet.protocol.events import Event, Raised
+from fleet.protocol.instructions import Instruction
+from fleet.protocol.lease import Lease
+from fleet.protocol.member import MemberProtocol
+from fleet.protocol.moves import Awaited, Drop, Form, Move, Parting, Settle, Wait, Wake
+from fleet.protocol.slowness import RankTimes
+from fleet.protocol.types import Member, Process, Pulse, StateId, View
 from fleet.simulation.clockwork import Coroutine, Future, Steps
 from fleet.simulation.groups import Group
 from fleet.simulation.model import POISON
-from fleet.slowness import RankTimes
-from fleet.types import Member, Process, Pulse, StateId, View
 
 if TYPE_CHECKING:
     from fleet.simulation.nodes import SimNode

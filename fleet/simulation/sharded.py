@@ -6,13 +6,13 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
-from fleet import moves
-from fleet.chunks import BLOCK, WHOLE, Chunk, Claim, follows, guards, kept, lost, route, settled
+from fleet.protocol import moves
+from fleet.protocol.chunks import BLOCK, WHOLE, Chunk, Claim, follows, guards, kept, lost, route, settled
+from fleet.protocol.types import StateId, View
 from fleet.simulation.clockwork import Future, Steps
 from fleet.simulation.groups import Broken, Group
 from fleet.simulation.model import POISON, updated
 from fleet.simulation.steps import SteppingRank, Sum
-from fleet.types import StateId, View
 
 LENGTH = 60 * BLOCK
 """Of the one flat buffer: a number of blocks that all world sizes of the simulator divide."""

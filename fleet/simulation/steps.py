@@ -6,20 +6,20 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-from fleet import moves
-from fleet.alike import Alike
-from fleet.duties import Duties
 from fleet.errors import GroupLost
-from fleet.events import PartFailed, PartWritten
-from fleet.levels import PEERS, level_of
-from fleet.member import Offer
-from fleet.moves import Arriving, Move
-from fleet.shards import Shares, share
+from fleet.protocol import moves
+from fleet.protocol.alike import Alike
+from fleet.protocol.duties import Duties
+from fleet.protocol.events import PartFailed, PartWritten
+from fleet.protocol.levels import PEERS, level_of
+from fleet.protocol.member import Offer
+from fleet.protocol.moves import Arriving, Move
+from fleet.protocol.shards import Shares, share
+from fleet.protocol.types import Finding, Member, Part, StateId, View
 from fleet.simulation.clockwork import Coroutine, Future, Steps
 from fleet.simulation.groups import Broken, Group
 from fleet.simulation.model import POISON, gradient, updated
 from fleet.simulation.ranks import Dead, SimRank
-from fleet.types import Finding, Member, Part, StateId, View
 
 Contribution = tuple[StateId, int | None, dict[int, int], Offer]
 """What a rank brings into a reduction: the state it steps from, its weights (None: they are on their way to it), shards, offer."""

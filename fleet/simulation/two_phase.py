@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fleet.chunks import lost, settled
-from fleet.records import Committed, Record, ViewPublished
+from fleet.protocol.chunks import lost, settled
+from fleet.protocol.records import Committed, Record, ViewPublished
+from fleet.protocol.types import StateId, View
 from fleet.simulation.checker import Checker
 from fleet.simulation.sharded import LENGTH, ShardedRank
-from fleet.types import StateId, View
 
 if TYPE_CHECKING:
     from fleet.simulation.ranks import SimRank

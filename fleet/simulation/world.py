@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from fleet.causes import EndWhy
-from fleet.config import RunSettings
-from fleet.events import Event, PartWritten
-from fleet.instructions import EndRun
-from fleet.levels import PEERS_SCHEME
 from fleet.machine.core import FleetMachine
-from fleet.records import VERSION, Record, Resumed, RunEnded, RunStarted
-from fleet.rng import stream
+from fleet.protocol.causes import EndWhy
+from fleet.protocol.events import Event, PartWritten
+from fleet.protocol.instructions import EndRun
+from fleet.protocol.levels import PEERS_SCHEME
+from fleet.protocol.records import VERSION, Record, Resumed, RunEnded, RunStarted
+from fleet.protocol.types import StateId, View
+from fleet.settings.run import RunSettings
 from fleet.simulation.checker import Violation
 from fleet.simulation.clockwork import Clockwork
 from fleet.simulation.coordinator import Network, SimCoordinator, Store
@@ -27,7 +27,7 @@ from fleet.simulation.model import POISON, Chain
 from fleet.simulation.nodes import SimNode, SimTrain
 from fleet.simulation.plan import Plan
 from fleet.simulation.ranks import SimRank
-from fleet.types import StateId, View
+from fleet.simulation.rng import stream
 
 MakeMachine = Callable[[RunSettings, Plan, float], FleetMachine]
 TRACE_LINES = 30

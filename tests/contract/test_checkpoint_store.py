@@ -22,11 +22,11 @@ from actors.rank.chunked import ChunkedOptimizer
 from actors.rank.gradients import GradientBuffers
 from actors.rank.state import TrackedState
 from actors.rank.whole import ShardedTensors
-from fleet.chunks import bounds
-from fleet.instructions import CommitCheckpoint
-from fleet.levels import peers_url
-from fleet.ports import CheckpointPort
-from fleet.types import Part, StateId
+from fleet.protocol.chunks import bounds
+from fleet.protocol.instructions import CommitCheckpoint
+from fleet.protocol.levels import peers_url
+from fleet.protocol.ports import CheckpointPort
+from fleet.protocol.types import Part, StateId
 from storage.blocks import BLOCK_BYTES
 from storage.checkpoint import CheckpointStore, checkpoint_files, write_part
 from storage.files import put

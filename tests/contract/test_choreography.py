@@ -17,21 +17,21 @@ from actors.rank.recorder import Recorder
 from actors.rank.saving import PartsPort
 from actors.rank.seat import Seat
 from actors.rank.state import TrackedState
-from fleet import moves
-from fleet.choreography import Choreography, Moves
-from fleet.config import RunSettings, Timeouts
 from fleet.errors import RunOver
-from fleet.events import Event, Finished, Formed, Joined, Left, OnceDone, OnceWanted, Parked, Ready
-from fleet.instructions import Conclude, Instruction, OnceAnswer, Park, Propose, Publish, Release, Welcome
-from fleet.lease import Lease
-from fleet.member import Offer
-from fleet.moves import Compute, Move, Wait
+from fleet.protocol import moves
+from fleet.protocol.choreography import Choreography, Moves
+from fleet.protocol.events import Event, Finished, Formed, Joined, Left, OnceDone, OnceWanted, Parked, Ready
+from fleet.protocol.instructions import Conclude, Instruction, OnceAnswer, Park, Propose, Publish, Release, Welcome
+from fleet.protocol.lease import Lease
+from fleet.protocol.member import Offer
+from fleet.protocol.moves import Compute, Move, Wait
+from fleet.protocol.types import Member, StateId, View
+from fleet.settings.run import RunSettings, Timeouts
 from fleet.simulation.clockwork import Coroutine, Future, Steps
 from fleet.simulation.nodes import SimNode
 from fleet.simulation.plan import Plan, small
 from fleet.simulation.steps import SteppingRank
 from fleet.simulation.world import World
-from fleet.types import Member, StateId, View
 from tests.simulation.runs import make_machine
 
 ME = Member(0, 0)

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from fleet import follow
-from fleet import records as r
-from fleet.categories import MEANINGS
-from fleet.ledger_report import report_of
-from fleet.types import Fault, Member
+from fleet.app import follow
+from fleet.ledger.categories import MEANINGS
+from fleet.ledger.report import report_of
+from fleet.protocol import records as r
+from fleet.protocol.types import Fault, Member
 from tests.golden.journals import Story, one_loss
 from tests.support.browser import NARROW, WAIT_MS, WIDE, chromium, opened, text
 from tests.support.waiting import until

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from fleet.instructions import CommitCheckpoint
-from fleet.levels import peers_url
-from fleet.types import Copy, StateId
+from fleet.protocol.instructions import CommitCheckpoint
+from fleet.protocol.levels import peers_url
+from fleet.protocol.types import Copy, StateId
 from storage.checkpoint import CheckpointStore, write_part
 from storage.files import StoreError
 from storage.manifest import CheckpointDamaged, checkpoint_id

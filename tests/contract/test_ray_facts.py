@@ -59,9 +59,9 @@ from actors import fork_server, hosts, ray_internals
 from actors.backend import FleetBackend, FleetBackendConfig
 from actors.ray_internals import PatientFailurePolicy
 from actors.shield import ShieldedController, ShieldedWorkerGroup
-from fleet.launch import lean_agent, local
-from fleet.launch import ray_internals as launch_internals
-from fleet.launch.local import LocalCluster
+from fleet.cluster import lean_agent, local
+from fleet.cluster import ray_internals as launch_internals
+from fleet.cluster.local import LocalCluster
 from tests.tidy import rules
 
 NODE_LABEL = "label_selector={ray._raylet.RAY_NODE_ID_KEY: ray.get_runtime_context().get_node_id()}"
@@ -258,7 +258,7 @@ def test_workers_are_started_by_the_executable_of_their_runtime_environment() ->
 
 
 def test_a_raylet_starts_workers_by_a_script_that_can_be_replaced() -> None:
-    """What ``fleet.launch.setup_worker`` does in its place is compared with Ray's own by ``tests/unit/test_setup_worker.py``."""
+    """What ``fleet.cluster.setup_worker`` does in its place is compared with Ray's own by ``tests/unit/test_setup_worker.py``."""
     assert "setup_worker_path" in inspect.signature(parameter.RayParams.__init__).parameters
     assert Path(launch_internals.rays_setup_worker()).is_file()
     assert Path(launch_internals.rays_setup_worker()) == Path(workers.__file__).parent / ray_constants.SETUP_WORKER_FILENAME
@@ -299,7 +299,7 @@ def test_agents_are_started_by_a_command_that_is_looked_up_each_time() -> None:
 
 
 def test_an_agent_looks_up_its_parts_by_one_function() -> None:
-    """``fleet.launch.lean_agent`` has it find none."""
+    """``fleet.cluster.lean_agent`` has it find none."""
     assert "dashboard_utils.get_all_modules(" in inspect.getsource(agent)
     assert list(inspect.signature(dashboard_utils.get_all_modules).parameters) == ["module_type"]
     assert "get_all_modules" in inspect.getsource(lean_agent)

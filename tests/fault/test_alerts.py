@@ -20,9 +20,9 @@ from pathlib import Path
 import pytest
 
 from dashboards.rules import ALERTS, rules
-from fleet.config import Budgets, CheckpointSettings, RunSettings, StragglerSettings
-from fleet.fault_kinds import HEAL, START, Operation
-from fleet.types import Member, Process
+from fleet.protocol.fault_kinds import HEAL, START, Operation
+from fleet.protocol.types import Member, Process
+from fleet.settings.run import Budgets, CheckpointSettings, RunSettings, StragglerSettings
 from tests.fault.test_bad_luck import FAST, settings
 from tests.support import trains
 from tests.support.plain import PlainFleet

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from fleet.causes import ProcessEnded
-from fleet.config import Budgets, CheckpointSettings, RunSettings, Timeouts
-from fleet.goodput import Ledger
-from fleet.instructions import EndRun
-from fleet.records import (
+from fleet.ledger.goodput import Ledger
+from fleet.ledger.story import why
+from fleet.protocol.causes import ProcessEnded
+from fleet.protocol.instructions import EndRun
+from fleet.protocol.records import (
     COMPLETED,
     CheckpointRecord,
     DecisionMade,
@@ -27,8 +27,8 @@ from fleet.records import (
     Spans,
     ViewPublished,
 )
-from fleet.story import why
-from fleet.types import Member, View
+from fleet.protocol.types import Member, View
+from fleet.settings.run import Budgets, CheckpointSettings, RunSettings, Timeouts
 from tests.support import trains
 from tests.support.plain import PlainFleet
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fleet.config import RunSettings
-from fleet.records import ViewPublished
-from fleet.rng import stream
+from fleet.protocol.records import ViewPublished
+from fleet.settings.run import RunSettings
+from fleet.simulation.rng import stream
 from tests.fault.test_bad_luck import after, of, settings, train_through
 from tests.support import trains
 from tests.support.plain import PlainFleet

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from fleet.config import CheckpointSettings
-from fleet.health import histories
-from fleet.instructions import EndRun
-from fleet.records import DecisionMade, LineageBegun, ProcessLost
+from fleet.ledger.health import histories
+from fleet.protocol.instructions import EndRun
+from fleet.protocol.records import DecisionMade, LineageBegun, ProcessLost
+from fleet.settings.run import CheckpointSettings
 from tests.fault.test_bad_luck import fault_free, of, settings, survived, train_through
 from tests.fault.test_corruption import weight_flips_in_slot_1
 from tests.support import trains

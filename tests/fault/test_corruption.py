@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from actors.rank.saboteur import Saboteur
-from fleet.config import CheckpointSettings, VerifySettings
-from fleet.fault_kinds import HEAL, START, Operation
-from fleet.goodput import Ledger
-from fleet.instructions import EndRun
-from fleet.records import Committed, DecisionMade, LineageBegun, ProcessLost
+from fleet.ledger.goodput import Ledger
+from fleet.protocol.fault_kinds import HEAL, START, Operation
+from fleet.protocol.instructions import EndRun
+from fleet.protocol.records import Committed, DecisionMade, LineageBegun, ProcessLost
+from fleet.settings.run import CheckpointSettings, VerifySettings
 from tests.fault.test_bad_luck import after, fault_free, of, settings, survived, train_through
 from tests.support import trains
 from tests.support.plain import PlainFleet

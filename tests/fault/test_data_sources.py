@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import torch
 
 from fleet.data import Parquet, ShardedDataset
-from fleet.records import DataRead, ProcessLost
+from fleet.protocol.records import DataRead, ProcessLost
 from tests.fault.test_bad_luck import of, settings, train_through
 from tests.support import trains
 

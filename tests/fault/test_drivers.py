@@ -10,9 +10,9 @@ from pathlib import Path
 
 import psutil
 
-from fleet.launch.processes import calling
-from fleet.plans import final_digest
-from fleet.records import Committed
+from fleet.app.plans import final_digest
+from fleet.cluster.processes import calling
+from fleet.protocol.records import Committed
 from tests.fault.test_bad_luck import STEPS, fault_free
 from tests.support.journals import NAME, records, wait_for_checkpoint
 from tests.support.waiting import until
@@ -32,7 +32,7 @@ def train(run):
 def fleet_run(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     (folder / "job.py").write_text(SCRIPT)
     common = ["--storage", str(folder / "runs"), "--json", str(folder / "report.json")]
-    command = calling("fleet.cli", "main", "run", *arguments, *common)
+    command = calling("fleet.cli.main", "main", "run", *arguments, *common)
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     return subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 

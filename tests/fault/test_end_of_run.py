@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from fleet.config import CheckpointSettings, RunSettings
-from fleet.instructions import EndRun
-from fleet.records import CheckpointRecord, Measurement, ProcessLost, Record, RunEnded
+from fleet.protocol.instructions import EndRun
+from fleet.protocol.records import CheckpointRecord, Measurement, ProcessLost, Record, RunEnded
+from fleet.settings.run import CheckpointSettings, RunSettings
 from storage.checkpoint import CheckpointStore
 from tests.support import trains
 from tests.support.plain import PlainFleet

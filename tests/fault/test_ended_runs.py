@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fleet.journal import read_journal
-from fleet.launch.processes import calling
-from fleet.plans import stored_at
-from fleet.records import Committed, RunEnded, ViewPublished
+from fleet.app.plans import stored_at
+from fleet.cluster.processes import calling
+from fleet.protocol.journal import read_journal
+from fleet.protocol.records import Committed, RunEnded, ViewPublished
 from storage.checkpoint import CheckpointStore
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,7 +75,7 @@ class Project:
 def fleet(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     return subprocess.run(
-        calling("fleet.cli", "main", *arguments), cwd=folder, env=environment, capture_output=True, text=True, timeout=200, check=False
+        calling("fleet.cli.main", "main", *arguments), cwd=folder, env=environment, capture_output=True, text=True, timeout=200, check=False
     )
 
 

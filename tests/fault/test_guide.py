@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from fleet.records import Committed
+from fleet.protocol.records import Committed
 from tests.support.blocks import ROOT, Block, blocks_of
 from tests.support.journals import NAME, records
 from tests.support.waiting import until
@@ -109,7 +109,7 @@ def _steps(folder: Path) -> int:
 def report(folder: Path, name: str) -> dict[str, Any]:
     file = folder / f"{name}.json"
     with file.open("w") as out:
-        command = [sys.executable, "-c", "from fleet.cli import main; main()", "report", name, "--json"]
+        command = [sys.executable, "-c", "from fleet.cli.main import main; main()", "report", name, "--json"]
         subprocess.run(command, cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=out, check=True)
     return dict(json.loads(file.read_text()))
 

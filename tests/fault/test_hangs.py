@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fleet.records import EvidenceKept, ProcessLost
-from fleet.report import build_report, render_table
+from fleet.app.report import build_report, render_table
+from fleet.protocol.records import EvidenceKept, ProcessLost
 from tests.fault.test_bad_luck import FAST, after, fault_free, of, settings, survived, train_through
 from tests.support import trains
 from tests.support.plain import PlainFleet

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from fleet.cluster import processes
+from fleet.cluster.local import LocalCluster
 from fleet.errors import ConfigError, RunFailed
-from fleet.launch import processes
-from fleet.launch.local import LocalCluster
 from tests.support.waiting import until
 
 LAUNCHER = """
 import sys
-from fleet.launch.local import LocalCluster
+from fleet.cluster.local import LocalCluster
 cluster = LocalCluster(nodes=1)
 print(cluster.id, flush=True)
 cluster.start()

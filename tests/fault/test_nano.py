@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from fleet.config import RunSettings
-from fleet.records import Measurement, ProcessLost, Record
+from fleet.protocol.records import Measurement, ProcessLost, Record
+from fleet.settings.run import RunSettings
 from tests.support import nano
 from tests.support.plain import PlainFleet
 

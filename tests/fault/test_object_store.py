@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from fleet.config import CheckpointSettings, RunSettings
+from fleet.app.plans import RunPlan
+from fleet.app.recipes import LiveRun
+from fleet.cluster.local import LocalCluster
+from fleet.cluster.processes import calling
 from fleet.errors import ConfigError
-from fleet.journal import JournalWriter
-from fleet.launch.local import LocalCluster
-from fleet.launch.processes import calling
-from fleet.plans import RunPlan
-from fleet.recipes import LiveRun
-from fleet.records import VERSION, LineageBegun, ProcessLost, ProcessUp, Record, RunEnded, RunStarted
+from fleet.protocol.journal import JournalWriter
+from fleet.protocol.records import VERSION, LineageBegun, ProcessLost, ProcessUp, Record, RunEnded, RunStarted
+from fleet.settings.run import CheckpointSettings, RunSettings
 from tests.support import trains
 from tests.support.journals import NAME, durable, records
 from tests.support.seaweed import SeaweedServer
@@ -45,7 +45,7 @@ def kill_all_ranks(kept: list[Record]) -> None:
 
 def test_the_example_resumes_from_s3_after_all_ranks_are_lost(s3: SeaweedServer, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
-    command = calling("fleet.cli", "main", "run", str(ROOT / "examples/gpt.py"), *OPTIONS)
+    command = calling("fleet.cli.main", "main", "run", str(ROOT / "examples/gpt.py"), *OPTIONS)
     command += ["--store", s3.url("example"), "--json", str(report)]
     environment = os.environ | s3.environment | {"PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -63,7 +63,7 @@ def test_the_example_resumes_from_s3_after_all_ranks_are_lost(s3: SeaweedServer,
 
 
 def test_a_bucket_that_is_not_there_ends_the_command_before_a_run_begins(s3: SeaweedServer, tmp_path: Path) -> None:
-    command = calling("fleet.cli", "main", "run", str(ROOT / "examples/gpt.py"), "--world", "1", "--nodes", "1")
+    command = calling("fleet.cli.main", "main", "run", str(ROOT / "examples/gpt.py"), "--world", "1", "--nodes", "1")
     command += ["--store", f"s3://{s3.key}:{s3.secret}@no-such-bucket/runs"]
     environment = os.environ | {"FLEET_S3_ENDPOINT": s3.endpoint, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)

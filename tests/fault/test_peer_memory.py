@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from fleet.config import CheckpointSettings
-from fleet.levels import PEERS
-from fleet.records import UNSAVED, CheckpointRecord, LineageBegun, ViewPublished
+from fleet.protocol.levels import PEERS
+from fleet.protocol.records import UNSAVED, CheckpointRecord, LineageBegun, ViewPublished
+from fleet.settings.run import CheckpointSettings
 from tests.fault.test_bad_luck import fault_free, of, settings, survived, train_through
 from tests.support import trains
 from tests.support.plain import PlainFleet

@@ -11,8 +11,8 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 from rich.text import Text
 
-from fleet.launch.processes import calling
-from fleet.records import FaultRecord, Measurement, RunEnded
+from fleet.cluster.processes import calling
+from fleet.protocol.records import FaultRecord, Measurement, RunEnded
 from tests.support.browser import NARROW, WAIT_MS, WIDE, chromium, opened, text
 from tests.support.journals import records
 from tests.support.pictures import in_terminal, picture, screen
@@ -31,7 +31,7 @@ def pieces(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[bytes]]
     """A run through faults in a terminal: its folder, and what it wrote."""
     home = tmp_path_factory.mktemp("home")
     (home / "examples").symlink_to(ROOT / "examples")
-    command = calling("fleet.cli", "main", "run", *RUN, "--storage", "runs")
+    command = calling("fleet.cli.main", "main", "run", *RUN, "--storage", "runs")
     said = in_terminal(command, os.environ | {"PYTHONPATH": str(ROOT)}, home, LIMIT_S)
     return home / "runs" / "gpt", said
 

@@ -20,14 +20,14 @@ from chaos.arrivals import save_trace
 from chaos.settings import ChaosSettings
 from dashboards.panels import panels
 from dashboards.rules import rules
-from fleet.clock import unix_time_s
-from fleet.config import CheckpointSettings, RunSettings
-from fleet.launch.local import LocalCluster
-from fleet.plans import RunPlan, RunResult, final_digest
-from fleet.recipes import LiveRun
-from fleet.records import FaultRecord, LineageBegun, ProcessLost, ProcessUp, Record, ViewPublished
-from fleet.report import build_report, render_table
-from fleet.types import Fault
+from fleet.app.plans import RunPlan, RunResult, final_digest
+from fleet.app.recipes import LiveRun
+from fleet.app.report import build_report, render_table
+from fleet.cluster.clock import unix_time_s
+from fleet.cluster.local import LocalCluster
+from fleet.protocol.records import FaultRecord, LineageBegun, ProcessLost, ProcessUp, Record, ViewPublished
+from fleet.protocol.types import Fault
+from fleet.settings.run import CheckpointSettings, RunSettings
 from storage import nodes
 from tests.fault.test_bad_luck import FAST, settings, train_through
 from tests.support import trains

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from fleet.cli_rehearse import carry_out, settings_of
-from fleet.launch.local import LocalCluster
-from fleet.records import FaultRecord, ProcessLost, RunStarted
-from fleet.rehearsal import Rehearsal, reasons, rows, target_of
+from fleet.app.rehearsal import Rehearsal, reasons, rows, target_of
+from fleet.cli.rehearse import carry_out, settings_of
+from fleet.cluster.local import LocalCluster
+from fleet.protocol.records import FaultRecord, ProcessLost, RunStarted
 from tests.support.journals import records
 
 PLENTIFUL_SEED = 3

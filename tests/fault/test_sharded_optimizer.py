@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from fleet.config import CheckpointSettings, RunSettings
-from fleet.records import CheckpointRecord, DecisionMade, LineageBegun, ViewPublished
+from fleet.protocol.records import CheckpointRecord, DecisionMade, LineageBegun, ViewPublished
+from fleet.settings.run import CheckpointSettings, RunSettings
 from tests.fault.test_bad_luck import of, settings, survived, train_through
 from tests.fault.test_bit_identity import storm, strike
 from tests.support import trains

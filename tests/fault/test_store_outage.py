@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from fleet.config import CheckpointSettings, RunSettings
-from fleet.records import DecisionMade, RunEnded
+from fleet.protocol.records import DecisionMade, RunEnded
+from fleet.settings.run import CheckpointSettings, RunSettings
 from storage.checkpoint import CheckpointStore
 from tests.fault.test_bad_luck import of, settings
 from tests.support import trains

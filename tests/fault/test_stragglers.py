@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fleet.cli_set import ask
-from fleet.fault_kinds import START, Operation
-from fleet.live_settings import ADDRESS_FILE
-from fleet.records import DecisionMade, ViewPublished
-from fleet.report import build_report
+from fleet.app.report import build_report
+from fleet.cli.set_ import ask
+from fleet.protocol.fault_kinds import START, Operation
+from fleet.protocol.records import DecisionMade, ViewPublished
+from fleet.settings.live import ADDRESS_FILE
 from tests.fault.test_bad_luck import of, settings, survived, train_through
 from tests.support import trains
 from tests.support.plain import PlainFleet

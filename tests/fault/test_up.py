@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import requests
 
-from fleet.journal import read_journal
-from fleet.launch.processes import calling
-from fleet.records import Committed, FaultRecord, ProcessLost, Record
-from fleet.report import build_report
+from fleet.app.report import build_report
+from fleet.cluster.processes import calling
+from fleet.protocol.journal import read_journal
+from fleet.protocol.records import Committed, FaultRecord, ProcessLost, Record
 from tests.golden.journals import one_loss
 from tests.support.programs import program
 from tests.support.prometheus import Server
@@ -33,7 +33,7 @@ def fleet_out(*arguments: str) -> str:
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "1000"}
-    command = calling("fleet.cli", "main", *arguments)
+    command = calling("fleet.cli.main", "main", *arguments)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done

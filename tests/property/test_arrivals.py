@@ -12,8 +12,8 @@ from scipy.stats import expon, kstest, weibull_min
 from chaos.arrivals import load_trace, plan, save_trace, weibull_arrivals
 from chaos.catalogue import Topology, load_catalogue
 from fleet.laws.reliability import weibull_scale_s
-from fleet.rng import stream
-from fleet.types import Fault
+from fleet.protocol.types import Fault
+from fleet.simulation.rng import stream
 
 CATALOGUE = load_catalogue()
 FLEET = Topology(gpus=16_384)

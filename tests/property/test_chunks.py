@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.chunks import BLOCK, WHOLE, Claim, bounds, guards, kept, lost, rectangles, route, settled
-from fleet.types import StateId
+from fleet.protocol.chunks import BLOCK, WHOLE, Claim, bounds, guards, kept, lost, rectangles, route, settled
+from fleet.protocol.types import StateId
 
 LENGTHS = st.integers(0, 40 * BLOCK)
 SIZES = st.integers(1, 9)

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import gamma
 
-from fleet.config import RunSettings
-from fleet.expectation import COVERS, MACHINES, Terms, interval
-from fleet.types import Fault
+from fleet.ledger.expectation import COVERS, MACHINES, Terms, interval
+from fleet.protocol.types import Fault
+from fleet.settings.run import RunSettings
 
 RUNS = 20_000
 costs = st.lists(st.floats(0.1, 100.0), min_size=1, max_size=30)

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet import records as r
-from fleet.causes import ClusterEnded, ProcessEnded
 from fleet.errors import LedgerError
-from fleet.goodput import Ledger
-from fleet.ledger_summary import STEP_NAMES, LedgerSummary
-from fleet.types import Member, StateId, View
+from fleet.ledger.goodput import Ledger
+from fleet.ledger.summary import STEP_NAMES, LedgerSummary
+from fleet.protocol import records as r
+from fleet.protocol.causes import ClusterEnded, ProcessEnded
+from fleet.protocol.types import Member, StateId, View
 
 RECORDED = {code: name for code, name in r.CATEGORIES.items() if code not in "cxwdRDP"}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.shards import blocks, cover, share, tree
+from fleet.protocol.shards import blocks, cover, share, tree
 from policies.placement import ranges
 
 

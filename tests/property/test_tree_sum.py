@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from actors.rank.process_group import Group
 from actors.rank.reduction import Reducer, ShardSums
-from fleet.chunks import BLOCK
-from fleet.shards import cover, middle
+from fleet.protocol.chunks import BLOCK
+from fleet.protocol.shards import cover, middle
 
 BOUND_S = 30.0
 Parcel = tuple[torch.Tensor, threading.Event]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Callable, Mapping, Sequence
 
+from fleet.protocol.types import Ranges
 from fleet.simulation.plan import Plan, flipped_plan, random_plan, slow_plan
 from fleet.simulation.world import Outcome, World
 from fleet.testing import Policies
-from fleet.types import Ranges
 from policies.placement import copies, weighted_ranges
 
 COMMAND = "python -m tests.simulation"

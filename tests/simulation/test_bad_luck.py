@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from fleet.config import Budgets
-from fleet.records import CheckpointRecord, DecisionMade, LineageBegun, ProcessLost, ProcessUp, Record, ViewPublished
+from fleet.protocol.records import CheckpointRecord, DecisionMade, LineageBegun, ProcessLost, ProcessUp, Record, ViewPublished
+from fleet.settings.run import Budgets
 from fleet.simulation.plan import PATIENT, Plan, Trouble, small, with_troubles
 from fleet.simulation.world import Outcome
 from tests.simulation.runs import COMMAND, simulate

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import pytest
 
-from fleet.alike import Alike
-from fleet.causes import EndWhy
 from fleet.machine import views
-from fleet.records import DecisionMade, ProcessLost
+from fleet.protocol.alike import Alike
+from fleet.protocol.causes import EndWhy
+from fleet.protocol.records import DecisionMade, ProcessLost
+from fleet.protocol.types import StateId
 from fleet.simulation.plan import Plan, Trouble, small, with_troubles
-from fleet.types import StateId
 from tests.simulation.runs import COMMAND, simulate, simulate_flips
 from tests.simulation.test_bad_luck import completed, of, run
 

@@ -9,12 +9,6 @@ from typing import Any
 
 import pytest
 
-from fleet import shards as shards_module
-from fleet.choreography import Choreography, Moves
-from fleet.decisions import Decision
-from fleet.events import Event, Tick
-from fleet.instructions import Fence, Instruction, OnceAnswer, Publish, Write
-from fleet.lease import Lease
 from fleet.machine import candidates, ending, leaving, ranks, replay, tiers, views
 from fleet.machine.candidates import Source
 from fleet.machine.checkpoints import Checkpoints
@@ -22,16 +16,22 @@ from fleet.machine.core import FleetMachine
 from fleet.machine.end import end
 from fleet.machine.roster import Rank, Roster
 from fleet.machine.state import MachineState
-from fleet.member import MemberProtocol, Offer
-from fleet.moves import HoldStill, Reduce
-from fleet.once import Once
-from fleet.records import Committed, ViewPublished
-from fleet.shards import Shares
+from fleet.protocol import shards as shards_module
+from fleet.protocol.choreography import Choreography, Moves
+from fleet.protocol.decisions import Decision
+from fleet.protocol.events import Event, Tick
+from fleet.protocol.instructions import Fence, Instruction, OnceAnswer, Publish, Write
+from fleet.protocol.lease import Lease
+from fleet.protocol.member import MemberProtocol, Offer
+from fleet.protocol.moves import HoldStill, Reduce
+from fleet.protocol.once import Once
+from fleet.protocol.records import Committed, ViewPublished
+from fleet.protocol.shards import Shares
+from fleet.protocol.types import Member, StateId, View
 from fleet.simulation import steps as steps_module
 from fleet.simulation.groups import Group
 from fleet.simulation.plan import Plan, Trouble, small, with_troubles
 from fleet.simulation.world import Outcome, World
-from fleet.types import Member, StateId, View
 from policies.recovery import ReformPromoteRegrow
 from tests.simulation.runs import simulate, simulate_seed
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fleet.config import RunSettings
 from fleet.machine.core import FleetMachine
-from fleet.records import LineageBegun, ProcessLost, ViewPublished
+from fleet.protocol.records import LineageBegun, ProcessLost, ViewPublished
+from fleet.settings.run import RunSettings
 from fleet.simulation.plan import Plan, Trouble, small
 from fleet.simulation.world import World
 from policies.interval import CheckpointInterval

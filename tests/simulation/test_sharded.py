@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from fleet import chunks as chunks_module
-from fleet.chunks import Claim
-from fleet.records import CheckpointRecord, LineageBegun, ViewPublished
+from fleet.protocol import chunks as chunks_module
+from fleet.protocol.chunks import Claim
+from fleet.protocol.records import CheckpointRecord, LineageBegun, ViewPublished
+from fleet.protocol.types import StateId
 from fleet.simulation import sharded as sharded_module
 from fleet.simulation.plan import Plan, Trouble, small, with_troubles
 from fleet.simulation.world import Outcome
-from fleet.types import StateId
 from tests.simulation.runs import COMMAND, in_parts, simulate, simulate_seed
 
 Patch = pytest.MonkeyPatch

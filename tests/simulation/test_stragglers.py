@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from fleet.config import RunSettings, StragglerSettings
 from fleet.machine.core import FleetMachine
-from fleet.records import DecisionMade, ProcessLost, ViewPublished
+from fleet.protocol.records import DecisionMade, ProcessLost, ViewPublished
+from fleet.settings.run import RunSettings, StragglerSettings
 from fleet.simulation.plan import Plan, Trouble, small, with_troubles
 from fleet.simulation.world import MakeMachine, Outcome, World
 from policies.detectors import Sensitivity, StepTimes, Verdict

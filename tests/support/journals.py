@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fleet.journal import read_journal
-from fleet.records import CheckpointRecord, Committed, Record
+from fleet.protocol.journal import read_journal
+from fleet.protocol.records import CheckpointRecord, Committed, Record
 from tests.support.waiting import until
 
 NAME = "journal.jsonl"

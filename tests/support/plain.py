@@ -20,14 +20,14 @@ from actors.coordinator import Coordinator, SpanEnd, span_end
 from actors.node import NodeAgent, socket_path
 from actors.rank.main import run_rank
 from chaos.processes import LocalProcesses
-from fleet.clock import MonotonicClock, unix_time_s
-from fleet.config import RunSettings
-from fleet.instructions import EndRun
-from fleet.journal import JournalWriter, read_journal
+from fleet.app.rank_logs import logs_of
+from fleet.cluster.clock import MonotonicClock, unix_time_s
 from fleet.machine.core import FleetMachine
-from fleet.rank_logs import logs_of
-from fleet.records import VERSION, Record, RunStarted, Spans
-from fleet.types import Member, Process
+from fleet.protocol.instructions import EndRun
+from fleet.protocol.journal import JournalWriter, read_journal
+from fleet.protocol.records import VERSION, Record, RunStarted, Spans
+from fleet.protocol.types import Member, Process
+from fleet.settings.run import RunSettings
 from policies import placement
 from policies.corruption import MajorityRules
 from policies.interval import CheckpointInterval

@@ -11,8 +11,8 @@ from chaos.controls import ChaosControls
 from dashboards.access import LOOPBACK, Access, Audit
 from dashboards.feeds import Feeds
 from dashboards.server import WatchServer
-from fleet.journal import JournalWriter
-from fleet.records import Record
+from fleet.protocol.journal import JournalWriter
+from fleet.protocol.records import Record
 
 WRITE_TOKEN, READ_TOKEN = "w" * 32, "r" * 32
 

@@ -13,36 +13,28 @@ SHIPPED = ("fleet", "actors", "policies", "storage", "dashboards", "chaos")
 OURS = (*SHIPPED, "benchmarks", "examples", "tests")
 ANY = ("*",)
 
+CLUSTER = tuple(
+    f"fleet.cluster.{name}"
+    for name in (
+        *("lean_agent", "local", "node_host", "ports", "processes", "prometheus", "provenance", "queue", "quiet", "ray_internals"),
+        *("setup_worker", "twin_folder"),
+    )
+)
+"""What starts processes; the rest of that room are the clock and what is asked of the host."""
+
 EDGE = (
+    *CLUSTER,
     "fleet.cli",
-    "fleet.cli_checkpoint",
-    "fleet.cli_config",
-    "fleet.cli_dashboard",
-    "fleet.cli_diagnose",
-    "fleet.cli_doctor",
-    "fleet.cli_init",
-    "fleet.cli_json",
-    "fleet.cli_logs",
-    "fleet.cli_plan",
-    "fleet.cli_print",
-    "fleet.cli_queue",
-    "fleet.cli_run",
-    "fleet.cli_runs",
-    "fleet.cli_simulate",
-    "fleet.cli_up",
-    "fleet.cli_watch",
-    "fleet.recipes",
-    "fleet.scenarios",
-    "fleet.comparisons",
-    "fleet.rehearsal",
-    "fleet.cli_rehearse",
-    "fleet.plans",
-    "fleet.policy_choice",
-    "fleet.configuration",
-    "fleet.driver",
-    "fleet.launch",
-    "fleet.report",
-    "fleet.progress",
+    "fleet.app.recipes",
+    "fleet.app.scenarios",
+    "fleet.app.comparisons",
+    "fleet.app.rehearsal",
+    "fleet.app.plans",
+    "fleet.app.policy_choice",
+    "fleet.app.configuration",
+    "fleet.app.report",
+    "fleet.app.progress",
+    "fleet.cluster.driver",
     "fleet.__main__",
 )
 """Composition: what no other part of the project may import, but for those that ``ZONES`` name."""
@@ -60,42 +52,50 @@ class Zone:
 
 ZONES = (
     Zone("fleet/cli", SHIPPED, ANY, ("torch",)),
-    Zone("fleet/recipes", SHIPPED, ANY, ("torch",)),
-    Zone("fleet/rehearsal.py", SHIPPED, ANY, ("torch", "ray")),
-    Zone("fleet/comparisons.py", SHIPPED, ANY, ("torch", "ray")),
-    Zone("fleet/scenarios.py", SHIPPED, ANY, ("torch", "ray")),
-    Zone("fleet/plans.py", SHIPPED, ANY, ("torch", "ray")),
-    Zone("fleet/policy_choice.py", SHIPPED, ANY, ("torch", "ray")),
-    Zone("fleet/configuration.py", SHIPPED, ANY, ("torch", "ray")),
+    Zone("fleet/app/recipes", SHIPPED, ANY, ("torch",)),
+    Zone("fleet/app/rehearsal.py", SHIPPED, ANY, ("torch", "ray")),
+    Zone("fleet/app/comparisons.py", SHIPPED, ANY, ("torch", "ray")),
+    Zone("fleet/app/scenarios.py", SHIPPED, ANY, ("torch", "ray")),
+    Zone("fleet/app/plans.py", SHIPPED, ANY, ("torch", "ray")),
+    Zone("fleet/app/policy_choice.py", SHIPPED, ANY, ("torch", "ray")),
+    Zone("fleet/app/configuration.py", SHIPPED, ANY, ("torch", "ray")),
     Zone("fleet/__main__.py", SHIPPED, ANY, ("torch",)),
-    Zone("fleet/report", ("fleet", "fleet.report", "dashboards"), ANY, ("torch", "ray", *EDGE)),
-    Zone("fleet/progress", ("fleet", "fleet.progress"), ANY, ("torch", "ray", *EDGE)),
-    Zone("fleet/driver.py", ("fleet", "fleet.driver"), ANY, ("torch", "ray", *EDGE)),
-    Zone("fleet/__init__.py", ("fleet", "fleet.configuration", "actors.rank"), (), EDGE),
+    Zone("fleet/app/report", ("fleet", "fleet.app.report", "dashboards"), ANY, ("torch", "ray", *EDGE)),
+    Zone("fleet/app/progress", ("fleet", "fleet.app.progress"), ANY, ("torch", "ray", *EDGE)),
+    Zone("fleet/cluster/driver.py", ("fleet", "fleet.cluster.driver"), ANY, ("torch", "ray", *EDGE)),
+    Zone("fleet/__init__.py", ("fleet", "fleet.app.configuration", "actors.rank"), (), EDGE),
     Zone("fleet/data.py", ("fleet", "actors.rank"), (), EDGE),
     Zone("fleet/testing.py", ("fleet", "policies", "actors.rank"), (), EDGE),
-    Zone("fleet/launch/", ("fleet", "fleet.launch"), ANY, ("torch", *EDGE)),
+    Zone("fleet/cluster/", ("fleet", *CLUSTER), ANY, ("torch", *EDGE)),
     Zone("fleet/laws/", ("fleet",), ("numpy", "scipy"), EDGE),
     Zone("fleet/simulation/", ("fleet",), ("numpy", "scipy"), EDGE),
     Zone("fleet/", ("fleet",), (), EDGE),
     Zone("policies/", ("fleet", "policies"), ANY, ("torch", "ray", *EDGE)),
     Zone("storage/", ("fleet", "storage"), ANY, ("ray", *EDGE)),
     Zone("chaos/", ("fleet", "chaos"), ANY, ("torch", "ray", *EDGE)),
-    Zone("dashboards/", ("fleet", "fleet.launch.prometheus", "dashboards"), ANY, ("torch", "ray", *EDGE)),
+    Zone("dashboards/", ("fleet", "fleet.cluster.prometheus", "dashboards"), ANY, ("torch", "ray", *EDGE)),
     Zone("actors/rank/", ("fleet", "actors.rank"), ANY, ("ray", *EDGE)),
     Zone("actors/__init__.py", ("fleet",), (), EDGE),
-    Zone("actors/", ("fleet", "fleet.driver", "actors"), ANY, EDGE),
+    Zone("actors/", ("fleet", "fleet.cluster.driver", "actors"), ANY, EDGE),
     Zone("examples/", ("fleet", "examples"), ANY, ("ray", *EDGE)),
     Zone("benchmarks/", OURS, ANY),
     Zone("tests/", OURS, ANY),
 )
 
-RAY_WALL = ("actors/ray_internals.py", "fleet/launch/ray_internals.py", "fleet/launch/lean_agent.py")
+RAY_WALL = ("actors/ray_internals.py", "fleet/cluster/ray_internals.py", "fleet/cluster/lean_agent.py")
 """The only ones that use what Ray promises to nobody, with one test for each thing."""
 RAYS_OWN = ("ray._private", "ray._common", "ray._raylet", "ray.train.v2", "ray.train._internal", "ray.experimental", "ray.dashboard")
 
 PURE = ("fleet/", "policies/", "chaos/")
-IMPURE = ("fleet/clock.py", "fleet/driver.py", "fleet/launch/", "fleet/recipes", "fleet/plans.py", "fleet/cli", "fleet/__main__.py")
+IMPURE = (
+    "fleet/cluster/clock.py",
+    "fleet/cluster/driver.py",
+    "fleet/cluster/",
+    "fleet/app/recipes",
+    "fleet/app/plans.py",
+    "fleet/cli",
+    "fleet/__main__.py",
+)
 """``PURE`` less ``IMPURE`` takes time and randomness as arguments."""
 
 TIMES = ["time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time", "sleep"]
@@ -272,7 +272,7 @@ PATTERNS = {"match", "fullmatch", "search", "findall", "finditer", "sub"}
 def reason_faults(path: str, source: str) -> list[str]:
     """Code that reads the text of a reason, or a key of a decision's figures: what it needs to know is data."""
     found = [(node, what) for node in ast.walk(ast.parse(source)) for what in _read_of_text(node)]
-    return [f"{path}:{getattr(node, 'lineno', 0)}: {what}: what code reads is data, see fleet/causes.py" for node, what in found]
+    return [f"{path}:{getattr(node, 'lineno', 0)}: {what}: what code reads is data, see fleet/protocol/causes.py" for node, what in found]
 
 
 def _read_of_text(node: ast.AST) -> Iterator[str]:

@@ -15,13 +15,13 @@ from tests.tidy import documents, rules
         ("fleet/machine/core.py", "import torch"),
         ("fleet/machine/core.py", "import numpy as np"),
         ("fleet/machine/core.py", "from policies import recovery"),
-        ("fleet/machine/core.py", "def f():\n    from fleet import recipes"),
+        ("fleet/machine/core.py", "def f():\n    from fleet.app import recipes"),
         ("fleet/machine/core.py", "from .. import cli"),
         ("fleet/laws/energy.py", "import torch"),
-        ("fleet/driver.py", "import ray"),
-        ("fleet/recipes.py", "import torch"),
+        ("fleet/cluster/driver.py", "import ray"),
+        ("fleet/app/recipes.py", "import torch"),
         ("policies/recovery.py", "from storage import manifest"),
-        ("policies/recovery.py", "import fleet.recipes"),
+        ("policies/recovery.py", "import fleet.app.recipes"),
         ("storage/tier.py", "import ray.train"),
         ("chaos/arrivals.py", "from dashboards import metrics"),
         ("actors/rank/loop.py", "import ray"),
@@ -39,13 +39,13 @@ def test_forbidden_imports_are_found(path: str, line: str) -> None:
 @pytest.mark.parametrize(
     ("path", "line"),
     [
-        ("fleet/machine/core.py", "from fleet.types import View\nimport json"),
+        ("fleet/machine/core.py", "from fleet.protocol.types import View\nimport json"),
         ("fleet/laws/energy.py", "import numpy, scipy.stats"),
-        ("fleet/recipes.py", "import ray, actors.coordinator, storage, policies.recovery"),
-        ("fleet/launch/local.py", "import ray"),
+        ("fleet/app/recipes.py", "import ray, actors.coordinator, storage, policies.recovery"),
+        ("fleet/cluster/local.py", "import ray"),
         ("storage/tier.py", "import torch, fsspec"),
         ("actors/rank/loop.py", "import torch\nfrom actors.rank import shards"),
-        ("actors/coordinator.py", "import ray\nfrom fleet.driver import Driver"),
+        ("actors/coordinator.py", "import ray\nfrom fleet.cluster.driver import Driver"),
         ("benchmarks/store.py", "import ray, torch, storage, chaos"),
     ],
 )
@@ -112,7 +112,7 @@ def test_seeded_randomness_passes() -> None:
 
 
 def test_only_the_core_is_pure() -> None:
-    paths = ("fleet/machine/core.py", "fleet/clock.py", "fleet/launch/local.py", "actors/node.py")
+    paths = ("fleet/machine/core.py", "fleet/cluster/clock.py", "fleet/cluster/local.py", "actors/node.py")
     assert [path for path in paths if rules.is_pure(path)] == ["fleet/machine/core.py"]
 
 

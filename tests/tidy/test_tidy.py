@@ -27,7 +27,7 @@ DISTRIBUTIONS = {
 }  # fmt: skip
 """Imported name -> distribution, where they differ."""
 
-OLD_JOURNALS = "fleet/old_journals.py"
+OLD_JOURNALS = "fleet/protocol/old_journals.py"
 """It alone reads sentences: those of journals that said no more."""
 
 FOR_US = {"dev", "bench"}
@@ -128,7 +128,7 @@ def test_paths_in_documents_exist() -> None:
 
 
 def _commands() -> dict[str, set[str]]:
-    group = import_module("typer.main").get_command(import_module("fleet.cli").app)
+    group = import_module("typer.main").get_command(import_module("fleet.cli.main").app)
     return {name: {"--help"} | _options(command) for name, command in group.commands.items()}
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from actors.messages import DOWN, UP, AgentHello, AgentWelcome, SpanBatch
 from actors.node import NodeAgent
 from chaos.processes import LocalProcesses
-from fleet.records import Spans
-from fleet.types import Member
-from fleet.wire import frame, read_frame
+from fleet.protocol.records import Spans
+from fleet.protocol.types import Member
+from fleet.protocol.wire import frame, read_frame
 
 LIMIT_S = 30.0
 

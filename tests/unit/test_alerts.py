@@ -17,12 +17,12 @@ from dashboards.feeds import SILENT
 from dashboards.grafana import all_boards
 from dashboards.metrics import METRICS, RunsCollector
 from dashboards.rules import ALERTS, recordings, rules
-from fleet import records as r
-from fleet.decisions import Interval
-from fleet.follow import SILENT_S
-from fleet.goodput import Ledger
-from fleet.ledger_summary import LedgerSummary
-from fleet.types import Member, Process, StateId
+from fleet.app.follow import SILENT_S
+from fleet.ledger.goodput import Ledger
+from fleet.ledger.summary import LedgerSummary
+from fleet.protocol import records as r
+from fleet.protocol.decisions import Interval
+from fleet.protocol.types import Member, Process, StateId
 from tests.golden.journals import Story
 from tests.support.prometheus import promtool
 from tests.tidy import documents

@@ -8,7 +8,7 @@ import pytest
 from benchmarks import noise, slow_world
 from benchmarks.detect import FAULTS, STEPS, Stretch, Tally, fleet
 from benchmarks.slow_world import BEGIN, SEVERITIES, SlowRank
-from fleet.types import Member
+from fleet.protocol.types import Member
 from policies.detectors import KINDS, Sensitivity
 
 A, B = Member(0, 0), Member(1, 0)

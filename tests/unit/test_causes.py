@@ -6,11 +6,11 @@ import typing
 
 import pytest
 
-from fleet import causes as c
-from fleet.codec import Codec, Tagged, plain
 from fleet.errors import ProtocolError
-from fleet.events import EVENTS, Lost, NodeLost, Parked
-from fleet.types import Member, StateId
+from fleet.protocol import causes as c
+from fleet.protocol.codec import Codec, Tagged, plain
+from fleet.protocol.events import EVENTS, Lost, NodeLost, Parked
+from fleet.protocol.types import Member, StateId
 
 RULES: dict[type[c.Fact], c.Fact] = {
     type(fact): fact

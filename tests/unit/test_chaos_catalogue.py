@@ -4,7 +4,7 @@ import pytest
 
 from chaos.catalogue import ASSUMPTIONS, Topology, load_catalogue
 from fleet.errors import ConfigError
-from fleet.fault_kinds import EXECUTABLE, KIND_OF_COMPONENT, KINDS
+from fleet.protocol.fault_kinds import EXECUTABLE, KIND_OF_COMPONENT, KINDS
 
 CATALOGUE = load_catalogue()
 HEADER = "component,mttf_hours,prevalence,per,share_of_llama3_pct,blast_radius,signature,usual_recovery,source\n"

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from chaos.conductor import Action, ChaosView, Conductor, Occupant, conduct
-from fleet.events import FaultReported
-from fleet.fault_kinds import HEAL, KINDS, START, Operation, operation
-from fleet.records import FaultRecord
-from fleet.types import Fault, Member, Process
+from fleet.protocol.events import FaultReported
+from fleet.protocol.fault_kinds import HEAL, KINDS, START, Operation, operation
+from fleet.protocol.records import FaultRecord
+from fleet.protocol.types import Fault, Member, Process
 
 
 def process(slot: int, incarnation: int = 0) -> Process:

@@ -10,8 +10,8 @@ import pytest
 from chaos.conductor import ChaosView, Conductor, Occupant
 from chaos.controls import MOST_WAITING, ChaosControls, obey
 from fleet.errors import ConfigError
-from fleet.fault_kinds import BY_HAND
-from fleet.types import Fault, Member, Process
+from fleet.protocol.fault_kinds import BY_HAND
+from fleet.protocol.types import Fault, Member, Process
 
 WORLD = ChaosView({s: Occupant(Member(s, 0), Process("n", 100 + s, 1), True) for s in range(3)}, {0: (0, 1, 2), 1: ()}, True)
 PLANNED = Fault("f1", 5.0, "gpu", "kill_rank", slot=0)

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from chaos.processes import LocalProcesses, this_process
-from fleet.proc import start_ticks
-from fleet.types import Process
+from fleet.cluster.proc import start_ticks
+from fleet.protocol.types import Process
 
 BOUND_S = 20.0
 COUNT = "import sys\nn = 0\nwhile True:\n    n += 1\n    if n % 200_000 == 0: print(n, flush=True)\n"

@@ -10,8 +10,12 @@ from typing import Any, ClassVar
 import pytest
 from typer.testing import CliRunner
 
-from fleet import recipes
-from fleet.checkers import (
+from fleet.app import recipes
+from fleet.app.exit_codes import Exit
+from fleet.app.plans import RunResult
+from fleet.app.report import render_table
+from fleet.cli.main import app
+from fleet.ledger.checkers import (
     CHECKERS,
     OK,
     UNKNOWN,
@@ -29,16 +33,23 @@ from fleet.checkers import (
     violated,
     with_twin,
 )
-from fleet.cli import app
-from fleet.exit_codes import Exit
-from fleet.fault_kinds import Check
-from fleet.goodput import Ledger
-from fleet.journal import JournalWriter
-from fleet.ledger_report import build_report
-from fleet.plans import RunResult
-from fleet.records import Committed, FaultRecord, LineageBegun, ProcessLost, Record, Resumed, RunEnded, RunStarted, Spans, ViewPublished
-from fleet.report import render_table
-from fleet.types import Fault, Member, StateId, View
+from fleet.ledger.goodput import Ledger
+from fleet.ledger.report import build_report
+from fleet.protocol.fault_kinds import Check
+from fleet.protocol.journal import JournalWriter
+from fleet.protocol.records import (
+    Committed,
+    FaultRecord,
+    LineageBegun,
+    ProcessLost,
+    Record,
+    Resumed,
+    RunEnded,
+    RunStarted,
+    Spans,
+    ViewPublished,
+)
+from fleet.protocol.types import Fault, Member, StateId, View
 from tests.unit.test_report import golden_story
 
 START = RunStarted(1, "run", 0.0, 0.0, 3, 0, 16, "{}")

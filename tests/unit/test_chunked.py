@@ -12,8 +12,8 @@ from torch import nn
 from actors.rank.chunked import ELEMENTWISE, ChunkedOptimizer, check
 from actors.rank.gradients import GradientBuffers
 from actors.rank.pieces import pack, unpack
-from fleet.chunks import WHOLE, bounds
 from fleet.errors import ConfigError
+from fleet.protocol.chunks import WHOLE, bounds
 
 CPU = torch.device("cpu")
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -15,13 +15,13 @@ import pytest
 
 import fleet as package
 from actors.coordinator import Coordinator
-from fleet import cli
-from fleet.clock import MonotonicClock
-from fleet.config import RunSettings
-from fleet.journal import JournalWriter
-from fleet.launch.processes import calling
-from fleet.live_settings import ADDRESS_FILE, LIVE
+from fleet.cli import main as cli
+from fleet.cluster.clock import MonotonicClock
+from fleet.cluster.processes import calling
 from fleet.machine.core import FleetMachine
+from fleet.protocol.journal import JournalWriter
+from fleet.settings.live import ADDRESS_FILE, LIVE
+from fleet.settings.run import RunSettings
 from policies import placement
 from policies.interval import CheckpointInterval
 from policies.recovery import ReformPromoteRegrow
@@ -112,7 +112,7 @@ def test_a_missing_script_is_refused(fleet: Callable[..., Done]) -> None:
 def test_a_package_of_ours_that_is_shadowed_is_named(name: str, tmp_path: Path) -> None:
     (tmp_path / "good.py").write_text(GOOD)
     (tmp_path / f"{name}.py").write_text("")
-    python, *rest = calling("fleet.cli", "main", "run", "good.py")
+    python, *rest = calling("fleet.cli.main", "main", "run", "good.py")
     command = [python, "-P", *rest]
     done = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2

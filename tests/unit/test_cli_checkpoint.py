@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from actors.rank.state import TrackedState
-from fleet import cli
-from fleet.config import RunSettings
-from fleet.instructions import CommitCheckpoint
-from fleet.journal import JournalWriter
-from fleet.plans import RunPlan, describe, resumed_plan, stored_at
-from fleet.records import VERSION, RunStarted
-from fleet.types import StateId
+from fleet.app.plans import RunPlan, describe, resumed_plan, stored_at
+from fleet.cli import main as cli
+from fleet.protocol.instructions import CommitCheckpoint
+from fleet.protocol.journal import JournalWriter
+from fleet.protocol.records import VERSION, RunStarted
+from fleet.protocol.types import StateId
+from fleet.settings.run import RunSettings
 from storage.checkpoint import CheckpointStore, write_part
 from storage.manifest import checkpoint_id
 from tests.support.seaweed import SeaweedServer
@@ -109,7 +109,7 @@ def test_verify(fleet: Callable[..., Done], store: str) -> None:
 def test_an_export_is_loaded_by_plain_torch(fleet: Callable[..., Done], store: str, tmp_path: Path) -> None:
     done = fleet("export", store, "--output", "state.pt")
     assert done.code == 0
-    assert "left out: objects of class fleet.types.StateId" in done.out
+    assert "left out: objects of class fleet.protocol.types.StateId" in done.out
     state = torch.load(tmp_path / "state.pt", weights_only=True)
     assert state["extra"] == {"epoch": 3, "betas": (0.9, 0.99), "names": ["a", "b"]}
     model, optimizer = torch.nn.Linear(3, 4), None

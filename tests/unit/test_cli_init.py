@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fleet.cli import app
-from fleet.cli_run import checked
+from fleet.app.scripts import load_train
+from fleet.cli.main import app
+from fleet.cli.run import checked
 from fleet.errors import ConfigError
-from fleet.scripts import load_train
 from tests.support.blocks import ROOT, command_lines
 
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from fleet.cli_print import Terminal, table
-from fleet.follow import Follower
-from fleet.journal import encode_line
-from fleet.launch.processes import calling
-from fleet.progress import LiveView
-from fleet.rank_logs import RunLogs, log_path, logs_of
-from fleet.types import Member
+from fleet.app.follow import Follower
+from fleet.app.progress import LiveView
+from fleet.app.rank_logs import RunLogs, log_path, logs_of
+from fleet.cli.prints import Terminal, table
+from fleet.cluster.processes import calling
+from fleet.protocol.journal import encode_line
+from fleet.protocol.types import Member
 from tests.golden.journals import one_loss
 from tests.support.waiting import until
 
@@ -77,7 +77,7 @@ def test_a_pipe_gets_whole_plain_lines(journal: Path, monkeypatch: pytest.Monkey
 
 def test_a_command_whose_reader_leaves_says_nothing_about_it(journal: Path) -> None:
     log_path(logs_of(journal.parent), Member(0, 0)).write_text("a line\n" * 100_000)
-    command = calling("fleet.cli", "main", "logs", str(journal.parent))
+    command = calling("fleet.cli.main", "main", "logs", str(journal.parent))
     started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert started.stdout is not None and started.stderr is not None
     assert started.stdout.readline() == b"[rank 0] a line\n"

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fleet import records as r
-from fleet.cli import app
-from fleet.decisions import Figures
-from fleet.journal import encode_line
+from fleet.cli.main import app
+from fleet.protocol import records as r
+from fleet.protocol.decisions import Figures
+from fleet.protocol.journal import encode_line
 from tests.golden.journals import Story, one_loss
 
 STORE = {"settings": {"seed": 7, "storage": "s3://key:secret@bucket/runs?X-Amz-Signature=abc"}}

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from fleet import cli_plan, cli_simulate, comparisons
-from fleet.cli import app
-from fleet.cli_json import with_stdout
+from fleet.app import comparisons
+from fleet.cli import plan as cli_plan
+from fleet.cli import simulate as cli_simulate
+from fleet.cli.json_out import with_stdout
+from fleet.cli.main import app
 from fleet.errors import ConfigError
 from fleet.planning.inputs import PlanInput
 from fleet.simulation.compare import Sequential, Verdict

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet.codec import Codec
 from fleet.errors import ProtocolError
-from fleet.events import EVENTS, Event, Heartbeat, Ready
-from fleet.instructions import INSTRUCTIONS, Instruction, Write
-from fleet.records import RECORDS, Record
-from fleet.types import Member, Pulse, StateId, View, apply_delta, view_delta
+from fleet.protocol.codec import Codec
+from fleet.protocol.events import EVENTS, Event, Heartbeat, Ready
+from fleet.protocol.instructions import INSTRUCTIONS, Instruction, Write
+from fleet.protocol.records import RECORDS, Record
+from fleet.protocol.types import Member, Pulse, StateId, View, apply_delta, view_delta
 
 LEAVES: dict[Any, st.SearchStrategy[Any]] = {
     int: st.integers(-(2**62), 2**62),

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fleet.comparisons import check_policies, of_recorded, of_simulated, sentence
+from fleet.app.comparisons import check_policies, of_recorded, of_simulated, sentence
+from fleet.app.scenarios import PlanInput, Scenario
 from fleet.errors import ConfigError
-from fleet.journal import JournalWriter
-from fleet.scenarios import PlanInput, Scenario
+from fleet.protocol.journal import JournalWriter
 from fleet.simulation.compare import Sequential, compare
 from fleet.simulation.fleet_model import Partial
 from tests.golden.journals import Story, one_loss

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fleet import records
-from fleet.journal import JournalWriter, read_journal
-from fleet.report import build_report
+from fleet.app.report import build_report
+from fleet.protocol import records
+from fleet.protocol.journal import JournalWriter, read_journal
 from storage import manifest
 from tests.unit.test_report import golden_story
 

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 
 import pytest
 
-import fleet.cores as cores_module
-from fleet.cores import Beside, Glance
+import fleet.cluster.cores as cores_module
+from fleet.cluster.cores import Beside, Glance
 
 MS = 1_000_000
 HERE, THERE = 0, 1

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.errors import ConfigError
-from fleet.types import Member, StateId
-from fleet.verification import Sampling, expected_steps_to_detection, hit_probability, samples, undetected_ratio
+from fleet.protocol.types import Member, StateId
+from fleet.protocol.verification import Sampling, expected_steps_to_detection, hit_probability, samples, undetected_ratio
 from policies.corruption import Evidence, MajorityRules, after_vote, newest_cleared, vote
 
 A, B, C, D = (Member(slot, 0) for slot in range(4))

@@ -11,12 +11,12 @@ from dashboards import curves as module
 from dashboards.curves import curves, fault_marks, thinned
 from dashboards.page import COLOURS
 from dashboards.state import run_state
-from fleet import records as r
-from fleet.categories import MEANINGS, PENDING
-from fleet.ledger_report import Report, build_report
-from fleet.ledger_timeline import STEP
-from fleet.pace import Pace, remaining_s
-from fleet.types import StateId
+from fleet.ledger.categories import MEANINGS, PENDING
+from fleet.ledger.pace import Pace, remaining_s
+from fleet.ledger.report import Report, build_report
+from fleet.ledger.timeline import STEP
+from fleet.protocol import records as r
+from fleet.protocol.types import StateId
 from tests.golden.journals import Story, one_loss
 
 

@@ -19,8 +19,8 @@ from actors.rank.sampling import samples_of
 from actors.rank.streams import PASSED, Stream
 from fleet.data import Streams
 from fleet.errors import ConfigError
-from fleet.records import COMPUTE, DATA
-from fleet.rng import stream as generator
+from fleet.protocol.records import COMPUTE, DATA
+from fleet.simulation.rng import stream as generator
 
 SHARDS, BATCH = 4, 8
 

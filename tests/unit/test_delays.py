@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fleet.config import Budgets
-from fleet.types import Candidate, Member, Situation, StateId
+from fleet.protocol.types import Candidate, Member, Situation, StateId
+from fleet.settings.run import Budgets
 from policies.delays import Delayed
 from policies.recovery import ReformPromoteRegrow
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from fleet.errors import ConfigError
-from fleet.types import Member
+from fleet.protocol.types import Member
 from policies import scores
 from policies.detectors import KINDS, SCORERS, Sensitivity, StepTimes, Verdict
 from policies.windows import Guarded, WindowedDetector

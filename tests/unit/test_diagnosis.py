@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fleet.cli import app
-from fleet.diagnosis import RULES, Finding, diagnose, explain
-from fleet.goodput import Ledger
-from fleet.journal import JournalWriter
-from fleet.ledger_summary import LedgerSummary
+from fleet.cli.main import app
+from fleet.ledger.diagnosis import RULES, Finding, diagnose, explain
+from fleet.ledger.goodput import Ledger
+from fleet.ledger.summary import LedgerSummary
+from fleet.protocol.journal import JournalWriter
 from tests.golden.journals import Story, one_loss
 
 GOODPUT = ("compute",)

@@ -17,9 +17,9 @@ import typer
 import yaml
 from typer.main import get_command
 
-from fleet.cli import app
-from fleet.cli_run import checked
-from fleet.configuration import as_toml, configured
+from fleet.app.configuration import as_toml, configured
+from fleet.cli.main import app
+from fleet.cli.run import checked
 from fleet.errors import ConfigError
 from tests.support.blocks import PREAMBLES, ROOT, Block, blocks_of, pages
 

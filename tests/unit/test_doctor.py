@@ -9,8 +9,8 @@ import torch
 from typer.testing import CliRunner
 
 from actors import preflight
-from fleet.cli import app
-from fleet.health import FAIL, PASS, WARN, Measured
+from fleet.cli.main import app
+from fleet.ledger.health import FAIL, PASS, WARN, Measured
 from policies.preflight import FATAL_XIDS, admit, judge
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from fleet import expects
-from fleet.ending import Context, ending
+from fleet.app import expects
+from fleet.app.ending import Context, ending
 from fleet.errors import ConfigError
-from fleet.ledger_report import build_report
-from fleet.ledger_summary import STEP_NAMES
+from fleet.ledger.report import build_report
+from fleet.ledger.summary import STEP_NAMES
 from tests.golden.journals import Story
 from tests.unit.test_report import golden_story
 

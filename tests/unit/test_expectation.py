@@ -9,14 +9,25 @@ from pathlib import Path
 import pytest
 
 from chaos.settings import ChaosSettings
-from fleet.config import RecoverySettings, RunSettings, VerifySettings
-from fleet.expectation import LEAST_S, LEAST_STEPS, REFILL_S, RESTART_S, SAVING, STALL_S, Expectation, Terms, expected_goodput, interval
-from fleet.goodput import Ledger
-from fleet.ledger_summary import LedgerSummary
-from fleet.plans import RunPlan, describe
-from fleet.records import FaultRecord, RunStarted
-from fleet.report import build_report, render_table
-from fleet.types import Fault
+from fleet.app.plans import RunPlan, describe
+from fleet.app.report import build_report, render_table
+from fleet.ledger.expectation import (
+    LEAST_S,
+    LEAST_STEPS,
+    REFILL_S,
+    RESTART_S,
+    SAVING,
+    STALL_S,
+    Expectation,
+    Terms,
+    expected_goodput,
+    interval,
+)
+from fleet.ledger.goodput import Ledger
+from fleet.ledger.summary import LedgerSummary
+from fleet.protocol.records import FaultRecord, RunStarted
+from fleet.protocol.types import Fault
+from fleet.settings.run import RecoverySettings, RunSettings, VerifySettings
 from tests.golden.journals import Story
 
 KILL = Fault("k", 10.0, "gpu", "kill_rank", slot=1)

@@ -18,11 +18,12 @@ from chaos.catalogue import load_catalogue
 from chaos.controls import ChaosControls
 from chaos.settings import STORM, parse_chaos
 from dashboards.openapi import openapi
-from fleet import fault_kinds
-from fleet.codec import Codec
 from fleet.errors import ConfigError
-from fleet.expectation import Terms
-from fleet.fault_kinds import (
+from fleet.ledger.expectation import Terms
+from fleet.ledger.happenings import operation as told
+from fleet.protocol import fault_kinds
+from fleet.protocol.codec import Codec
+from fleet.protocol.fault_kinds import (
     EXECUTABLE,
     HEAL,
     KINDS,
@@ -40,9 +41,8 @@ from fleet.fault_kinds import (
     operation,
     perform,
 )
-from fleet.happenings import operation as told
+from fleet.protocol.types import Fault, Member, Process
 from fleet.simulation.plan import Trouble
-from fleet.types import Fault, Member, Process
 
 ROOT = Path(__file__).parents[2]
 ACTS: dict[Performer, Acts] = {
@@ -176,7 +176,7 @@ def test_no_other_module_lists_kinds() -> None:
     assert _listed("a = ('hang', 'slow')") and _listed("{'hang': 1, 'slow': 2}") and not _listed("('hang', START, 'hang')")
     shipped = [path for package in ("fleet", "actors", "chaos", "dashboards", "policies") for path in (ROOT / package).rglob("*.py")]
     copies = {str(path.relative_to(ROOT)) for path in shipped if _listed(path.read_text())}
-    assert copies - NAMESAKES == {"fleet/fault_kinds.py"}
+    assert copies - NAMESAKES == {"fleet/protocol/fault_kinds.py"}
 
 
 NAMESAKES = {"fleet/simulation/plan.py", "chaos/catalogue.py"}
@@ -208,10 +208,10 @@ from chaos.controls import ChaosControls, obey
 from chaos.processes import LocalProcesses, this_process
 from dashboards.metrics import METRICS
 from dashboards.openapi import ORDER
-from fleet.fault_kinds import kinds_table
-from fleet.goodput import Ledger
-from fleet.happenings import operation
-from fleet.types import Member
+from fleet.protocol.fault_kinds import kinds_table
+from fleet.ledger.goodput import Ledger
+from fleet.ledger.happenings import operation
+from fleet.protocol.types import Member
 
 name = "ask_rank_to_go"
 child = subprocess.Popen([sys.executable, "-c", "print('up', flush=True); import time; time.sleep(60)"], stdout=subprocess.PIPE)
@@ -231,7 +231,7 @@ assert f"`{name}`" in kinds_table()
 def test_a_new_kind_takes_two_files(tmp_path: Path) -> None:
     for package in ("fleet", "actors", "chaos", "dashboards", "policies", "storage"):
         shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
-    for file, old, new in (("fleet/fault_kinds.py", ")\nKINDS: Mapping", ROW), ("chaos/processes.py", "ACTS: Acts = {\n", ACT)):
+    for file, old, new in (("fleet/protocol/fault_kinds.py", ")\nKINDS: Mapping", ROW), ("chaos/processes.py", "ACTS: Acts = {\n", ACT)):
         text = (tmp_path / file).read_text()
         assert text.count(old) == 1
         (tmp_path / file).write_text(text.replace(old, new))

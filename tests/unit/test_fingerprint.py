@@ -20,12 +20,12 @@ from actors.rank.data import Feed, ShardedDataset, _generators
 from actors.rank.fingerprint import fingerprint
 from actors.rank.step import Step
 from fleet.data import Fixed, Lines
-from fleet.events import Reads
-from fleet.journal import decode_line, encode_line
 from fleet.machine import evidence as machine_evidence
 from fleet.machine import replay as machine_replay
-from fleet.records import COMPUTE, DataRead
-from fleet.types import Member
+from fleet.protocol.events import Reads
+from fleet.protocol.journal import decode_line, encode_line
+from fleet.protocol.records import COMPUTE, DataRead
+from fleet.protocol.types import Member
 
 MEMBER = Member(0, 0)
 

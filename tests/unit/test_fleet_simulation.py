@@ -12,17 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet.config import Budgets
+from fleet.app.scenarios import PlanInput, Scenario, fault_classes, load_catalogue, prepare
 from fleet.errors import ConfigError
 from fleet.laws.checkpointing import breakdown
-from fleet.rng import stream
-from fleet.scenarios import PlanInput, Scenario, fault_classes, load_catalogue, prepare
+from fleet.protocol.types import Candidate, Member, Situation, StateId
+from fleet.settings.run import Budgets
 from fleet.simulation.fleet_arrivals import causes, draw_arrivals, merged_spells, read_trace, write_trace
 from fleet.simulation.fleet_model import HELD, SHARES, FaultClass, FleetModel, Outcome, Partial, SlowClass, Tier
 from fleet.simulation.fleet_run import FleetRun
 from fleet.simulation.monte_carlo import monte_carlo, slow_loss
 from fleet.simulation.questions import Recovery
-from fleet.types import Candidate, Member, Situation, StateId
+from fleet.simulation.rng import stream
 from policies.interval import CheckpointInterval
 from policies.recovery import ReformPromoteRegrow, RestartAll
 

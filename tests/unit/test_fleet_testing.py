@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from fleet.config import RunSettings, StragglerSettings
 from fleet.errors import ConfigError
-from fleet.journal import JournalWriter
-from fleet.records import VERSION, Record, RunStarted, Spans, ViewPublished
+from fleet.protocol.journal import JournalWriter
+from fleet.protocol.records import VERSION, Record, RunStarted, Spans, ViewPublished
+from fleet.protocol.types import Member, StateId, View
+from fleet.settings.run import RunSettings, StragglerSettings
 from fleet.testing import (
     Circumstances,
     Decision,
@@ -28,7 +29,6 @@ from fleet.testing import (
     simulate,
     small,
 )
-from fleet.types import Member, StateId, View
 from policies.mitigation import Mitigator
 
 Answer = Callable[[Circumstances], Remedy]

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from fleet import records as r
-from fleet import snapshots
+from fleet.app import snapshots
+from fleet.app.follow import LOST, STANDS_BY, STARTS, TRAINS, Follower, last_words, open_report
 from fleet.errors import JournalError
-from fleet.follow import LOST, STANDS_BY, STARTS, TRAINS, Follower, last_words, open_report
-from fleet.goodput import Ledger
-from fleet.journal import JournalTail, JournalWriter, encode_line
-from fleet.ledger_report import History, build_report
-from fleet.types import Member, Process, StateId
+from fleet.ledger.goodput import Ledger
+from fleet.ledger.report import History, build_report
+from fleet.protocol import records as r
+from fleet.protocol.journal import JournalTail, JournalWriter, encode_line
+from fleet.protocol.types import Member, Process, StateId
 from tests.golden.journals import Story, one_loss
 
 

@@ -41,7 +41,7 @@ print(why_not())
 known = set(sys.modules)
 import torch
 from actors.worker import rank_main
-from fleet.types import StateId
+from fleet.protocol.types import StateId
 from storage.parts import Parts
 model = torch.nn.Linear(2, 2)
 optimizer = torch.optim.AdamW(model.parameters())

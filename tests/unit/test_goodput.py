@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from fleet import records as r
 from fleet.errors import LedgerError
-from fleet.goodput import Ledger
-from fleet.ledger_summary import STEP_NAMES, Incident, LedgerSummary
-from fleet.types import Member
+from fleet.ledger.goodput import Ledger
+from fleet.ledger.summary import STEP_NAMES, Incident, LedgerSummary
+from fleet.protocol import records as r
+from fleet.protocol.types import Member
 from tests.golden.journals import Story, one_loss
 
 STEPS = "c60 x40 K "

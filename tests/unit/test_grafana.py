@@ -19,10 +19,10 @@ from dashboards.panels import BOARDS, panels, shown_nowhere
 from dashboards.provisioning import write_files
 from dashboards.push import CREATED, LEFT_ALONE, NOT_OURS, UNCHANGED, UPDATED, connect, push, push_faults
 from dashboards.rules import ALERTS, recordings
-from fleet.cli import app
+from fleet.cli.main import app
 from fleet.errors import ConfigError, RunFailed
-from fleet.goodput import Ledger
-from fleet.journal import JournalWriter
+from fleet.ledger.goodput import Ledger
+from fleet.protocol.journal import JournalWriter
 from tests.golden.journals import one_loss
 from tests.support.fake_grafana import TOKEN, FakeGrafana
 from tests.support.fake_grafana import grafana as serving

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 import pytest
 
-from fleet import records as r
-from fleet.causes import Cause, ProcessEnded, Told
-from fleet.happenings import PATIENCE_S, Teller
-from fleet.types import Fault, Member, StateId
+from fleet.ledger.happenings import PATIENCE_S, Teller
+from fleet.protocol import records as r
+from fleet.protocol.causes import Cause, ProcessEnded, Told
+from fleet.protocol.types import Fault, Member, StateId
 from tests.golden.journals import Story, one_loss
 
 

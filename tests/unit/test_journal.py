@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from fleet import records as r
-from fleet.causes import Evicted, NoHeartbeat, ProcessEnded
-from fleet.decisions import Interval
 from fleet.errors import JournalError, ProtocolError
-from fleet.journal import JournalTail, JournalWriter, decode_line, encode_line, read_journal
-from fleet.types import Fault, Member, Process, StateId, View
+from fleet.protocol import records as r
+from fleet.protocol.causes import Evicted, NoHeartbeat, ProcessEnded
+from fleet.protocol.decisions import Interval
+from fleet.protocol.journal import JournalTail, JournalWriter, decode_line, encode_line, read_journal
+from fleet.protocol.types import Fault, Member, Process, StateId, View
 
 MEMBER = Member(2, 1)
 STATE = StateId(1, 7)
@@ -216,9 +216,9 @@ def test_tail_names_file_and_line_of_damage(path: Path) -> None:
 
 KILLED = """
 import os, signal, sys
-from fleet.journal import JournalWriter
-from fleet.records import RunStarted, Committed, VERSION
-from fleet.types import StateId
+from fleet.protocol.journal import JournalWriter
+from fleet.protocol.records import RunStarted, Committed, VERSION
+from fleet.protocol.types import StateId
 writer = JournalWriter(sys.argv[1], flush_interval_s=3600.0)
 writer.append(RunStarted(VERSION, "run", 0.0, 0.0, 1, 0, 1, "{}"))
 for step in range(100):

@@ -8,8 +8,8 @@ import random
 import pytest
 
 from actors.rank.jumps import KEPT, LEAST, Jumps
-from fleet.config import VerifySettings
 from fleet.errors import ConfigError
+from fleet.settings.run import VerifySettings
 
 
 def taught(values: list[float], spreads: float = 10.0) -> Jumps:

@@ -10,7 +10,7 @@ from scipy.special import lambertw
 
 from fleet.errors import ConfigError
 from fleet.laws import checkpointing as laws
-from fleet.rng import stream
+from fleet.simulation.rng import stream
 
 
 @pytest.mark.parametrize("z", [-0.3678794411714, -0.3678, -0.36, -0.2, -1e-9, 0.0, 1e-9, 0.2, 0.25, 1.0, math.e, 50.0, 1e6, 1e200])

@@ -18,7 +18,7 @@ from fleet.laws import collectives as co
 from fleet.laws import detection, energy, fleet_law, memory, models, parallelism, scaling, spares, tiers, training
 from fleet.laws.hardware import ACCELERATORS, FABRICS, accelerator
 from fleet.laws.law import REGISTRY, UNITS, Law, _domains, shown, table, unit_of
-from fleet.rng import stream
+from fleet.simulation.rng import stream
 
 TABLE = table()
 LAWS = [pytest.param(entry, id=name) for name, entry in sorted(REGISTRY.items())]

@@ -6,7 +6,7 @@ import pytest
 from scipy.stats import poisson
 
 from fleet.laws import reliability as laws
-from fleet.rng import stream
+from fleet.simulation.rng import stream
 
 
 def test_weibull() -> None:

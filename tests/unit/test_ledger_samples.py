@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.ledger_samples import StepCover, trained_on
-from fleet.records import DataRead, LineageBegun, Spans
-from fleet.report import build_report, render_table
-from fleet.types import Member, StateId
+from fleet.app.report import build_report, render_table
+from fleet.ledger.samples import StepCover, trained_on
+from fleet.protocol.records import DataRead, LineageBegun, Spans
+from fleet.protocol.types import Member, StateId
 from tests.golden.journals import one_loss
 
 READ = DataRead(1000, 100, 0.0)

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.causes import EndWhy, Evicted, Outvoted, ProcessEnded, TrainRaised
 from fleet.errors import ConfigError
-from fleet.health import History, Incident, histories
-from fleet.records import ProcessLost, ProcessUp, RunEnded, RunStarted
-from fleet.types import Member, Process
+from fleet.ledger.health import History, Incident, histories
+from fleet.protocol.causes import EndWhy, Evicted, Outvoted, ProcessEnded, TrainRaised
+from fleet.protocol.records import ProcessLost, ProcessUp, RunEnded, RunStarted
+from fleet.protocol.types import Member, Process
 from policies.lemons import Lemons, fleet_rate_per_h
 from storage import nodes
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from fleet import levels
-from fleet.config import RunSettings
-from fleet.levels import LEVELS, PEERS, STORE, Level, level_at, level_of, peers_url, places, request_number
+from fleet.protocol import levels
+from fleet.protocol.levels import LEVELS, PEERS, STORE, Level, level_at, level_of, peers_url, places, request_number
+from fleet.settings.run import RunSettings
 
 SCRATCH = Level("scratch", "scratch://", lambda run: f"scratch:///fast/{run.seed}", lambda run: 2.0)
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from fleet.live_line import Pace, Status, forewarning, hung, in_columns, parts
+from fleet.app.live_line import Pace, Status, forewarning, hung, in_columns, parts
 
 STATUS = Status(120, 2_000, 8.0, 256, 0.914, 3, 4, 2, {"loss": 3.14159, "val_loss": 3.3})
 WHOLE = "step 120/2,000  loss 3.142  val_loss 3.3  8 steps/s  2,048 samples/s  ETA 3 m 55 s  goodput 91.4%  3 of 4 ranks  2 faults survived"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from fleet.config import RunSettings, Timeouts
 from fleet.errors import ConfigError
-from fleet.events import SettingChanged, Tick
-from fleet.instructions import EndRun, Write
-from fleet.live_settings import LIVE, changed, parsed
 from fleet.machine.core import FleetMachine
-from fleet.records import DecisionMade, Record
+from fleet.protocol.events import SettingChanged, Tick
+from fleet.protocol.instructions import EndRun, Write
+from fleet.protocol.records import DecisionMade, Record
+from fleet.settings.live import LIVE, changed, parsed
+from fleet.settings.run import RunSettings, Timeouts
 from policies import placement
 from policies.interval import CheckpointInterval
 from policies.mitigation import Mitigator

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from fleet.causes import AgentHungUp, AgentSilent, Departure, EndWhy, ProcessEnded
-from fleet.config import Budgets, RunSettings
-from fleet.events import (
+from fleet.machine.core import FleetMachine
+from fleet.machine.roster import STOOD_STILL_S
+from fleet.protocol.causes import AgentHungUp, AgentSilent, Departure, EndWhy, ProcessEnded
+from fleet.protocol.events import (
     CheckpointDurable,
     CopiesHeld,
     Event,
@@ -32,7 +33,7 @@ from fleet.events import (
     StopRequested,
     Tick,
 )
-from fleet.instructions import (
+from fleet.protocol.instructions import (
     Cancel,
     CommitCheckpoint,
     EndRun,
@@ -46,11 +47,10 @@ from fleet.instructions import (
     Welcome,
     Write,
 )
-from fleet.levels import PEERS, level_of
-from fleet.machine.core import FleetMachine
-from fleet.machine.roster import STOOD_STILL_S
-from fleet.records import CheckpointRecord, Committed, LineageBegun, ProcessLost, Record, RunEnded, ViewPublished
-from fleet.types import Copy, Fault, Member, Part, Process, Pulse, StateId
+from fleet.protocol.levels import PEERS, level_of
+from fleet.protocol.records import CheckpointRecord, Committed, LineageBegun, ProcessLost, Record, RunEnded, ViewPublished
+from fleet.protocol.types import Copy, Fault, Member, Part, Process, Pulse, StateId
+from fleet.settings.run import Budgets, RunSettings
 from policies.interval import CheckpointInterval
 from policies.recovery import SETTLE_S, ReformPromoteRegrow
 from tests.simulation.runs import Placement

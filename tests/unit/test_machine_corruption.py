@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from fleet.causes import Departure, EndWhy
-from fleet.decisions import Decision, Figures
-from fleet.events import CheckpointDurable, FaultReported, Finished, Formed, NodeJoined, Parked, Ready
-from fleet.instructions import EndRun, Evict, Publish
 from fleet.machine.core import FleetMachine
-from fleet.records import CheckpointRecord, DecisionMade, LineageBegun
-from fleet.types import Fault, Finding, Member, StateId
+from fleet.protocol.causes import Departure, EndWhy
+from fleet.protocol.decisions import Decision, Figures
+from fleet.protocol.events import CheckpointDurable, FaultReported, Finished, Formed, NodeJoined, Parked, Ready
+from fleet.protocol.instructions import EndRun, Evict, Publish
+from fleet.protocol.records import CheckpointRecord, DecisionMade, LineageBegun
+from fleet.protocol.types import Fault, Finding, Member, StateId
 from policies.corruption import MajorityRules
 from policies.interval import CheckpointInterval
 from policies.recovery import ReformPromoteRegrow

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from fleet.causes import ProcessEnded
-from fleet.events import CheckpointDurable, Finished, Left, Lost, PartFailed, PartWritten, Raised, Ready
-from fleet.instructions import CommitCheckpoint, Conclude, EndRun, Instruction, Park, Publish, Release, SaveCheckpoint, Welcome
-from fleet.types import Part
+from fleet.protocol.causes import ProcessEnded
+from fleet.protocol.events import CheckpointDurable, Finished, Left, Lost, PartFailed, PartWritten, Raised, Ready
+from fleet.protocol.instructions import CommitCheckpoint, Conclude, EndRun, Instruction, Park, Publish, Release, SaveCheckpoint, Welcome
+from fleet.protocol.types import Part
 from tests.unit.test_machine import STEP_3, STEP_4, Bench, member, only
 
 

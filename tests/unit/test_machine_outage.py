@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from fleet.causes import ProcessEnded
-from fleet.config import CheckpointSettings, Timeouts
 from fleet.errors import ConfigError
-from fleet.events import CheckpointDurable, CheckpointFailed, Finished, Heartbeat, Lost, PartFailed
-from fleet.instructions import EndRun, SaveCheckpoint
-from fleet.records import CheckpointRecord, DecisionMade
-from fleet.types import Pulse, StateId
+from fleet.protocol.causes import ProcessEnded
+from fleet.protocol.events import CheckpointDurable, CheckpointFailed, Finished, Heartbeat, Lost, PartFailed
+from fleet.protocol.instructions import EndRun, SaveCheckpoint
+from fleet.protocol.records import CheckpointRecord, DecisionMade
+from fleet.protocol.types import Pulse, StateId
+from fleet.settings.run import CheckpointSettings, Timeouts
 from tests.unit.test_machine import STEP_3, Bench, member, only
 
 EXPIRED = "StoreError: store s3://bucket/run/checkpoints: credentials: ExpiredToken"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from fleet.causes import ProcessEnded
-from fleet.events import Heartbeat, Lost, Pulse, Tick
-from fleet.instructions import Evict, Park
-from fleet.records import DecisionMade
+from fleet.protocol.causes import ProcessEnded
+from fleet.protocol.events import Heartbeat, Lost, Pulse, Tick
+from fleet.protocol.instructions import Evict, Park
+from fleet.protocol.records import DecisionMade
 from tests.unit.test_machine import STEP_3, Bench, member, only
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from fleet.decisions import Prices
-from fleet.events import StepsTimed
 from fleet.machine.stragglers import LATE_S, Stragglers
-from fleet.records import DecisionMade
-from fleet.slowness import Circumstances, RankTimes, Remedy
-from fleet.types import Member, StateId, View
+from fleet.protocol.decisions import Prices
+from fleet.protocol.events import StepsTimed
+from fleet.protocol.records import DecisionMade
+from fleet.protocol.slowness import Circumstances, RankTimes, Remedy
+from fleet.protocol.types import Member, StateId, View
 from policies.mitigation import Mitigator
 
 A, B = Member(0, 0), Member(1, 0)

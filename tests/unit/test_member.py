@@ -6,11 +6,11 @@ import dataclasses
 
 import pytest
 
-from fleet.causes import Departure
-from fleet.events import Finished, Formed, Joined, Parked, Ready
-from fleet.instructions import Cancel, Fence, Park, Propose, Publish, Release, SaveCheckpoint, Welcome
-from fleet.member import INTERRUPT, NOTHING, MemberProtocol
-from fleet.types import Member, Process, StateId, View
+from fleet.protocol.causes import Departure
+from fleet.protocol.events import Finished, Formed, Joined, Parked, Ready
+from fleet.protocol.instructions import Cancel, Fence, Park, Propose, Publish, Release, SaveCheckpoint, Welcome
+from fleet.protocol.member import INTERRUPT, NOTHING, MemberProtocol
+from fleet.protocol.types import Member, Process, StateId, View
 
 ME, PEER, NEW = Member(0, 2), Member(1, 0), Member(2, 0)
 HERE = StateId(0, 7)

@@ -12,9 +12,9 @@ import pytest
 from actors.memory_kills import MemoryKills, kills, memory_groups
 from actors.node import NodeAgent
 from chaos.processes import LocalProcesses
-from fleet.causes import ProcessEnded
-from fleet.events import Explained
-from fleet.types import Member
+from fleet.protocol.causes import ProcessEnded
+from fleet.protocol.events import Explained
+from fleet.protocol.types import Member
 
 PID = 42
 

@@ -15,14 +15,14 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from dashboards.metrics import COUNTER, METRICS, RunsCollector, metrics_table
-from fleet.config import RunSettings
-from fleet.decisions import Interval
-from fleet.fault_kinds import EXECUTABLE
-from fleet.goodput import Ledger
-from fleet.ledger_summary import LedgerSummary
-from fleet.levels import PEERS
-from fleet.records import VERSION, CheckpointRecord, DecisionMade, FaultRecord, Measurement, ProcessUp, RunEnded, RunStarted
-from fleet.types import Member, Process, StateId
+from fleet.ledger.goodput import Ledger
+from fleet.ledger.summary import LedgerSummary
+from fleet.protocol.decisions import Interval
+from fleet.protocol.fault_kinds import EXECUTABLE
+from fleet.protocol.levels import PEERS
+from fleet.protocol.records import VERSION, CheckpointRecord, DecisionMade, FaultRecord, Measurement, ProcessUp, RunEnded, RunStarted
+from fleet.protocol.types import Member, Process, StateId
+from fleet.settings.run import RunSettings
 from tests.golden.journals import Story, one_loss
 from tests.support.prometheus import promtool
 

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from fleet import causes as c
-from fleet import decisions as d
-from fleet.causes import EndWhy
-from fleet.decisions import figures
+from fleet.app.follow import good_records, open_report
 from fleet.errors import JournalError
-from fleet.follow import good_records, open_report
-from fleet.journal import JournalWriter, decode_line, encode_line, read_journal
-from fleet.old_journals import cause_of, end_of
-from fleet.records import VERSION, CheckpointRecord, Committed, DecisionMade, ProcessLost, Record, RunEnded, RunStarted
-from fleet.types import StateId
+from fleet.protocol import causes as c
+from fleet.protocol import decisions as d
+from fleet.protocol.causes import EndWhy
+from fleet.protocol.decisions import figures
+from fleet.protocol.journal import JournalWriter, decode_line, encode_line, read_journal
+from fleet.protocol.old_journals import cause_of, end_of
+from fleet.protocol.records import VERSION, CheckpointRecord, Committed, DecisionMade, ProcessLost, Record, RunEnded, RunStarted
+from fleet.protocol.types import StateId
 
 CAUSES: list[tuple[str, c.Cause, str]] = [
     ("its process ended", c.ProcessEnded(), "lost"),

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from fleet.instructions import Instruction, OnceAnswer, Write
-from fleet.once import BEGIN, Once, key_of
-from fleet.records import OnceRecord
-from fleet.types import Member, StateId
+from fleet.protocol.instructions import Instruction, OnceAnswer, Write
+from fleet.protocol.once import BEGIN, Once, key_of
+from fleet.protocol.records import OnceRecord
+from fleet.protocol.types import Member, StateId
 
 A, B, C = (Member(slot, 0) for slot in range(3))
 KEY = key_of(BEGIN, "prepare")

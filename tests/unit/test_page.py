@@ -11,13 +11,13 @@ import pytest
 from dashboards.page import COLOURS, _nice, render_html
 from dashboards.plan_page import PALETTE
 from dashboards.server import STATIC
-from fleet import records as r
-from fleet.categories import MEANINGS
-from fleet.ledger_report import build_report
-from fleet.ledger_slots import NAMES
-from fleet.ledger_summary import STEP_NAMES
-from fleet.ledger_timeline import STEP
-from fleet.types import StateId
+from fleet.ledger.categories import MEANINGS
+from fleet.ledger.report import build_report
+from fleet.ledger.slots import NAMES
+from fleet.ledger.summary import STEP_NAMES
+from fleet.ledger.timeline import STEP
+from fleet.protocol import records as r
+from fleet.protocol.types import StateId
 from tests.golden.journals import Story, one_loss
 from tests.support.colours import distance, seen, too_close
 from tests.unit.test_curves import learning

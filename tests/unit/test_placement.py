@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.errors import ConfigError
-from fleet.shards import blocks, tree
+from fleet.protocol.shards import blocks, tree
 from policies.placement import copies, ranges
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fleet import cli
+from fleet.cli import main as cli
 from fleet.errors import ConfigError
 from fleet.laws.checkpointing import goodput
 from fleet.laws.parallelism import Mapping3d
@@ -21,7 +21,7 @@ from fleet.planning.inputs import PlanInput, meanings, parse_pairs
 from fleet.planning.plan import make_plan
 from fleet.planning.step import best_step, build_step
 from fleet.planning.sweep import parse_sweep, run_sweep
-from fleet.rng import stream
+from fleet.simulation.rng import stream
 
 
 @pytest.mark.parametrize(("gpus", "replicas", "published"), [(8192, 64, 0.43), (16_384, 128, 0.41)])
@@ -252,10 +252,10 @@ def test_the_impossible_ends_with_code_2(monkeypatch: pytest.MonkeyPatch, capsys
 
 
 def test_planning_loads_neither_torch_nor_ray_nor_scipy() -> None:
-    code = "import sys, fleet.cli; from fleet.planning import inputs, plan; plan.make_plan(inputs.PlanInput());"
+    code = "import sys, fleet.cli.main; from fleet.planning import inputs, plan; plan.make_plan(inputs.PlanInput());"
     code += "print({'torch', 'ray', 'scipy'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.strip() == "set()"
-    light = "import sys, fleet.cli; print({'numpy', 'jinja2'} & set(sys.modules))"
+    light = "import sys, fleet.cli.main; print({'numpy', 'jinja2'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", light], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.strip() == "set()"

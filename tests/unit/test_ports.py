@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet.launch import ports
+from fleet.cluster import ports
 
 
 def test_no_outgoing_connection_is_given_it() -> None:

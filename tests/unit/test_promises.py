@@ -10,8 +10,8 @@ from actors.rank.engine import Engine
 from actors.rank.process_group import Group, GroupBroken
 from actors.rank.recorder import Recorder
 from actors.rank.state import TrackedState
-from fleet.config import RunSettings
-from fleet.types import Member, StateId, View
+from fleet.protocol.types import Member, StateId, View
+from fleet.settings.run import RunSettings
 from policies.placement import ranges
 from tests.unit.test_reduction import with_groups
 from tests.unit.test_sharded_engine import SHARDS, START, compute, tracked

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fleet.launch import provenance as made_of
-from fleet.launch.provenance import PATCH, code_of, provenance
+from fleet.cluster import provenance as made_of
+from fleet.cluster.provenance import PATCH, code_of, provenance
 
 GOOD = "def train(run):\n    pass\n"
 GIT = ["git", "-c", "user.name=t", "-c", "user.email=t@example.org"]

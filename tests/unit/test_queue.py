@@ -14,15 +14,15 @@ import requests
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.cli_queue import Submissions, queue_of
-from fleet.cli_watch import PRIVATE
-from fleet.configuration import configured
+from fleet.app.configuration import configured
+from fleet.app.plans import RunPlan, describe
+from fleet.app.report import build_report, render_table
+from fleet.cli.queue import Submissions, queue_of
+from fleet.cli.watch import PRIVATE
+from fleet.cluster.queue import CANCELLED, ENDED, RUNNING, SUBMITTED, WAITING, Job, RunQueue
 from fleet.errors import ConfigError
-from fleet.launch.queue import CANCELLED, ENDED, RUNNING, SUBMITTED, WAITING, Job, RunQueue
-from fleet.ledger_report import duration
-from fleet.plans import RunPlan, describe
-from fleet.records import RunStarted
-from fleet.report import build_report, render_table
+from fleet.ledger.report import duration
+from fleet.protocol.records import RunStarted
 from policies.admission import Waiting, admit, in_turn
 from tests.golden.journals import one_loss
 from tests.support.waiting import until
@@ -207,7 +207,7 @@ def test_bad_input_never_waits(served: Watched, tmp_path: Path, change: dict[str
 
 
 def test_a_refusal_of_the_service_reads_as_one_of_the_command(served: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fleet import cli_queue
+    from fleet.cli import queue as cli_queue
 
     (served.root / PRIVATE).mkdir(exist_ok=True)
     (served.root / PRIVATE / "token").write_text(WRITE_TOKEN)
@@ -238,7 +238,7 @@ def test_only_who_may_and_only_where_there_is_a_queue(served: Watched, tmp_path:
 
 
 def test_the_wait_is_in_the_journal_and_in_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fleet import cli_run
+    from fleet.cli import run as cli_run
 
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
@@ -254,7 +254,7 @@ def test_the_wait_is_in_the_journal_and_in_the_report(tmp_path: Path, monkeypatc
 
 
 def test_a_name_must_be_a_name_and_free(tmp_path: Path) -> None:
-    from fleet.plans import checked_name
+    from fleet.app.plans import checked_name
 
     (tmp_path / "taken").mkdir()
     for name in ("../up", "", "a/b", "taken"):

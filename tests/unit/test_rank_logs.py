@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from actors.rank.logs import RankLog
-from fleet.rank_logs import MOST_LOOKS, REHEARSAL, REHEARSED, RunLogs, Tail, found, log_path, logs_of, older, shown
-from fleet.types import Member
+from fleet.app.rank_logs import MOST_LOOKS, REHEARSAL, REHEARSED, RunLogs, Tail, found, log_path, logs_of, older, shown
+from fleet.protocol.types import Member
 
 ZERO = Member(0, 0)
 

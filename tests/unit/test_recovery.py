@@ -7,8 +7,8 @@ import dataclasses
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.config import Budgets
-from fleet.types import Candidate, Loss, Member, Situation, StateId
+from fleet.protocol.types import Candidate, Loss, Member, Situation, StateId
+from fleet.settings.run import Budgets
 from policies.recovery import SETTLE_S, ReformPromoteRegrow
 
 POLICY = ReformPromoteRegrow(Budgets(slot=4, node=6, shard=3, total=8, slot_fruitless=3, window_s=100.0), start_s=60.0)

@@ -22,7 +22,7 @@ from actors.rank.reduction import Chunk, Reducer, ShardSums, SideChannel
 from actors.rank.sampling import seed_shard
 from actors.rank.sumcheck import SLICES, SumCheck
 from fleet.errors import ConfigError, ProtocolError
-from fleet.shards import blocks, cover
+from fleet.protocol.shards import blocks, cover
 from tests.unit.test_process_group import LostSend
 
 BOUND_S = 30.0

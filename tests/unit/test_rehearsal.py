@@ -13,12 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from dashboards.rehearsal_page import render_rehearsal
-from fleet import cli_rehearse, recipes, rehearsal
-from fleet.cli import app
-from fleet.errors import ConfigError
-from fleet.journal import JournalWriter
-from fleet.records import ProcessLost, ProcessUp, ViewPublished
-from fleet.rehearsal import (
+from fleet.app import recipes, rehearsal
+from fleet.app.rehearsal import (
     IMPOSED,
     MATCHED,
     UNMATCHED,
@@ -36,7 +32,12 @@ from fleet.rehearsal import (
     spans,
     target_of,
 )
-from fleet.types import Fault, Member, Process
+from fleet.cli import rehearse as cli_rehearse
+from fleet.cli.main import app
+from fleet.errors import ConfigError
+from fleet.protocol.journal import JournalWriter
+from fleet.protocol.records import ProcessLost, ProcessUp, ViewPublished
+from fleet.protocol.types import Fault, Member, Process
 from tests.golden.journals import one_loss
 
 REAL = Constants(step_s=0.05, stalls_s=(0.2, 0.3), refills_s=(6.0, 7.0), blocked_s=0.005, latency_s=0.1, absent_s=1.0)

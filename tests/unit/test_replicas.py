@@ -7,8 +7,8 @@ import torch
 
 from actors.rank.replicas import MOST_PARTS, SAMPLES, Replicas, StatesDiffer, _device_sum, digest
 from actors.rank.state import TrackedState
-from fleet.alike import Alike
-from fleet.types import StateId
+from fleet.protocol.alike import Alike
+from fleet.protocol.types import StateId
 from tests.support import trains
 
 

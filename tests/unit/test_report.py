@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from fleet import records as r
-from fleet.decisions import Interval
-from fleet.goodput import Ledger
-from fleet.ledger_report import History, build_report, duration, losses_by_size, rank_time, report_of
-from fleet.ledger_timeline import Timeline
-from fleet.report import render_table
-from fleet.types import Fault, StateId
+from fleet.app.report import render_table
+from fleet.ledger.goodput import Ledger
+from fleet.ledger.report import History, build_report, duration, losses_by_size, rank_time, report_of
+from fleet.ledger.timeline import Timeline
+from fleet.protocol import records as r
+from fleet.protocol.decisions import Interval
+from fleet.protocol.types import Fault, StateId
 from tests.golden.journals import Story, one_loss
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -14,15 +14,17 @@ import pytest
 from typer.testing import CliRunner
 
 from chaos.settings import ChaosSettings
-from fleet import cli, cli_run, plans, recipes
-from fleet.cli_runs import differences, record_of, runs
-from fleet.config import CheckpointSettings, RunSettings, Timeouts
-from fleet.journal import JournalWriter
-from fleet.launch import provenance as provenance_of
-from fleet.launch.provenance import code_of, provenance
-from fleet.policy_choice import completed
-from fleet.records import VERSION, RunEnded, RunStarted
-from fleet.scripts import load_train
+from fleet.app import plans, recipes
+from fleet.app.policy_choice import completed
+from fleet.app.scripts import load_train
+from fleet.cli import main as cli
+from fleet.cli import run as cli_run
+from fleet.cli.runs import differences, record_of, runs
+from fleet.cluster import provenance as provenance_of
+from fleet.cluster.provenance import code_of, provenance
+from fleet.protocol.journal import JournalWriter
+from fleet.protocol.records import VERSION, RunEnded, RunStarted
+from fleet.settings.run import CheckpointSettings, RunSettings, Timeouts
 
 GIT = ["git", "-c", "user.name=t", "-c", "user.email=t@example.org"]
 GOOD = "def train(run):\n    pass\n"

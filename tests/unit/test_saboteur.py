@@ -11,8 +11,8 @@ from actors.rank.engine import Engine
 from actors.rank.recorder import Recorder
 from actors.rank.saboteur import Saboteur
 from actors.rank.state import TrackedState
-from fleet.config import RunSettings
-from fleet.fault_kinds import START, Operation
+from fleet.protocol.fault_kinds import START, Operation
+from fleet.settings.run import RunSettings
 from tests.support.trains import Numbers, build
 
 

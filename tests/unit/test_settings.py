@@ -13,14 +13,16 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fleet import cli, cli_config, cli_run
-from fleet.cli_config import FLAGS
-from fleet.config import CheckpointSettings, RunSettings
-from fleet.configuration import Configuration, as_plain, as_toml, configured, differing, every, known
+from fleet.app.configuration import Configuration, as_plain, as_toml, configured, differing, every, known
+from fleet.app.plans import RunPlan, describe
+from fleet.app.policy_choice import PORTS, check, completed, make, own_settings
+from fleet.cli import config as cli_config
+from fleet.cli import main as cli
+from fleet.cli import run as cli_run
+from fleet.cli.config import FLAGS
 from fleet.errors import ConfigError
-from fleet.plans import RunPlan, describe
-from fleet.policy_choice import PORTS, check, completed, make, own_settings
-from fleet.settings import from_text, keys, read, setting, shown, values_of
+from fleet.settings.fields import from_text, keys, read, setting, shown, values_of
+from fleet.settings.run import CheckpointSettings, RunSettings
 from policies.mitigation import Mitigator
 from policies.recovery import ReformPromoteRegrow
 
@@ -272,8 +274,8 @@ def test_the_check_says_what_is_not_as_usual(tmp_path: Path) -> None:
 MINE = """
 from dataclasses import dataclass
 from fleet.errors import ConfigError
-from fleet.settings import setting
-from fleet.slowness import Remedy
+from fleet.settings.fields.fields import setting
+from fleet.protocol.slowness import Remedy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -337,7 +339,7 @@ POLICIES = {
     "mine_b:Nobody": ("cannot be imported", "AttributeError", "Nobody"),
     "broken_b:X": ("cannot be imported", "ValueError: no import"),
     ":X": ("cannot be imported",),
-    "mine_b:Blind": ("no policy for straggler", "no method look(timings, circumstances, now_s)", "fleet.ports.StragglerPolicy"),
+    "mine_b:Blind": ("no policy for straggler", "no method look(timings, circumstances, now_s)", "fleet.protocol.ports.StragglerPolicy"),
     "mine_b:Own": ("no policy for straggler", "no method configure(settings)"),
     "mine_b:Narrow": ("look cannot be called as look(timings, circumstances, now_s)",),
     "mine_b:Odd": ("it cannot be made: RuntimeError: not today",),

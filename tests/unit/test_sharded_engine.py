@@ -18,9 +18,9 @@ from actors.rank.process_group import Group
 from actors.rank.recorder import Recorder
 from actors.rank.sharded import ShardedEngine
 from actors.rank.state import TrackedState
-from fleet.config import RunSettings
 from fleet.errors import ConfigError
-from fleet.types import Member, StateId, View
+from fleet.protocol.types import Member, StateId, View
+from fleet.settings.run import RunSettings
 from policies.placement import ranges
 from tests.unit.test_reduction import with_groups
 

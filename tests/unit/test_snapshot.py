@@ -18,7 +18,7 @@ from torch import nn
 import actors.rank.snapshot as snapshot_module
 from actors.rank.snapshot import CHUNK_BYTES, PAGE_BYTES, SMALL_BYTES, Snapshot, Snapshotter
 from actors.rank.state import TrackedState
-from fleet.types import StateId
+from fleet.protocol.types import StateId
 
 BOUND_S = 30.0
 COMPILES = platform.machine() == "x86_64" and shutil.which("cc") is not None and Path(sysconfig.get_path("include"), "Python.h").exists()

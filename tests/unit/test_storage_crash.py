@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fleet.instructions import CommitCheckpoint
-from fleet.types import StateId
+from fleet.protocol.instructions import CommitCheckpoint
+from fleet.protocol.types import StateId
 from storage import points
 from storage.blocks import BLOCK_BYTES, BlockStream
 from storage.checkpoint import CheckpointStore, checkpoint_files, write_part

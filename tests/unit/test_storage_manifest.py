@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet.types import Part, StateId
+from fleet.protocol.types import Part, StateId
 from storage.manifest import (
     CheckpointDamaged,
     Manifest,

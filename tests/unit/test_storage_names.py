@@ -10,7 +10,7 @@ import torch
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 from actors.rank.state import TrackedState
-from fleet.types import StateId
+from fleet.protocol.types import StateId
 from storage.layout import Entry
 from storage.names import TensorRef, named, plain, read_skeleton, refs
 
@@ -119,7 +119,7 @@ def test_classes_are_not_imported_and_what_is_no_plain_data_is_left_out() -> Non
     state = read_skeleton(skeleton)
     dropped: list[str] = []
     assert plain(state, dropped.append) == {"extra": {"epoch": 3, "shape": torch.Size([2]), "nested": [1, (2,)]}}
-    assert sorted(dropped) == ["fleet.types.StateId", "fleet.types.StateId", "set"]
+    assert sorted(dropped) == ["fleet.protocol.types.StateId", "fleet.protocol.types.StateId", "set"]
 
 
 @pytest.mark.parametrize("meta", ["", "meta", "{}", "!!!", "AAAA"])

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fleet.instructions import CommitCheckpoint
-from fleet.types import StateId
+from fleet.protocol.instructions import CommitCheckpoint
+from fleet.protocol.types import StateId
 from storage.blocks import BLOCK_BYTES
 from storage.checkpoint import CheckpointStore, checkpoint_files, write_part
 from storage.files import StoreError, open_files

@@ -16,9 +16,11 @@ from typing import Any
 
 import pytest
 
-from fleet import cli, cli_queue, recipes
+from fleet.app import recipes
+from fleet.cli import main as cli
+from fleet.cli import queue as cli_queue
+from fleet.cluster.queue import RunQueue
 from fleet.errors import ConfigError
-from fleet.launch.queue import RunQueue
 from storage import trial
 from storage.files import Files, LocalFiles
 from storage.trial import Failure, Trial, check_folder, try_store

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fleet.causes import AgentHungUp, Departure, GatherWhy, ProcessEnded
-from fleet.cli import app
-from fleet.decisions import Gathering
+from fleet.cli.main import app
 from fleet.errors import ConfigError
-from fleet.events import Formed, Lost, Parked, Tick
-from fleet.instructions import Park, Write
-from fleet.journal import JournalWriter
-from fleet.records import Committed, DecisionMade, FaultRecord, Heard, ProcessLost, ProcessUp, Record, RunStarted, ViewPublished
-from fleet.story import why
-from fleet.types import Fault, Member, Process, StateId, View
+from fleet.ledger.story import why
+from fleet.protocol.causes import AgentHungUp, Departure, GatherWhy, ProcessEnded
+from fleet.protocol.decisions import Gathering
+from fleet.protocol.events import Formed, Lost, Parked, Tick
+from fleet.protocol.instructions import Park, Write
+from fleet.protocol.journal import JournalWriter
+from fleet.protocol.records import Committed, DecisionMade, FaultRecord, Heard, ProcessLost, ProcessUp, Record, RunStarted, ViewPublished
+from fleet.protocol.types import Fault, Member, Process, StateId, View
 from tests.unit.test_machine import Bench, member
 
 GONE = Member(3, 0)

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.config import ORDER, RunSettings, Timeouts, check_order
 from fleet.errors import ConfigError
-from fleet.instructions import Write
 from fleet.machine.progress import Progress
-from fleet.records import DecisionMade
+from fleet.protocol.instructions import Write
+from fleet.protocol.records import DecisionMade
+from fleet.settings.run import ORDER, RunSettings, Timeouts, check_order
 from policies.timeouts import ProgressTimeout, quantile
 
 STEPS = st.lists(st.floats(0.001, 1000), max_size=300)

@@ -7,8 +7,8 @@ from pathlib import Path
 from actors.rank.recorder import Recorder, RingReader
 from actors.rank.spans import SpanBuilder
 from actors.rank.timing import MOST, OwnTime, StepTimer, summary, thinned
-from fleet.records import COMM, COMPUTE, DATA, REFORM, STRAGGLER, VERIFY
-from fleet.types import Member
+from fleet.protocol.records import COMM, COMPUTE, DATA, REFORM, STRAGGLER, VERIFY
+from fleet.protocol.types import Member
 
 
 class Ring:

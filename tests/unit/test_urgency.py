@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fleet.urgency import LAST, NICE, NICE_SLICE_US, SLICE_US, STEADY_SLICE_US, be_ordinary, be_prompt, be_steady, bow_out, give_way
+from fleet.cluster.urgency import LAST, NICE, NICE_SLICE_US, SLICE_US, STEADY_SLICE_US, be_ordinary, be_prompt, be_steady, bow_out, give_way
 
 
 def slice_us() -> float:
@@ -95,6 +95,6 @@ def test_all_threads_of_a_process_that_ends_let_others_go_first_and_any_may_be_g
 
 
 def test_a_thread_of_another_class_is_left_alone() -> None:
-    code = "import os; from fleet.urgency import be_prompt; os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0)); "
+    code = "import os; from fleet.cluster.urgency import be_prompt; os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0)); "
     code += "print(be_prompt(children=True), os.sched_getscheduler(0) == os.SCHED_BATCH)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split() == ["False", "True"]

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from fleet import records as r
-from fleet.decisions import Prices, StepFigures, Suspect
-from fleet.ledger_report import build_report
-from fleet.report import render_table
-from fleet.types import StateId
+from fleet.app.report import render_table
+from fleet.ledger.report import build_report
+from fleet.protocol import records as r
+from fleet.protocol.decisions import Prices, StepFigures, Suspect
+from fleet.protocol.types import StateId
 from tests.golden.journals import Story
 
 SLOW = Suspect(1.0, 0.0, 0.5, 0.999, 40.0, 60.0, "compute", {"robust_z": 9.0})

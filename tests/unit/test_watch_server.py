@@ -23,13 +23,13 @@ from dashboards.access import Access, stored_token
 from dashboards.feeds import Feed, Feeds
 from dashboards.neighbours import Neighbours
 from dashboards.openapi import openapi
-from fleet.cli_queue import Submissions, queue_of
-from fleet.cli_watch import PRIVATE, serving
+from fleet.app.follow import Follower
+from fleet.app.report import build_report
+from fleet.cli.queue import Submissions, queue_of
+from fleet.cli.watch import PRIVATE, serving
+from fleet.cluster.ports import free_port
+from fleet.cluster.urgency import NICE
 from fleet.errors import ConfigError
-from fleet.follow import Follower
-from fleet.launch.ports import free_port
-from fleet.report import build_report
-from fleet.urgency import NICE
 from tests.golden.journals import one_loss
 from tests.support.waiting import until
 from tests.support.watching import READ_TOKEN, WRITE_TOKEN, Watched, controls, watched

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.errors import ConfigError
-from fleet.shards import blocks
+from fleet.protocol.shards import blocks
 from policies.placement import Ranges, ranges, weighted_ranges
 
 SPEEDS = st.sampled_from((0.2, 0.25, 0.5, 0.8, 1.0, 1.0))

@@ -1,0 +1,1 @@
+"""What is done with runs: they are planned, started, followed, compared, rehearsed and reported."""

@@ -1,0 +1,162 @@
+"""All settings of a run, from files, from ``key=value`` and from Python: later over earlier, checked, and written out."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from chaos.settings import ChaosSettings, parse_chaos
+from fleet.app.policy_choice import PORTS, completed, declare_alike, own_keys
+from fleet.errors import ConfigError
+from fleet.settings.fields import Key, build, flat, from_text, keys, merged, shown, values_of
+from fleet.settings.run import RunSettings
+from policies.lemons import Lemons
+
+VERSION = 1
+"""Of files of settings. A file of a newer one is refused."""
+TABLES = {"chaos": ChaosSettings, "lemons": Lemons}
+"""What stands beside the settings of a run in a file: table -> class."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """All that can be set of a run, but for its train function and its name."""
+
+    run: RunSettings = field(default_factory=RunSettings)
+    chaos: ChaosSettings = field(default_factory=ChaosSettings)
+    lemons: Lemons = field(default_factory=Lemons)
+
+
+@functools.cache
+def known() -> Mapping[str, Key]:
+    """All settings by dotted name, but for those that policies declare themselves."""
+    found = dict(keys(RunSettings))
+    for table, kind in TABLES.items():
+        found |= keys(kind, f"{table}.")
+    return found
+
+
+def configured(*layers: Mapping[str, Any] | Path | str, over: Mapping[str, Any] | None = None) -> Configuration:
+    """Settings from layers, later over earlier: nested mappings, files, and ``key=value``. ``over`` is flat, and over all of them.
+
+    Raises ConfigError: a name is unknown, a value is not of its kind or impossible, two contradict each other, or a file cannot be read.
+    """
+    every_layer = [*map(_layer, layers), over or {}]
+    names, first = merged(*every_layer), known()
+    chosen = {table: names.get(f"{table}.policy", first[f"{table}.policy"].default) for table in PORTS}
+    values = merged(*(_less_foreign(layer, chosen) for layer in every_layer))
+    parts: dict[str, Any] = {table: build(kind, values, f"{table}.") for table, kind in TABLES.items()}
+    found = Configuration(run=build(RunSettings, values), **parts)
+    wanted = next((name for name, value in values_of(found.chaos, "chaos.").items() if value != known()[name].default), None)
+    if wanted and not found.chaos.on:
+        reason = "it says which faults, and nothing says how many"
+        raise ConfigError(wanted, values[wanted], reason, "Set chaos.mtbf_s, chaos.compression or chaos.trace; or leave chaos out.")
+    return found
+
+
+def _less_foreign(layer: Mapping[str, Any], chosen: Mapping[str, str]) -> dict[str, Any]:
+    """Without what ``layer`` has for policies that it names, where others were ``chosen``."""
+    kept = dict(layer)
+    for table, policy in chosen.items():
+        if not declare_alike(table, layer.get(f"{table}.policy", policy), policy):
+            kept.pop(f"{table}.settings", None)
+    return kept
+
+
+def _layer(given: Mapping[str, Any] | Path | str) -> dict[str, Any]:
+    match given:
+        case Path():
+            return _file(given)
+        case str():
+            name, sign, text = given.partition("=")
+            if not sign:
+                raise ConfigError("--config", given, "it is no file, and not of the form key=value", "fleet config prints all settings.")
+            return chaos_of(text) if name == "chaos" else from_text(known(), name.strip(), text.strip())
+    content = dict(given)
+    chaos = content.pop("chaos", {})
+    _check_version(content.pop("version", VERSION))
+    return (chaos_of(chaos) if isinstance(chaos, str) else flat(known(), {"chaos": chaos})) | flat(known(), content)
+
+
+def _file(path: Path) -> dict[str, Any]:
+    try:
+        return _layer(tomllib.loads(path.read_text()))
+    except OSError as error:
+        raise ConfigError("--config", str(path), f"it cannot be read: {error.strerror}") from error
+    except ValueError as error:  # no TOML, or no text at all
+        raise ConfigError("--config", str(path), f"it is no TOML: {error}", "fleet config prints a file that can be used.") from error
+    except ConfigError as error:
+        raise ConfigError(error.field, error.value, f"{error.reason} (in {path})", error.way_out) from error
+
+
+def _check_version(version: object) -> None:
+    if isinstance(version, int) and not isinstance(version, bool) and 1 <= version <= VERSION:
+        return
+    newer = isinstance(version, int) and version > VERSION
+    reason = f"the file is newer than this Fleet, which reads version {VERSION}" if newer else f"must be {VERSION}"
+    raise ConfigError("version", version, reason, "Use a newer Fleet, or write the file anew with fleet config." if newer else "")
+
+
+def chaos_of(text: str) -> dict[str, Any]:
+    """All settings of chaos, as the text form has them: ``off``, ``storm``, or ``mtbf=15s,...``. It takes the place of what was before."""
+    return values_of(parse_chaos(text), "chaos.")
+
+
+# ---- written out -------------------------------------------------------------------------------------------------------------------------
+
+
+def every(run: RunSettings | None = None) -> dict[str, Key]:
+    """All settings, with those that the policies of ``run`` declare in the place of their table."""
+    chosen, found = run or RunSettings(), dict[str, Key]()
+    for name, key in known().items():
+        table = name.removesuffix(".settings")
+        found |= own_keys(table, getattr(chosen, table).policy) if table in PORTS and table != name else {name: key}
+    return found
+
+
+def differing(found: Configuration) -> dict[str, tuple[Any, Any]]:
+    """Dotted name -> (value, default), of what is not as usual."""
+    values = values_of(completed(found.run)) | values_of(found.chaos, "chaos.") | values_of(found.lemons, "lemons.")
+    for table in PORTS:
+        values |= {f"{table}.settings.{name}": value for name, value in values.pop(f"{table}.settings").items()}
+    usual = {name: key.default for name, key in every(found.run).items()}
+    return {name: (value, usual[name]) for name, value in values.items() if value != usual[name]}
+
+
+def as_toml() -> str:
+    """All settings with their defaults and meanings, as a file that can be used as it is."""
+    about = "# All settings of a run, with their defaults: fleet run train.py --config FILE. A file may leave out what it does not change."
+    return "\n".join([about, f"version = {VERSION}", *_lines()]) + "\n"
+
+
+def _lines() -> Iterator[str]:
+    tables: dict[str, list[Key]] = {}
+    for key in every().values():
+        table = key.name if key.kind is dict else key.name.rpartition(".")[0]
+        tables.setdefault(table, []).append(key)
+    for table, inside in tables.items():
+        if table:
+            yield from ("", *(f"# {line}" for line in _about(table, inside)), f"[{table}]")
+        for key in inside if inside[0].kind is not dict else ():
+            yield from ("", f"# {key.meaning}") if not table else (f"# {key.meaning}",)
+            yield f"{key.name.rpartition('.')[2]} = {shown(key.default)}"
+
+
+def _about(table: str, inside: list[Key]) -> list[str]:
+    if inside[0].kind is dict:
+        return [inside[0].meaning]
+    if table.endswith(".settings"):
+        return [f"What the policy {getattr(RunSettings(), table.removesuffix('.settings')).policy} itself can be told."]
+    owner = TABLES[table] if table in TABLES else type(getattr(RunSettings(), table))
+    return [(inspect.getdoc(owner) or "").partition("\n")[0]]
+
+
+def as_plain() -> dict[str, Any]:
+    """The same as data for JSON."""
+    found = {key.name: {"default": key.default, "takes": key.takes, "meaning": key.meaning, "live": key.live} for key in every().values()}
+    return {"version": VERSION, "settings": found}

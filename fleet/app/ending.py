@@ -1,0 +1,129 @@
+"""The last lines of a run: what happened, what it cost, what is saved where, and what to do next. Pure: the report's data go in."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fleet.ledger.checkers import UNKNOWN, violated
+from fleet.ledger.report import duration
+from fleet.ledger.summary import STEP_NAMES
+from fleet.protocol.records import COMPLETED, UNSAVED
+
+MOST_LOSSES = 3
+"""Of what took the rest of the time, the largest so many are named."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What the report does not know.
+
+    Args:
+        run: as it is to be named in commands.
+        saved_at: where checkpoints lie.
+        first_fault_s: when chaos was to strike first, in seconds of training; None where none was planned.
+        storage: of the command line, where it is not the usual one.
+    """
+
+    run: str
+    saved_at: str
+    first_fault_s: float | None = None
+    storage: str = ""
+
+
+def ending(data: Mapping[str, Any], context: Context) -> list[tuple[str, str]]:
+    """(head, words) of each line. ``data`` is the report's JSON, with ``twin`` where one has run."""
+    lines = [
+        ("run", _happened(data)),
+        ("goodput", _goodput(data)),
+        ("lost", _lost(data)),
+        ("faults", _faults(data, context) + _checks(data)),
+    ]
+    lines.append(("saved", _saved(data, context)))
+    if (twin := data.get("twin")) is not None:
+        lines.append(("twin", _twin(twin)))
+    return [*lines, *_next(data, context)]
+
+
+def _happened(data: Mapping[str, Any]) -> str:
+    why = f": {data['reason']}" if data["reason"] and data["status"] != COMPLETED else ""
+    figures = [
+        f"{name} {points[0][1]:.4g} -> {points[-1][1]:.4g}"
+        for name, points in data["measurements"].items()
+        if points and None not in (points[0][1], points[-1][1])
+    ]
+    words = f"{data['status']}{why}; {data['steps']:,} steps in {duration(data['wall_s'])}"
+    return " ".join("; ".join([words, *figures]).split())
+
+
+def _goodput(data: Mapping[str, Any]) -> str:
+    """With spares also the share that the losses of the next line add up with: they are of all slots."""
+    slots = data["world"] + data["spares"]
+    all_slots = f", {data['scheduling_goodput']:.1%} of that of all {slots} slots" if data["spares"] else ""
+    return f"{data['goodput']:.1%} of {data['world']} ranks' time{all_slots}"
+
+
+def _lost(data: Mapping[str, Any]) -> str:
+    allocated = sum(data["categories"].values()) + data["pending_s"]
+    named = {name: value for name, value in data["categories"].items() if name not in STEP_NAMES and value > 0}
+    largest = sorted(named, key=lambda name: -named[name])
+    told = [f"{name.replace('_', ' ')} {named[name] / allocated:.1%}" for name in largest[:MOST_LOSSES]]
+    rest = sum(named[name] for name in largest[MOST_LOSSES:])
+    return ", ".join(told + ([f"the rest {rest / allocated:.1%}"] if rest else [])) or "nothing"
+
+
+def _faults(data: Mapping[str, Any], context: Context) -> str:
+    counts = data["counts"]
+    kinds = [f"{phases['executed']} {kind}" for kind, phases in counts["faults_by_kind"].items() if phases.get("executed")]
+    lost = f"{counts['in_view_losses']} rank{'' if counts['in_view_losses'] == 1 else 's'} lost while training"
+    back = f", {data['rolled_back_steps']} steps rolled back" if data["rolled_back_steps"] else ""
+    if kinds:
+        return f"{counts['executed']} struck ({', '.join(kinds)}); {lost}{back}"
+    if context.first_fault_s is None:
+        return f"none were planned; {lost}{back}"
+    return f"no fault struck: the first was due after {duration(context.first_fault_s)} of training{_trained(data)}; {lost}{back}"
+
+
+def _trained(data: Mapping[str, Any]) -> str:
+    """How long it trained, as far as is known."""
+    return f", and the run was over after {duration(data['trained_s'])}" if data.get("trained_s") is not None else ""
+
+
+def _checks(data: Mapping[str, Any]) -> str:
+    """Those that do not hold, with the reason; else how many do, where a fault struck."""
+    checks = data["checks"]
+    wrong = [f"; VIOLATED {one['check']}: {one['reason']}" for one in violated(checks)]
+    unknown = sum(one["verdict"] == UNKNOWN for one in checks)
+    count = f"; {len(checks) - unknown} checks ok" + (f", {unknown} unknown" if unknown else "")
+    return "".join(wrong) or (count if data["counts"]["executed"] else "")
+
+
+def _saved(data: Mapping[str, Any], context: Context) -> str:
+    kept = [each for each in data["checkpoints"] if each["phase"] == "durable" and each["level"] == "store"]
+    gone = {each["checkpoint"] for each in data["checkpoints"] if each["phase"] == "withdrawn"}
+    sound = [each for each in kept if each["checkpoint"] not in gone]
+    if not sound:
+        return "nothing: no checkpoint became durable"
+    step = sound[-1]["state"][1]
+    behind = f", {data['steps'] - step:,} before the last" if step < data["steps"] else ""
+    return f"step {step:,}{behind}, in {context.saved_at}"
+
+
+def _twin(twin: Mapping[str, Any]) -> str:
+    if twin["equal"]:
+        return f"bit-identical without faults, world {twin['world']}: sha256 {twin['run_digest']}"
+    if twin["status"] != COMPLETED:
+        return f"DIFFERENT: it ended as {twin['status']}"
+    return f"DIFFERENT, world {twin['world']}: run {twin['run_digest']}, twin {twin['twin_digest']}"
+
+
+def _next(data: Mapping[str, Any], context: Context) -> list[tuple[str, str]]:
+    run = shlex.quote(context.run) + (f" --storage {shlex.quote(context.storage)}" if context.storage else "")
+    saved = any(each["phase"] == "durable" and each["level"] == "store" for each in data["checkpoints"])
+    more = [("more", f"fleet report {run}, fleet logs {run}")]
+    if data["status"] in (COMPLETED, UNSAVED):
+        load = 'torch.load("model.pt", weights_only=True)["model"]'
+        return more + ([("next", f"fleet checkpoint export {run} --output model.pt, then {load}")] if saved else [])
+    return [*more, ("next", f"fleet run --resume {run}" if saved else f"fleet diagnose {run}")]

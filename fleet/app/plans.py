@@ -1,0 +1,264 @@
+"""What a run is to be, before anything runs: its plan, its name, its place, and how two runs compare. Light: neither Ray nor torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from chaos.settings import ChaosSettings
+from fleet.app import policy_choice
+from fleet.app.follow import last_words
+from fleet.app.policy_choice import completed
+from fleet.app.scripts import load_train
+from fleet.cluster.provenance import PATCH, Code, code_of, provenance
+from fleet.errors import ConfigError
+from fleet.ledger.expectation import expected_goodput
+from fleet.protocol.journal import read_journal
+from fleet.protocol.records import COMPLETED, RUN_NAME, UNSAVED, RunEnded, RunStarted
+from fleet.settings.fields import read
+from fleet.settings.run import RunSettings
+from policies.lemons import Lemons
+from storage.urls import without_credentials
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPlan:
+    """One run to be made: what to train, with which settings, under which faults, and where its journal goes.
+
+    Attributes:
+        origin: URL, with the id, of the checkpoint of another run from which this one goes on; empty: it begins anew.
+        twin_since_s: of a twin, when the run began that it repeats, by the calendar; None: it is no twin.
+    """
+
+    name: str
+    folder: Path
+    settings: RunSettings
+    train: Callable[[Any], None]
+    script: str = ""
+    chaos: ChaosSettings = field(default_factory=ChaosSettings)
+    lemons: Lemons = field(default_factory=Lemons)
+    resume: bool = False
+    queued_s: float = 0.0
+    origin: str = ""
+    twin_since_s: float | None = None
+
+    @property
+    def journal(self) -> Path:
+        return self.folder / "journal.jsonl"
+
+
+CODE = {"script_sha256": "the script", "commit": "the commit", "diff_sha256": "what differs from the commit"}
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """In what a run that is repeated now would differ from its record: in its ``code``, and ``around`` it. A clause each."""
+
+    code: tuple[str, ...]
+    around: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """How a run ended. ``error`` is what Ray Train said, when the run ended without the coordinator's word."""
+
+    plan: RunPlan
+    status: str
+    reason: str
+    detail: str
+
+
+def new_name(script: str) -> str:
+    """A name for a run of ``script`` that no other run has: the script's, the time, and four random digits."""
+    return f"{Path(script).stem}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+
+
+def checked_name(name: str, root: Path) -> str:
+    """A name that the user gave. Raises ConfigError when it is no name of a folder, or a run under ``root`` has it."""
+    if not RUN_NAME.fullmatch(name):
+        raise ConfigError("--name", name[:80], "not a name: letters, digits and . _ + -, at most 200, a letter or a digit first")
+    if (root / name).exists():
+        raise ConfigError("--name", name, f"{root / name} is there already", "Choose another, or use fleet run --resume.")
+    return name
+
+
+def store_url(plan: RunPlan) -> str:
+    """Where the run's checkpoints lie: beside the journal, or under the storage that was asked for."""
+    return url_of(plan.settings.storage, plan.name, plan.folder)
+
+
+def stored_at(folder: Path) -> str:
+    """Where the checkpoints of the run in ``folder`` lie, from its journal."""
+    first = next(read_journal(folder / "journal.jsonl", spans=False))
+    assert isinstance(first, RunStarted)
+    return url_of(str(json.loads(first.config)["settings"]["storage"]), first.run, folder)
+
+
+def url_of(storage: str, run: str, folder: Path) -> str:
+    """Where the checkpoints of ``run`` lie, whose journal is in ``folder``, with ``storage`` as its setting says."""
+    return f"{storage.rstrip('/')}/{run}" if "://" in storage else f"file://{folder.resolve()}"
+
+
+def describe(plan: RunPlan, code: Code | None = None) -> str:
+    """The plan as JSON text, from which :func:`resumed_plan` and :func:`repeated_plan` make it again, and of what the run is made.
+
+    Credentials in the storage's URL are not in it. ``code`` is that of the script, if it has been looked at.
+    """
+    settings = dataclasses.asdict(completed(plan.settings)) | {"storage": without_credentials(plan.settings.storage)}
+    faults = plan.chaos.plan(seed=plan.settings.seed, world=plan.settings.slots, nodes=plan.settings.nodes)
+    expected = expected_goodput(faults, plan.settings, plan.chaos.duration_s, plan.chaos.repair_s)
+    made_of = provenance(plan.script, code)
+    others = {"chaos": dataclasses.asdict(plan.chaos), "lemons": dataclasses.asdict(plan.lemons)}
+    content = {"script": plan.script, "settings": settings, **others, "made_of": made_of}
+    rest = {"queued_s": plan.queued_s, "origin": plan.origin}
+    return json.dumps(content | {"expected_goodput": expected} | {name: value for name, value in rest.items() if value})
+
+
+def check(settings: RunSettings, chaos: ChaosSettings) -> None:
+    """Refuse what no single setting shows to be impossible. Raises ConfigError."""
+    policy_choice.check(settings, imported=False)
+    chaos.plan(seed=settings.seed, world=settings.slots, nodes=settings.nodes)
+    in_memory, interval_s = settings.nodes > 1 and settings.peer_copies > 0, settings.checkpoint.interval_s
+    if chaos.lose_all and not in_memory and interval_s is not None and interval_s >= chaos.duration_s:
+        reason = f"no node keeps copies in its memory, and the first durable checkpoint comes after {interval_s:g} s, when chaos is over"
+        raise ConfigError("chaos.lose_all", "yes", reason, "Use two nodes with --peer-copies 1, or a shorter --checkpoint interval.")
+
+
+def is_completed(folder: Path) -> bool:
+    """Whether the run in ``folder`` has committed all its steps, and kept its last state."""
+    ended = last_words(folder / "journal.jsonl")[1]
+    return ended is not None and ended.status == COMPLETED
+
+
+def resumed_plan(folder: Path, script: str, storage: str = "") -> RunPlan:
+    """The plan of a run that stopped, from its own journal; ``script`` replaces the one it was started with. Raises ConfigError.
+
+    ``storage`` is the same place again, perhaps with credentials in its URL, which the journal does not keep.
+    """
+    run, content = _recorded(folder)
+    script = script or _script(content)
+    settings = _settings(content, storage)
+    return RunPlan(name=run, folder=folder, settings=settings, train=load_train(script), script=script, resume=True)
+
+
+def continued_plan(folder: Path, script: str, name: str, steps: int, storage: str = "") -> RunPlan:
+    """A new run that goes on where the completed run in ``folder`` has ended, to ``steps`` steps in all. Raises ConfigError."""
+    from storage.parts import newest_checkpoint
+
+    run, content = _recorded(folder)
+    script, settings = script or _script(content), _settings(content, storage)
+    url = url_of(settings.storage, run, folder)
+    newest = newest_checkpoint(url, run)
+    if newest is None:
+        raise ConfigError("--resume", run, f"there is no sound checkpoint in {without_credentials(url)}", "Train it again.")
+    if steps <= newest[1].step:
+        raise ConfigError("--steps", steps, f"run {run} has {newest[1].step} steps already", "Give the number of all steps, old and new.")
+    settings, root = dataclasses.replace(settings, steps=steps), folder.parent
+    name = checked_name(name, root) if name else new_name(script)
+    origin = f"{without_credentials(url)}/{newest[0]}"
+    return RunPlan(name=name, folder=root / name, settings=settings, train=load_train(script), script=script, origin=origin)
+
+
+def repeated_plan(folder: Path, script: str, root: Path) -> RunPlan:
+    """The same run once more, under a new name: its settings, its seed and its chaos, from its journal. Raises ConfigError."""
+    _, content = _recorded(folder)
+    script = script or _script(content)
+    chaos, lemons = read(ChaosSettings, content["chaos"], "chaos."), read(Lemons, content.get("lemons", {}), "lemons.")
+    name, settings = new_name(script), _settings(content, "")
+    train = load_train(script)
+    return RunPlan(name=name, folder=root / name, settings=settings, train=train, script=script, chaos=chaos, lemons=lemons)
+
+
+def changed_since(folder: Path, script: str) -> Changes:
+    """What has changed since the run in ``folder`` began: its script or the one in its place, its repository, versions, and where it runs.
+
+    Of what an older journal does not say, nothing is compared; nor are untracked files that the run has not had.
+    """
+    _, content = _recorded(folder)
+    was = content.get("made_of", {})
+    script = script or _script(content)
+    now = provenance(script, code_of(script, was.get("untracked")))
+    told = [name for name in CODE if name in was and (name != "diff_sha256" or "patch" in was)]  # without a patch: of tracked files alone
+    versions = {**was.get("versions", {}), **now["versions"]} if "versions" in was else {}
+    around = [_change(name, was["versions"].get(name, ""), now["versions"].get(name, "")) for name in versions]
+    around += [_change(f"the {name}", str(was[name]), str(now[name])) for name in ("machine", "directory") if name in was]
+    code = [_change(CODE[name], was[name][:12], now[name][:12]) for name in told if was[name] != now[name]]
+    return Changes(tuple(code), tuple(filter(None, around)))
+
+
+def _change(what: str, was: str, now: str) -> str:
+    return f"{what} was {was or 'none'} and is {now or 'none'}" if was != now else ""
+
+
+def check_same_code(folder: Path, changes: Changes) -> None:
+    """Raises ConfigError when the code is not that of the run, with how to have that again."""
+    if not changes.code:
+        return
+    made_of = _recorded(folder)[1]["made_of"]
+    patch = folder / PATCH
+    commit = f"check out {made_of['commit'][:12]}" if made_of["commit"] else "put the script back as it was"
+    apply = f", git apply {patch.resolve()}" if patch.is_file() else f" (its patch was {made_of['patch']})" if made_of.get("patch") else ""
+    way_out = f"To have that again, {commit}{apply}; or use --changed-code."
+    raise ConfigError("--repeat", folder.name, f"the code is not that of the run: {'; '.join(changes.code)}", way_out)
+
+
+def _script(content: dict[str, Any]) -> str:
+    """Where the script of a run lies: named from the folder that the run was started in, when it is there."""
+    script = str(content["script"])
+    there = Path(content.get("made_of", {}).get("directory", ""), script)
+    return str(there) if script and there.is_file() else script
+
+
+def _recorded(folder: Path) -> tuple[str, dict[str, Any]]:
+    """A run's name, and what :func:`describe` wrote of it."""
+    first = next(read_journal(folder / "journal.jsonl", spans=False))
+    assert isinstance(first, RunStarted)
+    content: dict[str, Any] = json.loads(first.config)
+    return first.run, content
+
+
+def _settings(content: dict[str, Any], storage: str) -> RunSettings:
+    settings = dict(content["settings"])
+    if without_credentials(storage) == settings["storage"]:
+        settings["storage"] = storage
+    if isinstance(settings.get("recovery"), str):  # as a journal of 0.1 has it
+        settings["recovery"] = {"policy": settings["recovery"]}
+    return read(RunSettings, settings)
+
+
+def find_run(name: str, root: Path) -> Path:
+    """The folder of run ``name``: a path, or a name under ``root``. Raises ConfigError."""
+    for folder in (Path(name), root / name):
+        if (folder / "journal.jsonl").is_file():
+            return folder
+    raise ConfigError("RUN", name, f"no journal.jsonl in it, nor in {root / name}", "Name a run's folder, or a run under --storage.")
+
+
+def twin_of(plan: RunPlan, world: int | None = None) -> RunPlan:
+    """The same run without faults and spares, perhaps at another world size: it must end with the same bits."""
+    settings = dataclasses.replace(plan.settings, world=world or plan.settings.world, spares=0)
+    first = next(read_journal(plan.journal, spans=False))
+    assert isinstance(first, RunStarted)
+    return dataclasses.replace(
+        plan, name=f"{plan.name}-twin", folder=plan.folder / "twin", settings=settings, chaos=ChaosSettings(), resume=False,
+        twin_since_s=first.unix_time_s,
+    )  # fmt: skip
+
+
+def final_digest(folder: Path) -> str:
+    """SHA-256 of the final state, from the journal; empty when the run did not complete."""
+    ends = [record for record in read_journal(folder / "journal.jsonl", spans=False) if isinstance(record, RunEnded)]
+    return ends[-1].digest if ends else ""
+
+
+def compare(plan: RunPlan, twin: RunPlan, result: RunResult) -> dict[str, Any]:
+    """Whether a run and its twin ended with the same bits. A twin that did not complete is not equal."""
+    run_digest, twin_digest = final_digest(plan.folder), final_digest(twin.folder)
+    equal = result.status in (COMPLETED, UNSAVED) and run_digest == twin_digest != ""
+    return {"equal": equal, "world": twin.settings.world, "run_digest": run_digest, "twin_digest": twin_digest, "status": result.status}

@@ -1,0 +1,138 @@
+"""What a terminal shows while a run goes on: what happens, what ranks print, and one line that lives."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.text import Text
+
+from fleet.app.follow import Follower
+from fleet.app.live_line import Pace, Status, forewarning, hung, in_columns, parts
+from fleet.app.rank_logs import RunLogs
+from fleet.app.snapshots import EVERY_BYTES
+from fleet.ledger.happenings import Line, Teller
+from fleet.ledger.report import duration
+from fleet.ledger.summary import LedgerSummary
+from fleet.protocol.records import Committed, Measurement, Record, ViewPublished
+
+POLL_S = 0.25
+PLAIN_S = 10.0
+"""Where no line can live, one is printed that often."""
+BAR, BAR_FROM = 16, 76
+"""Columns of the bar, and of the terminal from which on there is one."""
+
+
+INDENT = 13
+"""Of the second line of what happened, behind the time and its mark."""
+
+
+class LiveView:
+    """Keeps a follower up to date while its run goes on, and tells the terminal. Use as a context manager.
+
+    Args:
+        console: prints whole lines, see ``fleet.cli.prints``. Its line lives where it is a terminal.
+        clock: seconds that do not go back.
+        logs: what ranks print is shown, too.
+        first_fault_s: when chaos strikes first, in seconds of training; None: never.
+        verbose: show also what costs nothing.
+    """
+
+    def __init__(
+        self, follower: Follower, console: Console, clock: Callable[[], float], logs: RunLogs | None = None,
+        first_fault_s: float | None = None, verbose: bool = False,
+    ) -> None:  # fmt: skip
+        self._follower, self._console, self._clock, self._logs, self._first_fault_s = follower, console, clock, logs, first_fault_s
+        self._teller, self._pace = Teller(verbose), Pace()
+        self._figures: dict[str, float] = {}
+        self._trains_since_s: float | None = None
+        self._printed_s = clock()
+        self._stop = threading.Event()
+        self._lives = console.is_terminal and not console.is_dumb_terminal
+        columns = [*([BarColumn(bar_width=BAR)] if console.width >= BAR_FROM else []), TextColumn("{task.fields[line]}", markup=False)]
+        self._progress = Progress(*columns, console=console, refresh_per_second=4, transient=True, disable=not self._lives)
+        self._task = self._progress.add_task("", total=None, line="starting")
+        self._thread = threading.Thread(target=self._follow, name="fleet-progress", daemon=True)
+
+    def __enter__(self) -> LiveView:
+        self._progress.start()
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._stop.set()
+        self._thread.join(5.0)
+        while records := self._follower.poll():
+            self._tell(records)
+            self._follower.keep(EVERY_BYTES)
+        self._say(self._teller.rest())
+        self._pass_on(last=True)
+        self._follower.read()
+        self._progress.stop()
+
+    def _follow(self) -> None:
+        while not self._stop.wait(POLL_S):
+            self._tell(self._follower.poll())
+            self._follower.keep(EVERY_BYTES)
+            self._say(self._teller.due(self._clock()))
+            self._pass_on()
+            self._show()
+
+    def _tell(self, records: Iterable[Record]) -> None:
+        for record in records:
+            match record:
+                case Committed(state=state, at_s=at_s):
+                    self._pace.add(at_s, state.step)
+                case Measurement(name=name, value=value):
+                    self._figures[name] = value
+                case ViewPublished(at_s=at_s) if self._trains_since_s is None:
+                    self._trains_since_s = at_s
+            self._say(self._teller.take(record, self._clock()))
+
+    def _say(self, lines: Iterable[Line]) -> None:
+        for line in lines:
+            self._print(str(line), line.colour)
+
+    def _print(self, text: str, colour: str) -> None:
+        self._console.print(Text(hung(text, self._console.width if self._lives else None, INDENT), colour))
+
+    def _pass_on(self, last: bool = False) -> None:
+        """What ranks have printed, all at once: one by one it costs a rank's time."""
+        lines = list(self._logs.poll(last=last)) if self._logs is not None else []
+        if lines:
+            self._console.print(Text("\n".join(lines)))
+        if last and self._logs is not None:
+            self._logs.close()
+
+    def _show(self) -> None:
+        summary = self._follower.summary()
+        if summary is None or summary.view_size == 0:
+            return
+        status = self._status(summary)
+        self._forewarn(status, summary.now_s)
+        if self._lives:
+            room = self._console.width - (BAR + 1 if self._console.width >= BAR_FROM else 0)
+            line = in_columns(parts(status), room)
+            self._progress.update(self._task, total=status.total or None, completed=status.step, line=line)
+        elif self._clock() - self._printed_s >= PLAIN_S:
+            self._printed_s = self._clock()
+            self._console.print(Text(f"{duration(summary.wall_s):>9}    {in_columns(parts(status))}"))
+
+    def _status(self, s: LedgerSummary) -> Status:
+        data = self._follower.data
+        total, batch_size = (data.total_steps, data.batch_size) if data is not None else (0, 0)
+        survived = sum(count for (_, phase), count in s.faults_by_kind_phase.items() if phase == "executed")
+        pace = self._pace.per_s(s.now_s)
+        return Status(s.steps, total, pace, batch_size, s.goodput, s.view_size, s.world, survived, dict(self._figures))
+
+    def _forewarn(self, status: Status, now_s: float) -> None:
+        """Once, as soon as it is known: chaos that will not strike is no test of anything."""
+        if self._first_fault_s is None or self._trains_since_s is None:
+            return
+        words = forewarning(status, now_s - self._trains_since_s, self._first_fault_s)
+        if words:
+            self._first_fault_s = None
+            self._print(words, "yellow")

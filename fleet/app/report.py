@@ -1,0 +1,208 @@
+"""The report of a run, as a table for the terminal. Its data come from ``fleet.ledger.report``."""
+
+from __future__ import annotations
+
+import itertools
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fleet.ledger.checkers import OK, VIOLATED
+from fleet.ledger.report import Report, build_report, drift_words, duration, losses_by_size, rank_time
+from fleet.ledger.summary import COST_NAMES, STEP_NAMES, Incident, LedgerSummary
+from fleet.ledger.verification import in_words
+
+__all__ = ["Report", "build_report", "render_table"]
+
+BAR_WIDTH = 44
+MAX_ROWS = 25
+"""Faults in the terminal's table; the JSON and the page have all."""
+MOST_CAUSE = 24
+INDENT = " " * 13
+GREEN, RED, BOLD, DIM, PLAIN = "\033[32m", "\033[31m", "\033[1m", "\033[2m", "\033[0m"
+STATUS_COLOUR = {"completed": GREEN, "failed": RED}
+
+
+def render_table(report: Report, *, colour: bool = False) -> str:
+    """The report as text of at most 120 columns: headline, waterfall, faults with their cost. ``colour`` adds ANSI codes."""
+    paint = _Paint(colour)
+    summary = report.summary
+    parts = [
+        _headline(summary, paint),
+        _waterfall(summary, paint),
+        _step(summary),
+        _samples(summary),
+        _faults(summary, paint),
+        _verdicts(report, paint),
+        _verified(report),
+        _checks(report, paint),
+    ]
+    parts.append(_slow_ranks(report.history["stragglers"], summary.started_s, paint))
+    parts.append(_levels(report))
+    return "\n".join([*(part for part in parts if part), _footer(report.summary, paint)]) + "\n"
+
+
+class _Paint:
+    def __init__(self, colour: bool) -> None:
+        self._colour = colour
+
+    def __call__(self, code: str, text: str) -> str:
+        return f"{code}{text}{PLAIN}" if self._colour else text
+
+
+def _headline(s: LedgerSummary, paint: _Paint) -> str:
+    state = f"{s.status}: {s.reason}" if s.reason else s.status
+    spares = f" + {s.spares} spare{'s' if s.spares > 1 else ''}" if s.spares else ""
+    back = f", {s.rolled_back_total:,} rolled back" if s.rolled_back_total else ""
+    title = f"{paint(BOLD, s.run)}  {paint(STATUS_COLOUR.get(s.status, BOLD), state)}"
+    ratios = f"scheduling {s.scheduling_goodput:.2%}   ETTR {s.ettr:.2%}"
+    queued = f", after {duration(s.queued_s)} in the queue" if s.queued_s else ""
+    down = f", and stopped for {duration(s.down_s)}" if s.down_s else ""
+    size = f"{s.steps:,} steps{back}   {s.world} ranks{spares} for {duration(s.held_s)}{queued}{down}"
+    if s.training_s:
+        size += "\n" + ", ".join(filter(None, (f"while training {s.training_goodput:.2%}", drift_words(s))))
+    return f"{title}\n{paint(BOLD + GREEN, f'goodput {s.goodput:.2%}')}   {ratios}   {size}\n"
+
+
+def _bar(begin: float, share: float, fill: str) -> str:
+    """A bar from ``begin`` for ``share`` of the width; whatever is there at all gets one character."""
+    start = min(round(begin * BAR_WIDTH), BAR_WIDTH - 1)
+    return " " * start + fill * max(1, round((begin + share) * BAR_WIDTH) - start)
+
+
+def _waterfall(s: LedgerSummary, paint: _Paint) -> str:
+    """Down from what was allocated to goodput. What is pending stands below, as it is in no share: nobody knows yet where it went."""
+    allocated = s.decided_s or 1.0
+    lines = [_line("allocated", allocated, 1.0, _bar(0.0, 1.0, "█"))]
+    left = 1.0
+    for name, value in losses_by_size(s):
+        share = value / allocated
+        left -= share
+        lines.append(_line(f"- {name}", value, share, paint(RED, _bar(max(0.0, left), share, "▒"))))
+    lines.append(
+        _line("= goodput", sum(s.categories[name] for name in STEP_NAMES), s.scheduling_goodput, paint(GREEN, _bar(0.0, left, "█")))
+    )
+    if s.pending_s > 0:
+        lines.append(f"  {'pending':<19}{rank_time(s.pending_s):>14}           not decided yet, and in no share")
+    return "\n".join([*lines, ""])
+
+
+def _line(name: str, rank_s: float, share: float, bar: str) -> str:
+    return f"  {name:<19}{rank_time(rank_s):>14} {share:>8.2%}  {bar}"
+
+
+def _step(s: LedgerSummary) -> str:
+    law = s.law
+    terms = (("compute", law.compute_s), ("comm", law.comm_s), ("straggler", law.sync_s), ("data", law.data_s))
+    return f"  a step of {duration(s.median_step_s)}: " + "  ".join(f"{name} {duration(value)}" for name, value in terms) + "\n"
+
+
+def _samples(s: LedgerSummary) -> str:
+    if s.samples is None:
+        return ""
+    told = s.samples
+    back = f"; {told.taken_back:,} more in steps that were taken back" if told.taken_back else ""
+    epochs = f", {told.epochs:.3g} epochs" if told.epochs else ""
+    return f"  {told.seen:,} samples{epochs}: {told.skipped:,} skipped, {told.repeated:,} repeated{back}\n"
+
+
+def _faults(s: LedgerSummary, paint: _Paint) -> str:
+    """Injected faults that came to something, losses that no fault explains, and times in which the run was stopped, dearest first."""
+    items = sorted((item for item in s.incidents if item.cost_s > 0 or item.members or item.down_s), key=lambda item: -item.cost_s)
+    if not items:
+        return ""
+    heads = ["fault", "at", "what", "lost", *COST_NAMES, "cost", "stall"]
+    rows = [_row(item, s.started_s) for item in items[:MAX_ROWS]]
+    lines = _columns([heads, *rows], left=(0, 2, 3))
+    lines[0] = paint(DIM, lines[0])
+    if len(items) > MAX_ROWS:
+        rest = items[MAX_ROWS:]
+        lines.append(f"  and {len(rest)} more, {rank_time(sum(item.cost_s for item in rest))} in all")
+    return "\n".join([*lines, ""])
+
+
+def _slow_ranks(told: Mapping[str, Any], started_s: float, paint: _Paint) -> str:
+    """Who was found slow and why; what was done, what else could have been, and what it saved against doing nothing."""
+    lines = [paint(DIM, "  slow ranks")] if told["verdicts"] or told["actions"] else []
+    for case in told["verdicts"][:MAX_ROWS]:
+        sure = (
+            f"; confidence {case['confidence']:.1%}, from step {case['since_step']:.0f}, seen at {case['step']:.0f}" if case["rank"] else ""
+        )
+        until = f"; until {duration(case['cleared_s'] - started_s)}" if case["cleared_s"] is not None else ""
+        lines += _wrapped(f"{duration(case['at_s'] - started_s)}  {case['reason']}{sure}{until}")
+    for action in told["actions"][:MAX_ROWS]:
+        costs = ", ".join(f"{name} {rank_time(cost)}" for name, cost in sorted(action["costs_rank_s"].items(), key=lambda item: item[1]))
+        saved = ""
+        if action["saved_rank_s"] is not None:
+            each = f"{action['steps']} steps that would have taken {duration(action['step_without_s'])} each"
+            saved = f"; saved {rank_time(action['saved_rank_s'])} of rank time: {each}"
+        lines += _wrapped(f"{duration(action['at_s'] - started_s)}  {action['action']}; expected loss: {costs}{saved}")
+    return "\n".join([*lines, ""]) if lines else ""
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, width=114, initial_indent="  ", subsequent_indent="      ")
+
+
+def _verdicts(report: Report, paint: _Paint) -> str:
+    """Who was found to be wrong or hanging, and where the evidence is."""
+    started_s = report.summary.started_s
+    lines: list[str] = []
+    judged = [decision for decision in report.history["decisions"] if decision["policy"] == "corruption"]
+    lines += [f"  {duration(one['at_s'] - started_s):>9}  {one['action']}: {one['reason']}" for one in judged]
+    told: dict[str, list[str]] = {}
+    for kept in report.history["evidence"]:  # of one incident, from the agent of each node
+        head = f"  {duration(kept['at_s'] - started_s):>9}  {kept['incident']}: {kept['reason']}; stacks in {kept['path']}"
+        rows = textwrap.wrap(kept["detail"], width=114, initial_indent=INDENT, subsequent_indent=INDENT)
+        told.setdefault(kept["incident"], [head]).extend(rows)
+    lines += itertools.chain.from_iterable(told.values())
+    return "\n".join([paint(DIM, "  verdicts and evidence"), *lines, ""]) if lines else ""
+
+
+def _verified(report: Report) -> str:
+    lines = [line for words in in_words(report.history.get("verification", {})) for line in _wrapped(words)]
+    return "\n".join([*lines, ""]) if lines else ""
+
+
+def _checks(report: Report, paint: _Paint) -> str:
+    """Whether the run has survived its chaos."""
+    checks, colours = report.history.get("checks", []), {OK: GREEN, VIOLATED: RED}
+    rows = [(paint(colours.get(one["verdict"], DIM), f"{one['verdict']:9}"), f"{one['check']:17}", one["reason"]) for one in checks]
+    return "\n".join([paint(DIM, "  checks after chaos"), *(f"  {' '.join(row)}" for row in rows), ""]) if rows else ""
+
+
+def _levels(report: Report) -> str:
+    """What was saved in memory and in the store, how often it is, and why."""
+    s, lines = report.summary, []
+    for name, policy, counts in (("memory", "interval of peers", s.copies_by_phase), ("store", "interval", s.checkpoints_by_phase)):
+        reasons = [decision["reason"] for decision in report.history["decisions"] if decision["policy"] == policy]
+        saved = ", ".join(f"{counts[phase]} {phase}" for phase in ("durable", "failed", "skipped") if counts.get(phase))
+        if reasons or saved:
+            lines.append(f"  saved to {name:<7}{saved or 'nothing yet'}; {reasons[-1] if reasons else ''}".rstrip("; "))
+    return "\n".join([*lines, ""]) if lines else ""
+
+
+def _row(item: Incident, started_s: float) -> list[str]:
+    members = ",".join(item.members[:2]) + (f",+{len(item.members) - 2}" if len(item.members) > 2 else "")
+    what = item.kind if item.component == "unknown" else f"{item.kind} {item.component}"
+    what = f"stopped for {duration(item.down_s)}" if item.down_s else what
+    costs = [duration(item.cost[name]) if item.cost[name] else "-" for name in COST_NAMES]
+    shown = what if item.phases else what[:MOST_CAUSE]  # what chaos did has a name; a cause is a sentence
+    return [item.id, duration(item.at_s - started_s), shown, members or "-", *costs, duration(item.cost_s), duration(item.stall_s)]
+
+
+def _columns(rows: Sequence[Sequence[str]], left: tuple[int, ...]) -> list[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    cells = [
+        [text.ljust(width) if i in left else text.rjust(width) for i, (text, width) in enumerate(zip(row, widths, strict=True))]
+        for row in rows
+    ]
+    return ["  " + "  ".join(row).rstrip() for row in cells]
+
+
+def _footer(s: LedgerSummary, paint: _Paint) -> str:
+    total = sum(s.categories.values()) + s.pending_s
+    verdict = paint(GREEN, "closes") if s.closes else paint(RED, "does not close")
+    holes = f", {s.holes} holes of {duration(s.hole_s)}" if s.holes else ""
+    holes += f", {duration(s.stale_s)} told by processes that were replaced" if s.stale_s else ""
+    return f"  ledger {verdict}: {total:,.6f} of {s.rank_s:,.6f} rank-seconds, other {s.other_ratio:.2%}{holes}"

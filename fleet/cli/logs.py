@@ -1,0 +1,72 @@
+"""``fleet logs``: what the ranks of a run have printed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fleet.app.rank_logs import RunLogs, found, logs_of, older, prefix, shown
+from fleet.cli import prints as cli_print
+from fleet.cli.config import RUNS, Storage
+from fleet.errors import ConfigError
+
+LOOK_S = 0.25
+AT_ONCE = 1_000
+
+
+def logs(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name under --storage.")],
+    rank: Annotated[int, typer.Option(help="Of this slot alone; -1: of all.")] = -1,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on until the run ends.")] = False,
+    storage: Storage = RUNS,
+) -> None:
+    """What the ranks of RUN have printed, each line with its rank; `[rank 2.1]` is the second process of slot 2."""
+    from fleet.app.plans import find_run
+
+    folder = find_run(run, Path(storage))
+    slot = None if rank < 0 else rank
+    there = found(logs_of(folder), slot)
+    if not there and not follow:
+        of = f"rank {rank} of {run}" if slot is not None else run
+        raise ConfigError("RUN", run, f"no log of {of} in {logs_of(folder)}", "A rank that has joined writes there.")
+    for member, path in there.items():
+        if older(path).exists():
+            _tell(prefix(member) + line for line in map(shown, older(path).read_bytes().splitlines()))
+    _read(folder, slot, follow)
+
+
+def _read(folder: Path, slot: int | None, follow: bool) -> None:
+    from fleet.app.follow import Follower, last_words
+
+    lines, follower = RunLogs(logs_of(folder), slot), Follower(folder / "journal.jsonl")
+    over = not follow
+    while not over:
+        over = last_words(folder / "journal.jsonl")[1] is not None or follower.silent()
+        _tell(lines.poll(None))
+        if not over:
+            time.sleep(LOOK_S)
+    _tell(lines.poll(None, last=True))
+    lines.close()
+
+
+def _tell(lines: Iterable[str]) -> None:
+    """Ends the command when nobody reads any more."""
+    for some in _batched(lines, AT_ONCE):
+        if not cli_print.write(*some):
+            raise typer.Exit
+
+
+def _batched(lines: Iterable[str], size: int) -> Iterator[list[str]]:
+    rest = iter(lines)
+    while some := list(islice(rest, size)):
+        yield some
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command of this file to ``app``."""
+    app.command()(logs)

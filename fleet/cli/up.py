@@ -1,0 +1,145 @@
+"""``fleet up``, ``status`` and ``down``: the live page and metrics of all runs of a folder, as a service of its own on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+import typer
+
+from fleet.cli import prints as cli_print
+from fleet.cli.config import RUNS, Storage
+from fleet.cli.queue import Submissions, note_path, queue_of, running
+from fleet.cli.watch import PRIVATE, PerRank, read_token_path, serving, wait_for_a_signal
+from fleet.cluster.processes import calling
+from fleet.errors import ConfigError, RunFailed
+from storage.urls import redact
+
+console = cli_print.Terminal(stderr=True)
+START_S = 60.0
+STOP_S = 20.0
+
+
+def up(
+    storage: Storage = RUNS,
+    host: Annotated[str, typer.Option(help="Address to listen on; others than loopback ask every reader for the token.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0: a free one.")] = 8700,
+    with_prometheus: Annotated[bool, typer.Option("--with-prometheus", help="Start the Prometheus of this machine beside it.")] = False,
+    prometheus_port: Annotated[int, typer.Option(help="Port of that Prometheus; 0: a free one.")] = 9090,
+    slots: Annotated[int, typer.Option(help="Ranks that queued runs may have at once, all together; 0: four for each core.")] = 0,
+    ray_targets: Annotated[str, typer.Option(help="Ray's service-discovery file; empty: where Ray puts it.")] = "",
+    per_rank: PerRank = False,
+    runbook: Annotated[str, typer.Option(help="URL or path of the runbook that alerts link to; empty: docs/runbook.md.")] = "",
+) -> None:
+    """Serve pages and metrics of all runs until `fleet down`, start those of `fleet submit`, and write the configuration for Prometheus."""
+    from storage.trial import check_folder
+
+    if "://" in storage:
+        way_out = "Name a folder here; a run keeps its checkpoints elsewhere by fleet run --storage URL."
+        raise ConfigError("--storage", redact(storage), "the service keeps its own files in a folder, and this is a URL", way_out)
+    root = Path(storage).absolute()
+    if (note := running(root)) is not None:
+        raise ConfigError("--storage", storage, f"already up at {note['url']}", "Use fleet status, or fleet down.")
+    if slots < 0:
+        raise ConfigError("--slots", slots, "must not be below 0")
+    settings = {
+        "root": str(root), "slots": slots or 4 * (os.cpu_count() or 1), "host": host, "port": port, "ray_targets": ray_targets or None,
+        "prometheus_port": prometheus_port if with_prometheus else None, "per_rank": per_rank, "runbook": runbook,
+    }  # fmt: skip
+    check_folder(root)
+    note_path(root).parent.mkdir(parents=True, exist_ok=True)
+    note_path(root).unlink(missing_ok=True)
+    log = root / PRIVATE / "up.log"
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            calling("fleet.cli.up", "serve", json.dumps(settings)),
+            stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True,
+        )  # fmt: skip
+    deadline_s = time.monotonic() + START_S
+    while running(root) is None:
+        if process.poll() is not None or time.monotonic() > deadline_s:
+            process.kill()
+            raise RunFailed("fleet up did not come up", log.read_text(errors="replace")[-2000:])
+        time.sleep(0.05)
+    _tell(root)
+
+
+def serve() -> None:
+    """The service itself: runs until it is told to stop."""
+    settings = json.loads(sys.argv[1])
+    root = Path(settings["root"])
+    with ExitStack() as stack:
+        watch = stack.enter_context(serving(root, settings["host"], settings["port"], settings["per_rank"]))
+        watch.server.queue = Submissions(stack.enter_context(queue_of(root, settings["slots"])), root)
+        note = {"pid": os.getpid(), "url": watch.server.url, "host": settings["host"]}
+        note["prometheus"] = _prometheus(stack, root, watch.server.url, settings)
+        note_path(root).write_text(json.dumps(note))
+        stack.callback(note_path(root).unlink, missing_ok=True)
+        wait_for_a_signal()
+
+
+def _prometheus(stack: ExitStack, root: Path, url: str, settings: dict[str, Any]) -> str | None:
+    """Its configuration, and where it runs, if it does. Without it the service goes on, with one warning."""
+    from dashboards.provisioning import write_prometheus
+    from dashboards.rules import RUNBOOK
+    from fleet.cluster.prometheus import Prometheus
+
+    folder = root / PRIVATE / "prometheus"
+    folder.mkdir(parents=True, exist_ok=True)
+    configuration = write_prometheus(
+        folder, urlsplit(url).netloc, settings["ray_targets"], settings["runbook"] or RUNBOOK, read_token_path(root, settings["host"])
+    )
+    if settings["prometheus_port"] is None:
+        return None
+    try:
+        return stack.enter_context(Prometheus(folder, configuration, port=settings["prometheus_port"])).url
+    except (ConfigError, RunFailed) as error:
+        console.print(f"goes on without Prometheus: {error}")
+        return None
+
+
+def _tell(root: Path) -> None:
+    note = running(root)
+    if note is None:
+        raise ConfigError("--storage", str(root), "nothing is up for this folder", "Start it with fleet up.")
+    token = (root / PRIVATE / "token").read_text().strip()
+    console.print(f"up, process {note['pid']}: [bold]{note['url']}/#token={token}[/]")
+    if (read_token := read_token_path(root, note["host"])) is not None:
+        console.print(f"only to look: {note['url']}/#token={read_token.read_text().strip()}")
+    console.print(f"metrics {note['url']}/metrics; configuration for Prometheus in {root / PRIVATE / 'prometheus'}")
+    log = (root / PRIVATE / "up.log").read_text(errors="replace").strip()
+    console.print(f"Prometheus {note['prometheus']}" if note["prometheus"] else log or "Prometheus is not started: --with-prometheus")
+
+
+def status(storage: Storage = RUNS) -> None:
+    """Where the service of this folder is."""
+    _tell(Path(storage).absolute())
+
+
+def down(storage: Storage = RUNS) -> None:
+    """Stop the service of this folder, and its Prometheus. Runs go on."""
+    root = Path(storage).absolute()
+    note = running(root)
+    if note is None:
+        raise ConfigError("--storage", storage, "nothing is up for this folder")
+    os.kill(note["pid"], signal.SIGTERM)
+    deadline_s = time.monotonic() + STOP_S
+    while running(root) is not None:
+        if time.monotonic() > deadline_s:
+            raise RunFailed(f"process {note['pid']} did not stop within {STOP_S:g} s")
+        time.sleep(0.05)
+    console.print("down")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this file to ``app``."""
+    for command in (up, status, down):
+        app.command()(command)

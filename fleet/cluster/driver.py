@@ -1,0 +1,98 @@
+"""The one loop that performs what the machine decides. The edge of the pure core: here are clocks, threads and ports, and no decisions."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from fleet.cluster.clock import Clock
+from fleet.machine.core import FleetMachine
+from fleet.protocol.events import CheckpointDurable, CheckpointFailed, Event, Tick
+from fleet.protocol.instructions import CommitCheckpoint, EndRun, Instruction, Write
+from fleet.protocol.levels import level_at
+from fleet.protocol.ports import CheckpointPort, JournalPort, MembersPort
+from fleet.protocol.records import Heard
+
+log = logging.getLogger("fleet.cluster.driver")
+TICK_S = 0.1
+LATE_S = 0.001
+
+
+class Driver:
+    """Feeds events to a machine and performs its instructions, in order, in one asyncio loop.
+
+    Args:
+        machine: the decision core.
+        clock: the run's clock.
+        journal: where ``Write`` goes. It is flushed before anything else is performed, so that no rank hears of what could be forgotten.
+        members: carries instructions to ranks.
+        checkpoints: puts manifests in place; called in a worker thread.
+        on_end: told once, when the run has ended.
+    """
+
+    def __init__(
+        self,
+        machine: FleetMachine,
+        clock: Clock,
+        journal: JournalPort,
+        members: MembersPort,
+        checkpoints: CheckpointPort,
+        on_end: Callable[[EndRun], None],
+    ) -> None:
+        self.machine, self.clock = machine, clock
+        self._journal, self._members, self._checkpoints, self._on_end = journal, members, checkpoints, on_end
+        self._background: set[asyncio.Task[None]] = set()
+
+    def submit(self, event: Event) -> None:
+        """Handle one event now; must be called in the loop's own thread."""
+        written = False
+        for instruction in self.machine.handle(event, self.clock.now_s()):
+            if isinstance(instruction, Write):
+                self._journal.append(instruction.record)
+                written = written or not isinstance(instruction.record, Heard)  # nothing is decided by what was heard
+                continue
+            if written:
+                self._journal.flush()
+                written = False
+            self._perform(instruction)
+        if written:
+            self._journal.flush()
+
+    def _perform(self, instruction: Instruction) -> None:
+        match instruction:
+            case CommitCheckpoint():
+                task = asyncio.get_running_loop().create_task(self._commit(instruction))
+                self._background.add(task)
+                task.add_done_callback(self._background.discard)
+            case EndRun():
+                self._on_end(instruction)
+            case _:
+                self._members.send(instruction)
+
+    async def _commit(self, order: CommitCheckpoint) -> None:
+        level = level_at(order.place)
+        try:
+            size = await asyncio.to_thread(self._checkpoints.commit, order)
+        except Exception as error:  # noqa: BLE001 - whatever fails in a store, to the run this checkpoint does not exist
+            log.warning("checkpoint %s was not committed: %r", order.checkpoint, error)
+            self.submit(CheckpointFailed(order.checkpoint, f"{type(error).__name__}: {error}", level))
+            return
+        latency_s = self.clock.now_s() - order.requested_at_s
+        self.submit(CheckpointDurable(order.checkpoint, order.state, size, order.blocked_s, latency_s, level))
+
+    async def stop(self) -> None:
+        """Leave what is being committed to itself: nobody hears of it any more."""
+        tasks = list(self._background)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def tick_after(self, wait_s: float) -> None:
+        """One tick beside the regular ones: something is due then, and nobody should wait for the next."""
+        asyncio.get_running_loop().call_later(wait_s + LATE_S, self.submit, Tick())
+
+    async def tick_forever(self) -> None:
+        while True:
+            self.submit(Tick())
+            await asyncio.sleep(TICK_S)

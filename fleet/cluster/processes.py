@@ -1,0 +1,78 @@
+"""The processes of one local node, found by a mark in their environment. Linux only: it reads ``/proc``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from fleet.cluster.proc import stat_fields
+
+CLUSTER_VARIABLE = "FLEET_CLUSTER"
+"""Names the local cluster that a process belongs to; every descendant of its nodes inherits it."""
+NODE_VARIABLE = "FLEET_NODE_INDEX"
+"""Index of the node that a process runs on; ``head`` on the head node."""
+
+
+def calling(module: str, function: str, *arguments: str) -> list[str]:
+    """Command line of a process that calls a function of ours, with these arguments in ``sys.argv``; it needs no installation."""
+    ours = str(Path(__file__).parents[2])
+    program = f"import sys; sys.path.insert(0, {ours!r}); from {module} import {function}; sys.argv[0] = 'fleet'; {function}()"
+    return [sys.executable, "-c", program, *arguments]
+
+
+def find(cluster: str, node: str | None = None) -> list[int]:
+    """Pids of the live processes of a cluster (of one of its nodes), and of all that descend from them, parents first."""
+    marks = [f"{CLUSTER_VARIABLE}={cluster}".encode()] + ([f"{NODE_VARIABLE}={node}".encode()] if node is not None else [])
+    parents: dict[int, int] = {}
+    found: set[int] = set()
+    for pid, parent, environment in _processes():
+        parents[pid] = parent
+        if all(mark in environment for mark in marks):
+            found.add(pid)
+    grown = True
+    while grown:  # a child that cleaned its environment still has its parent
+        children = {pid for pid, parent in parents.items() if parent in found} - found
+        found |= children
+        grown = bool(children)
+    return sorted(found)
+
+
+def kill_all(cluster: str, node: str | None = None, limit_s: float = 10.0) -> list[int]:
+    """SIGKILL every process of the cluster (node) but this one until none is left, for at most ``limit_s``; returns who outlives it.
+
+    It looks again after each round, so that a process forked between the look and the signal does not escape.
+    """
+    end_s = time.monotonic() + limit_s
+    while pids := [pid for pid in find(cluster, node) if pid != os.getpid()]:
+        for pid in pids:
+            _kill(pid)
+        if time.monotonic() > end_s:
+            return pids
+        time.sleep(0.01)
+    return []
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return  # it has ended since the look, which is what was wanted
+
+
+def _processes() -> Iterator[tuple[int, int, list[bytes]]]:
+    """(pid, parent, environment) of each live process that we may read; zombies are left out."""
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            state, parent = stat_fields(int(name))[:2]
+            with open(f"/proc/{name}/environ", "rb") as file:
+                environment = file.read().split(b"\0")
+        except OSError:
+            continue  # ended meanwhile, or another user's
+        if state != "Z":
+            yield int(name), int(parent), environment

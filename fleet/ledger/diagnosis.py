@@ -1,0 +1,313 @@
+"""Why a run was slow: symptom -> metric -> compute, communication or coordination -> layer -> remedy -> where the cost moves -> evidence.
+
+A pure function of the ledger. Every sentence carries the figures it rests on; what cannot be told from a ledger is not guessed.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from fleet.laws.checkpointing import exact_work_s
+from fleet.ledger.report import duration, rank_time
+from fleet.ledger.summary import STEP_NAMES, Incident, LedgerSummary
+
+COMPUTE, COMMUNICATION, COORDINATION = "compute", "communication", "coordination"
+NOTABLE = 0.01
+"""Shares of all rank-seconds below this are not worth anybody's time; the largest loss is named all the same."""
+UNEVEN = 1.5
+"""A slot that waits for the others this many times less than they wait is the one they wait for."""
+OFTEN = 3
+"""Losses of one slot from which on it is the place, and not bad luck, that is suspected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that cost time.
+
+    ``share`` of all allocated rank-seconds of which it is known where they went, ``metric`` the category or figure that shows it, ``where``
+    compute, communication or coordination. ``moves_to``: what grows when the remedy is taken; no remedy is free.
+    """
+
+    symptom: str
+    metric: str
+    share: float
+    where: str
+    layer: str
+    remedy: str
+    moves_to: str
+    evidence: tuple[str, ...]
+
+
+def diagnose(summary: LedgerSummary) -> tuple[Finding, ...]:
+    """What cost the run most, dearest first. Empty for a run that lost nothing."""
+    found = [rule(summary) for rule in RULES]
+    ranked = sorted((finding for finding in found if finding is not None and finding.share > 0), key=lambda each: -each.share)
+    notable = [finding for finding in ranked if finding.share >= NOTABLE] or ranked[:1]
+    return (*notable, *_places(summary))
+
+
+def _share(summary: LedgerSummary, name: str) -> float:
+    return _of_all(summary, summary.categories[name])
+
+
+def _of_all(summary: LedgerSummary, rank_s: float) -> float:
+    """As a share of all rank-seconds of which it is known where they went."""
+    return rank_s / summary.decided_s if summary.decided_s > 0 else 0.0
+
+
+def _spent(summary: LedgerSummary, name: str, part_s: float | None = None) -> str:
+    spent_s = summary.categories[name] if part_s is None else part_s
+    share = _of_all(summary, spent_s)
+    return f"{name} took {rank_time(spent_s)} of all {rank_time(summary.decided_s)} that the ranks had ({share:.1%})."
+
+
+# ---- steps -------------------------------------------------------------------------------------------------------------------------------
+
+
+def _slow_rank(summary: LedgerSummary) -> Finding:
+    evidence = [_spent(summary, "straggler_wait")]
+    waits = _waits(summary)
+    slowest = min(waits, key=lambda slot: waits[slot], default=None)
+    others = [wait for slot, wait in waits.items() if slot != slowest]
+    layer = "the batch: shards that take unequal time"
+    if slowest is not None and others and statistics.median(others) > UNEVEN * waits[slowest]:
+        layer = f"the node of slot {slowest}"
+        evidence.append(f"Slot {slowest} waited {waits[slowest]:.1%} of its steps for others, the others {statistics.median(others):.1%}.")
+    else:
+        evidence.append("All slots wait about as long as each other, so none of them is the slow one.")
+    return Finding(
+        "Ranks wait for the slowest of them.", "straggler_wait", _share(summary, "straggler_wait"), COMPUTE, layer,
+        "Give the slow rank fewer shards, or put a spare in its place.",
+        "to exposed_comm, as uneven shards send more partial sums; to idle_spare, when a spare is used up", tuple(evidence),
+    )  # fmt: skip
+
+
+def _waits(summary: LedgerSummary) -> dict[int, float]:
+    """Share of each slot's steps that it waited for slower ones; slots without steps are left out."""
+    totals = {slot: sum(row[name] for name in STEP_NAMES) for slot, row in enumerate(summary.slots)}
+    return {slot: summary.slots[slot]["straggler_wait"] / total for slot, total in totals.items() if total > 0}
+
+
+def _wire(summary: LedgerSummary) -> Finding:
+    law = summary.law
+    step_s = law.compute_s + law.comm_s + law.sync_s + law.data_s
+    rho = law.comm_s / law.compute_s if law.compute_s else 0.0
+    evidence = (
+        _spent(summary, "exposed_comm"),
+        f"A rank's step has {duration(law.comm_s)} of communication that nothing hides, beside {duration(law.compute_s)} of compute.",
+        f"rho = {rho:.2f}: " + ("communication is what a step waits for." if rho > 1 else f"{law.comm_s / (step_s or 1.0):.0%} of a step."),
+    )
+    return Finding(
+        "Ranks wait for the network.", "exposed_comm", _share(summary, "exposed_comm"), COMMUNICATION, "the reduction of gradients",
+        "Compute more between two reductions (a larger batch), or let them overlap with the backward pass.",
+        "to memory, for the larger batch or the buffers in flight", evidence,
+    )  # fmt: skip
+
+
+def _data(summary: LedgerSummary) -> Finding:
+    evidence = (_spent(summary, "data_wait"), f"A rank's step waits {duration(summary.law.data_s)} for its samples.")
+    return Finding(
+        "Ranks wait for data.", "data_wait", _share(summary, "data_wait"), COORDINATION, "the feed: storage and decoding",
+        "Fetch further ahead, or keep the samples nearer.", "to memory and to the disks of the nodes", evidence,
+    )  # fmt: skip
+
+
+# ---- checkpoints -------------------------------------------------------------------------------------------------------------------------
+
+
+def _mtbf_s(summary: LedgerSummary) -> float:
+    return summary.held_s / summary.in_view_losses if summary.in_view_losses else 0.0
+
+
+def _interval(summary: LedgerSummary) -> list[str]:
+    """How the interval in use compares with the optimum for what was measured."""
+    every_s, blocked_s, mtbf_s = summary.checkpoint_interval_s, summary.checkpoint_blocked_s, _mtbf_s(summary)
+    if every_s is None or not blocked_s or not mtbf_s:
+        return []
+    best_s = float(exact_work_s(blocked_s, mtbf_s)) + blocked_s
+    used = f"A checkpoint blocks for {duration(blocked_s)} and is written every {duration(every_s)}; "
+    return [f"{used}if each of the losses, one every {duration(mtbf_s)}, needed it, every {duration(best_s)} would be best."]
+
+
+def _checkpoints(summary: LedgerSummary) -> Finding:
+    written = summary.checkpoints_by_phase.get("durable", 0)
+    evidence = (_spent(summary, "checkpoint_stall"), f"{written} checkpoints became durable.", *_interval(summary))
+    return Finding(
+        "Steps stop for checkpoints.", "checkpoint_stall", _share(summary, "checkpoint_stall"), COORDINATION, "snapshots and the store",
+        "Write them less often, or make the snapshot cheaper.", "to rework, as a fault that needs one loses more steps", evidence,
+    )  # fmt: skip
+
+
+def _rework(summary: LedgerSummary) -> Finding:
+    evidence = [_spent(summary, "rework"), *_by_fault(summary, "rework")]
+    if summary.rolled_back_total:
+        evidence.append(f"{summary.rolled_back_total:,} committed steps were rolled back to a checkpoint.")
+        evidence += _interval(summary)
+    return Finding(
+        "Work is done twice.", "rework", _share(summary, "rework"), COORDINATION,
+        "checkpoints" if summary.rolled_back_total else "the step",
+        "Write checkpoints more often, or keep a copy in other ranks." if summary.rolled_back_total else "Make steps shorter.",
+        "to checkpoint_stall" if summary.rolled_back_total else "to exposed_comm, as shorter steps reduce as much", tuple(evidence),
+    )  # fmt: skip
+
+
+# ---- faults ------------------------------------------------------------------------------------------------------------------------------
+
+
+def _costs(summary: LedgerSummary, name: str) -> list[tuple[float, Incident]]:
+    return sorted(((i.cost[name], i) for i in summary.incidents if i.cost.get(name, 0.0) > 0), key=lambda pair: -pair[0])
+
+
+def _by_fault(summary: LedgerSummary, name: str) -> list[str]:
+    """The faults that cost most of ``name``."""
+    costs = _costs(summary, name)
+    if not costs:
+        return []
+    worst = costs[0]
+    each = sum(cost for cost, _ in costs) / len(costs)
+    count = f"{len(costs)} faults cost {rank_time(each)} of it each" if len(costs) > 1 else "One fault has a part in it"
+    return [f"{count}; the dearest is {worst[1].id} ({worst[1].kind}) with {rank_time(worst[0])}."]
+
+
+def _of_faults(name: str, symptom: str, layer: str, remedy: str, moves_to: str) -> Callable[[LedgerSummary], Finding]:
+    def rule(summary: LedgerSummary) -> Finding:
+        evidence = (_spent(summary, name), *_by_fault(summary, name))
+        return Finding(symptom, name, _share(summary, name), COORDINATION, layer, remedy, moves_to, evidence)
+
+    return rule
+
+
+def _cold(summary: LedgerSummary) -> Finding:
+    """Slots that wait for their first process: no spare helps against that."""
+    started = "the run started"
+    if again := sum(incident.down_s > 0 for incident in summary.incidents):
+        started += f" and was resumed {again} time{'s' if again > 1 else ''}"
+    evidence = (_spent(summary, "provision", summary.cold_provision_s), f"All of it was before a slot had its first process, as {started}.")
+    return Finding(
+        "The cluster takes long to start.", "provision", _of_all(summary, summary.cold_provision_s), COORDINATION,
+        "start-up: the cluster and its first processes", "Use a cluster that is up already (fleet up, fleet submit), or run longer.",
+        "to machines that are held while nothing runs on them", evidence,
+    )  # fmt: skip
+
+
+def _empty(summary: LedgerSummary) -> Finding:
+    empty_s = summary.categories["provision"] - summary.cold_provision_s
+    evidence = [_spent(summary, "provision", empty_s), *_by_fault(summary, "provision")]
+    idle = _share(summary, "idle_spare")
+    evidence.append(
+        f"{summary.spares} spares stood by, idle for {idle:.1%} of all rank-seconds." if summary.spares else "There was no spare."
+    )
+    return Finding(
+        "Slots stand empty after a loss.", "provision", _of_all(summary, empty_s), COORDINATION, "the scheduler: replacing what was lost",
+        "Keep a spare more, or make replacements start faster.", "to idle_spare, which is paid for whether a fault comes or not",
+        tuple(evidence),
+    )  # fmt: skip
+
+
+def _spares(summary: LedgerSummary) -> Finding | None:
+    if not summary.spares or summary.in_view_losses:
+        return None
+    evidence = (_spent(summary, "idle_spare"), "No rank was lost from the view, so that no spare was needed.")
+    return Finding(
+        "Spares stand by.", "idle_spare", _share(summary, "idle_spare"), COORDINATION, "capacity",
+        "Keep fewer spares, if the fleet is as quiet as this run.", "to provision, when a rank is lost after all", evidence,
+    )  # fmt: skip
+
+
+def _start(summary: LedgerSummary) -> Finding:
+    again = sum(incident.init_s for incident in summary.incidents)
+    evidence = (_spent(summary, "init"), f"{rank_time(again)} of it are replacements of lost ranks.")
+    return Finding(
+        "Processes take long to start.", "init", _share(summary, "init"), COORDINATION, "start-up: imports, building the model",
+        "Run longer, import less, or fork ranks from a warm process.", "to memory of the nodes, for processes kept warm", evidence,
+    )  # fmt: skip
+
+
+def _verification(summary: LedgerSummary) -> Finding:
+    compute = summary.categories["compute"]
+    evidence = [_spent(summary, "verify")]
+    if compute:
+        evidence.append(f"That is {summary.categories['verify'] / compute:.1%} of what the steps computed.")
+    return Finding(
+        "Ranks check each other's work.", "verify", _share(summary, "verify"), COMPUTE, "the defence against silent corruption",
+        "Compute fewer shards again (--verify), if the nodes are trusted.",
+        "to rework: a rank that computes wrongly is found later, and more steps are in doubt", tuple(evidence),
+    )  # fmt: skip
+
+
+def _unexplained(summary: LedgerSummary) -> Finding:
+    evidence = (_spent(summary, "other"), f"{summary.holes} holes of {duration(summary.hole_s)} in what ranks recorded.")
+    return Finding(
+        "Time that nobody recorded.", "other", _share(summary, "other"), COORDINATION, "the journal",
+        "Look at which slots have holes, and when: a node that died takes its last moments along.", "nowhere: it was lost anyway", evidence,
+    )  # fmt: skip
+
+
+def _places(summary: LedgerSummary) -> list[Finding]:
+    """Slots that are lost again and again, not by chaos."""
+    natural = [i for i in summary.incidents if i.id.startswith("loss-")]
+    lost = Counter(member.partition(".")[0] for incident in natural for member in incident.members)
+    found = []
+    for slot, count in lost.most_common():
+        if count < OFTEN or count < 0.5 * len(natural):
+            continue
+        cost = sum(i.cost_s for i in natural if any(member.startswith(f"{slot}.") for member in i.members))
+        share = _of_all(summary, cost)
+        evidence = (f"Slot {slot} was lost {count} times of {len(natural)} losses that chaos did not cause, at {rank_time(cost)} in all.",)
+        found.append(
+            Finding(
+                "One place fails again and again.", "losses", share, COORDINATION, f"the node of slot {slot}",
+                "Keep its node out of the run, and have it tested.", "to provision, until another node is there", evidence,
+            )
+        )  # fmt: skip
+    return found
+
+
+RULES: tuple[Callable[[LedgerSummary], Finding | None], ...] = (
+    _slow_rank, _wire, _data, _checkpoints, _rework, _cold, _empty, _spares, _start, _verification, _unexplained,
+    _of_faults("detect", "Faults are noticed late.", "failure detection: connections and time-outs",
+               "Shorten the time-out that fired, or watch the process itself.", "to false alarms: a slow rank is taken for dead"),
+    _of_faults("reform", "Survivors take long to meet again.", "membership and process groups",
+               "Have fewer view changes, or build groups before they are needed.", "to memory, for groups that are kept ready"),
+    _of_faults("restore", "Newcomers take long to get the state.", "state transfer",
+               "Send it from several peers, or keep a copy beside the spare.", "to exposed_comm, while copies are kept up to date"),
+    _of_faults("finish", "The run takes long to end.", "the end of the run: the last checkpoint, and processes that leave",
+               "Run longer, so that there is one end to more steps, or leave the last checkpoint out where nobody needs it.",
+               "to rework, when the run is taken up again from an older checkpoint"),
+)  # fmt: skip
+
+
+# ---- words -------------------------------------------------------------------------------------------------------------------------------
+
+
+def explain(summary: LedgerSummary, findings: tuple[Finding, ...]) -> str:
+    """Plain sentences, dearest first."""
+    head = f"{summary.run}: goodput {summary.goodput:.1%} of {summary.world} ranks over {duration(summary.held_s)}."
+    if not findings:
+        return f"{head}\nNothing was lost.\n"
+    parts = [head]
+    for number, finding in enumerate(findings, 1):
+        parts += [
+            "",
+            f"{number}. {finding.symptom} ({finding.share:.1%} of all rank-seconds)",
+            f"   metric    {finding.metric}, which is {finding.where}",
+            f"   layer     {finding.layer}",
+            f"   remedy    {finding.remedy}",
+            f"   the cost  moves {finding.moves_to}"
+            if not finding.moves_to.startswith("nowhere")
+            else f"   the cost  goes {finding.moves_to}",
+            *(f"   evidence  {sentence}" if first else f"             {sentence}" for first, sentence in _first(finding.evidence)),
+        ]
+    return "\n".join(parts) + "\n"
+
+
+def _first(sentences: tuple[str, ...]) -> list[tuple[bool, str]]:
+    return [(place == 0, sentence) for place, sentence in enumerate(sentences)]
+
+
+def plain(findings: tuple[Finding, ...]) -> list[Mapping[str, object]]:
+    """For JSON."""
+    return [{name: getattr(finding, name) for name in Finding.__slots__} for finding in findings]

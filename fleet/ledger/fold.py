@@ -1,0 +1,491 @@
+"""The goodput ledger: a pure fold of the journal. Every rank-second of every slot falls into exactly one category.
+
+Nothing is inferred as a remainder: a rank's time is in its own ``Spans``; the ledger adds only what no rank can record, from the times of
+losses and of replacements (``provision``, ``detect``, ``rework``). Time that nobody recorded is ``other``, and counted as a hole. What a
+process reports after another took its place (its node was cut off, and came back) is not the slot's time any more; it is counted apart. So
+is the time in which the run was stopped and nobody held a machine: it is nobody's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+from typing import Any, Self
+
+from fleet.errors import LedgerError
+from fleet.ledger.costs import CostBook, Floors
+from fleet.ledger.expectation import Terms
+from fleet.ledger.samples import StepCover
+from fleet.ledger.slots import (
+    CLOCK_NOISE_US,
+    DETECT,
+    MAX_COMMITS,
+    NAMES,
+    OTHER_INDEX,
+    PROVISION,
+    REWORK,
+    Abandoned,
+    Commit,
+    SlotAccount,
+    clip,
+    cut_front,
+)
+from fleet.ledger.stretches import Stretches
+from fleet.ledger.tallies import Tally
+from fleet.ledger.timeline import Timeline
+from fleet.protocol.decisions import Interval
+from fleet.protocol.levels import PEERS, STORE
+from fleet.protocol.records import (
+    CheckpointRecord,
+    Committed,
+    DataRead,
+    DecisionMade,
+    EvidenceKept,
+    FaultRecord,
+    Heard,
+    LineageBegun,
+    LossExplained,
+    Measurement,
+    OnceRecord,
+    ProcessLost,
+    ProcessUp,
+    Record,
+    Resumed,
+    RunEnded,
+    RunStarted,
+    Spans,
+    Unobserved,
+    ViewPublished,
+    configuration,
+)
+from fleet.protocol.types import Member
+
+KEPT_BOUNDARIES = 8
+"""Durable checkpoints that the ledger can follow a rollback to."""
+GAP_SAMPLES = 4_096
+END_NOISE_US = 100_000
+"""Spans may end this much after the run, by hosts whose clocks are not quite aligned; the run then ends with the last of them."""
+FINISH_INDEX = NAMES.index("finish")
+NOWHERE = 1 << 62
+
+
+def to_us(seconds: float) -> int:
+    """Whole microseconds, the ledger's own unit."""
+    return round(seconds * 1e6)
+
+
+class LedgerFold:
+    """Folds records, in the journal's order, into rank-seconds by category.
+
+    Live and afterwards alike: :meth:`apply` each record, ask :meth:`summary` at any time.
+
+    Args:
+        timeline: gathers what each slot did when, for pictures; None saves the time.
+    """
+
+    def __init__(self, timeline: Timeline | None = None) -> None:
+        self.timeline = timeline
+        self.started: RunStarted | None = None
+        self.ended: RunEnded | None = None
+        self.slots: list[SlotAccount] = []
+        self.book = CostBook()
+        self.lineage = 0
+        self.reclassified_us = [0] * len(NAMES)
+        self.last_us = 0
+        self.stretches = Stretches()
+        self.terms: Terms | None = None
+        self.cold_us = 0
+        self.held: dict[int, list[Abandoned]] = {}
+        self._view_floors, self._lineage_floors = Floors(), Floors()
+        self._boundaries: list[int] = []
+        self._owed_us = self.stale_us = 0
+        self.step_gaps_us: deque[int] = deque(maxlen=GAP_SAMPLES)
+        self.rank_steps = self.step = self.commits_total = self.rolled_back_total = 0
+        self.productive_us = 0.0
+        self.fault_counts: Counter[tuple[str, str]] = Counter()
+        self.views_total = self.view_size = 0
+        self._checkpoint_counts: Counter[tuple[str, str]] = Counter()
+        self.checkpoint: CheckpointRecord | None = None
+        self.interval_s: float | None = None
+        self.copy_interval_s: float | None = None
+        self.measurements: dict[str, tuple[int, float]] = {}
+        self.data: DataRead | None = None
+        self.said: dict[str, float] = {}
+        self.cover, self.histories = StepCover(), [(0, 0)]
+        self.tally = Tally()
+        self._closed: LedgerFold | None = None
+        self._handlers = self._bound()
+
+    def _bound(self) -> dict[type, Any]:
+        return {
+            Spans: self._spans,
+            RunStarted: self._run_started,
+            Resumed: self._resumed,
+            ProcessLost: self._process_lost,
+            ViewPublished: self._view_published,
+            Committed: self._committed,
+            LineageBegun: self._lineage_begun,
+            Unobserved: self._unobserved,
+            FaultRecord: self._fault,
+            CheckpointRecord: self._checkpointed,
+            DecisionMade: self._decided,
+            Measurement: self._measured,
+            DataRead: self._read,
+            RunEnded: self._run_ended,
+            LossExplained: self._explained,
+            ProcessUp: self._seen,
+            Heard: self._seen,
+            EvidenceKept: self._seen,
+            OnceRecord: self._seen,
+        }
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For a snapshot: all but what follows from the rest."""
+        return self.__dict__ | {"_handlers": None, "_closed": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._handlers = self._bound()
+
+    def apply(self, record: Record) -> None:
+        """Add one record. Raises LedgerError when the rank-seconds overlap or leave a gap; names the member and the times."""
+        if self.started is None and not isinstance(record, RunStarted):
+            raise LedgerError(f"the first record is {type(record).__name__}, not RunStarted")
+        self._closed = None
+        self._handlers[type(record)](record)
+        if type(record) is not Spans:
+            self.tally.add(record)
+
+    def apply_all(self, records: Iterable[Record]) -> Self:
+        """Add every record; returns the ledger itself."""
+        for record in records:
+            self.apply(record)
+        return self
+
+    # ---- the run
+
+    def _run_started(self, record: RunStarted) -> None:
+        if self.started is not None:
+            raise LedgerError(f"a second RunStarted at {record.at_s} s: the run {self.started.run} started at {self.started.at_s} s")
+        self.started = record
+        said = configuration(record.config)
+        self.said = _numbers(said, "expected_goodput", "queued_s")
+        self.terms = Terms.said(said)
+        self.last_us = start_us = to_us(record.at_s)
+        self.stretches = Stretches(start_us)
+        self.slots = [SlotAccount(slot, start_us) for slot in range(record.world + record.spares)]
+        if self.timeline is not None:
+            self.timeline.start(len(self.slots), start_us)
+
+    def _seen(self, record: Any) -> None:
+        self.last_us = max(self.last_us, to_us(record.at_s))
+
+    def _resumed(self, record: Resumed) -> None:
+        """After a gap every slot was empty since the last record, and nobody held it."""
+        at_us, ended = to_us(record.at_s), self.ended
+        if ended is not None:
+            self.last_us = to_us(ended.at_s)
+            self.resolve_all()
+            self.close_slots(self.last_us)
+            self.ended = None
+        if at_us < self.last_us:
+            raise LedgerError(f"the run resumed at {record.at_s} s, before its last record at {self.last_us / 1e6} s")
+        if record.gap:
+            self._stopped(at_us, ended, record.cause)
+        self.last_us = at_us
+
+    def _stopped(self, back_us: int, ended: RunEnded | None, cause: str) -> None:
+        """Nobody held a machine since the last record, and everybody was gone by then."""
+        gone_us = min(back_us, max(self.last_us, *(slot.cursor_us for slot in self.slots)))
+        for slot in self.slots:
+            if slot.incarnation >= 0:
+                self._hole(slot, gone_us if slot.lost_us is None else min(slot.lost_us, gone_us))
+            self._vacant(slot, gone_us)
+            slot.stop(gone_us, back_us)
+        self.stretches.stopped(gone_us, back_us, ended)
+        self.book.outage(gone_us, back_us, cause)
+
+    def _run_ended(self, record: RunEnded) -> None:
+        self.ended = record
+
+    # ---- spans
+
+    def _slot(self, member: Member) -> SlotAccount:
+        if not 0 <= member.slot < len(self.slots):
+            raise LedgerError(f"{member} is in no slot of this run, whose slots are 0 to {len(self.slots) - 1}")
+        return self.slots[member.slot]
+
+    def _spans(self, record: Spans) -> None:
+        if self.ended is not None:
+            record = clip(record, to_us(self.ended.at_s))
+        slot = self._slot(record.member)
+        if slot.is_past(record.member):
+            self.stale_us += sum(record.durations_us)
+            return
+        record = self._in_life(record)
+        if not record.codes:
+            return
+        record = self._enter(slot, record)
+        self.cover.add(record)
+        if self.timeline is not None:
+            self.timeline.add(slot.slot, record)
+        floor = min(self._view_floors.of(record.generation, NOWHERE), self._lineage_floors.of(record.lineage, NOWHERE))
+        folded = slot.fold(record, floor, self._members(record.generation))
+        if folded.first_commit_us is not None and folded.last_commit_us is not None:
+            self.book.stepped(record.generation, folded.first_commit_us, folded.last_commit_us)
+            self.stretches.stepped(folded.first_step_us, folded.last_commit_us)
+            self.step_gaps_us.extend(folded.gaps_us)
+            self.rank_steps += folded.commits
+            self.productive_us += folded.productive_us
+        for charge in folded.charges:
+            self.book.charge_span(charge)
+        for abandoned in folded.abandoned:
+            self._abandon(abandoned)
+        if len(slot.commits) > MAX_COMMITS:
+            slot.compact(sorted({*self._boundaries, slot.commits[MAX_COMMITS // 2].last}))
+        self.last_us = max(self.last_us, slot.cursor_us)
+
+    def _in_life(self, record: Spans) -> Spans:
+        """Without what the process did after it was declared lost: its slot was empty by then, or another's."""
+        loss_us = self._loss_us(record.member)
+        if loss_us is None:
+            return record
+        lived = clip(record, loss_us)
+        self.stale_us += sum(record.durations_us) - sum(lived.durations_us)
+        return lived
+
+    def _members(self, generation: int) -> int:
+        assert self.started is not None
+        return self.book.members.get(generation, self.started.world)
+
+    def _enter(self, slot: SlotAccount, record: Spans) -> Spans:
+        """Check that the record follows on what the slot has; a new incarnation fills the time before it."""
+        member = record.member
+        if member.incarnation == slot.incarnation:
+            if record.start_us != slot.cursor_us:
+                what = "overlap" if record.start_us < slot.cursor_us else "leave a gap"
+                raise LedgerError(f"{member}: spans {what}: they ended at {slot.cursor_us} us, the next start at {record.start_us} us")
+            return record
+        self._replace(slot, record.start_us)
+        slot.seat(member.incarnation, self._loss_us(member))
+        lap = slot.cursor_us - record.start_us
+        if lap > CLOCK_NOISE_US and record.start_us >= self.stretches.back_us:
+            raise LedgerError(
+                f"{member}: spans overlap: slot {slot.slot} was taken until {slot.cursor_us} us, they start at {record.start_us} us"
+            )
+        return cut_front(record, lap) if lap > 0 else record
+
+    def _loss_us(self, member: Member) -> int | None:
+        loss = self.book.losses.get(str(member))
+        return loss.at_us if loss is not None else None
+
+    def _replace(self, slot: SlotAccount, start_us: int) -> None:
+        """Fill a slot's time up to the first span of its next process."""
+        for abandoned in slot.abandon():
+            self._abandon(abandoned)
+        death_us = start_us if slot.lost_us is None else min(slot.lost_us, start_us)
+        if slot.incarnation >= 0:
+            self._hole(slot, death_us)
+        self._vacant(slot, start_us)
+
+    def _vacant(self, slot: SlotAccount, end_us: int) -> None:
+        """The slot was empty until ``end_us``."""
+        start_us, duration = slot.cursor_us, slot.fill(end_us, PROVISION)
+        if not duration:
+            return
+        if slot.cold:
+            self.cold_us += duration
+        if slot.incarnation >= 0:
+            self.book.charge(PROVISION, duration, (f"outage-{len(self.stretches.gaps)}" if slot.stopped else str(slot.member),))
+        if self.timeline is not None:
+            self.timeline.paint(slot.slot, start_us, duration, PROVISION)
+
+    def _hole(self, slot: SlotAccount, end_us: int) -> None:
+        """Time between a process's last span and its death that nobody recorded."""
+        start_us, duration = slot.cursor_us, slot.fill(end_us, OTHER_INDEX)
+        if duration > CLOCK_NOISE_US:
+            slot.holes += 1
+            slot.hole_us += duration
+        if self.timeline is not None:
+            self.timeline.paint(slot.slot, start_us, duration, OTHER_INDEX)
+
+    def _unobserved(self, record: Unobserved) -> None:
+        """Lenient where spans are strict: the node that knew the exact times is gone."""
+        slot = self._slot(record.member)
+        if slot.is_past(record.member):
+            self.stale_us += record.end_us - record.start_us
+            return
+        if record.member.incarnation > slot.incarnation:
+            self._replace(slot, record.start_us)
+            slot.seat(record.member.incarnation, self._loss_us(record.member))
+        limits = (self._loss_us(record.member), None if self.ended is None else to_us(self.ended.at_s))
+        end_us = min([record.end_us, *(limit for limit in limits if limit is not None)])
+        self._hole(slot, min(record.start_us, end_us))
+        start_us, duration = slot.cursor_us, slot.fill(end_us, OTHER_INDEX)
+        if self.timeline is not None:
+            self.timeline.paint(slot.slot, start_us, duration, OTHER_INDEX)
+
+    # ---- what came to nothing
+
+    def _abandon(self, abandoned: Abandoned) -> None:
+        """Wait with the verdict until the next view: the loss that broke this one may not be on record yet."""
+        causes = self.book.causes_after(abandoned.generation)
+        if causes is None and not abandoned.rolled_back:
+            self.held.setdefault(abandoned.generation, []).append(abandoned)
+        else:
+            self._resolve(abandoned)
+
+    def _resolve(self, abandoned: Abandoned) -> None:
+        """Rework, but for the part after the loss that broke the generation: that is the time it took to notice."""
+        broke_us = None if abandoned.rolled_back else self.book.broke_us(abandoned.generation)
+        slot = self.slots[abandoned.slot]
+        for start_us, duration, _ in abandoned.pieces:
+            end_us = start_us + duration
+            split_us = end_us if broke_us is None else min(max(broke_us, start_us), end_us)
+            for index, begin_us, stop_us in ((REWORK, start_us, split_us), (DETECT, split_us, end_us)):
+                if stop_us > begin_us:
+                    slot.us[index] += stop_us - begin_us
+                    self.book.charge_after(index, stop_us - begin_us, abandoned.generation)
+                    if self.timeline is not None:
+                        self.timeline.recolour(slot.slot, begin_us, stop_us - begin_us, index)
+
+    def _resolve_before(self, generation: int) -> None:
+        for earlier in [g for g in self.held if g < generation]:
+            for abandoned in self.held.pop(earlier):
+                self._resolve(abandoned)
+
+    def resolve_all(self) -> None:
+        for slot in self.slots:
+            for abandoned in slot.abandon():
+                self._abandon(abandoned)
+        self._resolve_before(NOWHERE)
+        self.book.close()
+
+    def _roll_back(self, step: int) -> int:
+        """Move all that was committed after ``step`` to rework; returns the microseconds."""
+        self._boundaries = [boundary for boundary in self._boundaries if boundary <= step]
+        moved_us = 0
+        for slot in self.slots:
+            if slot.commits and slot.commits[-1].last > step:
+                for commit in slot.roll_back(step):
+                    moved_us += self._take_back(slot, commit)
+        return moved_us
+
+    def _take_back(self, slot: SlotAccount, commit: Commit) -> int:
+        for index, duration in enumerate(commit.step_us):
+            self.reclassified_us[index] += duration
+        self.rank_steps -= commit.rank_steps
+        self.productive_us -= commit.productive_us
+        if self.timeline is not None:
+            self.timeline.recolour(slot.slot, commit.start_us, commit.end_us - commit.start_us, REWORK)
+        return sum(commit.step_us)
+
+    # ---- the other records
+
+    def _process_lost(self, record: ProcessLost) -> None:
+        """What ended with its cluster is no loss of its own: the outage is."""
+        self._seen(record)
+        slot = self._slot(record.member)
+        if self.stretches.gaps and ((slot.stopped and slot.is_past(record.member)) or to_us(record.at_s) <= self.stretches.back_us):
+            return
+        self.book.lost(record, to_us(record.at_s))
+        if record.member.incarnation == slot.incarnation:
+            slot.lost_us = to_us(record.at_s)
+        if self.timeline is not None:
+            self.timeline.mark(record.at_s, "loss", f"{record.member} lost: {record.cause}", record.member.slot)
+
+    def _explained(self, record: LossExplained) -> None:
+        self._seen(record)
+        self.book.explained(record)
+
+    def _view_published(self, record: ViewPublished) -> None:
+        assert self.started is not None
+        self._seen(record)
+        self.book.published(record, self.started.world)
+        self.views_total += 1
+        self.view_size = len(record.view.members)
+        self.lineage = max(self.lineage, record.view.state.lineage)
+        if self.timeline is not None:
+            self.timeline.mark(record.at_s, "view", f"view {record.view.generation}: {self.view_size} members, {record.reason}", None)
+        if record.graceful:
+            return
+        self._view_floors.add(record.view.generation, record.view.state.step)
+        self._resolve_before(record.view.generation)
+        moved_us = self._roll_back(record.view.state.step) + self._owed_us
+        self._owed_us = 0
+        self.book.charge(REWORK, moved_us, self.book.causes_after(record.view.generation - 1) or ())
+
+    def _lineage_begun(self, record: LineageBegun) -> None:
+        """The view that follows names the losses that are to blame."""
+        self._seen(record)
+        self._lineage_floors.add(record.lineage, record.from_state.step)
+        self.histories.append((record.lineage, record.from_state.step))
+        self._owed_us += self._roll_back(record.from_state.step)
+        self.rolled_back_total += max(0, self.step - record.from_state.step)
+        self.lineage, self.step = record.lineage, min(self.step, record.from_state.step)
+
+    def _committed(self, record: Committed) -> None:
+        self._seen(record)
+        self.book.committed(record.state, to_us(record.at_s))
+        self.commits_total += max(0, record.state.step - self.step)
+        self.step = max(self.step, record.state.step)
+        self.lineage = max(self.lineage, record.state.lineage)
+
+    def _fault(self, record: FaultRecord) -> None:
+        self.book.fault(record)
+        self.fault_counts[record.fault.kind, record.phase] += 1
+        if self.timeline is not None and record.phase not in ("planned", "aimed"):
+            text = f"{record.fault.id} {record.phase}: {record.fault.kind} ({record.fault.component})"
+            self.timeline.mark(record.at_s, f"fault-{record.phase}", text, record.fault.slot)
+
+    def _checkpointed(self, record: CheckpointRecord) -> None:
+        self._seen(record)
+        self._checkpoint_counts[record.level, record.phase] += 1
+        if record.phase != "durable" or record.level != STORE:
+            return  # copies in memory come too often to keep the step of each, and the last is never far back
+        self.checkpoint = record
+        if not self._boundaries or record.state.step > self._boundaries[-1]:
+            self._boundaries = [*self._boundaries, record.state.step][-KEPT_BOUNDARIES:]
+            for slot in self.slots:
+                slot.compact(self._boundaries)
+
+    def _decided(self, record: DecisionMade) -> None:
+        self._seen(record)
+        told = record.payload
+        if isinstance(told, Interval) and record.policy == "interval":
+            self.interval_s = told.interval_s
+        elif isinstance(told, Interval) and record.policy == f"interval of {PEERS}":
+            self.copy_interval_s = told.interval_s
+
+    def by_phase(self, level: str) -> dict[str, int]:
+        return {phase: count for (of, phase), count in self._checkpoint_counts.items() if of == level}
+
+    def _measured(self, record: Measurement) -> None:
+        self._seen(record)
+        self.measurements[record.name] = (record.state.step, record.value)
+
+    def _read(self, record: DataRead) -> None:
+        self._seen(record)
+        self.data = record
+
+    def close_slots(self, end_us: int) -> None:
+        """Fill every slot up to the end: released processes finish, other slots are empty."""
+        latest = max(self.slots, key=lambda slot: slot.cursor_us)
+        if latest.cursor_us > end_us + END_NOISE_US:
+            raise LedgerError(f"{latest.member}: spans until {latest.cursor_us} us, after the run ended at {end_us} us")
+        end_us = max(end_us, latest.cursor_us)
+        for slot in self.slots:
+            if slot.incarnation >= 0 and slot.lost_us is not None:
+                self._hole(slot, min(slot.lost_us, end_us))
+            if slot.empty:
+                self._vacant(slot, end_us)
+            else:
+                start_us, duration = slot.cursor_us, slot.fill(end_us, FINISH_INDEX)
+                if self.timeline is not None:
+                    self.timeline.paint(slot.slot, start_us, duration, FINISH_INDEX)
+            slot.lost_us = end_us if slot.lost_us is None else slot.lost_us
+
+
+def _numbers(said: dict[str, Any], *names: str) -> dict[str, float]:
+    """Those of ``names`` that were written down at the start."""
+    return {name: float(said[name]) for name in names if isinstance(said.get(name), int | float)}

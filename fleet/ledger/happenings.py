@@ -1,0 +1,201 @@
+"""What happens in a run, a line for each thing that costs something, in order of cause. Pure: records go in, lines come out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from fleet.app.rank_logs import named
+from fleet.ledger.report import duration
+from fleet.protocol.causes import ProcessEnded
+from fleet.protocol.fault_kinds import kind_of
+from fleet.protocol.levels import PEERS, STORE
+from fleet.protocol.records import (
+    CheckpointRecord,
+    Committed,
+    DataRead,
+    DecisionMade,
+    EvidenceKept,
+    FaultRecord,
+    LineageBegun,
+    LossExplained,
+    ProcessLost,
+    Record,
+    Resumed,
+    RunStarted,
+    ViewPublished,
+)
+from fleet.protocol.types import Fault, Member
+
+PATIENCE_S = 2.0
+"""A loss waits that long for the word that the fault which explains it was carried out, or for how its process ended."""
+BAD, STRUCK, GOOD, QUIET = "red", "yellow", "green", "dim"
+COSTLY = {
+    "corruption": ("evict", "recompute", "stop", "go_back", "begin_anew"),
+    "straggler": ("rebalance", "promote", "evict"),
+    "lemons": ("keep_out",),
+    "preflight": ("keep_out",),
+    "settings": ("set",),
+}
+"""Policy -> decisions that cost something, or change what will. Of the policy ``store`` it is all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """``at_s`` is on the run's clock from its start on. ``colour`` is a word of Rich's."""
+
+    at_s: float
+    mark: str
+    text: str
+    colour: str
+
+    def __str__(self) -> str:
+        return f"{duration(self.at_s):>9}  {self.mark} {self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """``unexplained``: the loss that is told, while nobody has said how its process ended."""
+
+    line: Line
+    since_s: float
+    fault: str | None = None
+    unexplained: ProcessLost | None = None
+
+
+class Teller:
+    """Turns records into lines. What a fault has caused comes after the fault, though the journal learns of it before.
+
+    Args:
+        verbose: also what costs nothing: views, faults that were planned, suppressed or healed.
+    """
+
+    def __init__(self, verbose: bool = False) -> None:
+        self._verbose = verbose
+        self._started_s = 0.0
+        self._step = self._total = 0
+        self._viewed = False
+        self._faults: dict[str, Fault] = {}
+        self._struck: set[str] = set()
+        self._hung: set[str] = set()
+        self._waiting: list[_Waiting] = []
+
+    def take(self, record: Record, now_s: float) -> list[Line]:
+        """The lines that may be shown, ``now_s`` seconds on any clock that does not go back."""
+        if isinstance(record, LossExplained):
+            self._explain(record)
+            return self._released(now_s)
+        line = self._line(record)
+        if isinstance(record, FaultRecord) and record.phase == "executed":
+            self._struck.add(record.fault.id)
+            return [*([line] if line else []), *self._released(now_s)]
+        if line is None:
+            return []
+        self._waiting.append(_Waiting(line, now_s, *self._waits_for(record)))
+        return self._released(now_s)
+
+    def due(self, now_s: float) -> list[Line]:
+        """What has waited for long enough."""
+        return self._released(now_s)
+
+    def rest(self) -> list[Line]:
+        """All that still waits: nothing comes any more."""
+        lines, self._waiting = [waiting.line for waiting in self._waiting], []
+        return lines
+
+    def _explain(self, record: LossExplained) -> None:
+        """A loss that still waits is told with how its process ended."""
+        for place, waiting in enumerate(self._waiting):
+            if (lost := waiting.unexplained) is not None and lost.member == record.member:
+                line = self._line(replace(lost, cause=record.cause)) or waiting.line
+                self._waiting[place] = _Waiting(line, waiting.since_s)
+
+    def _released(self, now_s: float) -> list[Line]:
+        """From the first that still waits for its fault on, all wait: what follows from it comes behind it."""
+        lines = []
+        while self._waiting and self._ready(self._waiting[0], now_s):
+            lines.append(self._waiting.pop(0).line)
+        return lines
+
+    @staticmethod
+    def _waits_for(record: Record) -> tuple[str | None, ProcessLost | None]:
+        """The fault that explains a loss, or the loss of which it is not known yet how its process ended: to end takes a while."""
+        if not isinstance(record, ProcessLost):
+            return None, None
+        return (record.fault, None) if record.fault else (None, record if record.cause == ProcessEnded() else None)
+
+    def _ready(self, waiting: _Waiting, now_s: float) -> bool:
+        if now_s - waiting.since_s > PATIENCE_S:
+            return True
+        return waiting.unexplained is None and (waiting.fault is None or waiting.fault in self._struck)
+
+    # ---- words ---------------------------------------------------------------------------------------------------------------------------
+
+    def _line(self, record: Record) -> Line | None:
+        said = next(self._words(record), None)
+        if said is None:
+            return None
+        at_s = getattr(record, "at_s", self._started_s)
+        mark, text, colour = said
+        return Line(max(0.0, at_s - self._started_s), mark, " ".join(text.split()), colour)
+
+    def _words(self, record: Record) -> Iterator[tuple[str, str, str]]:
+        match record:
+            case RunStarted(at_s=at_s):
+                self._started_s = at_s
+            case Committed(state=state):
+                self._step = state.step
+            case DataRead(total_steps=total):
+                self._total = total
+            case FaultRecord():
+                yield from self._of_fault(record)
+            case ProcessLost():
+                yield "-", self._of_loss(record), BAD
+            case LineageBegun(lineage=lineage, from_state=start, reason=reason) if lineage > 0:
+                back = f", {self._step - start.step} are rolled back" if self._step > start.step else ""
+                self._step = start.step
+                yield "<", f"goes on from step {start.step}{back}: {reason}", BAD
+            case Resumed(cause=cause, gap=gap):
+                yield "*", cause if gap else f"{cause}; the ranks trained on", STRUCK
+            case CheckpointRecord():
+                yield from self._of_checkpoint(record)
+            case DecisionMade(policy=policy, action=action, reason=reason) if policy == "store" or action in COSTLY.get(policy, ()):
+                yield "*", f"{policy}: {action.replace('_', ' ')}: {reason}", STRUCK
+            case EvidenceKept(incident=incident, reason=reason, path=path) if incident not in self._hung:
+                self._hung.add(incident)
+                yield "*", f"{incident}: {reason}; stacks in {path}", STRUCK
+            case ViewPublished(view=view, reason=reason, graceful=graceful) if self._verbose:
+                how = "grows beside the running steps" if graceful else "formed"
+                yield ">", f"view {view.generation} {how}: {len(view.members)} ranks ({reason})", QUIET
+
+    def _of_fault(self, record: FaultRecord) -> Iterator[tuple[str, str, str]]:
+        fault = record.fault
+        self._faults[fault.id] = fault
+        detail = f"; {record.detail}" if record.detail else ""
+        if record.phase == "executed":
+            yield "!", f"fault {fault.id}: {operation(fault, record.members)}{detail}", STRUCK
+        elif self._verbose:
+            yield "!", f"fault {fault.id} ({fault.kind}) {record.phase}{detail}", QUIET
+
+    def _of_loss(self, record: ProcessLost) -> str:
+        where = f" in step {record.step}" if record.step >= 0 else ""
+        if record.fault is None:
+            return f"rank {named(record.member)} is lost{where}: {record.cause}"
+        fault = self._faults.get(record.fault)
+        how = kind_of(fault.kind).ends if fault is not None else ""
+        return f"rank {named(record.member)} is lost{where}: {how or record.cause} by fault {record.fault}"
+
+    def _of_checkpoint(self, record: CheckpointRecord) -> Iterator[tuple[str, str, str]]:
+        what = {STORE: "checkpoint", PEERS: "copy in memory"}.get(record.level, f"checkpoint in the {record.level}")
+        if record.phase in ("failed", "skipped", "withdrawn") and (self._verbose or not record.view_changed):
+            yield "*", f"{what} of step {record.state.step} {record.phase}: {record.detail}", STRUCK
+        elif record.phase == "durable" and record.level == STORE and record.state.step == self._total > 0:
+            yield "*", f"final checkpoint: step {record.state.step} is durable", GOOD
+
+
+def operation(fault: Fault, members: tuple[Member, ...]) -> str:
+    """What was done, to whom: ``SIGSTOP to rank 1 for 6.0 s (gpu)``."""
+    ranks = f"rank{'s' if len(members) > 1 else ''} {', '.join(map(named, members)) or 'of nobody'}"
+    lasts = f" for {duration(fault.duration_s)}" if fault.duration_s else ""
+    told = kind_of(fault.kind).told.format(kind=fault.kind, ranks=ranks, node=fault.node, lasts=lasts, severity=fault.severity)
+    return f"{told} ({fault.component})"

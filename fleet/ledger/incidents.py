@@ -1,0 +1,60 @@
+"""Faults and losses with their costs, as :class:`fleet.ledger.summary.Incident`. Used by ``fleet.ledger.goodput``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fleet.ledger.costs import CostBook, Loss
+from fleet.ledger.slots import NAMES
+from fleet.ledger.summary import COST_NAMES, Incident
+
+Charged = dict[str, list[int]]
+"""Microseconds by category, by the id of the loss that is charged with them."""
+
+
+def seconds(us: Iterable[int]) -> dict[str, float]:
+    """Microseconds in the order of the categories, as seconds by name."""
+    return {name: value / 1e6 for name, value in zip(NAMES, us, strict=True)}
+
+
+def incidents(book: CostBook, charged: Charged, median_us: float) -> list[Incident]:
+    """Faults in the order in which they were first heard of, then losses that no fault explains, and outages."""
+    explained: dict[str, list[Loss]] = {name: [] for name in book.faults}
+    alone: list[Loss] = []
+    for loss in book.losses.values():
+        if loss.fault in explained:
+            explained[loss.fault].append(loss)
+        else:
+            alone.append(loss)
+    incidents = [_of_fault(book, charged, name, losses, median_us) for name, losses in explained.items()]
+    return incidents + [_of_loss(book, charged, loss, median_us) for loss in alone]
+
+
+def _of_fault(book: CostBook, charged: Charged, name: str, losses: list[Loss], median_us: float) -> Incident:
+    records = book.faults[name]
+    fault = records[-1].fault
+    phases = tuple((record.phase, record.at_s, record.detail) for record in records)
+    at_s = next((at for phase, at, _ in phases if phase == "executed"), fault.at_s)
+    lost, costs = tuple(loss.id for loss in losses), _costs(book, charged, losses, median_us)
+    return Incident(
+        name, at_s, fault.component, fault.kind, fault.slot, fault.node, phases, lost, tuple(loss.cause for loss in losses), *costs
+    )
+
+
+def _of_loss(book: CostBook, charged: Charged, loss: Loss, median_us: float) -> Incident:
+    costs = _costs(book, charged, [loss], median_us)
+    if loss.id.startswith("outage-"):
+        return Incident(loss.id, loss.at_us / 1e6, "run", "outage", None, None, (), (), (loss.cause,), *costs, loss.down_us / 1e6)
+    slot = int(loss.id.partition(".")[0])
+    return Incident(f"loss-{loss.id}", loss.at_us / 1e6, "unknown", "loss", slot, None, (), (loss.id,), (loss.cause,), *costs)
+
+
+def _costs(
+    book: CostBook, charged: Charged, losses: list[Loss], median_us: float
+) -> tuple[dict[str, float], float, float | None, float | None]:
+    """Cost by category, the replacements' start-up, stall and excess, all in seconds."""
+    sums = seconds([sum(column) for column in zip(*(charged[loss.id] for loss in losses), strict=True)] if losses else [0] * len(NAMES))
+    stalls = [stall for loss in losses if (stall := book.stall_us(loss, median_us)) is not None]
+    excesses = [excess for loss in losses if (excess := book.excess_us(loss, median_us)) is not None]
+    cost = {name: sums[name] for name in COST_NAMES}
+    return cost, sums["init"], max(stalls, default=0.0) / 1e6 if stalls else None, max(excesses) / 1e6 if excesses else None

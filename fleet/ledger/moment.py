@@ -1,0 +1,156 @@
+"""The ledger's sums at one moment, as a :class:`fleet.ledger.summary.LedgerSummary`. Used by ``fleet.ledger.goodput``."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+from fleet.ledger.expectation import Expectation
+from fleet.ledger.fold import LedgerFold
+from fleet.ledger.incidents import incidents, seconds
+from fleet.ledger.samples import trained_on
+from fleet.ledger.slots import NAMES, OTHER_INDEX, PROVISION, STEP_KINDS
+from fleet.ledger.summary import LawTerms, LedgerSummary
+from fleet.protocol.levels import PEERS, STORE
+from fleet.protocol.records import CheckpointRecord
+
+
+class Times(NamedTuple):
+    """Microseconds. ``rows`` are by category for each slot, ``pending`` those of each slot that are not decided yet, ``cold`` the part of
+    provision in which slots waited for their first process."""
+
+    rows: list[tuple[int, ...]]
+    pending: list[int]
+    cold: int
+
+
+def summary_of(ledger: LedgerFold, closed: LedgerFold, now_us: int) -> LedgerSummary:
+    """``ledger`` holds the counters, ``closed`` the categories: the same ledger while the run goes on."""
+    assert ledger.started is not None
+    started, stretches = ledger.started, ledger.stretches
+    held_us, trained_us = now_us - stretches.start_us - stretches.down_us, stretches.trained_us(now_us, ledger.ended)
+    times = _slot_times(closed, now_us)
+    pending_us, rank_us = sum(times.pending), len(times.rows) * held_us
+    totals, settled = _columns(times.rows), _columns([slot.us for slot in ledger.slots])
+    samples = closed.step_gaps_us
+    median_us = statistics.median(samples) if samples else 0.0
+    charged, uncharged = closed.book.charged()
+    return LedgerSummary(
+        run=started.run,
+        status=ledger.ended.status if ledger.ended else "running",
+        reason=ledger.ended.reason if ledger.ended else "",
+        digest=ledger.ended.digest if ledger.ended else "",
+        started_s=started.at_s,
+        started_unix_s=started.unix_time_s,
+        now_s=now_us / 1e6,
+        held_s=held_us / 1e6,
+        down_s=stretches.down_us / 1e6,
+        training_s=trained_us / 1e6,
+        world=started.world,
+        spares=started.spares,
+        shards=started.shards,
+        categories=seconds(totals),
+        slot_us=tuple(times.rows),
+        pending_s=pending_us / 1e6,
+        cold_provision_s=(closed.cold_us + times.cold) / 1e6,
+        settled=seconds([a + b for a, b in zip(settled, ledger.reclassified_us, strict=True)]),
+        reclassified=seconds(ledger.reclassified_us),
+        holes=sum(slot.holes for slot in closed.slots),
+        stale_s=closed.stale_us / 1e6,
+        hole_s=sum(slot.hole_us for slot in closed.slots) / 1e6,
+        closes=sum(totals) + pending_us == rank_us,
+        **_goodputs(closed, sum(totals[:STEP_KINDS]), held_us, trained_us, times.pending),
+        other_ratio=_share(totals[OTHER_INDEX], rank_us - pending_us),
+        steps=closed.step,
+        lineage=closed.lineage,
+        commits_total=closed.commits_total,
+        rolled_back_total=closed.rolled_back_total,
+        median_step_s=median_us / 1e6,
+        law=LawTerms(*[total / 1e6 / max(1, closed.rank_steps) for total in totals[:STEP_KINDS]]),
+        generation=closed.book.generation,
+        view_size=closed.view_size,
+        views_total=closed.views_total,
+        losses_total=sum(not name.startswith("outage-") for name in closed.book.losses),
+        in_view_losses=sum(loss.generation >= 0 for loss in closed.book.losses.values()),
+        faults_by_kind_phase=dict(closed.fault_counts),
+        incidents=tuple(incidents(closed.book, charged, median_us)),
+        uncharged=seconds(uncharged),
+        checkpoints_by_phase=closed.by_phase(STORE),
+        copies_by_phase=closed.by_phase(PEERS),
+        copy_interval_s=closed.copy_interval_s,
+        checkpoint_interval_s=closed.interval_s,
+        **_newest(closed.checkpoint),
+        measurements=dict(closed.measurements),
+        tallies=closed.tally.now(),
+        expected_goodput=ledger.said.get("expected_goodput"),
+        expectation=_expectation(closed, trained_us / 1e6),
+        queued_s=ledger.said.get("queued_s", 0.0),
+        samples=trained_on(ledger.data, ledger.cover, ledger.histories, ledger.step, ledger.rolled_back_total),
+    )
+
+
+def _goodputs(ledger: LedgerFold, step_us: int, held_us: int, trained_us: int, pending: list[int]) -> dict[str, Any]:
+    """Shares of the time of which it is known where it went: of the world's slots, of all, while training, and of the wall time."""
+    assert ledger.started is not None
+    world, waits_us = ledger.started.world, _of_the_world(ledger, pending)
+    return {
+        "goodput": _share(step_us, world * held_us - sum(waits_us)),
+        "scheduling_goodput": _share(step_us, len(pending) * held_us - sum(pending)),
+        "training_goodput": _share(step_us, world * trained_us - sum(min(each, trained_us) for each in waits_us)),
+        "ettr": _share(ledger.productive_us, held_us - sum(waits_us) / world),
+    }
+
+
+def _newest(durable: CheckpointRecord | None) -> dict[str, Any]:
+    """Fields on the newest durable checkpoint."""
+    return {
+        "checkpoint_step": durable.state.step if durable else 0,
+        "checkpoint_blocked_s": durable.blocked_s if durable else 0.0,
+        "checkpoint_latency_s": durable.latency_s if durable else 0.0,
+    }
+
+
+def _expectation(ledger: LedgerFold, training_s: float) -> Expectation | None:
+    """None where it says nothing: after few steps or a short time, and of a run that was stopped, as no plan holds that."""
+    if ledger.terms is None or ledger.stretches.gaps:
+        return None
+    planned = [records[0].fault for records in ledger.book.faults.values() if records[0].phase == "planned"]
+    return ledger.terms.expectation(planned, training_s, ledger.step)
+
+
+def _share(part_us: float, whole_us: float) -> float:
+    """From 0 to 1: while a run goes on, times that are not decided yet are known by slot and not by seat."""
+    return min(1.0, max(0.0, part_us / whole_us)) if whole_us > 0 else 0.0
+
+
+def _columns(rows: Sequence[Sequence[int]]) -> list[int]:
+    """Sums over all slots, without an object for each: there may be 100,000."""
+    return [sum(map(itemgetter(index), rows)) for index in range(len(NAMES))]
+
+
+def _slot_times(ledger: LedgerFold, now_us: int) -> Times:
+    """Where each slot's time went, up to ``now_us``."""
+    pending = [0] * len(ledger.slots)
+    for held in ledger.held.values():
+        for item in held:
+            pending[item.slot] += sum(duration for _, duration, _ in item.pieces)
+    rows, cold_us = [], 0
+    for slot in ledger.slots:
+        us, vacant_us = tuple(slot.us), 0
+        if slot.empty:
+            vacant_us = max(0, now_us - max(slot.cursor_us, slot.lost_us or 0))
+            us = (*us[:PROVISION], us[PROVISION] + vacant_us, *us[PROVISION + 1 :])
+            cold_us += vacant_us if slot.cold else 0
+        pending[slot.slot] += now_us - slot.cursor_us - vacant_us + sum(duration for _, duration, _ in slot.attempt)
+        rows.append(us)
+    return Times(rows, pending, cold_us)
+
+
+def _of_the_world(ledger: LedgerFold, pending: list[int]) -> list[int]:
+    """What is pending in the seats of the world: in the view's slots, and in as many others as are missing there, the latest to report."""
+    assert ledger.started is not None
+    seated = {member.slot for member in ledger.book.seated}
+    others = sorted((each for slot, each in enumerate(pending) if slot not in seated), reverse=True)
+    return [pending[slot] for slot in seated] + others[: max(0, ledger.started.world - len(seated))]

@@ -1,0 +1,276 @@
+"""What a run came to: one report from its journal, as plain data, and the words and units in which it is told."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fleet.ledger.checkers import Judge
+from fleet.ledger.goodput import Ledger
+from fleet.ledger.pace import Pace
+from fleet.ledger.summary import COST_NAMES, STEP_NAMES, Incident, LedgerSummary
+from fleet.ledger.timeline import Timeline
+from fleet.ledger.verdicts import Verdicts
+from fleet.ledger.verification import verification
+from fleet.protocol.records import (
+    CheckpointRecord,
+    DataRead,
+    DecisionMade,
+    EvidenceKept,
+    LossExplained,
+    Measurement,
+    ProcessLost,
+    Record,
+    ViewPublished,
+)
+
+HAPPENINGS = ("losses", "views", "checkpoints", "decisions", "evidence")
+MAX_CURVES = 64
+LAST_DECISIONS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """``summary`` and ``timeline`` are the ledger's own; ``history`` holds what happened, as plain data.
+
+    ``commits`` are (at_s, step) of the history as it ended, ``step_s`` is the median of the newest ones; ``total_steps`` is None for a loop
+    that has not said it.
+    """
+
+    summary: LedgerSummary
+    timeline: Timeline
+    history: Mapping[str, Any]
+    commits: Sequence[tuple[float, int]] = ()
+    step_s: float | None = None
+    total_steps: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, keys in a fixed order, seconds rounded to the nanosecond. What is not a finite number is None."""
+        s = self.summary
+        head = {
+            "run": s.run,
+            "status": s.status,
+            "reason": s.reason,
+            "digest": s.digest,
+            "started_unix_s": s.started_unix_s,
+            "queued_s": s.queued_s,
+            "wall_s": s.wall_s,
+            "down_s": s.down_s,
+            "training_s": s.training_s,
+            "world": s.world,
+            "spares": s.spares,
+            "shards": s.shards,
+            "steps": s.steps,
+            "rolled_back_steps": s.rolled_back_total,
+            "samples": dataclasses.asdict(s.samples) if s.samples is not None else None,
+            "median_step_s": s.median_step_s,
+            "goodput": s.goodput,
+            "scheduling_goodput": s.scheduling_goodput,
+            "ettr": s.ettr,
+            "training_goodput": s.training_goodput,
+            "expected_goodput": s.expected_goodput,
+            "expectation": dataclasses.asdict(s.expectation) if s.expectation is not None else None,
+            "goodput_drift": s.goodput_drift,
+            "other_ratio": s.other_ratio,
+            "closes": s.closes,
+            "pending_s": s.pending_s,
+            "holes": s.holes,
+            "hole_s": s.hole_s,
+            "stale_s": s.stale_s,
+            "categories": s.categories,
+            "cold_provision_s": s.cold_provision_s,
+            "law_per_step": dataclasses.asdict(s.law),
+            "faults": [_incident(item) for item in s.incidents],
+            "uncharged": {name: s.uncharged[name] for name in (*COST_NAMES, "init")},
+        }
+        plain = _plain({**head, **self.history, "counts": _counts(s)})
+        assert isinstance(plain, dict)
+        return plain
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n"
+
+
+class History:
+    """What happened in a run, as plain data, gathered record by record.
+
+    Args:
+        most: keep only that many of each kind, the newest; of a measurement every second point goes when there are more. None: keep all.
+    """
+
+    def __init__(self, most: int | None = None) -> None:
+        self._most = most
+        self._kinds: dict[str, deque[dict[str, Any]]] = {name: deque(maxlen=most) for name in HAPPENINGS}
+        self.data: DataRead | None = None
+        self._decided: dict[str, dict[str, int]] = {}
+        self._points: dict[str, list[list[float]]] = {}
+        self._verdicts = Verdicts(most)
+        self.judge = Judge()
+        self.pace = Pace()
+
+    def add(self, record: Record) -> None:
+        self._verdicts.apply(record)
+        self.judge.take(record)
+        self.pace.add(record)
+        match record:
+            case ProcessLost():
+                self._kinds["losses"].append(_loss(record))
+            case LossExplained(member=member, cause=cause):
+                for loss in self._kinds["losses"]:
+                    loss["cause"] = str(cause) if loss["member"] == str(member) else loss["cause"]
+            case ViewPublished():
+                self._kinds["views"].append(_view(record))
+            case CheckpointRecord():
+                state = [record.state.lineage, record.state.step]
+                self._kinds["checkpoints"].append({**_told(record), "state": state})
+            case EvidenceKept():
+                self._kinds["evidence"].append({**_told(record), "members": [str(member) for member in record.members]})
+            case DecisionMade(policy=policy, action=action):
+                counts = self._decided.setdefault(policy, {})
+                counts[action] = counts.get(action, 0) + 1
+                self._kinds["decisions"].append(_decision(record))
+            case DataRead():
+                self.data = record
+            case Measurement():
+                self._measured(record)
+
+    def _measured(self, record: Measurement) -> None:
+        if self._most is not None and record.name not in self._points and len(self._points) >= MAX_CURVES:
+            return
+        points = self._points.setdefault(record.name, [])
+        points.append([record.state.step, record.value])
+        if self._most is not None and len(points) > self._most:
+            del points[1:-1:2]
+
+    def decided(self) -> dict[str, Any]:
+        """How often each policy has taken each action in the whole run, and the last few decisions with their reasons."""
+        last = [{name: item[name] for name in ("at_s", "policy", "action", "reason")} for item in self._kinds["decisions"]]
+        counts = {policy: dict(sorted(actions.items())) for policy, actions in sorted(self._decided.items())}
+        return {"counts": counts, "last": last[-LAST_DECISIONS:]}
+
+    def as_dict(self) -> dict[str, Any]:
+        """A copy, for a :class:`Report`."""
+        points = {name: list(points) for name, points in self._points.items()}
+        happened = {name: list(items) for name, items in self._kinds.items()}
+        return {**happened, "measurements": points, "stragglers": self._verdicts.plain()}
+
+
+def build_report(records: Iterable[Record]) -> Report:
+    """Fold a run's journal. Raises LedgerError when its rank-seconds overlap or leave a gap."""
+    ledger, history = Ledger(Timeline()), History()
+    for record in records:
+        ledger.apply(record)
+        history.add(record)
+    return report_of(ledger, history, ledger.summary())
+
+
+def report_of(ledger: Ledger, history: History, summary: LedgerSummary) -> Report:
+    """The report of a ledger with a timeline, as ``summary`` has it."""
+    verified = verification(ledger.started, summary.view_size, summary.median_step_s) if ledger.started else {}
+    timeline, pace = ledger.closed_timeline() or Timeline(), history.pace
+    total = getattr(history.data, "total_steps", 0) or None
+    more = {"verification": verified, "checks": [dataclasses.asdict(one) for one in history.judge.judgements(summary)]}
+    return Report(summary, timeline, history.as_dict() | more, list(pace.points), pace.step_s, total)
+
+
+OURS = ("event", "view_changed")
+"""What of a record is for code alone."""
+
+
+def _told(record: CheckpointRecord | EvidenceKept) -> dict[str, Any]:
+    return {name: value for name, value in dataclasses.asdict(record).items() if name not in OURS}
+
+
+def _loss(record: ProcessLost) -> dict[str, Any]:
+    own = ("at_s", "fault", "generation", "step", "shard", "detail")
+    return {"member": str(record.member), "cause": str(record.cause), **{name: getattr(record, name) for name in own}}
+
+
+def _decision(record: DecisionMade) -> dict[str, Any]:
+    own = {name: getattr(record, name) for name in ("policy", "action", "reason")}
+    return {**own, "fields": record.fields, "at_s": record.at_s}
+
+
+def _view(record: ViewPublished) -> dict[str, Any]:
+    return {
+        "generation": record.view.generation,
+        "at_s": record.at_s,
+        "size": len(record.view.members),
+        "members": [str(member) for member in record.view.members],
+        "state": [record.view.state.lineage, record.view.state.step],
+        "checkpoint": record.view.checkpoint,
+        "graceful": record.graceful,
+        "causes": list(record.causes),
+        "reason": record.reason,
+    }
+
+
+def _incident(item: Incident) -> dict[str, Any]:
+    phases = [{"phase": phase, "at_s": at_s, "detail": detail} for phase, at_s, detail in item.phases]
+    return {**dataclasses.asdict(item), "phases": phases, "cost_s": item.cost_s}
+
+
+def _counts(summary: LedgerSummary) -> dict[str, Any]:
+    by_kind: dict[str, dict[str, int]] = {}
+    for (kind, phase), count in sorted(summary.faults_by_kind_phase.items()):
+        by_kind.setdefault(kind, {})[phase] = count
+    total = {phase: sum(phases.get(phase, 0) for phases in by_kind.values()) for phase in ("planned", "executed", "suppressed", "healed")}
+    return {
+        "faults_by_kind": by_kind,
+        **total,
+        "losses": summary.losses_total,
+        "in_view_losses": summary.in_view_losses,
+        "views": summary.views_total,
+        "checkpoints": dict(summary.checkpoints_by_phase),
+        "copies": dict(summary.copies_by_phase),
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, 9) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
+
+
+def duration(seconds: float | None) -> str:
+    """Three figures and a unit that fits, ``-`` for None: ``85 ms``, ``12.3 s``, ``4 m 05 s``, ``7 h 20 m``, ``3.2 d``."""
+    if seconds is None:
+        return "-"
+    if abs(seconds) < 0.9995:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    if seconds < 3_600:
+        return f"{int(seconds // 60)} m {int(seconds % 60):02d} s"
+    if seconds < 172_800:
+        return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60):02d} m"
+    return f"{seconds / 86_400:.1f} d"
+
+
+def rank_time(rank_s: float) -> str:
+    """Rank-seconds, or rank-hours from 10,000 on."""
+    return f"{rank_s:,.2f} s" if rank_s < 10_000 else f"{rank_s / 3600:,.1f} h"
+
+
+def drift_words(summary: LedgerSummary) -> str:
+    """What was expected of the training, and how far it is from that; empty where nothing is known of it."""
+    expected, drift = summary.expectation, summary.goodput_drift
+    if expected is None or drift is None:
+        return ""
+    interval = f"95% interval of the expectation: {expected.low:.0%} to {expected.high:.0%}"
+    return f"expected {expected.goodput:.2%}, drift {100 * drift:+.1f} points ({interval}), {expected.place(summary.training_goodput)} it"
+
+
+def losses_by_size(summary: LedgerSummary) -> list[tuple[str, float]]:
+    """Where the rank-seconds went that were no goodput, largest first; categories without any are left out. What is pending is none."""
+    named = [(name, value) for name, value in summary.categories.items() if name not in STEP_NAMES and value > 0]
+    return sorted(named, key=lambda item: -item[1])

@@ -1,0 +1,84 @@
+"""Which samples a run was trained on, counted from what ranks recorded: a step takes a batch, and batches follow each other.
+
+Which samples are in a batch follows from seed and step. So no sample is skipped or comes twice when each step of the present history was
+committed, and by no rank twice.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+
+from fleet.protocol.records import COMMIT, DataRead, Spans
+from fleet.protocol.types import Member
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """``seen`` in the present history: ``epochs`` times all there are, 0 where that is not known. ``taken_back`` were computed in steps
+    that were rolled back.
+
+    ``skipped`` belong to steps of the present history whose commit no rank has recorded, up to the newest that one has; ``repeated`` to
+    steps that a rank committed twice.
+    """
+
+    seen: int
+    epochs: float
+    taken_back: int
+    skipped: int
+    repeated: int
+
+
+class StepCover:
+    """The steps that ranks committed, by history: stretches ``[begin, end)``, apart from each other and in order."""
+
+    def __init__(self) -> None:
+        self._begins: dict[int, list[int]] = {}
+        self._ends: dict[int, list[int]] = {}
+        self._last: dict[int, tuple[Member, int, int]] = {}  # slot -> whose newest commit it was, in which history, and its next step
+        self.repeated = 0
+
+    def add(self, record: Spans) -> None:
+        """One record of a rank."""
+        count = record.codes.count(COMMIT)
+        if not count:
+            return
+        member, lineage, first, end = record.member, record.lineage, record.step, record.step + count
+        known, of, due = self._last.get(member.slot, (member, lineage, first))
+        if (known, of) == (member, lineage):
+            self.repeated += max(0, due - first)
+        self._last[member.slot] = (member, lineage, end)
+        self._merge(lineage, first, end)
+
+    def _merge(self, lineage: int, first: int, end: int) -> None:
+        begins, ends = self._begins.setdefault(lineage, []), self._ends.setdefault(lineage, [])
+        at = bisect_right(begins, first)
+        low = at - 1 if at and ends[at - 1] >= first else at
+        high = low
+        while high < len(begins) and begins[high] <= end:
+            high += 1
+        if low < high:
+            first, end = min(first, begins[low]), max(end, ends[high - 1])
+        begins[low:high], ends[low:high] = [first], [end]
+
+    def reached(self, lineage: int) -> int:
+        """The step after the newest that was committed in that history."""
+        return self._ends.get(lineage, [0])[-1]
+
+    def missing(self, lineage: int, begin: int, end: int) -> int:
+        """Steps of ``[begin, end)`` that no rank committed in that history."""
+        stretches = zip(self._begins.get(lineage, ()), self._ends.get(lineage, ()), strict=True)
+        return max(0, end - begin) - sum(max(0, min(end, b) - max(begin, a)) for a, b in stretches)
+
+
+def trained_on(read: DataRead | None, cover: StepCover, begun: list[tuple[int, int]], steps: int, rolled_back: int) -> Samples | None:
+    """``begun`` are the histories: (number, the step it went on from), in order. None when the loop body has read no data set."""
+    if read is None:
+        return None
+    missing, end = 0, min(steps, cover.reached(begun[-1][0]))  # what came after that was committed, and its ranks have yet to tell
+    for lineage, first in reversed(begun):
+        missing += cover.missing(lineage, first, end)
+        end = min(end, first)
+    each = read.batch_size
+    epochs = steps * each / read.samples if read.samples else 0.0  # how many a stream has is not known
+    return Samples(steps * each, epochs, rolled_back * each, missing * each, cover.repeated * each)

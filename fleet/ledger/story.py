@@ -1,0 +1,268 @@
+"""The story of one loss: what was seen, what was decided by which rule, what each rank did, until training goes on without it. Pure.
+
+What belongs to it is found by numbers, not by words: a record names the event that it follows from, a view names the losses that led to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fleet.errors import ConfigError
+from fleet.ledger.happenings import operation
+from fleet.ledger.report import duration
+from fleet.protocol.records import (
+    Committed,
+    DecisionMade,
+    EvidenceKept,
+    FaultRecord,
+    Heard,
+    LineageBegun,
+    LossExplained,
+    ProcessLost,
+    ProcessUp,
+    Record,
+    RunEnded,
+    RunStarted,
+    ViewPublished,
+)
+from fleet.protocol.types import Member, View
+
+NAMED = 12
+"""Of the losses, the newest so many are named to whom asks for one that there is not."""
+SILENCE_S = 60.0
+"""What was seen of the node so long before the loss belongs to it."""
+COORDINATOR = "coordinator"
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """``after_s``: seconds after the loss, negative before it. ``event``: the number of the event that it follows from, 0 when none."""
+
+    after_s: float
+    event: int
+    who: str
+    text: str
+
+    def __str__(self) -> str:
+        number = f"#{self.event}" if self.event else ""
+        return f"{self.after_s:+9.3f} s  {number:<8} {self.who:<12} {self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """``loss`` is what it is about, ``at_s`` when, from the start of the run on."""
+
+    loss: ProcessLost
+    at_s: float
+    head: str
+    moments: tuple[Moment, ...]
+    note: str = ""
+
+    def __str__(self) -> str:
+        lines = [self.head, "", *map(str, self.moments), *(["", self.note] if self.note else [])]
+        return "\n".join(lines) + "\n"
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON."""
+        moments = [{"after_s": each.after_s, "event": each.event, "who": each.who, "text": each.text} for each in self.moments]
+        return {"rank": str(self.loss.member), "at_s": self.at_s, "cause": str(self.loss.cause), "moments": moments, "note": self.note}
+
+
+@dataclass
+class _Known:
+    """What the journal says besides the loss itself."""
+
+    records: Sequence[Record]
+    place: int
+    started: RunStarted | None
+    nodes: dict[Member, str] = field(default_factory=dict)
+    views: dict[int, View] = field(default_factory=dict)
+
+    @property
+    def loss(self) -> ProcessLost:
+        loss = self.records[self.place]
+        assert isinstance(loss, ProcessLost)
+        return loss
+
+
+def why(records: Iterable[Record], name: str) -> Story:
+    """The story of the loss of rank ``name``: ``3.0``, or ``3`` for the newest loss of slot 3.
+
+    ``records``: the run's, in order; its ``Spans`` are not needed. Raises ConfigError, with those that were lost, for any other rank.
+    """
+    told = list(records)
+    known = _Known(told, _place(told, name), next((each for each in told if isinstance(each, RunStarted)), None))
+    for record in told:
+        match record:
+            case ProcessUp(member=member, process=process):
+                known.nodes[member] = process.node
+            case ViewPublished(view=view):
+                known.views[view.generation] = view
+    loss, started_s = known.loss, known.started.at_s if known.started is not None else 0.0
+    moments = sorted(_moments(known), key=lambda moment: moment.after_s)
+    heard = any(isinstance(record, Heard) for record in told)
+    note = "" if heard else "This journal is of version 1: it does not say what each rank did."
+    return Story(loss, loss.at_s - started_s, _head(known, started_s), tuple(moments), note)
+
+
+def _place(records: Sequence[Record], name: str) -> int:
+    losses = [(place, record) for place, record in enumerate(records) if isinstance(record, ProcessLost)]
+    wanted = [place for place, loss in losses if name in (str(loss.member), str(loss.member.slot))]
+    if wanted:
+        return wanted[-1]
+    there = {word for record in records if isinstance(record, ProcessUp) for word in (str(record.member), str(record.member.slot))}
+    there |= {
+        word for record in records if isinstance(record, ViewPublished) for m in record.view.members for word in (str(m), str(m.slot))
+    }
+    reason = "this rank was not lost" if name in there else "the run has no such rank"
+    named = ", ".join(str(loss.member) for _, loss in losses[-NAMED:])
+    more = f", and {len(losses) - NAMED} before" if len(losses) > NAMED else ""
+    raise ConfigError("--why", name, reason, f"Lost were {named}{more}." if losses else "No rank was lost.")
+
+
+def _head(known: _Known, started_s: float) -> str:
+    loss = known.loss
+    by = f", by fault {loss.fault}" if loss.fault else ""
+    step = f" in step {loss.step}" if loss.step >= 0 else ""
+    seat = f"it was in view {loss.generation}" if loss.generation >= 0 else "it was in no view"
+    node = f" on node {known.nodes[loss.member]}" if loss.member in known.nodes else ""
+    explained = next((r.cause for r in known.records if isinstance(r, LossExplained) and r.member == loss.member), loss.cause)
+    return f"rank {loss.member} was lost{step}, {duration(loss.at_s - started_s)} after the start: {explained}{by}; {seat}{node}"
+
+
+def _moments(known: _Known) -> Iterator[Moment]:
+    """All that belongs to the loss, in the order of the journal. Its agent saw the end before the coordinator heard of it."""
+    loss, declared_s = known.loss, known.loss.at_s
+    for record in known.records[: known.place]:
+        at_s, said = getattr(record, "at_s", loss.at_s), _before(known, record)
+        if isinstance(record, Heard) and loss.event and record.event == loss.event:
+            declared_s, at_s = record.at_s, loss.at_s if record.what == "Lost" else record.at_s
+        if said is not None:
+            yield Moment(at_s - loss.at_s, getattr(record, "event", 0), *said)
+    yield Moment(declared_s - loss.at_s, loss.event, COORDINATOR, f"rank {loss.member} is declared lost: {loss.cause}")
+    yield from _after(known)
+
+
+def _before(known: _Known, record: Record) -> tuple[str, str] | None:
+    """What the loss follows from, though it is written before it."""
+    loss = known.loss
+    match record:
+        case FaultRecord(fault=fault, phase="executed") if fault.id == loss.fault:
+            return _told(known, record)
+        case Heard() if loss.event and record.event == loss.event:
+            return _told(known, record)
+        case Heard(what="NodeSilent") if record.node == known.nodes.get(loss.member) and loss.at_s - record.at_s < SILENCE_S:
+            return _told(known, record)
+        case DecisionMade() | EvidenceKept() if loss.event and record.event == loss.event:
+            return _told(known, record)
+    return None
+
+
+def _after(known: _Known) -> Iterator[Moment]:
+    """From the loss on, until a step is committed in a view that was made without it; and how its slot is filled again."""
+    loss, training, start = known.loss, _of_no_view(known.loss), -1
+    for record in known.records[known.place + 1 :]:
+        after_s, event = getattr(record, "at_s", loss.at_s) - loss.at_s, getattr(record, "event", 0)
+        said = _later(known, record) if training else _told(known, record)
+        if isinstance(record, RunEnded):
+            yield Moment(after_s, event, COORDINATOR, f"the run ends, {record.status}: {record.reason}")
+            return
+        if isinstance(record, ViewPublished) and not record.graceful and str(loss.member) in record.causes:
+            start = record.view.state.step
+        elif isinstance(record, Committed) and not training and 0 <= start < record.state.step:
+            training, said = True, (COORDINATOR, f"step {record.state.step} is committed: training goes on")
+        if said is not None:
+            yield Moment(after_s, event, *said)
+        if training and isinstance(record, ViewPublished) and _fills(loss, record.view):
+            return
+
+
+def _of_no_view(loss: ProcessLost) -> bool:
+    return loss.generation < 0  # and no other had to be made for it
+
+
+def _fills(loss: ProcessLost, view: View) -> bool:
+    return any(member.slot == loss.member.slot and member.incarnation > loss.member.incarnation for member in view.members)
+
+
+def _later(known: _Known, record: Record) -> tuple[str, str] | None:
+    """Once training goes on: how the process has ended, the fault if that was told late, and who comes in its place."""
+    loss = known.loss
+    match record:
+        case LossExplained(member=member) if member == loss.member:
+            return _told(known, record)
+        case FaultRecord(fault=fault) if fault.id == loss.fault:
+            return _told(known, record)
+        case ProcessUp(member=member) if member.slot == loss.member.slot:
+            return _told(known, record)
+        case ViewPublished(view=view) if _fills(loss, view):
+            return _told(known, record)
+    return None
+
+
+def _told(known: _Known, record: Record) -> tuple[str, str] | None:
+    """Who did what."""
+    match record:
+        case FaultRecord(fault=fault, phase=phase):
+            done = operation(fault, record.members) if phase == "executed" else phase
+            return "chaos", f"fault {fault.id}: {done}{f'; {record.detail}' if record.detail else ''}"
+        case Heard():
+            return _heard(record)
+        case DecisionMade(policy=policy, action=action, reason=reason):
+            return COORDINATOR, f"{policy} decides {action.replace('_', ' ')}: {' '.join(reason.split())}"
+        case ProcessLost(member=member, cause=cause):
+            return COORDINATOR, f"rank {member} is declared lost, too: {cause}"
+        case LossExplained(member=member, cause=cause):
+            return f"agent {known.nodes.get(member, '')}".rstrip(), f"rank {member}: {cause}"
+        case ProcessUp(member=member):
+            return COORDINATOR, f"a process fills slot {member.slot} as rank {member}, on node {record.process.node}"
+        case EvidenceKept(incident=incident, path=path):
+            return COORDINATOR, f"{incident}: stacks of all ranks are in {path}"
+        case LineageBegun(from_state=start):
+            return COORDINATOR, f"the run goes back to step {start.step}: {record.reason}"
+        case ViewPublished(view=view, graceful=graceful):
+            how = "is proposed beside the running steps" if graceful else "is formed"
+            ranks = ", ".join(map(str, view.members))
+            filled = "; its slot is filled again" if _fills(known.loss, view) else _moved(known, view)
+            return COORDINATOR, f"view {view.generation} {how}, from step {view.state.step}: ranks {ranks}{filled}"
+    return None
+
+
+WORDS = {
+    "Lost": "has seen the end of rank {member}",
+    "NodeSilent": "the line to the agent of node {node} broke",
+    "NodeLost": "node {node} is gone",
+    "Raised": "its train function raised: {detail}",
+    "Parked": "has left view {generation}{step} ({detail})",
+    "Formed": "is in view {generation}{step}",
+    "Joined": "says hello",
+    "Tick": "looks at the clock",
+}
+"""Event -> what it says; those of ``OF_RANKS`` are said by a rank."""
+OF_RANKS = ("Raised", "Parked", "Formed", "Finished", "Left", "Joined", "Ready")
+
+
+def _heard(record: Heard) -> tuple[str, str]:
+    step = f", at step {record.step}" if record.step >= 0 else ""
+    words = WORDS.get(record.what, f"{record.what} {{detail}}")
+    text = words.format(member=record.member, node=record.node, generation=record.generation, step=step, detail=record.detail).strip()
+    if record.what in OF_RANKS:
+        return f"rank {record.member}", text
+    return (f"agent {record.node}" if record.what == "Lost" else COORDINATOR), text
+
+
+def _moved(known: _Known, view: View) -> str:
+    """Where the shards of the lost rank have gone."""
+    before = known.views.get(known.loss.generation)
+    if before is None or known.loss.member not in before.members or view.generation <= before.generation:
+        return ""
+    first, end = before.ranges[before.rank_of(known.loss.member)]
+    parts = [(max(first, b), min(end, e), member) for member, (b, e) in zip(view.members, view.ranges, strict=True)]
+    gone = ", ".join(f"{_shards(b, e)} to {member}" for b, e, member in parts if b < e)
+    return f"; of its shards {gone}" if gone else ""
+
+
+def _shards(begin: int, end: int) -> str:
+    return str(begin) if end == begin + 1 else f"{begin}-{end - 1}"

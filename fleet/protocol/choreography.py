@@ -1,0 +1,479 @@
+"""What a rank does between messages: it sits down in a view, steps aside, foresees, claims its seat, enters the next view, finishes.
+
+Pure: live ranks and simulated ones are driven by this very object. Words of the coordinator go to :meth:`Choreography.hear`. What is to
+be done at once collects in ``orders``, as what is to be said collects in the protocol's ``outbox``. What takes time is asked for by
+generators: they yield *moves*, get back what came of them, and a ``GroupLost`` where the group of the view was lost meanwhile. See
+:mod:`fleet.protocol.moves`.
+
+Every call, and every resumption of a generator, is made under one lock, and waits for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+from fleet.errors import FleetError, GroupLost
+from fleet.protocol.duties import Duties
+from fleet.protocol.instructions import Instruction
+from fleet.protocol.member import INTERRUPT, MemberProtocol, Offer
+from fleet.protocol.moves import (
+    Apply,
+    Arriving,
+    Attempted,
+    Awaited,
+    Begin,
+    Clear,
+    Committed,
+    Compute,
+    Digest,
+    Drop,
+    Expect,
+    Facts,
+    Form,
+    Give,
+    Hold,
+    HoldStill,
+    Load,
+    Meet,
+    Move,
+    Order,
+    Parting,
+    Promise,
+    Receive,
+    Reduce,
+    Reduced,
+    Rehearse,
+    Repeat,
+    Reset,
+    Resettle,
+    Save,
+    Seated,
+    Settle,
+    Share,
+    Sitting,
+    Wait,
+    Wake,
+)
+from fleet.protocol.types import Finding, StateId, View
+
+Moves = Generator[Move, Any, Any]
+
+
+class Choreography:
+    """One rank's steps through the views of a run.
+
+    Between the attempts at a step the loop computes and does not need its group. The rank is *aside* then: whoever listens answers when it
+    is called out of its view, and takes the seat in the next one, so that all of this costs no time while there is work to do. The loop
+    comes in person when it wants to reduce, and early (``wanted``) when its state has to be changed.
+
+    Attributes:
+        orders: what the driver is to do at once; it empties the list.
+        seat: the view in whose group this rank is; None when it is in none.
+        sitting: the view that it is joining.
+        ahead: the proposal whose group forms beside the running steps.
+        arriving: the state that is on its way to it.
+        goes_ahead: the loop computes what it foresees, before it is seated.
+        total: steps of the run.
+    """
+
+    def __init__(self, protocol: MemberProtocol) -> None:
+        self.protocol = protocol
+        self.duties = Duties(0)
+        self.facts: Facts
+        self.total = 0
+        self.orders: list[Order] = []
+        self.seat: View | None = None
+        self.sitting: Sitting | None = None
+        self.ahead: View | None = None
+        self.arriving: Arriving | None = None
+        self.goes_ahead = False
+        self._early: Reduced | None = None
+
+    def serve(self, facts: Facts, duties: Duties, total: int) -> None:
+        """There is something to train, for ``total`` steps. Nobody is called into a view before :meth:`run`.
+
+        Args:
+            facts: what this rank can tell of itself.
+            duties: which shards it brings; the driver deals them where it is asked to (:class:`Share`).
+        """
+        self.facts, self.duties, self.total = facts, duties, total
+
+    @property
+    def over(self) -> bool:
+        """The run is over for this rank."""
+        return self.protocol.released is not None
+
+    @property
+    def wanted(self) -> bool:
+        """The loop should come, with what it has computed: nobody can answer for it."""
+        return self.protocol.interrupted or (self.sitting is not None and not self.sitting.beside)
+
+    @property
+    def due(self) -> tuple[int, ...]:
+        """The shards that this rank has yet to compute for the step at hand."""
+        return self.duties.due(self.facts.held)
+
+    @property
+    def here(self) -> StateId:
+        """The state that this rank holds."""
+        assert self.protocol.state is not None
+        return self.protocol.state
+
+    @property
+    def view(self) -> View:
+        """The view that this rank sits in."""
+        assert self.protocol.view is not None
+        return self.protocol.view
+
+    # ---- whoever listens -----------------------------------------------------------------------------------------------------------------
+
+    def hear(self, *messages: Instruction) -> None:
+        """Words of the coordinator."""
+        interrupt = INTERRUPT in [self.protocol.receive(message) for message in messages]
+        self.look_ahead()
+        if interrupt and self.protocol.interrupted:  # the loop is in there: wake it, it will leave
+            for view in (self.seat, self.sitting.view if self.sitting is not None else None):
+                if view is not None:
+                    self.orders.append(Wake(view.generation))
+
+    def look_ahead(self) -> None:
+        """Begin at once what can go on beside the loop: the group of a proposal, or the seat in the next view of a rank that is aside."""
+        self._sweep()
+        if self.ahead is not None and not self.protocol.holds_proposal(self.ahead.generation):
+            self._drop_ahead()
+        if self.protocol.aside and self.protocol.view is None and (view := self.protocol.next_view()) is not None:
+            self._sit(view, beside=self._settles_aside(view))
+        proposal = self.protocol.proposal()
+        if self.protocol.view is not None and not self.protocol.forming and proposal is not None and self.ahead is None:
+            self.ahead = proposal
+            self.orders.append(Form(proposal))
+
+    def _sweep(self) -> None:
+        """Give up what does not belong to the rank's view: it was called out while it was aside."""
+        view = self.protocol.view
+        held = (self.seat, self.sitting.view if self.sitting is not None else None)
+        if any(one is not None and (view is None or one.generation != view.generation) for one in held):
+            self._drop_seat()
+
+    def _drop_seat(self, parting: Parting = Parting.LEFT) -> None:
+        for view in (self.seat, self.sitting.view if self.sitting is not None else None):
+            if view is not None:
+                self.orders.append(Drop(view.generation, parting))
+        self.seat = self.sitting = None
+
+    def _drop_ahead(self) -> None:
+        if self.ahead is not None:
+            self.orders.append(Drop(self.ahead.generation, Parting.WITHDRAWN))
+            self.ahead = None
+
+    def _settles_aside(self, view: View) -> bool:
+        """The loop is needed in person only where its state has to change, or to hold still."""
+        return self.protocol.settles_aside(view, steady=self.facts.steady)
+
+    def _sit(self, view: View, *, beside: bool = False, stands_by: bool = False) -> Sitting:
+        self.sitting = sitting = Sitting(view, beside, stands_by)
+        self.orders.append(Form(view))
+        if beside:
+            self._foresees(view)
+            self.orders.append(Settle(sitting))
+        return sitting
+
+    def _foresees(self, view: View) -> bool:
+        """Whether there is something to compute of the step at hand while the group of ``view`` forms: then it is ``due``."""
+        state, member = self.protocol.state, self.protocol.member
+        if state is None or state.step >= self.total:
+            return False
+        idle = view.idle if self.facts.spares_newcomers else ()
+        return self.duties.foresee(view, member, state, idle) and bool(self.due)
+
+    def settle(self, sitting: Sitting) -> Moves:
+        """Take a seat beside the loop: it goes on with what is due, and need not come before that is done."""
+        view, state = sitting.view, self.here
+        try:
+            yield Meet(view)
+            self._check(sitting)  # of two views only the later one's promise counts
+            sitting.promised = True
+            yield Promise(view, self.duties.promised)
+            if self.protocol.gives(view):
+                yield Give(view, state)
+            self._check(sitting)
+            self.protocol.formed(state)
+        except GroupLost as error:
+            sitting.error = str(error)
+            if self.sitting is sitting and self.protocol.aside:
+                self._drop_seat()
+                self.protocol.broken(str(error))
+        finally:
+            sitting.done = True
+
+    # ---- a state on its way to this rank -------------------------------------------------------------------------------------------------
+
+    def receiving(self, view: View) -> None:
+        """What this rank holds is about to be overwritten. Raises GroupLost: it has left, and has said what it holds."""
+        self._check_seated(view)
+        self.protocol.receiving()
+
+    def received(self, view: View, state: StateId) -> None:
+        """The state is here, whole. Raises GroupLost."""
+        self._check_seated(view)
+        self.protocol.formed(state)
+
+    def _check_seated(self, view: View) -> None:
+        if self.protocol.view is not view:
+            raise GroupLost("left meanwhile", view.generation)
+
+    # ---- the loop ------------------------------------------------------------------------------------------------------------------------
+
+    def run(self) -> Moves:
+        """From the model that is built to the last step. Gives true where the code behind the loop is to run."""
+        self.protocol.ready()
+        if not self.protocol.called and not self.over:
+            yield Rehearse()
+        while (yield from self._sit_down()):
+            while not self.over and self.here.step < self.total:
+                step = self.here.step
+                yield Compute(step)
+                yield from self._attempt(step)
+                yield Attempted()
+            if not self.over and (yield from self._finish()):
+                return True
+        return False
+
+    def step_aside(self) -> None:
+        """The loop goes on without need of its group."""
+        self.protocol.step_aside()
+        self.look_ahead()
+
+    def claim(self) -> bool:
+        """The loop is here in person. False when it has to sit down first."""
+        self.protocol.aside = False
+        return self.protocol.view is not None and not self.protocol.interrupted and self.sitting is None and self.seat is not None
+
+    def leave(self, reason: str, testimony: Finding | None = None, *, within_step: bool = False) -> Moves:
+        """Give up the group; the coordinator is told where this rank stands, and how it differs from the others."""
+        self._drop_seat()
+        self._drop_ahead()
+        self.arriving = None
+        self.protocol.broken(reason, testimony)
+        yield Clear(within_step)
+
+    def _sit_down(self) -> Moves:
+        """Into a view, with its group and the shards of the step at hand, or with shards to compute first. False: the run is over here."""
+        yield Hold()
+        if self._early is not None:  # the view in which it was summed is gone: others have taken that step, or will do so anew
+            self._early = None
+            yield Reset()
+        while (yield from self._take_seat()):
+            if self.goes_ahead:
+                self.step_aside()
+                return True
+            view = self.view
+            try:
+                yield Share(view, begun=True)
+                yield from self._reduce_early()
+            except GroupLost as error:
+                if self.arriving is not None:
+                    yield Reset()
+                yield from self.leave(str(error))
+                continue
+            self.step_aside()  # it may have been called out meanwhile
+            yield Seated(view)
+            return True
+        return False
+
+    def _take_seat(self) -> Moves:
+        """Wait to be called into a view and join it, or go ahead of it with what is foreseen. False when the run is over for this rank."""
+        self.protocol.aside = self.goes_ahead = False
+        while True:
+            if self.protocol.interrupted and self.protocol.view is not None:
+                yield from self.leave("told to leave")
+            yield Wait(Awaited.CALL, lambda: self.over or self.protocol.called or self.sitting)
+            if self.over:
+                return False
+            if (sitting := self.sitting or self._called()) is None:
+                continue
+            self.goes_ahead = sitting.beside and not sitting.promised and self._foresees(sitting.view)
+            if self.goes_ahead:
+                return True
+            try:
+                yield from self._join(sitting)
+                return True
+            except GroupLost as error:
+                yield from self.leave(str(error))
+
+    def _called(self) -> Sitting | None:
+        """A view to join now, if there is one."""
+        if (view := self.protocol.next_view()) is not None:
+            return self._sit(view, beside=self._settles_aside(view) and self._foresees(view))
+        if (view := self.protocol.proposal()) is not None:  # a newcomer stands by, beside the running steps, until the members come
+            self.protocol.enter(view)
+            return self._sit(view, stands_by=True)
+        return None
+
+    def _join(self, sitting: Sitting) -> Moves:
+        """The loop takes the seat, unless that was all but done beside it."""
+        if sitting.beside:
+            yield Wait(Awaited.SETTLED, lambda: sitting.done)
+            if sitting.error:
+                raise GroupLost(sitting.error, sitting.view.generation)
+        self._check(sitting)
+        yield Meet(sitting.view, sitting.stands_by)
+        self._check(sitting)
+        self.seat, self.sitting = sitting.view, None
+        if not sitting.beside:
+            yield from self._exchange(sitting.view)
+
+    def _check(self, sitting: Sitting) -> None:
+        """The interrupt may have come before there was anything to interrupt."""
+        if self.protocol.interrupted or self.protocol.view is not sitting.view:
+            raise GroupLost("told to leave", sitting.view.generation)
+
+    def _exchange(self, view: View) -> Moves:
+        """The donor gives its state to the receivers; everyone else goes on. Each says that it is there once it holds the state."""
+        state = self.protocol.state
+        if view.rank_of(self.protocol.member) == view.donor and self.protocol.begins(view):
+            yield from self._begin(view)
+            state = view.state
+        if self.protocol.sharded:
+            self.protocol.formed((yield Resettle(view)))
+        elif view.rank_of(self.protocol.member) in view.receivers:
+            self.arriving = yield Receive(view)
+        else:
+            state = state or view.state
+            if self.protocol.gives(view):
+                yield Give(view, state)
+                if not self.facts.steady:
+                    yield HoldStill()
+            self.protocol.formed(state)
+
+    def _begin(self, view: View) -> Moves:
+        """No rank held a clean state: the donor starts from the checkpoint, or from the state that the train function built."""
+        loaded = None
+        if view.checkpoint is not None:
+            loaded = yield Load(view)
+            self.protocol.receiving()
+        elif self.protocol.state is not None or self.protocol.dirty:
+            raise FleetError("there is no checkpoint to go back to, and this rank's initial state is gone: a fresh process has to begin")
+        yield Begin(view, loaded)
+
+    def _reduce_early(self) -> Moves:
+        """A newcomer waits for its state. Where it brings nothing to the step at hand, its part in the sum does not have to wait for that.
+
+        The loop body runs after it, on no batch and with the state in place: it may set a learning rate.
+        """
+        arriving, early = self.arriving, None
+        if arriving is None:
+            return
+        if arriving.alike and not self.duties.mine and arriving.state.step < self.total:
+            early = yield Reduce(self._offer(), early=True)
+        yield HoldStill()
+        self.arriving, self._early = None, early
+
+    def _offer(self) -> Offer:
+        """What this rank says at the next step boundary; see ``MemberProtocol.offer``."""
+        if self.ahead is not None and self.facts.formed(self.ahead.generation):
+            self.protocol.proposal_formed(self.ahead.generation)
+        return self.protocol.offer()
+
+    # ---- a step --------------------------------------------------------------------------------------------------------------------------
+
+    def _attempt(self, step: int) -> Moves:
+        """Reduce and apply one step. It ends before that where the loop body has to run first: for lost shards, or from another state.
+
+        A view may break and another begin in here: this rank waits for it with what it has computed, which counts there.
+        """
+        while True:
+            if not self.claim():
+                seated = yield from self._sit_down()
+                if not seated or self.due or self.here.step != step:
+                    return
+                continue
+            try:
+                reduced = self._early or (yield Reduce(self._offer()))
+                self._early = None
+                yield HoldStill()
+            except GroupLost as error:
+                self.protocol.withdraw()
+                yield from self.leave(str(error), self.facts.testimony, within_step=True)
+                continue
+            if not reduced.disputed:
+                yield from self._conclude(reduced)
+                return
+            self.protocol.withdraw()
+            yield Hold()
+            if self.facts.checks:
+                self.step_aside()
+                return
+
+    def _conclude(self, reduced: Reduced) -> Moves:
+        """Every member has the same sum: the step is taken, and what was agreed for after it is done."""
+        if reduced.repeats:
+            self.protocol.withdraw()
+            yield Repeat(reduced)
+            self.step_aside()
+            return
+        enter, save = self.protocol.agree(list(reduced.offers))
+        try:
+            yield from self.take_step(Apply(reduced, enter, save))
+            yield Committed(reduced)
+        except GroupLost as error:  # applied here, and not yet whole: it will be once there is a view again
+            yield from self.leave(str(error))
+            yield from self._sit_down()
+            return
+        if save is not None:
+            yield Save(save)
+        if enter is not None:
+            yield from self._enter(enter)
+        else:
+            yield Expect()
+            self.step_aside()
+
+    def take_step(self, move: Move) -> Moves:
+        """``move`` changes the state by one step."""
+        self.protocol.mutating()
+        yield move
+        self.protocol.committed()
+
+    def _enter(self, view: View) -> Moves:
+        """At the agreed step boundary: change into the proposal whose group was formed beside the running steps."""
+        try:
+            self.protocol.enter(view)
+            ahead, self.ahead = self.ahead, None
+            if ahead is None:
+                raise GroupLost("told to leave before the agreed view was entered", view.generation)
+            self._drop_seat(Parting.AGREED)
+            self.sitting = sitting = Sitting(view)
+            yield from self._join(sitting)
+            yield Share(view, begun=False)
+            self.step_aside()
+            yield Seated(view)
+        except GroupLost as error:
+            yield from self.leave(str(error))
+
+    # ---- the end -------------------------------------------------------------------------------------------------------------------------
+
+    def _finish(self) -> Moves:
+        """Wait at the barrier until all hold the last state, and it is kept. False when that did not come for this rank, in this view."""
+        protocol = self.protocol
+        if not self.claim():
+            return False
+        try:
+            digest = yield Digest()
+        except GroupLost as error:
+            yield from self.leave(str(error))
+            return False
+        protocol.finished(digest)
+        while not (protocol.interrupted or protocol.concluded):
+            if (request := protocol.final_request()) is not None:
+                yield Save(request, still=True)
+            yield Wait(Awaited.BARRIER, lambda: protocol.interrupted or protocol.concluded or protocol.asked_to_save)
+        if not self.over and not protocol.concluded:
+            yield from self.leave("told to leave at the finish barrier")
+        return protocol.concluded and not self.over
+
+    def close(self) -> Moves:
+        """The code behind the loop has run: wait until the run is over."""
+        if not self.over:
+            self.protocol.left()
+        yield Wait(Awaited.RELEASE, lambda: self.over)

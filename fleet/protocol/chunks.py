@@ -1,0 +1,162 @@
+"""Who keeps which stretch of a sharded state, at any world size; and where a lost stretch is found again. Pure.
+
+A flat buffer is cut into *chunks* at multiples of :data:`BLOCK` elements: chunk ``(size, index)`` is the ``index``-th of ``size``.
+View rank ``i`` of a view of ``size`` ranks owns chunk ``(size, i)``, and guards copies of a few others. When the view changes, each says
+what it holds as a :class:`Claim`; all see the same claims, so all decide alike who gives what to whom.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from fleet.protocol.types import StateId
+
+BLOCK = 1024
+"""Elements. No block is ever cut, so a norm that is taken block by block has the same bits at any world size."""
+
+Chunk = tuple[int, int]
+WHOLE: Chunk = (1, 0)
+
+
+def bounds(length: int, chunk: Chunk) -> tuple[int, int]:
+    """The half-open range of a buffer of ``length`` elements that is in ``chunk``; chunks of one size tile it, as even as blocks are."""
+    size, index = chunk
+    blocks = -(-length // BLOCK)
+    return min(length, blocks * index // size * BLOCK), min(length, blocks * (index + 1) // size * BLOCK)
+
+
+def guards(nodes: Sequence[int], copies: int) -> tuple[tuple[int, ...], ...]:
+    """By chunk, the view ranks that keep a copy of it: evenly, on another node than its owner where that makes nobody keep twice as many.
+
+    Args:
+        nodes: by view rank, some number of the node that it is on.
+        copies: how many copies; there are fewer when there are not as many other ranks.
+    """
+    size = len(nodes)
+    load = [0] * size
+    found = []
+    for owner in range(size):
+        peers = [(owner + i) % size for i in range(1, size)]
+        ranked = sorted((load[peer] >= 2 * copies, nodes[peer] == nodes[owner], load[peer], near, peer) for near, peer in enumerate(peers))
+        chosen = tuple(peer for *_, peer in ranked[:copies])
+        for peer in chosen:
+            load[peer] += 1
+        found.append(chosen)
+    return tuple(found)
+
+
+def kept(guarded: Sequence[Sequence[int]], rank: int) -> tuple[Chunk, ...]:
+    """The chunks of view rank ``rank``: its own, then those that it guards."""
+    size = len(guarded)
+    return ((size, rank), *((size, owner) for owner in range(size) if rank in guarded[owner]))
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What one member says when a view begins.
+
+    Attributes:
+        state: what its chunks are of; None when it holds none.
+        ready: it holds all that follows its chunks' step: the next one can be done without any peer.
+        factor: by which the gradients of the step before ``state`` were multiplied; whoever is ready takes the step with it.
+        complete: what all keep whole, the parameters, is of ``state`` everywhere, not in its chunks alone.
+        node: see :func:`guards`.
+        chunks: what it holds, its own and copies, at the cuts of any earlier view.
+    """
+
+    state: StateId | None
+    ready: bool = False
+    factor: float = 1.0
+    complete: bool = False
+    node: int = 0
+    chunks: tuple[Chunk, ...] = ()
+
+
+def follows(claim: Claim, target: StateId) -> bool:
+    """Whether the member can take, by itself, the one step that it is behind ``target``."""
+    return claim.ready and claim.state is not None and claim.state == StateId(target.lineage, target.step - 1)
+
+
+def settled(claims: Sequence[Claim], target: StateId) -> list[Claim]:
+    """What members hold of ``target`` once those that can have taken the step to it. What is of another state counts for nothing."""
+    found = []
+    for claim in claims:
+        if follows(claim, target):
+            claim = replace(claim, state=target, complete=False)
+        elif claim.state != target:
+            claim = Claim(None, node=claim.node)
+        found.append(replace(claim, ready=False))
+    return found
+
+
+class Stretch(NamedTuple):
+    """Elements ``lo..hi`` of a buffer, and the member who gives them; -1 when nobody can."""
+
+    lo: int
+    hi: int
+    source: int
+
+
+def route(held: Sequence[Sequence[Chunk]], wanted: Sequence[Chunk], length: int, rank: int) -> list[Stretch]:
+    """Where view rank ``rank`` finds the chunks ``wanted``: with itself if it can, else with the others in turn. In order, without overlap.
+
+    Args:
+        held: by view rank, the chunks that it holds.
+    """
+    spans = [[bounds(length, chunk) for chunk in chunks] for chunks in held]
+    goals = [bounds(length, chunk) for chunk in wanted]
+    cuts = sorted({0, length, *(cut for span in (*spans, goals) for both in span for cut in both)})
+    found: list[Stretch] = []
+    for number, (lo, hi) in enumerate(itertools.pairwise(cuts)):
+        if any(start <= lo and hi <= stop for start, stop in goals):
+            holders = [peer for peer, span in enumerate(spans) if any(start <= lo and hi <= stop for start, stop in span)]
+            found.append(Stretch(lo, hi, _choose(holders, rank, number)))
+    return found
+
+
+def _choose(holders: Sequence[int], rank: int, number: int) -> int:
+    if rank in holders:
+        return rank
+    return holders[(rank + number) % len(holders)] if holders else -1
+
+
+def lost(held: Sequence[Sequence[Chunk]], length: int) -> list[tuple[int, int]]:
+    """The stretches that no member holds."""
+    return [(lo, hi) for lo, hi, source in route(held, [WHOLE], length, 0) if source < 0]
+
+
+class Rectangle(NamedTuple):
+    """Elements ``start..stop`` of a tensor in row-major order, which lie at ``offsets`` in it and have the shape ``sizes``."""
+
+    start: int
+    stop: int
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
+def rectangles(shape: Sequence[int], start: int, stop: int) -> list[Rectangle]:
+    """Cut the elements ``start..stop`` of a tensor of ``shape``, in row-major order, into the fewest rectangles: whole rows together."""
+    if start >= stop:
+        return []
+    if len(shape) < 2 or stop - start == math.prod(shape):
+        whole = tuple(shape) if stop - start == math.prod(shape) else (stop - start,)
+        return [Rectangle(start, stop, (start,) if len(shape) == 1 else (0,) * len(shape), whole)]
+    row = math.prod(shape[1:])
+    first, last = -(-start // row), stop // row
+    if first > last:  # within one row
+        return _in_row(shape, last, start, stop)
+    found = _in_row(shape, first - 1, start, first * row)
+    if first < last:
+        rows = (last - first, *shape[1:])
+        found.append(Rectangle(first * row, last * row, (first, *(0,) * (len(shape) - 1)), rows))
+    return found + _in_row(shape, last, last * row, stop)
+
+
+def _in_row(shape: Sequence[int], number: int, start: int, stop: int) -> list[Rectangle]:
+    begin = number * math.prod(shape[1:])
+    inner = rectangles(shape[1:], start - begin, stop - begin)
+    return [Rectangle(begin + one.start, begin + one.stop, (number, *one.offsets), (1, *one.sizes)) for one in inner]

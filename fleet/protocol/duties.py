@@ -1,0 +1,50 @@
+"""Which shards of the step at hand one rank brings, and which it goes on with before it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from fleet.protocol.shards import foreseen
+from fleet.protocol.types import Member, StateId, View
+
+
+class Duties:
+    """What one rank was dealt in the last view, and what it foresees for the next one. Pure: live ranks and simulated ones use this object.
+
+    Attributes:
+        at: the state that the step at hand begins from; None before the first.
+        had: by member of the last view, what it was to bring.
+        mine: of these, this rank's.
+        ahead: what it foresees beside them.
+    """
+
+    def __init__(self, shards: int) -> None:
+        self.shards = shards
+        self.at: StateId | None = None
+        self.had: Mapping[Member, Sequence[int]] = {}
+        self.mine: Sequence[int] = ()
+        self.ahead: tuple[int, ...] = ()
+
+    def deal(self, members: Sequence[Member], brought: Sequence[Sequence[int]], rank: int) -> None:
+        """By view rank, what all bring. These go together, also when the next view breaks before it is known who brings what there."""
+        self.had, self.mine, self.ahead = dict(zip(members, brought, strict=True)), brought[rank], ()
+
+    def foresee(self, view: View, member: Member, here: StateId, idle: Collection[int]) -> bool:
+        """What ``member`` will have to bring in ``view`` if all others bring what they had to in the last one. False: nothing is known.
+
+        Whoever knows better only makes it compute for nothing, as what counts is what all have promised.
+        """
+        if self.at != here or member not in self.had:
+            return False
+        if not self.ahead:
+            self.ahead = foreseen(self.had, view, member, self.shards, idle)
+        return True
+
+    def due(self, held: Collection[int]) -> tuple[int, ...]:
+        """What is to be computed yet by whoever holds ``held``."""
+        return tuple(shard for shard in (*self.mine, *self.ahead) if shard not in held)
+
+    @property
+    def promised(self) -> tuple[int, ...]:
+        """What this rank brings wherever it takes its seat now: those that it has and those that it goes on with."""
+        return (*self.mine, *self.ahead)

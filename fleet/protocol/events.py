@@ -1,0 +1,349 @@
+"""What can happen to a run: the inputs of ``FleetMachine``. Ranks and agents send these over the wire as they stand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fleet.protocol.causes import Cause, Departure, EndWhy, NodeCause, ProcessEnded
+from fleet.protocol.codec import Codec
+from fleet.protocol.levels import STORE
+from fleet.protocol.slowness import RankTimes
+from fleet.protocol.types import Copy, Fault, FaultPhase, Finding, Member, Part, Process, Pulse, StateId
+
+
+@dataclass(frozen=True, slots=True)
+class NodeJoined:
+    """A node agent is up. ``index`` is the node's place among the cluster's nodes, for chaos and placement. ``unfit`` says what its
+    pre-flight check has found, empty when it may join."""
+
+    node: str
+    index: int
+    unfit: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLost:
+    """A node is gone with all its ranks: its agent's connection closed, or it was silent for too long."""
+
+    node: str
+    cause: NodeCause
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSilent:
+    """The connection to a node's agent broke. Its ranks may be well; but if their peers lose them too, there is no use in waiting."""
+
+    node: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A rank process says hello, or says it again to a coordinator that restarted.
+
+    ``token`` is drawn by the process once, so that a doubled hello is recognised. ``incarnation`` is None until it was granted one.
+    ``store`` is the address of the key-value store that this rank offers for process-group rendezvous.
+    """
+
+    slot: int
+    token: str
+    process: Process
+    store: str
+    incarnation: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The rank has built its model and can be put in a view; it holds no run state yet."""
+
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """The rank has stopped in ``generation`` and waits for a later one.
+
+    ``state`` is what it holds, None when it never had any. ``dirty`` is set when the state is half written.
+    ``generation`` is the greatest that it was seated in or told to leave. ``why`` it is in none; ``detail`` says more, for people.
+    ``testimony`` is there when it left because ranks differ in what should be alike.
+    """
+
+    member: Member
+    generation: int
+    state: StateId | None
+    dirty: bool
+    why: Departure
+    detail: str = ""
+    testimony: Finding | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Formed:
+    """The rank is in the process group of ``generation``, holds ``state`` and steps."""
+
+    member: Member
+    generation: int
+    state: StateId
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """One node's ranks, aggregated by its agent."""
+
+    node: str
+    pulses: tuple[Pulse, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A rank process has ended, seen by its node's agent. ``step`` and ``shard`` are where it was (shard -1: not in a shard)."""
+
+    member: Member
+    cause: Cause
+    at_s: float
+    step: int = -1
+    shard: int = -1
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """How a process ended that was lost before: known once who started it has said it."""
+
+    member: Member
+    cause: ProcessEnded
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """User code raised in a rank. The process is about to exit; ``traceback`` is the user's own part of it.
+
+    ``mistake``: Fleet knows that any other process would raise, too.
+    """
+
+    member: Member
+    step: int
+    shard: int
+    error: str
+    traceback: str
+    mistake: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The rank has committed the run's last step and waits at the finish barrier. ``concluded``: it was told to go on behind the loop."""
+
+    member: Member
+    generation: int
+    state: StateId
+    digest: str
+    concluded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """The train function has returned after the last step; the process waits to be released. State and digest are those of ``Finished``."""
+
+    member: Member
+    generation: int
+    state: StateId
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class OnceWanted:
+    """The rank has come to ``key``, which is done once: may it do it, or is it done? See ``fleet.protocol.once``. Repeated meanwhile."""
+
+    member: Member
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class OnceDone:
+    """The rank has done ``key``; ``result`` is what came of it, as JSON text. Repeated until it is answered."""
+
+    member: Member
+    key: str
+    result: str
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A figure of the model at a step (loss, validation loss). Sent by view rank 0 after the commit."""
+
+    member: Member
+    state: StateId
+    name: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepsTimed:
+    """What the ranks of one node measured in steps of ``generation``, gathered by its agent. ``total``: the run's steps, 0 when unknown."""
+
+    node: str
+    generation: int
+    total: int
+    ranks: tuple[RankTimes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """What the loop body takes its batches from. Sent by view rank 0 when it is new to it. For the last two see ``DataRead``."""
+
+    member: Member
+    samples: int
+    batch_size: int
+    data_sha256: str = ""
+    total_steps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Implausible:
+    """A loss or the gradient of a step is no finite number, or far too large, so all ranks compute the step once more. Sent by view rank 0.
+
+    ``shard`` is -1 when every loss is well; ``owner`` is who computed that shard, ``why`` a clause. ``accepted``: it came out the same
+    again, and counts.
+    """
+
+    member: Member
+    state: StateId
+    shard: int
+    owner: Member | None
+    why: str
+    accepted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PartWritten:
+    """The rank has written its part of checkpoint ``checkpoint``, as ``request`` asked; the loop was blocked for ``blocked_s``."""
+
+    member: Member
+    request: int
+    checkpoint: str
+    state: StateId
+    part: Part
+    blocked_s: float
+    meta: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PartFailed:
+    """The rank could not write its part of what ``request`` asked for; ``reason`` is a sentence."""
+
+    member: Member
+    request: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CopiesHeld:
+    """All that the memory of a node holds of checkpoints, whenever that has changed, and to every coordinator that is new.
+
+    ``address`` is where it is served; another one says that it began anew. Nodes of one ``domain`` fail together ("": not known).
+    """
+
+    node: str
+    address: str
+    domain: str
+    copies: tuple[Copy, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointDurable:
+    """The manifest of a checkpoint is committed; it took ``latency_s`` from the request."""
+
+    checkpoint: str
+    state: StateId
+    bytes: int
+    blocked_s: float
+    latency_s: float
+    level: str = STORE
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFailed:
+    """A checkpoint will not become durable; ``reason`` is a sentence."""
+
+    checkpoint: str
+    reason: str
+    level: str = STORE
+
+
+@dataclass(frozen=True, slots=True)
+class FaultReported:
+    """``phase``: planned, aimed, executed, suppressed or healed. ``members`` are the ranks that the fault was aimed at."""
+
+    fault: Fault
+    phase: FaultPhase
+    at_s: float
+    members: tuple[Member, ...]
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceWritten:
+    """What the agent of one node has found for a hang is in the file ``path`` of the run's folder. ``detail``: a line on each rank."""
+
+    incident: str
+    path: str
+    members: tuple[Member, ...]
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested:
+    """The user or the driver wants the run to end in order; with ``error`` it has failed already, and only the word is missing."""
+
+    reason: str
+    error: str = ""
+    why: EndWhy = EndWhy.STOPPED
+
+
+@dataclass(frozen=True, slots=True)
+class SettingChanged:
+    """The user changes a setting of the running run; on and off are 1 and 0. See ``fleet.settings.live``."""
+
+    key: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed. Level-based: a missed tick does no harm."""
+
+
+Event = (
+    NodeJoined
+    | NodeLost
+    | NodeSilent
+    | Joined
+    | Ready
+    | Parked
+    | Formed
+    | Heartbeat
+    | Lost
+    | Explained
+    | Raised
+    | Finished
+    | Left
+    | OnceWanted
+    | OnceDone
+    | Measured
+    | Reads
+    | StepsTimed
+    | Implausible
+    | PartWritten
+    | PartFailed
+    | CopiesHeld
+    | CheckpointDurable
+    | CheckpointFailed
+    | FaultReported
+    | EvidenceWritten
+    | StopRequested
+    | SettingChanged
+    | Tick
+)
+EVENTS = Codec(Event.__args__)

@@ -1,0 +1,173 @@
+"""What ``FleetMachine`` wants done: its only output. A driver performs them; the simulator performs the same ones.
+
+``event`` is the number of the event that an instruction follows from, as the coordinator counted it; 0: none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fleet.protocol.causes import EndWhy, Rule
+from fleet.protocol.codec import Codec
+from fleet.protocol.fault_kinds import Operation
+from fleet.protocol.records import EndStatus, Record
+from fleet.protocol.types import Member, Part, Process, StateId, View
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """Answer to ``Joined``: the incarnation under which the process may speak."""
+
+    slot: int
+    token: str
+    incarnation: int
+    event: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Park:
+    """Leave every generation up to ``generation`` now, and report ``Parked``.
+
+    ``in_person``: the training loop itself has to answer; else whoever listens may do so while the loop computes, without stopping it.
+    """
+
+    members: tuple[Member, ...]
+    generation: int
+    in_person: bool = False
+    event: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """A new view to its members, all of which are parked or fresh."""
+
+    view: View
+    event: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Propose:
+    """A view that its members form beside the running steps and enter together at a step boundary."""
+
+    view: View
+    event: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Forget the proposal of ``generation``, unless it was entered already."""
+
+    members: tuple[Member, ...]
+    generation: int
+    event: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class SaveCheckpoint:
+    """Write a checkpoint at the next step boundary on which all members agree. ``request`` names its level, and grows within it."""
+
+    members: tuple[Member, ...]
+    generation: int
+    request: int
+    event: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class CommitCheckpoint:
+    """All parts are written: put the manifest in place, then report ``CheckpointDurable``. ``place``: URL of the memories, "" the store."""
+
+    checkpoint: str
+    state: StateId
+    parts: tuple[Part, ...]
+    meta: str
+    blocked_s: float
+    requested_at_s: float
+    place: str = ""
+    event: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Conclude:
+    """The last step is committed by all, and kept: run the code behind the loop, then report ``Left``."""
+
+    members: tuple[Member, ...]
+    generation: int
+    event: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class OnceAnswer:
+    """To ``OnceWanted`` or ``OnceDone``. ``result`` is None when the member is to do ``key`` itself, else what came of it, as JSON text.
+
+    ``before``: what came of the same thing the last time before, for example at an earlier step; empty when there is none.
+    """
+
+    members: tuple[Member, ...]
+    key: str
+    result: str | None
+    before: str = ""
+    event: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The run is over for these members: return from the train function."""
+
+    members: tuple[Member, ...]
+    reason: str
+    event: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """A stale process: it must exit and touch nothing."""
+
+    slot: int
+    token: str
+    reason: str
+    event: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Evict:
+    """SIGKILL this process, and report ``Lost`` when it is confirmed dead."""
+
+    member: Member
+    process: Process
+    why: Rule
+    event: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Inspect:
+    """To the agents of these nodes: gather evidence of what their ranks do, within a bound, and before any is evicted."""
+
+    nodes: tuple[str, ...]
+    incident: str
+    reason: str
+    event: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Append to the journal. Written before any instruction that follows it in the same list is performed."""
+
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class EndRun:
+    """The run has ended. ``status``, ``reason`` and ``why`` are those of its last record."""
+
+    status: EndStatus
+    reason: str
+    detail: str = ""
+    why: EndWhy = EndWhy.OTHER
+    event: int = field(default=0, compare=False)
+
+
+Instruction = (
+    Welcome | Park | Publish | Propose | Cancel | SaveCheckpoint | CommitCheckpoint | Conclude | OnceAnswer | Release | Fence | Evict
+    | Inspect | Operation | Write | EndRun
+)  # fmt: skip
+INSTRUCTIONS = Codec(Instruction.__args__)

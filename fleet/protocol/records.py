@@ -1,0 +1,366 @@
+"""What the journal holds. ``docs/journal.md`` describes the file; ``goodput.py`` folds it; ``machine.py`` is rebuilt from it.
+
+All ``at_s`` are seconds on the run's clock: the coordinator's monotonic clock, to which agents align theirs. ``event`` is the number of the
+event that a record follows from, as the coordinator counted it; 0: none.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from fleet.protocol.causes import Cause, EndWhy, ProcessEnded
+from fleet.protocol.codec import Codec
+from fleet.protocol.decisions import Action, AnyPayload, figures
+from fleet.protocol.levels import STORE
+from fleet.protocol.types import Fault, FaultPhase, Member, Process, StateId, View
+
+VERSION, OLDEST = 2, 1
+"""Of the format that is written, and the oldest that is read: see ``fleet.protocol.old_journals``."""
+RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}")
+"""What a run may be called: it is a folder, and a part of addresses."""
+
+COMPUTE, COMM, STRAGGLER, DATA = "c", "x", "w", "d"
+CHECKPOINT, RESTORE, REFORM, INIT, VERIFY, STANDBY, FINISH, OTHER = "k", "r", "f", "i", "v", "s", "e", "o"
+COMMIT, ABANDON, HOLD = "K", "A", "H"
+
+CATEGORIES = {
+    COMPUTE: "compute",
+    COMM: "exposed_comm",
+    STRAGGLER: "straggler_wait",
+    DATA: "data_wait",
+    "R": "rework",
+    CHECKPOINT: "checkpoint_stall",
+    RESTORE: "restore",
+    "D": "detect",
+    REFORM: "reform",
+    "P": "provision",
+    INIT: "init",
+    VERIFY: "verify",
+    STANDBY: "idle_spare",
+    FINISH: "finish",
+    OTHER: "other",
+}
+"""Span code -> ledger category. ``R``, ``D`` and ``P`` are never recorded by a rank: the ledger assigns them."""
+
+STEP_CODES = frozenset((COMPUTE, COMM, STRAGGLER, DATA))
+"""Spans that make up a step: goodput once the step is committed, rework when it is abandoned."""
+
+
+CheckpointPhase = Literal["requested", "durable", "failed", "skipped", "withdrawn"]
+OncePhase = Literal["begun", "done"]
+EndStatus = Literal["completed", "completed, not saved", "stopped", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunStarted:
+    """First record. ``config`` is the JSON text of the run's settings; slots are ``0..world + spares``."""
+
+    version: int
+    run: str
+    at_s: float
+    unix_time_s: float
+    world: int
+    spares: int
+    shards: int
+    config: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """The run goes on under a new coordinator process. ``cluster`` names the cluster that it goes on in.
+
+    With ``gap`` the whole run was down from the last record before this one: its ranks died with their cluster. Without, only the
+    coordinator was replaced, and ranks trained on meanwhile.
+    """
+
+    at_s: float
+    unix_time_s: float
+    cause: str
+    cluster: str = ""
+    gap: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessUp:
+    """A process was granted an incarnation of a slot."""
+
+    member: Member
+    process: Process
+    token: str
+    at_s: float
+    event: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessLost:
+    """A process is gone. ``cause`` is one of ``fleet.protocol.causes``. ``fault`` is the id of the injected fault that explains it, if any.
+    ``generation``: the view it was in, or -1."""
+
+    member: Member
+    cause: Cause
+    at_s: float
+    fault: str | None
+    generation: int
+    step: int
+    shard: int
+    detail: str
+    event: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class LossExplained:
+    """How a process ended that was lost before: who started it has said it since."""
+
+    member: Member
+    cause: ProcessEnded
+    at_s: float
+    event: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """Event number ``event`` in short, where it led to something. ``what``: its class. ``member`` or ``node``: whose it is. ``generation``
+    and ``step``: where that rank stands, -1 when nowhere."""
+
+    event: int
+    what: str
+    at_s: float
+    member: Member | None = None
+    node: str = ""
+    generation: int = -1
+    step: int = -1
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ViewPublished:
+    """``graceful``: entered at a step boundary, beside running steps. ``causes``: the losses (``slot.incarnation``) that led to it."""
+
+    view: View
+    at_s: float
+    reason: str
+    graceful: bool
+    causes: tuple[str, ...]
+    event: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """Every member of the view has reported ``state``."""
+
+    state: StateId
+    at_s: float
+    event: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class LineageBegun:
+    """History ``lineage`` starts from ``from_state``: what an older lineage did after that step is rolled back."""
+
+    lineage: int
+    from_state: StateId
+    at_s: float
+    reason: str
+    event: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """A rank's time, gapless, from ``start_us`` on: one letter of ``codes`` and one of ``durations_us`` a span.
+
+    ``COMMIT`` and ``ABANDON`` are marks of zero length that close the step attempt before them; the step number goes up by one after each
+    COMMIT, from ``step`` at the start. ``HOLD`` closes what the attempt has waited for its peers so far, as a peer was lost; what it has
+    computed goes on to count. All of it happened in ``generation`` and ``lineage``. One incarnation's records follow each other without
+    gap or overlap.
+    """
+
+    member: Member
+    generation: int
+    lineage: int
+    step: int
+    start_us: int
+    durations_us: tuple[int, ...]
+    codes: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unobserved:
+    """A slot's time that died with its node, or with the node's agent, before it could be reported."""
+
+    member: Member
+    start_us: int
+    end_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class FaultRecord:
+    """``phase``: planned, executed, suppressed, healed."""
+
+    fault: Fault
+    phase: FaultPhase
+    at_s: float
+    members: tuple[Member, ...]
+    detail: str
+    event: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionMade:
+    """A policy's decision, with its reason in words, and what it was decided on: one of the dataclasses of ``fleet.protocol.decisions``."""
+
+    policy: str
+    action: Action
+    reason: str
+    payload: AnyPayload | None
+    at_s: float
+    event: int = field(default=0, compare=False)
+
+    @property
+    def fields(self) -> dict[str, float]:
+        """The figures, for people."""
+        return figures(self.payload)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRecord:
+    """``phase``: requested, durable, failed, skipped after several failures, or withdrawn: a rank that was found to be wrong had a part in
+    it, so it is not used.
+
+    ``level``: ``store``, or ``peers`` for copies in the memory of other nodes. ``view_changed``: it failed for that alone.
+    """
+
+    checkpoint: str
+    phase: CheckpointPhase
+    state: StateId
+    at_s: float
+    bytes: int = 0
+    blocked_s: float = 0.0
+    latency_s: float = 0.0
+    detail: str = ""
+    level: str = STORE
+    view_changed: bool = False
+    event: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """A figure of the model, such as ``val_loss``, at ``state``."""
+
+    state: StateId
+    name: str
+    value: float
+    at_s: float
+    event: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class DataRead:
+    """What the loop body takes its batches from: a data set of so many samples (0: streams), ``batch_size`` of them a step.
+
+    ``data_sha256`` tells it from others: of files the digest of names and sizes, else of type, length, and first, middle and last sample,
+    or of the first samples of streams. Empty where that cannot be told, and in older journals. ``total_steps``: how many steps the
+    loop has, 0 in older journals.
+    """
+
+    samples: int
+    batch_size: int
+    at_s: float
+    data_sha256: str = ""
+    total_steps: int = 0
+    event: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceKept:
+    """What these ranks did before a hanging one was ended: their stacks are in the file ``path`` of the run's folder, ``detail`` has a line
+    on each. ``incident`` numbers the hangs of a run."""
+
+    incident: str
+    at_s: float
+    path: str
+    members: tuple[Member, ...]
+    reason: str
+    detail: str
+    event: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class OnceRecord:
+    """What is done once in the run, see ``fleet.protocol.once``. ``phase``: begun by ``member``, or done, with ``result`` as JSON text."""
+
+    phase: OncePhase
+    key: str
+    member: Member
+    at_s: float
+    result: str
+    event: int = field(default=0, compare=False)
+
+
+COMPLETED: Final = "completed"
+UNSAVED: Final = "completed, not saved"
+"""How a run ends that has committed all its steps: with its final checkpoint, or without."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnded:
+    """Last record. ``digest`` is the SHA-256 over the final training state, empty when the run did not complete.
+
+    ``status``: completed; "completed, not saved", when the final checkpoint could not be kept; stopped; or failed. ``why`` says it in more
+    detail.
+    """
+
+    status: EndStatus
+    reason: str
+    at_s: float
+    digest: str
+    detail: str
+    why: EndWhy = EndWhy.OTHER
+    event: int = field(default=0, compare=False)
+
+
+def status_of(why: EndWhy) -> EndStatus:
+    """How a run ends for that."""
+    match why:
+        case EndWhy.ALL_STEPS:
+            return COMPLETED
+        case EndWhy.NOT_SAVED:
+            return UNSAVED
+        case EndWhy.STOPPED | EndWhy.STORE_FAILED | EndWhy.TIME_IS_UP:
+            return "stopped"
+    return "failed"
+
+
+Record = (
+    RunStarted
+    | Resumed
+    | ProcessUp
+    | ProcessLost
+    | LossExplained
+    | Heard
+    | ViewPublished
+    | Committed
+    | LineageBegun
+    | Spans
+    | Unobserved
+    | FaultRecord
+    | DecisionMade
+    | CheckpointRecord
+    | Measurement
+    | DataRead
+    | EvidenceKept
+    | OnceRecord
+    | RunEnded
+)
+RECORDS = Codec(Record.__args__)
+
+
+def configuration(config: str) -> dict[str, Any]:
+    """What ``RunStarted.config`` says; empty where that is no JSON object, as a journal may hold any text there."""
+    try:
+        found = json.loads(config)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,142 @@
+"""The fixed binary tree over batch shards: the one order in which gradients are summed, at any world size.
+
+The tree over ``lo..hi`` splits at ``lo`` plus the largest power of two below ``hi - lo``. A *block* is a node of this tree, as a half-open
+range. Two blocks that lie side by side may be added exactly when their union is a block too.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from fleet.protocol.types import Member, View
+
+Block = tuple[int, int]
+
+
+def middle(lo: int, hi: int) -> int:
+    """Where the tree splits ``lo..hi``; needs ``hi - lo >= 2``."""
+    return lo + (1 << ((hi - lo - 1).bit_length() - 1))
+
+
+def _walk(lo: int, hi: int) -> Iterator[Block]:
+    yield (lo, hi)
+    if hi - lo > 1:
+        yield from _walk(lo, middle(lo, hi))
+        yield from _walk(middle(lo, hi), hi)
+
+
+@functools.lru_cache(maxsize=16)
+def tree(shards: int) -> frozenset[Block]:
+    """All ``2 * shards - 1`` blocks of the tree over ``0..shards``."""
+    return frozenset(_walk(0, shards))
+
+
+@functools.lru_cache(maxsize=65536)
+def blocks(start: int, stop: int, shards: int) -> tuple[Block, ...]:
+    """The fewest blocks that tile ``start..stop``, from left to right; at most ``2 * log2(shards)`` of them."""
+    found: list[Block] = []
+    pending = [(0, shards)]
+    while pending:
+        lo, hi = pending.pop()
+        if start <= lo and hi <= stop:
+            found.append((lo, hi))
+        elif lo < stop and start < hi:
+            pending += [(middle(lo, hi), hi), (lo, middle(lo, hi))]
+    return tuple(found)
+
+
+def cover(held: Collection[int], shards: int) -> tuple[Block, ...]:
+    """The fewest blocks that hold exactly the shards ``held``, from left to right: what is left of them once siblings are added up."""
+    found: list[Block] = []
+    pending = [(0, shards)] if held else []
+    while pending:
+        lo, hi = pending.pop()
+        inside = sum(shard in held for shard in range(lo, hi))
+        if inside == hi - lo:
+            found.append((lo, hi))
+        elif inside:
+            pending += [(middle(lo, hi), hi), (lo, middle(lo, hi))]
+    return tuple(found)
+
+
+class Shares(NamedTuple):
+    """By view rank: the blocks whose sums it brings into the step, and the shards that it has yet to compute."""
+
+    kept: tuple[tuple[Block, ...], ...]
+    due: tuple[tuple[int, ...], ...]
+
+    def leaves(self, shards: int) -> list[tuple[Block, ...]]:
+        """By view rank: its blocks once all that is due is computed."""
+        return [
+            cover({shard for lo, hi in kept for shard in range(lo, hi)} | set(due), shards)
+            for kept, due in zip(self.kept, self.due, strict=True)
+        ]
+
+    def brought(self, shards: int) -> list[list[int]]:
+        """By view rank: the shards of its :meth:`leaves`."""
+        return [[shard for block in blocks for shard in range(*block)] for blocks in self.leaves(shards)]
+
+
+def share(
+    held: Sequence[Collection[int]], ranges: Sequence[tuple[int, int]], shards: int, idle: Collection[int] = (), giver: int = -1
+) -> Shares:
+    """Who brings what into a step of which some shards are computed already: each shard counts once, every rank has one at least.
+
+    Args:
+        held: by view rank, the shards whose gradients it holds, summed up as :func:`cover` says; a sum cannot be taken apart again.
+        ranges: by view rank, what it computes when nobody holds anything.
+        idle: view ranks that bring nothing; they hold nothing.
+        giver: a view rank that gives its state away meanwhile, or -1: what is over goes to the others.
+    """
+    if idle:
+        return _among_the_others(held, ranges, shards, idle, giver)
+    if not any(held):
+        return Shares(((),) * len(ranges), tuple(tuple(range(lo, hi)) for lo, hi in ranges))
+    kept: list[list[Block]] = []
+    missing = set(range(shards))
+    for shards_of_one in held:
+        kept.append([block for block in cover(shards_of_one, shards) if missing.issuperset(range(*block))])
+        missing.difference_update(*(range(*block) for block in kept[-1]))
+    while len(missing) < sum(not blocks_of_one for blocks_of_one in kept):
+        missing.update(range(*_smallest_to_spare(kept)))
+    loads = [sum(hi - lo for lo, hi in one) for one in kept]
+    return Shares(tuple(map(tuple, kept)), tuple(_deal(sorted(missing), loads, giver)))
+
+
+def foreseen(had: Mapping[Member, Collection[int]], view: View, member: Member, shards: int, idle: Collection[int]) -> tuple[int, ...]:
+    """What ``member`` will be dealt in ``view`` if all who do not receive a state there bring what they ``had`` to in the last view."""
+    brought = [had.get(one, ()) if rank not in view.receivers else () for rank, one in enumerate(view.members)]
+    return share(brought, view.ranges, shards, idle, view.giver).due[view.rank_of(member)]
+
+
+def _among_the_others(
+    held: Sequence[Collection[int]], ranges: Sequence[tuple[int, int]], shards: int, idle: Collection[int], giver: int
+) -> Shares:
+    """As :func:`share`, by those who are not ``idle``: they divide the shards in the proportions of their own ranges."""
+    busy = [rank for rank in range(len(ranges)) if rank not in idle]
+    total = sum(ranges[rank][1] - ranges[rank][0] for rank in busy)
+    ends = list(itertools.accumulate((ranges[rank][1] - ranges[rank][0] for rank in busy), initial=0))
+    cuts = [end * shards // total for end in ends]
+    place = {rank: number for number, rank in enumerate(busy)}
+    found = share([held[rank] for rank in busy], list(itertools.pairwise(cuts)), shards, giver=place.get(giver, -1))
+    kept = tuple(found.kept[place[rank]] if rank in place else () for rank in range(len(ranges)))
+    return Shares(kept, tuple(found.due[place[rank]] if rank in place else () for rank in range(len(ranges))))
+
+
+def _smallest_to_spare(kept: list[list[Block]]) -> Block:
+    """Take one: the smallest of a rank that has several, else the smallest of several shards. One exists while ranks <= shards."""
+    spare = ((len(one) == 1, hi - lo, rank, (lo, hi)) for rank, one in enumerate(kept) for lo, hi in one if len(one) > 1 or hi - lo > 1)
+    _, _, rank, block = min(spare)
+    kept[rank].remove(block)
+    return block
+
+
+def _deal(missing: Sequence[int], load: Sequence[int], giver: int) -> list[tuple[int, ...]]:
+    """Evenly, in runs of neighbours; what is over goes to the ranks that hold least, and of those to the giver last."""
+    each, over = divmod(len(missing), len(load))
+    favoured = set(sorted(range(len(load)), key=lambda rank: (load[rank], rank == giver, rank))[:over])
+    ends = list(itertools.accumulate((each + (rank in favoured) for rank in range(len(load))), initial=0))
+    return [tuple(missing[start:stop]) for start, stop in itertools.pairwise(ends)]

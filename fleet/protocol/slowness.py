@@ -1,0 +1,92 @@
+"""What ranks measured of their own steps, what the straggler policy is asked, and what it answers. Frozen, standard library only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fleet.protocol.decisions import Decision
+from fleet.protocol.types import Member, Ranges, View
+
+ACTIONS = ("rebalance", "replace", "evict")
+"""What of a policy's answers changes the view."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankTimes:
+    """One rank's own time in some of its committed steps; all sequences are one entry a step.
+
+    ``compute_us`` and ``data_us`` are what its ``shards`` took together; ``network_us`` the exchange, counted from when the last peer was
+    there; ``fixed_us`` the step's own work, whoever computes how many shards. Waiting for peers is in none of them.
+    """
+
+    member: Member
+    steps: tuple[int, ...]
+    shards: tuple[int, ...]
+    compute_us: tuple[int, ...]
+    data_us: tuple[int, ...]
+    network_us: tuple[int, ...]
+    fixed_us: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """One rank in one step, in seconds; see :class:`RankTimes`."""
+
+    shards: int
+    compute_s: float
+    data_s: float
+    network_s: float
+    fixed_s: float
+
+    @property
+    def own_s(self) -> float:
+        """All but waiting."""
+        return self.compute_s + self.data_s + self.network_s + self.fixed_s
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Consecutive measured steps of one view: ``rows[r]`` is view rank ``r``, a column a step. None: not measured."""
+
+    generation: int
+    steps: tuple[int, ...]
+    members: tuple[Member, ...]
+    rows: tuple[tuple[StepTime | None, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Circumstances:
+    """What a straggler policy looks at, beside the times.
+
+    Attributes:
+        view: the view that runs; ``nodes`` are those of its members.
+        shards: batch shards of a step.
+        spares: (member, node) of each rank that stands by.
+        steps_left: steps that the run still has, infinite when it is not known.
+        changes: view changes that the policy made within its window.
+        losses_per_s: rate at which ranks were lost so far: the faults that would need a spare.
+    """
+
+    view: View
+    nodes: tuple[str, ...]
+    shards: int
+    spares: tuple[tuple[Member, str], ...]
+    steps_left: float
+    changes: int
+    losses_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """A straggler policy's answer.
+
+    ``findings`` are what it found out since it was asked last, to be journalled: who is accused, cleared, or cannot be told. ``decision``
+    is ``tolerate``, ``rebalance`` (to ``ranges``, by ``speeds`` of the members that are not of full speed), ``replace`` or ``evict`` (the
+    ``members`` go); None when there is nothing to decide.
+    """
+
+    findings: tuple[Decision, ...] = ()
+    decision: Decision | None = None
+    ranges: Ranges = ()
+    speeds: tuple[tuple[Member, float], ...] = ()
+    members: tuple[Member, ...] = ()

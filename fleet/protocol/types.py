@@ -1,0 +1,261 @@
+"""The nouns of the protocol. Frozen, standard library only; every other module speaks in these."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fleet.protocol.decisions import Decision
+
+Ranges = tuple[tuple[int, int], ...]
+"""Half-open ranges of batch shards, by view rank."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Member:
+    """One process that fills a slot: ``(slot, incarnation)``. A replacement has the next incarnation."""
+
+    slot: int
+    incarnation: int
+
+    def __str__(self) -> str:
+        return f"{self.slot}.{self.incarnation}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class StateId:
+    """Which training state a rank holds: ``step`` committed steps of history ``lineage``. Ordered by (lineage, step)."""
+
+    lineage: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process that can be signalled safely: pids are reused, the pair (pid, start time) is not.
+
+    ``start_ticks`` is field 22 of ``/proc/PID/stat``, in clock ticks since boot.
+    """
+
+    node: str
+    pid: int
+    start_ticks: int
+
+
+def outnumbered(newcomers: int, members: int) -> bool:
+    """Whether newcomers are more than half: the others would take longer for a step alone than to wait for them."""
+    return 2 * newcomers > members
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Who trains together, and on what.
+
+    ``members`` are in order of view rank. ``ranges[r]`` is the half-open range of batch shards that view rank ``r`` computes; together
+    they tile ``0..shards``. ``donor`` is the view rank that gives its state to the view ranks in ``receivers``. With ``checkpoint`` set
+    the donor first loads that durable checkpoint; ``state`` is what every member holds once formed.
+    ``store`` is the ``host:port`` of the key-value store on which the process group meets. ``copies`` says where each view rank sends
+    redundant copies of its part: addresses of memories on other nodes; () when there is nowhere to send them.
+    """
+
+    generation: int
+    members: tuple[Member, ...]
+    ranges: Ranges
+    donor: int
+    receivers: tuple[int, ...]
+    state: StateId
+    store: str
+    checkpoint: str | None = None
+    copies: tuple[tuple[str, ...], ...] = ()
+
+    def rank_of(self, member: Member) -> int:
+        """View rank of ``member``, or -1."""
+        return self.members.index(member) if member in self.members else -1
+
+    @property
+    def idle(self) -> tuple[int, ...]:
+        """View ranks that compute nothing in the view's first step, as the state is on its way to them; none if they are more than half."""
+        return () if outnumbered(len(self.receivers), len(self.members)) else self.receivers
+
+    @property
+    def giver(self) -> int:
+        """The donor where it gives its state to somebody, beside the view's first step; else -1."""
+        return self.donor if self.receivers else -1
+
+
+@dataclass(frozen=True, slots=True)
+class ViewDelta:
+    """``View`` relative to the view of generation ``base``: what travels to nodes that have seen ``base``."""
+
+    base: int
+    generation: int
+    removed: tuple[int, ...]
+    added: tuple[tuple[int, Member], ...]
+    ranges: Ranges
+    donor: int
+    receivers: tuple[int, ...]
+    state: StateId
+    store: str
+    checkpoint: str | None = None
+    copies: tuple[tuple[str, ...], ...] = ()
+
+
+def view_delta(base: View, view: View) -> ViewDelta:
+    """The delta that turns ``base`` into ``view``; size is O(members changed + ranks' shard ranges)."""
+    keep = set(view.members)
+    removed = tuple(i for i, member in enumerate(base.members) if member not in keep)
+    known = set(base.members)
+    added = tuple((i, member) for i, member in enumerate(view.members) if member not in known)
+    return ViewDelta(
+        base.generation, view.generation, removed, added, view.ranges, view.donor, view.receivers, view.state, view.store, view.checkpoint,
+        view.copies,
+    )  # fmt: skip
+
+
+def apply_delta(base: View, delta: ViewDelta) -> View:
+    """Inverse of :func:`view_delta`. Members that stay keep their relative order."""
+    if base.generation != delta.base:
+        raise ValueError(f"delta is relative to generation {delta.base}, this is generation {base.generation}")
+    gone = set(delta.removed)
+    members = [member for i, member in enumerate(base.members) if i not in gone]
+    for index, member in delta.added:
+        members.insert(index, member)
+    rest = (delta.ranges, delta.donor, delta.receivers, delta.state, delta.store, delta.checkpoint, delta.copies)
+    return View(delta.generation, tuple(members), *rest)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One rank's file of a durable checkpoint. ``tensors`` are the indices of the state's tensors that it holds.
+
+    ``sha256`` is the store's digest of the file, ``layout`` where in it each tensor lies; both mean something to the store alone.
+    """
+
+    name: str
+    bytes: int
+    sha256: str
+    tensors: tuple[int, ...]
+    layout: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """What one node's memory holds of a checkpoint: the numbers of its parts. ``count`` of them make it up; 0 while it is not committed."""
+
+    checkpoint: str
+    state: StateId
+    parts: tuple[int, ...]
+    count: int
+
+
+FaultPhase = Literal["planned", "aimed", "executed", "suppressed", "healed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One planned misfortune.
+
+    ``at_s`` counts from the run's start. ``component`` is a row of the fault catalogue, ``kind`` one of ``fleet.protocol.fault_kinds``.
+    ``slot`` or ``node`` names the target (node as an index among the cluster's worker nodes); ``duration_s`` and ``severity`` belong to
+    kinds that have them as parameters (severity 2.0 = half speed).
+    """
+
+    id: str
+    at_s: float
+    component: str
+    kind: str
+    slot: int | None = None
+    node: int | None = None
+    duration_s: float = 0.0
+    severity: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """What a node agent sees of one rank: where it is, and how long ago it last moved or beat, in seconds."""
+
+    member: Member
+    generation: int
+    state: StateId
+    beat_age_s: float
+    progress_age_s: float
+    stepping: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A live rank that could be in the next view. ``state`` is None when it holds none; ``seated``: it is in the present view."""
+
+    member: Member
+    node: str
+    state: StateId | None
+    dirty: bool
+    seated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What a recovery policy looks at. ``since_s``: when the run last had a working view, or when it started.
+
+    ``replicated``: each rank holds all of the state.
+    """
+
+    candidates: tuple[Candidate, ...]
+    world: int
+    min_ranks: int
+    since_s: float
+    starting: int
+    checkpoint: str | None
+    replicated: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A process that ended. ``injected`` ones were put in by chaos and count towards no budget. ``step`` is where it was, -1 before
+    training; ``committed`` is the run's last committed step at the time."""
+
+    slot: int
+    node: str
+    at_s: float
+    step: int
+    shard: int
+    injected: bool
+    detail: str
+    committed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one rank holds or has computed, when ranks differ in what should be the same bits on all of them.
+
+    Attributes:
+        what: names it: ``weights``, or ``shard 5``.
+        generation, state: where the difference was found; the step that belongs to it is not committed.
+        digest: a hash of it, in hex.
+        cleared: the newest state of which all that it depends on was compared, and was alike.
+        witness: it may vote. A rank that was given its state in this view has nothing to add to its donor's word, until all were found
+            alike there once.
+    """
+
+    what: str
+    generation: int
+    state: StateId
+    digest: str
+    cleared: StateId
+    witness: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A corruption policy's answer: the decision, and the members that are wrong. Action ``carry_on``, ``evict``, ``retry`` or ``stop``."""
+
+    decision: Decision
+    guilty: tuple[Member, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Formation:
+    """A recovery policy's answer: the decision, and the members it means, in the order of view ranks."""
+
+    decision: Decision
+    members: tuple[Member, ...] = ()

@@ -1,0 +1,1 @@
+"""What a run can be told: fields with defaults and meanings."""

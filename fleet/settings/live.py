@@ -1,0 +1,34 @@
+"""Which settings of a run can change while it goes on, and what they become. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from fleet.errors import ConfigError
+from fleet.settings.fields import from_text, keys
+from fleet.settings.run import RunSettings
+
+LIVE = {key.name: key for key in keys(RunSettings).values() if key.live}
+"""By name. What defines the result, or the processes that run, is fixed for a run's life."""
+
+ADDRESS_FILE = "coordinator"
+"""In the run's folder: ``host:port`` at which its coordinator listens, while the run goes on."""
+
+
+def parsed(key: str, text: str) -> float:
+    """The value that ``text`` gives to setting ``key``, as a number. Raises ConfigError: unknown, fixed, or not of its kind."""
+    if key not in LIVE:
+        known, exists = f"Settings that can: {', '.join(sorted(LIVE))}.", key in keys(RunSettings)
+        raise ConfigError(key, text, "it cannot change while a run goes on" if exists else "there is no such setting", known)
+    return float(from_text({key: dataclasses.replace(LIVE[key], optional=False)}, key, text)[key])
+
+
+def changed(settings: RunSettings, key: str, value: float) -> RunSettings:
+    """``settings`` with ``key`` set, checked as at the start. Raises ConfigError."""
+    group, _, name = key.rpartition(".")
+    if group == "checkpoint":
+        if not value > 0:
+            raise ConfigError(key, value, "must be greater than 0 s")
+        return dataclasses.replace(settings, checkpoint=dataclasses.replace(settings.checkpoint, policy="fixed", interval_s=value))
+    inner = dataclasses.replace(getattr(settings, group), **{name: LIVE[key].kind(value)})
+    return dataclasses.replace(settings, **{group: inner})

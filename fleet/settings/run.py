@@ -1,0 +1,272 @@
+"""Settings of a run: keyword-only, frozen, checked where they are made, so that nothing impossible reaches a process."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fleet.errors import ConfigError
+from fleet.settings.fields import setting
+
+ORDER = ("heartbeat_s", "park_s", "form_s", "progress_s", "collective_s", "run_s")
+"""Time-outs, from the check that must fire first to the one that must fire last."""
+
+
+def check_order(timeouts: Mapping[str, float], order: Sequence[str] = ORDER) -> None:
+    """Refuse time-outs of which a slower one would fire first and hide what the quicker one knows.
+
+    Args:
+        timeouts: name -> seconds. Names of ``order`` that are missing are not used by the run, and not compared.
+        order: names, shortest first.
+
+    Raises:
+        ConfigError: names the first pair that is out of order, or a time-out that is not a positive number.
+    """
+    used = [name for name in order if name in timeouts]
+    for name in used:
+        if not timeouts[name] > 0:
+            raise ConfigError(f"timeouts.{name}", timeouts[name], "a time-out must be greater than 0 s")
+    for short, long in itertools.pairwise(used):
+        if not timeouts[short] < timeouts[long]:
+            reason = f"must be greater than timeouts.{short} = {timeouts[short]:g}, or it fires first and hides the cause"
+            way_out = f"Sane is {' < '.join(used)}: raise {long} above {timeouts[short]:g} s, or lower {short}."
+            raise ConfigError(f"timeouts.{long}", timeouts[long], reason, way_out)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeouts:
+    """Time-outs. Sane is heartbeat <= node, and heartbeat < park < form < progress < collective < run: none hides a longer one."""
+
+    heartbeat_s: float = setting(3.0, "A rank that is not heard for so long is lost.")
+    node_s: float = setting(4.0, "A node whose agent is not heard for so long is lost.")
+    park_s: float = setting(5.0, "How long ranks may take to come out of a step when their view breaks.")
+    form_s: float = setting(10.0, "How long a view may take to form.")
+    progress_s: float = setting(60.0, "The longest a rank may take without a step; the time-out follows the steps below that.", live=True)
+    collective_s: float = setting(
+        600.0, "Bounds a wait inside a process group that nobody ends earlier: no sign of a hang, as all wait there."
+    )
+    start_s: float = setting(60.0, "How long a process may take to start and to join.")
+    checkpoint_s: float = setting(120.0, "How long a checkpoint may take to be durable.")
+    resend_s: float = setting(1.0, "What was not answered is sent again after so long.")
+    hangup_s: float = setting(
+        0.1, "How long a node whose agent's connection broke has to connect again: an agent that lives does so at once."
+    )
+    finish_s: float = setting(3600.0, "How long the code behind the loop may take.")
+    store_s: float = setting(60.0, "Durable checkpoints may fail for so long before the run says what it would lose.")
+    run_s: float | None = setting(None, "The run is stopped in order after so long.", live=True)
+
+    def __post_init__(self) -> None:
+        given = {name: value for name in self.__slots__ if (value := getattr(self, name)) is not None}
+        check_order(given)
+        for name, value in given.items():
+            if not value > 0:
+                raise ConfigError(f"timeouts.{name}", value, "a time-out must be greater than 0 s")
+        if self.node_s < self.heartbeat_s:
+            reason = f"less than timeouts.heartbeat_s = {self.heartbeat_s}: one late heartbeat would cost the whole node"
+            raise ConfigError("timeouts.node_s", self.node_s, reason)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budgets:
+    """How many losses that chaos did not inject end the run."""
+
+    slot: int = setting(8, "Losses of one slot.")
+    node: int = setting(12, "Losses of ranks of one node.")
+    shard: int = setting(3, "Losses of whoever computed one shard of one step.")
+    total: int = setting(64, "Losses in all.")
+    slot_fruitless: int = setting(4, "Losses of one slot with no step committed by the run in between.")
+    window_s: float = setting(600.0, "The time in which they are counted.")
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"budgets.{name}", getattr(self, name), "a budget must be greater than 0")
+
+
+OWN = "What the policy itself can be told; see the policy."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoverySettings:
+    """Who trains on after a loss."""
+
+    policy: str = setting("in-place", "in-place (survivors go on), restart (of all ranks), or package.module:Class.")
+    settings: Mapping[str, Any] = field(default_factory=dict, metadata={"meaning": OWN})
+
+
+def recovery_named(recorded: object) -> str:
+    """The recovery policy, from how a journal has it: journals of 0.1 have its name alone. Raises KeyError, TypeError."""
+    return str(recorded["policy"]) if isinstance(recorded, Mapping) else str(recorded)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementSettings:
+    """Which rank computes which shards, and where copies go."""
+
+    policy: str = setting("blocks", "blocks (the fewest partial sums), or package.module:Class.")
+    settings: Mapping[str, Any] = field(default_factory=dict, metadata={"meaning": OWN})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorruptionSettings:
+    """Who is wrong when ranks differ bit for bit."""
+
+    policy: str = setting("majority", "majority, or package.module:Class.")
+    settings: Mapping[str, Any] = field(default_factory=dict, metadata={"meaning": OWN})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgressSettings:
+    """How the progress time-out follows the steps."""
+
+    policy: str = setting("quantile", "quantile, or package.module:Class.")
+    settings: Mapping[str, Any] = field(default_factory=dict, metadata={"meaning": OWN})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSettings:
+    """When checkpoints are made, and what happens when that fails."""
+
+    policy: str = setting("exact", "Interval policy: exact, daly, young, fixed (needs interval_s), or package.module:Class.")
+    interval_s: float | None = setting(None, "From one durable checkpoint to the next; for policy fixed only.", live=True)
+    peer_interval_s: float | None = setting(
+        None, "From one copy in the memory of other nodes to the next; none: it follows from cost and rate, whatever the policy."
+    )
+    keep: int = setting(3, "How many durable checkpoints are kept.")
+    on_store_failure: str = setting("go-on", "When checkpoints fail for timeouts.store_s: go-on, or stop (in order).")
+    settings: Mapping[str, Any] = field(default_factory=dict, metadata={"meaning": OWN})
+
+    def __post_init__(self) -> None:
+        if self.on_store_failure not in ("go-on", "stop"):
+            way_out = "Choose go-on, or stop (the run ends in order)."
+            raise ConfigError("checkpoint.on_store_failure", self.on_store_failure, "unknown", way_out)
+        if self.keep < 1:
+            raise ConfigError("checkpoint.keep", self.keep, "a run without a checkpoint could not go on", "Keep 1 or more.")
+        for name in ("interval_s", "peer_interval_s"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ConfigError(f"checkpoint.{name}", value, "must be a positive number of seconds", "Set it to 1 s or more.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StragglerSettings:
+    """What is done about slow ranks."""
+
+    policy: str = setting("least-loss", "least-loss (the cheapest of bearing, rebalancing, replacing, evicting), or package.module:Class.")
+    enabled: bool = setting(True, "Off: slow ranks are borne.", live=True)
+    compute_slowdown: float = setting(1.10, "Own compute time / the others' from which a rank may be called slow.", live=True)
+    network_slowdown: float = setting(1.18, "The same for time on the wire.", live=True)
+    data_slowdown: float = setting(1.21, "The same for waiting for samples.", live=True)
+    gain: float = setting(0.1, "Share of what it costs to go on as now that another way must save: measured slowness wavers.", live=True)
+    changes: int = setting(6, "So many view changes for slow ranks' sake are made in window_s at most.", live=True)
+    window_s: float = setting(600.0, "The time in which they are counted.", live=True)
+    settings: Mapping[str, Any] = field(default_factory=dict, metadata={"meaning": OWN})
+
+    def __post_init__(self) -> None:
+        for name in ("compute_slowdown", "network_slowdown", "data_slowdown"):
+            if not getattr(self, name) > 1:
+                raise ConfigError(f"straggler.{name}", getattr(self, name), "a ratio of times: must be greater than 1")
+        if not 0 <= self.gain < 1:
+            raise ConfigError("straggler.gain", self.gain, "is a share, from 0 to below 1")
+        if self.changes < 0:
+            raise ConfigError("straggler.changes", self.changes, "must not be below 0")
+        if not self.window_s > 0:
+            raise ConfigError("straggler.window_s", self.window_s, "must be greater than 0 s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifySettings:
+    """What silent corruption is looked for with. 0 turns each off, and costs nothing."""
+
+    replicas: float = setting(0.01, "Share of a step for comparing digests of the state that all ranks hold, before each reduction.")
+    compute: float = setting(0.0, "Share of compute for computing shards again elsewhere; 0: off.")
+    jumps: float = setting(10.0, "A step whose loss or gradient is so many spreads above what is usual is computed once more.")
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.jumps < math.inf:
+            raise ConfigError("verify.jumps", self.jumps, "is a number of spreads above the median, or 0 (off)")
+        for name in ("replicas", "compute"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"verify.{name}", getattr(self, name), "is a share of a step, from 0 (off) to 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """Everything that defines a run, but for the train function and chaos."""
+
+    world: int = setting(4, "Ranks that train.")
+    spares: int = setting(0, "Ranks that stand by.")
+    nodes: int = setting(2, "Worker nodes of the local cluster.")
+    shards: int = setting(16, "Batch shards of each step; fixed for the whole run.")
+    min_ranks: int = setting(1, "Wait instead of training with fewer.")
+    steps: int = setting(0, "Optimizer steps of the run, whatever the train function says; 0: as it says.")
+    peer_copies: int = setting(1, "On how many other nodes the memory keeps a copy of the state; 0: on none.")
+    seed: int = setting(0, "Seed of model, data and chaos.")
+    reduction: str = setting("tree", "tree (bit-identical) or native (plain all-reduce).")
+    optimizer_sharding: str = setting("none", "none, or zero1: each rank has a part of the optimizer's state.")
+    optimizer_copies: int = setting(1, "With zero1: so many other ranks keep each part, up to 3; 0: any loss goes back to a checkpoint.")
+    threads_per_rank: int = setting(1, "Threads that a rank computes with.")
+    form_delay_s: float = setting(0.0, "Put in before survivors go on; see fleet rehearse.")
+    storage: str = setting("runs", "Folder or fsspec URL for journals and checkpoints.")
+    preflight: bool = setting(False, "Check each node before its ranks join; see fleet doctor.")
+    options: Mapping[str, str] = field(
+        default_factory=dict, metadata={"meaning": "What the train function reads as run.options; see --set."}
+    )
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    budgets: Budgets = field(default_factory=Budgets)
+    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
+    recovery: RecoverySettings = field(default_factory=RecoverySettings)
+    placement: PlacementSettings = field(default_factory=PlacementSettings)
+    straggler: StragglerSettings = field(default_factory=StragglerSettings)
+    progress: ProgressSettings = field(default_factory=ProgressSettings)
+    verify: VerifySettings = field(default_factory=VerifySettings)
+    corruption: CorruptionSettings = field(default_factory=CorruptionSettings)
+
+    @property
+    def slots(self) -> int:
+        return self.world + self.spares
+
+    def __post_init__(self) -> None:
+        self._at_least("world", 1)
+        self._at_least("spares", 0)
+        self._at_least("nodes", 1)
+        self._at_least("threads_per_rank", 1)
+        self._at_least("min_ranks", 1)
+        self._at_least("peer_copies", 0)
+        self._at_least("steps", 0)
+        if self.shards < self.world:
+            raise ConfigError(
+                "shards", self.shards, f"fewer batch shards than ranks ({self.world}): some ranks would have nothing to compute",
+                "Set shards to a multiple of the largest world size you want.",
+            )  # fmt: skip
+        if self.min_ranks > self.world:
+            raise ConfigError("min_ranks", self.min_ranks, f"more than the world of {self.world} ranks: the run could never start")
+        if not 0 <= self.form_delay_s < float("inf"):
+            raise ConfigError("form_delay_s", self.form_delay_s, "must be finite and at least 0 s")
+        if self.reduction not in ("tree", "native"):
+            raise ConfigError("reduction", self.reduction, "unknown", "Choose tree (bit-identical) or native (plain all-reduce).")
+
+        self._check_sharding()
+
+    def _check_sharding(self) -> None:
+        chosen = self.optimizer_sharding
+        if chosen not in ("none", "zero1"):
+            reason = "unknown"
+            raise ConfigError(
+                "optimizer_sharding", chosen, reason, "Choose none, or zero1 (each rank keeps a part of the optimizer's state)."
+            )
+        if chosen == "zero1" and self.reduction == "native":
+            reason = "the ranks' chunks are those of the fixed-order reduction, and reduction is native"
+            raise ConfigError("optimizer_sharding", chosen, reason, "Set reduction to tree.")
+        if not 0 <= self.optimizer_copies <= 3:
+            reason = "each chunk of the optimizer's state is kept by its owner and by up to 3 other ranks"
+            raise ConfigError(
+                "optimizer_copies", self.optimizer_copies, reason, "Choose 0 to 3; with 0 any loss goes back to a checkpoint."
+            )
+
+    def _at_least(self, name: str, least: int) -> None:
+        if getattr(self, name) < least:
+            raise ConfigError(name, getattr(self, name), f"must be at least {least}")
