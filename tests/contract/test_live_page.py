@@ -14,6 +14,7 @@ from fleet.app import follow
 from fleet.ledger.categories import MEANINGS
 from fleet.ledger.report import report_of
 from fleet.protocol import records as r
+from fleet.protocol.causes import Told
 from fleet.protocol.types import Fault, Member
 from tests.golden.journals import Story, one_loss
 from tests.support.browser import NARROW, WAIT_MS, WIDE, chromium, opened, text
@@ -132,7 +133,7 @@ def test_text_of_the_journal_stays_text(browser: Browser, served: Watched) -> No
     story.records[0] = r.RunStarted(r.VERSION, EVIL, 0.0, 1.7e9, 2, 0, 16, EVIL)
     story.view(1, [(0, 0), (1, 0)], 100)
     story.records.append(r.FaultRecord(Fault(EVIL, 0.2, EVIL, EVIL, slot=0), "executed", 0.2, (Member(0, 0),), EVIL))
-    story.lost(0, 0, 300, cause=EVIL, fault=EVIL)
+    story.lost(0, 0, 300, cause=Told(EVIL), fault=EVIL)
     story.records.append(r.DecisionMade("interval", EVIL, EVIL, None, 0.4))
     story.records.append(r.Measurement(r.StateId(0, 1), EVIL, 1.0, 0.4))
     story.records.append(r.RunEnded("failed", EVIL, 0.5, EVIL, EVIL))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fleet import records as r
-from fleet.causes import Cause, EndWhy, Told
-from fleet.types import Fault, FaultPhase, Member, StateId, View
+from fleet.protocol import records as r
+from fleet.protocol.causes import Cause, EndWhy, Told
+from fleet.protocol.types import Fault, FaultPhase, Member, StateId, View
 
 SIGNAL = Told("signal 9")
 """As in the journal that version 1 has written once."""
