@@ -23,7 +23,7 @@ PACKAGES = ("fleet", "actors", "policies", "storage", "dashboards", "chaos")
 def check_not_shadowed() -> None:
     """Our package names are ordinary words. Raises ConfigError when Python would import somebody else's, or loads what another
     distribution has written over one of ours."""
-    ours = Path(__file__).resolve().parent.parent
+    ours = Path(__file__).resolve().parents[2]
     for name in PACKAGES:
         found = importlib.util.find_spec(name)
         where = Path(found.origin).resolve() if found is not None and found.origin else None
@@ -78,7 +78,7 @@ def load_train(script: str, function: str = "train") -> Callable[[Any], None]:
 def _check_siblings(path: Path) -> None:
     """The script's folder comes first on the path of every rank, so a sibling named like one of our packages would hide it there."""
     folder = path.resolve().parent
-    if folder == Path(__file__).resolve().parent.parent:
+    if folder == Path(__file__).resolve().parents[2]:
         return
     for name in PACKAGES:
         for sibling in (folder / f"{name}.py", folder / name / "__init__.py"):
