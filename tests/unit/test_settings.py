@@ -274,7 +274,7 @@ def test_the_check_says_what_is_not_as_usual(tmp_path: Path) -> None:
 MINE = """
 from dataclasses import dataclass
 from fleet.errors import ConfigError
-from fleet.settings.fields.fields import setting
+from fleet.settings.fields import setting
 from fleet.protocol.slowness import Remedy
 
 
