@@ -15,10 +15,12 @@ OTHER := .venv-other
 VERSIONS ?= torch==2.11.0 torch
 TRUTH_SEEDS ?= 2000
 SPREAD := tests/unit tests/property tests/simulation tests/tidy tests/contract/test_checkpoint_store.py tests/contract/test_peer_memory.py
+LONGER := $(addprefix tests/fault/test_,$(addsuffix .py,guide pictures benchmarks nano rehearsal wheel))
+PYTEST = $(BIN)/python -m pytest -m "not truth" -n logical
 CLUSTERS := $(addprefix tests/fault/test_,$(addsuffix .py,object_store drivers up))
 TOOLS := chromium prometheus fonts-dejavu-core
 
-.PHONY: tools demo test lint docs bench truth versions clean
+.PHONY: tools demo test longer lint docs bench truth versions clean
 .DEFAULT_GOAL := test
 
 demo: $(READY)
@@ -28,8 +30,14 @@ demo: $(READY)
 # which start clusters of their own, come first.
 test: lint tools
 	@: >$(LEFT_OUT); export FLEET_LEFT_OUT=$(abspath $(LEFT_OUT)); failed=0; set -x; \
-	$(BIN)/python -m pytest -m "not truth" -n logical --maxprocesses 8 $(SPREAD) || failed=1; \
-	$(BIN)/python -m pytest -m "not truth" -n logical --maxprocesses 2 --dist loadfile $(CLUSTERS) $(addprefix --ignore=,$(SPREAD)) tests || failed=1; \
+	$(PYTEST) --maxprocesses 8 $(SPREAD) || failed=1; \
+	$(PYTEST) --maxprocesses 2 --dist loadfile $(CLUSTERS) $(addprefix --ignore=,$(SPREAD) $(LONGER)) tests || failed=1; \
+	set +x; $(BIN)/python -m tests.support.programs $(LEFT_OUT); exit $$failed
+
+# What users are shown, walked as they would: the guide, pictures, benchmarks in their short form, the wheel.
+longer: $(READY) tools
+	@: >$(LEFT_OUT); export FLEET_LEFT_OUT=$(abspath $(LEFT_OUT)); failed=0; set -x; \
+	$(PYTEST) --maxprocesses 2 --dist loadfile $(LONGER) || failed=1; \
 	set +x; $(BIN)/python -m tests.support.programs $(LEFT_OUT); exit $$failed
 
 lint: $(READY)

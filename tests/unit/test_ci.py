@@ -60,7 +60,15 @@ def test_the_oldest_and_the_newest_torch_that_is_promised_are_tested() -> None:
     assert "make versions" in [step.get("run") for job in weekly for step in job["steps"]]
 
 
-def test_ci_is_make_test_with_nothing_left_out() -> None:
+def test_ci_is_every_target_of_every_change_with_nothing_left_out() -> None:
     lines = [line for line in RUN.splitlines() if line and not line.startswith("#")]
-    assert lines[-1] == "make test </dev/null"
+    assert lines[-1] == "make --keep-going test longer </dev/null"
     assert any(line.startswith("export CI=true") for line in lines)
+
+
+def test_what_one_target_leaves_to_the_other_is_there() -> None:
+    """The longer tests are named once, and left out of `make test` by that very name."""
+    makefile = (ROOT / "Makefile").read_text()
+    [names] = re.findall(r"^LONGER := .*addsuffix \.py,([\w ]+)\)", makefile, re.M)
+    assert all((ROOT / f"tests/fault/test_{name}.py").is_file() for name in names.split())
+    assert "$(addprefix --ignore=,$(SPREAD) $(LONGER)) tests" in makefile and "--dist loadfile $(LONGER)" in makefile
