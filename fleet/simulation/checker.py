@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fleet.protocol.types import Member, StateId
-
-if TYPE_CHECKING:
-    from fleet.simulation.ranks import SimRank
-    from fleet.simulation.world import World
+from fleet.simulation.ranks import SimRank
+from fleet.simulation.stage import Stage
 
 
 class Violation(Exception):
@@ -32,7 +28,7 @@ class Checker:
 
     name = ""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Stage) -> None:
         self.world = world
 
     def require(self, holds: bool, text: str) -> None:

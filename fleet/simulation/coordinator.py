@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fleet.machine.core import FleetMachine
 from fleet.protocol.events import CheckpointDurable, CheckpointFailed, Event, Heartbeat, Joined, StepsTimed, Tick
@@ -11,9 +11,7 @@ from fleet.protocol.instructions import CommitCheckpoint, EndRun, Evict, Fence, 
 from fleet.protocol.levels import PEERS, level_at
 from fleet.protocol.types import Member
 from fleet.simulation.nodes import SimNode
-
-if TYPE_CHECKING:
-    from fleet.simulation.world import World
+from fleet.simulation.stage import Stage
 
 TICK_S = 0.1
 
@@ -21,7 +19,7 @@ TICK_S = 0.1
 class Network:
     """Between agents and the coordinator. Not ``fifo``: messages overtake each other. Perfect once the plan's troubles are over."""
 
-    def __init__(self, world: World, rng: random.Random) -> None:
+    def __init__(self, world: Stage, rng: random.Random) -> None:
         self.world, self.rng = world, rng
         self.up_messages = self.down_messages = 0
         self._arrival_s: dict[tuple[str, bool], float] = {}
@@ -62,7 +60,7 @@ class Network:
 class Store:
     """Durable checkpoints: parts are put, a commit makes them one, and fails when they do not belong together."""
 
-    def __init__(self, world: World, rng: random.Random) -> None:
+    def __init__(self, world: Stage, rng: random.Random) -> None:
         self.world, self.rng = world, rng
         self.failing_until_s = -1.0
         self._parts: dict[tuple[str, int], int] = {}
@@ -116,7 +114,7 @@ class Store:
 class SimCoordinator:
     """One life of the coordinator. ``dies_in`` counts down the instructions until it is killed."""
 
-    def __init__(self, world: World, machine: FleetMachine) -> None:
+    def __init__(self, world: Stage, machine: FleetMachine) -> None:
         self.world, self.machine = world, machine
         self.dies_in: int | None = None
         self._tokens: dict[str, SimNode] = {}

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fleet.protocol.types import Member, StateId, View
 from fleet.simulation.checker import Checker
-
-if TYPE_CHECKING:
-    from fleet.simulation.ranks import SimRank
+from fleet.simulation.ranks import SimRank
 
 
 class Corruption(Checker):

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fleet.protocol.records import COMPLETED, CheckpointRecord, Record, RunEnded
 from fleet.protocol.types import StateId
 from fleet.simulation.checker import Checker
-
-if TYPE_CHECKING:
-    from fleet.simulation.ranks import SimRank
-    from fleet.simulation.world import World
+from fleet.simulation.ranks import SimRank
+from fleet.simulation.stage import Stage
 
 
 class Kept(Checker):
@@ -18,7 +14,7 @@ class Kept(Checker):
 
     name = "kept"
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Stage) -> None:
         super().__init__(world)
         self._durable: set[StateId] = set()
         self._withdrawn: set[StateId] = set()
@@ -43,7 +39,7 @@ class DoneOnce(Checker):
 
     name = "done once"
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Stage) -> None:
         super().__init__(world)
         self._did: set[str] = set()
 

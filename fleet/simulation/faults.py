@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
 
 from fleet.protocol.events import FaultReported, NodeSilent, StopRequested
 from fleet.protocol.types import Fault
 from fleet.simulation.model import POISON
 from fleet.simulation.plan import Trouble
 from fleet.simulation.ranks import SimRank, UserError
-
-if TYPE_CHECKING:
-    from fleet.simulation.world import World
+from fleet.simulation.stage import Stage
 
 
 class Faults:
     """Fires each trouble as often as it says (``times``), and counts what was fired."""
 
-    def __init__(self, world: World, troubles: tuple[Trouble, ...]) -> None:
+    def __init__(self, world: Stage, troubles: tuple[Trouble, ...]) -> None:
         self.world = world
         self.fired = 0
         self._aimed: list[Trouble] = [trouble for trouble in troubles if trouble.point]

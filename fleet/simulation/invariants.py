@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fleet.machine.core import FleetMachine
 from fleet.machine.state import Contradiction, MachineState, Phase
@@ -36,11 +36,9 @@ from fleet.simulation.checker import Checker, Violation
 from fleet.simulation.corruption import Corruption
 from fleet.simulation.endings import DoneOnce, Kept
 from fleet.simulation.model import POISON, gradient
+from fleet.simulation.ranks import SimRank
+from fleet.simulation.stage import Stage
 from fleet.simulation.two_phase import TwoPhase
-
-if TYPE_CHECKING:
-    from fleet.simulation.ranks import SimRank
-    from fleet.simulation.world import World
 
 
 class Donor(Checker):
@@ -48,7 +46,7 @@ class Donor(Checker):
 
     name = "donor"
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Stage) -> None:
         super().__init__(world)
         self._proposed: set[int] = set()
         self._doubted: set[int] = set()
@@ -105,7 +103,7 @@ class Stale(Checker):
 
     name = "stale"
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Stage) -> None:
         super().__init__(world)
         self._greatest: dict[str, int] = {}
 
@@ -158,7 +156,7 @@ class OneIncarnation(Checker):
 
     name = "one incarnation"
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Stage) -> None:
         super().__init__(world)
         self._greatest: dict[tuple[int, int], int] = {}
 
@@ -177,7 +175,7 @@ class ExactlyOnce(Checker):
 
     name = "exactly once"
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Stage) -> None:
         super().__init__(world)
         self._committed = StateId(0, 0)
 
@@ -242,7 +240,7 @@ class Agreement(Checker):
 
     name = "agreement"
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Stage) -> None:
         super().__init__(world)
         self._agreed: dict[tuple[int, str, int], tuple[int, int | None]] = {}
 
@@ -258,7 +256,7 @@ class WholeCheckpoint(Checker):
 
     name = "whole checkpoint"
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Stage) -> None:
         super().__init__(world)
         self._saves: dict[tuple[int, int], StateId] = {}
         self._sizes: dict[StateId, set[int]] = {}
@@ -281,7 +279,7 @@ class Restored(Checker):
 
     name = "restored"
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Stage) -> None:
         super().__init__(world)
         self._copies: dict[str, CopiesHeld] = {}
         self._durable = StateId(-1, -1)
@@ -331,7 +329,7 @@ class Persisted(Checker):
 
     name = "persisted"
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Stage) -> None:
         super().__init__(world)
         self._written: dict[int, View] = {}
         self._published: dict[int, View] = {}
@@ -365,7 +363,7 @@ class Journal(Checker):
 
     name = "journal"
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Stage) -> None:
         super().__init__(world)
         self._forget()
 
@@ -398,7 +396,7 @@ class Rebuilt(Checker):
 
     name = "rebuilt"
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Stage) -> None:
         super().__init__(world)
         self._compared = ["committed", "ended", "lineage"]
 
@@ -448,7 +446,7 @@ class BudgetsHold(Checker):
 
     name = "budgets"
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Stage) -> None:
         super().__init__(world)
         self._nodes: dict[Member, str] = {}
 
@@ -494,7 +492,7 @@ class HealthyStay(Checker):
 
     name = "healthy stay"
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Stage) -> None:
         super().__init__(world)
         self._action = ""
 
@@ -515,7 +513,7 @@ class ChangesBounded(Checker):
 
     name = "changes bounded"
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Stage) -> None:
         super().__init__(world)
         self._acted_s: list[float] = []
 
@@ -556,7 +554,7 @@ HOOKS = (
 class Watch:
     """Calls every checker that has the hook."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Stage) -> None:
         checkers = [kind(world) for kind in CHECKERS]
         self._hooks = {hook: [getattr(checker, hook) for checker in checkers if hasattr(checker, hook)] for hook in HOOKS}
         self._stale = next(checker for checker in checkers if isinstance(checker, Stale))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
 
 from fleet.protocol.causes import ProcessEnded
 from fleet.protocol.events import CopiesHeld, Event, Heartbeat, Lost, NodeJoined, StepsTimed
@@ -12,10 +11,8 @@ from fleet.protocol.types import Copy, Member
 from fleet.simulation.memory import SimMemory
 from fleet.simulation.ranks import SimRank
 from fleet.simulation.sharded import ShardedRank
+from fleet.simulation.stage import Stage
 from fleet.simulation.steps import SteppingRank
-
-if TYPE_CHECKING:
-    from fleet.simulation.world import World
 
 BEAT_S = 0.2
 KEPT_LOST = 64
@@ -24,7 +21,7 @@ KEPT_LOST = 64
 class SimNode:
     """One node and its agent. ``reachable`` is False while the agent is partitioned or stopped; its ranks carry on."""
 
-    def __init__(self, world: World, index: int, capacity: int) -> None:
+    def __init__(self, world: Stage, index: int, capacity: int) -> None:
         self.world, self.index, self.capacity = world, index, capacity
         self.name = f"node-{index}"
         self.alive = self.reachable = True
@@ -140,7 +137,7 @@ class SimNode:
 class SimTrain:
     """Starts a process in every slot, and another one a while after it sees one gone, where there is room."""
 
-    def __init__(self, world: World, rng: random.Random, delay_s: tuple[float, float]) -> None:
+    def __init__(self, world: Stage, rng: random.Random, delay_s: tuple[float, float]) -> None:
         self.world, self.rng, self.delay_s = world, rng, delay_s
         self.current: dict[int, SimRank] = {}
         self.processes: list[SimRank] = []
@@ -168,7 +165,7 @@ class SimTrain:
         self.world.note("started", f"slot {slot} on {node}", rank.protocol.token)
 
     def _used(self, node: SimNode) -> int:
-        return sum(rank.node is node for rank in self.current.values())
+        return sum(rank.node.name == node.name for rank in self.current.values())
 
     def on_death(self, rank: SimRank) -> None:
         if self.current.get(rank.protocol.slot) is rank:

@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Callable
 from types import GeneratorType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fleet.errors import Fenced, FleetError, GroupLost, RunOver
 from fleet.protocol.choreography import Choreography, Moves
@@ -20,10 +20,7 @@ from fleet.protocol.types import Member, Process, Pulse, StateId, View
 from fleet.simulation.clockwork import Coroutine, Future, Steps
 from fleet.simulation.groups import Group
 from fleet.simulation.model import POISON
-
-if TYPE_CHECKING:
-    from fleet.simulation.nodes import SimNode
-    from fleet.simulation.world import World
+from fleet.simulation.stage import Host, Stage
 
 
 class Dead(Exception):
@@ -40,7 +37,7 @@ class SimRank:
     ``groups``: by generation, each that it has come to, and when it has formed.
     """
 
-    def __init__(self, world: World, slot: int, node: SimNode, number: int, rng: random.Random) -> None:
+    def __init__(self, world: Stage, slot: int, node: Host, number: int, rng: random.Random) -> None:
         self.world, self.node, self.rng = world, node, rng
         self.protocol = MemberProtocol(slot, f"token-{number}", Process(node.name, 1000 + number, number), f"{node.name}:{number}")
         self.choreography = Choreography(self.protocol)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fleet.protocol.chunks import lost, settled
 from fleet.protocol.records import Committed, Record, ViewPublished
 from fleet.protocol.types import StateId, View
 from fleet.simulation.checker import Checker
+from fleet.simulation.ranks import SimRank
 from fleet.simulation.sharded import LENGTH, ShardedRank
-
-if TYPE_CHECKING:
-    from fleet.simulation.ranks import SimRank
-    from fleet.simulation.world import World
+from fleet.simulation.stage import Stage
 
 
 class TwoPhase(Checker):
@@ -20,7 +16,7 @@ class TwoPhase(Checker):
 
     name = "two-phase"
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Stage) -> None:
         super().__init__(world)
         self._targets: dict[tuple[int, str], StateId] = {}
         self._lineage = 0
