@@ -169,7 +169,7 @@ def measure(form: Form) -> dict[str, Any]:
     at_best = 1 + medians["fleet_copy_ms"] / torch.get_num_threads() / medians["plain_step_ms"]
     notes = [
         "memcpy: the faster of Tensor.copy_ with all threads and one memmove, between two reused buffers",
-        f"{fleet.app.snapshots.skipped} snapshots were skipped, {held / training.bytes:.2f} times the state is held",
+        f"{fleet.snapshots.skipped} snapshots were skipped, {held / training.bytes:.2f} times the state is held",
         f"a copy that keeps one core for {medians['fleet_copy_ms']:.0f} ms lengthens this step to {at_best:.2f} times at best",
         "all processes run with the environment of a rank; torch.save and dcp write to the page cache, without fsync",
     ]
