@@ -32,14 +32,13 @@ def news(machine: MachineState, event: Event, now_s: float) -> Heard | None:
     match event:
         case Parked(member=member, generation=generation):
             rank = machine.current(member)
-            if rank is not None and rank.parked_generation < generation >= rank.generation:
+            if rank is not None and rank.may_be_in(generation):
                 step = event.state.step if event.state is not None else -1
                 words = f"{event.why}: {event.detail}" if event.detail else str(event.why)
                 return Heard(machine.event, "Parked", now_s, member, rank.process.node, generation, step, words[:DETAIL])
         case Formed(member=member, generation=generation, state=state):
             rank = machine.current(member)
-            known = rank is None or generation <= rank.parked_generation or generation < rank.generation
-            if rank is not None and not known and (rank.generation, rank.phase) != (generation, RankPhase.SEATED):
+            if rank is not None and rank.may_be_in(generation) and (rank.generation, rank.phase) != (generation, RankPhase.SEATED):
                 return Heard(machine.event, "Formed", now_s, member, rank.process.node, generation, state.step)
         case Lost(member=member) | Raised(member=member) if (rank := machine.current(member)) is not None:
             said = event.error[:DETAIL] if isinstance(event, Raised) else ""

@@ -78,9 +78,9 @@ def finished(machine: MachineState, event: Finished | Left, now_s: float) -> Non
 
 
 def _is_in(machine: MachineState, member: Member, generation: int, state: StateId, phase: RankPhase, now_s: float) -> bool:
-    """A rank is in ``generation``. False when that word is stale: a rank that parked in a generation never comes back to it."""
+    """A rank is in ``generation``. False when that word is stale, or ``generation`` is not that of the view."""
     rank = machine.current(member)
-    if rank is None or generation <= rank.parked_generation or generation < rank.generation:
+    if rank is None or not rank.may_be_in(generation):
         return False
     if rank.phase == RankPhase.FINISHED and rank.generation == generation:
         return phase == RankPhase.FINISHED and machine.view is not None and generation == machine.view.generation

@@ -53,6 +53,10 @@ class Rank:
     digest: str | None = None
     formed: tuple[int, StateId] | None = None
 
+    def may_be_in(self, generation: int) -> bool:
+        """Whether a word of it from ``generation`` is not stale: a rank that parked in a generation never comes back to it."""
+        return generation > self.parked_generation and generation >= self.generation
+
 
 @dataclass(slots=True)
 class Roster:
