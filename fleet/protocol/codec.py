@@ -29,10 +29,9 @@ class Tagged:
 
 def plain(value: Any) -> Any:
     """As JSON has it."""
-    if isinstance(value, Tagged):
-        return [type(value).__name__, *[plain(getattr(value, field.name)) for field in dataclasses.fields(value)]]  # type: ignore[arg-type]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [plain(getattr(value, field.name)) for field in dataclasses.fields(value)]
+        parts = [plain(getattr(value, field.name)) for field in dataclasses.fields(value)]
+        return [type(value).__name__, *parts] if isinstance(value, Tagged) else parts
     if isinstance(value, (tuple, list)):
         return [plain(item) for item in value]
     if isinstance(value, dict):
