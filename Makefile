@@ -8,30 +8,33 @@ LEFT_OUT := $(VENV)/left-out.txt
 PYTHON ?= $(firstword $(foreach name,python3 python3.13 python3.12 python3.11,$(shell $(name) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $(name))))
 USED := $(or $(PYTHON),python3)
 
-DEMO ?= examples/gpt.py --world 4 --spares 1 --seed 7 --chaos storm --twin
-BENCHMARKS ?= recovery storm reduction machine snapshot simulate store detect straggler scrape
+DEMO ?= examples/gpt.py --world 4 --spares 1 --seed 7 --chaos storm --twin --config examples/demo.toml
+BENCHMARKS ?= recovery hosts partition floor storm reduction machine snapshot simulate store detect straggler scrape account device
 BENCH_FLAGS ?= --quick
 OTHER := .venv-other
 VERSIONS ?= torch==2.11.0 torch
-TRUTH_SEEDS ?= 2000
+TRUTH_SEEDS ?= 10000
 SPREAD := tests/unit tests/property tests/simulation tests/tidy tests/contract/test_checkpoint_store.py tests/contract/test_peer_memory.py
 LONGER := $(addprefix tests/fault/test_,$(addsuffix .py,guide pictures benchmarks nano rehearsal wheel))
-PYTEST = $(BIN)/python -m pytest -m "not truth" -n logical
+SLOWEST := --durations=12 --durations-min=20
+CHOSEN ?= not truth
+PYTEST = $(BIN)/python -m pytest -m "$(CHOSEN)" $(SLOWEST) -n logical
 CLUSTERS := $(addprefix tests/fault/test_,$(addsuffix .py,object_store drivers up))
-TOOLS := chromium prometheus fonts-dejavu-core
+HOSTS := tests/hosts
+TOOLS := chromium prometheus fonts-dejavu-core iproute2 util-linux mount procps faketime nftables
 
-.PHONY: tools demo test longer lint docs bench truth versions clean
+.PHONY: tools demo test longer hosts experiments lint docs bench device truth versions clean
 .DEFAULT_GOAL := test
 
 demo: $(READY)
 	$(BIN)/fleet run $(DEMO)
 
-# At most 15 minutes on two cores. Pure tests side by side; then fleets of real processes and Ray clusters, file by file. The longest,
+# Some 35 minutes on two cores. Pure tests side by side; then fleets of real processes and Ray clusters, file by file. The longest,
 # which start clusters of their own, come first.
 test: lint tools
 	@: >$(LEFT_OUT); export FLEET_LEFT_OUT=$(abspath $(LEFT_OUT)); failed=0; set -x; \
 	$(PYTEST) --maxprocesses 8 $(SPREAD) || failed=1; \
-	$(PYTEST) --maxprocesses 2 --dist loadfile $(CLUSTERS) $(addprefix --ignore=,$(SPREAD) $(LONGER)) tests || failed=1; \
+	$(PYTEST) --maxprocesses 2 --dist loadfile $(CLUSTERS) $(addprefix --ignore=,$(SPREAD) $(LONGER) $(HOSTS)) tests || failed=1; \
 	set +x; $(BIN)/python -m tests.support.programs $(LEFT_OUT); exit $$failed
 
 # What users are shown, walked as they would: the guide, pictures, benchmarks in their short form, the wheel.
@@ -39,6 +42,17 @@ longer: $(READY) tools
 	@: >$(LEFT_OUT); export FLEET_LEFT_OUT=$(abspath $(LEFT_OUT)); failed=0; set -x; \
 	$(PYTEST) --maxprocesses 2 --dist loadfile $(LONGER) || failed=1; \
 	set +x; $(BIN)/python -m tests.support.programs $(LEFT_OUT); exit $$failed
+
+# Ray on several hosts, which are namespaces of this machine: root is needed. Three quarters of an hour, and a third of that in CI.
+hosts: $(READY) tools
+	@: >$(LEFT_OUT); export FLEET_LEFT_OUT=$(abspath $(LEFT_OUT)); failed=0; set -x; \
+	$(BIN)/python -m pytest -m "$(CHOSEN)" $(SLOWEST) $(HOSTS) || failed=1; \
+	set +x; $(BIN)/python -m tests.support.programs $(LEFT_OUT); exit $$failed
+
+# The experiments of experiments/ on such hosts, each to its verdicts.
+experiments: $(READY) tools
+	mkdir -p runs
+	$(BIN)/python -m tests.support.experiments --json runs/experiments.json
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -52,9 +66,15 @@ bench: $(BENCH_READY)
 	mkdir -p runs/bench
 	for name in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$name $(BENCH_FLAGS) --json runs/bench/$$name.json || exit 1; done
 
+# What needs a GPU. Nothing is set up for it: a Python with torch for CUDA and Fleet's small dependencies is enough, Ray is not used.
+device:
+	mkdir -p runs/bench
+	$(USED) -m benchmarks.device $(DEVICE_FLAGS) --json runs/bench/device.json
+
 truth: $(READY)
 	FLEET_SEEDS=$(TRUTH_SEEDS) $(BIN)/python -m pytest -m truth
-	FLEET_SEEDS=$(TRUTH_SEEDS) $(BIN)/python -m pytest -m "not truth" tests/simulation tests/property tests/unit/test_fleet_simulation.py
+	FLEET_SEEDS=$(TRUTH_SEEDS) $(BIN)/python -m pytest -m "not truth" tests/simulation tests/property
+	FLEET_SEEDS=2000 $(BIN)/python -m pytest -m "not truth" tests/unit/test_fleet_simulation.py
 
 # What needs no cluster, with the oldest and the newest PyTorch that is promised, or with another Ray (docs/upgrading.md), each in turn.
 versions:
@@ -66,7 +86,7 @@ versions:
 
 # Tests whose program cannot be installed are left out, and told at the end. CI has all of them.
 tools:
-	@command -v chromium >/dev/null && command -v promtool >/dev/null && command -v prometheus >/dev/null \
+	@command -v chromium >/dev/null && command -v promtool >/dev/null && command -v prometheus >/dev/null && command -v ip >/dev/null && command -v faketime >/dev/null && command -v nft >/dev/null \
 	  || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
 	    apt-get install -y -qq --no-install-recommends $(TOOLS) >/dev/null; } \
 	  || { echo "Some tests need these programs: apt-get install $(TOOLS)" >&2; test -z "$$CI"; }
@@ -75,7 +95,7 @@ clean:
 	rm -rf $(VENV) $(OTHER) runs build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(READY): requirements-dev.txt pyproject.toml actors/rank/_stream.c
+$(READY): requirements-dev.txt pyproject.toml actors/rank/state/_stream.c
 	@$(USED) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { echo "Fleet needs Python 3.11 or newer, and '$(USED)' is" \
 	  "$$($(USED) -c 'import platform; print(platform.python_version())' 2>/dev/null || echo 'not a Python that runs')." \
 	  "Install one, or name it: make PYTHON=/path/to/python3.12" >&2; exit 1; }

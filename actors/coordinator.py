@@ -9,19 +9,22 @@ import asyncio
 import dataclasses
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from actors import evidence
 from actors.connections import Connections
+from actors.lines import Reception, peer_of
 from actors.messages import (
     DOWN,
     UP,
+    AgentDismissed,
     AgentHello,
     AgentWelcome,
     EvidenceGathered,
+    NoticeWanted,
     Operated,
     SettingAnswer,
     SettingWanted,
@@ -33,19 +36,36 @@ from actors.messages import (
 from actors.node import boot_id
 from fleet.cluster.clock import Clock
 from fleet.cluster.driver import Driver
-from fleet.errors import ConfigError
+from fleet.cluster.refusals import REFUSALS, TELL_S, told
+from fleet.errors import ConfigError, LineRefused, ProtocolError
 from fleet.machine.core import FleetMachine
 from fleet.machine.state import Phase
-from fleet.protocol.events import Event, EvidenceWritten, FaultReported, Joined, NodeJoined, NodeSilent, SettingChanged, StopRequested
-from fleet.protocol.fault_kinds import Operation
+from fleet.protocol.events import (
+    Event,
+    EvidenceWritten,
+    FaultReported,
+    FloorReached,
+    Joined,
+    NodeJoined,
+    NodeLeaves,
+    NodeSilent,
+    NodeStays,
+    RoomMissing,
+    SettingChanged,
+    StopRequested,
+)
 from fleet.protocol.instructions import EndRun, Evict, Fence, Inspect, Instruction, Propose, Publish, Welcome
+from fleet.protocol.operations import Operation
 from fleet.protocol.ports import CheckpointPort, JournalPort
+from fleet.protocol.proof import ANSWERS_BYTES, LIMITS_BYTES, UNPROVEN_S, Purpose, Reason
+from fleet.protocol.reach import LEASE
 from fleet.protocol.records import COMMIT, Spans, Unobserved
 from fleet.protocol.types import Member, Process, View, view_delta
 from fleet.protocol.wire import frame, read_frame
 from fleet.settings.live import changed, parsed
 
 log = logging.getLogger("fleet.coordinator")
+DISMISSED = AgentDismissed("the run had lost this node, and took it out of Ray")
 
 
 @dataclass(slots=True)
@@ -59,8 +79,12 @@ class AgentLine:
     waiting: dict[Operation, asyncio.Future[Operated]] = field(default_factory=dict)
 
     def send(self, message: Any) -> None:
-        if not self.writer.is_closing():
-            self.writer.write(frame(DOWN.encode(message)))
+        if self.writer.is_closing():
+            return
+        self.writer.write(frame(DOWN.encode(message)))
+        if self.writer.transport.get_write_buffer_size() > ANSWERS_BYTES[Purpose.AGENT]:
+            REFUSALS.note(Purpose.AGENT, Reason.SLOW, peer_of(self.writer), f"the agent of {self.node} does not take what it is sent")
+            self.writer.transport.abort()
 
 
 class AgentLines:
@@ -140,8 +164,11 @@ class Coordinator:
         self._driver = Driver(machine, clock, journal, self._lines, checkpoints, on_end)
         self._span_ends = span_ends if span_ends is not None else {}
         self._server: asyncio.AbstractServer | None = None
-        self._connections = Connections()
+        self._connections, self._reception = Connections(), Reception((Purpose.AGENT, Purpose.SETTING))
+        self._nodes_away_s: dict[str, float | None] = {}
+        self._dismissed: set[str] = set()
         self._ticker: asyncio.Task[None] | None = None
+        self._telling: asyncio.Task[None] | None = None
         self.on_failure: Callable[[], None] = lambda: sys.exit(1)
 
     @property
@@ -153,6 +180,7 @@ class Coordinator:
         self._server = await asyncio.start_server(self._connections.serving(self._serve), host, port)
         self._ticker = asyncio.create_task(self._driver.tick_forever())
         self._ticker.add_done_callback(self._complain)
+        self._telling = asyncio.create_task(self._tell_refusals())
         return int(self._server.sockets[0].getsockname()[1])
 
     def _complain(self, task: asyncio.Task[None]) -> None:
@@ -161,7 +189,16 @@ class Coordinator:
             log.critical("the coordinator's loop failed", exc_info=task.exception())
             self.on_failure()
 
+    async def _tell_refusals(self) -> None:
+        """What this process has refused goes into the journal, too."""
+        while True:
+            await asyncio.sleep(TELL_S)
+            for event in told("coordinator"):
+                self._driver.submit(event)
+
     async def stop(self) -> None:
+        if self._telling is not None:
+            self._telling.cancel()
         if self._ticker is not None:
             self._ticker.cancel()
         if self._server is not None:
@@ -171,15 +208,41 @@ class Coordinator:
         self._journal.flush()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        purpose = await self._reception.admit(reader, writer)
+        try:
+            if purpose == Purpose.SETTING:
+                await self._answer(reader, writer)
+            elif purpose == Purpose.AGENT:
+                await self._converse(reader, writer)
+        except LineRefused as error:
+            REFUSALS.note(purpose or Purpose.AGENT, error.reason, peer_of(writer), error.detail)
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """``fleet set`` or ``fleet drain``: one question. It may hang up."""
+        try:
+            async with asyncio.timeout(UNPROVEN_S):
+                wanted = _first(await read_frame(reader, LIMITS_BYTES[Purpose.SETTING]), SettingWanted, NoticeWanted)
+        except TimeoutError as error:
+            raise LineRefused(Reason.SLOW, f"nothing came within {UNPROVEN_S:g} s") from error
+        except asyncio.IncompleteReadError:
+            return
+        answer = self._change(wanted) if isinstance(wanted, SettingWanted) else self._take_notice(wanted)
+        writer.write(frame(DOWN.encode(answer)))
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """With one agent, until its line ends."""
         line: AgentLine | None = None
         try:
-            hello = UP.decode(await read_frame(reader))
-            if isinstance(hello, SettingWanted):
-                writer.write(frame(DOWN.encode(self._change(hello))))
+            hello = _first(await read_frame(reader, LIMITS_BYTES[Purpose.SETTING]), AgentHello)
+            if hello.node in self._dismissed:
+                writer.write(frame(DOWN.encode(DISMISSED)))
                 return
             line = self._greet(hello, writer)
             while True:
-                self._take(line, UP.decode(await read_frame(reader)))
+                self._take(line, heard(await read_frame(reader, LIMITS_BYTES[Purpose.AGENT])))
+        except LineRefused:
+            self._hung_up(line)
+            raise
         except (asyncio.IncompleteReadError, ConnectionError):
             self._hung_up(line)
         except Exception:
@@ -196,11 +259,27 @@ class Coordinator:
         self._driver.submit(SettingChanged(wanted.key, value))
         return SettingAnswer("the run has ended" if self.ended else "")
 
+    def _take_notice(self, wanted: NoticeWanted) -> SettingAnswer:
+        nodes = {line.node: line.index for line in self._lines.by_node.values()}
+        found = called(wanted.node, nodes)
+        if len(found) != 1:
+            known = ", ".join(f"{index} ({node[:12]})" for node, index in sorted(nodes.items(), key=lambda item: item[1]))
+            return SettingAnswer("no node of this run" if not found else f"{len(found)} nodes are called so", f"Its nodes: {known}.")
+        leaving = self.machine.state.roster.leaving
+        if wanted.notice_s is None and found[0] not in leaving:
+            return SettingAnswer("nobody has announced that it goes", "Leave --withdraw out to announce it.")
+        self.announce(found[0], wanted.notice_s, wanted.why)
+        return SettingAnswer("the run has ended" if self.ended else "")
+
     def _greet(self, hello: AgentHello, writer: asyncio.StreamWriter) -> AgentLine:
         line = AgentLine(hello.node, hello.index, writer)
+        if (old := self._lines.by_node.get(hello.node)) is not None:
+            old.writer.transport.abort()  # the agent has given it up: across a cut nothing tells this end
         self._lines.by_node[hello.node] = line
+        self._nodes_away_s[hello.node] = None
         clock_us = int(self._driver.clock.now_s() * 1e6)
-        line.send(AgentWelcome(boot_id(), hello.sent_us, clock_us, self._offset_us))
+        lease_s = self.machine.state.settings.timeouts.heartbeat_s * LEASE
+        line.send(AgentWelcome(boot_id(), hello.sent_us, clock_us, self._offset_us, lease_s))
         self._driver.submit(NodeJoined(hello.node, hello.index, hello.unfit))
         return line
 
@@ -275,8 +354,14 @@ class Coordinator:
     def stop_run(self, reason: str, error: str = "") -> None:
         self._driver.submit(StopRequested(reason, error))
 
-    def report_fault(self, event: FaultReported) -> None:
+    def report(self, event: FaultReported | RoomMissing | FloorReached) -> None:
+        """From the process that drives the run."""
         self._driver.submit(event)
+
+    def announce(self, node: str, notice_s: float | None, why: str) -> None:
+        """Node ``node`` will be taken away in ``notice_s``, as ``why`` says for people; None: it stays after all."""
+        now_s = self._driver.clock.now_s()
+        self._driver.submit(NodeStays(node) if notice_s is None else NodeLeaves(node, now_s + notice_s, why))
 
     @property
     def ended(self) -> bool:
@@ -288,6 +373,24 @@ class Coordinator:
         seated = set(view.members) if view is not None else set()
         return [(rank.member, rank.process, rank.member in seated) for rank in self.machine.state.roster.in_order()]
 
+    def lost_nodes(self) -> dict[str, float]:
+        """Nodes that the run has lost, and for how many seconds they have been away when it was asked."""
+        now_s, present = self._driver.clock.now_s(), self.machine.state.roster.nodes
+        for node, since_s in self._nodes_away_s.items():
+            self._nodes_away_s[node] = None if node in present else now_s if since_s is None else since_s
+        return {node: now_s - since_s for node, since_s in self._nodes_away_s.items() if since_s is not None}
+
+    def dismiss(self, node: str) -> bool:
+        """Whether a node that is away shall stay away: its agent hears so as soon as it is reached. False: it is here again."""
+        if node in self.machine.state.roster.nodes:
+            return False
+        self._dismissed.add(node)
+        line = self._lines.by_node.get(node)
+        if line is not None:  # a cut closes no connection: what is written now arrives when the link is mended
+            line.send(DISMISSED)
+            line.writer.close()
+        return True
+
     async def operate(self, order: Operation) -> Operated:
         """What chaos does to a process or a node, by the node's agent. Raises ConnectionError when that cannot be reached."""
         line = self._lines.to_target(order)
@@ -296,6 +399,27 @@ class Coordinator:
         line.waiting[order] = asyncio.get_running_loop().create_future()
         line.send(order)
         return await asyncio.wait_for(line.waiting[order], timeout=5.0)
+
+
+def called(text: str, nodes: Mapping[str, int]) -> list[str]:
+    """Which of the nodes (name -> index) a user means: by its index, else by the first letters of its name, which may be digits, too."""
+    return [node for node, index in nodes.items() if text == str(index)] or [node for node in nodes if node.startswith(text)]
+
+
+def heard(data: bytes) -> Any:
+    """The message in a frame. Raises LineRefused."""
+    try:
+        return UP.decode(data)
+    except (ProtocolError, ValueError, TypeError, LookupError, RecursionError) as error:
+        raise LineRefused(Reason.FORMAT, f"{type(error).__name__}: {str(error)[:200]}") from error
+
+
+def _first(data: bytes, *kinds: type) -> Any:
+    """The first message of a line, which must be of one of these kinds. Raises LineRefused."""
+    message = heard(data)
+    if not isinstance(message, kinds):
+        raise LineRefused(Reason.FORMAT, f"{type(message).__name__} came first, and not {' or '.join(kind.__name__ for kind in kinds)}")
+    return message
 
 
 class SpanEnd(NamedTuple):

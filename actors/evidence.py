@@ -1,7 +1,7 @@
 """What a hanging run looks like from inside: the stacks of every rank, where each is, and what it does there.
 
-Each rank leaves its stacks in a file, by word, or by a signal when it does not hear that (see ``actors.rank.stacks``). A stopped process
-cannot; its state says why. Nothing waits for it for longer than a bound.
+Each rank leaves its stacks in a file, by word, or by a signal when it does not hear that (see ``actors.rank.telemetry.stacks``). A stopped
+process cannot; its state says why. Nothing waits for it for longer than a bound.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 
 from actors.local_rank import LocalRank
 from actors.messages import EvidenceGathered, RankEvidence
-from actors.rank.recorder import now_us
-from actors.rank.stacks import END, STACKS_SIGNAL, stacks_path
+from actors.rank.telemetry.stacks import END, STACKS_SIGNAL, stacks_path
+from fleet.cluster.clock import now_us
 from fleet.cluster.proc import handles, stat_fields
 from fleet.protocol.instructions import Inspect
 from fleet.protocol.records import CATEGORIES, COMM, REFORM, STRAGGLER

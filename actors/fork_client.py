@@ -26,6 +26,9 @@ def ask(path: str, arguments: list[str]) -> int:
     stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     stream.settimeout(ANSWER_LIMIT_S)
     stream.connect(path)
+    _, user, _ = struct.unpack("3i", stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    if user != os.geteuid():
+        raise ConnectionError(f"{path} is served by user {user}")
     request = json.dumps({"arguments": arguments, "environment": dict(os.environ), "directory": os.getcwd()}).encode()
     socket.send_fds(stream, [LENGTH.pack(len(request))], [0, 1, 2])
     stream.sendall(request)

@@ -10,7 +10,6 @@ pools and of BLAS are of the kind that can: their libraries see to it, as DataLo
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import importlib
 import json
@@ -30,17 +29,17 @@ from typing import Any, NoReturn
 
 from actors import fork_client
 from actors.fork_client import LENGTH
+from fleet.cluster.lines import user_of
+from fleet.cluster.linux import die_with_parent
+from fleet.protocol.wire import checked
 
 log = logging.getLogger("fleet.fork_server")
 
 ALWAYS = ("ray", "actors.trainer")
 REQUEST_LIMIT_S = 10.0
-PR_SET_PDEATHSIG = 1
-
-
-def die_with_parent() -> bool:
-    """SIGKILL for this process when the thread that started it ends. False where it cannot be had, or the parent is gone already."""
-    return ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) == 0 and os.getppid() != 1
+CALL_FILE = "fork-client"
+LARGEST_REQUEST_BYTES = 8 << 20
+"""A command line and an environment."""
 
 
 def socket_path(folder: Path) -> str:
@@ -62,10 +61,25 @@ def _exit_path(folder: Path, pid: int) -> Path:
     return folder / f"exit-{pid}"
 
 
-def runtime_env(folder: Path, variables: dict[str, str]) -> dict[str, Any]:
-    """The runtime environment of workers that are forked off the server of their node, where there is one."""
-    client = f"{sys.executable} -I -S {fork_client.__file__}"
+def runtime_env(folder: Path, variables: dict[str, str], same_paths: bool = True) -> dict[str, Any]:
+    """The runtime environment of workers that are forked off the server of their node, where there is one.
+
+    Without ``same_paths`` Python and Fleet may lie elsewhere on each node: its agent writes into ``folder`` how the client is called, and a
+    shell looks there. A node without an agent starts workers as Ray does.
+    """
+    client = _call() if same_paths else f"$(cat {folder / CALL_FILE} 2>/dev/null || echo python3)"
     return {"py_executable": client, "env_vars": {**variables, fork_client.PATH_VARIABLE: socket_path(folder)}}
+
+
+def _call() -> str:
+    return f"{sys.executable} -I -S {fork_client.__file__}"
+
+
+def write_call(folder: Path) -> None:
+    """How the client is called on this node, for :func:`runtime_env`. It is there whole or not at all."""
+    draft = folder / f"{CALL_FILE}.{os.getpid()}"
+    draft.write_text(_call())
+    draft.replace(folder / CALL_FILE)
 
 
 class ForkServer:
@@ -188,10 +202,13 @@ class _Server:
 
 
 def _read(stream: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    pid, user = user_of(stream)
+    if user != os.geteuid():
+        raise ConnectionError(f"process {pid} belongs to user {user}")
     head, streams, _, _ = socket.recv_fds(stream, LENGTH.size, 3)
     if len(head) < LENGTH.size:
         raise ConnectionError("the client hung up")
-    data = stream.recv(LENGTH.unpack(head)[0], socket.MSG_WAITALL)
+    data = stream.recv(checked(LENGTH.unpack(head)[0], LARGEST_REQUEST_BYTES), socket.MSG_WAITALL)
     return json.loads(data), list(streams)
 
 

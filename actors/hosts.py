@@ -6,7 +6,8 @@ import asyncio
 import importlib
 import logging
 import os
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,27 +15,46 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from actors import fork_server
+from actors import domains, fork_server
 from actors.coordinator import Coordinator, SpanEnd, span_end
-from actors.node import NodeAgent
+from actors.messages import Operated
+from actors.node import DaemonMaker, LinkMaker, NoDaemons, NodeAgent, NoLinks
 from actors.rank.environment import RANK_ENVIRONMENT
+from fleet.app.rank_logs import FOLDER
+from fleet.cluster import control_store, leftovers, mirroring, secret
 from fleet.cluster.clock import Clock, MonotonicClock, unix_time_s
-from fleet.cluster.urgency import be_prompt
+from fleet.cluster.linux import die_with_parent
+from fleet.cluster.ports import free_port
+from fleet.cluster.provider import FOLDER_PREFIX
+from fleet.cluster.scheduling import be_prompt
 from fleet.machine.core import FleetMachine
+from fleet.machine.state import Phase
 from fleet.protocol.decisions import Decision
-from fleet.protocol.events import FaultReported
-from fleet.protocol.fault_kinds import Operation
+from fleet.protocol.domains import HOST
+from fleet.protocol.events import FaultReported, FloorReached, RoomMissing
+from fleet.protocol.fault_kinds import Performer, kind_of
 from fleet.protocol.instructions import EndRun, Write
 from fleet.protocol.journal import JournalWriter, read_journal
+from fleet.protocol.operations import Operation
 from fleet.protocol.ports import CheckpointPort, MemoryPort, ProcessPort
 from fleet.protocol.records import Record, Resumed, RunStarted, Spans
 from fleet.protocol.types import Member, Process
 from fleet.settings.live import ADDRESS_FILE
 
 log = logging.getLogger("fleet.hosts")
-FORMAT = "storage.dcp"
+FORMAT = "storage.checkpoint.dcp"
 """Parts are written and committed with it. It imports 2 s of torch."""
-IMPORTED = ("torch", "torch._dynamo", "torch.profiler", "actors.worker", "storage.parts", FORMAT, "ray.tune", "pydantic.v1", "pyarrow.json")
+IMPORTED = (
+    "torch",
+    "torch._dynamo",
+    "torch.profiler",
+    "actors.worker",
+    "storage.checkpoint.parts",
+    FORMAT,
+    "ray.tune",
+    "pydantic.v1",
+    "pyarrow.json",
+)
 """What a rank has imported once it has taken a step and saved a part: else each replacement takes a core from the others for half a second.
 
 An optimizer's first step imports ``torch._dynamo``, which takes as long as ``torch``; the last three are Ray's worker's.
@@ -48,18 +68,26 @@ class CoordinatorSpec:
     """All that a coordinator needs to start, and to start again after it was killed.
 
     ``machine`` makes the decision core for a start time; ``store`` the checkpoint port; ``started`` the journal's first record for a time;
-    ``mirror`` makes what copies the journal to the run's storage, where that is elsewhere.
-    ``cluster`` names this cluster: a journal that was written under another one belongs to a run that is being resumed.
+    ``mirror`` makes what copies the journal to the run's storage, where that is elsewhere. ``host`` is the address to listen on.
+    ``cluster`` names this cluster: a journal that was written under another one belongs to a run that is being resumed. ``daemons`` makes
+    what strikes this process, and what is beside it on its host. ``answers`` tells whether the control store at an address answers within
+    so many seconds.
     """
 
     journal: Path
     host: str
-    port: int
     cluster: str
     machine: Callable[[float], FleetMachine]
     store: Callable[[], CheckpointPort]
     started: Callable[[float], RunStarted]
     mirror: Callable[[], Callable[[Path], object]] | None = None
+    daemons: DaemonMaker = NoDaemons
+    answers: Callable[[str, float], bool] = lambda address, limit_s: True
+
+
+def _port_before(told: Path) -> int:
+    """Where the coordinator that this one follows has listened, and agents look for it; 0: there was none."""
+    return int(told.read_text().rpartition(":")[2]) if told.exists() else 0
 
 
 def _history(path: Path) -> tuple[list[Record], dict[Member, SpanEnd]]:
@@ -93,21 +121,53 @@ class CoordinatorHost:
         clock = _run_clock(records)
         self.outcome: EndRun | None = None
         self._done = asyncio.Event()
+        restarted = bool(records) and _cluster_of(records) == spec.cluster
         journal = JournalWriter(spec.journal)
         machine = spec.machine(clock.now_s())
-        self._begin(spec, machine, records, journal, clock)
+        self._rebuild(spec, machine, records, journal, clock)
         self._coordinator = Coordinator(
             machine, clock, journal, spec.store(), self._on_end, ends, round(clock.offset_s * 1e6), spec.journal.parent / "evidence"
         )
         self._coordinator.on_failure = lambda: os._exit(1)  # an exception would end Ray's loop in here, and leave the process
-        await self._coordinator.start(spec.host, spec.port)
-        self._address = spec.journal.parent / ADDRESS_FILE
-        self._address.write_text(f"{spec.host}:{spec.port}")
+        self._spec, self._begun, self._daemons, self._clock = spec, asyncio.Event(), spec.daemons(), clock
+        self._told, self._address = spec.journal.parent / ADDRESS_FILE, ""
         self._copy = spec.mirror() if spec.mirror is not None else None
         self._journal = spec.journal
+        if restarted:
+            await self._go_on()
+        else:
+            secret.forget(spec.journal.parent)  # what is there is that of a run that has ended
+            self._told.unlink(missing_ok=True)
         self._mirroring = asyncio.create_task(self._mirror_forever())
+        self._guarding = asyncio.create_task(self._end_before_ray_does())
         # While the ranks start: the first commit would do it while they compute, and be measured with it.
         self._preparing = asyncio.create_task(asyncio.to_thread(importlib.import_module, FORMAT))
+
+    async def begin(self, run_secret: bytes) -> str:
+        """Listen, to those who can prove ``run_secret``; returns ``host:port``, which stays the same for as long as the run goes on.
+
+        It comes by a call: what an actor is made from stands in a table of Ray's.
+        """
+        secret.hold(run_secret)
+        secret.keep(self._spec.journal.parent, run_secret)
+        await self._listen()
+        return self._address
+
+    async def _go_on(self) -> None:
+        """In a new process of a run that goes on: the secret lies where the last one put it. Else it is still to come."""
+        try:
+            secret.hold(secret.read(self._spec.journal.parent))
+        except FileNotFoundError:
+            return
+        await self._listen()
+
+    async def _listen(self) -> None:
+        if not self._begun.is_set():
+            self._begun.set()
+            host = self._spec.host
+            port = await self._coordinator.start(host, _port_before(self._told) or free_port(host))
+            self._address = f"{host}:{port}"
+            self._told.write_text(self._address)
 
     async def _mirror_forever(self) -> None:
         while self._copy is not None:
@@ -122,7 +182,16 @@ class CoordinatorHost:
         except OSError as error:
             log.warning("the journal was not mirrored, and will be in %g s: %s", MIRROR_S, error)
 
-    def _begin(self, spec: CoordinatorSpec, machine: FleetMachine, records: list[Record], journal: JournalWriter, clock: Clock) -> None:
+    async def _end_before_ray_does(self) -> None:
+        """Without its control store nothing of the cluster is left soon. Ranks still reach each other, and the store of checkpoints."""
+        address, silence, silent_s = ray.get_runtime_context().gcs_address, control_store.Silence(), 0.0
+        while silent_s < control_store.LOST_S:
+            await asyncio.sleep(control_store.ASK_S)
+            answered = await asyncio.to_thread(self._spec.answers, address, control_store.ASK_S)
+            silent_s = silence.heard(answered, self._clock.now_s())
+        self._coordinator.stop_run(control_store.why_lost(address, silent_s))
+
+    def _rebuild(self, spec: CoordinatorSpec, machine: FleetMachine, records: list[Record], journal: JournalWriter, clock: Clock) -> None:
         now_s = clock.now_s()
         if not records:
             journal.append(spec.started(now_s))
@@ -154,23 +223,46 @@ class CoordinatorHost:
     async def stop_run(self, reason: str, error: str = "") -> None:
         self._coordinator.stop_run(reason, error)
 
-    async def report_fault(self, event: FaultReported) -> None:
-        self._coordinator.report_fault(event)
+    async def report(self, event: FaultReported | FloorReached | RoomMissing) -> None:
+        """From whoever conducts chaos, or looks after the run's place on the cluster."""
+        self._coordinator.report(event)
+
+    async def announce(self, node: str, notice_s: float | None, why: str) -> None:
+        """Node ``node`` will be taken away in ``notice_s``; None: it stays after all."""
+        self._coordinator.announce(node, notice_s, why)
+
+    async def committed_step(self) -> int | None:
+        """The newest step that is committed; None once the first rank has committed the last one."""
+        state = self._coordinator.machine.state
+        return None if state.finished or state.phase in (Phase.CONCLUDE, Phase.END) else state.committed.step
 
     async def census(self) -> tuple[str, list[tuple[Member, Process, bool]], bool]:
         """(phase, live ranks, whether a run that lost all of them could go on from a later state than its first)."""
         machine = self._coordinator.machine
         return machine.state.phase, self._coordinator.census(), machine.state.checkpoints.newest_id is not None
 
-    async def operate(self, order: Operation) -> tuple[str, float]:
-        """(why it was refused or "", when it happened on the run's clock)."""
-        answer = await self._coordinator.operate(order)
-        return answer.refused, answer.at_s
+    @ray.method(max_task_retries=0)  # type: ignore[untyped-decorator]
+    async def operate(self, order: Operation) -> Operated:
+        """What came of it. It is not asked twice: the first time may have killed this process."""
+        if kind_of(order.kind).performer is Performer.COORDINATOR:
+            return Operated(order, self._daemons.operate(order) or "", self._clock.now_s())
+        return await self._coordinator.operate(order)
+
+    async def lost_nodes(self) -> dict[str, float]:
+        """Ray's ids of the nodes that the run has lost, and for how long they have been away, in seconds."""
+        return self._coordinator.lost_nodes()
+
+    async def dismiss(self, node: str) -> bool:
+        """See :meth:`Coordinator.dismiss`."""
+        return self._coordinator.dismiss(node)
 
     async def close(self) -> None:
         """Everything that was said is in the journal, and the journal where it belongs."""
+        self._daemons.close()
         self._mirroring.cancel()
-        self._address.unlink(missing_ok=True)
+        self._guarding.cancel()
+        self._told.unlink(missing_ok=True)
+        secret.forget(self._journal.parent)
         await self._coordinator.stop()
         await self._mirror()
 
@@ -189,21 +281,57 @@ class AgentHost:
 
     async def __init__(  # type: ignore[misc]  # Ray awaits it
         self, node: str, index: int, folder: Path, coordinator: str, processes: Callable[[], ProcessPort],
-        memory: Callable[[], MemoryPort] | None, preflight: Preflight | None, trial: StoreTrial | None,
+        memory: Callable[[], MemoryPort] | None, preflight: Preflight | None, trial: StoreTrial | None, levels: Sequence[str],
+        links: LinkMaker, daemons: DaemonMaker,
     ) -> None:  # fmt: skip
         be_prompt(children=False)
+        domains.settle(levels)
         self._trial = asyncio.create_task(asyncio.to_thread(trial or _untried))
-        if not fork_server.die_with_parent():
+        if not die_with_parent():
             log.warning("This agent could not be bound to its node's life.")
-        folder.mkdir(parents=True, exist_ok=True)
+        self._folder, self._begun = secret.private(folder), asyncio.Event()
+        leftovers.own(folder)
+        leftovers.sweep(folder.parent, FOLDER_PREFIX)
+        fork_server.write_call(folder)
         self._forks = fork_server.ForkServer(folder, RANK_ENVIRONMENT, IMPORTED)
         decision = await asyncio.to_thread(preflight) if preflight is not None else None
         unfit = decision.reason if decision is not None and decision.action == "keep_out" else ""
-        self._agent = NodeAgent(node, index, folder, coordinator, processes(), memory() if memory is not None else None, unfit)
-        await self._agent.start()
+        kept = memory() if memory is not None else None
+        self._agent = NodeAgent(node, index, folder, coordinator, processes(), kept, unfit, links=links, daemons=daemons)
+        try:
+            await self.begin(secret.read(folder))  # of an agent that is started again
+        except FileNotFoundError:
+            log.debug("the secret of the run is still to come")
+
+    async def begin(self, run_secret: bytes) -> None:
+        """Speak, and have this node's ranks speak, to those who can prove ``run_secret``; see :meth:`CoordinatorHost.begin`."""
+        secret.hold(run_secret)
+        secret.keep(self._folder, run_secret)
+        if not self._begun.is_set():
+            self._begun.set()
+            await self._agent.start()
+            self._leaving = asyncio.create_task(self._leave_when_dismissed())
+
+    async def _leave_when_dismissed(self) -> None:
+        """Ray starts no actor again on a node that is out; its daemon there may take a while to hear of that, and is not waited for."""
+        await self._agent.dismissed.wait()
+        await self.close()
+        os._exit(0)
 
     async def ready(self) -> str:
+        """Where the node's ranks find the agent, once it has begun."""
+        await self._begun.wait()
         return self._agent.socket_path
+
+    async def close(self) -> None:
+        """The run is over: nothing of it stays on this node. Ranks that are still there end with what forked them."""
+        await self._agent.stop()
+        self._forks.close()
+        await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+
+    async def printed(self, known: mirroring.Known) -> list[mirroring.Piece]:
+        """What ranks have printed into the node's own folder beyond what is ``known``. Nothing where nodes share a folder."""
+        return await asyncio.to_thread(mirroring.pieces, self._folder / FOLDER, ("*.log",), known)
 
     async def tried(self) -> Any:
         """What failed when this node tried the store, None when nothing did."""
@@ -211,22 +339,30 @@ class AgentHost:
 
 
 def start_coordinator(spec: CoordinatorSpec) -> Any:
-    """Create the coordinator actor on the head node; Ray restarts it when it dies."""
+    """Create the coordinator actor on the head node; Ray restarts it when it dies. It listens once it was told to ``begin``."""
     options = {"num_cpus": 0, "resources": {"node:__internal_head__": 0.001}, "max_restarts": -1, "max_task_retries": -1}
     return ray.remote(CoordinatorHost).options(name=f"fleet-{spec.cluster}", **options).remote(spec)
 
 
 def start_agent(
     node: str, index: int, folder: Path, coordinator: str, processes: Callable[[], ProcessPort], memory: Callable[[], MemoryPort] | None,
-    preflight: Preflight | None = None, trial: StoreTrial | None = None,
+    preflight: Preflight | None = None, trial: StoreTrial | None = None, levels: Sequence[str] = (HOST,), links: LinkMaker = NoLinks,
+    daemons: DaemonMaker = NoDaemons,
 ) -> Any:  # fmt: skip
     """Create the agent actor of ``node``; ``memory`` makes what keeps copies for other nodes, ``trial`` tries the store meanwhile.
 
-    With ``preflight`` the node is checked first, and its ranks join no view when that fails.
+    It connects once it was told to ``begin``.
+
+    With ``preflight`` the node is checked first, and its ranks join no view when that fails. ``levels``: of its failure domains, as the
+    setting ``domains`` names them.
     """
     strategy = NodeAffinitySchedulingStrategy(node, soft=False)
-    options = {"num_cpus": 0, "max_restarts": -1, "scheduling_strategy": strategy}
-    return ray.remote(AgentHost).options(**options).remote(node, index, folder, coordinator, processes, memory, preflight, trial)
+    options = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": 3, "scheduling_strategy": strategy}
+    return (
+        ray.remote(AgentHost)
+        .options(**options)
+        .remote(node, index, folder, coordinator, processes, memory, preflight, trial, levels, links, daemons)
+    )
 
 
 def _cluster_of(records: list[Record]) -> str:

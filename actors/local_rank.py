@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from actors.rank.recorder import RingReader
-from actors.rank.spans import SpanBuilder
-from actors.rank.timing import StepTimer
+from actors.rank.telemetry.recorder import RingReader
+from actors.rank.telemetry.spans import SpanBuilder
+from actors.rank.telemetry.timing import StepTimer
 from fleet.protocol.types import Member, Process
 
 

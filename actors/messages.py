@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from fleet.protocol.codec import Codec
 from fleet.protocol.events import Event
-from fleet.protocol.fault_kinds import Operation
 from fleet.protocol.instructions import Instruction
+from fleet.protocol.operations import Operation
 from fleet.protocol.records import Spans
 from fleet.protocol.types import Member, ViewDelta
 
@@ -27,13 +27,22 @@ class AgentHello:
 class AgentWelcome:
     """``sent_us`` comes back as it was, ``clock_us`` is the run's clock: enough to align the agent's.
 
-    On a host of the same boot, ``offset_us`` (run's clock less the monotonic clock) is exact, and is used instead.
+    On a host of the same boot, ``offset_us`` (run's clock less the monotonic clock) is exact, and is used instead. ``lease_s``: see
+    ``fleet.protocol.reach``.
     """
 
     boot: str
     sent_us: int
     clock_us: int
     offset_us: int
+    lease_s: float = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class AgentDismissed:
+    """In place of a welcome: the run has lost this node, and taken it out of Ray. What it has there is to go."""
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +75,15 @@ class ViewWanted:
 
 @dataclass(frozen=True, slots=True)
 class Operated:
-    """To ``order``. ``refused`` says why nothing was done; empty when it was. ``at_s`` is the moment, on the run's clock."""
+    """To ``order``. ``refused`` says why nothing was done; empty when it was. ``at_s`` is the moment, on the run's clock.
+
+    ``said``: what was applied, as it was measured.
+    """
 
     order: Operation
     refused: str
     at_s: float
+    said: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +95,18 @@ class SettingWanted:
 
 
 @dataclass(frozen=True, slots=True)
+class NoticeWanted:
+    """In place of ``SettingWanted``: a node will be taken away in ``notice_s``; None: it stays after all. ``node``: its index, or its name
+    or the first letters of that."""
+
+    node: str
+    notice_s: float | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class SettingAnswer:
-    """``refused`` says why nothing was changed; empty when it was. ``way_out`` says what can be set instead."""
+    """``refused`` says why nothing was changed; empty when it was. ``way_out`` says what can be given instead."""
 
     refused: str
     way_out: str = ""
@@ -110,5 +133,5 @@ class EvidenceGathered:
     ranks: tuple[RankEvidence, ...]
 
 
-UP = Codec([*Event.__args__, AgentHello, SpanBatch, ViewWanted, Operated, SettingWanted, EvidenceGathered])
-DOWN = Codec([*Instruction.__args__, AgentWelcome, SpanAck, ViewChange, SettingAnswer])
+UP = Codec([*Event.__args__, AgentHello, SpanBatch, ViewWanted, Operated, SettingWanted, NoticeWanted, EvidenceGathered])
+DOWN = Codec([*Instruction.__args__, AgentWelcome, AgentDismissed, SpanAck, ViewChange, SettingAnswer])

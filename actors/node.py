@@ -12,6 +12,7 @@ import os
 import signal
 import time
 from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,13 @@ from typing import Any
 from actors import evidence
 from actors.connections import Connections
 from actors.fork_server import exit_status
+from actors.lines import give_up_after, knock, same_user, unacknowledged_s
 from actors.local_rank import LocalRank
 from actors.memory_kills import MemoryKills
 from actors.messages import (
     DOWN,
     UP,
+    AgentDismissed,
     AgentHello,
     AgentWelcome,
     EvidenceGathered,
@@ -33,18 +36,25 @@ from actors.messages import (
     ViewChange,
     ViewWanted,
 )
-from actors.rank.lifeline import TOKEN_BYTES, lifeline_path
-from actors.rank.recorder import RingReader, now_us
-from actors.rank.spans import SpanBuilder
-from actors.rank.stacks import stacks_path
-from actors.rank.timing import OwnTime, summary, thinned
-from fleet.cluster.urgency import bow_out
+from actors.orders import Orders
+from actors.rank.membership.lifeline import TOKEN_BYTES, lifeline_path
+from actors.rank.telemetry.recorder import RingReader
+from actors.rank.telemetry.spans import SpanBuilder
+from actors.rank.telemetry.stacks import stacks_path
+from actors.rank.telemetry.timing import OwnTime, summary, thinned
+from fleet.cluster.clock import now_us
+from fleet.cluster.refusals import told
+from fleet.cluster.scheduling import bow_out
+from fleet.errors import LineRefused
 from fleet.machine.roster import STOOD_STILL_S
+from fleet.protocol import domains
 from fleet.protocol.causes import ProcessEnded
 from fleet.protocol.events import EVENTS, CopiesHeld, Explained, Heartbeat, Joined, Lost, StepsTimed
-from fleet.protocol.fault_kinds import Operation, Performer, kind_of
-from fleet.protocol.instructions import INSTRUCTIONS, Evict, Fence, Inspect, Instruction, Propose, Publish, Welcome
-from fleet.protocol.ports import MemoryPort, ProcessPort
+from fleet.protocol.instructions import INSTRUCTIONS, Evict, Fence, Inspect, Instruction, Park, Propose, Publish, Welcome
+from fleet.protocol.operations import Operation, perform
+from fleet.protocol.ports import DaemonPort, LinkPort, MemoryPort, ProcessPort
+from fleet.protocol.proof import ANSWERS_BYTES, Purpose
+from fleet.protocol.reach import Reach
 from fleet.protocol.records import Spans
 from fleet.protocol.types import Copy, Member, Process, Pulse, StateId, View, apply_delta
 from fleet.protocol.wire import frame, read_frame
@@ -53,15 +63,42 @@ log = logging.getLogger("fleet.agent")
 REPORT_S = 0.25
 """All that is said regularly is said at once: each time that a process wakes takes the core from a rank, and what it left in the caches."""
 CUT_S = 1.0
-RECONNECT_S = 0.05
+RECONNECT_S, CONNECT_S = 0.05, 2.0
+UNHEARD_S = 3.0
+"""A line on which nothing was acknowledged for so long is given up: the kernel would hold on to it for a quarter of an hour."""
+REFUSED_S = 0.5
+"""Until an agent tries again that the coordinator did not understand: it may be restarted, with the secret of its run."""
 EXPLAIN_S, LOOK_S = 5.0, 0.05
 """A killed process frees its memory before who started it hears of its end; it is looked for so long, and so often."""
-DOMAIN = "FLEET_DOMAIN"
-"""Nodes where it has the same value fail together: a rack, a switch, a power supply. Copies go to others where they can."""
 
 
 def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+class NoDaemons:
+    """A ``DaemonPort`` where nothing can be done to what is no rank."""
+
+    def operate(self, order: Operation) -> str | None:
+        return perform({}, self, order)
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
+class NoLinks(NoDaemons):
+    """A ``LinkPort`` where links cannot be cut."""
+
+    def __init__(self, pids: Callable[[], Iterable[int]], coordinator: str) -> None:
+        """See ``chaos.links.LocalLinks``."""
+
+    def applied(self, fault: str) -> str:
+        """Nothing was done."""
+        return ""
+
+
+LinkMaker = Callable[[Callable[[], Iterable[int]], str], LinkPort]
+DaemonMaker = Callable[[], DaemonPort]
 
 
 @dataclass(slots=True)
@@ -90,11 +127,16 @@ class NodeAgent:
         memory: keeps copies for ranks of other nodes; it lives as long as this agent. ``FLEET_DOMAIN`` names what fails with this node.
         unfit: what the node's pre-flight check has found, empty when it may train.
         report_s: from one regular report to the next.
+        links: makes what cuts the links of this host, of which PIDs say whose connections are the run's.
+        daemons: makes what strikes this process, and what is beside it on its host.
+
+    ``dismissed`` is set once the coordinator has told it that the run has lost this node: whoever made the agent ends it then.
     """
 
     def __init__(
         self, node: str, index: int, folder: Path, coordinator: str, processes: ProcessPort, memory: MemoryPort | None = None,
-        unfit: str = "", report_s: float = REPORT_S,
+        unfit: str = "", report_s: float = REPORT_S, links: LinkMaker = NoLinks,
+        daemons: DaemonMaker = NoDaemons,
     ) -> None:  # fmt: skip
         self.node, self.index, self.folder, self.coordinator = node, index, folder, coordinator
         self.unfit, self._report_s = unfit, report_s
@@ -103,6 +145,7 @@ class NodeAgent:
         self._ranks: dict[str, LocalRank] = {}
         self._up = Uplink()
         self._views: dict[int, View] = {}
+        self._newest = -1
         self._offset_us = 0
         self._tasks: list[asyncio.Task[None]] = []
         self._kills = MemoryKills()
@@ -110,6 +153,11 @@ class NodeAgent:
         self._inspection: asyncio.Task[EvidenceGathered] | None = None
         self._servers: list[asyncio.AbstractServer] = []
         self._connections = Connections()
+        self._ordered: set[asyncio.Task[None]] = set()
+        local_links = links(lambda: [os.getpid(), *(rank.process.pid for rank in list(self._ranks.values()))], coordinator)
+        self._orders = Orders(processes, local_links, daemons(), self._have_done)
+        self._reach = Reach(time.monotonic(), CONNECT_S)
+        self.dismissed = asyncio.Event()
 
     @property
     def socket_path(self) -> str:
@@ -122,11 +170,13 @@ class NodeAgent:
         self._tasks = [asyncio.create_task(work()) for work in (self._keep_connected, self._report)]
 
     async def stop(self) -> None:
-        for task in (*self._tasks, *self._explaining):
+        begun = (*self._tasks, *self._explaining, *self._ordered)
+        for task in begun:
             task.cancel()
-        await asyncio.gather(*self._tasks, *self._explaining, *([self._inspection] if self._inspection else []), return_exceptions=True)
+        await asyncio.gather(*begun, *([self._inspection] if self._inspection else []), return_exceptions=True)
         for server in self._servers:
             server.close()
+        self._orders.close()
         if self._memory is not None:
             self._memory.close()
         for rank in self._ranks.values():
@@ -141,6 +191,8 @@ class NodeAgent:
 
     async def _serve_rank(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         rank: LocalRank | None = None
+        if not same_user(writer, "agent socket"):
+            return
         try:
             while True:
                 event = EVENTS.decode(await read_frame(reader))
@@ -168,15 +220,16 @@ class NodeAgent:
         return rank
 
     async def _hold_lifeline(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """It ends without a farewell when its process is killed, long before the pidfd is readable: see ``actors.rank.lifeline``."""
+        """It ends without a farewell when its process is killed, long before the pidfd is readable: see ``membership.lifeline``."""
+        if not same_user(writer, "lifeline socket"):
+            return
         try:
             words = await reader.read(-1)
         except ConnectionError:
             return
         token, farewell = words[:TOKEN_BYTES].decode(), words[TOKEN_BYTES:]
         if not farewell and (rank := self._ranks.get(token)) is not None:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(rank.pidfd, signal.SIGKILL)  # whatever ended the connection: from here on the process is dead
+            self._kill(rank)  # whatever ended the connection: from here on the process is dead
             self._on_death(rank)
 
     def _name(self, rank: LocalRank, member: Member) -> None:
@@ -219,15 +272,27 @@ class NodeAgent:
 
     async def _keep_connected(self) -> None:
         host, port = self.coordinator.rsplit(":", 1)
+        refused = ""
         while True:
             try:
-                reader, writer = await asyncio.open_connection(host, int(port))
-            except OSError:
+                async with asyncio.timeout(CONNECT_S):  # across a cut the kernel would wait longer from try to try
+                    reader, writer = await asyncio.open_connection(host, int(port))
+            except OSError as error:
+                if isinstance(error, ConnectionRefusedError):  # the host is there, and the coordinator will be
+                    self._reach.answered(time.monotonic())
                 await asyncio.sleep(RECONNECT_S)
                 continue
+            self._reach.answered(time.monotonic())
             try:
+                give_up_after(writer, UNHEARD_S)
                 await self._converse(reader, writer)
-            except (asyncio.IncompleteReadError, ConnectionError) as error:
+                return
+            except LineRefused as error:
+                if str(error) != refused:
+                    log.warning("the coordinator at %s: %s", self.coordinator, error)
+                refused = str(error)
+                await asyncio.sleep(REFUSED_S)
+            except (asyncio.IncompleteReadError, OSError) as error:
                 log.info("the coordinator hung up: %s", error)
             finally:
                 self._up.writer = None
@@ -235,8 +300,14 @@ class NodeAgent:
                 writer.close()
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Until the line ends, which is an error, or until this node is dismissed."""
+        await knock(reader, writer, Purpose.AGENT)
         writer.write(frame(UP.encode(AgentHello(self.node, self.index, boot_id(), now_us(), self.unfit))))
-        self._align(DOWN.decode(await read_frame(reader)))
+        welcome = DOWN.decode(await read_frame(reader))
+        if isinstance(welcome, AgentDismissed):
+            self._go(welcome.reason)
+            return
+        self._align(welcome)
         self._up.writer = writer  # not before: what is not acknowledged yet goes first, or it counts as never told
         for message in [*self._up.unacked, *self._up.lost.values()]:
             self._up.send(message)
@@ -244,8 +315,20 @@ class NodeAgent:
         self._tell_copies()
         for rank in self._ranks.values():
             self._hang_up_on(rank)  # it says hello again at once, with its last status: the coordinator may be a new one
-        while True:
-            self._take(DOWN.decode(await read_frame(reader)))
+        while not self.dismissed.is_set():
+            self._take(DOWN.decode(await read_frame(reader, ANSWERS_BYTES[Purpose.AGENT])))
+
+    def _go(self, reason: str) -> None:
+        """The run goes on without this node: its ranks end here, before they try anything more."""
+        log.warning("%s: its ranks and its files here go", reason)
+        for rank in self._ranks.values():
+            self._kill(rank)
+        self.dismissed.set()
+
+    @staticmethod
+    def _kill(rank: LocalRank) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(rank.pidfd, signal.SIGKILL)
 
     @staticmethod
     def _hang_up_on(rank: LocalRank) -> None:
@@ -253,6 +336,7 @@ class NodeAgent:
             rank.writer.close()
 
     def _align(self, welcome: AgentWelcome) -> None:
+        self._reach.lease_s = welcome.lease_s
         if welcome.boot == boot_id():
             self._offset_us = welcome.offset_us
         elif not self._offset_us:  # kept for this agent's life: another estimate would tear a rank's spans apart
@@ -273,6 +357,7 @@ class NodeAgent:
                     self._take(Propose(view) if proposal else Publish(view))
             case Publish(view=view) | Propose(view=view):
                 self._views[view.generation] = view
+                self._newest = max(self._newest, view.generation)
                 self._views = {key: kept for key, kept in self._views.items() if key > view.generation - 8}
                 self._pass_on(message, view.members)
             case Welcome(token=token, slot=slot, incarnation=incarnation):
@@ -287,7 +372,9 @@ class NodeAgent:
             case Inspect():
                 self._inspect(message)
             case Operation():
-                self._up.send(self._operate(message))
+                self._operate(message)
+            case AgentDismissed(reason=reason):
+                self._go(reason)
             case _:
                 self._pass_on(message, message.members)
 
@@ -320,14 +407,17 @@ class NodeAgent:
         rank = self._rank_of(message.process)
         if rank is not None:
             log.warning("evicting %s (pid %d): %s", message.member, rank.process.pid, message.why)
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(rank.pidfd, signal.SIGKILL)
+            self._kill(rank)
 
-    def _operate(self, order: Operation) -> Operated:
+    def _operate(self, order: Operation) -> None:
+        task = asyncio.create_task(self._carry_out(order))
+        self._ordered.add(task)
+        task.add_done_callback(self._ordered.discard)
+
+    async def _carry_out(self, order: Operation) -> None:
         at_us = now_us()
-        inside = kind_of(order.kind).performer is Performer.PROCESS
-        refused = self._have_done(order) if inside else self._processes.operate(order)
-        return Operated(order, refused or "", self._run_s(at_us))
+        refused, said = await self._orders.carry_out(order)
+        self._up.send(Operated(order, refused, self._run_s(at_us), said))
 
     def _have_done(self, order: Operation) -> str | None:
         """By the very process that is meant: one that took its pid has another start time, and is another rank here."""
@@ -344,8 +434,19 @@ class NodeAgent:
             slept_s = -time.monotonic()
             await asyncio.sleep(self._report_s)
             slept_s += time.monotonic()
-            self._up.send(*self._heartbeat(slept_s), *self._spans(), *self._times())
+            self._mind_the_coordinator()
+            self._up.send(*self._heartbeat(slept_s), *self._spans(), *self._times(), *told(self.node))
             self._tell_copies()
+
+    def _mind_the_coordinator(self) -> None:
+        """Whoever cannot reach its host any more has to leave the view; looked at before anything more is sent."""
+        now_s, writer = time.monotonic(), self._up.writer
+        if writer is not None and not writer.is_closing():
+            self._reach.answered(now_s - unacknowledged_s(writer))
+        if self._reach.lapses(now_s):
+            log.warning("the coordinator's host has not answered for %g s: ranks leave generation %d", self._reach.lease_s, self._newest)
+            members = tuple(rank.member for rank in self._ranks.values() if rank.member is not None)
+            self._pass_on(Park(members, self._newest), members)
 
     def _heartbeat(self, slept_s: float) -> list[Heartbeat]:
         """Not right after this agent stood still, and with it most likely its machine: the ranks had no time to show that they live."""
@@ -359,7 +460,7 @@ class NodeAgent:
         held = self._memory.held() if self._memory is not None else None
         if self._memory is not None and held is not None and held != self._told and self._up.writer is not None:
             self._told = held
-            self._up.send(CopiesHeld(self.node, self._memory.address, os.environ.get(DOMAIN, ""), held))
+            self._up.send(CopiesHeld(self.node, self._memory.address, os.environ.get(domains.VARIABLE, ""), held))
 
     @staticmethod
     def _pulse(rank: LocalRank, member: Member) -> Pulse:

@@ -33,6 +33,7 @@ from ray.train.v2._internal.execution.scaling_policy.fixed import FixedScalingPo
 from ray.train.v2._internal.execution.train_fn_utils import get_train_fn_utils
 from ray.train.v2._internal.execution.worker_group import WorkerGroup, WorkerGroupPollStatus
 from ray.train.v2._internal.execution.worker_group.poll import WorkerStatus
+from ray.train.v2.api.context import DistributedTrainContext
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.train.v2.api.exceptions import ControllerError, TrainingFailedError
 from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
@@ -252,3 +253,17 @@ def _kill_own(actor_id: str) -> bool:
     except ActorHandleNotFoundError:
         return False
     return True
+
+
+def own_context() -> Any:
+    """What Ray Train itself says of this worker, whatever stands in its place: a ``ray.train.TrainContext``."""
+    return DistributedTrainContext()
+
+
+def replace_in_torch(name: str, function: Callable[..., Any]) -> None:
+    """In this worker ``ray.train.torch.NAME`` is ``function`` for whoever imports or unpickles it from now on."""
+    import ray.train.torch  # loads torch, which a driver does without
+    from ray.train.v2.torch import train_loop_utils
+
+    setattr(train_loop_utils, name, function)
+    setattr(ray.train.torch, name, function)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import ray
 
-from fleet.protocol.fault_kinds import Operation
+from actors.messages import Operated
+from fleet.protocol.operations import HEAL, START, Operation
 
 ANSWER_S = 10.0
 
@@ -16,10 +18,16 @@ class RemoteProcesses:
 
     def __init__(self, coordinator: Any) -> None:
         self._coordinator = coordinator
+        self.said: dict[str, list[str]] = {}
+        """What was applied, by faults, in the words of those who measured it."""
 
     def operate(self, order: Operation) -> str | None:
         try:
-            refused, _ = ray.get(self._coordinator.operate.remote(order), timeout=ANSWER_S)
+            answer: Operated = ray.get(self._coordinator.operate.remote(order), timeout=ANSWER_S)
         except (ConnectionError, TimeoutError, ray.exceptions.RayError) as error:
+            if order.phase == START:  # it may yet be carried out, and nobody would heal it
+                self._coordinator.operate.remote(replace(order, phase=HEAL))
             return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else order.kind}"
-        return refused or None
+        if answer.said:
+            self.said.setdefault(order.fault, []).append(f"{order.place}: {answer.said}")
+        return answer.refused or None

@@ -15,9 +15,9 @@ from ray.train import FailureConfig, RunConfig, ScalingConfig
 
 from actors import ray_internals
 from actors.backend import FleetBackendConfig
-from actors.fork_server import die_with_parent
 from actors.rank.environment import RANK_ENVIRONMENT
 from actors.shield import REPLACE_LIMIT_VARIABLE, ShieldedController
+from fleet.cluster.linux import die_with_parent
 
 log = logging.getLogger("fleet.trainer")
 
@@ -57,6 +57,7 @@ def fit(
     name: str,
     done: Callable[[], bool],
     stop: Callable[[], bool] = lambda: False,
+    forsaken: Callable[[], bool] = lambda: False,
     backstop_s: float = 30.0,
     poll_s: float = 0.5,
     hang_s: float = 30.0,
@@ -71,6 +72,7 @@ def fit(
     Args:
         done: the run has ended; when Ray Train is not back ``backstop_s`` later, its controller is killed.
         stop: give up now: the workers are killed.
+        forsaken: leave at once, and all as it is: the cluster is about to end, and what is asked of it would not be answered.
         poll_s: seconds between Ray Train's health polls, and so to the notice of a death.
         hang_s: a worker that has not answered a poll for so long is killed.
         replace_limit_s: a replacement that takes longer than this is given up and tried again.
@@ -92,32 +94,41 @@ def fit(
         **ray_internals.controller_environment(poll_s, hang_s),
         REPLACE_LIMIT_VARIABLE: str(replace_limit_s),
     }
-    return _Fit(trainer, done, stop, backstop_s).run()
+    return _Fit(trainer, done, stop, forsaken, backstop_s).run()
 
 
 class _Fit:
     """One call of ``fit``: Ray Train in a thread of its own, watched from this one."""
 
-    def __init__(self, trainer: _Trainer, done: Callable[[], bool], stop: Callable[[], bool], backstop_s: float) -> None:
-        self._trainer, self._done, self._stop, self._backstop_s = trainer, done, stop, backstop_s
+    def __init__(
+        self, trainer: _Trainer, done: Callable[[], bool], stop: Callable[[], bool], forsaken: Callable[[], bool], backstop_s: float
+    ) -> None:
+        self._trainer, self._done, self._stop, self._forsaken, self._backstop_s = trainer, done, stop, forsaken, backstop_s
         self._back = threading.Event()
         self._error: str | None = "Ray Train ended without a word"
 
     def run(self) -> FitOutcome:
         start_s = time.monotonic()
         threading.Thread(target=self._train, name="fleet-ray-train", daemon=True).start()
+        forced = False
         try:
             ending = self._wait()
         finally:
-            forced = not self._back.is_set()
-            if forced:
-                self._trainer.kill_controller()
-                self._back.wait(UNWIND_S)
-            self._trainer.free()
+            if not self._forsaken():
+                forced = self._unwind()
         seconds = time.monotonic() - start_s
         if ending == "back" and self._error is not None and not self._done():
             return FitOutcome("failed", self._error, seconds)
         return FitOutcome("stopped" if ending == "stop" else "finished", self._error, seconds, forced)
+
+    def _unwind(self) -> bool:
+        """Nothing of it is left on the cluster. Returns whether its controller had to be killed."""
+        forced = not self._back.is_set()
+        if forced:
+            self._trainer.kill_controller()
+            self._back.wait(UNWIND_S)
+        self._trainer.free()
+        return forced
 
     def _train(self) -> None:
         try:
@@ -132,7 +143,7 @@ class _Fit:
         """Why the wait is over: Ray Train came ``back``, the caller said ``stop``, or the ``backstop`` was reached."""
         done_s: float | None = None
         while not self._back.wait(CHECK_S):
-            if self._stop():
+            if self._stop() or self._forsaken():
                 return "stop"
             if done_s is None and self._done():
                 done_s = time.monotonic()

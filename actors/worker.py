@@ -10,16 +10,21 @@ from typing import Any
 import ray
 import ray.train
 
-from actors import ray_internals
+from actors import domains, ray_internals
 from actors.node import socket_path
-from actors.rank.body import users_line
 from actors.rank.main import run_rank
 from actors.rank.once import Home
-from actors.rank.saving import PartsPort
+from actors.rank.state.saving import PartsPort
+from actors.rank.verify.body import users_line
 from fleet.errors import LoopError
 from fleet.settings.run import RunSettings
 
-BARRIERS = {"report": "report", "barrier": "collective.barrier", "broadcast_from_rank_zero": "collective.broadcast_from_rank_zero"}
+BARRIERS = {
+    "report": "report",
+    "barrier": "collective.barrier",
+    "broadcast_from_rank_zero": "collective.broadcast_from_rank_zero",
+    "get_preemption_info": "get_preemption_info",
+}
 """What waits for all workers of Ray Train, by its name in Ray's utilities: for spares too, which never come."""
 INSTEAD = "Give figures to run.evaluate(...), and what is to happen once a step to step.on_commit(fn); checkpoints are Fleet's."
 
@@ -45,6 +50,7 @@ def rank_main(config: dict[str, Any]) -> None:
     host = spec.host or ray.util.get_node_ip_address()
     ray_internals.hush()
     refuse_barriers()
+    domains.settle(spec.settings.domains)
     agent = socket_path(spec.folder, node)
     run_rank(spec.train, spec.settings, slot, node, spec.folder, host, spec.parts(), agent, spec.home, spec.logs)
 

@@ -21,8 +21,8 @@ from benchmarks import harness, noise, slow_world
 from benchmarks.harness import Form, left_out
 from benchmarks.slow_world import FAULTS, SEVERITIES, STEPS, Stretch
 from fleet.protocol.types import Member
-from policies.detectors import COMPUTE, KINDS, SCORERS, Scorer, Sensitivity, combined
-from policies.windows import WindowedDetector
+from policies.straggler.detectors import COMPUTE, KINDS, SCORERS, Scorer, Sensitivity, combined
+from policies.straggler.windows import WindowedDetector
 
 try:
     from benchmarks.peers import nvrx

@@ -10,6 +10,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import sys
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -17,6 +18,8 @@ from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.table import Table
+
+from actors.rank.environment import RANK_ENVIRONMENT
 
 Result = dict[str, Any]
 T = TypeVar("T")
@@ -80,6 +83,12 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
+
+
+def as_rank(module: str) -> None:
+    """Go on in an environment as ranks have it: it counts only when a process starts. ``module`` is what ``python -m`` was given."""
+    if any(os.environ.get(name) != value for name, value in RANK_ENVIRONMENT.items()):
+        os.execve(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]], {**os.environ, **RANK_ENVIRONMENT})
 
 
 def complete(name: str, measured: Mapping[str, Any]) -> Result:

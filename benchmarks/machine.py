@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from actors.messages import UP
-from actors.rank.recorder import Recorder, RingReader, now_us
+from actors.rank.telemetry.recorder import Recorder, RingReader
 from benchmarks import harness
 from benchmarks.fold import fold_events_per_s, write_journal
 from benchmarks.harness import Form
+from fleet.cluster.clock import now_us
 from fleet.machine.core import FleetMachine
 from fleet.protocol.events import Event, Formed, Heartbeat, Joined, NodeJoined, Ready, Tick
 from fleet.protocol.instructions import Publish
@@ -123,13 +124,14 @@ def step_overhead_us(steps: int = 2_000, shards: int = 4) -> float:
         taken_s = 0.0
         for _ in range(steps):
             begin = time.perf_counter()
-            _one_step(recorder, shards)
+            one_step(recorder, shards)
             taken_s += time.perf_counter() - begin
             reader.drain()
         return taken_s / steps * 1e6
 
 
-def _one_step(recorder: Recorder, shards: int) -> None:
+def one_step(recorder: Recorder, shards: int) -> None:
+    """What the recorder is told in one step."""
     for shard in range(shards):
         recorder.switch(DATA)
         recorder.switch(COMPUTE)

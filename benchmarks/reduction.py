@@ -18,10 +18,11 @@ from typing import Any
 
 import torch
 
-from actors.rank.process_group import Group, StoreServer
-from actors.rank.reduction import BUCKET_BYTES, BUCKETS_IN_FLIGHT, Reducer, ShardSums, SideChannel
+from actors.rank.membership.process_group import Group, StoreServer
+from actors.rank.step.reduction import BUCKET_BYTES, BUCKETS_IN_FLIGHT, Reducer, ShardSums, SideChannel
 from benchmarks import harness
 from benchmarks.harness import Form, left_out
+from fleet.cluster import secret
 from fleet.protocol.shards import blocks
 from policies.placement import ranges
 
@@ -88,9 +89,12 @@ def _rank(store: str, rank: int, world: int, repetitions: dict[int, int], parent
 
 def _world(world: int, repetitions: dict[int, int]) -> dict[tuple[int, str], list[float]]:
     store, context = StoreServer(HOST), multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "actors.rank.reduction"])  # imported once
+    context.set_forkserver_preload(["torch", "actors.rank.step.reduction"])  # imported once
     mine, theirs = context.Pipe()
-    ranks = [context.Process(target=_rank, args=(store.address, rank, world, repetitions, theirs)) for rank in range(world)]
+    ranks = [
+        context.Process(target=secret.holding, args=(secret.held(), _rank, store.address, rank, world, repetitions, theirs))
+        for rank in range(world)
+    ]
     for process in ranks:
         process.start()
     try:

@@ -35,7 +35,7 @@ from chaos.arrivals import save_trace
 from chaos.settings import ChaosSettings
 from dashboards.access import LOOPBACK, Access, Audit
 from dashboards.feeds import Feeds
-from dashboards.metrics import RunsCollector
+from dashboards.metrics.table import RunsCollector
 from dashboards.server import WatchServer
 from fleet.app import plans, recipes
 from fleet.app.follow import Follower

@@ -20,8 +20,8 @@ import numpy as np
 from benchmarks import noise
 from fleet.protocol.types import Member
 from fleet.simulation.rng import derive_seed
-from policies.detectors import COMPUTE, DATA, NETWORK, StepTimes
 from policies.placement import ranges
+from policies.straggler.detectors import COMPUTE, DATA, NETWORK, StepTimes
 
 STEPS, BEGIN, END, PORTION = 130, 60, 110, 5
 REGIMES = (("compute_quiet", "network_quiet"), ("compute_gc", "network_quiet"), ("compute_shared", "network_shared"))

@@ -12,9 +12,7 @@ same with the optimizer's own step instead of a token change.
 from __future__ import annotations
 
 import ctypes
-import os
 import statistics
-import sys
 import tempfile
 import time
 import warnings
@@ -29,8 +27,8 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 
 from actors.rank.environment import RANK_ENVIRONMENT
-from actors.rank.snapshot import Snapshotter, copy
-from actors.rank.state import TrackedState
+from actors.rank.state.snapshot import Snapshotter, copy
+from actors.rank.state.tracked import TrackedState
 from benchmarks import harness
 from benchmarks.harness import Form
 from fleet.protocol.types import StateId
@@ -53,11 +51,11 @@ def _timed_ms(fn: Callable[[], object]) -> float:
 
 
 class Training:
-    """A model with AdamW state, compute that keeps all cores busy, and a change of all tensors."""
+    """A model with AdamW state, compute that keeps all cores or the GPU busy, and a change of all tensors."""
 
-    def __init__(self, blocks: int) -> None:
+    def __init__(self, blocks: int, device: str = "cpu", matrix: int = MATRIX) -> None:
         torch.manual_seed(0)
-        self.model = nn.Sequential(*(nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)) for _ in range(blocks)))
+        self.model = nn.Sequential(*(nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)) for _ in range(blocks))).to(device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), fused=True)
         for parameter in self.model.parameters():
             parameter.grad = torch.full_like(parameter, 1e-3)
@@ -67,7 +65,7 @@ class Training:
         self.bytes = sum(tensor.nbytes for tensor in self.tensors)
         self.rounds = 1
         self._heads = [tensor.view(-1)[:1] for tensor in self.tensors]
-        self._left, self._right, self._product = (torch.randn(MATRIX, MATRIX) for _ in range(3))
+        self._left, self._right, self._product = (torch.randn(matrix, matrix, device=device) for _ in range(3))
 
     def compute(self) -> None:
         for _ in range(self.rounds):
@@ -193,10 +191,8 @@ def _figures(medians: dict[str, float], memcpy_ms: float) -> dict[str, float]:
 
 
 def main() -> None:
-    """In an environment as ranks have it: it counts only when a process starts."""
-    if any(os.environ.get(name) != value for name, value in RANK_ENVIRONMENT.items()):
-        arguments = [sys.executable, "-m", "benchmarks.snapshot", *sys.argv[1:]]
-        os.execve(sys.executable, arguments, {**os.environ, **RANK_ENVIRONMENT})
+    """In an environment as ranks have it."""
+    harness.as_rank("benchmarks.snapshot")
     harness.run("snapshot", measure)
 
 

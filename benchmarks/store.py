@@ -91,12 +91,12 @@ class Rank:
         return getattr(self, f"{job.what}_{job.system}")(job)
 
     def save_fleet(self, job: Job) -> Any:
-        from storage.checkpoint import write_part
+        from storage.checkpoint.store import write_part
 
         return write_part(job.place, CHECKPOINT, self.rank, job.ranks, list(self.state.items()))
 
     def restore_fleet(self, job: Job) -> None:
-        from storage.checkpoint import CheckpointStore
+        from storage.checkpoint.store import CheckpointStore
 
         if self.rank == 0:
             _, tensors = CheckpointStore(job.place).load(CHECKPOINT)
@@ -184,7 +184,7 @@ class Fleet:
 
     def __init__(self, folder: Path, state_bytes: int, server: SeaweedServer, numbers: tuple[int, ...]) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch.distributed.checkpoint", "s3fs", "storage.restore"])  # imported once
+        context.set_forkserver_preload(["torch.distributed.checkpoint", "s3fs", "storage.checkpoint.restore"])  # imported once
         self.state_bytes, self.numbers, self._pipes, self._processes = state_bytes, numbers, list[Connection](), list[Any]()
         plain = dataclasses.replace(server)  # without its process, which no pickle takes
         for rank in range(max(numbers)):
@@ -232,7 +232,7 @@ class Fleet:
 def _commit(place: str, parts: list[Any]) -> None:
     from fleet.protocol.instructions import CommitCheckpoint
     from fleet.protocol.types import StateId
-    from storage.checkpoint import CheckpointStore
+    from storage.checkpoint.store import CheckpointStore
 
     CheckpointStore(place).commit(CommitCheckpoint(CHECKPOINT, StateId(0, 1), tuple(parts), "", 0.0, 0.0))
 

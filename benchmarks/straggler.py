@@ -37,9 +37,9 @@ from fleet.simulation.plan import Plan, Trouble
 from fleet.simulation.world import World
 from policies import placement
 from policies.interval import CheckpointInterval
-from policies.mitigation import Mitigator
 from policies.placement import weighted_ranges
 from policies.recovery import ReformPromoteRegrow
+from policies.straggler.mitigation import Mitigator
 
 WORLD, SHARDS, SLOW_SLOT, SLOWDOWN = 4, 16, 2, 2.0
 BUDGET, WIDTH = 0.01, 512

@@ -47,6 +47,10 @@ Targets = dict[str, Target | None]
 """Figures that a result must have, in order, and what is wanted of each; None where it is there to compare with."""
 
 
+MOST_SAMPLES = 20
+"""Of a figure with more, the page shows none."""
+
+
 @dataclass(frozen=True)
 class Benchmark:
     """What a benchmark asks, in one sentence, and its figures."""
@@ -80,6 +84,35 @@ BENCHMARKS: dict[str, Benchmark] = {
             "fleet_node_stall_s_median": Target("<=", 0.3),
             "fleet_hang_stall_s_median": Target("<=", 0.3, why="less its time-out"),
         },
+    ),
+    "hosts": Benchmark(
+        "On three hosts: what does the loss of a rank, of a host and of a link cost, and what the network between them?",
+        {
+            "fleet_kill_stall_s_median": Target("<=", 0.12),
+            "torchft_kill_stall_s_median": None,
+            "fleet_host_loss_stall_s_median": Target("<=", 0.3),
+            "torchft_host_loss_stall_s_median": None,
+            "fleet_link_cut_stall_s_median": Target("<=", 0.3, why="less the node time-out"),
+            "fleet_host_replaced_s_median": Target("<=", 10.0, why="once the new node has joined and the old one is out"),
+            "fleet_step_over_loopback_ratio": None,
+            "fleet_step_over_loopback_ratio_low": None,
+            "fleet_step_over_loopback_ratio_high": None,
+        },
+    ),
+    "partition": Benchmark(
+        "On three hosts: what does it cost when a link is cut for less than a second?",
+        {
+            "fleet_blip_stall_s_p95": Target("<=", 2.5, why="the cut, of up to 0.95 s, is part of it"),
+            "fleet_blip_stall_s_median": None,
+            "fleet_blip_evictions": Target("=", 0.0),
+            "fleet_double_commits": Target("=", 0.0),
+            "fleet_lossy_goodput_ratio": Target(">=", "torchft_lossy_goodput_ratio"),
+            "torchft_lossy_goodput_ratio": None,
+        },
+    ),
+    "floor": Benchmark(
+        "How soon is a run rid of chaos that costs too much?",
+        {"fleet_floor_heal_s_median": Target("<=", 2.0), "fleet_floor_step_s_median": None},
     ),
     "storm": Benchmark(
         "How much is left of the training speed while ranks are killed again and again, by one trace for all?",
@@ -178,6 +211,48 @@ BENCHMARKS: dict[str, Benchmark] = {
             "fleet_open_peak_bytes": None,
         },
     ),
+    "account": Benchmark(
+        "What does it take to account for a fleet, and how often is its forecast right?",
+        {
+            "fleet_fit_s": Target("<=", 2.0, why="24,000 rows, from the text to the last test"),
+            "fleet_fit_read_s": None,
+            "fleet_fit_cpu_s": None,
+            "fleet_step_overhead_all_us": Target("<=", 30.0),
+            "fleet_step_recorder_us": None,
+            "fleet_flops_error_ratio_max": Target("<=", 0.01, why="beside the formulas of three models"),
+            "fleet_conditional_error_points_median": Target("<=", 2.0, why="the faults that did occur, of 15 real runs"),
+            "fleet_conditional_error_points_max": None,
+            "fleet_forecast_coverage_ratio": Target(">=", 0.87, why="at most 0.93: intervals of 90%, 400 simulated runs"),
+            "fleet_forecast_coverage_real_ratio": Target(">=", 0.78, why="at most 0.98"),
+        },
+    ),
+    "device": Benchmark(
+        "On one GPU: do killed ranks change a bit, how is NCCL left, what does a snapshot cost, and what do CUDA's events say?",
+        {
+            "fleet_kills": Target(">=", 20),
+            "fleet_survived_ratio": Target("=", 1.0),
+            "fleet_bit_identical_ratio": Target("=", 1.0, why="with a twin of the same world, and of one rank"),
+            "fleet_stall_s_median": None,
+            "fleet_noticed_s_median": None,
+            "fleet_full_again_s_median": None,
+            "fleet_events_over_wall_ratio": None,
+            "nccl_held_ratio": Target("=", 1.0, why="sums are right before and after, and what was aborted refuses"),
+            "nccl_new_s_median": None,
+            "nccl_idle_abort_s_median": None,
+            "nccl_abort_and_new_s_median": None,
+            "nccl_interrupt_s_median": None,
+            "nccl_new_beside_abort_s_median": Target("<=", "nccl_abort_and_new_s_median"),
+            "pinned_copy_snapshot_ms": None,
+            "dcp_async_snapshot_blocked_ms": None,
+            "dcp_kept_snapshot_blocked_ms": None,
+            "dcp_beside_snapshot_blocked_ms": None,
+            "fleet_snapshot_blocked_ms": None,
+            "fleet_snapshot_exact_ratio": Target("=", 1.0),
+            "fleet_snapshot_blocked_over_pinned_copy_ratio": Target("<=", 0.25),
+            "fleet_snapshot_blocked_over_dcp_async_ratio": Target("<=", 0.1),
+            "fleet_snapshot_step_inflation_ratio": Target("<=", 1.3),
+        },
+    ),
 }
 
 
@@ -206,15 +281,21 @@ def _origin(result: Result) -> str:
 
 
 def section(name: str, result: Result | None) -> str:
-    """One benchmark: its question, where it was measured, its figures with their targets, its notes."""
+    """One benchmark: its question, where it was measured, its figures with their targets, its samples where they are few, its notes."""
     benchmark = BENCHMARKS[name]
     figures = result["figures"] if result is not None else {}
     names = [*benchmark.targets, *(figure for figure in figures if figure not in benchmark.targets)]
     missing = NO_FIGURE if result is not None else NO_RESULT
     rows = [_row(figure, figures, benchmark.targets.get(figure), missing) for figure in names]
     table = "\n".join(["| figure | value | target | met |", "|---|---:|---|---|", *rows])
-    notes = "\n".join(f"- {note}" for note in result["notes"]) if result is not None else ""
+    notes = "\n".join(f"- {note}" for note in [*_samples(result), *result["notes"]]) if result is not None else ""
     return "\n\n".join(filter(None, [f"## {name}", benchmark.question, _origin(result) if result else "", table, notes])) + "\n"
+
+
+def _samples(result: Result) -> list[str]:
+    """A line for each figure that was taken a few times. All samples of all benchmarks are in the results' JSON."""
+    few = {name: values for name, values in result.get("samples", {}).items() if 0 < len(values) <= MOST_SAMPLES}
+    return [f"every `{name}`: {', '.join(f'{value:.3g}' for value in values)}" for name, values in few.items()]
 
 
 def tables(folder: Path, page: str = "") -> str:

@@ -10,22 +10,25 @@ kept as a share instead: a synchronous job with ten slow nodes is as slow as wit
 
 from __future__ import annotations
 
-import csv
+import functools
 import heapq
 import math
 import random
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from chaos.catalogue import ASSUMPTIONS, Catalogue, Component, Topology
 from fleet.errors import ConfigError
 from fleet.laws.reliability import weibull_scale_s
-from fleet.protocol.fault_kinds import KINDS, SEVERITY, Place, kind_of
+from fleet.planning.traces.trace import Row, as_text, read_trace
+from fleet.protocol.fault_kinds import KINDS, Cost, FaultKind, Place, kind_of
+from fleet.protocol.fault_parameters import DURATION, SEVERITY
 from fleet.protocol.types import Fault
 from fleet.simulation.rng import stream
 
 LAWS = ("exponential", "weibull")
-TRACE_COLUMNS = ("id", "at_s", "component", "kind", "slot", "node", "duration_s", "severity")
+TRACE = "chaos.trace"
 
 
 def poisson_arrivals(draw: random.Random, rate_per_s: float, horizon_s: float) -> Iterator[float]:
@@ -56,7 +59,12 @@ def compression_for(components: Iterable[Component], fleet: Topology, nodes: int
     """The factor by which fleet time must run faster for a planned fault every ``mtbf_s`` on a world of ``nodes`` nodes."""
     if not 0 < mtbf_s < math.inf:
         raise ConfigError("chaos.mtbf", mtbf_s, "the mean time between faults must be greater than 0 s", "Use off for no faults.")
-    return 1.0 / (mtbf_s * sum(_units(c, fleet, nodes) / c.mean_s(fleet) for c in components))
+    return 1.0 / (mtbf_s * sum(arrival_rates(components, fleet, nodes).values()))
+
+
+def arrival_rates(components: Iterable[Component], fleet: Topology, nodes: int) -> dict[str, float]:
+    """Arrivals a second of fleet time at a world of ``nodes`` nodes, by component: what stops a job comes from all over the fleet."""
+    return {c.name: _units(c, fleet, nodes) / c.mean_s(fleet) for c in components}
 
 
 def plan(
@@ -76,6 +84,9 @@ def plan(
     quiet_start_s: float = 0.0,
     mean_duration_s: float | None = None,
     severity: float | None = None,
+    burst: float = 0.0,
+    burst_s: float = 5.0,
+    rack_nodes: int = 4,
 ) -> tuple[Fault, ...]:
     """All faults of one run, by time. Pure: the same arguments give the same faults on any machine.
 
@@ -90,6 +101,9 @@ def plan(
         law, shape: ``exponential``, or ``weibull`` lifetimes with that shape.
         mean_duration_s: mean length of hangs and slowdowns in the run; None: the catalogue's, compressed.
         severity: of slowdowns; None: the catalogue's.
+        burst: share of lost nodes that take others of their rack along, each other one with this probability, too.
+        burst_s: mean time until each of those is lost.
+        rack_nodes: nodes of a rack, which are neighbours by their index.
 
     Raises:
         ConfigError: a setting is unknown or impossible.
@@ -102,8 +116,27 @@ def plan(
     for component in chosen:
         times = _arrivals(component, fleet, nodes, law, shape, horizon_s, stream(seed, "chaos", component.name))
         aim = _Aim(component, seed, world, nodes, factor, mean_duration_s, severity)
-        faults += [aim.fault(number, quiet_start_s + at_s / factor) for number, at_s in enumerate(times)]
+        struck = [aim.fault(number, quiet_start_s + at_s / factor) for number, at_s in enumerate(times)]
+        if burst and Cost.NODE in kind_of(component.kind).may_cost:
+            draw = stream(seed, "chaos", component.name, "burst")
+            struck += [other for fault in struck for other in _burst(fault, nodes, draw, burst, burst_s, rack_nodes)]
+        faults += [fault for fault in struck if fault.at_s < duration_s]
     return in_order(faults)
+
+
+def burst_of(name: str) -> str:
+    """The id of the first fault of the burst that a fault of this id belongs to; of a burst of its own, itself."""
+    return name.partition("+")[0]
+
+
+def _burst(fault: Fault, nodes: int, draw: random.Random, burst: float, burst_s: float, rack_nodes: int) -> Iterator[Fault]:
+    """The nodes of its rack that a lost node takes along. As many numbers are drawn whether or not they do."""
+    assert fault.node is not None
+    first, spreads = fault.node - fault.node % rack_nodes, draw.random() < burst
+    for node in range(first, first + rack_nodes):
+        hit, later_s = draw.random() < burst, draw.expovariate(1.0 / burst_s)
+        if spreads and hit and node != fault.node and node < nodes:
+            yield replace(fault, id=f"{fault.id}+{node}", at_s=fault.at_s + later_s, node=node)
 
 
 def in_order(faults: Iterable[Fault]) -> tuple[Fault, ...]:
@@ -150,6 +183,8 @@ def _arrivals(
     component: Component, fleet: Topology, nodes: int, law: str, shape: float, horizon_s: float, draw: random.Random
 ) -> Iterator[float]:
     units, mean_s = _units(component, fleet, nodes), component.mean_s(fleet)
+    if component.shape is not None:
+        return weibull_arrivals(draw, units, mean_s, component.shape, horizon_s)
     # An MTTF is a part's lifetime. Shares say nothing about the law between two onsets, so those stay exponential.
     if law == "weibull" and component.prevalence is None:
         return weibull_arrivals(draw, units, mean_s, shape, horizon_s)
@@ -189,53 +224,58 @@ def check_law(law: str, shape: float) -> None:
 
 def save_trace(faults: Iterable[Fault], path: Path | str) -> None:
     """Write ``faults`` as CSV, exactly: :func:`load_trace` gives back equal ones."""
-    with Path(path).open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(TRACE_COLUMNS)
-        for f in faults:
-            row = [f.id, repr(f.at_s), f.component, f.kind, f.slot, f.node, repr(f.duration_s), repr(f.severity)]
-            writer.writerow(["" if value is None else value for value in row])
+    Path(path).write_text(as_trace(faults), encoding="utf-8")
 
 
-def load_trace(path: Path | str) -> tuple[Fault, ...]:
-    """Faults from CSV with columns at_s, component, kind, slot, node, and optionally id, duration_s, severity.
+def as_trace(faults: Iterable[Fault]) -> str:
+    """The CSV of :func:`save_trace`, as text."""
+    return as_text(map(Row, faults))
+
+
+def load_trace(path: Path | str, *, seed: int = 0, world: int = 1, nodes: int = 1) -> tuple[Fault, ...]:
+    """Faults of a trace, see :mod:`fleet.planning.traces.trace`: a file, or a text of more than one line.
+
+    The trace of a run names the places of the run. That of a fleet does not: ``seed`` draws a slot of ``world`` where a rank is struck, and
+    node i of the fleet stands for node i modulo ``nodes``.
 
     Raises:
         ConfigError: the file cannot be read, or a row is not a fault; names file and line.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError("chaos.trace", str(path), f"cannot be read: {error.strerror}") from error
-    rows = enumerate(csv.DictReader(text.splitlines()), start=2)
-    faults = in_order(_traced(row, f"{path}:{line}", line) for line, row in rows)
+    trace = read_trace(path, TRACE)
+    place = functools.partial(_placed, seed=seed, world=world, nodes=nodes) if trace.of_fleet else _checked
+    faults = in_order(place(row) for row in trace.rows)
     if len({fault.id for fault in faults}) < len(faults):
-        raise ConfigError("chaos.trace", str(path), "two faults have the same id")
+        raise ConfigError(TRACE, str(path)[:200], "two faults have the same id")
     return faults
 
 
-def _traced(row: dict[str, str], where: str, line: int) -> Fault:
-    def number(column: str, default: float | None = None) -> float:
-        text = row.get(column) or ""
-        if not text and default is not None:
-            return default
-        try:
-            value = float(text)
-        except ValueError as error:
-            raise ConfigError(f"chaos.trace.{column}", text, f"not a number ({where})") from error
-        if not 0 <= value < math.inf:
-            raise ConfigError(f"chaos.trace.{column}", text, f"must be a finite number, at least 0 ({where})")
-        return value
+def _placed(row: Row, seed: int, world: int, nodes: int) -> Fault:
+    """A fault of a fleet, at a place of the run. Lengths that a log does not have are those of a fault by hand."""
+    fault, kind = row.fault, _kind(row)
+    draw = stream(seed, "chaos", "trace", fault.id)
+    slot = node = None
+    if Place.NODE in kind.strikes and (fault.node is not None or Place.RANK not in kind.strikes):
+        node = draw.randrange(nodes) if fault.node is None else fault.node % nodes
+    elif Place.RANK in kind.strikes:
+        slot = draw.randrange(world)
+    lasts_s = fault.duration_s or (DURATION.default if kind.lasts else 0.0)
+    return replace(fault, slot=slot, node=node, duration_s=lasts_s)
 
-    kind = row.get("kind") or ""
-    if kind not in KINDS:
-        raise ConfigError("chaos.trace.kind", kind, f"unknown kind of fault ({where})", f"Known: {', '.join(KINDS)}.")
-    slot, node = (int(number(name)) if row.get(name) else None for name in ("slot", "node"))
-    place = Place.RANK if slot is not None else Place.NODE
-    if (slot is None) == (node is None) or place not in KINDS[kind].strikes:
-        raise ConfigError("chaos.trace.slot", row.get("slot"), f"a {kind} needs {KINDS[kind].asks_for}, and only that ({where})")
-    severity = number("severity", 1.0)
-    if severity < 1:
-        raise ConfigError("chaos.trace.severity", severity, f"1 is full speed, 2 half of it ({where})")
-    name = row.get("id") or f"trace-{line:04d}"
-    return Fault(name, number("at_s"), row.get("component") or kind, kind, slot, node, number("duration_s", 0.0), severity)
+
+def _checked(row: Row) -> Fault:
+    """A fault of a run, which must name its place, and no number out of bounds."""
+    fault, kind = row.fault, _kind(row)
+    named = [name for name, place in (("slot", fault.slot), ("node", fault.node)) if place is not None] or [""]
+    if named not in ([place.field] for place in kind.strikes):
+        raise ConfigError(f"{TRACE}.slot", fault.slot, f"a {kind.name} needs {kind.asks_for}, and only that ({row.where})")
+    for each in kind.parameters:
+        value = getattr(fault, each.name)
+        if each not in (DURATION, SEVERITY) and not each.holds(value) and (value or each.name != DURATION.name):
+            raise ConfigError(f"{TRACE}.{each.name}", value, f"{each.meaning}: must be {each.bounds} ({row.where})")
+    return fault
+
+
+def _kind(row: Row) -> FaultKind:
+    if row.fault.kind not in KINDS:
+        raise ConfigError(f"{TRACE}.kind", row.fault.kind, f"unknown kind of fault ({row.where})", f"Known: {', '.join(KINDS)}.")
+    return KINDS[row.fault.kind]

@@ -9,14 +9,16 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 
 from fleet.errors import ConfigError
+from fleet.planning.traces.faults import FittedFaults
 from fleet.protocol.fault_kinds import KIND_OF_COMPONENT, KINDS
 
 HOUR_S, MINUTE_S, DAY_S = 3600.0, 60.0, 86_400.0
 
+LEMON = "lemon_node"
 OFF_BY_DEFAULT = tuple(name for name, kind in KIND_OF_COMPONENT.items() if not KINDS[kind].by_default)
 
 
@@ -48,7 +50,10 @@ ASSUMPTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """One row of the catalogue. ``mttf_hours`` is for one unit of ``per`` (gpu, node, job, rack); ``prevalence`` a share of those units."""
+    """One row of the catalogue. ``mttf_hours`` is for one unit of ``per`` (gpu, node, job, rack); ``prevalence`` a share of those units.
+
+    ``shape``: of the Weibull law of a unit's lives, where a log has said so; None: the law that is asked for.
+    """
 
     name: str
     mttf_hours: float | None
@@ -59,6 +64,7 @@ class Component:
     signature: str
     usual_recovery: str
     source: str
+    shape: float | None = None
 
     @property
     def kind(self) -> str:
@@ -135,6 +141,11 @@ class Catalogue:
         """Arrivals per second of fleet time over the whole of ``topology``, by component. See :meth:`Component.mean_s`."""
         return {c.name: topology.units(c.per) / c.mean_s(topology) for c in self.chosen(components)}
 
+    def rate(self, topology: Topology, components: Iterable[str]) -> float:
+        """Arrivals per second of these components together. What a log does not have adds nothing."""
+        known = {component.name for component in self.components}
+        return sum(self.rates(topology, [name]).get(name, 0.0) for name in components if name in known)
+
 
 def check_kinds(kinds: Iterable[str]) -> tuple[str, ...]:
     """``kinds`` as a tuple. Raises ConfigError for one that does not exist, or for none."""
@@ -155,6 +166,23 @@ def load_catalogue(text: str | None = None) -> Catalogue:
     """
     source = files("chaos").joinpath("catalogue.csv").read_text(encoding="utf-8") if text is None else text
     return Catalogue(tuple(_component(row) for row in csv.DictReader(source.splitlines())))
+
+
+def fitted(faults: FittedFaults, base: Catalogue | None = None) -> Catalogue:
+    """The catalogue with the rates of a log in place of the published ones: components that the log does not have are left out.
+
+    What makes a job slow is in no log of faults: those rows, and that of the lemons, stay.
+    """
+    found = []
+    for row in (base or load_catalogue()).components:
+        seen = faults.components.get(row.name)
+        if seen is not None:
+            found.append(replace(row, mttf_hours=seen.mttf_hours, prevalence=None, per="node", shape=seen.shape, source=faults.source))
+        elif row.name == LEMON and faults.lemon_share:
+            found.append(replace(row, prevalence=min(faults.lemon_share, 0.5)))
+        elif row.prevalence is not None:
+            found.append(row)
+    return Catalogue(tuple(found))
 
 
 def _component(row: dict[str, str]) -> Component:

@@ -1,21 +1,29 @@
 """Turns a plan into operations, and every planned fault into a report of what became of it.
 
 The conductor does no I/O and reads no clock: it looks at a frozen ``ChaosView``, says what to do as data, and is told what came of it. All
-that it remembers is in the journal, so that a restarted coordinator goes on where the last one was (:meth:`Conductor.recall`).
+that it did is in the journal.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from chaos.arrivals import burst_of
+from fleet.protocol.domains import place_of
 from fleet.protocol.events import FaultReported
-from fleet.protocol.fault_kinds import BY_HAND, HEAL, KNOWN_S, START, Cost, FaultKind, Heal, Operation, Place, drawn, kind_of, operation
-from fleet.protocol.records import FaultRecord, Record
+from fleet.protocol.fault_kinds import BY_HAND, KNOWN_S, Cost, FaultKind, Heal, Performer, Place, drawn, kind_of
+from fleet.protocol.operations import HEAD as HEAD_NODE
+from fleet.protocol.operations import HEAL, START, Operation, operation
+from fleet.protocol.operations import STORE as STORE_NODE
 from fleet.protocol.types import Fault, Member, Process
 
 JOB_WIDE = "software"
 """The component of the catalogue whose blast radius is the job."""
+
+ONE_OF = {Place.COORDINATOR: HEAD_NODE, Place.STORE: STORE_NODE}
+"""What a run has one of, and what stands for it where nodes have indices."""
 
 WITNESSES = 3
 """Replicas that it takes to say which one is wrong."""
@@ -32,13 +40,35 @@ class Occupant:
 
 @dataclass(frozen=True, slots=True)
 class ChaosView:
-    """What chaos sees of the world: live slots, the slots on each live worker node (by the node's index), whether the run trains, and
-    whether a copy in memory or a durable checkpoint could bring it back if all ranks were lost."""
+    """What chaos sees of the world: live slots, the slots on each live worker node (by the node's index), whether the run trains, whether
+    a copy in memory or a durable checkpoint could bring it back if all ranks were lost, the domain path of each node, and addresses: of
+    each node that has an agent, and of the coordinator's host (``HEAD``)."""
 
     slots: Mapping[int, Occupant]
     nodes: Mapping[int, tuple[int, ...]]
     running: bool
     restorable: bool = False
+    domains: Mapping[int, str] = field(default_factory=dict)
+    hosts: Mapping[int, str] = field(default_factory=dict)
+
+    def node_of(self, slot: int) -> int | None:
+        """The index of the node that a slot is on; None while it is on none."""
+        return next((node for node, slots in self.nodes.items() if slot in slots), None)
+
+    def rack(self, node: int) -> tuple[int, ...]:
+        """The live nodes of the widest domain that ``node`` is in, itself among them."""
+        widest = place_of(self.domains.get(node, ""))[:1]
+        return tuple(each for each in self.nodes if each == node or (widest and place_of(self.domains.get(each, ""))[:1] == widest))
+
+    def rail(self, slot: int) -> tuple[int, ...]:
+        """The slots at the same place of their nodes as ``slot``: of its rack's nodes, or of all where no rack is known."""
+        home = self.node_of(slot)
+        if home is None:
+            return ()
+        alone = all(self.rack(node) == (node,) for node in self.nodes)
+        nodes = tuple(self.nodes) if alone else self.rack(home)
+        place = sorted(self.nodes[home]).index(slot)
+        return tuple(sorted(self.nodes[node])[place] for node in nodes if place < len(self.nodes[node]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +86,7 @@ class _Open:
     fault: Fault
     members: tuple[Member, ...]
     until_s: float
-    node: int | None = None
+    nodes: tuple[int, ...] = ()
 
 
 class Conductor:
@@ -80,9 +110,9 @@ class Conductor:
         self._sharded = sharded
         self._open: dict[str, _Open] = {}
         self._gone: set[Member] = set()
-        self._down = 0
+        self._down: set[str] = set()
         self._place: dict[int, int] = {}
-        self._paused = False
+        self._paused, self._called_off, self._heal_now = False, "", False
 
     def planned(self, now_s: float) -> list[FaultReported]:
         """One report for each fault still ahead: send them once, before the first is due."""
@@ -98,8 +128,14 @@ class Conductor:
         """While paused, faults that are due are suppressed, but for those that are addressed by hand."""
         self._paused = paused
 
+    def heal_all(self) -> None:
+        """Heal at the next turn what has struck and lasts."""
+        self._heal_now = True
+
     def next_s(self) -> float:
         """When there is something to do next; infinity when nothing is left."""
+        if self._heal_now:
+            return -math.inf
         times = [opened.until_s for opened in self._open.values()]
         if self._ahead:
             times.append(self._ahead[-1].at_s)
@@ -108,17 +144,26 @@ class Conductor:
     def due(self, now_s: float, world: ChaosView) -> list[Action]:
         """What is due at ``now_s``, heals first. Each action's outcome must be given back before the next call."""
         self._settle(world)
-        actions = [self._heal(opened, now_s, world) for opened in list(self._open.values()) if opened.until_s <= now_s]
+        over = [opened for opened in self._open.values() if opened.until_s <= now_s or (self._heal_now and _can_be_healed(opened.fault))]
+        actions, self._heal_now = [self._heal(opened, now_s, world) for opened in over], False
         while self._ahead and self._ahead[-1].at_s <= now_s:
             actions.append(self._strike(self._ahead.pop(), now_s, world))
         return actions
 
     def end(self, now_s: float, world: ChaosView) -> list[Action]:
         """The run is over: let every stopped process go on, and report what was never executed."""
+        return self._heal_all(now_s, world, "the run ended before it was due", over=True)
+
+    def call_off(self, now_s: float, world: ChaosView, why: str) -> list[Action]:
+        """The run goes on, and no fault strikes any more, whoever orders it: heal everything. Who cannot be reached heals in its time."""
+        self._called_off = f"chaos was called off: {why}"
+        return self._heal_all(now_s, world, self._called_off, over=False)
+
+    def _heal_all(self, now_s: float, world: ChaosView, why: str, *, over: bool) -> list[Action]:
         self._settle(world)
-        actions = [self._heal(opened, now_s, world, over=True) for opened in list(self._open.values())]
+        actions = [self._heal(opened, now_s, world, over=over) for opened in list(self._open.values())]
         while self._ahead:
-            actions.append(_suppressed(self._ahead.pop(), now_s, "the run ended before it was due"))
+            actions.append(_suppressed(self._ahead.pop(), now_s, why))
         return actions
 
     def outcome(self, action: Action, refusals: Iterable[str | None], now_s: float) -> FaultReported:
@@ -136,36 +181,42 @@ class Conductor:
             return replace(report, phase="suppressed", detail=f"refused: {detail}")
         return replace(report, detail=f"{report.detail}; in part refused: {detail}".lstrip("; "))
 
-    def recall(self, records: Iterable[Record], origin_s: float = 0.0) -> None:
-        """Take up where an earlier conductor of the same plan stopped, from the run's journal.
-
-        ``origin_s`` is when the plan's time began on the journal's clock. The last word on each fault counts; one of
-        which it is not known whether it was carried out is healed in its time.
-        """
-        last = {record.fault.id: record for record in records if isinstance(record, FaultRecord) and record.phase != "planned"}
-        for record in last.values():
-            if record.phase not in ("suppressed", "healed"):
-                self._opened(record.fault, record.members, record.at_s - origin_s)
-        self._ahead = [fault for fault in self._ahead if fault.id not in last]
-
     # ---- strike ------------------------------------------------------------------------------------------------------------------------
 
     def _strike(self, fault: Fault, now_s: float, world: ChaosView) -> Action:
         kind = drawn(fault)
         why = self._common_refusal(fault, kind, world)
+        if why is None and kind.strikes[0] in ONE_OF:
+            return self._strike_the_one(fault, kind, now_s, world)
         if why is None and kind.unit is Place.NODE:
             return self._strike_node(fault, kind, now_s, world)
-        targets = self._targets(fault, world)
+        targets = self._targets(fault, kind, world)
         why = why or self._rank_refusal(fault, kind, targets, world)
         if why is not None:
             return _suppressed(fault, now_s, why)
         members = tuple(target.member for target in targets)
         self._opened(fault, members, now_s)
-        return Action(FaultReported(fault, "executed", now_s, members), tuple(operation(fault, START, process=t.process) for t in targets))
+        return Action(FaultReported(fault, "executed", now_s, members), _to_ranks(fault, kind, START, targets, world))
+
+    def _strike_the_one(self, fault: Fault, kind: FaultKind, now_s: float, world: ChaosView) -> Action:
+        """What a run has one of: every node is kept from it."""
+        hit = ONE_OF[kind.strikes[0]]
+        orders = _orders(fault, kind, START, (hit,), world)
+        beside = [node for node, host in world.hosts.items() if node != hit and host == world.hosts.get(hit)]
+        if kind.performer is Performer.LINKS and (beside or not orders):
+            return _suppressed(fault, now_s, "not every node has an address of its own: links are cut between hosts")
+        deadly = Cost.DEATH in kind.may_cost
+        if deadly and not world.restorable:
+            return _suppressed(fault, now_s, "all ranks would be lost, and neither memory nor store holds a state to go on from")
+        members = tuple(occupant.member for occupant in world.slots.values()) if deadly else ()
+        self._opened(fault, members, now_s, (hit,))
+        return Action(FaultReported(fault, "executed", now_s, members), orders)
 
     def _common_refusal(self, fault: Fault, kind: FaultKind, world: ChaosView) -> str | None:
         if kind.performer is None:
             return f"{fault.kind} has no operation yet: {kind.why_not}"
+        if self._called_off:
+            return self._called_off
         if self._paused and fault.component != BY_HAND:
             return "chaos was stopped by an operator"
         return None if world.running else "the run does not train yet"
@@ -174,7 +225,11 @@ class Conductor:
         where = f"slot {fault.slot}" if fault.slot is not None else f"node {fault.node}"
         if not targets:
             return f"{where} has no live process"
-        held = {member for opened in self._open.values() for member in opened.members if kind_of(opened.fault.kind).lasts}
+        if kind.performer is Performer.LINKS and (why := _no_far_host(targets, world)):
+            return why
+        if kind.whole_rail and len(targets) == 1:
+            return f"{where} is alone on its rail: no other node of its rack has a rank there"
+        held = {member for opened in self._open.values() for member in opened.members if _holds_up(opened.fault)}
         if Cost.DEATH not in kind.may_cost and any(target.member in held for target in targets):
             return f"{where} is already stopped or slowed"
         wrong = Cost.WRONG in kind.may_cost
@@ -188,19 +243,25 @@ class Conductor:
         index = self._node(fault.node, world)
         if index is None:
             return _suppressed(fault, now_s, f"node {fault.node} is not there")
-        targets = [world.slots[slot] for slot in world.nodes[index] if slot in world.slots]
-        why = self._no_room(world) if Cost.NODE in kind.may_cost else None
+        hit = world.rack(index) if kind.whole_rack else (index,)
+        targets = [world.slots[slot] for node in hit for slot in world.nodes[node] if slot in world.slots]
+        why = self._no_room(fault, hit, world) if Cost.NODE in kind.may_cost else None
+        if kind.whole_rack and len(hit) == 1:
+            why = f"no other node is known to be in the rack of node {index}: name the label that says so with domains"
+        if kind.performer is Performer.LINKS:
+            why = _alone_at(index, world)
         why = why or (self._too_few(targets, world) if kind.takes_ranks else None)
         if why is not None:
             return _suppressed(fault, now_s, why)
         members = tuple(target.member for target in targets)
-        self._opened(fault, members, now_s, index)
-        return Action(FaultReported(fault, "executed", now_s, members), (operation(fault, START, node=index),))
+        self._opened(fault, members, now_s, hit)
+        return Action(FaultReported(fault, "executed", now_s, members), _orders(fault, kind, START, hit, world))
 
-    def _no_room(self, world: ChaosView) -> str | None:
-        if self._down >= self._max_nodes_down:
-            return f"{self._down} lost node is not back yet: there is no room for the ranks of another"
-        return "it is the last node" if len(world.nodes) <= 1 else None
+    def _no_room(self, fault: Fault, hit: tuple[int, ...], world: ChaosView) -> str | None:
+        """Nodes of one burst count as one, as those of a rack do."""
+        if len({burst_of(name) for name in self._down} - {burst_of(fault.id)}) >= self._max_nodes_down:
+            return f"not back yet are {len(self._down)} lost nodes: there is no room for the ranks of another"
+        return "it is the last node" if len(world.nodes) <= len(hit) else None
 
     def _too_few(self, targets: list[Occupant], world: ChaosView) -> str | None:
         hit = {target.member for target in targets if target.in_view} - self._gone
@@ -211,9 +272,11 @@ class Conductor:
             return f"it would leave {left} ranks of at least {self._min_ranks}"
         return None if world.restorable else f"it would leave {left} ranks, and neither memory nor store holds a state to go on from"
 
-    def _targets(self, fault: Fault, world: ChaosView) -> list[Occupant]:
+    def _targets(self, fault: Fault, kind: FaultKind, world: ChaosView) -> list[Occupant]:
         if self._lose_all and fault.component == JOB_WIDE:
             slots: tuple[int, ...] = tuple(world.slots)
+        elif kind.whole_rail and fault.slot is not None:
+            slots = world.rail(fault.slot)
         elif fault.slot is not None:
             slots = (fault.slot,)
         else:
@@ -245,14 +308,15 @@ class Conductor:
 
     # ---- heal --------------------------------------------------------------------------------------------------------------------------
 
-    def _opened(self, fault: Fault, members: tuple[Member, ...], at_s: float, node: int | None = None) -> None:
+    def _opened(self, fault: Fault, members: tuple[Member, ...], at_s: float, nodes: tuple[int, ...] = ()) -> None:
         kind = drawn(fault)
         if kind.takes_ranks:
             self._gone.update(members)
-        self._down += Cost.NODE in kind.may_cost
+        if Cost.NODE in kind.may_cost:
+            self._down.add(fault.id)
         length_s = self._length_s(fault, kind.heal)
         if length_s is not None:
-            self._open[fault.id] = _Open(fault, members, at_s + length_s, node)
+            self._open[fault.id] = _Open(fault, members, at_s + length_s, nodes)
 
     def _length_s(self, fault: Fault, heal: Heal) -> float | None:
         """After that long it is healed; None: never."""
@@ -262,7 +326,7 @@ class Conductor:
     def _closed(self, fault: Fault) -> None:
         opened = self._open.pop(fault.id, None)
         if opened is not None:
-            self._down -= Cost.NODE in kind_of(fault.kind).may_cost
+            self._down.discard(fault.id)
         if opened is not None and _stands_still(fault):
             self._gone.difference_update(opened.members)
 
@@ -270,30 +334,85 @@ class Conductor:
         """The world refused the fault: it did not happen."""
         self._gone.difference_update(report.members)
         self._open.pop(report.fault.id, None)
-        self._down -= Cost.NODE in kind_of(report.fault.kind).may_cost
+        self._down.discard(report.fault.id)
 
     def _heal(self, opened: _Open, now_s: float, world: ChaosView, *, over: bool = False) -> Action:
         fault, kind = opened.fault, drawn(opened.fault)
         self._closed(fault)
         if kind.unit is Place.NODE:
-            return self._heal_node(opened, kind, now_s, over)
-        present = {o.member: o.process for o in world.slots.values()}
+            return self._heal_node(opened, kind, now_s, over, world)
+        present = {o.member: o for o in world.slots.values()}
         alive = [present[member] for member in opened.members if member in present]
         detail = "" if alive else "its process was replaced meanwhile"
         needed = kind.heal is Heal.AFTER or (kind.heal is Heal.ITSELF and now_s < opened.until_s)
-        operations = tuple(operation(fault, HEAL, process=process) for process in alive) if needed else ()
+        operations = _to_ranks(fault, kind, HEAL, alive, world) if needed else ()
         return Action(FaultReported(fault, "healed", now_s, opened.members, detail), operations)
 
-    def _heal_node(self, opened: _Open, kind: FaultKind, now_s: float, over: bool) -> Action:
-        """A node that is lost comes back, unless the run is over."""
+    def _heal_node(self, opened: _Open, kind: FaultKind, now_s: float, over: bool, world: ChaosView) -> Action:
+        """A node that is lost comes back, unless the run is over; what would heal by itself is healed when the run ends before."""
         left = over and kind.heal is Heal.REPAIR
         report = FaultReported(opened.fault, "healed", now_s, opened.members, "the run ended before the node was back" if left else "")
-        needed = kind.heal in (Heal.REPAIR, Heal.AFTER) and not left
-        return Action(report, (operation(opened.fault, HEAL, node=opened.node),) if needed else ())
+        needed = (kind.heal in (Heal.REPAIR, Heal.AFTER) and not left) or (kind.heal is Heal.ITSELF and now_s < opened.until_s)
+        return Action(report, _orders(opened.fault, kind, HEAL, opened.nodes, world) if needed else ())
+
+
+def _to_ranks(fault: Fault, kind: FaultKind, phase: str, targets: Iterable[Occupant], world: ChaosView) -> tuple[Operation, ...]:
+    """To the process of each; where links are cut, from all hosts but its own."""
+    orders = [(operation(fault, phase, process=target.process), target) for target in targets]
+    if kind.performer is not Performer.LINKS:
+        return tuple(order for order, _ in orders)
+    return tuple(replace(order, hosts=_far_hosts(target, world), struck=True) for order, target in orders)
+
+
+def _orders(fault: Fault, kind: FaultKind, phase: str, hit: tuple[int, ...], world: ChaosView) -> tuple[Operation, ...]:
+    """To each node; what is done to links is done at both ends, and at the nodes' own last, as they may hear nothing after that."""
+    if kind.performer is not Performer.LINKS:
+        return tuple(operation(fault, phase, node=node) for node in hit)
+    near = _addresses(hit, world)
+    rest = [index for index in world.nodes if index not in hit and world.hosts.get(index, "") not in ("", *near)]
+    beyond = _addresses((*rest, HEAD_NODE), world)
+    far = [replace(operation(fault, phase, node=index), hosts=near) for index in rest]
+    own = [index for index in hit if index in world.nodes and index in world.hosts]
+    return (*far, *(replace(operation(fault, phase, node=index), hosts=beyond, struck=True) for index in own))
+
+
+def _addresses(nodes: Iterable[int], world: ChaosView) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(world.hosts[node] for node in nodes if node in world.hosts))
+
+
+def _far_hosts(target: Occupant, world: ChaosView) -> tuple[str, ...]:
+    """Addresses of all hosts of the run but that of ``target``."""
+    node = world.node_of(target.member.slot)
+    own = world.hosts.get(node, "") if node is not None else ""
+    return tuple(host for host in _addresses(world.hosts, world) if host != own) if own else ()
+
+
+def _no_far_host(targets: Iterable[Occupant], world: ChaosView) -> str | None:
+    """Why a rank cannot be cut off: its node has no agent, or there is one host."""
+    alone = any(not _far_hosts(target, world) for target in targets)
+    return "its node has no agent, or one address with all others: links are cut between hosts" if alone else None
+
+
+def _alone_at(node: int, world: ChaosView) -> str | None:
+    """Why the links of a node cannot be cut: it has no agent, or no address of its own."""
+    if node not in world.hosts:
+        return f"node {node} has no agent"
+    others = [index for index, host in world.hosts.items() if host == world.hosts[node] and index != node]
+    where = "the head" if others == [HEAD_NODE] else f"{len(others)} others"
+    return f"node {node} has one address with {where}: links are cut between hosts" if others else None
+
+
+def _can_be_healed(fault: Fault) -> bool:
+    """What is found by itself stays until it is."""
+    return drawn(fault).heal is not Heal.FOUND
+
+
+def _holds_up(fault: Fault) -> bool:
+    return _stands_still(fault) or Cost.SLOW in kind_of(fault.kind).may_cost
 
 
 def _stands_still(fault: Fault) -> bool:
-    return Cost.STILL in kind_of(fault.kind).may_cost
+    return any(cost in kind_of(fault.kind).may_cost for cost in (Cost.STILL, Cost.APART))
 
 
 def _suppressed(fault: Fault, now_s: float, why: str) -> Action:

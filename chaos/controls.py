@@ -6,14 +6,15 @@ import dataclasses
 import itertools
 import math
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from chaos.conductor import Conductor
 from fleet.errors import ConfigError
 from fleet.protocol.events import FaultReported
-from fleet.protocol.fault_kinds import BY_HAND, DURATION, EXECUTABLE, KINDS, PARAMETERS, SEVERITY, Place
+from fleet.protocol.fault_kinds import BY_HAND, EXECUTABLE, KINDS
+from fleet.protocol.fault_parameters import PARAMETERS
 from fleet.protocol.types import Fault
 
 MOST_WAITING = 32
@@ -30,13 +31,18 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
+class HealAll:
+    """What has struck and lasts is healed now."""
+
+
+@dataclass(frozen=True, slots=True)
 class Strike:
     """One fault, now. ``fault.at_s`` is filled in when it is carried out."""
 
     fault: Fault
 
 
-Order = Start | Stop | Strike
+Order = Start | Stop | HealAll | Strike
 
 
 class ChaosControls:
@@ -66,23 +72,38 @@ class ChaosControls:
         self._running = False
         return "no planned fault strikes until chaos is started again"
 
-    def strike(
-        self, kind: str, slot: int | None = None, node: int | None = None, duration_s: float = DURATION.default,
-        severity: float = SEVERITY.default,
-    ) -> str:  # fmt: skip
-        """One fault, as soon as may be; returns its id. Raises ConfigError when it cannot be."""
+    def heal(self) -> str:
+        """Heal what has struck and lasts, as far as an order can; a lost node comes back where it would."""
+        self._give(HealAll())
+        return "what has struck and lasts is healed"
+
+    def strike(self, kind: str, slot: int | None = None, node: int | None = None, amounts: Mapping[str, float] | None = None) -> str:
+        """One fault, as soon as may be; returns its id. ``amounts`` are its parameters by their names, where not their defaults.
+
+        Raises ConfigError when it cannot be.
+        """
         if kind not in EXECUTABLE:
             raise ConfigError("kind", kind, "is no fault that can be carried out", f"Choose one of {', '.join(EXECUTABLE)}.")
-        on_node = _place(kind) is Place.NODE
-        name, place, count = ("node", node, self._nodes) if on_node else ("slot", slot, self._slots)
-        if place is None or not 0 <= place < count:
-            raise ConfigError(name, place, f"{kind} strikes a {name}, of which there are 0 to {count - 1}")
-        for parameter, value in zip(PARAMETERS, (duration_s, severity), strict=True):
-            if not parameter.holds(value):
+        place = self._checked_place(kind, slot, node)
+        given = amounts or {}
+        own_bounds = {parameter.name: parameter for parameter in KINDS[kind].parameters}
+        for parameter in (own_bounds.get(parameter.name, parameter) for parameter in PARAMETERS):
+            if not parameter.holds(value := given.get(parameter.name, parameter.default)):
                 raise ConfigError(parameter.name, value, f"{parameter.meaning}: must be {parameter.bounds}")
         name = f"by-hand-{next(self._numbers)}"
-        self._give(Strike(Fault(name, 0.0, BY_HAND, kind, None if on_node else place, place if on_node else None, duration_s, severity)))
+        own: dict[str, Any] = {parameter.name: given.get(parameter.name, parameter.default) for parameter in KINDS[kind].parameters}
+        self._give(Strike(Fault(name, 0.0, BY_HAND, kind, **place, **own)))
         return name
+
+    def _checked_place(self, kind: str, slot: int | None, node: int | None) -> dict[str, int]:
+        """What a fault of this kind has to name, as fields of ``Fault``. Raises ConfigError."""
+        name = place_name(kind)
+        if not name:
+            return {}
+        place, count = (node, self._nodes) if name == "node" else (slot, self._slots)
+        if place is None or not 0 <= place < count:
+            raise ConfigError(name, place, f"{kind} strikes a {name}, of which there are 0 to {count - 1}")
+        return {name: place}
 
     def _give(self, order: Order) -> None:
         with self._lock:
@@ -110,14 +131,14 @@ class ChaosControls:
 
     def status(self) -> dict[str, Any]:
         """What a page shows: whether chaos strikes, and what may be ordered."""
-        places = {kind: "node" if _place(kind) is Place.NODE else "slot" for kind in EXECUTABLE}
+        places = {kind: place_name(kind) for kind in EXECUTABLE}
         return {"running": self._running, "ended": self._ended, "kinds": list(EXECUTABLE), "places": places, "slots": self._slots,
                 "nodes": self._nodes}  # fmt: skip
 
 
-def _place(kind: str) -> Place:
-    """What an order has to name for it."""
-    return KINDS[kind].strikes[0]
+def place_name(kind: str) -> str:
+    """What an order has to name for it: ``"slot"``, ``"node"``, or nothing."""
+    return KINDS[kind].strikes[0].field
 
 
 def obey(orders: Iterable[Order], conductor: Conductor, now_s: float, storm: Callable[[], tuple[Fault, ...]]) -> list[FaultReported]:
@@ -135,6 +156,8 @@ def obey(orders: Iterable[Order], conductor: Conductor, now_s: float, storm: Cal
                 if conductor.next_s() == math.inf:
                     later = [dataclasses.replace(f, id=f"{f.id}-at-{now_s:.0f}", at_s=f.at_s + now_s) for f in storm()]
                     planned += conductor.add(later, now_s)
+            case HealAll():
+                conductor.heal_all()
             case Strike(fault):
                 planned += conductor.add([dataclasses.replace(fault, at_s=now_s)], now_s)
     return planned

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Protocol
 
 from chaos.conductor import Action, ChaosView, Conductor
 from chaos.controls import ChaosControls, obey
+from chaos.settings import ChaosSettings, parse_chaos
 from fleet.cluster.clock import Clock
-from fleet.protocol.events import FaultReported
-from fleet.protocol.fault_kinds import Operation
+from fleet.ledger.floor import Floor
+from fleet.protocol.events import FaultReported, FloorReached
+from fleet.protocol.operations import Operation
 from fleet.protocol.types import Fault
+from fleet.settings.run import RunSettings
 
 POLL_S = 0.05
 ORDER_POLL_S = 0.5
+LOOK_S = 1.0
 
 Pause = Callable[[float], bool]
 """Waits so many seconds, or until the run is over: then it says True."""
@@ -33,12 +38,31 @@ class ChaosWorld(Protocol):
         """Tell the run's coordinator. Its time is that of the clock that the loop was given."""
         ...
 
+    def learned(self, fault: str) -> str:
+        """What was applied for a fault, as those say who carried it out and measured it; empty where they do not."""
+        ...
+
+    def committed_step(self) -> int | None:
+        """The newest step that is committed; None once all are."""
+        ...
+
+    def report_floor(self, event: FloorReached) -> None:
+        """Tell the run's coordinator that chaos stops."""
+        ...
+
 
 class LiveChaos:
-    """Strikes ``world`` as ``conductor`` and ``controls`` say; ``storm`` makes the faults that follow when chaos is started without any."""
+    """Strikes ``world`` as ``conductor`` and ``controls`` say; ``storm`` makes the faults that follow when chaos is started without any.
 
-    def __init__(self, conductor: Conductor, controls: ChaosControls, world: ChaosWorld, storm: Callable[[], tuple[Fault, ...]]) -> None:
+    ``floor``: when less is left of the run's pace, everything is healed, and the run goes on without faults.
+    """
+
+    def __init__(
+        self, conductor: Conductor, controls: ChaosControls, world: ChaosWorld, storm: Callable[[], tuple[Fault, ...]],
+        floor: Floor | None = None,
+    ) -> None:  # fmt: skip
         self._conductor, self._controls, self._world, self._storm = conductor, controls, world, storm
+        self._floor, self._looked_s = floor, 0.0
         self._origin_s = 0.0
 
     def run(self, clock: Clock, pause: Pause) -> None:
@@ -53,9 +77,25 @@ class LiveChaos:
             now_s = clock.now_s() - self._origin_s
             for event in obey(self._controls.take(), self._conductor, now_s, self._storm):
                 self._report(event)
+            self._mind_the_floor(now_s, clock)
             if now_s >= self._conductor.next_s():
                 self._carry_out(self._conductor.due(now_s, self._world.see()), clock)
         self._carry_out(self._conductor.end(clock.now_s() - self._origin_s, self._world.see()), clock)
+
+    def _mind_the_floor(self, now_s: float, clock: Clock) -> None:
+        """Once a second: is enough left of the pace? If not, heal everything, once and for all."""
+        if self._floor is None or now_s - self._looked_s < LOOK_S:
+            return
+        self._looked_s = now_s
+        step = self._world.committed_step()
+        if step is None:
+            self._floor = None
+            return
+        self._floor.see(now_s, step)
+        if self._floor.broken(now_s):
+            broken, self._floor = self._floor, None
+            self._world.report_floor(FloorReached(broken.kept(now_s) or 0.0, broken.share))
+            self._carry_out(self._conductor.call_off(now_s, self._world.see(), "too little was left of the run's pace"), clock)
 
     def _ordered(self, pause: Pause) -> bool:
         """Without a plan, whether an operator orders something before the run ends."""
@@ -76,7 +116,21 @@ class LiveChaos:
             if action.operations:
                 self._report(dataclasses.replace(action.report, phase="aimed"))
             refusals = [self._world.operate(order) for order in action.operations]
-            self._report(self._conductor.outcome(action, refusals, clock.now_s() - self._origin_s))
+            outcome = self._conductor.outcome(action, refusals, clock.now_s() - self._origin_s)
+            if learned := self._world.learned(outcome.fault.id):
+                outcome = dataclasses.replace(outcome, detail=f"{outcome.detail}; {learned}".lstrip("; "))
+            if self._floor is not None and outcome.phase == "executed":
+                self._floor.struck()
+            self._report(outcome)
 
     def _report(self, event: FaultReported) -> None:
         self._world.report(dataclasses.replace(event, at_s=event.at_s + self._origin_s))
+
+
+def live_chaos(settings: RunSettings, chaos: ChaosSettings, controls: ChaosControls, world: ChaosWorld) -> LiveChaos:
+    """The chaos of a run with these settings, as it is planned; what an operator starts when nothing is planned any more is a storm."""
+    plan = functools.partial(ChaosSettings.plan, seed=settings.seed, world=settings.slots, nodes=settings.nodes)
+    sharded = settings.optimizer_sharding != "none"
+    conductor = Conductor(plan(chaos), min_ranks=settings.min_ranks, repair_s=chaos.repair_s, lose_all=chaos.lose_all, sharded=sharded)
+    floor = Floor(chaos.floor) if chaos.floor is not None else None
+    return LiveChaos(conductor, controls, world, lambda: plan(parse_chaos("storm")), floor)

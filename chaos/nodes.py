@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fleet.protocol.fault_kinds import HEAL, START, Acts, Operation, perform
+from fleet.protocol.operations import HEAL, START, Acts, Operation, perform
 from fleet.protocol.ports import NodePort
 
 
@@ -22,5 +22,14 @@ def _bring_back(cluster: NodePort, order: Operation) -> None:
     cluster.add()
 
 
-ACTS: Acts = {("lose_node", START): lambda cluster, order: cluster.lose(order.node), ("lose_node", HEAL): _bring_back}
+def _lose(cluster: NodePort, order: Operation) -> str | None:
+    return cluster.lose(order.node) if order.node is not None else "no node is named"
+
+
+ACTS: Acts = {
+    ("lose_node", START): _lose,
+    ("lose_node", HEAL): _bring_back,
+    ("rack", START): _lose,
+    ("rack", HEAL): _bring_back,
+}
 """What the launcher does."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from fleet.cluster.proc import start_ticks
-from fleet.protocol.fault_kinds import HEAL, START, Acts, Operation, perform
+from fleet.protocol.operations import HEAL, START, Acts, Operation, perform
 from fleet.protocol.types import Process
 
 CYCLE_S = 0.05
@@ -20,6 +20,23 @@ CYCLE_S = 0.05
 def this_process(pid: int, node: str) -> Process:
     """``Process`` of a live pid of this node."""
     return Process(node, pid, start_ticks(pid))
+
+
+def opened(process: Process) -> int:
+    """A pidfd that is sure to be ``process``: the start time is read after it was opened, when the pid can no longer be reused.
+
+    Raises ProcessLookupError.
+    """
+    pidfd = os.pidfd_open(process.pid)
+    try:
+        ticks = start_ticks(process.pid)
+        signal.pidfd_send_signal(pidfd, 0)
+        if ticks != process.start_ticks:
+            raise ProcessLookupError(f"pid {process.pid} started at tick {ticks}, not {process.start_ticks}: another process has it now")
+    except OSError:
+        os.close(pidfd)
+        raise
+    return pidfd
 
 
 class LocalProcesses:
@@ -95,21 +112,10 @@ class LocalProcesses:
         return None
 
     def _open(self, process: Process) -> int:
-        """A pidfd that is sure to be ``process``: the start time is read after it was opened, when the pid can no longer be reused."""
+        """See :func:`opened`; of this node's processes alone."""
         if process.node != self._node:
             raise ProcessLookupError(f"it is on node {process.node}, this is {self._node}")
-        pidfd = os.pidfd_open(process.pid)
-        try:
-            ticks = start_ticks(process.pid)
-            signal.pidfd_send_signal(pidfd, 0)
-            if ticks != process.start_ticks:
-                raise ProcessLookupError(
-                    f"pid {process.pid} started at tick {ticks}, not {process.start_ticks}: another process has it now"
-                )
-        except OSError:
-            os.close(pidfd)
-            raise
-        return pidfd
+        return opened(process)
 
 
 ACTS: Acts = {

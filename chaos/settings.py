@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
-from chaos.arrivals import check_law, load_trace, plan
-from chaos.catalogue import Catalogue, Topology, check_kinds, load_catalogue
+from chaos.arrivals import arrival_rates, check_law, compression_for, load_trace, plan
+from chaos.catalogue import Catalogue, Component, Topology, check_kinds, fitted, load_catalogue
 from fleet.errors import ConfigError
-from fleet.protocol.fault_kinds import SEVERITY, TABLE
+from fleet.planning.traces.faults import FittedFaults, load_faults
+from fleet.planning.traces.trace import text_of
+from fleet.protocol.fault_kinds import TABLE
+from fleet.protocol.fault_parameters import SEVERITY
 from fleet.protocol.types import Fault
 from fleet.settings.fields import setting
 
@@ -31,6 +36,7 @@ class ChaosSettings:
     mtbf_s: float | None = setting(None, "Mean time between planned faults of the run; or compression, or trace.")
     compression: float | None = setting(None, "Seconds of the fleet in one second of the run.")
     trace: str | None = setting(None, "CSV file of recorded faults, which needs none of the rest.")
+    faults: str | None = setting(None, "File of fleet traces fit: the mix of faults of a log of yours, in place of the catalogue's.")
     duration_s: float = setting(600.0, "Faults come until then, counted from the start of the run's training.")
     quiet_start_s: float = setting(0.0, "None come before.")
     law: str = setting("exponential", "Law of the lifetimes: exponential or weibull.")
@@ -41,6 +47,12 @@ class ChaosSettings:
     repair_s: float | None = setting(30.0, "A lost node comes back after that long; none: never.")
     step_s: float | None = setting(None, "Estimate of a step, to refuse a rate at which nothing could commit.")
     seed: int | None = setting(None, "Seed of the faults; none: the run's own.")
+    floor: float | None = setting(
+        None, "Share of the run's pace over 30 s below which all faults are healed and no more strike; none: never."
+    )
+    burst: float = setting(0.0, "Share of lost nodes that take others of their rack along, each with this probability.")
+    burst_s: float = setting(5.0, "Mean time until each of those is lost.")
+    rack_nodes: int = setting(4, "Nodes of a rack there: neighbours by their index.")
     lose_all: bool = setting(False, "Faults may take all ranks at once, where a copy or a checkpoint is there to go on from.")
 
     def __post_init__(self) -> None:
@@ -48,12 +60,18 @@ class ChaosSettings:
         check_law(self.law, self.shape)
         if self.kinds is not None:
             check_kinds(self.kinds)
-        for name in ("mtbf_s", "compression", "duration_s", "mean_duration_s", "repair_s", "step_s"):
+        for name in ("mtbf_s", "compression", "duration_s", "mean_duration_s", "repair_s", "step_s", "burst_s"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ConfigError(f"chaos.{name}", value, "must be greater than 0", "Use --chaos off for no faults.")
         if not 0 <= self.quiet_start_s < self.duration_s:
             raise ConfigError("chaos.quiet_start_s", self.quiet_start_s, f"must lie between 0 and duration_s = {self.duration_s:g}")
+        if not 0 <= self.burst <= 1:
+            raise ConfigError("chaos.burst", self.burst, "is a share: at least 0 and at most 1")
+        if self.rack_nodes < 1:
+            raise ConfigError("chaos.rack_nodes", self.rack_nodes, "a rack has a node at least")
+        if self.floor is not None and not 0 < self.floor < 1:
+            raise ConfigError("chaos.floor", self.floor, "is a share of the run's pace: above 0 and below 1")
         if self.severity is not None and not SEVERITY.holds(self.severity):
             raise ConfigError("chaos.severity", self.severity, f"{SEVERITY.meaning}: must be {SEVERITY.bounds}")
         self._check_source()
@@ -64,8 +82,32 @@ class ChaosSettings:
         """Whether any fault is wanted."""
         return self.mtbf_s is not None or self.compression is not None or self.trace is not None
 
+    def carried(self) -> ChaosSettings:
+        """The same for another host: files themselves in place of their names. Raises ConfigError when one cannot be read."""
+        named = {name: getattr(self, name) for name in ("trace", "faults")}
+        named = {name: path for name, path in named.items() if path is not None and "\n" not in path}
+        if not named:
+            return self
+        if "trace" in named:
+            load_trace(named["trace"])
+        self.catalogue()
+        texts: dict[str, Any] = {name: text_of(path, f"chaos.{name}").rstrip("\n") + "\n" for name, path in named.items()}
+        return replace(self, **texts)
+
+    def fitted(self) -> FittedFaults | None:
+        """What the log of ``faults`` came to. Raises ConfigError when the file cannot be used."""
+        return None if self.faults is None else load_faults(self.faults, "chaos.faults")
+
+    def catalogue(self) -> Catalogue:
+        """What fails, and how often: the catalogue that Fleet ships, or that of ``faults``, without what no log of faults has."""
+        found = self.fitted()
+        if found is None:
+            return load_catalogue()
+        return Catalogue(fitted(found).chosen(found.components))
+
     def _check_source(self) -> None:
         given = [name for name in ("mtbf_s", "compression", "trace") if getattr(self, name) is not None]
+        given += ["faults"] if self.trace is not None and self.faults is not None else []
         if len(given) > 1:
             raise ConfigError(f"chaos.{given[1]}", getattr(self, given[1]), f"contradicts {given[0]}", "Give only one of them.")
 
@@ -77,14 +119,41 @@ class ChaosSettings:
             reason = f"with steps of {self.step_s:g} s there would be a fault in nearly every step and nothing could commit"
             raise ConfigError("chaos.mtbf_s", self.mtbf_s, reason, f"Set it to {least:g} s or more.")
 
+    def compression_in(self, nodes: int) -> float:
+        """How many seconds of the fleet pass in one of a run on ``nodes`` worker nodes; 1 where no chaos is on, or a trace."""
+        if self.mtbf_s is None:
+            return self.compression or 1.0
+        return compression_for(self._components(), Topology(gpus=self.fleet_gpus, gpus_per_node=self.gpus_per_node), nodes, self.mtbf_s)
+
+    def _components(self) -> tuple[Component, ...]:
+        found = self.catalogue()
+        return found.chosen(None if self.faults is None else [component.name for component in found.components], self.kinds)
+
+    def rates_per_s(self, *, world: int, nodes: int) -> dict[str, float]:
+        """How many faults of each kind a second of a run should bring, by the catalogue, or by the trace that it is to meet.
+
+        With chaos on, those of the large fleet, compressed as chaos is; without it, those of the ``world`` ranks themselves.
+        """
+        if self.trace is not None:
+            counts = Counter(fault.kind for fault in load_trace(self.trace))
+            return {kind: count / self.duration_s for kind, count in counts.items()}
+        gpus, each = (self.fleet_gpus, self.gpus_per_node) if self.on else (world, max(1, math.ceil(world / nodes)))
+        chosen, factor = self._components(), self.compression_in(nodes)
+        found: dict[str, float] = {}
+        kinds = {component.name: component.kind for component in chosen}
+        for name, rate in arrival_rates(chosen, Topology(gpus=gpus, gpus_per_node=each), nodes).items():
+            found[kinds[name]] = found.get(kinds[name], 0.0) + rate * factor
+        return found
+
     def plan(self, *, seed: int, world: int, nodes: int, catalogue: Catalogue | None = None) -> tuple[Fault, ...]:
         """The faults of a run with ``world`` slots on ``nodes`` worker nodes. ``seed`` counts when the settings have none."""
         if not self.on:
             return ()
         if self.trace is not None:
-            return load_trace(self.trace)
+            return load_trace(self.trace, seed=seed if self.seed is None else self.seed, world=world, nodes=nodes)
+        found = self.fitted()
         return plan(
-            load_catalogue() if catalogue is None else catalogue,
+            self.catalogue() if catalogue is None else catalogue,
             Topology(gpus=self.fleet_gpus, gpus_per_node=self.gpus_per_node),
             seed if self.seed is None else self.seed,
             duration_s=self.duration_s,
@@ -93,11 +162,15 @@ class ChaosSettings:
             compression=self.compression,
             mtbf_s=self.mtbf_s,
             kinds=self.kinds,
+            components=None if found is None else tuple(found.components),
             law=self.law,
             shape=self.shape,
             quiet_start_s=self.quiet_start_s,
             mean_duration_s=self.mean_duration_s,
             severity=self.severity,
+            burst=self.burst or (found.burst if found else 0.0),
+            burst_s=self.burst_s,
+            rack_nodes=self.rack_nodes,
         )
 
 
@@ -123,6 +196,7 @@ _KEYS: dict[str, tuple[str, Callable[[str], object], str]] = {
     "mtbf": ("mtbf_s", seconds, "a time such as 15s or 5m"),
     "compression": ("compression", float, "a number"),
     "trace": ("trace", str, "a file"),
+    "faults": ("faults", str, "a file"),
     "fleet": ("fleet_gpus", int, "a number of GPUs"),
     "gpus_per_node": ("gpus_per_node", int, "a number of GPUs"),
     "duration": ("duration_s", seconds, "a time such as 10m"),
@@ -135,7 +209,11 @@ _KEYS: dict[str, tuple[str, Callable[[str], object], str]] = {
     "repair": ("repair_s", _repair, "a time such as 30s, or never"),
     "step": ("step_s", seconds, "a time such as 50ms"),
     "seed": ("seed", int, "a whole number"),
+    "burst": ("burst", float, "a share such as 0.3"),
+    "burst_within": ("burst_s", seconds, "a time such as 5s"),
+    "rack_nodes": ("rack_nodes", int, "a number of nodes"),
     "lose_all": ("lose_all", _yes, "yes or no"),
+    "floor": ("floor", float, "a share such as 0.3"),
 }
 
 

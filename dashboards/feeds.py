@@ -8,8 +8,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from dashboards.metrics import RunsCollector
-from dashboards.state import run_state
+from dashboards.metrics.table import RunsCollector
+from dashboards.pages.state import run_state
 from fleet.app.follow import SILENT_S, Follower, last_words
 from fleet.app.snapshots import EVERY_BYTES, LEAST_BYTES
 from fleet.cluster.clock import unix_time_s
@@ -51,8 +51,8 @@ class Feed:
         started = follower.started
         if started is None:
             return {"run": follower.journal.parent.name, "status": "damaged", "damage": follower.damage} if follower.damage else None
-        silent, seats = follower.silent(), follower.seats()
-        return follower.look(lambda report: run_state(report, seats, started.config, silent=silent, damage=follower.damage))
+        silent, seats, struck = follower.silent(), follower.seats(), follower.struck()
+        return follower.look(lambda report: run_state(report, seats, started.config, silent=silent, damage=follower.damage, struck=struck))
 
     def summary(self) -> LedgerSummary | None:
         """The ledger now, ``silent`` where a run that has no end is written by nobody any more; None before the run's first record."""

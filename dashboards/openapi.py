@@ -6,7 +6,8 @@ import functools
 import operator
 from typing import Any
 
-from fleet.protocol.fault_kinds import EXECUTABLE, PARAMETERS, Parameter
+from fleet.protocol.fault_kinds import EXECUTABLE
+from fleet.protocol.fault_parameters import PARAMETERS, Parameter
 
 NAME = {"name": "run", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
 JSON = "application/json"
@@ -52,8 +53,8 @@ CHAOS = {
         "kinds": {"type": "array", "items": {"type": "string", "enum": list(EXECUTABLE)}},
         "places": {
             "type": "object",
-            "additionalProperties": {"type": "string", "enum": ["slot", "node"]},
-            "description": "What an order of each kind has to name.",
+            "additionalProperties": {"type": "string", "enum": ["slot", "node", ""]},
+            "description": "What an order of each kind has to name; empty: nothing.",
         },
         "slots": {"type": "integer"},
         "nodes": {"type": "integer"},
@@ -66,7 +67,7 @@ ORDER = {
     "required": ["action"],
     "additionalProperties": False,
     "properties": {
-        "action": {"type": "string", "enum": ["start", "stop", "strike"]},
+        "action": {"type": "string", "enum": ["start", "stop", "heal", "strike"]},
         "kind": {"type": "string", "enum": list(EXECUTABLE)},
         "slot": {"type": "integer", "minimum": 0},
         "node": {"type": "integer", "minimum": 0},

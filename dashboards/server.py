@@ -23,19 +23,19 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from dashboards.access import NOBODY, WRITE, Access, Audit
+from dashboards.control_registry import ControlRegistry, Gone
 from dashboards.feeds import Feed, Feeds
-from dashboards.logs import log_files, log_piece
-from dashboards.neighbours import Gone, Neighbours
 from dashboards.openapi import openapi
-from fleet.cluster.urgency import give_way
+from dashboards.pages.logs import log_files, log_piece
+from fleet.cluster.scheduling import give_way
 from fleet.errors import ConfigError
-from fleet.protocol.fault_kinds import PARAMETERS
+from fleet.protocol.fault_parameters import PARAMETERS
 
 log = logging.getLogger("fleet.dashboards")
 
 STATIC = Path(__file__).parent / "static"
 FILES = {
-    **dict.fromkeys(("run.js", "runs.js", "parts.js", "curves.js", "logs.js", "vendor/uPlot.esm.js"), "text/javascript"),
+    **dict.fromkeys(("run.js", "runs.js", "parts.js", "first.js", "curves.js", "logs.js", "vendor/uPlot.esm.js"), "text/javascript"),
     **dict.fromkeys(("page.css", "vendor/uPlot.min.css"), "text/css"),
 }
 MAX_BODY_BYTES = 16_384
@@ -65,7 +65,8 @@ class ChaosPort(Protocol):
 
     def start(self) -> str: ...
     def stop(self) -> str: ...
-    def strike(self, kind: str, slot: int | None, node: int | None, duration_s: float, severity: float) -> str: ...
+    def heal(self) -> str: ...
+    def strike(self, kind: str, slot: int | None, node: int | None, amounts: Mapping[str, float]) -> str: ...
     def status(self) -> dict[str, Any]: ...
 
 
@@ -107,7 +108,7 @@ class WatchServer:
 
     Attributes:
         queue: what starts runs, where this server does.
-        neighbours: who takes the orders for runs that other processes of this machine run; None: they take none here.
+        control_registry: who takes the orders for runs that other processes of this machine run; None: they take none here.
 
     Raises:
         OSError: the port is in use.
@@ -118,7 +119,7 @@ class WatchServer:
         self._host, self._port = host, port
         self._chaos: dict[str, ChaosPort] = {}
         self.queue: QueuePort | None = None
-        self.neighbours: Neighbours | None = None
+        self.control_registry: ControlRegistry | None = None
         self._streams = 0
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
@@ -148,16 +149,16 @@ class WatchServer:
         return f"http://{f'[{host}]' if ':' in host else host}:{self._port}"
 
     def control(self, name: str, chaos: ChaosPort) -> None:
-        """Let whoever has the write token order ``chaos`` of run ``name``, here and at its neighbours."""
+        """Let whoever has the write token order ``chaos`` of run ``name``, here, and through the other servers of this machine."""
         self._chaos[name] = chaos
-        if self.neighbours is not None:
-            self.neighbours.add(name, self.url)
+        if self.control_registry is not None:
+            self.control_registry.add(name, self.url)
 
     def release(self, name: str) -> None:
         """Run ``name`` takes no orders any more."""
         self._chaos.pop(name, None)
-        if self.neighbours is not None:
-            self.neighbours.remove(name)
+        if self.control_registry is not None:
+            self.control_registry.remove(name)
 
     # ---- the loop ----------------------------------------------------------------------------------------------------------------------
 
@@ -348,10 +349,10 @@ class WatchServer:
     async def _port_of(self, request: web.Request) -> ChaosPort | None:
         """Who takes orders for the run: this process, or another one of this machine; None when nobody does."""
         name = request.match_info["run"]
-        if name in self._chaos or self.neighbours is None:
+        if name in self._chaos or self.control_registry is None:
             return self._chaos.get(name)
         there = await asyncio.to_thread(self._feeds.journal, name) is not None
-        return await asyncio.to_thread(self.neighbours.port, name) if there else None
+        return await asyncio.to_thread(self.control_registry.port, name) if there else None
 
     async def _chaos_status(self, request: web.Request) -> web.StreamResponse:
         port = await self._port_of(request)
@@ -448,7 +449,7 @@ async def _json_body(request: web.Request) -> dict[str, Any]:
 
 
 FIELDS: dict[str, tuple[type, ...]] = {
-    "action": (str,), "kind": (str,), "slot": (int,), "node": (int,), "duration_s": (int, float), "severity": (int, float),
+    "action": (str,), "kind": (str,), "slot": (int,), "node": (int,), **{parameter.name: (int, float) for parameter in PARAMETERS},
 }  # fmt: skip
 
 
@@ -461,9 +462,6 @@ def check_fields(asked: Mapping[str, Any], fields: Mapping[str, tuple[type, ...]
             raise ConfigError(name, str(value)[:80], f"is not of type {fields[name][-1].__name__}")
 
 
-DEFAULTS = tuple((parameter.name, parameter.default) for parameter in PARAMETERS)
-
-
 def _order(port: ChaosPort, asked: Mapping[str, Any]) -> str:
     """Carry out a checked order. Raises ConfigError."""
     check_fields(asked, FIELDS, "an order")
@@ -472,15 +470,17 @@ def _order(port: ChaosPort, asked: Mapping[str, Any]) -> str:
             return port.start()
         case "stop":
             return port.stop()
+        case "heal":
+            return port.heal()
         case "strike":
-            number = {name: _number(asked, name, default) for name, default in DEFAULTS}
-            return port.strike(asked.get("kind", ""), asked.get("slot"), asked.get("node"), number["duration_s"], number["severity"])
+            amounts = {parameter.name: _number(asked, parameter.name) for parameter in PARAMETERS if parameter.name in asked}
+            return port.strike(asked.get("kind", ""), asked.get("slot"), asked.get("node"), amounts)
         case other:
-            raise ConfigError("action", str(other)[:80], "is no order", "Choose one of start, stop, strike.")
+            raise ConfigError("action", str(other)[:80], "is no order", "Choose one of start, stop, heal, strike.")
 
 
-def _number(asked: Mapping[str, Any], name: str, default: float) -> float:
+def _number(asked: Mapping[str, Any], name: str) -> float:
     try:
-        return float(asked.get(name, default))
+        return float(asked[name])
     except OverflowError:
         raise ConfigError(name, "a very large number", "does not fit") from None

@@ -73,7 +73,7 @@ def train(run: fleet.Run) -> None:
     model, optimizer, scheduler = build(steps)
     state = run.track(model=model, optimizer=optimizer, scheduler=scheduler)
     for step in run.steps(state, total=steps, clip_norm=1.0):
-        for batch in step.batches(data, batch_size=64):
+        for batch in step.batches(data, batch_size=64, tokens=CONTEXT):
             step.backward(loss_fn(model.train(), batch))
         step.commit()
         run.evaluate(lambda: validate(model, held_out), every=50)

@@ -5,15 +5,31 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from actors.rank.current import current_run as current_run
     from actors.rank.loop import Run as Run
-    from actors.rank.step import Step as Step
+    from actors.rank.step.step import Step as Step
     from fleet.app.configuration import configured as configured
+    from fleet.app.launching import launch as launch
+    from fleet.app.progress_calls import Progress as Progress
+    from fleet.app.ray_trainer import Trainer as Trainer
+    from fleet.app.result import Result as Result
 
 __version__ = "0.1.0"
-__all__ = ["Run", "Step", "__version__", "configured"]
+__all__ = ["Progress", "Result", "Run", "Step", "Trainer", "__version__", "configured", "current_run", "launch"]
+_WHERE = {
+    "Progress": "fleet.app.progress_calls",
+    "Result": "fleet.app.result",
+    "Run": "actors.rank.loop",
+    "Step": "actors.rank.loop",
+    "Trainer": "fleet.app.ray_trainer",
+    "configured": "fleet.app.configuration",
+    "current_run": "actors.rank.current",
+    "launch": "fleet.app.launching",
+}
 
 
 def __dir__() -> list[str]:
@@ -21,12 +37,6 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("Run", "Step"):
-        from actors.rank import loop
-
-        return getattr(loop, name)
-    if name == "configured":
-        from fleet.app import configuration
-
-        return configuration.configured
-    raise AttributeError(f"module 'fleet' has no attribute {name!r}")
+    if name not in _WHERE:
+        raise AttributeError(f"module 'fleet' has no attribute {name!r}")
+    return getattr(importlib.import_module(_WHERE[name]), name)

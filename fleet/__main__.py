@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import sys
 
 from fleet.app.scripts import check_not_shadowed
@@ -10,6 +12,20 @@ from fleet.errors import ConfigError
 
 def main() -> None:
     """Entry point. Exits with 2 when Python would load somebody else's package instead of one of ours."""
+    code = [1]
+    atexit.register(_leave, code)  # what is registered first is called last
+    try:
+        _command()
+        code[0] = 0
+    except SystemExit as ended:
+        code[0] = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        raise
+    except KeyboardInterrupt:
+        code[0] = 130
+        raise
+
+
+def _command() -> None:
     try:
         check_not_shadowed()
     except ConfigError as error:
@@ -18,6 +34,16 @@ def main() -> None:
     from fleet.cli.main import main as command
 
     command()
+
+
+def _leave(code: list[int]) -> None:
+    """End at once: all is written. What the interpreter would still do, next to threads of Ray's libraries, has been seen to hang."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:  # whoever read has gone
+            continue
+    os._exit(code[0])
 
 
 if __name__ == "__main__":

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from actors.rank.data import ShardedDataset
-from actors.rank.images import Images
-from actors.rank.parquet import Parquet
-from actors.rank.readers import File, Fixed, Grouped, JsonLines, Lines, Reader, Records, Tokens, Whole
-from actors.rank.streams import Streams
+from actors.rank.data.catalogue import Located, Place
+from actors.rank.data.feeds import ShardedDataset
+from actors.rank.data.images import Images
+from actors.rank.data.parquet import Parquet
+from actors.rank.data.readers import File, Fixed, Grouped, JsonLines, Lines, Reader, Records, Tokens, Whole
+from actors.rank.data.streams import Streams
 
 __all__ = [
     "File",
@@ -15,7 +16,9 @@ __all__ = [
     "Images",
     "JsonLines",
     "Lines",
+    "Located",
     "Parquet",
+    "Place",
     "Reader",
     "Records",
     "ShardedDataset",

@@ -34,6 +34,17 @@ class ProtocolError(FleetError):
     """A message or record breaks the protocol; a bug in Fleet, not in the user's program."""
 
 
+class LineRefused(FleetError, ConnectionError):
+    """A connection was refused, or ended, for what came on it. ``reason`` is one of ``fleet.protocol.proof.Reason``."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(reason, detail)
+        self.reason, self.detail = reason, detail
+
+    def __str__(self) -> str:
+        return self.detail
+
+
 class JournalError(FleetError):
     """A journal cannot be read: it is of another version, or damaged before its last line."""
 
@@ -43,7 +54,13 @@ class LedgerError(FleetError):
 
 
 class RunFailed(FleetError):
-    """The run ended without reaching its last step. ``reason`` is a sentence for the user."""
+    """The run ended without reaching its last step. ``reason`` is a sentence for the user.
+
+    Attributes:
+        result: what the run came to, a ``fleet.Result``, where ``fleet.launch`` raises this; else None.
+    """
+
+    result: object = None
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(reason, detail)
@@ -51,6 +68,15 @@ class RunFailed(FleetError):
 
     def __str__(self) -> str:
         return f"{self.reason}\n{self.detail}" if self.detail else self.reason
+
+
+PASSING = ("unreachable", "timeout", "server")
+"""Causes of a store's failure that end without anybody's doing."""
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether a store that failed like this may work again by itself: it is out of reach, too late, or not well."""
+    return getattr(error, "cause", "") in PASSING
 
 
 class GroupLost(FleetError):

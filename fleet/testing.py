@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from actors.rank.recorder import Row
-from actors.rank.timing import OwnTime, StepTimer
+from actors.rank.telemetry.recorder import Row
+from actors.rank.telemetry.timing import OwnTime, StepTimer
 from fleet.errors import ConfigError
 from fleet.machine.core import FleetMachine
 from fleet.protocol.decisions import Decision
@@ -38,8 +38,8 @@ from fleet.simulation.world import Outcome, World
 from policies import placement
 from policies.corruption import MajorityRules
 from policies.interval import CheckpointInterval
-from policies.mitigation import Mitigator
 from policies.recovery import ReformPromoteRegrow
+from policies.straggler.mitigation import Mitigator
 from policies.timeouts import ProgressTimeout
 
 __all__ = [

@@ -14,6 +14,7 @@ from typing import Self
 from fleet.errors import ConfigError
 from fleet.laws.checkpointing import daly_work_s, exact_work_s, young_work_s
 from fleet.laws.reliability import all_lost_rate_per_s
+from fleet.ledger.rates import PRIOR_EVENTS, prior
 from fleet.protocol.decisions import Decision, Interval
 from fleet.settings.fields import setting
 from fleet.settings.run import CheckpointSettings, RunSettings
@@ -140,12 +141,56 @@ def checkpoint_rate_per_s(
     return whole_run_rate_per_s + all_lost_rate_per_s(fault_rate_per_s, groups, repair_s)
 
 
-def updated_rate_per_s(prior_rate_per_s: float, events: int, exposure_s: float, prior_events: float = 1.0) -> float:
-    """Posterior mean of a Poisson rate: (a + events) / (a / prior_rate + exposure), Gamma prior worth ``prior_events`` = a events.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LevelRates:
+    """How often faults need each level of checkpoints: what was known before the run, and what its losses have taught since.
 
-    With the prior worth one event, a run that has seen none for as long as its prior MTBF halves the rate. A prior rate of 0 counts for
-    nothing: the estimate is then events / exposure, 0 with no exposure.
+    Args:
+        faults_per_s: faults that take a rank, over all ranks, as expected before the run.
+        head_per_s: of the control plane's node, whose loss needs the store.
+        whole_per_s: of what takes all ranks at a time.
+        copies_lost_per_s: of the loss of all nodes that hold a copy; None: there are no copies on other nodes.
+        restarts: all ranks begin from a checkpoint after each fault.
+        world: ranks.
+        copied: copies in memory are made.
+        refill_s: until a lost rank is replaced.
+    """
+
+    faults_per_s: float
+    head_per_s: float = 0.0
+    whole_per_s: float = 0.0
+    copies_lost_per_s: float | None = None
+    restarts: bool = False
+    world: int
+    copied: bool = False
+    refill_s: float
+
+    def __call__(self, losses: int, exposure_s: float) -> tuple[float, float]:
+        """Rates a second of the faults that need the store, and memory, after ``losses`` ranks were lost to faults in ``exposure_s``."""
+        faults_per_s = updated_rate_per_s(self.faults_per_s, losses, exposure_s, PRIOR_EVENTS)
+        if self.restarts:
+            return faults_per_s + self.head_per_s, faults_per_s if self.copied else 0.0
+        all_ranks_per_s = checkpoint_rate_per_s(
+            fault_rate_per_s=faults_per_s,
+            world=self.world,
+            ranks_per_fault=1,
+            repair_s=self.refill_s,
+            whole_run_rate_per_s=self.whole_per_s,
+        )
+        if self.copies_lost_per_s is None:
+            return self.head_per_s + all_ranks_per_s, 0.0
+        return self.head_per_s + self.copies_lost_per_s, all_ranks_per_s
+
+
+def updated_rate_per_s(prior_rate_per_s: float, events: int, exposure_s: float, prior_events: float = 1.0) -> float:
+    """Posterior mean of a Poisson rate, as the run's forecast has it (``fleet.ledger.rates``): a prior worth ``prior_events`` = a events.
+
+    It is (a + events) / (a / prior_rate + exposure) for as long as the run meets what was foretold: with a = 1, one that has seen none for
+    as long as its prior MTBF halves the rate. When faults come far more often than that, the prior loses its weight. A prior rate of 0
+    counts for nothing: the estimate is then events / exposure, 0 with no exposure.
     """
     if prior_rate_per_s <= 0:
         return events / exposure_s if exposure_s > 0 else 0.0
-    return (prior_events + events) / (prior_events / prior_rate_per_s + exposure_s)
+    if not events:
+        return prior_events / (prior_events / prior_rate_per_s + exposure_s)
+    return prior(prior_rate_per_s, prior_events).after(events, exposure_s).mean

@@ -14,6 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from fleet.errors import ConfigError
+from fleet.protocol.domains import Crowd, place_of
 from fleet.protocol.shards import blocks
 
 Ranges = tuple[tuple[int, int], ...]
@@ -137,31 +138,25 @@ def _greedy(shards: int, caps: tuple[int, ...], weights: tuple[float, ...]) -> l
 def copies(homes: Sequence[str], domains: Mapping[str, str], copies: int) -> tuple[tuple[str, ...], ...]:
     """Nodes that keep the copies of each view rank: never its own, and as few as there are when there are fewer than ``copies``.
 
-    Other failure domains come first, also than those that keep a copy already; then the node that has least to keep; then the next one
-    after the rank's own in order of names, so that a view of one rank a node becomes a ring.
+    Other failure domains come first, those that are widest apart: a domain without a copy before one with a copy, and of those without the
+    rank's own last, as two copies should survive without any rank; then the node that has least
+    to keep; then the next one after the rank's own in order of names, so that a view of one rank a node becomes a ring.
 
     Args:
         homes: the node of each view rank.
-        domains: the failure domain of every node that has memory to offer; "" when it is not known.
+        domains: the domain path of every node that has memory to offer (:mod:`fleet.protocol.domains`); "" when it is not known.
     """
-    order = sorted(domains)
-    load = dict.fromkeys(order, 0)
+    order, places = sorted(domains), {node: place_of(path) for node, path in domains.items()}
+    at, load = {node: index for index, node in enumerate(order)}, dict.fromkeys(order, 0)
     chosen: list[tuple[str, ...]] = []
     for home in homes:
-        mine: list[str] = []
+        mine, start = list[str](), bisect.bisect_left(order, home)
+        crowd = Crowd([places.get(home, ())])
         for _ in range(min(copies, len(order) - (home in domains))):
-            node = min(
-                (node for node in order if node != home and node not in mine), key=lambda n: _burden(n, home, mine, domains, load, order)
-            )
+            free = (node for node in order if node != home and node not in mine)
+            node = min(free, key=lambda node: (crowd.of(places[node]), load[node], (at[node] - start) % len(order)))
+            crowd.add(places[node], 2)
             load[node] += 1
             mine.append(node)
         chosen.append(tuple(mine))
     return tuple(chosen)
-
-
-def _burden(
-    node: str, home: str, mine: Sequence[str], domains: Mapping[str, str], load: Mapping[str, int], order: Sequence[str]
-) -> tuple[int, int, int]:  # fmt: skip
-    """The less, the better a place: shared domains, copies that it keeps already, distance along the ring of names."""
-    shared = sum(domains[node] == domains.get(other, "") != "" for other in (home, *mine))
-    return shared, load[node], (order.index(node) - bisect.bisect_left(order, home)) % len(order)

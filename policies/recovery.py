@@ -12,6 +12,7 @@ from fleet.protocol.decisions import Budget, Candidates, Decision, Survivors
 from fleet.protocol.types import Candidate, Formation, Loss, Situation, outnumbered
 from fleet.settings.fields import setting
 from fleet.settings.run import Budgets, RunSettings
+from policies.spread import promoted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,14 +64,14 @@ class ReformPromoteRegrow:
         return Formation(Decision("form", reason, there), members)
 
     def grow(self, situation: Situation, now_s: float) -> Formation:
-        seated = [candidate.member for candidate in situation.candidates if candidate.seated]
-        waiting = [candidate.member for candidate in situation.candidates if not candidate.seated]
+        seated = [candidate for candidate in situation.candidates if candidate.seated]
+        waiting = [candidate for candidate in situation.candidates if not candidate.seated]
         room = situation.world - len(seated)
         if not waiting or room <= 0:
             return Formation(Decision("wait", "nobody to add" if not waiting else "the world is full"))
         if now_s < (settled_s := situation.since_s + self.settle_s):
             return Formation(Decision("wait", "the survivors first take the step that broke", valid_until_s=settled_s))
-        members = tuple(sorted([*seated, *waiting[:room]]))
+        members = tuple(sorted(candidate.member for candidate in (*seated, *promoted(waiting, seated, room))))
         return Formation(Decision("grow", f"{len(members) - len(seated)} of {room} missing ranks are ready"), members)
 
     def judge(self, losses: Sequence[Loss], now_s: float) -> Decision:
@@ -124,14 +125,16 @@ def _first(situation: Situation) -> list[Candidate]:
 
     Unless there are too few without it, or it brings something: when newcomers are more than half of the view, or each rank holds a part.
     """
-    chosen = _preferred(situation.candidates)[: situation.world]
+    known = [candidate for candidate in _preferred(situation.candidates) if candidate.seated or _holds_state(candidate)]
+    fresh = [candidate for candidate in situation.candidates if not candidate.seated and not _holds_state(candidate)]
+    chosen = known[: situation.world] + promoted(fresh, known, situation.world - len(known))
     left = [candidate for candidate in chosen if candidate.seated or _holds_state(candidate)]
     enough = len(left) >= situation.min_ranks and not outnumbered(len(chosen) - len(left), len(chosen)) and any(map(_holds_state, left))
     return left if situation.replicated and enough else chosen
 
 
 def _preferred(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Holders of the newest clean state first, then other survivors, then newcomers; by slot among equals."""
+    """Holders of the newest clean state first, then other survivors; by slot among equals."""
 
     def rank(candidate: Candidate) -> tuple[bool, int, int, bool, int]:
         state = candidate.state

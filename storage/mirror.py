@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from storage.blocks import BLOCK_BYTES, BlockStream
-from storage.causes import cause_of
-from storage.files import open_files
-from storage.trial import detail_of, refusal
+from storage.backends.blocks import BLOCK_BYTES, BlockStream
+from storage.backends.causes import cause_of
+from storage.backends.files import open_files
+from storage.backends.trial import detail_of, refusal
 
 JOURNAL = "journal.jsonl"
 

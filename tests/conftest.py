@@ -3,18 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from fleet.cluster.local import LocalCluster
+from tests.support.processes import end_all
 from tests.support.programs import LeftOut
 from tests.support.seaweed import SeaweedServer, serving
+from tests.support.trackers import MlflowServer, mlflow_serving
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+    from tests.support.watching import Watched
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Workers of pytest-xdist report to the process that started them, and it tells what was left out."""
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(LeftOut())
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What ranks keep between runs does not lie in the user's own folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def nothing_goes_on() -> Iterator[None]:
+    """What the test began and did not wait for."""
+    yield
+    end_all()
 
 
 @pytest.fixture(scope="session")
@@ -29,4 +53,28 @@ def cluster() -> Iterator[LocalCluster]:
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeaweedServer]:
     """An object store of this session's own. Who stops or kills one starts one."""
     with serving(tmp_path_factory.mktemp("seaweed")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    from tests.support.browser import chromium
+
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Watched]:
+    """The pages of the runs in the test's folder."""
+    from tests.support.watching import watched
+
+    with watched(tmp_path) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def mlflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
+    """A tracking server of this session's own. Who stops one starts it again."""
+    with mlflow_serving(tmp_path_factory.mktemp("mlflow")) as server:
         yield server

@@ -10,30 +10,34 @@ import functools
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, SupportsFloat, TypeVar
 
-from actors.rank.client import Client
-from actors.rank.custody import Custody
-from actors.rank.data import Feeds
-from actors.rank.engine import Engine, Outcome
+from actors.rank.data.feeds import Feeds
+from actors.rank.data.sampling import seed_step, seeded_alone
+from actors.rank.membership.client import Client
+from actors.rank.membership.seat import Seat
 from actors.rank.once import Figures, Home, OneOfAll, name_of
-from actors.rank.recorder import Recorder, now_us
 from actors.rank.saboteur import Saboteur
-from actors.rank.sampling import seed_step, seeded_alone
-from actors.rank.saving import PartsPort, Saver, model_state
-from actors.rank.seat import Seat
-from actors.rank.sharded import ShardedEngine, check_tracked
-from actors.rank.state import TrackedState
-from actors.rank.step import Loop, Step
+from actors.rank.state.saving import PartsPort, Saver, model_state
+from actors.rank.state.tracked import TrackedState
+from actors.rank.step.engine import Engine, Outcome
+from actors.rank.step.flops import FlopCount
+from actors.rank.step.step import Loop, Step
+from actors.rank.telemetry import usage
+from actors.rank.telemetry.exchanged import EXCHANGED
+from actors.rank.telemetry.recorder import Recorder
+from actors.rank.zero1.resharding import Resharding
+from actors.rank.zero1.sharded import ShardedEngine, check_tracked
+from fleet.cluster.clock import now_us
 from fleet.errors import FleetError, GroupLost, LoopError, RunOver
 from fleet.protocol import moves
 from fleet.protocol.choreography import Moves
-from fleet.protocol.events import Implausible, Measured
+from fleet.protocol.events import Implausible, Measured, Used
 from fleet.protocol.levels import places
 from fleet.protocol.moves import Advance, Attempted, Compute, Move, Rehearse
 from fleet.protocol.once import BEGIN, END
 from fleet.protocol.records import COMPUTE, FINISH
-from fleet.protocol.types import StateId
+from fleet.protocol.types import StateId, View
 from fleet.settings.run import RunSettings
 
 T = TypeVar("T")
@@ -42,6 +46,12 @@ MEASURE_EVERY_US = 500_000
 
 class NonFiniteError(FleetError):
     """A shard's loss or the gradient is not a finite number, twice in a row: it is the model or the data, not the hardware."""
+
+
+def rank_of_those_behind(view: View, began: int, step: int, rank: int) -> int:
+    """View rank ``rank`` among those that have taken ``step``. The view was entered at step ``began``, which its newcomers have not taken;
+    it was published before that, so its ``state`` does not tell."""
+    return rank - sum(each < rank for each in view.receivers) if began == step else rank
 
 
 class Run:
@@ -72,8 +82,9 @@ class Run:
         self._steps: Moves = self._choreography.run()
         self._engine: Engine | None = None
         self._one = OneOfAll(self._seat, recorder)
-        self._evaluation: tuple[int, Figures] | None = None
-        self._measured_us = 0
+        self._owed: list[tuple[int, Callable[[], object]]] = []
+        self._seated: tuple[View, int] | None = None
+        self._measured_us = self._used_us = 0
         feeds = Feeds(self.seed, self.shards, recorder)
         self._loop = Loop(self.seed, client, recorder, self._choreography, feeds, self._attempt)
         self._suspect: int | None = None
@@ -108,7 +119,7 @@ class Run:
             check_tracked(state, self._settings.threads_per_rank)
         return state
 
-    def steps(self, state: TrackedState, *, total: int, clip_norm: float | None = None) -> Iterator[Step]:
+    def steps(self, state: TrackedState, *, total: int, clip_norm: float | None = None, flops: float = 0.0) -> Iterator[Step]:
         """Yield steps until ``total`` are committed; the same step again, for the lost shards, when a peer was lost in it.
 
         A rank that waits to be called rehearses: the first step it is given is not committed. Code behind the loop runs on the ranks that
@@ -119,6 +130,8 @@ class Run:
             state: from ``track``.
             total: number of optimizer steps of the whole run, at least 1; ``--steps`` replaces it.
             clip_norm: clip the L2 norm of the step's whole gradient to this, inside the commit.
+            flops: of the model in a step, forward and backward of all its samples: the report has the MFU, where ``cost.device`` is set; 0:
+                PyTorch's counter counts them in one shard, where nothing is compiled.
 
         Raises:
             FleetError: ``total`` is below 1, there was a loop before, or the loop body misses a call or makes one twice.
@@ -129,7 +142,7 @@ class Run:
             raise FleetError(f"total = {total}: a run has at least one step")
         if self._engine is not None:
             raise FleetError("run.steps() was called twice: a run has one loop; give it the number of all steps")
-        self._loop.total = total
+        self._loop.total, self._loop.flops = total, FlopCount(flops)
         self._engine = self._make_engine(state, clip_norm)
         self._recorder.total(total)
         self._client.on_operation = Saboteur(self._engine).operate
@@ -167,9 +180,8 @@ class Run:
             self._seat.serve(state, engine, self._loop.total)
             return engine
         sharded = ShardedEngine(state, self._settings, self._recorder, clip_norm)
-        self._seat.serve(
-            state, sharded, self._loop.total, Custody(sharded, self._client.protocol, self._settings.optimizer_copies, self._advance)
-        )
+        copies, levels = self._settings.optimizer_copies, len(self._settings.domains)
+        self._seat.serve(state, sharded, self._loop.total, Resharding(sharded, self._client.protocol, copies, self._advance, levels))
         return sharded
 
     def _rehearse(self) -> Iterator[Step]:
@@ -186,6 +198,23 @@ class Run:
         self._client.on_rehearsal(False)
         self._recorder.paused = self._loop.rehearsing = False
         self._engine.forget()
+
+    @property
+    def rank(self) -> int:
+        """Which of the ranks this is that train now, from 0 on; it changes with the view. Before it trains, this is its slot.
+
+        Behind ``commit`` those count that took the step: not who comes at that moment.
+        """
+        if self._seated is None:
+            return self.slot
+        view, began = self._seated
+        return rank_of_those_behind(view, began, self._here().step, self._loop.rank) if self._loop.committed else self._loop.rank
+
+    @property
+    def steps_taken(self) -> int:
+        """How many steps the state at hand has taken."""
+        state = self._here_or_none()
+        return state.step if state is not None else 0
 
     @property
     def is_main(self) -> bool:
@@ -252,9 +281,36 @@ class Run:
             return None
         key = self._one.key(self._here(), name_of(fn))
         figures = Figures(lambda: self._one.do(key, lambda before: self._judged(self._alone(fn), before)))
-        self._evaluation = (self._here().step, figures)
-        self._evaluate()
+        self._owe(figures.fetch)
         return figures
+
+    def once_behind(self, fn: Callable[[Any], Any], *, name: str) -> bool:
+        """Once this step is committed, ``fn`` runs on one rank, as in ``once``; the others go on, and nobody is told what it returns.
+
+        Call it on all ranks, as often as you like, anywhere. In a step that will be repeated it does nothing: the loop body comes there
+        again. Before the loop and behind it, it is ``once``. Only when all ranks are lost together, right after the commit, is it left out.
+
+        Args:
+            fn: is given what it returned the last time before in this run, None the first time; returns plain data.
+            name: tells it apart from others; the same on all ranks.
+
+        Returns:
+            Whether ``fn`` may still be called here.
+        """
+        if self._step is not None and not self._step.closed:
+            self._step.behind.append(lambda: self.once_behind(fn, name=name))
+            return True
+        if (place := self._place()) is None:
+            return False
+        key = self._one.key(place, name)
+        if isinstance(place, StateId):
+            return self._owe(lambda: self._one.do(key, fn))
+        self._one.do(key, fn)
+        return False
+
+    def measure(self, name: str, value: float) -> None:
+        """Note a figure of the state at hand in the run's journal; of what is not finite nothing is noted."""
+        self._measure({name: value})
 
     # ---- inside --------------------------------------------------------------------------------------------------------------------------
 
@@ -262,6 +318,12 @@ class Run:
         state = self._client.protocol.state
         assert state is not None
         return state
+
+    def _measure(self, figures: Mapping[str, SupportsFloat]) -> None:
+        if (here := self._here_or_none()) is not None:
+            values = {name: float(value) for name, value in figures.items()}
+            member = self._client.protocol.member
+            self._client.say(*(Measured(member, here, name, value) for name, value in values.items() if math.isfinite(value)))
 
     def _here_or_none(self) -> StateId | None:
         return self._client.protocol.state
@@ -279,14 +341,26 @@ class Run:
         if self._step is not None and not self._step.closed:
             raise LoopError(f"step {self._step.number}: {call} stands before step.commit(). Put it behind, where the step is done.")
 
-    def _evaluate(self) -> None:
-        """The first rank of the view evaluates; when it is lost meanwhile, the first rank of the next view does it again."""
-        if self._evaluation is None or self._loop.rank != 0:
+    def _owe(self, do: Callable[[], object]) -> bool:
+        """The first rank that is at this step does it, now. The others remember it while they stand here: should that rank be lost before
+        it is done, one of them does it before anybody takes another step. Whether this is one of them."""
+        step = self._here().step
+        self._owed = [each for each in self._owed if each[0] == step]
+        if self.rank == 0:
+            do()
+            return False
+        self._owed.append((step, do))
+        return True
+
+    def _pay(self, view: View) -> None:
+        """Seated in another view: the first that was in the step, and so knows what is owed, does that. Twice begun is once done."""
+        here = self._here().step
+        owed, self._owed = [each for each in self._owed if each[0] == here], []
+        if rank_of_those_behind(view, here, here, self._loop.rank):
+            self._owed = owed
             return
-        at, figures = self._evaluation
-        if at == self._here().step:
-            figures.fetch()
-        self._evaluation = None
+        for _, do in owed:
+            do()
 
     def _alone(self, fn: Callable[[], T]) -> T:
         """What ``fn`` gives, which runs on this rank alone. In the loop all is left as on the other ranks: what is tracked, the modes of
@@ -304,12 +378,8 @@ class Run:
 
     def _judged(self, figures: Mapping[str, float], before: Any) -> dict[str, Any]:
         for name, value in figures.items():
-            self._measure(name, float(value))
+            self.measure(name, float(value))
         return Figures.judged(figures, before)
-
-    def _measure(self, name: str, value: float) -> None:
-        if math.isfinite(value):
-            self._client.say(Measured(self._client.protocol.member, self._here(), name, value))
 
     def close(self) -> None:
         """The train function has returned. Returns when the run is over. Raises LoopError when it has not come to the end of its loop."""
@@ -333,7 +403,7 @@ class Run:
             moves.Hold: self._hold,
             moves.Reset: lambda move: self._trained.reset(),
             moves.Share: self._share,
-            moves.Seated: lambda move: self._evaluate(),
+            moves.Seated: lambda move: self._pay(move.view),
             moves.Reduce: self._reduce,
             moves.Repeat: self._repeat,
             moves.Apply: self._apply,
@@ -363,7 +433,7 @@ class Run:
         self._seat.joined()
         view, arriving = move.view, self._choreography.arriving
         here = arriving.state if arriving is not None else self._here()
-        self._loop.rank = view.rank_of(self._client.protocol.member)
+        self._seated, self._loop.rank = (view, here.step), view.rank_of(self._client.protocol.member)
         self._trained.seat(self._seat.group, view, self._loop.rank, here, move.begun)
         if arriving is None:
             self._recorder.switch(COMPUTE)
@@ -439,9 +509,16 @@ class Run:
         for fn in step.callbacks:
             fn()
         last = step.number + 1 == self._loop.total
+        self._tell_used(last)
         if self._loop.rank == 0 and (last or now_us() - self._measured_us > MEASURE_EVERY_US):
             self._measured_us = now_us()
-            self._measure("loss", loss)
+            counted = self._loop.flops.figures(self.shards, self._trained.device, last)
+            self._measure({"loss": loss, **self._trained.figures, **counted, **step.figures})
+
+    def _tell_used(self, last: bool) -> None:
+        if last or now_us() - self._used_us > usage.every_us(self._settings.world):
+            self._used_us = now_us()
+            self._client.say(Used(self._client.protocol.member, *usage.used(), *EXCHANGED.told))
 
     def _save(self, move: moves.Save) -> None:
         self._saver.begin(move.request, self._here(), self._choreography.view, self._trained.share())

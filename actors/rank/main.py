@@ -12,16 +12,19 @@ from uuid import uuid4
 
 import torch
 
-from actors.rank.client import Client
-from actors.rank.lifeline import Lifeline, lifeline_path
-from actors.rank.logs import RankLog
+from actors.rank.current import within
 from actors.rank.loop import Run
+from actors.rank.membership.client import Client
+from actors.rank.membership.lifeline import Lifeline, lifeline_path
+from actors.rank.membership.process_group import StoreServer, warm_up
 from actors.rank.once import Home
-from actors.rank.process_group import StoreServer, warm_up
-from actors.rank.recorder import Recorder, now_us
-from actors.rank.saving import PartsPort
-from actors.rank.stacks import Stacks, stacks_path
+from actors.rank.state.saving import PartsPort
+from actors.rank.telemetry.logs import RankLog
+from actors.rank.telemetry.recorder import Recorder
+from actors.rank.telemetry.stacks import Stacks, stacks_path
 from fleet.app.rank_logs import log_path
+from fleet.cluster import secret
+from fleet.cluster.clock import now_us
 from fleet.errors import Fenced, LoopError, RunOver
 from fleet.protocol.events import Raised
 from fleet.settings.run import RunSettings
@@ -45,11 +48,12 @@ def run_rank(
     """Run ``train`` as one rank of a run. Returns when the run is over for this rank; leaves the process when it must not go on.
 
     Args:
-        folder: where this node's rings lie; its agent reads them.
+        folder: where this node's rings lie, which its agent reads, and the run's secret.
         home: where the run's files belong.
         host: the address at which peers reach this process.
         logs: where a file holds what this process prints; None: it prints to where it printed before.
     """
+    secret.hold(secret.read(folder))
     token = uuid4().hex
     recorder = Recorder(folder / f"ring-{token}", now_us())
     torch.set_num_threads(settings.threads_per_rank)
@@ -70,7 +74,8 @@ def run_rank(
         run = Run(client, recorder, parts, settings, host, home)
         if home is not None and home.work is not None:
             os.chdir(home.work)
-        train(run)
+        with within(run):
+            train(run)
         run.close()
     except RunOver:
         client.wait(lambda: client.protocol.released)

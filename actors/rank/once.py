@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from actors.rank.recorder import Recorder
-from actors.rank.seat import Seat
+from actors.rank.membership.seat import Seat
+from actors.rank.telemetry.recorder import Recorder
 from fleet.errors import FleetError
 from fleet.protocol.lease import Lease
 from fleet.protocol.moves import CarryOut
@@ -27,17 +27,23 @@ MOST_BYTES = 64 << 10
 
 @dataclass(frozen=True)
 class Home:
-    """Where a run's files belong. ``work`` is the working directory of its ranks; None: the one that they start in."""
+    """Where a run's files belong. ``work`` is the working directory of its ranks; None: the one that they start in.
+
+    ``base`` is a URL under which relative paths are written, where nodes share no folder; empty: they do.
+    """
 
     folder: Path = field(default_factory=Path.cwd)
     is_twin: bool = False
     work: Path | None = None
+    base: str = ""
 
     def target(self, path: str) -> str:
         """Where ``run.save(path)`` writes: an absolute path or a URL. A twin writes under its working directory, whatever it is told."""
         if "://" in path:
             parts = urlsplit(path)
             return path if not self.is_twin else str(self._work / parts.scheme / parts.netloc / parts.path.lstrip("/"))
+        if self.base and not Path(path).is_absolute():
+            return f"{self.base}/{path}"
         inside = Path(path).is_relative_to(self._work)
         return str(self._work / (Path(path).relative_to("/") if self.is_twin and Path(path).is_absolute() and not inside else path))
 

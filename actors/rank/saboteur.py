@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
 import random
+import resource
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from actors.rank.engine import Engine
-from fleet.protocol.fault_kinds import HEAL, START, Acts, Operation, perform
+from actors.rank.step.engine import Engine
+from fleet.protocol.operations import HEAL, START, Acts, Operation, perform
 
 log = logging.getLogger("fleet.chaos")
+BLOCK_BYTES, BLOCKS = 1 << 20, 64
+"""What a process takes that may have none."""
 ELEMENT_BITS = 20
 """Bits flip among the lowest ones of an element: what a loss or a norm shows at once is not silent."""
+SINGLE_SHARE, MOST_BITS = 0.38, 4
+"""In under 40% of real events is it a single bit (arXiv 2605.04213); how many it is else is not published: two to four here."""
 
 
 class Saboteur:
@@ -50,8 +57,28 @@ class Saboteur:
         """A value of the next shard's gradients becomes no number."""
         self._after_backward(lambda gradients: gradients[0].reshape(-1)[:1].fill_(float("nan")))
 
+    def open_no_more(self, order: Operation) -> None:
+        """No file or connection more, until it is healed, or its time is over."""
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        descriptor = os.dup(0)  # the lowest that is free
+        os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (descriptor, hard))
+        self._healed.clear()
+        threading.Thread(target=self._open_again, args=(order.duration_s, (soft, hard)), daemon=True, name="chaos-descriptors").start()
+
+    def _open_again(self, after_s: float, limits: tuple[int, int]) -> None:
+        self._healed.wait(after_s)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+    def take_memory(self, order: Operation) -> str | None:
+        """Take what its memory group does not have, which its agent has made for this; nothing where there is none."""
+        if "/fleet-" not in Path("/proc/self/cgroup").read_text():
+            return f"{order.kind}: this process is in no group of its own: it would take the host's memory"
+        taken = [bytes([1]) * BLOCK_BYTES for _ in range(BLOCKS)]
+        return f"{order.kind}: {len(taken)} blocks were taken, and the kernel has not killed this process"
+
     def heal(self, order: Operation) -> None:
-        """A loop that stands still goes on."""
+        """A loop that stands still goes on, and what was closed is open."""
         self._healed.set()
 
     def _after_backward(self, spoil: Callable[[Sequence[torch.Tensor]], object]) -> None:
@@ -89,13 +116,14 @@ class Saboteur:
 
 
 def _flip(tensors: Sequence[torch.Tensor], draw: random.Random) -> None:
-    """One bit of one element. By ``data``, as autograd counts other writes, and a backward that is under way would raise."""
+    """A bit of one element, or some. By ``data``, as autograd counts other writes, and a backward that is under way would raise."""
     tensor = draw.choice([tensor for tensor in tensors if tensor.numel() and tensor.is_floating_point()]).data
     element = tensor.reshape(-1) if tensor.is_contiguous() else tensor
     place = draw.randrange(element.numel()) if element.dim() == 1 else tuple(draw.randrange(size) for size in element.shape)
     one = element[place].reshape(1).clone().view(torch.uint8)
-    bit = draw.randrange(min(ELEMENT_BITS, 4 * one.numel()))
-    one[bit // 8] ^= 1 << bit % 8
+    count = 1 if draw.random() < SINGLE_SHARE else draw.randint(2, MOST_BITS)
+    for bit in draw.sample(range(min(ELEMENT_BITS, 4 * one.numel())), count):
+        one[bit // 8] ^= 1 << bit % 8
     element[place] = one.view(element.dtype)[0]
 
 
@@ -112,6 +140,9 @@ ACTS: Acts = {
     ("nan", START): Saboteur.spoil_gradient,
     ("hang_loop", START): Saboteur.hang,
     ("hang_loop", HEAL): Saboteur.heal,
+    ("no_descriptors", START): Saboteur.open_no_more,
+    ("no_descriptors", HEAL): Saboteur.heal,
+    ("out_of_memory", START): Saboteur.take_memory,
     ("hold_gil", START): _hold_interpreter,
     ("hold_gil", HEAL): Saboteur.heal,
 }

@@ -69,7 +69,7 @@ def drive(workdir: str, settings_json: str) -> None:
         seed=settings.seed,
         options={"workdir": workdir, "settings": settings_json},
         timeouts=Timeouts(heartbeat_s=HEARTBEAT_S),
-        budgets=_generous(),
+        budgets=generous(),
     )
     with local_cluster(chosen) as cluster:
         live = LiveRun(RunPlan(name="bench", folder=folder / "run", settings=chosen, train=train), cluster)
@@ -78,7 +78,7 @@ def drive(workdir: str, settings_json: str) -> None:
         print(live.execute(), flush=True)
 
 
-def _generous() -> Any:
+def generous() -> Any:
     """The kills come from outside and are unknown to the run, so the budgets must leave room for them."""
     from fleet.settings.run import Budgets
 

@@ -14,7 +14,7 @@ from nvidia_resiliency_ext.straggler.reporting import Report, ReportGenerator
 from nvidia_resiliency_ext.straggler.statistics import Statistic
 
 from fleet.protocol.types import Member
-from policies.detectors import KINDS, StepTimes
+from policies.straggler.detectors import KINDS, StepTimes
 
 Summaries = dict[str, dict[Statistic, float]]
 Accusation = tuple[Member, str, int]

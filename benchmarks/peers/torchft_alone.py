@@ -20,12 +20,14 @@ spare compute every step and keeps it out of the sum; set ``BENCH_TORCHFT_SPARES
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -36,6 +38,8 @@ from benchmarks.peers.common import EventLog, LoggedRun, Settings, not_installed
 HEARTBEAT_INTERVAL = timedelta(milliseconds=25)
 HEARTBEAT_TIMEOUT_MS = int(os.environ.get("BENCH_TORCHFT_HEARTBEAT_TIMEOUT_MS", "150"))
 QUORUM_TICK_MS = 10
+LIGHTHOUSE_PORT = 29510
+"""Where there are several hosts."""
 JOIN_TIMEOUT_MS = int(os.environ.get("BENCH_TORCHFT_JOIN_TIMEOUT_MS", "100"))
 TIMEOUT = timedelta(seconds=10)
 QUORUM_TIMEOUT = timedelta(seconds=60)
@@ -61,18 +65,27 @@ SYSTEM = TorchftAlone()
 
 def supervise(workdir: str, settings_json: str) -> None:
     """Process of the supervisor: lighthouse, stores, and ranks that are started again as soon as they end. Ends on SIGTERM."""
+    settings = Settings.from_json(settings_json)
+    lighthouse = light("[::]:0")
+    slots = range(settings.world + spare_groups(settings))
+    _supervise(Supervisor(Path(workdir), settings, lighthouse.address(), slots))
+
+
+def light(bind: str) -> Any:
+    """A lighthouse, for as long as it is held."""
     from torchft.coordination import LighthouseServer
 
-    settings = Settings.from_json(settings_json)
-    lighthouse = LighthouseServer(
-        bind="[::]:0",
+    return LighthouseServer(
+        bind=bind,
         min_replicas=1,
         join_timeout_ms=JOIN_TIMEOUT_MS,
         quorum_tick_ms=QUORUM_TICK_MS,
         heartbeat_timeout_ms=HEARTBEAT_TIMEOUT_MS,
     )
+
+
+def _supervise(supervisor: Supervisor) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    supervisor = Supervisor(Path(workdir), settings, lighthouse.address())
     try:
         supervisor.watch()
     finally:
@@ -80,13 +93,16 @@ def supervise(workdir: str, settings_json: str) -> None:
 
 
 class Supervisor:
-    def __init__(self, workdir: Path, settings: Settings, lighthouse: str) -> None:
+    """Keeps the ranks of ``slots`` going; their stores are at ``address``."""
+
+    def __init__(self, workdir: Path, settings: Settings, lighthouse: str, slots: Iterable[int], address: str = "127.0.0.1") -> None:
         self._workdir, self._settings, self._lighthouse = workdir, settings, lighthouse
+        self._slots, self._address = slots, address
         self._stores: dict[int, Any] = {}
         self._ranks: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}
 
     def watch(self) -> None:
-        for slot in range(self._settings.world + spare_groups(self._settings)):
+        for slot in self._slots:
             self._start(slot)
         while True:
             pid, status = os.waitpid(-1, 0)
@@ -99,10 +115,10 @@ class Supervisor:
         from torch.distributed import TCPStore
 
         if slot not in self._stores:
-            self._stores[slot] = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            self._stores[slot] = TCPStore(self._address, 0, is_master=True, wait_for_workers=False)
         environment = {
             **os.environ,
-            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_ADDR": self._address,
             "MASTER_PORT": str(self._stores[slot].port),
             "TORCHFT_LIGHTHOUSE": self._lighthouse,
             "RUST_LOG": "error",
@@ -117,6 +133,20 @@ class Supervisor:
             process.kill()
         for _, process in self._ranks.values():
             process.wait()
+
+
+def light_the_head(address: str) -> None:
+    """Process on the head of several hosts: the lighthouse, until SIGTERM."""
+    held = light(f"{address}:{LIGHTHOUSE_PORT}")
+    signal.sigwait([signal.SIGTERM])
+    del held
+
+
+def supervise_host(workdir: str, settings_json: str, head: str, address: str, slots: str) -> None:
+    """Process on each other host, at ``address``: its ranks, whose ``slots`` are a list in JSON. Ends on SIGTERM."""
+    Path(workdir).mkdir(parents=True, exist_ok=True)
+    lighthouse = f"http://{head}:{LIGHTHOUSE_PORT}"
+    _supervise(Supervisor(Path(workdir), Settings.from_json(settings_json), lighthouse, json.loads(slots), address))
 
 
 def spare_groups(settings: Settings) -> int:

@@ -1,4 +1,5 @@
 import { curves } from "./curves.js";
+import { first, priced } from "./first.js";
 import { logs } from "./logs.js";
 import { $, duration, follow, headers, make, percent, say, svg } from "./parts.js";
 
@@ -52,28 +53,11 @@ function bar(share, left, colour, kind = "") {
   return make("td", { class: "track" }, inner);
 }
 
-// ---- now -------------------------------------------------------------------------------------------------------------
+// ---- prices ----------------------------------------------------------------------------------------------------------
 
-function figures(now) {
-  const spares = now.spares ? ` + ${now.spares} spare${now.spares > 1 ? "s" : ""}` : "";
-  const rows = [
-    ["goodput", percent(now.goodput), `${percent(now.scheduling_goodput)} with spares`],
-    ["progress", now.total_steps ? `${now.steps.toLocaleString()} of ${now.total_steps.toLocaleString()} steps` : `${now.steps.toLocaleString()} steps`,
-      `${duration(now.step_s)} each, ${now.rolled_back} rolled back`],
-    ...(state.status === "running" ? [["time left", now.eta_s === null ? "-" : `about ${duration(now.eta_s)}`, left(now)]] : []),
-    ["world size", `${now.view_size} of ${now.world}`, `view ${now.generation}${spares}`],
-    ["lost", `${now.losses}`, `processes, ${now.views} views`],
-    ["wall time", duration(state.wall_s), `${percent(now.ettr)} of it in committed steps`],
-    ...(state.queued_s ? [["queued", duration(state.queued_s), "until there was room"]] : []),
-    ...Object.entries(now.measurements).slice(0, 4).map(([key, value]) => [key, value === null ? "not finite" : value.toPrecision(4), "newest value"]),
-  ];
-  $("figures").replaceChildren(...rows.map(([key, value, note]) => make("div", {}, make("dt", {}, key), make("dd", {}, value, make("small", {}, note)))));
-}
-
-function left(now) {
-  if (now.total_steps === null) return "the loop has not said how many steps it takes";
-  if (now.eta_s === null) return "known after a few steps";
-  return `at ${duration(now.recent_step_s)} a step, with losses as so far`;
+function priceOf(fault) {
+  const amounts = state.bill && state.bill.by_fault[fault.id];
+  return amounts ? ` (${priced(amounts, state.bill.units)})` : "";
 }
 
 // ---- timeline --------------------------------------------------------------------------------------------------------
@@ -168,6 +152,11 @@ function choose(id) {
   story();
 }
 
+function tell(id) {
+  choose(id);
+  $("story").scrollIntoView({ block: "nearest" });
+}
+
 let told = "";
 function story() {
   const fault = state.faults.find((each) => each.id === chosen);
@@ -182,12 +171,18 @@ function story() {
   const costs = Object.entries(fault.cost).map(([what, seconds]) => `${what} ${duration(seconds)}`);
   $("story").replaceChildren(
     make("h3", {}, `${fault.id}: ${fault.kind} (${fault.component}), ${duration(fault.cost_s)} of rank time`),
-    make("p", {}, costs.length ? `${costs.join(", ")}.` : "It cost nothing.", ` A fault like this should cost ${duration(fault.expected_s)}.`),
+    make("p", {}, costs.length ? `${costs.join(", ")}.` : "It cost nothing.", ` A fault like this should cost ${duration(fault.predicted_s)}, start-up of replacements (here ${duration(fault.init_s)}) included.`),
     make("p", { class: "soft" }, `Stall ${duration(fault.stall_s)}; all in all ${duration(fault.excess_s)} of wall time.`),
     make("ol", {}, ...fault.story.map((line) => make("li", {}, `${duration(line.at_s)}  ${line.text}`))));
 }
 
 // ---- tables ----------------------------------------------------------------------------------------------------------
+
+function rates(ahead) {
+  if (!ahead) return [];
+  const often = (found) => [found.mean, found.high, found.low].map((rate) => cell(duration(1 / rate)));
+  return [...Object.entries(ahead.rates), ["all", ahead.all]].map(([kind, found]) => make("tr", {}, cell(kind, "l"), ...often(found)));
+}
 
 function tables() {
   const { rank_s: undecided, colour } = state.pending;
@@ -196,20 +191,25 @@ function tables() {
   if (undecided > 0) rows.push(make("tr", { class: "pending" }, make("td", { class: "l" }, term("pending")), cell(duration(undecided)), cell("not decided"),
     bar(Math.min(1, undecided / state.waterfall[0].rank_s), 0, colour, "pending")));
   fill("waterfall", rows);
-  const { terms, goodput, drift } = state.prediction;
+  const { terms, goodput, error } = state.prediction;
   fill("prediction", [...terms.map((term) => make("tr", {}, cell(term.name, "l"), cell(percent(term.predicted)), cell(percent(term.measured)))),
     make("tr", {}, make("th", { scope: "row", class: "l" }, "goodput"), cell(percent(goodput)), cell(percent(state.now.goodput)))]);
-  say("prediction-words", `Measured is ${percent(Math.abs(drift))} ${drift < 0 ? "below" : "above"} what each fault should have cost.`);
+  say("prediction-words", `Measured is ${percent(Math.abs(error))} ${error < 0 ? "below" : "above"} what the faults that came should have left.`);
+  fill("forecast", rates(state.forecast));
+  $("forecast-words").replaceChildren(...state.forecast_words.map((line) => make("li", {}, line)));
   const step = state.law.reduce((sum, part) => sum + part.seconds, 0) || 1;
   fill("law", state.law.map((part) => make("tr", {}, make("td", { class: "l" }, term(part.category, part.name)), cell(duration(part.seconds)), bar(part.seconds / step, 0, state.colours.step))));
+  const hidden = state.fleet_law?.overlap_s;
+  if (hidden !== null && hidden !== undefined) $("law").tBodies[0].append(make("tr", {}, cell("hidden behind computing", "l"), cell(duration(hidden)), bar(hidden / step, 0, state.colours.exposed_comm)));
   fill("faults", state.faults.map((fault) => make("tr", {},
-    make("td", { class: "l" }, make("button", { type: "button", "data-key": fault.id, onclick: () => { choose(fault.id); $("story").scrollIntoView({ block: "nearest" }); } }, fault.id)),
+    make("td", { class: "l" }, make("button", { type: "button", "data-key": fault.id, onclick: () => tell(fault.id) }, fault.id)),
     cell(duration(fault.at_s)), cell(`${fault.kind} ${fault.phase}`, "l"),
-    cell(fault.members.join(", ") + (fault.members_left_out ? ` +${fault.members_left_out}` : "") || "-", "l"), cell(duration(fault.cost_s)), cell(duration(fault.stall_s)))));
+    cell(fault.members.join(", ") + (fault.members_left_out ? ` +${fault.members_left_out}` : "") || "-", "l"), cell(duration(fault.cost_s) + priceOf(fault)), cell(duration(fault.stall_s)))));
   const counts = state.fault_counts.map((each) => `${each.count} ${each.kind} ${each.phase}`);
   say("fault-words", counts.length ? `${counts.join(", ")}.` : state.faults.length ? "" : "Nothing has struck.");
   fill("seats", state.seats.map((seat) => make("tr", {}, cell(seat.slot), cell(seat.incarnation), cell(seat.state + (seat.cause ? `: ${seat.cause}` : ""), seat.state === "lost" ? "l lost" : "l"),
     cell(seat.node || "-", "l"), cell(seat.pid || "-"), cell(seat.shards || "-"))));
+  hosts(state);
   say("seat-words", state.seats_left_out ? `${state.seats_left_out} more slots are not listed.` : "");
 }
 
@@ -235,7 +235,7 @@ function show(newest) {
   say("damage", state.damage ? `The journal is read up to here, and no further: ${state.damage}` : "");
   if (!state.now) return;
   $("page").hidden = false;
-  figures(state.now);
+  first(state, tell);
   timeline(state.timeline);
   story();
   tables();
@@ -269,9 +269,19 @@ function controls({ running, ended, kinds, places: named, slots, nodes, may }) {
   $("chaos-start").disabled = running;
   $("chaos-stop").disabled = !running;
   if ($("strike-kind").options.length !== kinds.length) $("strike-kind").replaceChildren(...kinds.map((kind) => make("option", { value: kind }, kind)));
-  const onNode = places[$("strike-kind").value] === "node";
-  say("strike-where", onNode ? "node" : "slot");
-  $("strike-place").max = (onNode ? nodes : slots) - 1;
+  const place = places[$("strike-kind").value];
+  say("strike-where", place);
+  $("strike-place").hidden = !place;
+  $("strike-place").max = (place === "node" ? nodes : slots) - 1;
+}
+
+// Each host with its ranks; what chaos does to a host, or to a rank, stands beside it.
+function hosts({ hosts: all, struck }) {
+  say("struck", struck.length ? `Struck for all: ${struck.join(", ")}.` : "");
+  replace($("hosts"), ...all.map(({ node, struck: kinds, ranks }) => make("li", { class: kinds.length ? "host struck" : "host" },
+    make("b", {}, node), kinds.length ? make("span", { class: "bad" }, ` ${kinds.join(", ")}`) : "",
+    make("span", { class: "ranks" }, ...ranks.map((rank) => make("span", { class: rank.struck.length ? "rank struck" : `rank ${rank.state}`, title: rank.state },
+      `${rank.slot}${rank.struck.length ? ` ${rank.struck.join(", ")}` : ""}`))))));
 }
 
 async function order(body) {
@@ -287,11 +297,12 @@ async function order(body) {
 
 $("chaos-start").addEventListener("click", () => order({ action: "start" }));
 $("chaos-stop").addEventListener("click", () => order({ action: "stop" }));
+$("chaos-heal").addEventListener("click", () => order({ action: "heal" }));
 $("strike-kind").addEventListener("change", () => chaos(true));
 $("strike").addEventListener("submit", (event) => {
   event.preventDefault();
   const kind = $("strike-kind").value;
-  const place = { [places[kind]]: Number($("strike-place").value) };
+  const place = places[kind] ? { [places[kind]]: Number($("strike-place").value) } : {};
   order({ action: "strike", kind, ...place, duration_s: Number($("strike-s").value) });
 });
 

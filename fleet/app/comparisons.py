@@ -38,6 +38,17 @@ def check_policies(names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
+def runs_named(names: Sequence[str], storage: Path) -> list[Path]:
+    """The folders of the runs that are meant, where two or more names are given and none is a policy's; else none.
+
+    Raises ConfigError when one of them is a run and another one is not.
+    """
+    if len(names) < 2 or any(recovery_of(name) in RECOVERIES for name in names):
+        return []
+    there = [(storage / name / "journal.jsonl").is_file() or (Path(name) / "journal.jsonl").is_file() for name in names]
+    return [find_run(name, storage) for name in names] if any(there) else []
+
+
 def of_simulated(
     first: Scenario, second: Scenario, pairs: int, seed: int, alpha: float, least: float, tell: Callable[[int], None], partial: Partial
 ) -> Verdict:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,12 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from chaos.settings import ChaosSettings, parse_chaos
+from fleet.app.cost_tables import with_rows
 from fleet.app.policy_choice import PORTS, completed, declare_alike, own_keys
 from fleet.errors import ConfigError
 from fleet.settings.fields import Key, build, flat, from_text, keys, merged, shown, values_of
 from fleet.settings.run import RunSettings
 from policies.lemons import Lemons
 
+NAMED = re.compile(r"[a-z_][\w.]*=")
+"""How ``key=value`` begins; the value may be a path."""
 VERSION = 1
 """Of files of settings. A file of a newer one is refused."""
 TABLES = {"chaos": ChaosSettings, "lemons": Lemons}
@@ -49,7 +53,7 @@ def configured(*layers: Mapping[str, Any] | Path | str, over: Mapping[str, Any] 
     every_layer = [*map(_layer, layers), over or {}]
     names, first = merged(*every_layer), known()
     chosen = {table: names.get(f"{table}.policy", first[f"{table}.policy"].default) for table in PORTS}
-    values = merged(*(_less_foreign(layer, chosen) for layer in every_layer))
+    values = with_rows(merged(*(_less_foreign(layer, chosen) for layer in every_layer)))
     parts: dict[str, Any] = {table: build(kind, values, f"{table}.") for table, kind in TABLES.items()}
     found = Configuration(run=build(RunSettings, values), **parts)
     wanted = next((name for name, value in values_of(found.chaos, "chaos.").items() if value != known()[name].default), None)
@@ -80,7 +84,15 @@ def _layer(given: Mapping[str, Any] | Path | str) -> dict[str, Any]:
     content = dict(given)
     chaos = content.pop("chaos", {})
     _check_version(content.pop("version", VERSION))
+    if isinstance(track := content.get("track"), str | list | tuple):
+        content["track"] = {"to": [track] if isinstance(track, str) else list(track)}
     return (chaos_of(chaos) if isinstance(chaos, str) else flat(known(), {"chaos": chaos})) | flat(known(), content)
+
+
+def layer_of(named: str, directory: Path) -> Path | str:
+    """What a user means by a text that stands for a layer: a file, named from ``directory``, or ``key=value``."""
+    file = directory / named
+    return named if NAMED.match(named) and not file.is_file() else file
 
 
 def _file(path: Path) -> dict[str, Any]:

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fleet.ledger.bill import UNITS, for_faults, in_units, rests_on
 from fleet.ledger.checkers import UNKNOWN, violated
+from fleet.ledger.factors import Factors
 from fleet.ledger.report import duration
 from fleet.ledger.summary import STEP_NAMES
-from fleet.protocol.records import COMPLETED, UNSAVED
+from fleet.protocol.records import COMPLETED, PROGRAM, UNSAVED
 
 MOST_LOSSES = 3
 """Of what took the rest of the time, the largest so many are named."""
+
+
+MOST_PRICED = 4
+"""So many faults are named with their price."""
+MOST_RANGES = 4
+"""Of the steps that were computed twice, the first so many stretches are named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +33,14 @@ class Context:
         saved_at: where checkpoints lie.
         first_fault_s: when chaos was to strike first, in seconds of training; None where none was planned.
         storage: of the command line, where it is not the usual one.
+        again: of a script that is not Fleet's, the command that runs it again; its checkpoints are its own.
     """
 
     run: str
     saved_at: str
     first_fault_s: float | None = None
     storage: str = ""
+    again: str = ""
 
 
 def ending(data: Mapping[str, Any], context: Context) -> list[tuple[str, str]]:
@@ -41,6 +51,10 @@ def ending(data: Mapping[str, Any], context: Context) -> list[tuple[str, str]]:
         ("lost", _lost(data)),
         ("faults", _faults(data, context) + _checks(data)),
     ]
+    if data.get("factors") is not None:
+        lines.append(("factors", _factors(data["factors"])))
+    if data.get("bill") is not None:
+        lines.append(("cost", _cost(data)))
     lines.append(("saved", _saved(data, context)))
     if (twin := data.get("twin")) is not None:
         lines.append(("twin", _twin(twin)))
@@ -52,9 +66,10 @@ def _happened(data: Mapping[str, Any]) -> str:
     figures = [
         f"{name} {points[0][1]:.4g} -> {points[-1][1]:.4g}"
         for name, points in data["measurements"].items()
-        if points and None not in (points[0][1], points[-1][1])
+        if name not in PROGRAM and points and None not in (points[0][1], points[-1][1])
     ]
-    words = f"{data['status']}{why}; {data['steps']:,} steps in {duration(data['wall_s'])}"
+    pace = f", {data['tokens_per_s']:,.0f} tokens/s" if data.get("tokens_per_s") else ""
+    words = f"{data['status']}{why}; {data['steps']:,} steps in {duration(data['wall_s'])}{pace}"
     return " ".join("; ".join([words, *figures]).split())
 
 
@@ -78,12 +93,22 @@ def _faults(data: Mapping[str, Any], context: Context) -> str:
     counts = data["counts"]
     kinds = [f"{phases['executed']} {kind}" for kind, phases in counts["faults_by_kind"].items() if phases.get("executed")]
     lost = f"{counts['in_view_losses']} rank{'' if counts['in_view_losses'] == 1 else 's'} lost while training"
-    back = f", {data['rolled_back_steps']} steps rolled back" if data["rolled_back_steps"] else ""
+    back = _back(data)
     if kinds:
         return f"{counts['executed']} struck ({', '.join(kinds)}); {lost}{back}"
     if context.first_fault_s is None:
         return f"none were planned; {lost}{back}"
     return f"no fault struck: the first was due after {duration(context.first_fault_s)} of training{_trained(data)}; {lost}{back}"
+
+
+def _back(data: Mapping[str, Any]) -> str:
+    """How many steps were rolled back, and which."""
+    if not data["rolled_back_steps"]:
+        return ""
+    ranges = [f"{each['first_step']} to {each['last_step']}" for each in data["rollbacks"]]
+    more = f", and {len(ranges) - MOST_RANGES} times more" if len(ranges) > MOST_RANGES else ""
+    which = f" (computed twice: {', '.join(ranges[:MOST_RANGES])}{more})" if ranges else ""
+    return f", {data['rolled_back_steps']} steps rolled back{which}"
 
 
 def _trained(data: Mapping[str, Any]) -> str:
@@ -100,15 +125,42 @@ def _checks(data: Mapping[str, Any]) -> str:
     return "".join(wrong) or (count if data["counts"]["executed"] else "")
 
 
+def _cost(data: Mapping[str, Any]) -> str:
+    """In all, and what of it went into faults."""
+    found = data["bill"]
+    struck = for_faults(found)
+    faults = f"; of it for faults {in_units(struck)}: {_dearest(found)}" if any(struck.values()) else ""
+    return f"{in_units(found['total'])} ({rests_on(found['basis'])}){faults}"
+
+
+def _dearest(found: Mapping[str, Any]) -> str:
+    """Each fault with its price, the dearest first, in the first unit that the bill has; of many the first ones."""
+    unit = next(iter(found["total"]))
+    priced = sorted(((each[unit], name) for name, each in found["faults"].items() if each[unit] > 0), reverse=True)
+    named = ", ".join(f"{name} {amount:.2g}" for amount, name in priced[:MOST_PRICED])
+    return f"{named} {UNITS[unit]}" + (f", {len(priced) - MOST_PRICED} more" if len(priced) > MOST_PRICED else "")
+
+
+def _factors(found: Mapping[str, Any]) -> str:
+    """What of the held time the world had, what of that became kept steps, and what of the peak those used."""
+    return str(Factors(found["scheduling"], found["runtime"], found["program"], found["rests_on"]))
+
+
 def _saved(data: Mapping[str, Any], context: Context) -> str:
-    kept = [each for each in data["checkpoints"] if each["phase"] == "durable" and each["level"] == "store"]
-    gone = {each["checkpoint"] for each in data["checkpoints"] if each["phase"] == "withdrawn"}
-    sound = [each for each in kept if each["checkpoint"] not in gone]
-    if not sound:
+    step = saved_step(data["checkpoints"])
+    if step is None and context.again:
+        return "nothing that could be seen: torch.save has written no file while it trained"
+    if step is None:
         return "nothing: no checkpoint became durable"
-    step = sound[-1]["state"][1]
     behind = f", {data['steps'] - step:,} before the last" if step < data["steps"] else ""
     return f"step {step:,}{behind}, in {context.saved_at}"
+
+
+def saved_step(checkpoints: Sequence[Mapping[str, Any]]) -> int | None:
+    """Step of the newest of a report's checkpoints that is durable, and was not withdrawn; None without one."""
+    gone = {each["checkpoint"] for each in checkpoints if each["phase"] == "withdrawn"}
+    kept = [each for each in checkpoints if each["phase"] == "durable" and each["level"] == "store" and each["checkpoint"] not in gone]
+    return int(kept[-1]["state"][1]) if kept else None
 
 
 def _twin(twin: Mapping[str, Any]) -> str:
@@ -123,7 +175,15 @@ def _next(data: Mapping[str, Any], context: Context) -> list[tuple[str, str]]:
     run = shlex.quote(context.run) + (f" --storage {shlex.quote(context.storage)}" if context.storage else "")
     saved = any(each["phase"] == "durable" and each["level"] == "store" for each in data["checkpoints"])
     more = [("more", f"fleet report {run}, fleet logs {run}")]
+    if context.again:
+        return [*more, ("next", _of_plain(data, run, context))]
     if data["status"] in (COMPLETED, UNSAVED):
         load = 'torch.load("model.pt", weights_only=True)["model"]'
         return more + ([("next", f"fleet checkpoint export {run} --output model.pt, then {load}")] if saved else [])
     return [*more, ("next", f"fleet run --resume {run}" if saved else f"fleet diagnose {run}")]
+
+
+def _of_plain(data: Mapping[str, Any], run: str, context: Context) -> str:
+    if data["status"] in (COMPLETED, UNSAVED):
+        return f"fleet compare {run} RUN, with a run of Fleet's under the same --chaos and --seed"
+    return f"{context.again}, which goes on from what the script finds; what it printed: fleet logs {run}"

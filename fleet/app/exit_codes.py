@@ -23,7 +23,7 @@ MEANINGS = {
     Exit.REFUSED: "Bad input, named with field, value, reason and way out, before any process is started.",
     Exit.NOT_SAVED: "All steps are committed, but the final checkpoint could not be kept.",
     Exit.UNMET: "What `--expect` says is not so.",
-    Exit.VIOLATED: "A [check of what should hold after chaos](faults.md#checks) says that it does not.",
+    Exit.VIOLATED: "A [check of what should hold after chaos](chaos.md#checks) says that it does not.",
     Exit.STOPPED: "The run was stopped in order.",
 }
 

@@ -21,10 +21,12 @@ from fleet.ledger.goodput import Ledger
 from fleet.ledger.report import History, Report, build_report, report_of
 from fleet.ledger.summary import LedgerSummary
 from fleet.ledger.timeline import Timeline
+from fleet.protocol.fault_kinds import kind_of
 from fleet.protocol.journal import JournalTail, decode_line, read_journal
 from fleet.protocol.records import (
     STANDBY,
     DataRead,
+    FaultRecord,
     LossExplained,
     ProcessLost,
     ProcessUp,
@@ -49,7 +51,8 @@ TRAINS, STANDS_BY, STARTS, LOST = "trains", "stands by", "starts", "lost"
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """Who fills a slot. ``shards`` is the half-open range that it computes, None when it is in no view."""
+    """Who fills a slot. ``shards`` is the half-open range that it computes, None when it is in no view. ``struck``: kinds of the injected
+    faults that last, and have not been healed."""
 
     slot: int
     incarnation: int
@@ -58,6 +61,7 @@ class Seat:
     pid: int = 0
     shards: tuple[int, int] | None = None
     cause: str = ""
+    struck: tuple[str, ...] = ()
 
 
 class Census:
@@ -65,6 +69,20 @@ class Census:
 
     def __init__(self) -> None:
         self.seats: dict[int, Seat] = {}
+        self._open: dict[str, FaultRecord] = {}
+
+    @property
+    def struck(self) -> tuple[str, ...]:
+        """Kinds of faults that strike what the run has one of, such as the store, and have not been healed."""
+        return tuple(record.fault.kind for record in self._open.values() if record.fault.slot is None and record.fault.node is None)
+
+    def now(self) -> tuple[Seat, ...]:
+        """The seats by slot, with what strikes each."""
+        return tuple(dataclasses.replace(seat, struck=self._kinds(seat)) for _, seat in sorted(self.seats.items()))
+
+    def _kinds(self, seat: Seat) -> tuple[str, ...]:
+        mine = Member(seat.slot, seat.incarnation)
+        return tuple(record.fault.kind for record in self._open.values() if mine in record.members)
 
     def add(self, record: Record) -> None:
         match record:
@@ -83,6 +101,12 @@ class Census:
                 seat = self.seats.get(member.slot)
                 if seat is not None and (seat.incarnation, seat.state) == (member.incarnation, LOST):
                     self.seats[member.slot] = dataclasses.replace(seat, cause=str(cause))
+            case FaultRecord(fault=fault, phase="executed") if kind_of(fault.kind).lasts:
+                self._open[fault.id] = record
+            case Resumed(gap=True):
+                self._open.clear()
+            case FaultRecord(fault=fault, phase="healed"):
+                self._open.pop(fault.id, None)
             case ViewPublished(view=view):
                 self._seat(view)
 
@@ -98,6 +122,11 @@ class Census:
                 self.seats[slot] = dataclasses.replace(seat, state=TRAINS, shards=shards)
             elif seat.state == TRAINS:
                 self.seats[slot] = dataclasses.replace(seat, state=STANDS_BY, shards=None)
+
+
+def is_over(journal: Path) -> bool:
+    """The run has an end, or nobody writes its journal any more."""
+    return last_words(journal)[1] is not None or (journal.exists() and unix_time_s() - journal.stat().st_mtime > SILENT_S)
 
 
 class Follower:
@@ -244,7 +273,12 @@ class Follower:
     def seats(self) -> list[Seat]:
         """Who is where, by slot."""
         with self._lock:
-            return [self._census.seats[slot] for slot in sorted(self._census.seats)]
+            return list(self._census.now())
+
+    def struck(self) -> tuple[str, ...]:
+        """Kinds of the faults that last and strike no rank, but what all have in common."""
+        with self._lock:
+            return self._census.struck
 
 
 def open_report(journal: Path) -> tuple[Report, str]:

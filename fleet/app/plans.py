@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import secrets
+import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,14 @@ from fleet.app.follow import last_words
 from fleet.app.policy_choice import completed
 from fleet.app.scripts import load_train
 from fleet.cluster.provenance import PATCH, Code, code_of, provenance
-from fleet.errors import ConfigError
-from fleet.ledger.expectation import expected_goodput
+from fleet.errors import ConfigError, RunFailed
 from fleet.protocol.journal import read_journal
-from fleet.protocol.records import COMPLETED, RUN_NAME, UNSAVED, RunEnded, RunStarted
+from fleet.protocol.records import COMPLETED, PLAIN, RUN_NAME, UNSAVED, RunEnded, RunStarted, configuration
 from fleet.settings.fields import read
 from fleet.settings.run import RunSettings
+from fleet.settings.track import TrackSettings
 from policies.lemons import Lemons
-from storage.urls import without_credentials
+from storage.backends.urls import without_credentials
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +35,10 @@ class RunPlan:
     Attributes:
         origin: URL, with the id, of the checkpoint of another run from which this one goes on; empty: it begins anew.
         twin_since_s: of a twin, when the run began that it repeats, by the calendar; None: it is no twin.
+        chaos_token: what its user shows for chaos on a cluster of others, see ``fleet.app.chaos_token``.
+        made_of: what the run is made of, where the script lies on another machine than its driver; None: it is found out here.
+        page: address of the run's live page; empty: nobody serves it.
+        plain: the arguments of a script that is run as it is, without Fleet's loop; None: it is a script of Fleet's.
     """
 
     name: str
@@ -47,6 +52,10 @@ class RunPlan:
     queued_s: float = 0.0
     origin: str = ""
     twin_since_s: float | None = None
+    made_of: Mapping[str, Any] | None = None
+    chaos_token: str = ""
+    page: str = ""
+    plain: tuple[str, ...] | None = None
 
     @property
     def journal(self) -> Path:
@@ -73,6 +82,16 @@ class RunResult:
     reason: str
     detail: str
 
+    @property
+    def completed(self) -> bool:
+        """Whether all steps are committed."""
+        return self.status in (COMPLETED, UNSAVED)
+
+
+def root_of(storage: str) -> Path:
+    """The folder that holds the runs: of those in a store, it has the journals."""
+    return Path(RunSettings().storage if "://" in storage else storage).resolve()
+
 
 def new_name(script: str) -> str:
     """A name for a run of ``script`` that no other run has: the script's, the time, and four random digits."""
@@ -88,6 +107,13 @@ def checked_name(name: str, root: Path) -> str:
     return name
 
 
+def check_chaos_allowed(address: str | None, allowed: bool, on: bool = True) -> None:
+    """Where chaos is ``on``, it may strike a run on a cluster that others use, too, only if its user says so. Raises ConfigError."""
+    if on and address and not allowed:
+        reason = "the cluster was there before, and may be used by others"
+        raise ConfigError("--chaos", "on", reason, "Add --allow-chaos (Python: allow_chaos=True): what strikes is done to this run alone.")
+
+
 def store_url(plan: RunPlan) -> str:
     """Where the run's checkpoints lie: beside the journal, or under the storage that was asked for."""
     return url_of(plan.settings.storage, plan.name, plan.folder)
@@ -95,9 +121,8 @@ def store_url(plan: RunPlan) -> str:
 
 def stored_at(folder: Path) -> str:
     """Where the checkpoints of the run in ``folder`` lie, from its journal."""
-    first = next(read_journal(folder / "journal.jsonl", spans=False))
-    assert isinstance(first, RunStarted)
-    return url_of(str(json.loads(first.config)["settings"]["storage"]), first.run, folder)
+    run, content = recorded(folder)
+    return url_of(str(content["settings"]["storage"]), run, folder)
 
 
 def url_of(storage: str, run: str, folder: Path) -> str:
@@ -111,13 +136,13 @@ def describe(plan: RunPlan, code: Code | None = None) -> str:
     Credentials in the storage's URL are not in it. ``code`` is that of the script, if it has been looked at.
     """
     settings = dataclasses.asdict(completed(plan.settings)) | {"storage": without_credentials(plan.settings.storage)}
-    faults = plan.chaos.plan(seed=plan.settings.seed, world=plan.settings.slots, nodes=plan.settings.nodes)
-    expected = expected_goodput(faults, plan.settings, plan.chaos.duration_s, plan.chaos.repair_s)
-    made_of = provenance(plan.script, code)
+    rates = plan.chaos.rates_per_s(world=plan.settings.world, nodes=plan.settings.nodes)
+    made_of = plan.made_of if plan.made_of is not None else provenance(plan.script, code)
     others = {"chaos": dataclasses.asdict(plan.chaos), "lemons": dataclasses.asdict(plan.lemons)}
     content = {"script": plan.script, "settings": settings, **others, "made_of": made_of}
     rest = {"queued_s": plan.queued_s, "origin": plan.origin}
-    return json.dumps(content | {"expected_goodput": expected} | {name: value for name, value in rest.items() if value})
+    said = {} if plan.plain is None else {PLAIN: list(plan.plain)}
+    return json.dumps(content | {"fault_rates": rates} | said | {name: value for name, value in rest.items() if value})
 
 
 def check(settings: RunSettings, chaos: ChaosSettings) -> None:
@@ -136,22 +161,24 @@ def is_completed(folder: Path) -> bool:
     return ended is not None and ended.status == COMPLETED
 
 
-def resumed_plan(folder: Path, script: str, storage: str = "") -> RunPlan:
+def resumed_plan(folder: Path, script: str, storage: str = "", train: Callable[[Any], None] | None = None) -> RunPlan:
     """The plan of a run that stopped, from its own journal; ``script`` replaces the one it was started with. Raises ConfigError.
+
+    ``train`` is the train function, where it is in no script.
 
     ``storage`` is the same place again, perhaps with credentials in its URL, which the journal does not keep.
     """
-    run, content = _recorded(folder)
+    run, content = recorded(folder)
     script = script or _script(content)
     settings = _settings(content, storage)
-    return RunPlan(name=run, folder=folder, settings=settings, train=load_train(script), script=script, resume=True)
+    return RunPlan(name=run, folder=folder, settings=settings, train=train or load_train(script), script=script, resume=True)
 
 
 def continued_plan(folder: Path, script: str, name: str, steps: int, storage: str = "") -> RunPlan:
     """A new run that goes on where the completed run in ``folder`` has ended, to ``steps`` steps in all. Raises ConfigError."""
-    from storage.parts import newest_checkpoint
+    from storage.checkpoint.parts import newest_checkpoint
 
-    run, content = _recorded(folder)
+    run, content = recorded(folder)
     script, settings = script or _script(content), _settings(content, storage)
     url = url_of(settings.storage, run, folder)
     newest = newest_checkpoint(url, run)
@@ -167,7 +194,7 @@ def continued_plan(folder: Path, script: str, name: str, steps: int, storage: st
 
 def repeated_plan(folder: Path, script: str, root: Path) -> RunPlan:
     """The same run once more, under a new name: its settings, its seed and its chaos, from its journal. Raises ConfigError."""
-    _, content = _recorded(folder)
+    _, content = recorded(folder)
     script = script or _script(content)
     chaos, lemons = read(ChaosSettings, content["chaos"], "chaos."), read(Lemons, content.get("lemons", {}), "lemons.")
     name, settings = new_name(script), _settings(content, "")
@@ -175,12 +202,43 @@ def repeated_plan(folder: Path, script: str, root: Path) -> RunPlan:
     return RunPlan(name=name, folder=root / name, settings=settings, train=train, script=script, chaos=chaos, lemons=lemons)
 
 
+def seen_plan(folder: Path) -> RunPlan:
+    """The plan of a run that was begun elsewhere, to look at and not to run: its settings and its chaos, from its journal."""
+    run, content = recorded(folder)
+    chaos = read(ChaosSettings, content["chaos"], "chaos.")
+    settings = _settings(content, "")
+    return RunPlan(name=run, folder=folder, settings=settings, train=elsewhere, script=str(content["script"]), chaos=chaos)
+
+
+def elsewhere(run: Any) -> None:
+    """In the place of a train function that is not here. Raises RunFailed."""
+    raise RunFailed("this run is trained elsewhere: its function is not here")
+
+
+def check_fleets(folder: Path, option: str) -> None:
+    """Raises ConfigError when the run in ``folder`` was one of a script as it is, which Fleet can begin, and cannot continue."""
+    run, content = recorded(folder)
+    if PLAIN in content:
+        words = _plainly(str(content["script"]), content[PLAIN])
+        reason = "it ran a script as it is, whose checkpoints are its own"
+        raise ConfigError(option, run, reason, f"Run it again, and it goes on from what it finds: {words}")
+
+
+def again(plan: RunPlan) -> str:
+    """The command that runs the script of a plan with ``plain`` again."""
+    return _plainly(plan.script, plan.plain or ())
+
+
+def _plainly(script: str, arguments: Sequence[str]) -> str:
+    return shlex.join(["fleet", "run", "--plain", script, *(["--", *arguments] if arguments else [])])
+
+
 def changed_since(folder: Path, script: str) -> Changes:
     """What has changed since the run in ``folder`` began: its script or the one in its place, its repository, versions, and where it runs.
 
     Of what an older journal does not say, nothing is compared; nor are untracked files that the run has not had.
     """
-    _, content = _recorded(folder)
+    _, content = recorded(folder)
     was = content.get("made_of", {})
     script = script or _script(content)
     now = provenance(script, code_of(script, was.get("untracked")))
@@ -200,7 +258,7 @@ def check_same_code(folder: Path, changes: Changes) -> None:
     """Raises ConfigError when the code is not that of the run, with how to have that again."""
     if not changes.code:
         return
-    made_of = _recorded(folder)[1]["made_of"]
+    made_of = recorded(folder)[1]["made_of"]
     patch = folder / PATCH
     commit = f"check out {made_of['commit'][:12]}" if made_of["commit"] else "put the script back as it was"
     apply = f", git apply {patch.resolve()}" if patch.is_file() else f" (its patch was {made_of['patch']})" if made_of.get("patch") else ""
@@ -215,12 +273,11 @@ def _script(content: dict[str, Any]) -> str:
     return str(there) if script and there.is_file() else script
 
 
-def _recorded(folder: Path) -> tuple[str, dict[str, Any]]:
-    """A run's name, and what :func:`describe` wrote of it."""
+def recorded(folder: Path) -> tuple[str, dict[str, Any]]:
+    """A run's name, and what :func:`describe` wrote of it; of that nothing, where its journal holds other words there."""
     first = next(read_journal(folder / "journal.jsonl", spans=False))
     assert isinstance(first, RunStarted)
-    content: dict[str, Any] = json.loads(first.config)
-    return first.run, content
+    return first.run, configuration(first.config)
 
 
 def _settings(content: dict[str, Any], storage: str) -> RunSettings:
@@ -242,7 +299,7 @@ def find_run(name: str, root: Path) -> Path:
 
 def twin_of(plan: RunPlan, world: int | None = None) -> RunPlan:
     """The same run without faults and spares, perhaps at another world size: it must end with the same bits."""
-    settings = dataclasses.replace(plan.settings, world=world or plan.settings.world, spares=0)
+    settings = dataclasses.replace(plan.settings, world=world or plan.settings.world, spares=0, track=TrackSettings())
     first = next(read_journal(plan.journal, spans=False))
     assert isinstance(first, RunStarted)
     return dataclasses.replace(
@@ -260,5 +317,5 @@ def final_digest(folder: Path) -> str:
 def compare(plan: RunPlan, twin: RunPlan, result: RunResult) -> dict[str, Any]:
     """Whether a run and its twin ended with the same bits. A twin that did not complete is not equal."""
     run_digest, twin_digest = final_digest(plan.folder), final_digest(twin.folder)
-    equal = result.status in (COMPLETED, UNSAVED) and run_digest == twin_digest != ""
+    equal = result.completed and run_digest == twin_digest != ""
     return {"equal": equal, "world": twin.settings.world, "run_digest": run_digest, "twin_digest": twin_digest, "status": result.status}

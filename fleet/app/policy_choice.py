@@ -18,8 +18,8 @@ from fleet.settings.run import RunSettings
 from policies import placement
 from policies.corruption import MajorityRules
 from policies.interval import LAWS, CheckpointInterval
-from policies.mitigation import Mitigator
 from policies.recovery import RECOVERIES
+from policies.straggler.mitigation import Mitigator
 from policies.timeouts import ProgressTimeout
 
 

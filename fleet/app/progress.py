@@ -17,7 +17,7 @@ from fleet.app.snapshots import EVERY_BYTES
 from fleet.ledger.happenings import Line, Teller
 from fleet.ledger.report import duration
 from fleet.ledger.summary import LedgerSummary
-from fleet.protocol.records import Committed, Measurement, Record, ViewPublished
+from fleet.protocol.records import PROGRAM, Committed, Measurement, Record, ViewPublished
 
 POLL_S = 0.25
 PLAIN_S = 10.0
@@ -86,7 +86,7 @@ class LiveView:
             match record:
                 case Committed(state=state, at_s=at_s):
                     self._pace.add(at_s, state.step)
-                case Measurement(name=name, value=value):
+                case Measurement(name=name, value=value) if name not in PROGRAM:
                     self._figures[name] = value
                 case ViewPublished(at_s=at_s) if self._trains_since_s is None:
                     self._trains_since_s = at_s

@@ -6,14 +6,12 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import math
 import secrets
 import shutil
-import socket
 import sys
-import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -27,55 +25,69 @@ from actors.rank.once import Home
 from actors.targets import RemoteProcesses
 from actors.trainer import FitOutcome, fit
 from actors.worker import RankSpec, rank_main
-from chaos.arrivals import compression_for
-from chaos.catalogue import Topology, load_catalogue
-from chaos.conductor import JOB_WIDE, ChaosView, Conductor, Occupant
+from chaos.catalogue import Topology
+from chaos.conductor import JOB_WIDE, ChaosView, Occupant
 from chaos.controls import ChaosControls
-from chaos.live import LiveChaos
+from chaos.daemons import Daemons
+from chaos.links import LocalLinks
+from chaos.live import live_chaos
 from chaos.nodes import ClusterNodes
 from chaos.processes import LocalProcesses
-from chaos.settings import ChaosSettings, parse_chaos
+from fleet.app.foreign import Caretaker
+from fleet.app.notices import SAID_BY_RAY, Notices
 from fleet.app.plans import RunPlan, RunResult, describe, store_url
 from fleet.app.policy_choice import make, own_settings
 from fleet.app.rank_logs import logs_of
-from fleet.cluster import twin_folder
+from fleet.app.tracking import tracked
+from fleet.cluster import control_store, ray_internals, secret, twin_folder
 from fleet.cluster.clock import MonotonicClock, unix_time_s
-from fleet.cluster.local import LocalCluster, node_resource
-from fleet.cluster.ports import free_port
-from fleet.cluster.provenance import code_of
+from fleet.cluster.joined import JoinedCluster
+from fleet.cluster.local import LocalCluster
+from fleet.cluster.provenance import Code, code_of
+from fleet.cluster.provider import Cluster, Place
 from fleet.errors import RunFailed
 from fleet.laws.reliability import all_lost_rate_per_s
-from fleet.ledger.expectation import REFILL_S
+from fleet.ledger.forecast import REFILL_S
 from fleet.ledger.health import HOUR_S, histories
 from fleet.machine.core import FleetMachine
 from fleet.protocol.decisions import Decision
-from fleet.protocol.events import FaultReported
-from fleet.protocol.fault_kinds import Operation, Performer, kind_of
+from fleet.protocol.domains import locate
+from fleet.protocol.events import FaultReported, FloorReached
+from fleet.protocol.fault_kinds import Cost, Performer, kind_of
 from fleet.protocol.instructions import EndRun
 from fleet.protocol.journal import read_journal
+from fleet.protocol.operations import HEAD, START, Operation
 from fleet.protocol.ports import RecoveryPolicy
 from fleet.protocol.records import VERSION, RunStarted
 from fleet.settings.run import RunSettings
 from policies.delays import Delayed
-from policies.interval import CheckpointInterval, IntervalSettings, checkpoint_rate_per_s
+from policies.interval import CheckpointInterval, IntervalSettings, LevelRates
 from policies.preflight import FATAL_XIDS, admit, judge
 from storage import nodes
-from storage.manifest import parse_checkpoint_id
+from storage.backends.files import addresses_of
+from storage.backends.trial import LIMIT_S, Failure, leave_mark, remove_mark, try_store
+from storage.checkpoint.manifest import parse_checkpoint_id
+from storage.checkpoint.parts import Parts, RetainingStore, newest_checkpoint
 from storage.mirror import JournalMirror
-from storage.parts import Parts, RetainingStore, newest_checkpoint
-from storage.peers import PeerMemory
-from storage.trial import LIMIT_S, Failure, try_store
+from storage.peers.memory import PeerMemory
 
 log = logging.getLogger("fleet.app.recipes")
 
 HEAD_COMPONENTS = ("host_parts", "host_maintenance")
 NODE_COMPONENTS = (*HEAD_COMPONENTS, "switch_or_cable")
 NODE_REPAIR_S = 3600.0
+BACK_S = 30.0
+"""A node that chaos has cut off may take so long to be heard again."""
 CONTROLLER_RESTARTS = 8
 """After so many losses of Ray Train's controller the next one ends the run."""
 
-HOST = "127.0.0.1"
+ANSWER_S = 90.0
+"""For the coordinator's answer to whoever conducts chaos: longer than any fault lasts that stops it (``STOPPED``)."""
+START_S = 60.0
 STOP_S = 20.0
+NOTICES_S = 1.0
+LEFT_S = 2.0
+"""For threads that ask a cluster which is lost."""
 
 
 def slots_per_node(settings: RunSettings) -> int:
@@ -84,19 +96,24 @@ def slots_per_node(settings: RunSettings) -> int:
     return -(-settings.slots // homes)
 
 
+def _as_decided(decision: Decision) -> Decision:
+    """The check of a node that has been judged from elsewhere."""
+    return decision
+
+
 @contextmanager
-def local_cluster(settings: RunSettings, script: str = "") -> Iterator[LocalCluster]:
+def local_cluster(settings: RunSettings, script: str = "", imports_from: Sequence[str] = ()) -> Iterator[LocalCluster]:
     """A cluster for runs of these settings, with this process connected to it; it ends with the context.
 
-    What ``script`` imports from its own folder, ranks find there, too.
+    What ``script`` imports from its own folder, and what lies in the folders ``imports_from``, ranks find there, too.
     """
     with LocalCluster(nodes=settings.nodes, slots_per_node=slots_per_node(settings)) as cluster:
-        cluster.connect(imports_from=[str(Path(script).resolve().parent)] if script else [])
+        cluster.connect(imports_from=[str(Path(script).resolve().parent)] if script else imports_from)
         yield cluster
 
 
 def make_machine(
-    settings: RunSettings, store_url: str, run: str, rates_per_s: tuple[float, float], resume: bool, now_s: float,
+    settings: RunSettings, store_url: str, run: str, rates: LevelRates, resume: bool, now_s: float,
     lemons: Mapping[int, Decision], origin: str = "",
 ) -> FleetMachine:  # fmt: skip
     """The decision core with its policies. A resumed run begins from its newest durable checkpoint. ``origin``: see ``RunPlan``."""
@@ -111,7 +128,7 @@ def make_machine(
     return FleetMachine(
         settings, recovery, make("placement", settings), make("checkpoint", settings), straggler=make("straggler", settings),
         progress=make("progress", settings), corruption=make("corruption", settings), lemons=lemons, checkpoint=newest, peers=peers,
-        rates_per_s=rates_per_s, now_s=now_s,
+        rates=rates, now_s=now_s,
     )  # fmt: skip
 
 
@@ -122,20 +139,9 @@ def preflight() -> Decision:
     return admit(judge(measure(FATAL_XIDS, gather=False)))
 
 
-def lasting_name(index: int) -> str:
-    """The name under which a local cluster's node is known from run to run."""
-    return f"{socket.gethostname()}/{index}"
-
-
-def node_id(index: int, limit_s: float = 30.0) -> str:
-    """Ray's id of a worker node of the cluster, once Ray knows it. Raises RunFailed."""
-    deadline_s = time.monotonic() + limit_s
-    while time.monotonic() < deadline_s:
-        for node in ray.nodes():
-            if node["Alive"] and node_resource(index) in node["Resources"]:
-                return str(node["NodeID"])
-        time.sleep(0.1)
-    raise RunFailed(f"node {index} of the local cluster is not known to Ray after {limit_s:g} s")
+def agents_at_first(settings: RunSettings) -> int:
+    """So many nodes of a cluster get an agent before a rank is placed there: for all slots, and for where they go after losses."""
+    return 2 * settings.slots + 2
 
 
 def home_of(plan: RunPlan) -> Home:
@@ -148,98 +154,182 @@ def home_of(plan: RunPlan) -> Home:
 
 
 class LiveRun:
-    """A run on a cluster, from its first process to its report."""
+    """A run on a cluster, from its first process to its report. Ranks of nodes that are ``unfit`` join no view."""
 
-    def __init__(self, plan: RunPlan, cluster: LocalCluster) -> None:
-        self.plan, self.cluster = plan, cluster
-        self.shm = Path(tempfile.mkdtemp(prefix="fleet-", dir="/dev/shm"))
-        self.store_url, self.home = store_url(plan), home_of(plan)
-        self.port = free_port(HOST)
-        self.address = f"{HOST}:{self.port}"
+    def __init__(self, plan: RunPlan, cluster: Cluster, unfit: Mapping[int, Decision] | None = None) -> None:
+        self.plan, self.cluster, self._unfit = plan, cluster, unfit or {}
+        self.shm = cluster.folder()
+        self.store_url = store_url(plan)
+        self.home = home_of(plan) if cluster.shares_folders else Home(plan.folder, base=f"{self.store_url}/saved")
+        self._secret = secret.fresh()
         self.coordinator = start_coordinator(self._spec())
+        self.address = str(ray.get(self.coordinator.begin.remote(self._secret), timeout=START_S))
         self.agents: dict[int, Any] = {}
-        self._nodes: dict[int, str] = {}
-        for index in cluster.alive():
-            self.add_agent(index, functools.partial(try_store, self.store_url))
+        self.places: dict[int, Place] = {}
+        self.domains: dict[int, str] = {}
+        alive = cluster.alive()
+        self._mark = "" if cluster.shares_folders or not self.store_url.startswith("file://") else leave_mark(self.store_url)
+        for index in alive if cluster.shares_folders else alive[: agents_at_first(plan.settings)]:
+            self.add_agent(index, functools.partial(try_store, self.store_url, self._mark))
         self.nodes = _Nodes(self)
+        self._cut_until_s: dict[str, float] = {}
+        self._clock = MonotonicClock()
         self._stop = threading.Event()
         self._done = threading.Event()
+        self._forsaken = threading.Event()
+        if isinstance(cluster, JoinedCluster):
+            cluster.lose_node = self._fell
         self.controls = ChaosControls(plan.settings.slots, plan.settings.nodes, plan.chaos.on)
 
     def _spec(self) -> CoordinatorSpec:
         plan, url, name = self.plan, self.store_url, self.plan.name
-        settings, resume, rates_per_s, lemons, origin = plan.settings, plan.resume, level_rates_per_s(plan), self._lemons(), plan.origin
-        code = code_of(plan.script)
+        settings, resume, rates, lemons, origin = plan.settings, plan.resume, level_rates(plan), self._lemons(), plan.origin
+        code = code_of(plan.script) if plan.made_of is None else Code()
         if not resume:
             code.keep(plan.folder)
         config, slots = describe(plan, code), (settings.world, settings.spares, settings.shards)
         first = RunStarted(VERSION, plan.name, 0.0, 0.0, *slots, config)
         return CoordinatorSpec(
             journal=plan.journal,
-            host=HOST,
-            port=self.port,
+            host=self.cluster.head,
             cluster=plan.name if not resume else f"{plan.name}-{secrets.token_hex(4)}",
-            machine=lambda now_s: make_machine(settings, url, name, rates_per_s, resume, now_s, lemons, origin),
+            machine=lambda now_s: make_machine(settings, url, name, rates, resume, now_s, lemons, origin),
             store=lambda: RetainingStore(url, settings.checkpoint.keep, name),
             started=lambda now_s: dataclasses.replace(first, at_s=now_s, unix_time_s=unix_time_s()),
             mirror=(lambda: JournalMirror(url).copy) if not url.startswith("file://") else None,
+            daemons=functools.partial(Daemons, url, self.cluster.shares_folders),
+            answers=ray_internals.answers,
         )
 
     def _lemons(self) -> dict[int, Decision]:
         """Nodes that stay out for what they did in the runs that lie beside this one."""
         bad = self.plan.lemons.keep_out(nodes.load(self.plan.folder.parent / nodes.NAME), unix_time_s() / HOUR_S)
-        return {index: bad[lasting_name(index)] for index in self.cluster.alive() if lasting_name(index) in bad}
+        names = {index: self.cluster.place(index).name for index in self.cluster.alive()}
+        return {index: bad[name] for index, name in names.items() if name in bad}
 
     def _remember_nodes(self) -> None:
-        names = {node: lasting_name(index) for index, node in self._nodes.items()}
+        names = {place.id: place.name for place in self.places.values()}
         nodes.append(self.plan.folder.parent / nodes.NAME, histories(read_journal(self.plan.journal, spans=False), names))
 
     def add_agent(self, index: int, trial: Callable[[], Failure | None] | None = None) -> None:
-        node = self._nodes[index] = node_id(index)
-        memory = functools.partial(PeerMemory, HOST) if self.plan.settings.peer_copies else None
-        check = preflight if self.plan.settings.preflight else None
-        processes = functools.partial(LocalProcesses, node)
-        self.agents[index] = start_agent(node, index, self.shm, self.address, processes, memory, check, trial)
+        place = self.places[index] = self.cluster.place(index)
+        memory = functools.partial(PeerMemory, place.host) if self.plan.settings.peer_copies else None
+        check: Callable[[], Decision] | None = preflight if self.plan.settings.preflight else None
+        if (decision := self._unfit.get(index)) is not None:
+            check = functools.partial(_as_decided, decision)
+        processes = functools.partial(LocalProcesses, place.id)
+        levels = self.plan.settings.domains
+        links = functools.partial(LocalLinks, store=functools.partial(addresses_of, self.store_url))
+        self.domains[index] = locate(place.labels, place.name, levels).path
+        self.agents[index] = start_agent(place.id, index, self.shm, self.address, processes, memory, check, trial, levels, links, Daemons)
+        self.agents[index].begin.remote(self._secret)
+
+    def cut_off(self, order: Operation) -> None:
+        """Chaos keeps a node, or all of them, from being heard for a while, or has its agent start again."""
+        kind = kind_of(order.kind)
+        unheard = order.struck or kind.performer is Performer.HOST or Cost.WAIT in kind.may_cost
+        if unheard and order.phase == START and order.node is not None:
+            self._cut_until_s[self.name_of(order.node)] = self._clock.now_s() + order.duration_s + BACK_S
+
+    def comes_back(self, index: int) -> None:
+        """A node that chaos has lost has an agent again, which takes a moment to be heard."""
+        self._cut_until_s[self.name_of(index)] = self._clock.now_s() + BACK_S
+
+    def is_cut_off(self, name: str) -> bool:
+        """Whether chaos has lost or cut off the node that Ray calls so, or has until a moment ago: it is there, and comes back."""
+        return self._clock.now_s() < self._cut_until_s.get(name, 0.0)
 
     def name_of(self, index: int) -> str:
         """Ray's id of worker node ``index``; empty while it has no agent."""
-        return self._nodes.get(index, "")
+        return self.places[index].id if index in self.places else ""
 
     def node_of(self, pid: int) -> int:
         """Index of the node on which rank process ``pid`` lives. Raises KeyError."""
         _, ranks, _ = ray.get(self.coordinator.census.remote(), timeout=30)
         names = {process.pid: process.node for _, process, _ in ranks}
-        return next(index for index, name in self._nodes.items() if name == names[pid])
+        return next(index for index, place in self.places.items() if place.id == names[pid])
 
     def execute(self) -> RunResult:
         """Train to the end, under chaos. Raises ConfigError, before any rank is started, when a node cannot use the store."""
-        ray.get([self.coordinator.census.remote(), *(agent.ready.remote() for agent in self.agents.values())], timeout=60)
+        self._await_agents()
         self._check_store()
+        with tracked(self.plan.folder, self.plan.settings.track):
+            return self._train()
+
+    def _train(self) -> RunResult:
         chaos = threading.Thread(target=self._conduct, name="fleet-chaos", daemon=True)
         watch = threading.Thread(target=self._watch, name="fleet-watch", daemon=True)
+        notices = threading.Thread(target=self._tell_notices, name="fleet-notices", daemon=True)
         chaos.start()
         watch.start()
+        notices.start()
+        caretaker = self._caretaker()
         try:
             fitted = self._fit_to_the_end()
         finally:
             self._stop.set()
             self.controls.close()
-            chaos.join(STOP_S)
+            patience_s = LEFT_S if self._forsaken.is_set() else STOP_S
+            chaos.join(patience_s)
+            watch.join(patience_s)  # it asks Ray, which this process may leave next, as the next one does
+            notices.join(patience_s)
+            if caretaker is not None:
+                caretaker.close()
         outcome = self._outcome() or self._give_up(fitted)
         self._close()
         if outcome is None:
-            return RunResult(plan=self.plan, status="failed", reason="Ray Train ended before the run did", detail=fitted.error or "")
+            why = "the cluster was lost" if self._forsaken.is_set() else "Ray Train ended before the run did"
+            return RunResult(plan=self.plan, status="failed", reason=why, detail=fitted.error or "")
         return RunResult(plan=self.plan, status=outcome.status, reason=outcome.reason, detail=outcome.detail)
+
+    def _await_agents(self) -> None:
+        """Those that do not come are given up: their node may be lost already. Raises RunFailed when none comes."""
+        for index, answer in self._ask_agents("ready", START_S).items():
+            if isinstance(answer, Exception):
+                log.warning("node %d has no agent: %s", index, " ".join(str(answer).split())[:300])
+                del self.agents[index]
+        if not self.agents:
+            raise RunFailed(f"no node's agent came up within {START_S:g} s")
+
+    def _ask_agents(self, method: str, limit_s: float) -> dict[int, Any]:
+        """By node, the answer of its agent, or the error that came in place of one."""
+        calls = {index: getattr(agent, method).remote() for index, agent in self.agents.items()}
+        ray.wait(list(calls.values()), num_returns=len(calls), timeout=limit_s)
+        answers: dict[int, Any] = {}
+        for index, call in calls.items():
+            try:
+                answers[index] = ray.get(call, timeout=0.1)
+            except (ray.exceptions.RayError, TimeoutError) as error:
+                answers[index] = error
+        return answers
+
+    def _caretaker(self) -> Caretaker | None:
+        """Of a run on a cluster that is not this process's."""
+        if not isinstance(self.cluster, JoinedCluster):
+            return None
+        return Caretaker(self, self.cluster, self.plan.folder, self._stop.is_set, agents_at_first(self.plan.settings))
+
+    def _fell(self, index: int) -> str | None:
+        """All that this run has on a node ends at once: ranks live no longer than what forked them, and that no longer than the agent."""
+        agent = self.agents.pop(index, None)
+        if agent is None:
+            return f"node {index} has no agent"
+        self._cut_until_s[self.name_of(index)] = math.inf  # Ray's node lives, and is not ours to take out
+        ray.kill(agent, no_restart=True)
+        return None
 
     def _check_store(self) -> None:
         """Each node's agent has tried it since it was started. Of a run that cannot begin nothing is left."""
-        answers = ray.get([agent.tried.remote() for agent in self.agents.values()], timeout=LIMIT_S + STOP_S)
-        failures = {index: failure for index, failure in zip(self.agents, answers, strict=True) if failure is not None}
+        answers = self._ask_agents("tried", LIMIT_S + STOP_S)
+        if self._mark:
+            remove_mark(self.store_url, self._mark)
+        failures = {index: failure for index, failure in answers.items() if isinstance(failure, Failure)}
         if not failures:
             return
         index, failure = next(iter(failures.items()))
         others = f" (and {len(failures) - 1} of the other {len(answers) - 1})" if len(failures) > 1 else ""
-        refusal = failure.refusal(f"node {index}{others}")
+        where = f"node {index}" if self.cluster.shares_folders else f"node {self.places[index].host}"
+        refusal = failure.refusal(f"{where}{others}")
         if self.plan.resume:
             ray.get(self.coordinator.stop_run.remote(str(refusal)), timeout=STOP_S)
             self._close()
@@ -266,19 +356,23 @@ class LiveRun:
         from ray import cloudpickle
 
         settings = self.plan.settings
-        # Ranks get the user's module with the function: they need not find its file.
-        cloudpickle.register_pickle_by_value(sys.modules[self.plan.train.__module__])
+        # Ranks get the user's module with the function: they need not find its file. A function that came without one is sent so anyway.
+        if (module := sys.modules.get(self.plan.train.__module__)) is not None:
+            cloudpickle.register_pickle_by_value(module)
         parts = functools.partial(Parts, self.store_url, self.plan.name)
-        spec = RankSpec(settings, self.shm, HOST, self.plan.train, parts, self.home, logs_of(self.plan.folder.resolve()))
+        shared = self.cluster.shares_folders
+        logs = logs_of(self.plan.folder.resolve() if shared else self.shm)
+        spec = RankSpec(settings, self.shm, self.cluster.head if shared else None, self.plan.train, parts, self.home, logs)
         return fit(
             rank_main,
             {"spec": spec},
             slots=settings.slots,
-            resources_per_slot={"fleet_rank": 1},
+            resources_per_slot=dict(self.cluster.slot),
             storage_path=str(self.plan.folder / "ray"),
             name=name,
             done=self._done.is_set,
-            runtime_env=fork_server.runtime_env(self.shm, RANK_ENVIRONMENT),
+            forsaken=self._forsaken.is_set,
+            runtime_env=fork_server.runtime_env(self.shm, RANK_ENVIRONMENT, same_paths=shared),
         )
 
     def stop(self, reason: str) -> None:
@@ -286,11 +380,29 @@ class LiveRun:
         self.coordinator.stop_run.remote(reason)
 
     def _watch(self) -> None:
-        """Notice the end of the run, so that Ray Train is not waited for much longer."""
+        """Notice the end of the run, or of its cluster, so that Ray Train is not waited for much longer."""
+        address, silence = ray.get_runtime_context().gcs_address, control_store.Silence()
         while not self._stop.is_set():
-            if self._outcome(timeout_s=1.0) is not None:
+            ended = self._outcome(timeout_s=1.0) is not None
+            silent_s = silence.heard(ray_internals.answers(address, control_store.ASK_S), self._clock.now_s())
+            if silent_s >= (0.0 if ended else control_store.LOST_S + control_store.END_S) and silence.since_s is not None:
+                log.warning("%s; this process leaves it.", control_store.why_lost(address, silent_s))
+                self._forsaken.set()
+            if ended or self._forsaken.is_set():
                 self._done.set()
                 return
+
+    def _tell_notices(self) -> None:
+        """Of nodes that Ray will take away."""
+        notices = Notices()
+        while not self._stop.wait(NOTICES_S):
+            try:
+                draining = ray_internals.draining()
+            except OSError as error:
+                log.debug("%s", error)
+                continue
+            for node, notice_s in notices.news(draining, [place.id for place in self.places.values()], unix_time_s()):
+                self.coordinator.announce.remote(node, notice_s, SAID_BY_RAY)
 
     def _outcome(self, timeout_s: float = 5.0) -> EndRun | None:
         try:
@@ -305,17 +417,18 @@ class LiveRun:
         self._remember_nodes()
 
     def _kill_actors(self) -> None:
+        if self._forsaken.is_set():  # they end with the cluster; nobody there could be told to
+            shutil.rmtree(self.shm, ignore_errors=True)
+            return
+        if not self.cluster.shares_folders:  # nobody else tidies up there
+            ray.wait([agent.close.remote() for agent in self.agents.values()], num_returns=len(self.agents), timeout=STOP_S)
         for actor in [*self.agents.values(), self.coordinator]:
             ray.kill(actor, no_restart=True)
         shutil.rmtree(self.shm, ignore_errors=True)
 
     def _conduct(self) -> None:
         """Strike as planned, and as an operator orders, until the run is over."""
-        settings, chaos = self.plan.settings, self.plan.chaos
-        plan = functools.partial(ChaosSettings.plan, seed=settings.seed, world=settings.slots, nodes=settings.nodes)
-        sharded = settings.optimizer_sharding != "none"
-        conductor = Conductor(plan(chaos), min_ranks=settings.min_ranks, repair_s=chaos.repair_s, lose_all=chaos.lose_all, sharded=sharded)
-        live = LiveChaos(conductor, self.controls, _World(self), lambda: plan(parse_chaos("storm")))
+        live = live_chaos(self.plan.settings, self.plan.chaos, self.controls, _World(self))
         live.run(MonotonicClock(), lambda seconds: self._stop.wait(seconds) or self._done.is_set())
 
 
@@ -327,20 +440,34 @@ class _World:
 
     def see(self) -> ChaosView:
         run = self._run
-        phase, ranks, restorable = ray.get(run.coordinator.census.remote(), timeout=30)
+        phase, ranks, restorable = ray.get(run.coordinator.census.remote(), timeout=ANSWER_S)
         slots = {member.slot: Occupant(member, process, seated) for member, process, seated in ranks}
         nodes: dict[int, list[int]] = {index: [] for index in run.cluster.alive()}
         by_name = {run.name_of(index): index for index in nodes}
         for slot, occupant in slots.items():
             if occupant.process.node in by_name:
                 nodes[by_name[occupant.process.node]].append(slot)
-        return ChaosView(slots, {index: tuple(found) for index, found in nodes.items()}, phase == "run", restorable)
+        hosts = {HEAD: run.address.rpartition(":")[0], **{index: run.places[index].host for index in nodes if index in run.agents}}
+        return ChaosView(
+            slots, {index: tuple(found) for index, found in nodes.items()}, phase == "run", restorable, dict(run.domains), hosts
+        )
 
     def operate(self, order: Operation) -> str | None:
+        self._run.cut_off(order)
         return (self._nodes if kind_of(order.kind).performer is Performer.LAUNCHER else self._processes).operate(order)
 
+    def learned(self, fault: str) -> str:
+        return "; ".join(self._processes.said.pop(fault, []))
+
+    def committed_step(self) -> int | None:
+        step: int | None = ray.get(self._run.coordinator.committed_step.remote(), timeout=ANSWER_S)
+        return step
+
+    def report_floor(self, event: FloorReached) -> None:
+        ray.get(self._run.coordinator.report.remote(event), timeout=ANSWER_S)
+
     def report(self, event: FaultReported) -> None:
-        ray.get(self._run.coordinator.report_fault.remote(event), timeout=30)
+        ray.get(self._run.coordinator.report.remote(event), timeout=ANSWER_S)
 
 
 class _Nodes:
@@ -355,34 +482,33 @@ class _Nodes:
     def add(self) -> int:
         index = self._run.cluster.add()
         self._run.add_agent(index)
+        self._run.comes_back(index)
         return index
 
     def alive(self) -> list[int]:
         return list(self._run.cluster.alive())
 
 
-def level_rates_per_s(plan: RunPlan) -> tuple[float, float]:
-    """Rates of the faults that need the durable checkpoint, and of those that need copies in memory.
+def level_rates(plan: RunPlan) -> LevelRates:
+    """Rates of the faults that need the durable checkpoint, and of those that need copies in memory, before the run has met any.
 
-    From the fault catalogue for this run's world, and as compressed as its chaos is. A rank lost in place needs neither. Without copies the
-    store is for all ranks lost together, and for the node of the control plane. With them it is for that node, and for so many nodes at a
-    time that copies are lost; and memory is for all ranks, by bad luck or by software that takes them all where chaos may do that.
+    From the fault catalogue of its chaos, for this run's world, and as compressed as its chaos is. A rank lost in place needs neither.
+    Without copies the store is for all ranks lost together, and for the node of the control plane. With them it is for that node, and for
+    so many nodes at a time that copies are lost; and memory is for all ranks, by bad luck or by software that takes them all where chaos
+    may do that.
     """
     settings, chaos = plan.settings, plan.chaos
-    catalogue, fleet = load_catalogue(), Topology(gpus=chaos.fleet_gpus, gpus_per_node=chaos.gpus_per_node)
-    compression = chaos.compression or 1.0
-    if chaos.mtbf_s is not None:
-        compression = compression_for(catalogue.chosen(None, chaos.kinds), fleet, settings.nodes, chaos.mtbf_s)
+    catalogue, compression = chaos.catalogue(), chaos.compression_in(settings.nodes)
     ranks = Topology(gpus=settings.world, gpus_per_node=max(1, settings.world // settings.nodes))
     faults_per_s = (chaos.mtbf_s and 1.0 / chaos.mtbf_s) or compression * sum(catalogue.rates(ranks).values())
-    head_per_s = compression * sum(catalogue.rates(Topology(gpus=1, gpus_per_node=1), HEAD_COMPONENTS).values())
-    if settings.recovery.policy == "restart":
-        return faults_per_s + head_per_s, faults_per_s if settings.peer_copies else 0.0
-    whole_s = compression * catalogue.rates(ranks, (JOB_WIDE,))[JOB_WIDE] if chaos.lose_all else 0.0
-    all_ranks = functools.partial(checkpoint_rate_per_s, fault_rate_per_s=faults_per_s, ranks_per_fault=1, repair_s=REFILL_S)
-    if settings.nodes == 1 or not settings.peer_copies:
-        return all_ranks(world=settings.world, whole_run_rate_per_s=head_per_s + whole_s), 0.0
-    nodes_per_s = compression * sum(catalogue.rates(ranks, NODE_COMPONENTS).values())
-    down_s = chaos.repair_s or NODE_REPAIR_S
-    copies_lost_per_s = all_lost_rate_per_s(nodes_per_s, min(settings.nodes, settings.peer_copies + 1), down_s)
-    return head_per_s + copies_lost_per_s, all_ranks(world=settings.world, whole_run_rate_per_s=whole_s)
+    head_per_s = compression * catalogue.rate(Topology(gpus=1, gpus_per_node=1), HEAD_COMPONENTS)
+    whole_s = compression * catalogue.rate(ranks, (JOB_WIDE,)) if chaos.lose_all else 0.0
+    copies_lost_per_s = None
+    if settings.nodes > 1 and settings.peer_copies:
+        nodes_per_s = compression * catalogue.rate(ranks, NODE_COMPONENTS)
+        copies = min(settings.nodes, settings.peer_copies + 1)
+        copies_lost_per_s = all_lost_rate_per_s(nodes_per_s, copies, chaos.repair_s or NODE_REPAIR_S)
+    return LevelRates(
+        faults_per_s=faults_per_s, head_per_s=head_per_s, whole_per_s=whole_s, copies_lost_per_s=copies_lost_per_s,
+        restarts=settings.recovery.policy == "restart", world=settings.world, copied=bool(settings.peer_copies), refill_s=REFILL_S,
+    )  # fmt: skip

@@ -18,12 +18,13 @@ from typing import Any
 import numpy as np
 
 from chaos.settings import ChaosSettings
-from fleet.app.scenarios import Prepared, Scenario, prepare
+from fleet.app.scenarios import Prepared, Scenario, prepare, repaired_with
 from fleet.errors import ConfigError
 from fleet.ledger.checkers import Judgement, judged
 from fleet.ledger.goodput import Ledger
 from fleet.ledger.report import duration
 from fleet.ledger.summary import STEP_NAMES
+from fleet.planning.traces.faults import FittedFaults
 from fleet.protocol.levels import STORE
 from fleet.protocol.records import CheckpointRecord, Committed, ProcessLost, ProcessUp, Record, RunEnded, RunStarted, ViewPublished
 from fleet.protocol.types import Fault
@@ -380,10 +381,11 @@ def reasons(rehearsal: Rehearsal) -> list[str]:
     return said
 
 
-def target_of(gpus: int, days: float, recovery: str, chosen: Scenario | None = None) -> Prepared:
-    """The fleet to rehearse."""
+def target_of(gpus: int, days: float, recovery: str, chosen: Scenario | None = None, seen: FittedFaults | None = None) -> Prepared:
+    """The fleet to rehearse. ``seen``: what strikes it, from a log; None: the catalogue."""
     scenario = chosen or Scenario()
-    return prepare(replace(scenario, days=days, plan=replace(scenario.plan, gpus=gpus, recovery=recovery)))
+    plan = replace(scenario.plan, gpus=gpus, recovery=recovery)
+    return prepare(replace(scenario, days=days, plan=plan if seen is None else repaired_with(plan, seen), faults=seen or scenario.faults))
 
 
 def chaos_of(scale: Scale, seed: int) -> ChaosSettings:

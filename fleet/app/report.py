@@ -7,9 +7,12 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fleet.ledger.bill import in_units, rests_on
 from fleet.ledger.checkers import OK, VIOLATED
-from fleet.ledger.report import Report, build_report, drift_words, duration, losses_by_size, rank_time
-from fleet.ledger.summary import COST_NAMES, STEP_NAMES, Incident, LedgerSummary
+from fleet.ledger.report import Report, build_report, duration, forecast_words, losses_by_size, prediction_words, rank_time, worth_words
+from fleet.ledger.scorecard import Score
+from fleet.ledger.step_law import hidden_words, in_shares
+from fleet.ledger.summary import COST_NAMES, Incident, LedgerSummary
 from fleet.ledger.verification import in_words
 
 __all__ = ["Report", "build_report", "render_table"]
@@ -18,6 +21,7 @@ BAR_WIDTH = 44
 MAX_ROWS = 25
 """Faults in the terminal's table; the JSON and the page have all."""
 MOST_CAUSE = 24
+MOST_PRICED = 5
 INDENT = " " * 13
 GREEN, RED, BOLD, DIM, PLAIN = "\033[32m", "\033[31m", "\033[1m", "\033[2m", "\033[0m"
 STATUS_COLOUR = {"completed": GREEN, "failed": RED}
@@ -30,14 +34,19 @@ def render_table(report: Report, *, colour: bool = False) -> str:
     parts = [
         _headline(summary, paint),
         _waterfall(summary, paint),
+        f"factors  {summary.factors}\n" if summary.factors is not None else "",
+        _bill(summary),
+        _ahead(report),
         _step(summary),
+        _shares(summary),
         _samples(summary),
+        _usage(summary),
         _faults(summary, paint),
         _verdicts(report, paint),
         _verified(report),
         _checks(report, paint),
     ]
-    parts.append(_slow_ranks(report.history["stragglers"], summary.started_s, paint))
+    parts.append(_slow_ranks(report.history["stragglers"], summary.tallies.score, summary.started_s, paint))
     parts.append(_levels(report))
     return "\n".join([*(part for part in parts if part), _footer(report.summary, paint)]) + "\n"
 
@@ -60,8 +69,25 @@ def _headline(s: LedgerSummary, paint: _Paint) -> str:
     down = f", and stopped for {duration(s.down_s)}" if s.down_s else ""
     size = f"{s.steps:,} steps{back}   {s.world} ranks{spares} for {duration(s.held_s)}{queued}{down}"
     if s.training_s:
-        size += "\n" + ", ".join(filter(None, (f"while training {s.training_goodput:.2%}", drift_words(s))))
+        size += f"\n{prediction_words(s)}; while training {s.training_goodput:.2%}"
     return f"{title}\n{paint(BOLD + GREEN, f'goodput {s.goodput:.2%}')}   {ratios}   {size}\n"
+
+
+def _ahead(report: Report) -> str:
+    """What is to be expected, and what was worth its price."""
+    lines = [*(f"forecast  {line}" for line in forecast_words(report)), *(f"worth  {line}" for line in worth_words(report.summary))]
+    return "\n".join([*lines, ""]) if lines else ""
+
+
+def _bill(s: LedgerSummary) -> str:
+    """In all, for a step that is kept, and for each fault the dearest of which come first."""
+    found = s.bill
+    if found is None:
+        return ""
+    each = f"; a kept step {in_units(found['per_step'])}" if found["per_step"] else ""
+    dearest = sorted(found["faults"].items(), key=lambda item: -sum(item[1].values()))[:MOST_PRICED]
+    priced = [f"  {name:<19} {in_units(amounts)}" for name, amounts in dearest if any(amounts.values())]
+    return "\n".join([f"cost  {in_units(found['total'])} ({rests_on(found['basis'])}){each}", *priced, ""])
 
 
 def _bar(begin: float, share: float, fill: str) -> str:
@@ -79,9 +105,7 @@ def _waterfall(s: LedgerSummary, paint: _Paint) -> str:
         share = value / allocated
         left -= share
         lines.append(_line(f"- {name}", value, share, paint(RED, _bar(max(0.0, left), share, "▒"))))
-    lines.append(
-        _line("= goodput", sum(s.categories[name] for name in STEP_NAMES), s.scheduling_goodput, paint(GREEN, _bar(0.0, left, "█")))
-    )
+    lines.append(_line("= goodput", s.kept_s, s.scheduling_goodput, paint(GREEN, _bar(0.0, left, "█"))))
     if s.pending_s > 0:
         lines.append(f"  {'pending':<19}{rank_time(s.pending_s):>14}           not decided yet, and in no share")
     return "\n".join([*lines, ""])
@@ -95,6 +119,28 @@ def _step(s: LedgerSummary) -> str:
     law = s.law
     terms = (("compute", law.compute_s), ("comm", law.comm_s), ("straggler", law.sync_s), ("data", law.data_s))
     return f"  a step of {duration(s.median_step_s)}: " + "  ".join(f"{name} {duration(value)}" for name, value in terms) + "\n"
+
+
+def _shares(s: LedgerSummary) -> str:
+    """Steps by the Fleet Law, all rank-seconds alike, and how much of the exchange was hidden."""
+    law = s.step_law
+    if law is None:
+        return ""
+    rows = [("Fleet Law", law.shares), ("all time", s.run_shares)]
+    lines = [f"  {name:<10}{in_shares(shares)} = 100%" for name, shares in rows]
+    return "\n".join([*lines, f"  {hidden_words(law)}", ""])
+
+
+def _usage(s: LedgerSummary) -> str:
+    """Memory of the rank that has had most, and what the network carried."""
+    used = s.tallies.usage
+    if not used:
+        return ""
+    slot = max(used, key=lambda each: used[each].peak_bytes)
+    device = max(each.device_peak_bytes for each in used.values())
+    gpu = f", and {device / 1e9:.3g} GB of a GPU" if device else ""
+    sent = sum(each.sent_bytes for each in used.values())
+    return f"  memory of a rank: at most {used[slot].peak_bytes / 1e9:.3g} GB (slot {slot}){gpu}; {sent / 1e9:.3g} GB sent between ranks\n"
 
 
 def _samples(s: LedgerSummary) -> str:
@@ -121,7 +167,7 @@ def _faults(s: LedgerSummary, paint: _Paint) -> str:
     return "\n".join([*lines, ""])
 
 
-def _slow_ranks(told: Mapping[str, Any], started_s: float, paint: _Paint) -> str:
+def _slow_ranks(told: Mapping[str, Any], score: Score, started_s: float, paint: _Paint) -> str:
     """Who was found slow and why; what was done, what else could have been, and what it saved against doing nothing."""
     lines = [paint(DIM, "  slow ranks")] if told["verdicts"] or told["actions"] else []
     for case in told["verdicts"][:MAX_ROWS]:
@@ -137,7 +183,18 @@ def _slow_ranks(told: Mapping[str, Any], started_s: float, paint: _Paint) -> str
             each = f"{action['steps']} steps that would have taken {duration(action['step_without_s'])} each"
             saved = f"; saved {rank_time(action['saved_rank_s'])} of rank time: {each}"
         lines += _wrapped(f"{duration(action['at_s'] - started_s)}  {action['action']}; expected loss: {costs}{saved}")
+    if score.injected:
+        lines = [*(lines or [paint(DIM, "  slow ranks")]), *_wrapped(_scored(score))]
     return "\n".join([*lines, ""]) if lines else ""
+
+
+def _scored(score: Score) -> str:
+    """How the detectors did on what chaos slowed down."""
+    said, after = score.right + score.wrong, ""
+    if score.latency_s is not None:
+        after = f", {duration(score.latency_s)} after it began (median)"
+    precision = f"; {score.right} of {said} accusations right (precision {score.precision:.0%})" if said else "; nobody was accused"
+    return f"detectors: {score.found} of {score.injected} injected slowdowns found (recall {score.recall:.0%}){after}{precision}"
 
 
 def _wrapped(text: str) -> list[str]:

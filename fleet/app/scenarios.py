@@ -3,32 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from chaos.catalogue import ASSUMPTIONS, Catalogue, Component, Topology, load_catalogue
+from chaos.catalogue import ASSUMPTIONS, LEMON, Catalogue, Component, Topology, fitted, load_catalogue
 from fleet.errors import ConfigError
 from fleet.laws.law import HOUR_S
 from fleet.ledger.health import History, Incident
 from fleet.planning.faults import copy_times
 from fleet.planning.inputs import PlanInput
 from fleet.planning.plan import Plan, make_plan
+from fleet.planning.traces.faults import FittedFaults
 from fleet.protocol.decisions import Decision
 from fleet.protocol.fault_kinds import Cost, kind_of
 from fleet.protocol.ports import IntervalPolicy, RecoveryPolicy
 from fleet.settings.run import Budgets, CheckpointSettings
-from fleet.simulation.fleet_arrivals import Arrivals, draw_arrivals, read_trace
+from fleet.simulation.fleet_arrivals import Arrivals, draw_arrivals, read_arrivals
 from fleet.simulation.fleet_model import HELD, SHARES, FaultClass, FleetModel, LemonPolicy, Outcome, Partial, SlowClass, Tier
 from fleet.simulation.fleet_run import FleetRun
 from policies.interval import CheckpointInterval
 from policies.lemons import Lemons
 from policies.placement import ranges
 from policies.recovery import RECOVERIES
-from policies.straggler import EVICT, REBALANCE, REPLACE, LeastLoss, Standing
+from policies.straggler.remedies import EVICT, REBALANCE, REPLACE, LeastLoss, Standing
 
 LOCAL, OBJECT = 0, 1
 NEEDS = {"job": LOCAL, "model state": OBJECT}
@@ -53,6 +54,7 @@ class Scenario:
         lemon_factor: how many times as often a lemon fails (1.2% of the nodes); 1: there are none.
         crews: repairs at a time; 0: any number.
         stragglers: whether nodes and networks are slow at times.
+        faults: what a log of faults came to, in place of the catalogue; None: the catalogue.
     """
 
     plan: PlanInput = field(default_factory=PlanInput)
@@ -64,12 +66,18 @@ class Scenario:
     lemon_factor: float = 1.0
     crews: int = 0
     stragglers: bool = True
+    faults: FittedFaults | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.days < math.inf:
             raise ConfigError("days", self.days, "must be greater than 0, and finite", "54 is the default.")
         if not 0 <= self.mttf_hours < math.inf:
             raise ConfigError("mttf_hours", self.mttf_hours, "must be greater than 0 h", "0: what the fault catalogue comes to.")
+
+    @property
+    def lemons(self) -> float:
+        """How many times as often a lemon fails: as asked for, else as the log has it."""
+        return self.lemon_factor if self.lemon_factor > 1 or self.faults is None else self.faults.lemon_factor
 
     def topology(self) -> Topology:
         """The fleet as the catalogue sees it."""
@@ -88,7 +96,7 @@ class Prepared:
 
     def arrivals(self, seed: int, trace: Path | None = None) -> Arrivals:
         """Drawn, or from a trace."""
-        return read_trace(self.model, trace, seed) if trace is not None else draw_arrivals(self.model, seed)
+        return read_arrivals(self.model, trace, seed) if trace is not None else draw_arrivals(self.model, seed)
 
     def run(self, arrivals: Arrivals, partial: Partial | None = None) -> Outcome:
         """One event-driven run."""
@@ -107,7 +115,8 @@ def prepare(scenario: Scenario, catalogue: Catalogue | None = None) -> Prepared:
     Raises:
         ConfigError: the model does not fit the fleet, or the scenario is impossible.
     """
-    asked, catalogue = scenario.plan, catalogue or load_catalogue()
+    asked, lemons = scenario.plan, scenario.lemons
+    catalogue = catalogue or (fitted(scenario.faults) if scenario.faults else load_catalogue())
     faults = fault_classes(scenario, catalogue)
     plan = make_plan(_struck_by(asked, faults), levers=False)
     replica = max(1, plan.step.mapping.tensor * plan.step.mapping.pipeline // asked.chip.per_node)
@@ -125,12 +134,32 @@ def prepare(scenario: Scenario, catalogue: Catalogue | None = None) -> Prepared:
         crews=scenario.crews or None,
         step_s=plan.step.step_s,
         replica_nodes=replica,
-        lemon_share=_share(catalogue, "lemon_node") if scenario.lemon_factor > 1 else 0.0,
-        lemon_factor=scenario.lemon_factor,
+        lemon_share=_share(catalogue, LEMON) if lemons > 1 else 0.0,
+        lemon_factor=lemons,
     )
     recovery = RECOVERIES[asked.recovery](Budgets(), asked.restart_s + asked.replace_s)
     intervals = tuple(_interval(scenario.interval) for _ in model.tiers)
-    return Prepared(model, recovery, intervals, _KeepOut(model) if scenario.lemon_factor > 1 else None, plan)
+    return Prepared(model, recovery, intervals, _KeepOut(model) if lemons > 1 else None, plan)
+
+
+RATES = ("gpu_mttf_hours", "in_place_share", "durable_share")
+"""What a file of faults says in the place of a user of ``fleet plan``."""
+
+
+def asked_with(asked: PlanInput, faults: FittedFaults, given: Collection[str] = ()) -> PlanInput:
+    """The question to ``fleet plan`` about the faults of a log: how often, what they need, and how long a repair takes, unless that is
+    ``given``. A node fails as often as one of the log's, whatever its GPUs. Raises ConfigError where ``given`` contradicts the log."""
+    for name in given:
+        if name in RATES:
+            raise ConfigError(f"--set {name}", getattr(asked, name), f"--faults says it, from {faults.source}", "Leave one of them out.")
+    repaired = repaired_with(asked, faults, given)
+    return _struck_by(repaired, fault_classes(Scenario(plan=repaired, faults=faults), fitted(faults)))
+
+
+def repaired_with(asked: PlanInput, faults: FittedFaults, given: Collection[str] = ()) -> PlanInput:
+    """``asked`` with the log's own time of repair, unless that is ``given`` or not in the log."""
+    hours = None if "repair_hours" in given else faults.repair_hours
+    return asked if hours is None else replace(asked, repair_hours=hours)
 
 
 def _struck_by(asked: PlanInput, faults: Sequence[FaultClass]) -> PlanInput:

@@ -75,6 +75,18 @@ def load_train(script: str, function: str = "train") -> Callable[[Any], None]:
     return cast(Callable[[Any], None], train)
 
 
+def load_named(script: str, name: str) -> Any:
+    """What ``script`` calls ``name``. Raises ConfigError when the file is missing, raises on import, or has nothing of that name."""
+    path = Path(script)
+    if not path.is_file():
+        raise ConfigError("script", script, "no such file")
+    _check_siblings(path)
+    module = _imported(path)
+    if not hasattr(module, name):
+        raise ConfigError("script", script, f"it has nothing that is called {name}", "Give SCRIPT:NAME.")
+    return getattr(module, name)
+
+
 def _check_siblings(path: Path) -> None:
     """The script's folder comes first on the path of every rank, so a sibling named like one of our packages would hide it there."""
     folder = path.resolve().parent

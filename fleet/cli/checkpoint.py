@@ -14,7 +14,7 @@ from fleet.cli.config import RUNS, Storage
 from fleet.errors import ConfigError
 
 if TYPE_CHECKING:
-    from storage.checkpoint import CheckpointStore
+    from storage.checkpoint.store import CheckpointStore
 
 Where = Annotated[str, typer.Argument(metavar="WHERE", help="A run's folder, its name under --storage, or the URL of its store.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
@@ -54,8 +54,8 @@ def export(
     output: Annotated[str, typer.Option(help="File to write; ID.pt when none is named.")] = "", storage: Storage = RUNS,
 ) -> None:  # fmt: skip
     """Write {tracked name: state dict} as one file for torch.load(FILE, weights_only=True)."""
-    from storage.export import export_state
-    from storage.manifest import CheckpointDamaged, parse_checkpoint_id
+    from storage.checkpoint.export import export_state
+    from storage.checkpoint.manifest import CheckpointDamaged, parse_checkpoint_id
 
     with _store(where, storage) as store:
         name = _known(store, checkpoint) if checkpoint else store.newest_valid()
@@ -93,9 +93,9 @@ def register(parent: typer.Typer) -> None:
 @contextmanager
 def _store(where: str, root: str) -> Iterator[CheckpointStore]:
     """The store of a run or URL; what it fails with becomes one message."""
-    from storage.causes import WAYS_OUT
-    from storage.checkpoint import CheckpointStore
-    from storage.urls import redact
+    from storage.backends.causes import WAYS_OUT
+    from storage.backends.urls import redact
+    from storage.checkpoint.store import CheckpointStore
 
     try:
         yield CheckpointStore(_url(where, Path(root)))
@@ -128,7 +128,7 @@ def _known(store: CheckpointStore, checkpoint: str) -> str:
 
 
 def _row(store: CheckpointStore, checkpoint: str) -> dict[str, Any]:
-    from storage.manifest import CheckpointDamaged
+    from storage.checkpoint.manifest import CheckpointDamaged
 
     try:
         manifest = store.manifest(checkpoint)
@@ -142,7 +142,7 @@ def _row(store: CheckpointStore, checkpoint: str) -> dict[str, Any]:
 
 
 def _verified(store: CheckpointStore, checkpoint: str) -> dict[str, Any]:
-    from storage.manifest import CheckpointDamaged
+    from storage.checkpoint.manifest import CheckpointDamaged
 
     try:
         store.verify(checkpoint)

@@ -27,6 +27,7 @@ FLAGS = {
     "world": "world", "spares": "spares", "nodes": "nodes", "shards": "shards", "min_ranks": "min_ranks", "steps": "steps",
     "peer_copies": "peer_copies", "seed": "seed", "reduction": "reduction", "optimizer_sharding": "optimizer_sharding",
     "verify": "verify.compute", "preflight": "preflight", "on_store_failure": "checkpoint.on_store_failure", "storage": "storage",
+    "on_partition": "on_partition",
     "recovery": "recovery.policy", "placement": "placement.policy", "straggler": "straggler.policy", "corruption": "corruption.policy",
 }  # fmt: skip
 """Option of ``fleet run`` -> setting. ``--set``, ``--timeout``, ``--checkpoint`` and ``--chaos`` stand for several."""
@@ -102,17 +103,17 @@ def settings_of(values: Mapping[str, Any], directory: Path) -> Configuration:
 
     Files are named from ``directory``.
     """
-    from fleet.app.configuration import configured
+    from fleet.app.configuration import configured, layer_of
 
-    files = [directory / each for each in values["config"] or []]
-    layers = [file if file.is_file() or "=" not in file.name else text for file, text in zip(files, values["config"] or [], strict=True)]
-    return configured(*layers, over=flags(values))
+    return configured(*(layer_of(each, directory) for each in values["config"] or []), over=flags(values))
 
 
 def flags(values: Mapping[str, Any]) -> dict[str, Any]:
     """Dotted name -> value, of the options that are given. Raises ConfigError."""
     found = {key: values[name] for name, key in FLAGS.items() if values[name] is not None}
     found |= _timeouts(values["timeout"] or [])
+    if values["track"]:
+        found["track.to"] = tuple(values["track"])
     if values["set_"]:
         found["options"] = pairs_of(values["set_"], "--set")
     if values["checkpoint"] is not None:
@@ -121,6 +122,8 @@ def flags(values: Mapping[str, Any]) -> dict[str, Any]:
         from fleet.app.configuration import chaos_of
 
         found |= chaos_of(values["chaos"])
+    if values["faults"] is not None:
+        found["chaos.faults"] = values["faults"]
     return found
 
 

@@ -24,7 +24,7 @@ def push(
     storage: Storage = RUNS,
 ) -> None:
     """Data source, folder, dashboards and faults; what somebody changed is left alone."""
-    from dashboards.push import connect, push, push_faults
+    from dashboards.grafana.push import connect, push, push_faults
     from fleet.app.follow import Follower
     from fleet.app.plans import find_run
 
@@ -46,7 +46,7 @@ def write(
     runbook: Annotated[str, typer.Option(help="URL or path of the runbook that alerts link to.")] = "docs/runbook.md",
 ) -> None:
     """Rules, scrape configuration, dashboards, provisioning and a compose file."""
-    from dashboards.provisioning import write_files
+    from dashboards.grafana.provisioning import write_files
 
     write_files(Path(folder), target, ray_targets or None, runbook)
     console.print(f"written to {folder}; `docker compose up` there starts Prometheus and Grafana")

@@ -33,7 +33,8 @@ def diagnose(
     summary = report.summary
     findings = diagnosis.diagnose(summary)
     if json_:
-        data = {"run": summary.run, "damage": damage, "goodput": summary.goodput, "findings": diagnosis.plain(findings)}
+        head = {"run": summary.run, "damage": damage, "goodput": summary.goodput, "fleet_law": diagnosis.law_plain(summary)}
+        data = head | {"findings": diagnosis.plain(findings)}
         print(json.dumps(data, indent=2))
     else:
         print(diagnosis.explain(summary, findings), end="")

@@ -1,13 +1,16 @@
-"""``fleet doctor``: is this machine fit to train? A table, or JSON; exit code 1 when a check fails."""
+"""``fleet doctor``: is this machine, or this cluster, fit to train? A table, or JSON; exit code 1 when a check fails."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from fleet.errors import ConfigError
 
 if TYPE_CHECKING:
     from fleet.ledger.health import Check, Measured
@@ -17,10 +20,21 @@ COLOURS = {"pass": "green", "warn": "yellow", "fail": "red bold"}
 
 
 def doctor(
+    context: typer.Context,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-    gather: Annotated[bool, typer.Option(help="Have two processes exchange data, too.")] = True,
+    gather: Annotated[bool, typer.Option(help="Have two processes exchange data, too; with --cluster each two nodes.")] = True,
+    cluster: Annotated[bool, typer.Option("--cluster", help="Look at a Ray cluster instead: its failure domains and links.")] = False,
+    address: Annotated[str, typer.Option(help="With --cluster: auto, or HOST:PORT of its head.")] = "auto",
+    world: Annotated[int | None, typer.Option(help="With --cluster: ranks of the run to judge it for.", show_default="all slots")] = None,
+    spares: Annotated[int | None, typer.Option(help="With --cluster: its spares.", show_default="0")] = None,
+    config: Annotated[list[str] | None, typer.Option(help="With --cluster: settings of the run, as fleet run takes them.")] = None,
 ) -> None:
-    """Check this machine before it trains: products, memory, network, and what the driver knows of its GPUs."""
+    """Check this machine before it trains: products, memory, network, and what the driver knows of its GPUs. Or a whole cluster."""
+    if cluster:
+        from fleet.cli.doctor_cluster import examine
+
+        raise typer.Exit(examine(address, context.params, gather, json_))
+    _check_alone(context.params)
     from actors.preflight import measure
     from policies.preflight import FATAL_XIDS, admit, judge
 
@@ -32,6 +46,12 @@ def doctor(
     else:
         _table(checks, decision.action, decision.reason)
     raise typer.Exit(0 if decision.action == "admit" else 1)
+
+
+def _check_alone(values: Mapping[str, Any]) -> None:
+    for name in ("world", "spares", "config"):
+        if values[name] not in (None, (), []):
+            raise ConfigError(f"--{name}", values[name], "it is about a cluster, and this machine is asked for", "Add --cluster.")
 
 
 def register(app: typer.Typer) -> None:

@@ -10,6 +10,26 @@ import typer
 
 from fleet.errors import ConfigError
 
+SPIRALS = """\
+class Spirals(torch.utils.data.Dataset):
+    def __init__(self, samples, seed):
+        draw = torch.Generator().manual_seed(seed)
+        self.arm = torch.randint(2, (samples,), generator=draw)
+        turn = 4 * torch.rand(samples, generator=draw)
+        noise = 0.05 * torch.randn(samples, 2, generator=draw)
+        angle = turn + torch.pi * self.arm
+        self.points = torch.stack([angle.cos(), angle.sin()], 1) * turn[:, None] / 4 + noise
+
+    def __len__(self):
+        return len(self.arm)
+
+    def __getitem__(self, index):
+        return self.points[index], self.arm[index]"""
+
+MODEL = """\
+    model = nn.Sequential(nn.Linear(2, 256), nn.ReLU(), nn.Dropout(0.05), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 2))
+    return model, torch.optim.AdamW(model.parameters(), lr=3e-3)"""
+
 SCRIPT = '''\
 """Trains a small network with Fleet:  fleet run {name} --world 2
 
@@ -24,26 +44,12 @@ from torch import nn
 
 
 # 1. Your data: any dataset with len() and []. What a sample is may depend on its number alone, so that every rank sees the same samples.
-class Spirals(torch.utils.data.Dataset):
-    def __init__(self, samples, seed):
-        draw = torch.Generator().manual_seed(seed)
-        self.arm = torch.randint(2, (samples,), generator=draw)
-        turn = 4 * torch.rand(samples, generator=draw)
-        noise = 0.05 * torch.randn(samples, 2, generator=draw)
-        angle = turn + torch.pi * self.arm
-        self.points = torch.stack([angle.cos(), angle.sin()], 1) * turn[:, None] / 4 + noise
-
-    def __len__(self):
-        return len(self.arm)
-
-    def __getitem__(self, index):
-        return self.points[index], self.arm[index]
+{data}
 
 
 # 2. Your model and your optimizer. Fleet sets the random generators before, so all ranks begin with the same weights.
 def build():
-    model = nn.Sequential(nn.Linear(2, 256), nn.ReLU(), nn.Dropout(0.05), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 2))
-    return model, torch.optim.AdamW(model.parameters(), lr=3e-3)
+{model}
 
 
 # 3. Your figures. One rank computes them, and all ranks get them.
@@ -82,7 +88,104 @@ def train(run: fleet.Run):
 '''
 
 
-def init(file: Annotated[str, typer.Argument(metavar="FILE", help="Where to write it; nothing is overwritten.")] = "train.py") -> None:
+PLAIN = '''\
+"""The spirals of `fleet init train.py`, as an ordinary job of PyTorch that knows nothing of Fleet.
+
+torchrun --standalone --nproc-per-node 2 {name} --steps 200
+"""
+
+import argparse
+import os
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+
+
+{data}
+
+
+def build():
+{model}
+
+
+def save(path, step, model, optimizer):
+    # To another name first: a process that is killed while it writes leaves the checkpoint before.
+    torch.save({{"step": step, "model": model.module.state_dict(), "optimizer": optimizer.state_dict()}}, path + ".tmp")
+    os.replace(path + ".tmp", path)
+
+
+def batches(data, batch_size, step):
+    """Endless batches of this rank, from ``step`` on."""
+    sampler = DistributedSampler(data, seed=0, drop_last=True)
+    loader = DataLoader(data, batch_size=batch_size, sampler=sampler, drop_last=True)
+    while True:
+        epoch, skip = divmod(step, len(loader))
+        sampler.set_epoch(epoch)
+        for number, batch in enumerate(loader):
+            if number >= skip:
+                yield batch
+                step += 1
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--save-every", type=int, default=100)
+    parser.add_argument("--checkpoint", default="plain.pt")
+    given = parser.parse_args()
+
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    model, optimizer = build()
+    model, step = DistributedDataParallel(model), 0
+    if os.path.exists(given.checkpoint):
+        state = torch.load(given.checkpoint, weights_only=True)
+        model.module.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        step = state["step"]
+        print(f"rank {{rank}} goes on from step {{step}}", flush=True)
+
+    stream = batches(Spirals(20_000, seed=1), 256 // world, step)
+    while step < given.steps:
+        points, arm = next(stream)
+        loss = nn.functional.cross_entropy(model(points), arm)
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        step += 1
+        if rank == 0 and step % 100 == 0:
+            print(f"step {{step}}: loss {{loss.item():.6f}}", flush=True)
+        if rank == 0 and (step % given.save_every == 0 or step == given.steps):
+            save(given.checkpoint, step, model, optimizer)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
+'''
+
+NEXT = (
+    "fleet run {script} --world 2",
+    'fleet run {script} --world 3 --spares 1 --chaos "mtbf=3s,kinds=kill_rank" --set steps=600 --twin',
+)
+PLAIN_NEXT = (
+    "torchrun --standalone --nproc-per-node 2 {script}",
+    'fleet run --plain {script} --world 2 --chaos "mtbf=5s,duration=30s,kinds=kill_rank" -- --steps 2000',
+)
+
+
+def init(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Where to write it; nothing is overwritten.")] = "train.py",
+    plain: Annotated[
+        bool, typer.Option("--plain", help="The same network as an ordinary torchrun script, for `fleet run --plain`.")
+    ] = False,
+) -> None:
     """Write a commented train script, which runs as it is."""
     path = Path(file)
     if path.suffix != ".py":
@@ -91,13 +194,12 @@ def init(file: Annotated[str, typer.Argument(metavar="FILE", help="Where to writ
         raise ConfigError("FILE", file, f"there is no folder {path.parent}", "Create it first.")
     try:
         with path.open("x") as sink:
-            sink.write(SCRIPT.format(name=path.name))
+            sink.write((PLAIN if plain else SCRIPT).format(name=path.name, data=SPIRALS, model=MODEL))
     except FileExistsError as error:
         raise ConfigError("FILE", file, "it is there already, and would be lost", "Name another file.") from error
-    script = shlex.quote(file)
     print(f"{file} is written. Next:\n")
-    print(f"  fleet run {script} --world 2")
-    print(f'  fleet run {script} --world 3 --spares 1 --chaos "mtbf=3s,kinds=kill_rank" --set steps=600 --twin')
+    for line in PLAIN_NEXT if plain else NEXT:
+        print(f"  {line.format(script=shlex.quote(file))}")
 
 
 def register(app: typer.Typer) -> None:

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from fleet.app.rank_logs import RunLogs, found, logs_of, older, prefix, shown
+from fleet.cli import attach as cli_attach
 from fleet.cli import prints as cli_print
 from fleet.cli.config import RUNS, Storage
 from fleet.errors import ConfigError
@@ -24,12 +25,16 @@ def logs(
     rank: Annotated[int, typer.Option(help="Of this slot alone; -1: of all.")] = -1,
     follow: Annotated[bool, typer.Option("--follow", help="Go on until the run ends.")] = False,
     storage: Storage = RUNS,
+    address: Annotated[str, typer.Option(help="RUN is one of this Ray cluster: auto, or HOST:PORT.")] = "",
 ) -> None:
     """What the ranks of RUN have printed, each line with its rank; `[rank 2.1]` is the second process of slot 2."""
     from fleet.app.plans import find_run
 
-    folder = find_run(run, Path(storage))
     slot = None if rank < 0 else rank
+    if address:
+        cli_attach.tell_logs(run, address, slot, follow)
+        return
+    folder = find_run(run, Path(storage))
     there = found(logs_of(folder), slot)
     if not there and not follow:
         of = f"rank {rank} of {run}" if slot is not None else run
@@ -41,12 +46,12 @@ def logs(
 
 
 def _read(folder: Path, slot: int | None, follow: bool) -> None:
-    from fleet.app.follow import Follower, last_words
+    from fleet.app.follow import is_over
 
-    lines, follower = RunLogs(logs_of(folder), slot), Follower(folder / "journal.jsonl")
+    lines = RunLogs(logs_of(folder), slot)
     over = not follow
     while not over:
-        over = last_words(folder / "journal.jsonl")[1] is not None or follower.silent()
+        over = is_over(folder / "journal.jsonl")
         _tell(lines.poll(None))
         if not over:
             time.sleep(LOOK_S)

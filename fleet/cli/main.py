@@ -11,12 +11,18 @@ from rich.text import Text
 
 from fleet import __version__
 from fleet.app.exit_codes import Exit
+from fleet.cli import attach as cli_attach
 from fleet.cli import checkpoint as cli_checkpoint
+from fleet.cli import cluster as cli_cluster
 from fleet.cli import config as cli_config
 from fleet.cli import dashboard as cli_dashboard
+from fleet.cli import data as cli_data
 from fleet.cli import diagnose as cli_diagnose
 from fleet.cli import doctor as cli_doctor
+from fleet.cli import drain as cli_drain
+from fleet.cli import experiment as cli_experiment
 from fleet.cli import init as cli_init
+from fleet.cli import laws as cli_laws
 from fleet.cli import logs as cli_logs
 from fleet.cli import plan as cli_plan
 from fleet.cli import prints as cli_print
@@ -24,8 +30,11 @@ from fleet.cli import queue as cli_queue
 from fleet.cli import rehearse as cli_rehearse
 from fleet.cli import run as cli_run
 from fleet.cli import runs as cli_runs
+from fleet.cli import scale as cli_scale
 from fleet.cli import set_ as cli_set
 from fleet.cli import simulate as cli_simulate
+from fleet.cli import traces as cli_traces
+from fleet.cli import track as cli_track
 from fleet.cli import up as cli_up
 from fleet.cli import watch as cli_watch
 from fleet.cli.config import RUNS, Storage
@@ -34,21 +43,30 @@ from fleet.errors import ConfigError, FleetError
 app = typer.Typer(name="fleet", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 console = cli_print.Terminal(stderr=True)
 cli_run.register(app)
+cli_attach.register(app)
 cli_plan.register(app)
+cli_laws.register(app)
+cli_scale.register(app)
 cli_simulate.register(app)
+cli_traces.register(app)
 cli_diagnose.register(app)
 cli_doctor.register(app)
 cli_init.register(app)
 cli_rehearse.register(app)
+cli_experiment.register(app)
 cli_checkpoint.register(app)
 cli_watch.register(app)
 cli_logs.register(app)
 cli_up.register(app)
 cli_queue.register(app)
 cli_runs.register(app)
+cli_data.register(app)
+cli_track.register(app)
 cli_dashboard.register(app)
 cli_set.register(app)
+cli_drain.register(app)
 cli_config.register(app)
+cli_cluster.register(app)
 
 
 def _tell_version(wanted: bool) -> None:
@@ -74,6 +92,7 @@ def report(
 ) -> None:
     """Where every rank-second of RUN went, and what each fault cost."""
     from fleet.app.plans import find_run
+    from fleet.app.result import report_data
 
     if why:
         cli_diagnose.tell_why(find_run(name, Path(storage)), why, as_json=json_)
@@ -81,7 +100,7 @@ def report(
     found, damage = cli_diagnose.load_report(find_run(name, Path(storage)))
     if not json_:
         cli_run.tell(found)
-    cli_run.emit(cli_run.report_data(found, damage, None), found, "-" if json_ else "", html)
+    cli_run.emit(report_data(found, damage, None), found, "-" if json_ else "", html)
 
 
 def main() -> None:

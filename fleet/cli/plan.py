@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fleet.cli import prints as cli_print
 from fleet.cli.config import option_of
 from fleet.cli.json_out import Json, JsonCommand, write_json
+from fleet.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,6 +43,10 @@ def plan(
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="field=value for any other field; repeatable. A wrong one lists all.")
     ] = None,
+    faults: Annotated[
+        Path | None, typer.Option(help="Rates of a log of yours, from fleet traces fit: how often what fails, and its repairs.")
+    ] = None,
+    measured: Annotated[str, typer.Option(help="A file of fleet scale: what it measured stands in place of assumptions.")] = "",
     sweep: Annotated[str, typer.Option(help="field=low:high:xN or field=low:high:+N, e.g. gpus=8:131072:x2.")] = "",
     json_: Json = "",
     html: Annotated[str, typer.Option(help="Write one self-contained HTML page with plots to this file.")] = "",
@@ -50,11 +56,20 @@ def plan(
 
     named: dict[str, Any] = {"gpus": gpus, "model": model, "hardware": hardware, "fabric": fabric, "tp": tp, "pp": pp, "dp": dp,
              "zero": zero, "recovery": recovery, "risk": risk}  # fmt: skip
-    asked = PlanInput(**(named | parse_pairs(set_ or [])))
+    given = parse_pairs(set_ or [])
+    known, said = _measured(measured, hardware, int(given.get("gpus", gpus))) if measured else ({}, [])
+    asked = PlanInput(**(known | named | given))
+    if faults is not None:
+        from fleet.app.scenarios import asked_with
+        from fleet.planning.traces.faults import load_faults
+
+        asked = asked_with(asked, load_faults(faults), given)
     if sweep:
         _sweep(asked, sweep, json_, html)
     else:
-        _answer(asked, json_, html)
+        _answer(asked, json_, html, said)
+    if json_ != "-":
+        cli_print.write(*said)
 
 
 def register(app: typer.Typer) -> None:
@@ -62,15 +77,28 @@ def register(app: typer.Typer) -> None:
     app.command(cls=JsonCommand)(plan)
 
 
-def _answer(asked: PlanInput, json_: str, html: str) -> None:
+def _measured(file: str, hardware: str, gpus: int) -> tuple[dict[str, float], list[str]]:
+    """(fields of the plan that were measured, what is to be said of them). Raises ConfigError."""
+    from fleet.planning.measured import OPTION, fields_of, read_measured, sentences
+
+    try:
+        found = read_measured(Path(file).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(OPTION, file, f"it cannot be read: {error}", "Name the file that fleet scale --json has written.") from error
+    fields = fields_of(found, hardware, gpus)
+    return fields, sentences(found, fields)
+
+
+def _answer(asked: PlanInput, json_: str, html: str, said: list[str]) -> None:
     from fleet.planning.plan import make_plan
 
     answer = make_plan(asked)
-    write_json(answer.to_dict(), json_)
+    told = answer.to_dict()
+    write_json(told | {"notes": [*said, *told["notes"]]}, json_)
     if json_ != "-":
         _show(answer)
     if html:
-        from dashboards.plan_page import render_plan
+        from dashboards.pages.plan import render_plan
         from fleet.planning.sweep import run_sweep
 
         Path(html).write_text(render_plan(answer, "gpus", [*run_sweep(asked, _around(asked))]))
@@ -136,7 +164,7 @@ def _sweep(asked: PlanInput, text: str, json_: str, html: str) -> None:
         _show_sweep(what.field, points)
     best = max((point.plan for point in points if point.plan), key=lambda each: each.kept_tokens_per_s, default=None)
     if html and best:
-        from dashboards.plan_page import render_plan
+        from dashboards.pages.plan import render_plan
 
         Path(html).write_text(render_plan(best, what.field, points))
     if len(points) < len(what.values):

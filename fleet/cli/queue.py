@@ -57,7 +57,7 @@ class Submissions:
     def submit(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Hand in a run. Raises ConfigError."""
         from fleet.app import plans
-        from storage.trial import check_folder
+        from storage.backends.trial import check_folder
 
         script, arguments, directory, priority = _fields(asked)
         if not Path(directory, script).is_file():
@@ -99,6 +99,9 @@ def _fields(asked: Mapping[str, Any]) -> tuple[str, list[str], str, int]:
 def _checked(script: str, arguments: Sequence[str], directory: str) -> tuple[RunSettings, str]:
     """(what it would train with, the name that it is to have, or "")."""
     settings, given, values = cli_run.checked(script, arguments, Path(directory))
+    if values["plain"]:
+        reason = "such a job runs beside the command that has started it, and the queue has none"
+        raise ConfigError("--plain", "given", reason, "Use fleet run --plain.")
     for name in RESERVED:
         if name in given:
             raise ConfigError(f"--{name}", " ".join(arguments)[:200], "is the queue's to choose", "Leave it out, or use fleet run.")

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fleet.app.rehearsal import Constants, Prediction, Rehearsal
     from fleet.app.scenarios import Prepared
     from fleet.cluster.local import LocalCluster
+    from fleet.planning.traces.faults import FittedFaults
     from fleet.protocol.records import Record
     from fleet.settings.run import RunSettings
 
@@ -38,6 +39,8 @@ SAVES_S = 0.15
 """From one checkpoint of the calibration to the next, where all restart: in the run they will be as frequent."""
 FIRST_LOSS_S = 3.0
 POLL_S = 0.1
+FAULTS = 10
+"""Faults of the small run, where nothing else is said."""
 
 
 def register(app: typer.Typer) -> None:
@@ -49,7 +52,13 @@ def rehearse(
     gpus: Annotated[int, option_of(PLAN, "gpus", "GPUs of the fleet that is rehearsed.")],
     days: Annotated[float, option_of(SCENARIO, "days", "Length of its run.")],
     recovery: Annotated[str, option_of(PLAN, "recovery", "in-place, or restart of all ranks.")],
-    faults: Annotated[int, typer.Option(help="Faults of the small run, about.")] = 10,
+    faults: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Faults of the small run, about; or a file of fleet traces fit: what strikes the fleet. Repeatable.",
+            show_default=str(FAULTS),
+        ),
+    ] = None,
     minutes: Annotated[float, typer.Option(help="How long the small run may take, start-up and calibration not counted.")] = 4.0,
     mtbf_s: Annotated[float, typer.Option(help="Time between faults of the small run; 0: chosen.")] = 0.0,
     world: Annotated[int, typer.Option(help="Ranks of the small run.")] = KEYS["world"].default,
@@ -64,18 +73,19 @@ def rehearse(
     from fleet.app.rehearsal import Rehearsal, target_of
     from fleet.ledger.checkers import VIOLATED
 
-    check(faults, minutes, mtbf_s, world, losses)
-    target = target_of(gpus, days, recovery)
+    count, seen = said_of_faults(faults or [])
+    check(count, minutes, mtbf_s, world, losses)
+    target = target_of(gpus, days, recovery, seen=seen)
     folder = Path(storage).resolve() / plans.new_name("rehearsal")
     base = settings_of(world, recovery, seed)
     with recipes.local_cluster(base) as cluster:
         found = Rehearsal(
             gpus=gpus, days=days, recovery=recovery,
-            **carry_out(cluster, target, base, folder, faults=faults, budget_s=60 * minutes, mtbf_s=mtbf_s, losses=losses),
+            **carry_out(cluster, target, base, folder, faults=count, budget_s=60 * minutes, mtbf_s=mtbf_s, losses=losses),
         )  # fmt: skip
     write_json(found.to_dict(), json_)
     if html:
-        from dashboards.rehearsal_page import render_rehearsal
+        from dashboards.pages.rehearsal import render_rehearsal
         from fleet.app.rehearsal import reasons, rows, spans
 
         Path(html).write_text(render_rehearsal(found.to_dict(), rows(found), reasons(found), spans(found)))
@@ -83,6 +93,19 @@ def rehearse(
         _show(found, folder)
     if any(one.verdict == VIOLATED for one in found.measured.checks):
         raise typer.Exit(Exit.VIOLATED)
+
+
+def said_of_faults(words: Sequence[str]) -> tuple[int, FittedFaults | None]:
+    """(how many faults the small run has, what strikes the fleet; None: the catalogue). Raises ConfigError."""
+    from fleet.errors import ConfigError
+    from fleet.planning.traces.faults import load_faults
+
+    counts = [word for word in words if word.lstrip("-").isdigit()]
+    files = [word for word in words if word not in counts]
+    for same in (counts, files):
+        if len(same) > 1:
+            raise ConfigError("--faults", same[1], f"contradicts {same[0]}", "Give one number and one file at most.")
+    return int(counts[0]) if counts else FAULTS, load_faults(files[0]) if files else None
 
 
 def check(faults: int, minutes: float, mtbf_s: float, world: int, losses: int) -> None:

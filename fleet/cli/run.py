@@ -6,15 +6,12 @@ import dataclasses
 import json
 import os
 import shlex
-import signal
 import sys
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 from rich.text import Text
@@ -22,6 +19,7 @@ from rich.text import Text
 from fleet.app.exit_codes import Exit
 from fleet.cli import config as cli_config
 from fleet.cli import diagnose as cli_diagnose
+from fleet.cli import plain as cli_plain
 from fleet.cli import prints as cli_print
 from fleet.cli import watch as cli_watch
 from fleet.cli.config import RUNS, option
@@ -33,10 +31,24 @@ if TYPE_CHECKING:
     from fleet.app.configuration import Configuration
     from fleet.app.expects import Expectation
     from fleet.app.plans import RunPlan, RunResult
-    from fleet.app.recipes import LiveRun
     from fleet.app.report import Report
     from fleet.cli.watch import Watch
     from fleet.settings.run import RunSettings
+
+
+class Launch(Protocol):
+    """A run that is begun: ``fleet.app.recipes.LiveRun`` on a local cluster, ``fleet.app.remote.Launched`` on one that was there, and
+    ``fleet.app.plain.PlainRun`` of a script that is not Fleet's."""
+
+    plan: RunPlan
+
+    @property
+    def controls(self) -> Any: ...
+
+    def execute(self) -> RunResult: ...
+
+    def stop(self, reason: str) -> None: ...
+
 
 console = cli_print.Terminal(stderr=True)
 CHECKPOINT = "Interval policy: exact, daly, young, seconds, or package.module:Class."
@@ -44,7 +56,9 @@ CHECKPOINT = "Interval policy: exact, daly, young, seconds, or package.module:Cl
 
 def run(
     context: typer.Context,
-    script: Annotated[str, typer.Argument(help="Python file with a function train(run).")] = "",
+    script: Annotated[str, typer.Argument(help="Python file with a function train(run); with --plain any script that uses DDP.")] = "",
+    arguments: Annotated[list[str] | None, typer.Argument(help="With --plain, after --: what SCRIPT is given.", show_default=False)] = None,
+    plain: Annotated[bool, typer.Option("--plain", help="SCRIPT is not Fleet's: run it as torchrun does, and see what it loses.")] = False,
     world: Annotated[int | None, option("world")] = None,
     spares: Annotated[int | None, option("spares")] = None,
     nodes: Annotated[int | None, option("nodes")] = None,
@@ -56,22 +70,30 @@ def run(
     set_: Annotated[list[str] | None, typer.Option("--set", help="key=value for run.options; repeatable.")] = None,
     config: Annotated[list[str] | None, typer.Option(help="File of settings, or key=value; repeatable. See fleet config.")] = None,
     chaos: Annotated[str | None, typer.Option(help="off, storm, or e.g. mtbf=15s,kinds=kill_rank+hang.", show_default="off")] = None,
+    faults: Annotated[str | None, typer.Option(help="With --chaos: the mix of faults of a log of yours, from fleet traces fit.")] = None,
     reduction: Annotated[str | None, option("reduction")] = None,
     optimizer_sharding: Annotated[str | None, option("optimizer_sharding")] = None,
     verify: Annotated[float | None, option("verify.compute")] = None,
     preflight: Annotated[bool | None, option("preflight", "--preflight")] = None,
     checkpoint: Annotated[str | None, option("checkpoint.policy", "--checkpoint", "--interval", words=CHECKPOINT)] = None,
     on_store_failure: Annotated[str | None, option("checkpoint.on_store_failure")] = None,
+    on_partition: Annotated[str | None, option("on_partition")] = None,
     recovery: Annotated[str | None, option("recovery.policy")] = None,
     straggler: Annotated[str | None, option("straggler.policy")] = None,
     placement: Annotated[str | None, option("placement.policy")] = None,
     corruption: Annotated[str | None, option("corruption.policy")] = None,
     timeout: Annotated[list[str] | None, typer.Option(help="name=seconds, e.g. progress_s=30; repeatable. A wrong one lists all.")] = None,
     storage: Annotated[str | None, option("storage", "--storage", "--store")] = None,
+    address: Annotated[str, typer.Option(help="Join a Ray cluster: auto, or HOST:PORT; empty: start a local one.")] = "",
+    working_dir: Annotated[str, typer.Option(help="With --address: the folder that travels to the nodes; empty: the script's.")] = "",
+    detach: Annotated[bool, typer.Option("--detach", help="With --address: begin the run and leave it to the cluster.")] = False,
+    allow_chaos: Annotated[bool, typer.Option("--allow-chaos", help="With --address: faults may strike the run on that cluster.")] = False,
+    track: Annotated[list[str] | None, typer.Option(help="tensorboard, mlflow, wandb or otel; repeatable. See docs/tracking.md.")] = None,
     twin: Annotated[bool, typer.Option("--twin", help="Run again without faults, and compare the final bits.")] = False,
     twin_world: Annotated[int, typer.Option(help="World size of the twin; 0: the same.")] = 0,
     name: Annotated[str, typer.Option(help="Name of the run; empty: the script's, with the time.")] = "",
     resume: Annotated[str, typer.Option(help="Go on with this run from its newest durable checkpoint.")] = "",
+    resume_or_start: Annotated[str, typer.Option(help="Go on with this run if there is one, here or in the store; else begin it.")] = "",
     repeat: Annotated[str, typer.Option(help="Run this run once more, as its journal has it: settings, seed, chaos.")] = "",
     changed_code: Annotated[bool, typer.Option("--changed-code", help="With --repeat: although the code is another now.")] = False,
     json_: Annotated[str, typer.Option("--json", help="Write the report as JSON to this file; - for stdout.")] = "",
@@ -80,22 +102,67 @@ def run(
     expect: Annotated[list[str] | None, typer.Option(help="e.g. goodput>0.9, faults>=3, twin; repeatable. Else exit code 4.")] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="Show views and healed faults too, and the whole report at the end.")] = False,
 ) -> None:
-    """Train SCRIPT on a local cluster, through whatever happens to its ranks."""
-    from fleet.app import expects, scripts
+    """Train SCRIPT on a local cluster, or on one that is there, through whatever happens to its ranks."""
+    from fleet.app import expects, plans, scripts
 
     scripts.check_not_shadowed()
+    expected = expects.parse_all(expect or [], twin and not plain)
+    if plain:
+        raise typer.Exit(_execute(cli_plain.plan_of(context), False, 0, Show(json_, html, port, verbose), expected, "", ""))
+    _check_arguments(arguments or [], repeat, changed_code)
     found = cli_config.settings_of(context.params, Path())
     settings, given_steps = found.run, steps or 0
-    root = Path(RUNS if "://" in settings.storage else settings.storage).resolve()
-    expected = expects.parse_all(expect or [], twin)
+    _check_address(address, detach, nodes, twin)
+    root = Path(RUNS if "://" in settings.storage or address else settings.storage).resolve()
+    others = {"--name": name, "--resume": resume, "--repeat": repeat}
+    name, resume, given_steps = _either(resume_or_start, others, settings.storage, root, given_steps)
     if resume and _has_ended(resume, script, settings.storage, root, given_steps):
         raise typer.Exit(0)
+    plan = _repeated(repeat, script, root, changed_code) if repeat and not resume else _plan(script, found, name, resume, root, given_steps)
+    plans.check_chaos_allowed(address, allow_chaos, plan.chaos.on)
+    dataclasses.replace(settings, world=twin_world or settings.world, spares=0)  # refused now, not after the run
+    if detach:
+        raise typer.Exit(_leave_to_the_cluster(plan, address, working_dir))
+    raise typer.Exit(_execute(plan, twin, twin_world, Show(json_, html, port, verbose), expected, address, working_dir))
+
+
+def _check_arguments(arguments: Sequence[str], repeat: str = "", changed_code: bool = False) -> None:
     if changed_code and not repeat:
         raise ConfigError("--changed-code", "given", "it is about a run that is repeated", "Use it with --repeat RUN.")
-    plan = _repeated(repeat, script, root, changed_code) if repeat and not resume else _plan(script, found, name, resume, root, given_steps)
-    if twin_world:
-        dataclasses.replace(settings, world=twin_world, spares=0)  # refused now, not after the run
-    raise typer.Exit(_execute(plan, twin, twin_world, Show(json_, html, port, verbose), expected))
+    if arguments:
+        raise ConfigError("ARGUMENTS", shlex.join(arguments), "a train function is given none", "Use --set key=value; or --plain.")
+
+
+def _check_address(address: str, detach: bool, nodes: int | None, twin: bool) -> None:
+    if detach and not address:
+        raise ConfigError(
+            "--detach", "given", "a local cluster ends with this process", "Give --address, or use fleet up and fleet submit."
+        )
+    if address and nodes is not None:
+        raise ConfigError(
+            "--nodes", nodes, "it is about a cluster that Fleet starts, and --address names one that is there", "Leave it out."
+        )
+    if detach and twin:
+        raise ConfigError("--twin", "given", "nobody waits to compare it with a detached run", "Run it without --detach.")
+
+
+def code_folder(plan: RunPlan, working_dir: str) -> Path:
+    """The folder that travels with a run. Raises ConfigError when it is none."""
+    folder = Path(working_dir or Path(plan.script).resolve().parent).resolve()
+    if not folder.is_dir():
+        raise ConfigError("--working-dir", working_dir, "is no folder", "Name the folder of the code that the script needs.")
+    return folder
+
+
+def _leave_to_the_cluster(plan: RunPlan, address: str, working_dir: str) -> int:
+    from fleet.app import remote
+
+    with remote.connected(address):
+        remote.begin(plan, plan.folder.parent, code_folder(plan, working_dir))
+    console.print(Text.assemble((plan.name, "bold"), " goes on without this shell"))
+    for what in ("attach", "logs", "stop"):
+        console.print(f"fleet {what} {plan.name} --address {address}", highlight=False)
+    return Exit.DONE
 
 
 def checked(script: str, arguments: Sequence[str], directory: Path) -> tuple[RunSettings, set[str], dict[str, Any]]:
@@ -116,8 +183,11 @@ def checked(script: str, arguments: Sequence[str], directory: Path) -> tuple[Run
         reason = getattr(error, "message", str(error))
         raise ConfigError("arguments", " ".join(arguments)[:200], reason, "See fleet run --help.") from None
     given = {name for name in context.params if str(context.get_parameter_source(name)).endswith("COMMANDLINE")}
-    found, values = cli_config.settings_of(context.params, directory), context.params
-    plans.check(found.run, found.chaos)
+    values = context.params
+    found = cli_plain.checked(values, given) if values["plain"] else cli_config.settings_of(values, directory)
+    if not values["plain"]:
+        _check_arguments(values["arguments"] or [])
+        plans.check(found.run, found.chaos)
     expects.parse_all(values["expect"] or [], values["twin"])
     return found.run, given, values
 
@@ -146,15 +216,37 @@ def _plan(script: str, found: Configuration, name: str, resume: str, root: Path,
     )  # fmt: skip
 
 
-def _has_ended(run: str, script: str, storage: str, root: Path, steps: int) -> bool:
-    """Whether there is nothing to resume, which is said then. A journal that lies in the run's store alone is fetched first."""
-    from fleet.app import plans
+def _either(run: str, others: Mapping[str, str], storage: str, root: Path, steps: int) -> tuple[str, str, int]:
+    """(the name of a run to begin, that of one to go on with, steps that are asked for). Raises ConfigError.
 
+    Of ``run`` it is one or the other; without it as ``others`` say. A run that goes on keeps the number of steps that it began with.
+    """
+    if not run:
+        return others["--name"], others["--resume"], steps
+    for other, value in others.items():
+        if value:
+            raise ConfigError("--resume-or-start", run, f"{other} = {value} is given, too", "Give one of them.")
+    if Path(run).name != run:
+        raise ConfigError("--resume-or-start", run, "it is a path, and a run that is to begin has a name", "Give the name alone.")
+    _fetch_journal(run, storage, root)
+    return ("", run, 0) if (root / run / "journal.jsonl").is_file() else (run, "", steps)
+
+
+def _fetch_journal(run: str, storage: str, root: Path) -> None:
+    """Of a run whose journal lies in its store alone."""
     if "://" in storage:
         from storage.mirror import fetch_journal
 
         fetch_journal(f"{storage.rstrip('/')}/{run}", root / run / "journal.jsonl")
+
+
+def _has_ended(run: str, script: str, storage: str, root: Path, steps: int) -> bool:
+    """Whether there is nothing to resume, which is said then. A journal that lies in the run's store alone is fetched first."""
+    from fleet.app import plans
+
+    _fetch_journal(run, storage, root)
     folder = plans.find_run(run, root)
+    plans.check_fleets(folder, "--resume")
     if steps or not plans.is_completed(folder):
         return False
     again = shlex.join(["fleet", "run", *([script] if script else []), "--resume", run])
@@ -168,6 +260,7 @@ def _repeated(run: str, script: str, root: Path, changed_code: bool) -> RunPlan:
     from fleet.app import plans
 
     folder = plans.find_run(run, root)
+    plans.check_fleets(folder, "--repeat")
     changes = plans.changed_since(folder, script)
     if not changed_code:
         plans.check_same_code(folder, changes)
@@ -186,40 +279,77 @@ class Show:
     verbose: bool
 
 
-def _execute(plan: RunPlan, twin: bool, twin_world: int, show: Show, expected: Sequence[Expectation]) -> int:
-    from fleet.app import expects, plans, policy_choice, recipes
-    from fleet.ledger import checkers
-    from storage.trial import Trial, check_folder
+def _execute(
+    plan: RunPlan, twin: bool, twin_world: int, show: Show, expected: Sequence[Expectation], address: str, working_dir: str
+) -> int:
+    from dashboards.trackers import choice
+    from fleet.app import plans, policy_choice
+    from storage.backends.trial import Trial, check_folder
 
     root = plan.folder.parent
+    if not address:  # else it is checked where the run is driven
+        choice.check(plan.settings.track, os.environ)
     policy_choice.look_in(Path(plan.script).resolve().parent, Path.cwd())
     policy_choice.check(plan.settings)
     check_folder(plan.folder if plan.resume else root)
     tried = Trial(plans.store_url(plan)) if "://" in plan.settings.storage else None  # beside the cluster's start
-    with cli_watch.serving(root, "127.0.0.1", show.port) as server, recipes.local_cluster(plan.settings, plan.script) as cluster:
-        if tried is not None:
+    with cli_watch.serving(root, "127.0.0.1", show.port) as server, _ground(plan, address, working_dir) as launched:
+        if tried is not None and not address:
             tried.check("this machine")
-        result = _one_run(recipes.LiveRun(plan, cluster), server, show.verbose)
+        plan = dataclasses.replace(plan, page=server.read_link(plan.name))
+        result = one_run(launched(plan), server, show.verbose)
         verdict = None
         if twin and result.status in (COMPLETED, UNSAVED):
             other = plans.twin_of(plan, twin_world or None)
-            verdict = plans.compare(plan, other, _one_run(recipes.LiveRun(other, cluster), None, show.verbose))
+            verdict = plans.compare(plan, other, one_run(launched(other), None, show.verbose))
+    return close(plan, result, verdict, show, expected)
+
+
+@contextmanager
+def _ground(plan: RunPlan, address: str, working_dir: str) -> Iterator[Callable[[RunPlan], Launch]]:
+    """What carries plans out: a local cluster while the context lasts, or the one at ``address``; or the launcher of a plain job."""
+    if plan.plain is not None:
+        from fleet.app import plain
+
+        yield plain.PlainRun
+    elif address:
+        from fleet.app import remote
+
+        with remote.connected(address):
+            console.print(f"cluster {address}: {remote.seen()}; code is sent there, and processes are started", highlight=False)
+            yield lambda each: remote.Launched(each, plan.folder.parent, code_folder(plan, working_dir))
+    else:
+        from fleet.app import recipes
+
+        with recipes.local_cluster(plan.settings, plan.script) as cluster:
+            yield lambda each: recipes.LiveRun(each, cluster)
+
+
+def close(plan: RunPlan, result: RunResult, verdict: dict[str, Any] | None, show: Show, expected: Sequence[Expectation]) -> int:
+    """Tell what came of a run that has ended, and the exit code."""
+    from fleet.app import expects, tracking
+    from fleet.app.result import report_data
+    from fleet.ledger import checkers
+
     report, damage = cli_diagnose.load_report(plan.folder)
     data = report_data(report, damage, verdict)
     if show.json != "-":
         _sum_up(data, plan, report, show.verbose)
     emit(data, report, show.json, show.html)
+    for line in tracking.in_words(plan.folder, plan.settings.track):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     unmet = expects.unmet(expected, data)
     for line in unmet:
         console.print(line, style="red", markup=False)
     return _exit_code(result, verdict) or (Exit.VIOLATED if checkers.violated(data["checks"]) else Exit.UNMET if unmet else Exit.DONE)
 
 
-def _one_run(live: LiveRun, server: Watch | None, verbose: bool) -> RunResult:
+def one_run(live: Launch, server: Watch | None, verbose: bool) -> RunResult:
     """Train; with a ``server``, its page shows the run, and takes orders for its chaos."""
     from fleet.app.follow import Follower
     from fleet.app.progress import LiveView
     from fleet.app.rank_logs import RunLogs, logs_of
+    from fleet.app.stopping import stopped_by_signals
 
     plan, follower = live.plan, Follower(live.plan.journal)
     console.print(Text.assemble((plan.name, "bold"), f"  journal {plan.journal}"))
@@ -227,7 +357,7 @@ def _one_run(live: LiveRun, server: Watch | None, verbose: bool) -> RunResult:
         server.show(plan.name, follower, live.controls)
         console.print(Text.assemble("watch it at ", (server.link(plan.name), "bold")))
     logs = RunLogs(logs_of(plan.folder), from_start=not plan.resume)
-    with LiveView(follower, console, time.monotonic, logs, _first_fault_s(plan), verbose), _stopped_by_signals(live):
+    with LiveView(follower, console, time.monotonic, logs, _first_fault_s(plan), verbose), stopped_by_signals(live.stop, console.print):
         result = live.execute()
     if server is not None:
         server.release(plan.name)
@@ -244,36 +374,10 @@ def _first_fault_s(plan: RunPlan) -> float | None:
     return min((fault.at_s for fault in faults), default=None)
 
 
-@contextmanager
-def _stopped_by_signals(live: LiveRun) -> Iterator[None]:
-    """The first Ctrl-C or SIGTERM ends the run in order; the second one at once."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        for each in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(each, before[each])
-        console.print(f"{signal.Signals(number).name}: stopping in order; once more to stop at once")
-        threading.Thread(target=live.stop, args=(signal.Signals(number).name,), daemon=True).start()
-
-    before = {each: signal.signal(each, stop) for each in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
-
-
 def _exit_code(result: RunResult, verdict: dict[str, Any] | None) -> int:
     if result.status == "failed" or (verdict is not None and not verdict["equal"]):
         return Exit.FAILED
     return {COMPLETED: Exit.DONE, UNSAVED: Exit.NOT_SAVED}.get(result.status, Exit.STOPPED)
-
-
-def report_data(report: Report, damage: str, twin: dict[str, Any] | None) -> dict[str, Any]:
-    """The report as plain data, with what was damaged in the journal, and the comparison with the twin."""
-    from fleet.ledger import checkers
-
-    data = report.to_dict() | {"damage": damage}
-    return data | {"twin": twin, "checks": checkers.with_twin(data["checks"], twin["equal"])} if twin is not None else data
 
 
 def emit(data: dict[str, Any], report: Report, json_: str, html: str) -> None:
@@ -283,7 +387,7 @@ def emit(data: dict[str, Any], report: Report, json_: str, html: str) -> None:
     elif json_:
         Path(json_).write_text(json.dumps(data, indent=2) + "\n")
     if html:
-        from dashboards.page import render_html
+        from dashboards.pages.run import render_html
 
         Path(html).write_text(render_html(report))
 
@@ -299,20 +403,27 @@ def _sum_up(data: dict[str, Any], plan: RunPlan, report: Report, verbose: bool) 
     """The last lines: what training came to, what it cost, and what to do next."""
     from fleet.app import ending, plans
     from fleet.app.live_line import hung
-    from storage.urls import redact
+    from storage.backends.urls import redact
 
     if verbose:
         tell(report)
     views = report.history["views"]
     trained_s = report.summary.now_s - views[0]["at_s"] if views else None
     elsewhere = str(plan.folder.parent) if plan.folder.parent != Path(RUNS).resolve() else ""
-    context = ending.Context(plan.name, redact(plans.store_url(plan)), _first_fault_s(plan), elsewhere)
+    again = plans.again(plan) if plan.plain is not None else ""
+    saved_at = _saved_by_script(data) if again else redact(plans.store_url(plan))
+    context = ending.Context(plan.name, saved_at, _first_fault_s(plan), elsewhere, again)
     out = cli_print.Terminal()
     width = out.width if out.is_terminal else None
     for head, words in ending.ending(data | {"trained_s": trained_s}, context):
         line = Text(hung(f"{head:8} {words}", width, 9))
         line.stylize("bold", 0, len(head))
         out.print(line)
+
+
+def _saved_by_script(data: dict[str, Any]) -> str:
+    """Where the newest checkpoint lies that was seen; empty without one."""
+    return str(data["checkpoints"][-1]["checkpoint"]) if data["checkpoints"] else ""
 
 
 def register(app: typer.Typer) -> None:

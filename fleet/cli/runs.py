@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +16,7 @@ from fleet.cluster.provenance import PATCH
 
 if TYPE_CHECKING:
     from fleet.app.follow import Follower
+    from fleet.app.prune import Judged
     from fleet.protocol.records import RunStarted
 
 ABSENT = "-"
@@ -48,7 +50,7 @@ def artefacts_of(folder: Path, started: RunStarted, follower: Follower) -> dict[
     """Where that lies which the run has left, as far as it is there; the checkpoints' URL without credentials."""
     from fleet.app.plans import url_of
     from fleet.protocol.records import configuration
-    from storage.urls import redact
+    from storage.backends.urls import redact
 
     evidence = follower.look(lambda report: [str(item["path"]) for item in report.history["evidence"]]) or []
     storage = configuration(started.config).get("settings", {}).get("storage")
@@ -64,24 +66,30 @@ def _there(*paths: Iterable[Path]) -> list[str]:
     return sorted({str(path) for some in paths for path in some if path.is_file()})
 
 
-def flat(value: Any, path: str = "") -> dict[str, Any]:
-    """Nested mappings as one, with dotted names."""
-    if not isinstance(value, Mapping):
-        return {path: value}
-    found: dict[str, Any] = {}
-    for key, item in value.items():
-        found |= flat(item, f"{path}.{key}" if path else str(key))
-    return found
-
-
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
     """(name, value, value) of what two records do not have in common, but for what is of one run alone."""
-    a, b = ({name: value for name, value in flat(each).items() if not name.startswith(OF_ONE_RUN)} for each in (one, other))
+    from fleet.protocol.records import dotted
+
+    a, b = ({name: value for name, value in dotted(each).items() if not name.startswith(OF_ONE_RUN)} for each in (one, other))
     return [(name, a.get(name, ABSENT), b.get(name, ABSENT)) for name in {**a, **b} if a.get(name, ABSENT) != b.get(name, ABSENT)]
 
 
-def runs(storage: Storage = RUNS, json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False) -> None:
-    """All runs under --storage, newest first."""
+group = typer.Typer(invoke_without_command=True)
+
+
+@group.callback()
+def runs(
+    context: typer.Context,
+    storage: Storage = RUNS,
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """All runs under --storage, newest first. `fleet runs prune` removes old ones, `fleet runs fold` makes their journals short."""
+    if context.invoked_subcommand is None:
+        list_runs(storage, json_)
+
+
+def list_runs(storage: str, json_: bool) -> None:
+    """All runs under ``storage``, newest first."""
     from dashboards.feeds import Feeds
 
     rows = Feeds(Path(storage)).runs()
@@ -90,6 +98,51 @@ def runs(storage: Storage = RUNS, json_: Annotated[bool, typer.Option("--json", 
         return
     cells = [(row["name"], row["status"], _ranks(row), row.get("reason", "")) for row in rows]
     cli_print.write(*cli_print.table(("run", "status", "ranks", "how it ended"), cells))
+
+
+@group.command()
+def prune(
+    older_than: Annotated[str, typer.Option(metavar="TIME", help="Runs that have not changed for so long: 30d, 12h, 90m, 2w.")] = "",
+    keep: Annotated[int | None, typer.Option(metavar="N", help="Not the newest N of those that the other rules fit.")] = None,
+    status: Annotated[
+        list[str] | None, typer.Option(help="Runs that ended so: completed, stopped, failed, or silent for no end; repeatable.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and remove nothing.")] = False,
+    storage: Storage = RUNS,
+) -> None:
+    """Remove the folders of runs that fit all rules, with their local checkpoints. A run that is going on is never touched."""
+    from fleet.app.prune import Rule, duration_s, judge, remove
+    from storage.backends.urls import redact
+
+    rule = Rule(duration_s(older_than) if older_than else None, keep, tuple(status or ()))
+    judged = judge(Path(storage), rule, time.time())
+    went = [run for run in judged if not run.stays] if dry_run else remove(judged, time.time())
+    names = {run.name for run in went}
+    cells = [(run.name, run.status, _size(run.size_bytes), _fate(run, run.name in names)) for run in judged]
+    cli_print.write(*cli_print.table(("run", "status", "size", ""), cells))
+    freed = _size(sum(run.size_bytes for run in went))
+    cli_print.write(f"{len(went)} of {len(judged)} runs {'would go, and free' if dry_run else 'went, and freed'} {freed}")
+    cli_print.write(*(f"checkpoints of {run.name} stay in {redact(run.elsewhere)}" for run in went if run.elsewhere))
+
+
+def _fate(run: Judged, goes: bool) -> str:
+    return "goes" if goes else f"stays: {run.stays or 'it is going on'}"
+
+
+@group.command()
+def fold(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name under --storage.")], storage: Storage = RUNS
+) -> None:
+    """Make the journal of a run that does not go on short: old steps are put together, and no figure changes."""
+    from fleet.app.folds import fold_journal
+    from fleet.app.plans import find_run
+
+    done = fold_journal(find_run(run, Path(storage)) / "journal.jsonl")
+    cli_print.write(f"{_size(done.before_bytes)} before, {_size(done.after_bytes)} after")
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / 1e9:.1f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:.1f} MB"
 
 
 def _ranks(row: Mapping[str, Any]) -> str:
@@ -118,5 +171,6 @@ def diff(
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this file to ``app``."""
-    for command in (runs, show, diff):
+    app.add_typer(group, name="runs")
+    for command in (show, diff):
         app.command()(command)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fleet.cli import prints as cli_print
 from fleet.cli.config import RUNS, option_of
 from fleet.cli.json_out import Json, JsonCommand, write_json
 
@@ -35,7 +36,8 @@ Model = Annotated[str, option_of(PLAN, "model", "Model, for the size of its stat
 SetPlan = Annotated[list[str] | None, typer.Option("--set", help="field=value, any field of fleet plan; repeatable.")]
 Mttf = Annotated[float, option_of(SCENARIO, "mttf_hours", "Mean GPU-hours between faults, of all causes; 0: the fault catalogue's.")]
 Interval = Annotated[str, option_of(SCENARIO, "interval", "Checkpoint policy: exact, daly, young, or seconds.")]
-Trace = Annotated[Path | None, typer.Option(help="Faults from this CSV file: time, node, component, duration, in seconds.")]
+Trace = Annotated[Path | None, typer.Option(help="Faults from this trace, a CSV file: what happened once, with its times and nodes.")]
+FaultsFile = Annotated[Path | None, typer.Option("--faults", help="Rates of a log of yours, from fleet traces fit, not the catalogue's.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -59,6 +61,7 @@ def simulate(
     stragglers: Annotated[bool, option_of(SCENARIO, "stragglers", "Whether nodes and networks are slow at times.")],
     runs: Annotated[int, typer.Option(help="Runs; from 50 on side by side, where the scenario allows it.")] = 1,
     seed: Annotated[int, typer.Option(help="Of the first run.")] = 0,
+    faults: FaultsFile = None,
     trace: Trace = None,
     save_trace: Annotated[Path | None, typer.Option(help="Write the first run's faults to this CSV file.")] = None,
     set_: SetPlan = None,
@@ -69,7 +72,7 @@ def simulate(
 
     scenario = _scenario(
         gpus, model, recovery, spares, set_, days=days, mttf_hours=mttf_hours, interval=interval, rack_mttf_hours=rack_mttf_hours,
-        notice_s=notice_s, lemon_factor=lemon_factor, crews=crews, stragglers=stragglers,
+        notice_s=notice_s, lemon_factor=lemon_factor, crews=crews, stragglers=stragglers, faults=faults,
     )  # fmt: skip
     prepared = prepare(scenario)
     if save_trace is not None:
@@ -88,7 +91,8 @@ def simulate(
 def compare(
     *,
     policies: Annotated[
-        list[str] | None, typer.Argument(help="Two or more of in-place, restart, each with :INTERVAL if wanted, e.g. restart:daly.")
+        list[str] | None,
+        typer.Argument(help="Two or more of in-place, restart, each with :INTERVAL if wanted, e.g. restart:daly; or runs, side by side."),
     ] = None,
     recorded: Annotated[
         list[str] | None, typer.Option(help="FIRST,SECOND: two recorded runs on the same faults; repeatable, instead of policies.")
@@ -108,6 +112,9 @@ def compare(
     """Which policy loses less on the same faults: the difference, with an interval that may be watched, until it is decided."""
     from fleet.app import comparisons
 
+    if not recorded and (folders := comparisons.runs_named(policies or [], Path(storage))):
+        _beside_each_other(folders, json_)
+        return
     with _interruptible() as partial:
         if recorded:
             found = {"second": comparisons.of_recorded(recorded, Path(storage), alpha, least)}
@@ -138,13 +145,33 @@ def compare(
         raise typer.Exit(130)
 
 
-def _scenario(gpus: int, model: str, recovery: str, spares: int, set_: list[str] | None, **rest: Any) -> Scenario:
-    from fleet.app.scenarios import Scenario
+def _beside_each_other(folders: Sequence[Path], json_: str) -> None:
+    """Recorded runs in one table."""
+    from fleet.app import side_by_side
+    from fleet.app.plans import recorded
+    from fleet.cli.diagnose import load_report
+
+    runs = [load_report(folder)[0].to_dict() for folder in folders]
+    kinds = [side_by_side.kind_of_run(recorded(folder)[1]) for folder in folders]
+    same = side_by_side.same_faults(runs)
+    write_json({"runs": [run | {"script": kind} for run, kind in zip(runs, kinds, strict=True)], "faults": same}, json_)
+    if json_ != "-":
+        head, *rows = side_by_side.table(runs, kinds)
+        cli_print.write(*cli_print.table(head, rows), same)
+
+
+def _scenario(
+    gpus: int, model: str, recovery: str, spares: int, set_: list[str] | None, *, faults: Path | None = None, **rest: Any
+) -> Scenario:
+    from fleet.app.scenarios import Scenario, repaired_with
     from fleet.planning.inputs import PlanInput, parse_pairs
+    from fleet.planning.traces.faults import load_faults
 
     named: dict[str, Any] = {"gpus": gpus, "model": model, "recovery": recovery, "spares": spares}
     given = parse_pairs(set_ or [])
-    return Scenario(plan=PlanInput(**(named | given)), **(rest | _rates(given, rest["mttf_hours"])))
+    plan, seen = PlanInput(**(named | given)), load_faults(faults) if faults is not None else None
+    plan = plan if seen is None else repaired_with(plan, seen, given)
+    return Scenario(plan=plan, faults=seen, **(rest | _rates(given, rest["mttf_hours"])))
 
 
 def _rates(given: dict[str, Any], mttf_hours: float) -> dict[str, float]:
@@ -190,7 +217,7 @@ def _answer(prepared: Prepared, scenario: Scenario, runs: int, seed: int, trace:
     if trace is not None and runs > 1:
         raise ConfigError("runs", runs, "a trace has happened once", "Leave out --runs, or --trace.")
     model = prepared.model
-    side_by_side = runs >= VECTORISED_FROM and not (scenario.notice_s or scenario.crews or scenario.lemon_factor > 1)
+    side_by_side = runs >= VECTORISED_FROM and not (scenario.notice_s or scenario.crews or scenario.lemons > 1)
     found = _vectorised(prepared, runs, seed, partial) if side_by_side else _events(prepared, runs, seed, trace, partial)
     return {
         "gpus": scenario.plan.gpus, "nodes": model.nodes, "spares": model.spares, "days": scenario.days, "recovery": scenario.plan.recovery,

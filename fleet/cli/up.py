@@ -15,13 +15,14 @@ from urllib.parse import urlsplit
 
 import typer
 
+from fleet.cli import attach as cli_attach
 from fleet.cli import prints as cli_print
 from fleet.cli.config import RUNS, Storage
 from fleet.cli.queue import Submissions, note_path, queue_of, running
 from fleet.cli.watch import PRIVATE, PerRank, read_token_path, serving, wait_for_a_signal
 from fleet.cluster.processes import calling
 from fleet.errors import ConfigError, RunFailed
-from storage.urls import redact
+from storage.backends.urls import redact
 
 console = cli_print.Terminal(stderr=True)
 START_S = 60.0
@@ -40,7 +41,7 @@ def up(
     runbook: Annotated[str, typer.Option(help="URL or path of the runbook that alerts link to; empty: docs/runbook.md.")] = "",
 ) -> None:
     """Serve pages and metrics of all runs until `fleet down`, start those of `fleet submit`, and write the configuration for Prometheus."""
-    from storage.trial import check_folder
+    from storage.backends.trial import check_folder
 
     if "://" in storage:
         way_out = "Name a folder here; a run keeps its checkpoints elsewhere by fleet run --storage URL."
@@ -88,8 +89,8 @@ def serve() -> None:
 
 def _prometheus(stack: ExitStack, root: Path, url: str, settings: dict[str, Any]) -> str | None:
     """Its configuration, and where it runs, if it does. Without it the service goes on, with one warning."""
-    from dashboards.provisioning import write_prometheus
-    from dashboards.rules import RUNBOOK
+    from dashboards.grafana.provisioning import write_prometheus
+    from dashboards.metrics.rules import RUNBOOK
     from fleet.cluster.prometheus import Prometheus
 
     folder = root / PRIVATE / "prometheus"
@@ -119,9 +120,15 @@ def _tell(root: Path) -> None:
     console.print(f"Prometheus {note['prometheus']}" if note["prometheus"] else log or "Prometheus is not started: --with-prometheus")
 
 
-def status(storage: Storage = RUNS) -> None:
-    """Where the service of this folder is."""
-    _tell(Path(storage).absolute())
+def status(
+    storage: Storage = RUNS,
+    address: Annotated[str, typer.Option(help="List the runs of this Ray cluster instead: auto, or HOST:PORT.")] = "",
+) -> None:
+    """Where the service of this folder is, or which runs a cluster has."""
+    if address:
+        cli_attach.tell_runs(address)
+    else:
+        _tell(Path(storage).absolute())
 
 
 def down(storage: Storage = RUNS) -> None:

@@ -33,10 +33,11 @@ class Watch:
     def __init__(self, feeds: Feeds, server: WatchServer, token: str, read_token: str | None) -> None:
         self._feeds, self.server, self._token, self._read_token = feeds, server, token, read_token
 
-    def show(self, name: str, follower: Follower, chaos: ChaosPort) -> None:
-        """Serve run ``name`` from ``follower``, and let the page order ``chaos``."""
+    def show(self, name: str, follower: Follower, chaos: ChaosPort | None) -> None:
+        """Serve run ``name`` from ``follower``, and let the page order ``chaos``, where it can be reached."""
         self._feeds.adopt(name, follower)
-        self.server.control(name, chaos)
+        if chaos is not None:
+            self.server.control(name, chaos)
 
     def release(self, name: str) -> None:
         """The run has ended: it can still be seen, and takes no orders."""
@@ -70,8 +71,8 @@ def serving(root: Path, host: str, port: int, per_rank: bool = False) -> Iterato
     Raises ConfigError when it cannot listen there.
     """
     from dashboards.access import LOOPBACK, Access, Audit, stored_token
+    from dashboards.control_registry import ControlRegistry
     from dashboards.feeds import Feeds
-    from dashboards.neighbours import Neighbours
     from dashboards.server import WatchServer
 
     token = stored_token(root / PRIVATE)
@@ -80,7 +81,7 @@ def serving(root: Path, host: str, port: int, per_rank: bool = False) -> Iterato
     access = Access(token, read_token, () if host in ("0.0.0.0", "::") else (*LOOPBACK, host))
     with Feeds(root, per_rank) as feeds:
         server = WatchServer(feeds, access, Audit(root / PRIVATE / "audit.jsonl"), host, port)
-        server.neighbours = Neighbours(root / PRIVATE / "pages", token)
+        server.control_registry = ControlRegistry(root / PRIVATE / "pages", token)
         try:
             server.__enter__()
         except OSError as error:

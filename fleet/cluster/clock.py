@@ -27,3 +27,8 @@ class MonotonicClock:
 def unix_time_s() -> float:
     """Wall-clock seconds, for people and for the gap between two clusters; never for durations."""
     return time.time()
+
+
+def now_us() -> int:
+    """Microseconds on the host's monotonic clock."""
+    return time.monotonic_ns() // 1000

@@ -8,12 +8,12 @@ was done, the loop and its helper, which it had pushed onto one core, went on to
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Set
 from pathlib import Path
 from typing import NamedTuple
 
+from fleet.cluster.linux import allow_cores, allowed_cores
 from fleet.cluster.proc import stat_fields
 
 WAITS = 0.1
@@ -43,7 +43,7 @@ class Beside:
         """Work has begun: ``other``, if it waits for this core, is sent to one of the others. Whether it was."""
         try:
             own, other = self._before = _glance(self._own), _glance(self._other)
-            return other.wants and own.core == other.core and _send(self._other, os.sched_getaffinity(self._other) - {own.core})
+            return other.wants and own.core == other.core and _send(self._other, allowed_cores(self._other) - {own.core})
         except OSError:  # one of them has ended, the kernel does not let us, or there is no /proc
             return False
 
@@ -71,9 +71,9 @@ def _glance(thread: int) -> Glance:
 
 def _send(thread: int, cores: Set[int]) -> bool:
     """To one of these cores, if it may run there; afterwards it may run wherever it might before."""
-    allowed = os.sched_getaffinity(thread)
+    allowed = allowed_cores(thread)
     if not allowed & cores:
         return False
-    os.sched_setaffinity(thread, allowed & cores)
-    os.sched_setaffinity(thread, allowed)
+    allow_cores(thread, allowed & cores)
+    allow_cores(thread, allowed)
     return True

@@ -7,16 +7,19 @@ import json
 import os
 import secrets
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from fleet.cluster import processes
+from fleet.cluster.provider import FOLDER_PREFIX, MEMORY, Place
 from fleet.cluster.quiet import connect
 from fleet.cluster.ray_internals import SYSTEM_CONFIG, UNSEEN, has_token, reread_authentication
 from fleet.errors import ConfigError, RunFailed
@@ -24,6 +27,7 @@ from fleet.errors import ConfigError, RunFailed
 RANK_RESOURCE = "fleet_rank"
 """Custom resource of worker nodes: one unit for each slot."""
 HEAD = "head"
+HOST = "127.0.0.1"
 
 _HOST = f"import sys; sys.path.append({str(Path(__file__).parents[2])!r}); from fleet.cluster.node_host import main; main()"
 
@@ -36,7 +40,7 @@ def node_resource(index: int) -> str:
 class LocalCluster:
     """Context manager: a head without CPUs and ``nodes`` worker nodes, each a raylet with a process tree of its own.
 
-    Implements ``fleet.protocol.ports.NodePort``. Whatever happens to this process, its nodes end with it. Not for use from several threads
+    Implements ``fleet.cluster.provider.Cluster``. Whatever happens to this process, its nodes end with it. Not for use from several threads
     at once, except ``stop``.
 
     Args:
@@ -45,12 +49,15 @@ class LocalCluster:
         cpus_per_node: CPUs that Ray may schedule on each worker node; by default one for each slot.
         dashboard: run Ray's dashboard. Nothing in Fleet needs it; it costs seconds of start-up and 140 MB.
         environment: variables for the nodes' processes and so for the ranks.
+        labels: Ray's labels of the first worker nodes, by index: what a rack and its loss are rehearsed with.
         start_limit_s: how long a node may take to come up.
 
     Raises:
         ConfigError: a number is impossible, or the system is not Linux.
         RunFailed: a node did not come up; its log is quoted.
     """
+
+    shares_folders, head = True, HOST
 
     def __init__(
         self,
@@ -60,6 +67,7 @@ class LocalCluster:
         cpus_per_node: int | None = None,
         dashboard: bool = False,
         environment: dict[str, str] | None = None,
+        labels: Sequence[Mapping[str, str]] = (),
         object_store_bytes: int = 80 * 2**20,
         start_limit_s: float = 120.0,
     ) -> None:
@@ -68,6 +76,7 @@ class LocalCluster:
         self._cpus_per_node = slots_per_node if cpus_per_node is None else cpus_per_node
         self._dashboard = dashboard
         self._extra_environment = dict(environment or {})
+        self._labels = dict(enumerate(labels))
         self._object_store_bytes = object_store_bytes
         self._start_limit_s = start_limit_s
         self._initial_nodes = nodes
@@ -81,6 +90,7 @@ class LocalCluster:
         self._stopped = True
         self.address = ""
         """``host:port`` of the cluster, for ``ray.init``."""
+        self.slot = {RANK_RESOURCE: 1.0}
 
     def start(self) -> LocalCluster:
         """Bring all nodes up. On any error everything that was started is stopped."""
@@ -109,6 +119,20 @@ class LocalCluster:
     def alive(self) -> Sequence[int]:
         """Indices of the worker nodes whose host runs."""
         return sorted(int(name) for name, host in list(self._hosts.items()) if name != HEAD and host.poll() is None)
+
+    def place(self, index: int, limit_s: float = 30.0) -> Place:
+        import ray
+
+        deadline_s = time.monotonic() + limit_s
+        while time.monotonic() < deadline_s:
+            for node in ray.nodes():
+                if node["Alive"] and node_resource(index) in node["Resources"]:
+                    return Place(str(node["NodeID"]), HOST, f"{socket.gethostname()}/{index}")
+            time.sleep(0.1)
+        raise RunFailed(f"node {index} of the local cluster is not known to Ray after {limit_s:g} s")
+
+    def folder(self) -> Path:
+        return Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=MEMORY))
 
     def lose(self, index: int) -> str | None:
         """SIGKILL all processes of a node at once, as a power failure would. Returns why not, or None when none of them is left."""
@@ -229,6 +253,7 @@ class LocalCluster:
             "gcs_address": self.address,
             "num_cpus": self._cpus_per_node,
             "resources": {RANK_RESOURCE: self._slots_per_node, node_resource(index): 1},
+            "labels": dict(self._labels.get(index, {})),
         }
 
     def _authenticate(self) -> None:

@@ -19,8 +19,8 @@ def connect(address: str, imports_from: Sequence[str] = (), **arguments: Any) ->
     import ray
 
     ray_internals.take_prints(_to_log)
-    job = ray_internals.job_config(imports_from)
-    ray.init(address=address, **{"log_to_driver": False, "logging_level": "ERROR", "job_config": job, **arguments})
+    job = {"job_config": ray_internals.job_config(imports_from)} if imports_from else {}  # Ray's client takes none
+    ray.init(address=address, **{"log_to_driver": False, "logging_level": "ERROR", **job, **arguments})
 
 
 def _to_log(data: dict[str, Any], ignore_prefix: bool) -> None:

@@ -8,12 +8,17 @@ what to do when one does not hold any more. Imports stand inside the functions: 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+import socket
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from fleet.cluster import lean_agent, setup_worker
 
+HTTP2_OPENS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+"""What a client says first: the preface and its settings, of which there are none (RFC 9113, section 3.4). A server tells its own."""
 SYSTEM_CONFIG = {
     # A killed raylet refuses connections, so each check fails at once: dead after period x threshold. A starved one answers late:
     # it is given the time-out for every check, so that a busy machine does not lose nodes.
@@ -102,6 +107,18 @@ def take_prints(sink: Callable[[dict[str, Any], bool], None]) -> None:
     ray._private.worker.print_to_stdstream = sink
 
 
+@contextmanager
+def prints_kept() -> Iterator[None]:
+    """Ray prints here as before once the block has ended, whoever has taken its prints meanwhile."""
+    import ray
+
+    before = ray._private.worker.print_to_stdstream
+    try:
+        yield
+    finally:
+        ray._private.worker.print_to_stdstream = before
+
+
 def job_config(imports_from: Sequence[str]) -> Any:
     """A job whose processes find modules in the folders ``imports_from``."""
     from ray.job_config import JobConfig
@@ -122,3 +139,116 @@ def reread_authentication() -> None:
 
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()
+
+
+def ignored_in(folder: Path, excluded: Sequence[str]) -> Callable[[Path], bool]:
+    """Whether a file of ``folder`` stays behind when Ray sends that: by ``excluded``, ``.rayignore`` and ``.gitignore``."""
+    from ray._private.runtime_env.packaging import _get_excludes, get_excludes_from_ignore_files
+
+    rules = [_get_excludes(folder, list(excluded)), *get_excludes_from_ignore_files(folder, include_gitignore=True)]
+    return lambda path: any(rule(path) for rule in rules)
+
+
+def uploaded(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """A runtime environment whose folders are in the cluster now, for an actor: Ray itself does that for whole jobs alone."""
+    from ray._private.runtime_env.py_modules import upload_py_modules_if_needed
+    from ray._private.runtime_env.working_dir import upload_working_dir_if_needed
+
+    found = dict(environment)
+    with tempfile.TemporaryDirectory(prefix="fleet-parcel-") as scratch:
+        found = upload_py_modules_if_needed(found, include_gitignore=True, scratch_dir=scratch)
+        return dict(upload_working_dir_if_needed(found, include_gitignore=True, scratch_dir=scratch))
+
+
+def free_by_node() -> dict[str, dict[str, float]]:
+    """Ray's id of each node -> the resources that nobody holds there now."""
+    import ray
+
+    found: dict[str, dict[str, float]] = ray._private.state.available_resources_per_node()
+    return found
+
+
+def nodes_of_job() -> set[str]:
+    """Ray's ids of the nodes on which this job has actors."""
+    import ray
+
+    actors = ray._private.state.actors(job_id=ray.JobID.from_hex(ray.get_runtime_context().get_job_id()))
+    return {str(facts["Address"]["NodeID"]) for facts in actors.values() if facts["State"] == "ALIVE"}
+
+
+def unplaced() -> int:
+    """How many of this job's workers have no node: their places wait for room, or for a node to be given up."""
+    import ray
+
+    job = ray.get_runtime_context().get_job_id()  # it ends the id of each of the job's placement groups
+    groups = [group for name, group in ray.util.placement_group_table().items() if name.endswith(job)]
+    waiting = [group for group in groups if group["state"] in ("PENDING", "RESCHEDULING")]
+    return sum(not node for group in waiting for node in (group["bundles_to_node_id"] or {}).values())
+
+
+def draining(limit_s: float = 2.0) -> dict[str, float]:
+    """Ray's id of each node that will be taken away -> when, in seconds of Unix time; 0: nobody has said when.
+
+    ``get_draining_nodes`` has no time-out, and ends this process when the control plane is gone for a minute: it is called for the times
+    alone, right after an answer. Raises OSError when none comes.
+    """
+    import ray
+    from ray.core.generated.gcs_pb2 import NodeSnapshot
+
+    try:
+        nodes = ray._private.worker.global_worker.gcs_client.get_all_node_info(timeout=limit_s)
+    except ray.exceptions.RpcError as error:
+        raise OSError(f"the control plane does not say which nodes go: {error}") from error
+    if not any(node.state_snapshot.state == NodeSnapshot.DRAINING for node in nodes.values()):
+        return {}
+    return {str(node): deadline_ms / 1000.0 for node, deadline_ms in ray._private.state.state.get_draining_nodes().items()}
+
+
+def remove_node(address: str, node_id: str, limit_s: float = 10.0) -> None:
+    """Have the control plane at ``address`` hold a node for dead, now; its own check takes a minute when the node cannot be reached.
+
+    Placement groups move, and the node's raylet ends when it hears of it. Raises OSError when the control plane does not answer.
+    """
+    import grpc
+    from ray._private.grpc_utils import init_grpc_channel
+    from ray.core.generated.common_pb2 import NodeDeathInfo
+    from ray.core.generated.gcs_service_pb2 import UnregisterNodeRequest
+    from ray.core.generated.gcs_service_pb2_grpc import NodeInfoGcsServiceStub
+
+    why = NodeDeathInfo(reason=NodeDeathInfo.UNEXPECTED_TERMINATION, reason_message="Fleet has lost its agent")
+    try:
+        with init_grpc_channel(address) as channel:
+            request = UnregisterNodeRequest(node_id=bytes.fromhex(node_id), node_death_info=why)
+            NodeInfoGcsServiceStub(channel).UnregisterNode(request, timeout=limit_s)
+    except grpc.RpcError as error:
+        raise OSError(f"the control plane at {address} did not take node {node_id} out: {error}") from error
+
+
+def answers(address: str, limit_s: float) -> bool:
+    """Whether the control store at ``host:port`` reacts to a new connection: one that is stopped does not, though its port is open.
+
+    It is not asked by gRPC's library: that keeps threads, which a process that forks must not have.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), limit_s) as line:
+            line.settimeout(limit_s)
+            line.sendall(HTTP2_OPENS)
+            line.recv(1)
+    except ConnectionResetError:
+        return True  # it wants TLS, and has read that this is none
+    except OSError:
+        return False
+    return True
+
+
+def parquet_paths(dataset: Any) -> list[str] | None:
+    """Where the Parquet files of a ``ray.data.Dataset`` lie, if it reads whole rows of such files and does nothing else; else None."""
+    read = dataset._logical_plan.dag
+    if type(read).__name__ != "ReadFiles" or read.datasource_name != "ParquetV2":
+        return None
+    files, scanner = read.input_dependencies[0], read.scanner
+    chosen = (files.partition_filter, files.predicate, files.limit, files.projected_columns)
+    if any(each is not None for each in (*chosen, scanner.columns, scanner.predicate, scanner.limit)):
+        return None
+    return [str(path) for path in files.source_paths]

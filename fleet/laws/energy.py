@@ -60,6 +60,12 @@ def optics_ratio(old_j_per_bit: NonNegative, new_j_per_bit: Positive) -> float:
     return old_j_per_bit / new_j_per_bit
 
 
+@law("work over energy", rate_flop_per_s=2.47e19, power_w=17.5e6)
+def flop_per_j(rate_flop_per_s: NonNegative, power_w: Positive) -> float:
+    """Energy productivity: FLOP/s / W."""
+    return rate_flop_per_s / power_w
+
+
 @law("rental price x time", gpus=16_384, duration_s=54 * 86_400.0, usd_per_gpu_hour=2.0)
 def rental_usd(gpus: NonNegative, duration_s: NonNegative, usd_per_gpu_hour: NonNegative) -> float:
     """Rent: N x hours x USD per GPU-hour."""

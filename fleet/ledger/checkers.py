@@ -28,6 +28,7 @@ from fleet.protocol.records import (
     Spans,
     ViewPublished,
     configuration,
+    section,
 )
 from fleet.protocol.types import Member, View
 
@@ -463,8 +464,7 @@ class Judge:
     def take(self, record: Record) -> None:
         """One record of the journal, in order."""
         if isinstance(record, RunStarted) and not self._fixed:
-            settings = configuration(record.config).get("settings")
-            self._set_up(Bounds.of(settings if isinstance(settings, dict) else {}))
+            self._set_up(Bounds.of(section(configuration(record.config), "settings")))
         elif isinstance(record, FaultRecord):
             self._chaos = True
         self._now_s = max(self._now_s, getattr(record, "at_s", 0.0))

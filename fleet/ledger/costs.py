@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from fleet.errors import LedgerError
+from fleet.ledger.met import looks_like
 from fleet.ledger.slots import CODES, Charge
 from fleet.protocol.fault_kinds import Cost, kind_of
 from fleet.protocol.records import FaultRecord, LossExplained, ProcessLost, ViewPublished
@@ -38,6 +39,8 @@ class Loss:
     steady: tuple[int, int] | None = None
     """(step, at_us) of the first commit at or after the target."""
     views: list[int] = field(default_factory=list)
+    like: str = "kill_rank"
+    """The kind of fault that it looks like, where no fault explains it."""
     down_us: int = 0
     """Of an outage: how long nobody held a machine, which is in no category."""
 
@@ -68,7 +71,7 @@ class CostBook:
     # ---- what happened
 
     def lost(self, record: ProcessLost, at_us: int) -> None:
-        loss = Loss(str(record.member), at_us, str(record.cause), record.fault, record.generation)
+        loss = Loss(str(record.member), at_us, str(record.cause), record.fault, record.generation, like=looks_like(record.cause))
         self.losses[loss.id] = loss
         self._broke_us.clear()
         if record.generation >= 0:

@@ -1,6 +1,8 @@
 """Why a run was slow: symptom -> metric -> compute, communication or coordination -> layer -> remedy -> where the cost moves -> evidence.
 
-A pure function of the ledger. Every sentence carries the figures it rests on; what cannot be told from a ledger is not guessed.
+A pure function of the ledger. Every sentence carries the figures it rests on; what cannot be told from a ledger is not guessed. ``where``
+is the term of the Fleet Law that the time is in, as ``fleet.ledger.step_law`` has it; the layer is what has to be changed. They may
+differ: ranks that wait for a slow one coordinate, and what is to be mended computes.
 """
 
 from __future__ import annotations
@@ -10,11 +12,20 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from fleet.laws import fleet_law
 from fleet.laws.checkpointing import exact_work_s
 from fleet.ledger.report import duration, rank_time
+from fleet.ledger.step_law import COMMUNICATION, COMPUTE, COORDINATION, StepLaw, hidden_words, in_shares, plain_shares
 from fleet.ledger.summary import STEP_NAMES, Incident, LedgerSummary
 
-COMPUTE, COMMUNICATION, COORDINATION = "compute", "communication", "coordination"
+DATA, STORAGE, SCHEDULING, MEMBERSHIP, JOURNAL = "data", "storage", "scheduling", "membership", "journal"
+LAYER_OF: Mapping[str, str] = {
+    "straggler_wait": COMPUTE, "verify": COMPUTE, "losses": COMPUTE, "exposed_comm": COMMUNICATION, "restore": COMMUNICATION,
+    "data_wait": DATA, "checkpoint_stall": STORAGE, "rework": STORAGE, "finish": STORAGE, "provision": SCHEDULING, "idle_spare": SCHEDULING,
+    "init": SCHEDULING, "detect": MEMBERSHIP, "reform": MEMBERSHIP, "other": JOURNAL,
+}  # fmt: skip
+"""Metric -> the layer of the system whose cost it is."""
+TERM_NAMES = {"T_compute": "computing", "T_comm": "communication that nothing hides", "T_sync": "coordination"}
 NOTABLE = 0.01
 """Shares of all rank-seconds below this are not worth anybody's time; the largest loss is named all the same."""
 UNEVEN = 1.5
@@ -28,7 +39,8 @@ class Finding:
     """One thing that cost time.
 
     ``share`` of all allocated rank-seconds of which it is known where they went, ``metric`` the category or figure that shows it, ``where``
-    compute, communication or coordination. ``moves_to``: what grows when the remedy is taken; no remedy is free.
+    compute, communication or coordination. ``layer`` is the part of that layer of the system, which ``system`` names, that it is about.
+    ``moves_to``: what grows when the remedy is taken; no remedy is free.
     """
 
     symptom: str
@@ -39,6 +51,11 @@ class Finding:
     remedy: str
     moves_to: str
     evidence: tuple[str, ...]
+
+    @property
+    def system(self) -> str:
+        """The layer of the system: compute, communication, data, storage, scheduling, membership or the journal."""
+        return LAYER_OF[self.metric]
 
 
 def diagnose(summary: LedgerSummary) -> tuple[Finding, ...]:
@@ -79,7 +96,7 @@ def _slow_rank(summary: LedgerSummary) -> Finding:
     else:
         evidence.append("All slots wait about as long as each other, so none of them is the slow one.")
     return Finding(
-        "Ranks wait for the slowest of them.", "straggler_wait", _share(summary, "straggler_wait"), COMPUTE, layer,
+        "Ranks wait for the slowest of them.", "straggler_wait", _share(summary, "straggler_wait"), COORDINATION, layer,
         "Give the slow rank fewer shards, or put a spare in its place.",
         "to exposed_comm, as uneven shards send more partial sums; to idle_spare, when a spare is used up", tuple(evidence),
     )  # fmt: skip
@@ -92,19 +109,37 @@ def _waits(summary: LedgerSummary) -> dict[int, float]:
 
 
 def _wire(summary: LedgerSummary) -> Finding:
-    law = summary.law
+    law, terms = summary.law, summary.step_law
     step_s = law.compute_s + law.comm_s + law.sync_s + law.data_s
     rho = law.comm_s / law.compute_s if law.compute_s else 0.0
     evidence = (
         _spent(summary, "exposed_comm"),
         f"A rank's step has {duration(law.comm_s)} of communication that nothing hides, beside {duration(law.compute_s)} of compute.",
         f"rho = {rho:.2f}: " + ("communication is what a step waits for." if rho > 1 else f"{law.comm_s / (step_s or 1.0):.0%} of a step."),
+        *(_overlap(terms) if terms is not None else ()),
     )
     return Finding(
         "Ranks wait for the network.", "exposed_comm", _share(summary, "exposed_comm"), COMMUNICATION, "the reduction of gradients",
         "Compute more between two reductions (a larger batch), or let them overlap with the backward pass.",
         "to memory, for the larger batch or the buffers in flight", evidence,
     )  # fmt: skip
+
+
+def _overlap(law: StepLaw) -> list[str]:
+    """What is hidden of the exchange, and what it is worth to hide all that can be."""
+    said = [f"{hidden_words(law).capitalize()}."]
+    speedup = {lever.name: lever.speedup for lever in _levers(law)}.get("T_overlap", 1.0)
+    return [*said, f"With all hidden that computing can hide, steps would be {speedup:.2f} times as fast."] if speedup > 1.005 else said
+
+
+def _levers(law: StepLaw) -> list[fleet_law.Lever]:
+    """What each term of the step is worth; nothing for a step of no time."""
+    return fleet_law.levers(law.compute_s, law.comm_s, law.sync_s, law.hidden_s) if law.step_s > 0 else []
+
+
+def attack(law: StepLaw) -> str:
+    """The term of the Fleet Law that costs a step most beside computing."""
+    return fleet_law.term_to_attack(law.compute_s, law.comm_s, law.sync_s, law.hidden_s)
 
 
 def _data(summary: LedgerSummary) -> Finding:
@@ -285,7 +320,7 @@ RULES: tuple[Callable[[LedgerSummary], Finding | None], ...] = (
 
 def explain(summary: LedgerSummary, findings: tuple[Finding, ...]) -> str:
     """Plain sentences, dearest first."""
-    head = f"{summary.run}: goodput {summary.goodput:.1%} of {summary.world} ranks over {duration(summary.held_s)}."
+    head = f"{summary.run}: goodput {summary.goodput:.1%} of {summary.world} ranks over {duration(summary.held_s)}.{_law_words(summary)}"
     if not findings:
         return f"{head}\nNothing was lost.\n"
     parts = [head]
@@ -294,7 +329,7 @@ def explain(summary: LedgerSummary, findings: tuple[Finding, ...]) -> str:
             "",
             f"{number}. {finding.symptom} ({finding.share:.1%} of all rank-seconds)",
             f"   metric    {finding.metric}, which is {finding.where}",
-            f"   layer     {finding.layer}",
+            f"   layer     {finding.system}: {finding.layer}",
             f"   remedy    {finding.remedy}",
             f"   the cost  moves {finding.moves_to}"
             if not finding.moves_to.startswith("nowhere")
@@ -304,10 +339,32 @@ def explain(summary: LedgerSummary, findings: tuple[Finding, ...]) -> str:
     return "\n".join(parts) + "\n"
 
 
+def _law_words(summary: LedgerSummary) -> str:
+    """The terms of a step, the one to attack first, and all of the time by the same three; lines that go on after another."""
+    law = summary.step_law
+    if law is None:
+        return ""
+    lines = [f"A step by the Fleet Law: {in_shares(law.shares)} of {duration(law.step_s)}, with {law.ranks:.3g} ranks."]
+    lines.append(f"All rank-seconds: {in_shares(summary.run_shares)}.")
+    term = attack(law)
+    half = next((lever.speedup for lever in _levers(law) if lever.name == term), 1.0)
+    lines.append(f"In a step, {TERM_NAMES[term]} comes first: with half of {term}, steps would be {half:.2f} times as fast.")
+    return "".join(f"\n{line}" for line in lines)
+
+
+def law_plain(summary: LedgerSummary) -> dict[str, object] | None:
+    """The same for JSON; None before a step is kept."""
+    law = summary.step_law
+    if law is None:
+        return None
+    speedups = {lever.name: lever.speedup for lever in _levers(law)}
+    return law.plain() | {"attack": attack(law), "speedups": speedups, "of_all": plain_shares(summary.run_shares)}
+
+
 def _first(sentences: tuple[str, ...]) -> list[tuple[bool, str]]:
     return [(place == 0, sentence) for place, sentence in enumerate(sentences)]
 
 
 def plain(findings: tuple[Finding, ...]) -> list[Mapping[str, object]]:
     """For JSON."""
-    return [{name: getattr(finding, name) for name in Finding.__slots__} for finding in findings]
+    return [{name: getattr(finding, name) for name in (*Finding.__slots__, "system")} for finding in findings]

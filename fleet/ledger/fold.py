@@ -8,13 +8,16 @@ is the time in which the run was stopped and nobody held a machine: it is nobody
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter, deque
 from collections.abc import Iterable
 from typing import Any, Self
 
 from fleet.errors import LedgerError
+from fleet.ledger.bill import Tariff, tariff
 from fleet.ledger.costs import CostBook, Floors
-from fleet.ledger.expectation import Terms
+from fleet.ledger.forecast import Terms
+from fleet.ledger.met import Met
 from fleet.ledger.samples import StepCover
 from fleet.ledger.slots import (
     CLOCK_NOISE_US,
@@ -31,13 +34,15 @@ from fleet.ledger.slots import (
     cut_front,
 )
 from fleet.ledger.stretches import Stretches
+from fleet.ledger.summary import Rollback
 from fleet.ledger.tallies import Tally
 from fleet.ledger.timeline import Timeline
-from fleet.protocol.decisions import Interval
+from fleet.protocol.decisions import Interval, SettingTo
 from fleet.protocol.levels import PEERS, STORE
 from fleet.protocol.records import (
     CheckpointRecord,
     Committed,
+    DataFiles,
     DataRead,
     DecisionMade,
     EvidenceKept,
@@ -50,19 +55,23 @@ from fleet.protocol.records import (
     ProcessLost,
     ProcessUp,
     Record,
+    RefusedLines,
     Resumed,
     RunEnded,
     RunStarted,
     Spans,
     Unobserved,
+    Usage,
     ViewPublished,
     configuration,
+    section,
 )
 from fleet.protocol.types import Member
 
 KEPT_BOUNDARIES = 8
 """Durable checkpoints that the ledger can follow a rollback to."""
 GAP_SAMPLES = 4_096
+BUDGET = "cost.budget_usd"
 END_NOISE_US = 100_000
 """Spans may end this much after the run, by hosts whose clocks are not quite aligned; the run then ends with the last of them."""
 FINISH_INDEX = NAMES.index("finish")
@@ -93,7 +102,8 @@ class LedgerFold:
         self.reclassified_us = [0] * len(NAMES)
         self.last_us = 0
         self.stretches = Stretches()
-        self.terms: Terms | None = None
+        self.terms = Terms.said({}, 1, 0)
+        self.met = Met()
         self.cold_us = 0
         self.held: dict[int, list[Abandoned]] = {}
         self._view_floors, self._lineage_floors = Floors(), Floors()
@@ -111,10 +121,19 @@ class LedgerFold:
         self.measurements: dict[str, tuple[int, float]] = {}
         self.data: DataRead | None = None
         self.said: dict[str, float] = {}
+        self.tariff: Tariff | None = None
+        self.device = ""
+        self.budget_usd: float | None = None
+        self.rollbacks: list[Rollback] = []
         self.cover, self.histories = StepCover(), [(0, 0)]
         self.tally = Tally()
         self._closed: LedgerFold | None = None
         self._handlers = self._bound()
+
+    @property
+    def median_us(self) -> float:
+        """Of the newest steps; 0 before the second."""
+        return statistics.median(self.step_gaps_us) if self.step_gaps_us else 0.0
 
     def _bound(self) -> dict[type, Any]:
         return {
@@ -131,12 +150,15 @@ class LedgerFold:
             DecisionMade: self._decided,
             Measurement: self._measured,
             DataRead: self._read,
+            DataFiles: self._seen,
             RunEnded: self._run_ended,
             LossExplained: self._explained,
             ProcessUp: self._seen,
             Heard: self._seen,
             EvidenceKept: self._seen,
             OnceRecord: self._seen,
+            RefusedLines: self._seen,
+            Usage: self._seen,
         }
 
     def __getstate__(self) -> dict[str, Any]:
@@ -169,8 +191,12 @@ class LedgerFold:
             raise LedgerError(f"a second RunStarted at {record.at_s} s: the run {self.started.run} started at {self.started.at_s} s")
         self.started = record
         said = configuration(record.config)
-        self.said = _numbers(said, "expected_goodput", "queued_s")
-        self.terms = Terms.said(said)
+        self.said = _numbers(said, "queued_s")
+        cost = section(section(said, "settings"), "cost")
+        self.tariff, self.device = tariff(cost), str(cost.get("device") or "")
+        self.budget_usd = cost.get("budget_usd")
+        self.terms = Terms.said(said, record.world, record.spares)
+        self.met = Met(_positive(section(said, "fault_rates")))
         self.last_us = start_us = to_us(record.at_s)
         self.stretches = Stretches(start_us)
         self.slots = [SlotAccount(slot, start_us) for slot in range(record.world + record.spares)]
@@ -389,6 +415,9 @@ class LedgerFold:
         if self.stretches.gaps and ((slot.stopped and slot.is_past(record.member)) or to_us(record.at_s) <= self.stretches.back_us):
             return
         self.book.lost(record, to_us(record.at_s))
+        if record.generation >= 0:
+            self._trained(record.at_s)
+            self.met.lost(record)
         if record.member.incarnation == slot.incarnation:
             slot.lost_us = to_us(record.at_s)
         if self.timeline is not None:
@@ -421,18 +450,26 @@ class LedgerFold:
         self._lineage_floors.add(record.lineage, record.from_state.step)
         self.histories.append((record.lineage, record.from_state.step))
         self._owed_us += self._roll_back(record.from_state.step)
-        self.rolled_back_total += max(0, self.step - record.from_state.step)
+        taken_back = max(0, self.step - record.from_state.step)
+        self.rolled_back_total += taken_back
+        self.rollbacks.append(Rollback(record.at_s, record.from_state.step, taken_back))
         self.lineage, self.step = record.lineage, min(self.step, record.from_state.step)
 
     def _committed(self, record: Committed) -> None:
         self._seen(record)
         self.book.committed(record.state, to_us(record.at_s))
+        self._trained(record.at_s)
         self.commits_total += max(0, record.state.step - self.step)
         self.step = max(self.step, record.state.step)
         self.lineage = max(self.lineage, record.state.lineage)
 
+    def _trained(self, now_s: float) -> None:
+        self.met.trained(self.stretches.trained_us(to_us(now_s), None) / 1e6)
+
     def _fault(self, record: FaultRecord) -> None:
         self.book.fault(record)
+        self._trained(record.at_s)
+        self.met.fault(record)
         self.fault_counts[record.fault.kind, record.phase] += 1
         if self.timeline is not None and record.phase not in ("planned", "aimed"):
             text = f"{record.fault.id} {record.phase}: {record.fault.kind} ({record.fault.component})"
@@ -456,6 +493,8 @@ class LedgerFold:
             self.interval_s = told.interval_s
         elif isinstance(told, Interval) and record.policy == f"interval of {PEERS}":
             self.copy_interval_s = told.interval_s
+        elif isinstance(told, SettingTo) and told.key == BUDGET:
+            self.budget_usd = told.value
 
     def by_phase(self, level: str) -> dict[str, int]:
         return {phase: count for (of, phase), count in self._checkpoint_counts.items() if of == level}
@@ -484,6 +523,10 @@ class LedgerFold:
                 if self.timeline is not None:
                     self.timeline.paint(slot.slot, start_us, duration, FINISH_INDEX)
             slot.lost_us = end_us if slot.lost_us is None else slot.lost_us
+
+
+def _positive(said: dict[str, Any]) -> dict[str, float]:
+    return {name: float(value) for name, value in said.items() if isinstance(value, int | float) and 0 < value < NOWHERE}
 
 
 def _numbers(said: dict[str, Any], *names: str) -> dict[str, float]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from fleet.app.rank_logs import named
 from fleet.ledger.report import duration
-from fleet.protocol.causes import ProcessEnded
+from fleet.protocol.causes import Evicted, ProcessEnded
 from fleet.protocol.fault_kinds import kind_of
 from fleet.protocol.levels import PEERS, STORE
 from fleet.protocol.records import (
@@ -35,6 +35,10 @@ COSTLY = {
     "straggler": ("rebalance", "promote", "evict"),
     "lemons": ("keep_out",),
     "preflight": ("keep_out",),
+    "room": ("warn", "recovered"),
+    "partition": ("wait", "recovered"),
+    "floor": ("stop",),
+    "budget": ("warn", "stop"),
     "settings": ("set",),
 }
 """Policy -> decisions that cost something, or change what will. Of the policy ``store`` it is all."""
@@ -182,7 +186,7 @@ class Teller:
         if record.fault is None:
             return f"rank {named(record.member)} is lost{where}: {record.cause}"
         fault = self._faults.get(record.fault)
-        how = kind_of(fault.kind).ends if fault is not None else ""
+        how = kind_of(fault.kind).ends if fault is not None and not isinstance(record.cause, Evicted) else ""
         return f"rank {named(record.member)} is lost{where}: {how or record.cause} by fault {record.fault}"
 
     def _of_checkpoint(self, record: CheckpointRecord) -> Iterator[tuple[str, str, str]]:
@@ -193,9 +197,13 @@ class Teller:
             yield "*", f"final checkpoint: step {record.state.step} is durable", GOOD
 
 
+TOLD_OF = ("kind", "node", "severity", "loss", "delay_s")
+"""What of a fault the sentences about its kind may have."""
+
+
 def operation(fault: Fault, members: tuple[Member, ...]) -> str:
     """What was done, to whom: ``SIGSTOP to rank 1 for 6.0 s (gpu)``."""
     ranks = f"rank{'s' if len(members) > 1 else ''} {', '.join(map(named, members)) or 'of nobody'}"
     lasts = f" for {duration(fault.duration_s)}" if fault.duration_s else ""
-    told = kind_of(fault.kind).told.format(kind=fault.kind, ranks=ranks, node=fault.node, lasts=lasts, severity=fault.severity)
+    told = kind_of(fault.kind).told.format(ranks=ranks, lasts=lasts, **{name: getattr(fault, name) for name in TOLD_OF})
     return f"{told} ({fault.component})"

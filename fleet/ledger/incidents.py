@@ -37,8 +37,9 @@ def _of_fault(book: CostBook, charged: Charged, name: str, losses: list[Loss], m
     at_s = next((at for phase, at, _ in phases if phase == "executed"), fault.at_s)
     lost, costs = tuple(loss.id for loss in losses), _costs(book, charged, losses, median_us)
     return Incident(
-        name, at_s, fault.component, fault.kind, fault.slot, fault.node, phases, lost, tuple(loss.cause for loss in losses), *costs
-    )
+        name, at_s, fault.component, fault.kind, fault.slot, fault.node, phases, lost, tuple(loss.cause for loss in losses), *costs,
+        seats=_seats(losses), like=fault.kind,
+    )  # fmt: skip
 
 
 def _of_loss(book: CostBook, charged: Charged, loss: Loss, median_us: float) -> Incident:
@@ -46,7 +47,14 @@ def _of_loss(book: CostBook, charged: Charged, loss: Loss, median_us: float) -> 
     if loss.id.startswith("outage-"):
         return Incident(loss.id, loss.at_us / 1e6, "run", "outage", None, None, (), (), (loss.cause,), *costs, loss.down_us / 1e6)
     slot = int(loss.id.partition(".")[0])
-    return Incident(f"loss-{loss.id}", loss.at_us / 1e6, "unknown", "loss", slot, None, (), (loss.id,), (loss.cause,), *costs)
+    return Incident(
+        f"loss-{loss.id}", loss.at_us / 1e6, "unknown", "loss", slot, None, (), (loss.id,), (loss.cause,), *costs,
+        seats=_seats([loss]), like=loss.like,
+    )  # fmt: skip
+
+
+def _seats(losses: list[Loss]) -> int:
+    return sum(loss.generation >= 0 for loss in losses)
 
 
 def _costs(

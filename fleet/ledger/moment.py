@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
+import copy
 from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from fleet.ledger.expectation import Expectation
 from fleet.ledger.fold import LedgerFold
 from fleet.ledger.incidents import incidents, seconds
 from fleet.ledger.samples import trained_on
@@ -34,8 +33,7 @@ def summary_of(ledger: LedgerFold, closed: LedgerFold, now_us: int) -> LedgerSum
     times = _slot_times(closed, now_us)
     pending_us, rank_us = sum(times.pending), len(times.rows) * held_us
     totals, settled = _columns(times.rows), _columns([slot.us for slot in ledger.slots])
-    samples = closed.step_gaps_us
-    median_us = statistics.median(samples) if samples else 0.0
+    median_us = closed.median_us
     charged, uncharged = closed.book.charged()
     return LedgerSummary(
         run=started.run,
@@ -84,9 +82,15 @@ def summary_of(ledger: LedgerFold, closed: LedgerFold, now_us: int) -> LedgerSum
         **_newest(closed.checkpoint),
         measurements=dict(closed.measurements),
         tallies=closed.tally.now(),
-        expected_goodput=ledger.said.get("expected_goodput"),
-        expectation=_expectation(closed, trained_us / 1e6),
+        terms=ledger.terms,
+        met=copy.deepcopy(ledger.met),
+        ends=tuple((trained / 1e6, held / 1e6) for trained, held in stretches.ends_us(now_us, ledger.ended)),
+        rollbacks=tuple(ledger.rollbacks),
         queued_s=ledger.said.get("queued_s", 0.0),
+        tariff=ledger.tariff,
+        device=ledger.device,
+        ranks=sum(totals[:STEP_KINDS]) / closed.productive_us if closed.productive_us > 0 else float(started.world),
+        budget_usd=ledger.budget_usd,
         samples=trained_on(ledger.data, ledger.cover, ledger.histories, ledger.step, ledger.rolled_back_total),
     )
 
@@ -110,14 +114,6 @@ def _newest(durable: CheckpointRecord | None) -> dict[str, Any]:
         "checkpoint_blocked_s": durable.blocked_s if durable else 0.0,
         "checkpoint_latency_s": durable.latency_s if durable else 0.0,
     }
-
-
-def _expectation(ledger: LedgerFold, training_s: float) -> Expectation | None:
-    """None where it says nothing: after few steps or a short time, and of a run that was stopped, as no plan holds that."""
-    if ledger.terms is None or ledger.stretches.gaps:
-        return None
-    planned = [records[0].fault for records in ledger.book.faults.values() if records[0].phase == "planned"]
-    return ledger.terms.expectation(planned, training_s, ledger.step)
 
 
 def _share(part_us: float, whole_us: float) -> float:

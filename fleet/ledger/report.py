@@ -11,17 +11,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from fleet.ledger.checkers import Judge
+from fleet.ledger.forecast import forecast, predict, worths
 from fleet.ledger.goodput import Ledger
-from fleet.ledger.pace import Pace
+from fleet.ledger.pace import Pace, remaining_s
+from fleet.ledger.step_law import plain_shares
 from fleet.ledger.summary import COST_NAMES, STEP_NAMES, Incident, LedgerSummary
 from fleet.ledger.timeline import Timeline
 from fleet.ledger.verdicts import Verdicts
 from fleet.ledger.verification import verification
 from fleet.protocol.records import (
     CheckpointRecord,
+    Committed,
     DataRead,
     DecisionMade,
     EvidenceKept,
+    LineageBegun,
     LossExplained,
     Measurement,
     ProcessLost,
@@ -49,6 +53,12 @@ class Report:
     step_s: float | None = None
     total_steps: int | None = None
 
+    @property
+    def left_s(self) -> float | None:
+        """How long the run still has to train; None where it has ended, or that is not known."""
+        s = self.summary
+        return remaining_s(s.steps, self.total_steps, self.step_s, s.training_goodput) if s.status == "running" else None
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data, keys in a fixed order, seconds rounded to the nanosecond. What is not a finite number is None."""
         s = self.summary
@@ -69,13 +79,14 @@ class Report:
             "rolled_back_steps": s.rolled_back_total,
             "samples": dataclasses.asdict(s.samples) if s.samples is not None else None,
             "median_step_s": s.median_step_s,
+            "tokens_per_s": s.tokens_per_s,
             "goodput": s.goodput,
             "scheduling_goodput": s.scheduling_goodput,
             "ettr": s.ettr,
             "training_goodput": s.training_goodput,
-            "expected_goodput": s.expected_goodput,
-            "expectation": dataclasses.asdict(s.expectation) if s.expectation is not None else None,
-            "goodput_drift": s.goodput_drift,
+            "prediction": predict(s).plain(),
+            "forecast": found.plain() if (found := forecast(s, self.left_s)) is not None else None,
+            "worth": [dataclasses.asdict(each) for each in worths(s)],
             "other_ratio": s.other_ratio,
             "closes": s.closes,
             "pending_s": s.pending_s,
@@ -85,10 +96,16 @@ class Report:
             "categories": s.categories,
             "cold_provision_s": s.cold_provision_s,
             "law_per_step": dataclasses.asdict(s.law),
+            "fleet_law": s.step_law.plain() if s.step_law is not None else None,
+            "shares": plain_shares(s.run_shares),
             "faults": [_incident(item) for item in s.incidents],
+            "factors": s.factors.plain() if s.factors is not None else None,
+            "bill": s.bill,
+            "usage": {str(slot): dataclasses.asdict(used) for slot, used in sorted(s.tallies.usage.items())},
             "uncharged": {name: s.uncharged[name] for name in (*COST_NAMES, "init")},
         }
-        plain = _plain({**head, **self.history, "counts": _counts(s)})
+        stragglers = self.history["stragglers"] | {"scorecard": s.tallies.score.plain()}
+        plain = _plain({**head, **self.history, "stragglers": stragglers, "counts": _counts(s)})
         assert isinstance(plain, dict)
         return plain
 
@@ -110,6 +127,8 @@ class History:
         self._decided: dict[str, dict[str, int]] = {}
         self._points: dict[str, list[list[float]]] = {}
         self._verdicts = Verdicts(most)
+        self._rollbacks: deque[dict[str, Any]] = deque(maxlen=most)
+        self._newest = 0
         self.judge = Judge()
         self.pace = Pace()
 
@@ -125,6 +144,12 @@ class History:
                     loss["cause"] = str(cause) if loss["member"] == str(member) else loss["cause"]
             case ViewPublished():
                 self._kinds["views"].append(_view(record))
+            case Committed(state=state_id):
+                self._newest = max(self._newest, state_id.step)
+            case LineageBegun(from_state=start, at_s=at_s):
+                if self._newest > start.step:
+                    self._rollbacks.append({"at_s": at_s, "first_step": start.step + 1, "last_step": self._newest})
+                self._newest = min(self._newest, start.step)
             case CheckpointRecord():
                 state = [record.state.lineage, record.state.step]
                 self._kinds["checkpoints"].append({**_told(record), "state": state})
@@ -157,7 +182,7 @@ class History:
         """A copy, for a :class:`Report`."""
         points = {name: list(points) for name, points in self._points.items()}
         happened = {name: list(items) for name, items in self._kinds.items()}
-        return {**happened, "measurements": points, "stragglers": self._verdicts.plain()}
+        return {**happened, "rollbacks": list(self._rollbacks), "measurements": points, "stragglers": self._verdicts.plain()}
 
 
 def build_report(records: Iterable[Record]) -> Report:
@@ -261,13 +286,38 @@ def rank_time(rank_s: float) -> str:
     return f"{rank_s:,.2f} s" if rank_s < 10_000 else f"{rank_s / 3600:,.1f} h"
 
 
-def drift_words(summary: LedgerSummary) -> str:
-    """What was expected of the training, and how far it is from that; empty where nothing is known of it."""
-    expected, drift = summary.expectation, summary.goodput_drift
-    if expected is None or drift is None:
-        return ""
-    interval = f"95% interval of the expectation: {expected.low:.0%} to {expected.high:.0%}"
-    return f"expected {expected.goodput:.2%}, drift {100 * drift:+.1f} points ({interval}), {expected.place(summary.training_goodput)} it"
+def prediction_words(summary: LedgerSummary) -> str:
+    """What the run's goodput should be, given the faults that came."""
+    found = predict(summary)
+    return f"{found.goodput:.2%} predicted for the faults that came, error {100 * found.error:+.1f} points"
+
+
+def forecast_words(report: Report) -> list[str]:
+    """What is to be expected, a line each: faults and goodput of the time ahead, and how often that was right. Empty before training."""
+    found = forecast(report.summary, report.left_s)
+    if found is None:
+        return []
+    score = f"; {found.inside} of {found.scored} such intervals held the truth" if found.scored else ""
+    goodput = f"goodput {found.goodput.mean:.1%} ({found.goodput.low:.1%} to {found.goodput.high:.1%})"
+    often = f"a fault every {_every(found.all.mean)} ({_every(found.all.high)} to {_every(found.all.low)})"
+    return [
+        f"next {duration(found.ahead_s)} of training: {often}, {goodput}",
+        f"in brackets what holds with 90% certainty{score}",
+        f"the world is whole for 95% of that time with {found.spares} spare{'' if found.spares == 1 else 's'}",
+    ]
+
+
+def _every(rate_per_s: float) -> str:
+    return duration(1.0 / rate_per_s) if rate_per_s > 0 else "never"
+
+
+def worth_words(summary: LedgerSummary) -> list[str]:
+    """What spares and checkpoints have saved, and cost, a line each."""
+    return [
+        f"{each.name} saved {rank_time(each.saved_s)} of ranks in {each.uses} {'use' if each.uses == 1 else 'uses'}, "
+        f"and cost {rank_time(each.cost_s)}"
+        for each in worths(summary)
+    ]
 
 
 def losses_by_size(summary: LedgerSummary) -> list[tuple[str, float]]:

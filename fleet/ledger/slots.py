@@ -214,6 +214,7 @@ class SlotAccount:
     def _fold(self, record: Spans, floor: int, members: int, abandoned: list[Abandoned]) -> Folded:
         time_us, step, us, attempt = self.cursor_us, record.step, self.us, self.attempt
         first_commit_us: int | None = None
+        last_commit_us: int | None = None  # also of a record whose last attempt came to nothing, after which nothing follows on it
         first_step_us = time_us
         gaps_us: list[int] = []
         charges: list[Charge] = []
@@ -238,7 +239,7 @@ class SlotAccount:
                     first_commit_us, first_step_us = time_us, attempt[0][0] if attempt else time_us
                 if self.last_commit_us is not None:
                     gaps_us.append(time_us - self.last_commit_us)
-                self.last_commit_us = time_us
+                self.last_commit_us = last_commit_us = time_us
                 if step > floor:
                     abandoned.append(Abandoned(self.slot, record.generation, attempt, True))
                 else:
@@ -252,7 +253,6 @@ class SlotAccount:
         if attempt:
             self.stepped = record.generation
         self.cursor_us = time_us
-        last_commit_us = self.last_commit_us if first_commit_us is not None else None
         return Folded(first_step_us, first_commit_us, last_commit_us, gaps_us, commits, productive_us, abandoned, charges)
 
     def _commit(self, step: int, time_us: int, members: int, attempt: list[Piece]) -> float:

@@ -18,6 +18,7 @@ class Stretches:
     def __init__(self, start_us: int = 0) -> None:
         self.start_us = start_us
         self.gaps: list[tuple[int, int]] = []
+        self._ends: list[tuple[int, int]] = []
         self._trained_us = 0
         self._begun_us: int | None = None
         self._commit_us = 0
@@ -40,6 +41,7 @@ class Stretches:
     def stopped(self, gone_us: int, back_us: int, ended: RunEnded | None) -> None:
         """Nobody held a machine from ``gone_us`` to ``back_us``."""
         self._trained_us += self.since_begun_us(gone_us, ended)
+        self._ends.append((self.until_us(gone_us, ended), gone_us))
         self._begun_us = None
         self.gaps.append((gone_us, back_us))
 
@@ -47,8 +49,15 @@ class Stretches:
         """How long this stretch has trained."""
         if self._begun_us is None:
             return 0
-        end_us = now_us if ended is None or ended.status == FAILED else min(now_us, self._commit_us)
-        return max(0, end_us - self._begun_us)
+        return max(0, self.until_us(now_us, ended) - self._begun_us)
+
+    def until_us(self, now_us: int, ended: RunEnded | None) -> int:
+        """When the last stretch's training ended, or ``now_us``."""
+        return now_us if ended is None or ended.status == FAILED else min(now_us, self._commit_us)
+
+    def ends_us(self, now_us: int, ended: RunEnded | None) -> list[tuple[int, int]]:
+        """When training ended in each stretch, and when the stretch did; of the last one by now."""
+        return [*self._ends, (self.until_us(now_us, ended), now_us)]
 
     def trained_us(self, now_us: int, ended: RunEnded | None) -> int:
         """How long all stretches have trained."""

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from fleet.ledger.bill import Tariff, bill
+from fleet.ledger.factors import Factors, factors
+from fleet.ledger.scorecard import Score
+from fleet.ledger.step_law import StepLaw, run_shares, step_law
+from fleet.protocol.records import TOKENS
 
 if TYPE_CHECKING:
-    from fleet.ledger.expectation import Expectation
+    from fleet.ledger.forecast import Terms
+    from fleet.ledger.met import Met
     from fleet.ledger.samples import Samples
+
+T = TypeVar("T")
 
 COST_NAMES = ("detect", "reform", "provision", "restore", "rework")
 """Categories that make up the cost of a fault. The ``init`` of replacements is shown beside it."""
@@ -29,6 +38,8 @@ class Incident:
         excess_s: wall time it cost in all, until 20 steps after the world was full again; None when it did not come to that. Losses whose
             times overlap each count the whole overlap.
         down_s: of an outage: how long the run was stopped and nobody held a machine. In no category, and no part of any cost.
+        seats: how many of its members were in a view.
+        like: the kind of fault that it is, or looks like where none explains it.
     """
 
     id: str
@@ -45,10 +56,21 @@ class Incident:
     stall_s: float | None
     excess_s: float | None
     down_s: float = 0.0
+    seats: int = 0
+    like: str = ""
 
     @property
     def cost_s(self) -> float:
         return sum(self.cost.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Rollback:
+    """At ``at_s`` the run went back to ``to_step``, which was kept, and ``steps`` did not count any more."""
+
+    at_s: float
+    to_step: int
+    steps: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +84,29 @@ class LawTerms:
 
 
 @dataclass(frozen=True, slots=True)
-class Tallies:
-    """What is counted beside time. Times are on the run's clock, None before the first. ``decisions`` are by (policy, action).
+class Used:
+    """Of all processes of a slot: the most memory of any, on the host and of its GPU, and what they have sent, in bytes.
 
-    ``standing_by`` are live processes in no view; ``worst_slot_losses`` is how often the slot that lost most lost its process.
+    ``hidden_s`` of the exchange went on while they computed, in ``exchanges`` of gradients in which that was measured: ``ahead_bytes`` of
+    ``received_bytes`` were there when they were done.
+    """
+
+    peak_bytes: int = 0
+    device_peak_bytes: int = 0
+    sent_bytes: int = 0
+    exchanges: int = 0
+    hidden_s: float = 0.0
+    received_bytes: int = 0
+    ahead_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Tallies:
+    """What is counted beside time. Times are on the run's clock, None before the first. ``decisions`` are by (policy, action),
+    ``refused`` connections by (listener, reason).
+
+    ``standing_by`` are live processes in no view; ``worst_slot_losses`` is how often the slot that lost most lost its process. ``score`` is
+    that of the detectors of slow ranks. ``usage`` is by slot.
     """
 
     last_commit_s: float | None
@@ -75,6 +116,9 @@ class Tallies:
     worst_slot_losses: int
     ranks_by_node: Mapping[str, int]
     decisions: Mapping[tuple[str, str], int]
+    refused: Mapping[tuple[str, str], int]
+    score: Score = field(default_factory=Score)
+    usage: Mapping[int, Used] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +128,10 @@ class LedgerSummary:
     ``categories`` and ``pending_s`` together are ``rank_s``: ``slots x held``. ``down_s`` is how long the run was stopped and nobody held a
     machine: it is in no rank-second, and ``held_s`` is the rest of the wall time. ``pending_s`` is what is not decided yet (steps in
     flight, time not yet reported) and is 0 once the run has ended; goodput, ETTR and the like are of what is decided.
-    ``training_goodput`` is that of the ``training_s`` seconds in which the run trained, as ``fleet.ledger.stretches`` has it: what
-    ``expectation`` is said of. ``cold_provision_s`` is the part of provision in which slots waited for the first process since the run
-    started or was resumed.
+    ``training_goodput`` is that of the ``training_s`` seconds in which the run trained, as ``fleet.ledger.stretches`` has it;
+    ``ends`` are when training ended in each stretch between stops, and when the stretch did. ``terms`` and ``met`` are what
+    ``fleet.ledger.forecast`` rests on. ``cold_provision_s`` is the part of provision in which slots waited for the first process since the
+    run started or was resumed. ``ranks`` is the mean world of the steps that are kept, by their time.
 
     ``settled`` never falls, nor does ``reclassified``: what was committed and later rolled back
     is in ``settled`` under both its first category and ``rework``, and in ``reclassified`` under its first. ``stale_s`` came from processes
@@ -144,15 +189,76 @@ class LedgerSummary:
     checkpoint_latency_s: float
     measurements: Mapping[str, tuple[int, float]]
     tallies: Tallies
-    expected_goodput: float | None = None
-    expectation: Expectation | None = None
+    terms: Terms
+    met: Met
+    ends: tuple[tuple[float, float], ...]
+    rollbacks: tuple[Rollback, ...] = ()
     queued_s: float = 0.0
     samples: Samples | None = None
+    tariff: Tariff | None = None
+    device: str = ""
+    ranks: float = 1.0
+    budget_usd: float | None = None
+    _once: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def once(self, key: Any, make: Callable[[], T]) -> T:
+        """What ``make`` makes of this summary alone, made when it is asked for first: a scrape or a page asks several times."""
+        if key not in self._once:
+            self._once[key] = make()
+        made: T = self._once[key]
+        return made
 
     @property
-    def goodput_drift(self) -> float | None:
-        """Measured less expected, while training; None where it is not known."""
-        return None if self.expectation is None else self.training_goodput - self.expectation.goodput
+    def tariff_now(self) -> Tariff | None:
+        """What a slot's second has cost on average; None where nobody has said it."""
+        return self.tariff.between(self.started_unix_s, self.now_s - self.started_s) if self.tariff is not None else None
+
+    @property
+    def bill(self) -> dict[str, Any] | None:
+        """What it cost, see ``fleet.ledger.bill``; None where nobody has said what a slot costs."""
+        found = self.tariff_now
+        return bill(found, self) if found is not None else None
+
+    @property
+    def kept_s(self) -> float:
+        """Rank-seconds of steps that are kept."""
+        return sum(self.categories[name] for name in STEP_NAMES)
+
+    @property
+    def world_s(self) -> float:
+        """Rank-seconds of the world's seats of which it is known where they went: what goodput is a share of."""
+        return self.kept_s / self.goodput if self.goodput else self.decided_s * self.world / (self.world + self.spares)
+
+    @property
+    def start_s(self) -> float | None:
+        """How long the first processes took to start, on average; None while none has."""
+        return self.uncharged["init"] / (self.world + self.spares) or None
+
+    @property
+    def factors(self) -> Factors | None:
+        """Goodput as a product, see ``fleet.ledger.factors``; None at the very beginning."""
+        return factors(self)
+
+    @property
+    def step_law(self) -> StepLaw | None:
+        """A step by the terms of the Fleet Law, see ``fleet.ledger.step_law``; None before a step is kept."""
+        return self.once("step_law", lambda: step_law(self))
+
+    @property
+    def run_shares(self) -> Mapping[str, float]:
+        """Of all rank-seconds: compute, communication and coordination, and what of these overlapped."""
+        return self.once("run_shares", lambda: run_shares(self))
+
+    @property
+    def tokens_per_step(self) -> float | None:
+        """What the train function says of it (``step.batches(tokens=)``); None where it says nothing."""
+        return self.measurements[TOKENS][1] if TOKENS in self.measurements else None
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """At the median step; None where nobody counts them, or before there are two steps."""
+        tokens = self.tokens_per_step
+        return tokens / self.median_step_s if tokens is not None and self.median_step_s else None
 
     @property
     def slots(self) -> tuple[Mapping[str, float], ...]:

@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 
-from fleet.ledger.summary import Tallies
-from fleet.protocol.records import CheckpointRecord, Committed, DecisionMade, ProcessLost, ProcessUp, Record, ViewPublished
+from fleet.ledger.scorecard import Scorecard
+from fleet.ledger.summary import Tallies, Used
+from fleet.protocol.records import (
+    CheckpointRecord,
+    Committed,
+    DecisionMade,
+    ProcessLost,
+    ProcessUp,
+    Record,
+    RefusedLines,
+    Usage,
+    ViewPublished,
+)
 from fleet.protocol.types import Member
 
 
@@ -20,8 +31,12 @@ class Tally:
         self._commit_s: float | None = None
         self._durable_s: float | None = None
         self._bytes = 0
+        self._refused: Counter[tuple[str, str]] = Counter()
+        self._usage: dict[Member, Usage] = {}
+        self._scorecard = Scorecard()
 
     def add(self, record: Record) -> None:
+        self._scorecard.add(record)
         match record:
             case Committed(at_s=at_s):
                 self._commit_s = at_s
@@ -34,6 +49,10 @@ class Tally:
                 self._seated = frozenset(view.members)
             case DecisionMade(policy=policy, action=action):
                 self._decisions[policy, action] += 1
+            case RefusedLines(listener=listener, reason=reason, count=count):
+                self._refused[listener, reason] += count
+            case Usage(member=member):
+                self._usage[member] = record
             case CheckpointRecord(phase="durable", at_s=at_s, bytes=size, level="store"):
                 self._durable_s, self._bytes = at_s, size
 
@@ -47,4 +66,22 @@ class Tally:
             worst_slot_losses=max(self._losses.values(), default=0),
             ranks_by_node=Counter(self._nodes.values()),
             decisions=dict(self._decisions),
+            refused=dict(self._refused),
+            score=self._scorecard.now(),
+            usage=self._by_slot(),
         )
+
+    def _by_slot(self) -> dict[int, Used]:
+        found: dict[int, Used] = {}
+        for member, usage in self._usage.items():
+            before = found.get(member.slot, Used())
+            found[member.slot] = Used(
+                max(before.peak_bytes, usage.peak_bytes),
+                max(before.device_peak_bytes, usage.device_peak_bytes),
+                before.sent_bytes + usage.sent_bytes,
+                before.exchanges + usage.exchanges,
+                before.hidden_s + usage.hidden_us / 1e6,
+                before.received_bytes + usage.received_bytes,
+                before.ahead_bytes + usage.ahead_bytes,
+            )
+        return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fleet.protocol.records import RunStarted, configuration
+from fleet.protocol.records import PLAIN, RunStarted, configuration
 from fleet.protocol.verification import Sampling, expected_steps_to_detection
 
 PARTLY = 0.1
@@ -20,13 +20,14 @@ ALIKE = "whatever is wrong in the same way on all ranks"
 
 
 def verification(started: RunStarted, ranks: int, median_step_s: float) -> dict[str, Any]:
-    """Plain data; empty when the journal's first record does not say how the run verifies.
+    """Plain data; empty when the journal's first record does not say how the run verifies, or the script was not Fleet's.
 
     ``expected_steps`` are means for a rank that computes each of its shards wrongly, or a tenth of them; None: never.
     """
-    run = configuration(started.config).get("settings", {})
+    config = configuration(started.config)
+    run = config.get("settings", {})
     settings = run.get("verify")
-    if not settings:
+    if not settings or PLAIN in config:
         return {}
     spread = run.get("optimizer_sharding", "none") != "none"
     ordered = run.get("reduction") == "tree"

@@ -22,24 +22,36 @@ class Source:
 def situation(machine: MachineState, now_s: float) -> Situation:
     """What the recovery policy is asked about. Candidates are built, and were heard of since the coordinator started: they have a store.
 
-    Those of a node that is kept out come only when there would not be enough without them, or they hold a state. One that was taken back
-    is as if it was half written when there is no checkpoint: it cannot go on before a fresh process has come.
+    Those of a node that is shunned come only when there would not be enough without them, or they hold a state. Those of a node that is
+    about to be taken away stay where they are, and the world is larger by them, until others stand in; see ``departures.py``. One that was
+    taken back is as if it was half written when there is no checkpoint: it cannot go on before a fresh process has come.
     """
     seated = frozenset(machine.view.members) if machine.view else frozenset()
     built = [rank for rank in machine.roster.in_order() if rank.phase != RankPhase.STARTING and rank.store]
     there = [rank for rank in built if rank.process.node not in machine.roster.kept_out]
-    admitted = [rank for rank in there if rank.state is not None or machine.stragglers.admits(rank.process.node, now_s)]
-    chosen = admitted if len(admitted) >= machine.settings.min_ranks else there
+    staying = [rank for rank in there if machine.roster.stays(rank.process.node, rank.member in seated)]
+    admitted = [rank for rank in staying if rank.state is not None or machine.stragglers.admits(rank.process.node, now_s)]
+    chosen = next((some for some in (admitted, staying) if len(some) >= machine.settings.min_ranks), there)
+    going = sum(rank.process.node in machine.roster.leaving for rank in chosen)
     floor = machine.doubts.floor(StateId(0, 0)) if machine.checkpoints.newest_id is None else StateId(0, 0)
+    domains = machine.checkpoints.domains
     candidates = tuple(
-        Candidate(rank.member, rank.process.node, rank.state, rank.dirty or (rank.state or floor) < floor, rank.member in seated)
+        Candidate(
+            rank.member, rank.process.node, rank.state, rank.dirty or (rank.state or floor) < floor, rank.member in seated,
+            domains.get(rank.process.node, ""),
+        )
         for rank in chosen
-    )
+    )  # fmt: skip
     starting, settings = len(machine.roster.by_slot) - len(built), machine.settings
     return Situation(
-        candidates, settings.world, settings.min_ranks, machine.since_s, starting, machine.checkpoints.newest_id,
+        candidates, room(machine, going), settings.min_ranks, machine.since_s, starting, machine.checkpoints.newest_id,
         replicated=settings.optimizer_sharding == "none",
     )  # fmt: skip
+
+
+def room(machine: MachineState, going: int) -> int:
+    """How many ranks a view has when so many of it are about to be taken away. Each has a shard at least."""
+    return min(machine.settings.world + going, machine.settings.shards)
 
 
 def source(ranks: Sequence[Rank], committed: StateId, checkpoint: str | None) -> Source | None:

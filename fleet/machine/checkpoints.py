@@ -112,6 +112,12 @@ class Checkpoints:
     def pending(self) -> bool:
         return self._request is not None
 
+    def foretell(self, rate_per_s: float, now_s: float) -> None:
+        """Faults that need this level are now expected at another rate: the policy is asked again."""
+        self.rate_per_s = rate_per_s
+        if self.failing_since_s is None:
+            self._ask_again_s = min(self._ask_again_s, now_s)
+
     def configure(self, settings: RunSettings) -> None:
         """New settings hold from now on."""
         self.settings, self.interval = settings, self.interval.configured(settings.checkpoint)
@@ -143,6 +149,7 @@ class Checkpoints:
         return (self.request(view, now_s) if now_s >= self._ask_again_s else []), False
 
     def _when_due(self, view: View, now_s: float) -> list[Instruction]:
+        self._final = self.lost_final = False  # it trains: all who held the last state are gone, and the next end has tries of its own
         exposure_s = now_s - self.since_s
         decision = self.interval.due(
             now_s, self._last_s, self.blocked_s, self.latency_s, self.rate_per_s, events=self.events, exposure_s=exposure_s

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from fleet.machine import chronicle, ending, evidence, leaving, nodes, proposals, ranks, remedies, replay, ticks, views
+from fleet.ledger import floor
+from fleet.machine import chronicle, departures, ending, evidence, leaving, nodes, proposals, ranks, remedies, replay, ticks, views
 from fleet.machine.doubts import Doubts
 from fleet.machine.end import end, stop
 from fleet.machine.progress import Progress
@@ -22,40 +23,47 @@ from fleet.machine.roster import Roster
 from fleet.machine.settings import on_setting
 from fleet.machine.state import MachineState, Phase
 from fleet.machine.stragglers import Stragglers
-from fleet.machine.tiers import Tiers
+from fleet.machine.tiers import FaultRates, Tiers
 from fleet.protocol.causes import GatherWhy
-from fleet.protocol.decisions import Decision
+from fleet.protocol.decisions import Decision, Figures
 from fleet.protocol.events import (
     CopiesHeld,
     Event,
     EvidenceWritten,
     Explained,
     FaultReported,
+    FilesFound,
     Finished,
+    FloorReached,
     Formed,
     Heartbeat,
     Implausible,
     Joined,
     Left,
+    LinesRefused,
     Lost,
     Measured,
     NodeJoined,
+    NodeLeaves,
     NodeLost,
     NodeSilent,
+    NodeStays,
     OnceDone,
     OnceWanted,
     Parked,
     Raised,
     Reads,
     Ready,
+    RoomMissing,
     SettingChanged,
     StepsTimed,
     StopRequested,
     Tick,
+    Used,
 )
 from fleet.protocol.instructions import Instruction, Write
 from fleet.protocol.ports import CorruptionPolicy, IntervalPolicy, PlacementPolicy, ProgressPolicy, RecoveryPolicy, StragglerPolicy
-from fleet.protocol.records import Measurement, Record
+from fleet.protocol.records import DecisionMade, Measurement, Record, RefusedLines, Usage
 from fleet.protocol.types import StateId
 from fleet.settings.run import RunSettings
 
@@ -70,7 +78,7 @@ class FleetMachine:
         lemons: why nodes stay out for what they did in earlier runs, by their index.
         checkpoint: id and state of the newest durable checkpoint, when the run resumes one.
         peers: interval of copies in the memory of other nodes; None: none are made.
-        rates_per_s: rate of the faults that need a durable checkpoint, and of those that need copies in memory.
+        rates: how often faults need a durable checkpoint, and copies in memory, by what the run has met; by default none is expected.
         now_s: when the run starts, on the run's clock.
 
     Attributes:
@@ -90,14 +98,14 @@ class FleetMachine:
         lemons: Mapping[int, Decision] | None = None,
         checkpoint: tuple[str, StateId] | None = None,
         peers: IntervalPolicy | None = None,
-        rates_per_s: tuple[float, float] = (0.0, 0.0),
+        rates: FaultRates = lambda losses, exposure_s: (0.0, 0.0),
         now_s: float = 0.0,
     ) -> None:
         roster = Roster()
         committed, lineage = (checkpoint[1], checkpoint[1].lineage) if checkpoint else (StateId(0, 0), -1)
         self.state = MachineState(
             settings, recovery, placement, lemons or {}, roster=roster, committed=committed, lineage=lineage, started_s=now_s,
-            checkpoints=Tiers(settings, roster, interval, peers, checkpoint, rates_per_s, now_s), doubts=Doubts(corruption),
+            checkpoints=Tiers(settings, roster, interval, peers, checkpoint, rates, now_s), doubts=Doubts(corruption),
             stragglers=Stragglers(straggler), progress=Progress(progress, settings.timeouts.progress_s, now_s),
         )  # fmt: skip
 
@@ -121,7 +129,7 @@ class FleetMachine:
             return
         outstanding = bool(machine.roster.outstanding)
         _observe(machine, event, now_s)
-        if machine.ended is None and not isinstance(event, Measured | Reads | StepsTimed):
+        if machine.ended is None and not isinstance(event, Measured | Used | Reads | FilesFound | StepsTimed | LinesRefused):
             # Policies look at all ranks: they are asked at ticks, and when the last rank has answered, not for each word of each rank.
             _reconcile(machine, now_s, isinstance(event, Tick) or (outstanding and not machine.roster.outstanding))
 
@@ -165,9 +173,11 @@ def _observe(machine: MachineState, event: Event, now_s: float) -> None:
         case NodeJoined():
             nodes.joined(machine, event, now_s)
         case NodeSilent(node=node, at_s=at_s):
-            machine.roster.silent[node] = at_s
-            if machine.phase == Phase.GATHER and machine.grace_until_s is None:
-                leaving.press(machine, now_s)
+            leaving.hung_up(machine, node, at_s, now_s)
+        case NodeLeaves():
+            departures.announced(machine, event, now_s)
+        case NodeStays():
+            departures.withdrawn(machine, event, now_s)
         case _:
             _observe_rare(machine, event, now_s)
 
@@ -180,10 +190,15 @@ def _observe_rare(machine: MachineState, event: Event, now_s: float) -> None:
             leaving.raised(machine, event, now_s)
         case Measured(member=member) if machine.current(member):
             machine.write(Measurement(event.state, event.name, event.value, now_s))
+        case Used(member=member) if machine.current(member):
+            exchange = event.exchanges, event.hidden_us, event.received_bytes, event.ahead_bytes
+            machine.write(Usage(member, event.peak_bytes, event.device_peak_bytes, event.sent_bytes, now_s, *exchange))
         case OnceWanted(member=member, key=key) if machine.current(member):
             machine.out += machine.once.ask(member, key, lambda other: machine.current(other) is not None, now_s)
         case OnceDone(member=member, key=key, result=result) if machine.current(member):
             machine.out += machine.once.done(member, key, result, now_s)
+        case LinesRefused(where=where, listener=listener, reason=reason, peer=peer, count=count):
+            machine.write(RefusedLines(where, listener, reason, peer, count, now_s))
         case StepsTimed():
             machine.stragglers.take(event, machine.view, now_s)
         case CopiesHeld() if machine.checkpoints.hold(event, machine.view) and machine.phase == Phase.RUN:
@@ -192,7 +207,11 @@ def _observe_rare(machine: MachineState, event: Event, now_s: float) -> None:
             leaving.struck(machine, event)
         case SettingChanged():
             on_setting(machine, event, now_s)
-        case EvidenceWritten() | Implausible() | Reads():
+        case RoomMissing(ranks=ranks, detail=detail):
+            machine.write(DecisionMade("room", "warn" if ranks else "recovered", detail, Figures({"ranks": float(ranks)}), now_s))
+        case FloorReached():
+            machine.write(floor.stops(event, now_s))
+        case EvidenceWritten() | FilesFound() | Implausible() | Reads():
             evidence.note(machine, event, now_s)
         case StopRequested():
             stop(machine, event, now_s)
@@ -231,6 +250,8 @@ def _while_running(machine: MachineState, now_s: float, ask: bool) -> None:
         proposals.watch(machine, now_s)
     elif ask and proposals.try_grow(machine, now_s):
         return
+    if ask:
+        departures.tick(machine, view, now_s)
     if ask and machine.phase == Phase.RUN and machine.proposal is None and machine.stopping is None:
         machine.out += machine.checkpoints.tick(view, now_s)
         machine.out += machine.progress.tick(machine.stragglers.steps_s, now_s)

@@ -1,9 +1,10 @@
 """When ranks differ in what should be the same bits on all of them: what they told, who is wrong, and where the run goes on.
 
-Ranks compare in their own reduction (``actors.rank.replicas``), and leave their group when something differs: the step is not committed.
-Each that was in the comparison says what it holds with its ``Parked``; once all that live have spoken, the policy judges. Who is wrong is
-evicted before a view is made, so it neither trains on nor gives its state to anyone. When nobody can say who, all go back to what they held
-alike. When it happens again right there, or more than a flipped bit has happened, the loop is wrong: the run ends, and no node is to blame.
+Ranks compare in their own reduction (``actors.rank.verify.replicas``), and leave their group when something differs: no step is
+committed. Each that was in the comparison says what it holds with its ``Parked``; once all that live have spoken, the policy judges. Who is
+wrong is evicted before a view is made, so it neither trains on nor gives its state to anyone. When nobody can say who, all go back to what
+they held alike. When it happens again right there, or more than a flipped bit has happened, the loop is wrong: the run ends, and no node
+is to blame.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from fleet.machine.end import end
 from fleet.machine.leaving import LOOP, evict
 from fleet.machine.roster import Rank
 from fleet.machine.state import MachineState
-from fleet.protocol.alike import WEIGHTS
 from fleet.protocol.causes import EndWhy, Outvoted
 from fleet.protocol.decisions import TakenBack, figures
 from fleet.protocol.records import DecisionMade
+from fleet.protocol.replica_check import WEIGHTS
 from fleet.protocol.types import Finding, Member, StateId
 
 LOOK_FOR = (

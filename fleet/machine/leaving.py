@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from fleet.machine.end import end
 from fleet.machine.evidence import inspect
-from fleet.machine.roster import Rank
+from fleet.machine.roster import STOOD_STILL_S, Rank
 from fleet.machine.state import MachineState, Phase
 from fleet.protocol.causes import (
     AgentHungUp,
@@ -20,7 +20,9 @@ from fleet.protocol.causes import (
     GivenUp,
     NodeCause,
     Rule,
+    TakenAway,
     TrainRaised,
+    incident,
 )
 from fleet.protocol.decisions import Gathering, OfView
 from fleet.protocol.events import Explained, FaultReported, Heartbeat, Lost, Raised
@@ -39,16 +41,33 @@ def lost(machine: MachineState, event: Lost, now_s: float) -> None:
     machine.roster.condemned.pop(event.member, None)
     if rank is not None:
         rank.step, rank.shard = event.step, event.shard
-        drop(machine, rank, event.cause, event.at_s, now_s, event.detail)
+        drop(machine, rank, _announced(machine, rank, event.cause), event.at_s, now_s, event.detail)
         machine.roster.condemned.pop(event.member, None)
 
 
 def node_lost(machine: MachineState, node: str, cause: NodeCause, at_s: float, now_s: float) -> None:
     """A node is gone with all its ranks."""
-    machine.roster.nodes.pop(node, None)
-    machine.roster.silent.pop(node, None)
-    for rank in [rank for rank in machine.roster.by_slot.values() if rank.process.node == node]:
-        drop(machine, rank, cause, at_s, now_s)
+    ranks = [rank for rank in machine.roster.by_slot.values() if rank.process.node == node]
+    told = [(rank, _announced(machine, rank, cause)) for rank in ranks]
+    machine.roster.gone(node)
+    for rank, why in told:
+        drop(machine, rank, why, at_s, now_s)
+
+
+def _announced(machine: MachineState, rank: Rank, cause: Cause) -> Cause:
+    """Why a rank is lost: who had left the view of a node that was about to be taken away is missed by nobody."""
+    roster, node = machine.roster, rank.process.node
+    unseated = node in roster.let_go or not machine.seated(rank.member)
+    return TakenAway() if node in roster.leaving and unseated else cause
+
+
+def hung_up(machine: MachineState, node: str, at_s: float, now_s: float) -> None:
+    """The connection of a node's agent has ended. After a silence that says nothing: across a cut an old connection ends, not the agent."""
+    if node in machine.roster.late or node in machine.roster.unheard(STOOD_STILL_S, now_s):
+        return
+    machine.roster.silent[node] = at_s
+    if machine.phase == Phase.GATHER and machine.grace_until_s is None:
+        press(machine, now_s)
 
 
 def explained(machine: MachineState, event: Explained, now_s: float) -> None:
@@ -118,6 +137,8 @@ def drop(machine: MachineState, rank: Rank, cause: Cause, at_s: float, now_s: fl
     seated = machine.seated(member)
     generation = machine.view.generation if machine.view is not None and seated else -1
     machine.write(machine.losses.lost(rank, cause, at_s, generation, machine.committed.step, detail))
+    if incident(cause):
+        machine.checkpoints.lost(now_s)
     if seated and machine.phase in (Phase.RUN, Phase.FORM):
         gather(machine, now_s, GatherWhy.LOST, f"rank {member} lost: {cause}", member, in_person=False)
     elif machine.proposal is not None and member in machine.proposal.members:

@@ -10,8 +10,7 @@ from fleet.protocol.events import NodeJoined
 def joined(machine: MachineState, event: NodeJoined, now_s: float) -> None:
     """Its agent is there. One that is kept out is told once, with the reason; its ranks wait beside the run."""
     roster = machine.roster
-    roster.nodes[event.node] = now_s
-    roster.silent.pop(event.node, None)
+    roster.back(event.node, now_s)
     if event.node in roster.kept_out:
         return
     lemon = machine.lemons.get(event.index)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 
+from fleet.machine import departures
 from fleet.machine.candidates import Source, grown, situation
 from fleet.machine.leaving import cancel
 from fleet.machine.state import MachineState
@@ -22,7 +23,7 @@ def try_grow(machine: MachineState, now_s: float) -> bool:
     """
     view = machine.view
     assert view is not None
-    if len(view.members) >= machine.settings.world or now_s < machine.no_growth_until_s:
+    if len(view.members) >= departures.wanted(machine, view) or now_s < machine.no_growth_until_s:
         return False
     formation = machine.recovery.grow(situation(machine, now_s), now_s)
     if formation.decision.action != "grow":

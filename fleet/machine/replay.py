@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fleet.machine import ending
+from fleet.machine import departures, ending
 from fleet.machine.corruption import replay
 from fleet.machine.losses import Losses
 from fleet.machine.roster import Rank
 from fleet.machine.settings import configure
 from fleet.machine.state import MachineState, Phase
 from fleet.protocol.causes import ClusterEnded
-from fleet.protocol.decisions import Concluded, OfView, SettingTo
+from fleet.protocol.decisions import Concluded, Notice, OfView, SettingTo
 from fleet.protocol.records import (
     Committed,
+    DataFiles,
     DataRead,
     DecisionMade,
     FaultRecord,
@@ -33,10 +34,17 @@ FORGOTTEN = 100
 rank that is silent for now may sit in one."""
 
 
-def rebuild(machine: MachineState, records: Iterable[Record], now_s: float) -> None:
-    """Bring a new machine to where the journal ends. What ranks hold is not in there: they say so when they connect."""
+def rebuild(machine: MachineState, records: Iterable[Record], now_s: float) -> float:
+    """Bring a new machine to where the journal ends. What ranks hold is not in there: they say so when they connect.
+
+    Returns when the last record was written.
+    """
+    last_s = now_s
     for record in records:
         machine.event = max(machine.event, getattr(record, "event", 0))
+        if isinstance(record, Resumed) and record.gap:
+            machine.down_s += max(0.0, record.at_s - last_s)
+        last_s = getattr(record, "at_s", last_s)
         _apply(machine, record)
     machine.since_s = now_s
     machine.generation += FORGOTTEN
@@ -46,6 +54,7 @@ def rebuild(machine: MachineState, records: Iterable[Record], now_s: float) -> N
     if machine.phase not in (Phase.CONCLUDE, Phase.END):
         machine.phase = Phase.RUN if machine.view is not None else Phase.GATHER
     machine.checkpoints.restarted(now_s)
+    return last_s
 
 
 def _apply(machine: MachineState, record: Record) -> None:
@@ -76,14 +85,19 @@ def _apply(machine: MachineState, record: Record) -> None:
             ending.take_up(machine, reason, kept, record.at_s)
         case DecisionMade(payload=SettingTo(key=key, value=value)):
             configure(machine, key, value)
+        case DecisionMade(payload=Notice() as told):
+            departures.replay(machine, told)
         case DecisionMade(policy="corruption"):
             replay(machine, record)
         case DecisionMade():
+            machine.budget.replay(record)
             machine.stragglers.replay(record)
             machine.progress.replay(record)
             machine.checkpoints.replay(record)
         case DataRead():
-            machine.data = record.samples, record.batch_size, record.data_sha256, record.total_steps
+            machine.data = record
+        case DataFiles(data_sha256=data, first=first, files=files):
+            machine.files[data, first] = all(file.digest for file in files)
         case RunStarted(at_s=at_s):
             machine.started_s = at_s
         case Resumed():
@@ -118,7 +132,7 @@ def _settle_proposal(machine: MachineState, entered: bool, generation: int) -> N
 
 def move(machine: MachineState, records: Iterable[Record], now_s: float) -> list[ProcessLost]:
     """Bring a new machine to where the journal of another cluster ends; all ranks are gone. Returns what is to be written of them."""
-    rebuild(machine, records, now_s)
+    machine.down_s += max(0.0, now_s - rebuild(machine, records, now_s))
     machine.phase, machine.ended, machine.view, machine.proposal = Phase.GATHER, None, None, None
     machine.checkpoints.moved(now_s)
     gone = []

@@ -32,7 +32,7 @@ class Rank:
 
     ``sent_generation`` is the greatest generation that it was invited to, ``parked_generation`` the greatest that it said it has left:
     while the first is greater the rank may be stepping there. ``formed`` is (generation, state) when it last said that it is in a view and
-    steps. Times are on the run's clock.
+    steps. ``running_s``: since when the last view with it has run. Times are on the run's clock.
     """
 
     member: Member
@@ -47,6 +47,7 @@ class Rank:
     sent_generation: int = -1
     parked_generation: int = -1
     progress_s: float = 0.0
+    running_s: float = 0.0
     heard: bool = True
     step: int = -1
     shard: int = -1
@@ -60,12 +61,18 @@ class Rank:
 
 @dataclass(slots=True)
 class Roster:
-    """The live rank of each slot, and what is known of the dead."""
+    """The live rank of each slot, and what is known of the dead.
+
+    ``leaving``: nodes that will be taken away, and when; ``let_go``: those of them that no view has ranks of any more.
+    """
 
     by_slot: dict[int, Rank] = field(default_factory=dict)
     nodes: dict[str, float] = field(default_factory=dict)
     kept_out: set[str] = field(default_factory=set)
+    leaving: dict[str, float] = field(default_factory=dict)
+    let_go: set[str] = field(default_factory=set)
     silent: dict[str, float] = field(default_factory=dict)
+    late: set[str] = field(default_factory=set)
     incarnations: dict[int, int] = field(default_factory=dict)
     dead_tokens: set[str] = field(default_factory=set)
     condemned: dict[Member, Rank] = field(default_factory=dict)
@@ -106,6 +113,22 @@ class Roster:
         if rank.parked_generation >= rank.sent_generation:
             self.outstanding.discard(rank.member.slot)
 
+    def stays(self, node: str, seated: bool) -> bool:
+        """Whether ranks of ``node`` may be in the next view: those that are in the present one may until they are let go."""
+        return node not in self.leaving or (seated and node not in self.let_go)
+
+    def unannounce(self, node: str) -> bool:
+        """Forget that a node will be taken away. Whether that was known."""
+        self.let_go.discard(node)
+        return self.leaving.pop(node, None) is not None
+
+    def gone(self, node: str) -> None:
+        """Forget a node."""
+        self.nodes.pop(node, None)
+        self.silent.pop(node, None)
+        self.late.discard(node)
+        self.unannounce(node)
+
     def in_order(self) -> list[Rank]:
         return [self.by_slot[slot] for slot in sorted(self.by_slot)]
 
@@ -119,6 +142,7 @@ class Roster:
         """
         self.nodes[event.node] = now_s
         self.silent.pop(event.node, None)
+        self.late.discard(event.node)
         ghosts: list[Rank] = []
         by_slot, seated = self.by_slot, RankPhase.SEATED  # the attribute of an enum is looked up slowly
         for pulse in event.pulses:
@@ -129,7 +153,8 @@ class Roster:
                 continue
             rank.heard = True
             rank.beat_s = now_s - pulse.beat_age_s
-            rank.progress_s = now_s - pulse.progress_age_s if pulse.stepping else now_s
+            # what it waited for in a view before this one was answered by this one
+            rank.progress_s = max(rank.running_s, now_s - pulse.progress_age_s) if pulse.stepping else now_s
             if rank.generation == generation == pulse.generation and rank.phase is seated:
                 rank.state = pulse.state
                 if not pulse.stepping:
@@ -143,23 +168,56 @@ class Roster:
         for rank in self.by_slot.values():
             rank.beat_s, rank.progress_s = min(now_s, rank.beat_s + gap_s), min(now_s, rank.progress_s + gap_s)
 
-    def silent_nodes(self, limits: Timeouts, now_s: float) -> list[tuple[str, NodeCause, float]]:
-        """(node, why, since when) of all nodes whose agent hung up and did not come back at once, or was silent for too long."""
+    def unheard(self, limit_s: float, now_s: float) -> frozenset[str]:
+        """Nodes whose agent did not hang up, and was not heard for longer than ``limit_s``."""
+        return frozenset(node for node, seen_s in self.nodes.items() if now_s - seen_s > limit_s and node not in self.silent)
+
+    def hear_later(self, nodes: frozenset[str], now_s: float) -> None:
+        """The silence of these nodes and of their ranks counts from now on. Until they are heard, an old line of theirs may be reset."""
+        self.nodes.update(dict.fromkeys(nodes, now_s))
+        self.late |= nodes
+        for rank in self.by_slot.values():
+            if rank.process.node in nodes:
+                rank.beat_s = rank.progress_s = now_s
+
+    def back(self, node: str, now_s: float) -> None:
+        """Its agent has called: that nothing came from it before says nothing about its ranks, of which it has not told yet."""
+        silent_s = now_s - self.nodes.get(node, now_s)
+        for rank in self.by_slot.values():
+            if rank.process.node == node:
+                rank.beat_s = min(now_s, rank.beat_s + silent_s)
+        self.nodes[node] = now_s
+        self.silent.pop(node, None)
+        self.late.discard(node)
+
+    def with_ranks(self) -> set[str]:
+        """Nodes that ranks live on."""
+        return {rank.process.node for rank in self.by_slot.values()}
+
+    def silent_nodes(self, limits: Timeouts, waits: bool, now_s: float) -> list[tuple[str, NodeCause, float]]:
+        """(node, why, since when) of all nodes whose agent hung up and did not come back at once, or was silent for too long.
+
+        ``waits``: that is ``stall_s`` for nodes with ranks.
+        """
         silent = self.silent.items()
         lost: list[tuple[str, NodeCause, float]] = [(node, AgentHungUp(), at_s) for node, at_s in silent if now_s - at_s >= limits.hangup_s]
-        quiet = [
-            (node, now_s - seen_s) for node, seen_s in self.nodes.items() if now_s - seen_s > limits.node_s and node not in self.silent
-        ]
-        return lost + [(node, AgentSilent(silence_s), now_s) for node, silence_s in quiet]
+        quiet = self.unheard(limits.node_s, now_s)
+        if waits:
+            quiet = quiet - self.with_ranks() | self.unheard(limits.stall_s, now_s)
+        return lost + [(node, AgentSilent(now_s - self.nodes[node]), now_s) for node in sorted(quiet)]
 
-    def silent_ranks(self, limits: Timeouts, now_s: float) -> Iterator[tuple[Rank, float]]:
-        """(rank, how long it was silent) of all that were for too long on nodes that are not given up."""
+    def silent_ranks(self, limits: Timeouts, now_s: float, by_its_agent: bool = False) -> Iterator[tuple[Rank, float]]:
+        """(rank, how long it was silent) of all that were for too long on nodes that are not given up.
+
+        ``by_its_agent``: at its agent's last word; that nothing came from the agent since says nothing about the rank.
+        """
         starting = RankPhase.STARTING
         for rank in list(self.by_slot.values()):
             # A rank that starts up imports, and may hold its interpreter's lock for long.
             limit_s = limits.start_s if rank.phase is starting else limits.heartbeat_s
-            if now_s - rank.beat_s > limit_s and rank.process.node in self.nodes:
-                yield rank, now_s - rank.beat_s
+            until_s = self.nodes.get(rank.process.node, now_s) if by_its_agent else now_s
+            if until_s - rank.beat_s > limit_s and rank.process.node in self.nodes:
+                yield rank, until_s - rank.beat_s
 
     def stuck_rank(self, limit_s: float, now_s: float) -> Rank | None:
         """A seated rank that has not moved for longer than ``limit_s``."""

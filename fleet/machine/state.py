@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from fleet.machine.budget import Budget
 from fleet.machine.doubts import Doubts
 from fleet.machine.losses import Losses
 from fleet.machine.progress import Progress
@@ -21,7 +22,7 @@ from fleet.protocol.decisions import Action, AnyPayload, Decision
 from fleet.protocol.instructions import Instruction, Write
 from fleet.protocol.once import Once
 from fleet.protocol.ports import PlacementPolicy, RecoveryPolicy
-from fleet.protocol.records import DecisionMade, Record, RunEnded
+from fleet.protocol.records import DataRead, DecisionMade, Record, RunEnded
 from fleet.protocol.types import Member, StateId, View
 from fleet.settings.run import RunSettings
 
@@ -85,11 +86,14 @@ class MachineState:
         committed: the newest state that every member of a view has reported.
         missing: members of ``view`` that have not yet said that they are in it; ``finished`` those that have committed the last step.
         since_s: when the run last had a working view.
+        down_s: for how long the run had no machines since ``started_s``.
         deadline_s: until when a view has to be left, or formed; ``sent_s``: when the last word about that was sent.
         stuck_at: what was committed when nobody moved the last time.
         in_person: the training loop itself has to answer when it is told to leave.
         stopping: (why, in words, until when its last checkpoint is waited for) once the run is told to stop.
         grace_until_s: until when ranks may report to a coordinator that has restarted.
+        away: nodes that all wait for since they are silent; ``alone``: nobody at all is heard. See ``partitions.py``.
+        data: what is trained on; ``files``: (its digest, number of the first of some files) that are written down -> with their digests.
         event: number of the present event.
         out: what it has led to so far.
     """
@@ -109,9 +113,11 @@ class MachineState:
     losses: Losses = field(default_factory=Losses)
     evidence: Evidence = field(default_factory=Evidence)
     once: Once = field(default_factory=Once)
+    budget: Budget = field(default_factory=Budget)
     ending: Ending = field(default_factory=Ending)
     phase: Phase = Phase.GATHER
-    data: tuple[int, int, str, int] = (0, 0, "", 0)
+    data: DataRead | None = None
+    files: dict[tuple[str, int], bool] = field(default_factory=dict)
     view: View | None = None
     proposal: View | None = None
     generation: int = 0
@@ -125,9 +131,12 @@ class MachineState:
     since_s: float = 0.0
     ticked_s: float = 0.0
     deadline_s: float = 0.0
+    down_s: float = 0.0
     sent_s: float = 0.0
     proposed_s: float = 0.0
     no_growth_until_s: float = 0.0
+    away: frozenset[str] = frozenset()
+    alone: bool = False
     fresh_until_s: float = 0.0
     last_decision: tuple[str, str] | None = None
     event: int = 0

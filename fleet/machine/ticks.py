@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fleet.machine import partitions
 from fleet.machine.end import stop
 from fleet.machine.evidence import inspect
 from fleet.machine.leaving import drop, end_hang, gather, judge_losses, node_lost, press
@@ -21,18 +22,32 @@ def tick(machine: MachineState, now_s: float) -> None:
     if machine.grace_until_s is not None:
         settle(machine, now_s)
         return
-    limits = machine.settings.timeouts
-    for node, cause, at_s in machine.roster.silent_nodes(limits, now_s):
+    partitions.look_around(machine, now_s)
+    limits, waits = machine.settings.timeouts, partitions.waits(machine)
+    for node, cause, at_s in machine.roster.silent_nodes(limits, waits, now_s):
         node_lost(machine, node, cause, at_s, now_s)
-    for rank, silence_s in machine.roster.silent_ranks(limits, now_s):
+    partitions.hold(machine, now_s)
+    for rank, silence_s in machine.roster.silent_ranks(limits, now_s, by_its_agent=waits):
         end_hang(machine, rank, NoHeartbeat(silence_s), now_s)
-    stuck = machine.roster.stuck_rank(machine.progress.limit_s, now_s) if machine.phase == Phase.RUN else None
+    moves = machine.phase == Phase.RUN and not (waits and machine.roster.unheard(STOOD_STILL_S, now_s))
+    stuck = machine.roster.stuck_rank(machine.progress.limit_s, now_s) if moves else None
     if stuck is not None:
         _unstick(machine, stuck, now_s)
     if machine.phase == Phase.GATHER:
         press(machine, now_s)
     note_commits(machine, now_s)
     _look_at_limits(machine, now_s)
+
+
+def _spend(machine: MachineState, now_s: float) -> bool:
+    """Whether the run ends as its budget is spent."""
+    told = machine.budget.tick(machine.settings, now_s - machine.started_s - machine.down_s, now_s) if machine.stopping is None else None
+    if told is None:
+        return False
+    machine.write(told)
+    if told.action == "stop":
+        stop(machine, StopRequested(told.reason, why=EndWhy.BUDGET_SPENT), now_s)
+    return told.action == "stop"
 
 
 def _excuse(machine: MachineState, gap_s: float, now_s: float) -> None:
@@ -62,8 +77,12 @@ def settle(machine: MachineState, now_s: float) -> None:
         return
     machine.grace_until_s = None
     judge_losses(machine, now_s)  # the last coordinator may have died with the verdict
+    unheard = {rank.process.node for rank in ranks} - machine.roster.nodes.keys()
+    waits = partitions.waits(machine) or (waited and not machine.roster.nodes)
+    if waits:  # it begins anew: when the last coordinator heard them last is not known
+        machine.roster.nodes.update(dict.fromkeys(unheard, now_s - machine.settings.timeouts.node_s))
     for rank in ranks:
-        if not rank.heard:
+        if not rank.heard and not (waits and rank.process.node in unheard):
             drop(machine, rank, NotHeardOf(), now_s, now_s)
     if machine.phase == Phase.RUN and machine.missing:
         gather(machine, now_s, GatherWhy.RESTARTED, "the coordinator restarted and the view is not whole")
@@ -76,6 +95,8 @@ def _look_at_limits(machine: MachineState, now_s: float) -> None:
     told = tiers.outage.tick(tiers.store, machine.committed, now_s) if training or tiers.store.failing_since_s is None else None
     if told is not None:
         machine.write(told)
+    if _spend(machine, now_s):
+        return
     limit_s = machine.settings.timeouts.run_s
     if told is not None and told.action == "stop":
         stop(machine, StopRequested(told.reason, why=EndWhy.STORE_FAILED), now_s)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from fleet.machine.checkpoints import Checkpoints
 from fleet.machine.outage import Outage
@@ -16,6 +16,11 @@ from fleet.protocol.records import Record, RunStarted, ViewPublished
 from fleet.protocol.types import StateId, View
 from fleet.settings.run import CheckpointSettings, RunSettings
 
+FaultRates = Callable[[int, float], tuple[float, float]]
+"""Rates a second of the faults that need a durable checkpoint, and of those that need copies in memory, after so many ranks were lost to
+faults in so many seconds; see ``policies.interval.LevelRates``."""
+FORETELL_S = 30.0
+"""The rates are looked at again after that long, and with every loss."""
 TRIES = 3
 """From one copy in memory so many views may begin. When none of them holds, it cannot be read, whatever the agents say of it."""
 
@@ -25,9 +30,11 @@ class Tiers:
 
     def __init__(
         self, settings: RunSettings, roster: Roster, store: IntervalPolicy, peers: IntervalPolicy | None,
-        newest: tuple[str, StateId] | None, rates_per_s: tuple[float, float], now_s: float,
+        newest: tuple[str, StateId] | None, rates: FaultRates, now_s: float,
     ) -> None:  # fmt: skip
         self.settings, self._roster = settings, roster
+        self._rates, self._since_s, self._foretold_s, self._losses = rates, now_s, now_s, 0
+        rates_per_s = rates(0, 0.0)
         self.store = Checkpoints(STORE, settings, store, newest, rates_per_s[0], now_s)
         wanted = peers if settings.peer_copies > 0 else None
         self.peers = Checkpoints(PEERS, settings, wanted, None, rates_per_s[1], now_s) if wanted is not None else None
@@ -108,12 +115,16 @@ class Tiers:
         """Of the nodes that are not given up. One that is heard of again still has what it said that it holds."""
         return {node: memory for node, memory in self.memories.items() if node in self._roster.nodes}
 
+    @property
+    def domains(self) -> dict[str, str]:
+        """The domain path of each node that has memory to offer: others have not said theirs."""
+        return {node: memory.domain for node, memory in self._within_reach.items()}
+
     def targets(self, placement: PlacementPolicy, homes: Sequence[str]) -> tuple[tuple[str, ...], ...]:
         """Where each member of a view, at home on these nodes, sends its copies: addresses, by view rank; () when there is nowhere."""
         if self.peers is None:
             return ()
-        domains = {node: memory.domain for node, memory in self._within_reach.items()}
-        chosen = placement.copies(homes, domains, self.settings.peer_copies)
+        chosen = placement.copies(homes, self.domains, self.settings.peer_copies)
         return tuple(tuple(self.memories[node].address for node in nodes) for nodes in chosen) if all(chosen) else ()
 
     # ---- requests ------------------------------------------------------------------------------------------------------------------------
@@ -145,7 +156,21 @@ class Tiers:
     def pending(self) -> bool:
         return any(level.pending for level in self.levels)
 
+    def lost(self, now_s: float) -> None:
+        """One more rank was lost by a fault, planned or not, whether or not it needed a checkpoint."""
+        self._losses += 1
+        self._foretell(now_s)
+
+    def _foretell(self, now_s: float) -> None:
+        """The more ranks are lost, the sooner all are at once; the longer none is, the later."""
+        self._foretold_s = now_s
+        rates_per_s = self._rates(self._losses, now_s - self._since_s)
+        for level, rate_per_s in zip([self.store, *([self.peers] if self.peers is not None else [])], rates_per_s, strict=False):
+            level.foretell(rate_per_s, now_s)
+
     def tick(self, view: View, now_s: float) -> list[Instruction]:
+        if now_s - self._foretold_s >= FORETELL_S:
+            self._foretell(now_s)
         wanted = [level for level in self.levels if level is not self.peers or view.copies]
         return [instruction for level in wanted for instruction in level.tick(view, now_s)]
 

@@ -21,7 +21,7 @@ def try_form(machine: MachineState, now_s: float, ask: bool) -> None:
     if machine.roster.outstanding:
         if now_s - machine.sent_s >= machine.settings.timeouts.resend_s:
             park(machine, now_s)
-    elif ask:
+    elif ask and not (machine.away or machine.alone):
         judge(machine, now_s)
         if machine.phase == Phase.GATHER:
             form(machine, machine.recovery.form(situation(machine, now_s), now_s), now_s)
@@ -131,7 +131,8 @@ def watch_forming(machine: MachineState, now_s: float) -> bool:
         machine.phase = Phase.RUN
         machine.since_s = now_s
         for member in machine.view.members:
-            machine.roster.by_slot[member.slot].progress_s = now_s
+            rank = machine.roster.by_slot[member.slot]
+            rank.progress_s = rank.running_s = now_s
         note_commits(machine, now_s)
         return True
     if now_s >= machine.deadline_s:

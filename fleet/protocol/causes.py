@@ -158,8 +158,13 @@ class Told(Fact):
     incident: IncidentKind = ""
 
 
+@dataclass(frozen=True, slots=True)
+class TakenAway(Fact):
+    """Its node was taken away, as was announced, and it had left the view before."""
+
+
 NodeCause = AgentHungUp | AgentSilent
-Cause = ProcessEnded | TrainRaised | ClusterEnded | NotHeardOf | AgentHungUp | AgentSilent | Evicted | Told
+Cause = ProcessEnded | TrainRaised | ClusterEnded | NotHeardOf | AgentHungUp | AgentSilent | Evicted | TakenAway | Told
 """Why a process is lost."""
 
 INCIDENTS: dict[type[Fact], IncidentKind] = {
@@ -211,6 +216,10 @@ class GatherWhy(StrEnum):
     """A member did not write its part of the final checkpoint."""
     ALL_LOST = "all lost"
     """Nobody is left behind the loop."""
+    MAINTENANCE = "maintenance"
+    """Nodes will be taken away."""
+    PARTITION = "partition"
+    """A node is silent, and all wait for it."""
     RESTARTED = "restarted"
     """The coordinator was started again, and the view is not whole."""
 
@@ -228,6 +237,7 @@ class EndWhy(StrEnum):
     STORE_FAILED = "store failed"
     """It was told to stop when checkpoints fail for long."""
     TIME_IS_UP = "time is up"
+    BUDGET_SPENT = "budget spent"
     DRIVER_FAILED = "driver failed"
     LOOP_WRONG = "loop wrong"
     """A mistake of the train function: no node is to blame for anything that ranks differed in."""
@@ -261,6 +271,8 @@ def sentence(fact: Fact) -> str:
             return f"its agent hung up{', and its ranks are missed' if missed else ''}"
         case AgentSilent(silence_s=silence_s):
             return f"its agent was silent for {silence_s:.1f} s"
+        case TakenAway():
+            return "its node was taken away, as announced"
         case Evicted(why=why):
             return f"evicted: {sentence(why)}"
         case Told(text=text):

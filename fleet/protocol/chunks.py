@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from fleet.protocol.domains import Crowd, Place
 from fleet.protocol.types import StateId
 
 BLOCK = 1024
@@ -29,24 +31,41 @@ def bounds(length: int, chunk: Chunk) -> tuple[int, int]:
     return min(length, blocks * index // size * BLOCK), min(length, blocks * (index + 1) // size * BLOCK)
 
 
-def guards(nodes: Sequence[int], copies: int) -> tuple[tuple[int, ...], ...]:
-    """By chunk, the view ranks that keep a copy of it: evenly, on another node than its owner where that makes nobody keep twice as many.
+def guards(places: Sequence[Place], copies: int) -> tuple[tuple[int, ...], ...]:
+    """By chunk, the view ranks that keep a copy of it: in other failure domains than its owner and each other, the widest first.
+
+    None keeps more than twice as many as is even, and within that the loss of any one domain leaves each chunk wherever it can: every
+    chunk gets its first copy before any gets a second one, and the largest domain's, which fewest ranks lie outside of, come first.
 
     Args:
-        nodes: by view rank, some number of the node that it is on.
+        places: by view rank, its failure domains from wide to narrow, and its node.
         copies: how many copies; there are fewer when there are not as many other ranks.
     """
-    size = len(nodes)
-    load = [0] * size
-    found = []
-    for owner in range(size):
-        peers = [(owner + i) % size for i in range(1, size)]
-        ranked = sorted((load[peer] >= 2 * copies, nodes[peer] == nodes[owner], load[peer], near, peer) for near, peer in enumerate(peers))
-        chosen = tuple(peer for *_, peer in ranked[:copies])
-        for peer in chosen:
+    size, sizes = len(places), Counter(place[:1] for place in places)
+    load, found = [0] * size, [list[int]() for _ in places]
+    ranks: dict[Place, list[int]] = defaultdict(list)
+    for rank, place in enumerate(places):
+        ranks[place].append(rank)
+    order = sorted(range(size), key=lambda owner: -sizes[places[owner][:1]])
+    for _ in range(min(copies, size - 1)):
+        for owner in order:
+            crowd = Crowd(places[rank] for rank in (owner, *found[owner]))
+            peer = _least(owner, {owner, *found[owner]}, ranks, crowd, load, 2 * copies)
             load[peer] += 1
-        found.append(chosen)
-    return tuple(found)
+            found[owner].append(peer)
+    return tuple(map(tuple, found))
+
+
+def _least(owner: int, taken: Collection[int], ranks: Mapping[Place, Sequence[int]], crowd: Crowd, load: Sequence[int], most: int) -> int:
+    """The rank to keep the next copy: with room, far from those that have one, with little to keep, soon after the owner."""
+    size = len(load)
+    keys = (
+        (load[rank] >= most, near, load[rank], (rank - owner) % size)
+        for near, inside in [(crowd.of(place), inside) for place, inside in ranks.items()]
+        for rank in inside
+        if rank not in taken
+    )
+    return (owner + min(keys)[-1]) % size
 
 
 def kept(guarded: Sequence[Sequence[int]], rank: int) -> tuple[Chunk, ...]:
@@ -64,7 +83,7 @@ class Claim:
         ready: it holds all that follows its chunks' step: the next one can be done without any peer.
         factor: by which the gradients of the step before ``state`` were multiplied; whoever is ready takes the step with it.
         complete: what all keep whole, the parameters, is of ``state`` everywhere, not in its chunks alone.
-        node: see :func:`guards`.
+        node: a number of the place where it is: see :func:`fleet.protocol.domains.number`.
         chunks: what it holds, its own and copies, at the cuts of any earlier view.
     """
 

@@ -19,6 +19,9 @@ from typing import Any
 from fleet.errors import ProtocolError
 
 Decoder = Callable[[Any], Any]
+BARE = frozenset((str, int, float, bool, type(None)))
+COMPACT = json.JSONEncoder(separators=(",", ":"))
+"""``json.dumps`` would make one for each message, which takes longer than to encode it."""
 
 
 class Tagged:
@@ -29,14 +32,21 @@ class Tagged:
 
 def plain(value: Any) -> Any:
     """As JSON has it."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        parts = [plain(getattr(value, field.name)) for field in dataclasses.fields(value)]
-        return [type(value).__name__, *parts] if isinstance(value, Tagged) else parts
+    if (kind := type(value)) in BARE:
+        return value
+    if dataclasses.is_dataclass(kind):
+        parts = [plain(getattr(value, name)) for name in _names(kind)]
+        return [kind.__name__, *parts] if issubclass(kind, Tagged) else parts
     if isinstance(value, (tuple, list)):
         return [plain(item) for item in value]
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     return value
+
+
+@functools.cache
+def _names(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))
 
 
 def _same(value: Any) -> Any:
@@ -131,7 +141,7 @@ class Codec:
         return _decoder(kind)(value[1:])
 
     def encode(self, value: Any) -> bytes:
-        return json.dumps(self.to_json(value), separators=(",", ":")).encode()
+        return COMPACT.encode(self.to_json(value)).encode()
 
     def decode(self, data: bytes | str) -> Any:
         return self.from_json(json.loads(data))

@@ -19,7 +19,7 @@ RecoveryAction = Literal[
 ]  # fmt: skip
 StragglerAction = Literal["accuse", "clear", "unknown", "tolerate", "rebalance", "replace", "evict"]
 CorruptionAction = Literal["carry_on", "evict", "recompute", "retry", "stop", "go_back", "begin_anew"]
-OtherAction = Literal["conclude", "set", "keep", "save", "warn", "recovered", "keep_out", "admit"]
+OtherAction = Literal["conclude", "set", "keep", "save", "warn", "recovered", "keep_out", "admit", "leave", "stay", "let_go"]
 Action = Literal[RecoveryAction, StragglerAction, CorruptionAction, OtherAction]
 
 
@@ -319,9 +319,22 @@ class KeptOut(Payload):
         return self.others | {"node": self.node}
 
 
+@dataclass(frozen=True, slots=True)
+class Notice(Payload):
+    """A node will be taken away at ``until_s`` on the run's clock; None: it stays. ``let_go``: no view has ranks of it any more."""
+
+    node: str
+    until_s: float | None = None
+    let_go: bool = False
+
+    def figures(self) -> dict[str, float]:
+        return {} if self.until_s is None else {"until_s": self.until_s}
+
+
 AnyPayload = (
     Figures | Gathering | Candidates | Survivors | Budget | OfView | StoodStill | Delay | Suspect | Prices | Votes | Cleared | TakenBack
     | Doubtful | Concluded | SettingTo | TimeOut | Interval | StoreOutage | Lemon | Checked | KeptOut
+    | Notice
 )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from fleet.protocol.causes import Cause, Departure, EndWhy, NodeCause, ProcessEn
 from fleet.protocol.codec import Codec
 from fleet.protocol.levels import STORE
 from fleet.protocol.slowness import RankTimes
-from fleet.protocol.types import Copy, Fault, FaultPhase, Finding, Member, Part, Process, Pulse, StateId
+from fleet.protocol.types import Copy, DataFile, Fault, FaultPhase, Finding, Member, Part, Process, Pulse, StateId
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,22 @@ class NodeJoined:
     node: str
     index: int
     unfit: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLeaves:
+    """A node will be taken away at ``until_s`` on the run's clock; ``why``: who says so, for people."""
+
+    node: str
+    until_s: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStays:
+    """The notice of :class:`NodeLeaves` is withdrawn."""
+
+    node: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +195,20 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
+class Used:
+    """What a rank's process has taken since it began; see ``Usage``. Sent now and then, and at the end."""
+
+    member: Member
+    peak_bytes: int
+    device_peak_bytes: int
+    sent_bytes: int
+    exchanges: int = 0
+    hidden_us: int = 0
+    received_bytes: int = 0
+    ahead_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class StepsTimed:
     """What the ranks of one node measured in steps of ``generation``, gathered by its agent. ``total``: the run's steps, 0 when unknown."""
 
@@ -190,13 +220,43 @@ class StepsTimed:
 
 @dataclass(frozen=True, slots=True)
 class Reads:
-    """What the loop body takes its batches from. Sent by view rank 0 when it is new to it. For the last two see ``DataRead``."""
+    """What the loop body takes its batches from, in ``step`` of history ``lineage`` and on. Sent by view rank 0 when it is new to it. For
+    the others see ``DataRead``."""
 
     member: Member
     samples: int
     batch_size: int
     data_sha256: str = ""
     total_steps: int = 0
+    lineage: int = -1
+    step: int = -1
+    order: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FilesFound:
+    """Of which files a data set is made. Sent by view rank 0, beside its steps. See ``DataFiles``."""
+
+    member: Member
+    data_sha256: str
+    reader: str
+    layout: str
+    window_bytes: int
+    first: int
+    total: int
+    files: tuple[DataFile, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LinesRefused:
+    """``count`` connections that a listener of ``where`` (a node, a rank, or the coordinator) has refused since the last word; see
+    ``RefusedLines``."""
+
+    where: str
+    listener: str
+    reason: str
+    peer: str
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,6 +363,22 @@ class StopRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class FloorReached:
+    """Chaos has cost too much and stops: so little is ``kept`` of the run's pace, of at least ``floor``; both are shares from 0 to 1."""
+
+    kept: float
+    floor: float
+
+
+@dataclass(frozen=True, slots=True)
+class RoomMissing:
+    """So many ranks have no place on the cluster, and why; 0: all have one again."""
+
+    ranks: int
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
 class SettingChanged:
     """The user changes a setting of the running run; on and off are 1 and 0. See ``fleet.settings.live``."""
 
@@ -317,6 +393,8 @@ class Tick:
 
 Event = (
     NodeJoined
+    | NodeLeaves
+    | NodeStays
     | NodeLost
     | NodeSilent
     | Joined
@@ -332,7 +410,10 @@ Event = (
     | OnceWanted
     | OnceDone
     | Measured
+    | Used
     | Reads
+    | FilesFound
+    | LinesRefused
     | StepsTimed
     | Implausible
     | PartWritten
@@ -343,6 +424,8 @@ Event = (
     | FaultReported
     | EvidenceWritten
     | StopRequested
+    | RoomMissing
+    | FloorReached
     | SettingChanged
     | Tick
 )

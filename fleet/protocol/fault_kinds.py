@@ -1,32 +1,45 @@
 """The kinds of fault: one row each, from which schema, labels, forecasts, checks, help and docs are derived. Pure.
 
 A new kind is a row in ``TABLE``, and an entry in the ``ACTS`` of the module that carries it out: ``chaos.processes`` for what the agent of
-a node does, ``actors.rank.saboteur`` for what a rank's process does to itself, ``chaos.nodes`` for what the launcher does to whole nodes.
+a node does to processes, ``chaos.links`` for what agents do to the network, ``chaos.daemons`` for what is done to those who keep a run
+going, ``actors.rank.saboteur`` for what a rank's process does to itself, ``chaos.nodes`` for what the launcher does to whole nodes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
-from zlib import crc32
 
-from fleet.protocol.types import Fault, Process
+from fleet.protocol.fault_parameters import DELAY, DURATION, JITTER, LOSS, RATE, SEVERITY, STOPPED, WRITTEN, Parameter
+from fleet.protocol.types import Fault
 
 
 class Place(StrEnum):
-    """What a fault names as its target, and what an operation is done to: a slot's process, or a whole worker node."""
+    """What a fault names as its target, and what an operation is done to: a slot's process, or a whole worker node. Of the others a run
+    has one, so a fault names none."""
 
     RANK = "rank"
     NODE = "node"
+    COORDINATOR = "coordinator"
+    STORE = "store"
+
+    @property
+    def field(self) -> str:
+        """The field of a ``Fault`` that names it; empty for what is not named."""
+        return {Place.RANK: "slot", Place.NODE: "node"}.get(self, "")
 
 
 class Performer(StrEnum):
     """Which process carries an operation out."""
 
     AGENT = "the node's agent"
+    HOST = "the node's agent, to its host"
+    CONFINED = "the node's agent, then the rank's process"
+    COORDINATOR = "the coordinator, to its host"
     PROCESS = "the rank's process"
+    LINKS = "the agents of all nodes"
     LAUNCHER = "the launcher"
 
 
@@ -47,6 +60,10 @@ class Cost(StrEnum):
     NODE = "a node, until it is repaired"
     STILL = "ranks that stand still, and are evicted when it lasts"
     SLOW = "steps that take longer"
+    WAIT = "time: nobody is lost, and all wait until it is over"
+    STARTS = "what is to be decided or started meanwhile"
+    SAVES = "checkpoints that are due meanwhile"
+    APART = "a node that is not heard: it is given up when it lasts, or all wait for it (`on_partition`)"
     WRONG = "a rank whose state is wrong: it is outvoted and evicted"
     AGAIN = "a shard that is computed again"
     BACK = "steps since the last copy or checkpoint, when all ranks go"
@@ -60,31 +77,6 @@ class Check(StrEnum):
     BITS = "bits"
 
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """A number that a fault has. By hand it is above ``above`` or at least ``least``, and at most ``most``."""
-
-    name: str
-    meaning: str
-    default: float
-    most: float
-    least: float | None = None
-    above: float | None = None
-
-    def holds(self, value: float) -> bool:
-        """Whether ``value`` is within the bounds; what is no number is not."""
-        return (self.least is None or value >= self.least) and (self.above is None or value > self.above) and value <= self.most
-
-    @property
-    def bounds(self) -> str:
-        """In words."""
-        low = f"at least {self.least:g}" if self.least is not None else f"above {self.above:g}"
-        return f"{low} and at most {self.most:g}"
-
-
-DURATION = Parameter("duration_s", "seconds that it lasts", 5.0, 600.0, above=0.0)
-SEVERITY = Parameter("severity", "how many times slower: 1 is full speed, 2 half of it", 2.0, 100.0, least=1.0)
-PARAMETERS = (DURATION, SEVERITY)
 BY_HAND = "by hand"
 """``Fault.component`` of what an operator ordered."""
 KNOWN_S = 5.0
@@ -105,10 +97,13 @@ class FaultKind:
         blast_radius: who feels it.
         components: rows of the fault catalogue that it stands for.
         survived: the check that tells whether it was survived.
-        parameters: which of ``PARAMETERS`` it has.
+        parameters: which of ``PARAMETERS`` it has, or others of the same names with bounds of their own.
         told: what was done, with ``{ranks}``, ``{node}``, ``{lasts}`` and ``{severity}``.
         ends: how its ranks' processes end, in words; empty where it ends none.
         shows_as: it is carried out as one of these kinds, drawn by the fault's name.
+        needs_verify: nobody sees it unless what ranks compute is computed again (``verify.compute``).
+        whole_rack: it is done to every node of the widest failure domain of the one that it names.
+        whole_rail: it is done to the ranks at the same place of every node there; of all nodes where no rack is known.
         in_storm: ``--chaos storm`` has it.
         by_default: chaos plans it though nobody asks for it by name.
         simulated: kinds of trouble that stand for it in ``fleet.simulation``.
@@ -129,6 +124,9 @@ class FaultKind:
     told: str = "{kind} in {ranks}{lasts}"
     ends: str = ""
     shows_as: tuple[str, ...] = ()
+    needs_verify: bool = False
+    whole_rack: bool = False
+    whole_rail: bool = False
     in_storm: bool = False
     by_default: bool = True
     simulated: tuple[str, ...] = ()
@@ -136,18 +134,51 @@ class FaultKind:
     @property
     def takes_ranks(self) -> bool:
         """Its ranks are as good as lost: all but what is only slower, or is wrong for a moment and computed again."""
-        return any(cost in self.may_cost for cost in (Cost.DEATH, Cost.STILL, Cost.WRONG))
+        return any(cost in self.may_cost for cost in (Cost.DEATH, Cost.STILL, Cost.APART, Cost.WRONG))
 
     @property
     def lasts(self) -> bool:
         """It has a length of its own."""
-        return DURATION in self.parameters
+        return any(parameter.name == DURATION.name for parameter in self.parameters)
 
     @property
     def asks_for(self) -> str:
-        """What an order or a trace has to name: a slot, a node, or either."""
-        return " or ".join("a slot" if place is Place.RANK else "a node" for place in self.strikes)
+        """What an order or a trace has to name: a slot, a node, either, or nothing."""
+        return " or ".join(f"a {place.field}" for place in self.strikes if place.field) or "no place"
 
+
+_Cut = functools.partial(
+    FaultKind,
+    strikes=(Place.NODE,),
+    performer=Performer.LINKS,
+    unit=Place.NODE,
+    heal=Heal.ITSELF,
+    may_cost=(Cost.APART,),
+    survived=Check.GOES_ON,
+    parameters=(DURATION,),
+)
+"""A row about the links of a node: such rows differ in what passes, and are alike in all else."""
+
+_Away = functools.partial(
+    _Cut,
+    strikes=(Place.STORE,),
+    may_cost=(Cost.SAVES,),
+    blast_radius="checkpoints; whoever else of these hosts uses the same store",
+)
+"""A row about the links to the store."""
+
+_Daemon = functools.partial(
+    FaultKind,
+    strikes=(Place.COORDINATOR,),
+    performer=Performer.COORDINATOR,
+    unit=Place.NODE,
+    heal=Heal.ITSELF,
+    may_cost=(Cost.STARTS,),
+    survived=Check.GOES_ON,
+    parameters=(DURATION,),
+)
+"""A row about a process that keeps the run going, and is no rank."""
+_BesideRanks = functools.partial(_Daemon, strikes=(Place.NODE,), performer=Performer.HOST)
 
 TABLE = (
     FaultKind(
@@ -162,6 +193,17 @@ TABLE = (
         ends="killed (SIGKILL)",
         in_storm=True,
         simulated=("kill", "shard"),
+    ),
+    FaultKind(
+        name="out_of_memory",
+        sentence="The process of a rank takes memory that it may not have: the kernel kills it. It takes root, and cgroups.",
+        performer=Performer.CONFINED,
+        may_cost=(Cost.DEATH, Cost.BACK),
+        blast_radius="the rank",
+        survived=Check.RANKS_LEFT,
+        told="{ranks} out of memory",
+        ends="killed for memory (SIGKILL)",
+        simulated=("kill",),
     ),
     FaultKind(
         name="lose_node",
@@ -210,7 +252,7 @@ TABLE = (
     ),
     FaultKind(
         name="flip_weight",
-        sentence="One bit of one weight that a rank holds.",
+        sentence="A bit of one weight that a rank holds, or, as in most real events, some.",
         performer=Performer.PROCESS,
         heal=Heal.FOUND,
         may_cost=(Cost.WRONG,),
@@ -220,7 +262,7 @@ TABLE = (
     ),
     FaultKind(
         name="flip_optimizer",
-        sentence="One bit of the optimizer's state that a rank holds.",
+        sentence="The same of one number of the optimizer's state.",
         performer=Performer.PROCESS,
         heal=Heal.FOUND,
         may_cost=(Cost.WRONG,),
@@ -230,21 +272,23 @@ TABLE = (
     ),
     FaultKind(
         name="flip_gradient",
-        sentence="One bit of one gradient of one shard. Without `--verify` nobody sees it.",
+        sentence="The same of one gradient of one shard. Without `--verify` nobody sees it.",
         performer=Performer.PROCESS,
         heal=Heal.FOUND,
         may_cost=(Cost.AGAIN,),
         blast_radius="the state of all ranks, where it is not seen",
         survived=Check.BITS,
+        needs_verify=True,
     ),
     FaultKind(
         name="flip_activation",
-        sentence="One bit of what the first layer gives to the next, once. Without `--verify` nobody sees it.",
+        sentence="The same of what the first layer gives to the next, once. Without `--verify` nobody sees it.",
         performer=Performer.PROCESS,
         heal=Heal.FOUND,
         may_cost=(Cost.AGAIN,),
         blast_radius="the state of all ranks, where it is not seen",
         survived=Check.BITS,
+        needs_verify=True,
     ),
     FaultKind(
         name="nan",
@@ -278,8 +322,18 @@ TABLE = (
         simulated=("freeze",),
     ),
     FaultKind(
+        name="no_descriptors",
+        sentence="The process of a rank can open no more files and connections.",
+        performer=Performer.PROCESS,
+        heal=Heal.AFTER,
+        may_cost=(Cost.SAVES,),
+        blast_radius="checkpoints that the rank has a part in; the rank, if it has to connect anew meanwhile",
+        survived=Check.GOES_ON,
+        parameters=(DURATION,),
+    ),
+    FaultKind(
         name="silent_corruption",
-        sentence="One bit of what a rank holds, in weights or optimizer: where it strikes is not published, so the fault's name draws it.",
+        sentence="The same of what a rank holds, in weights or optimizer: where it strikes is not published, so the fault's name draws it.",
         performer=Performer.PROCESS,
         heal=Heal.FOUND,
         may_cost=(Cost.WRONG,),
@@ -288,6 +342,216 @@ TABLE = (
         survived=Check.BITS,
         shows_as=("flip_weight", "flip_optimizer"),
         simulated=("flip",),
+    ),
+    _Cut(
+        name="partition",
+        sentence="Nothing passes between the run's processes of a node and those of the other nodes and the head: no connection is closed.",
+        blast_radius="the node; the others wait for it until it is back, or given up",
+        told="node {node} with {ranks} cut off{lasts}",
+        simulated=("cut",),
+    ),
+    _Cut(
+        name="one_way",
+        sentence="What the run's processes of a node send to other nodes and the head is lost; what they are sent arrives.",
+        blast_radius="the node; the others wait for it until it is back, or given up",
+        told="node {node} with {ranks} not heard{lasts}",
+        simulated=("one_way",),
+    ),
+    _Cut(
+        name="lossy_link",
+        sentence="A share of the packets between the run's processes of a node and other hosts is lost, each way.",
+        heal=Heal.AFTER,
+        may_cost=(Cost.SLOW,),
+        parameters=(DURATION, LOSS),
+        blast_radius="the node; the others wait for it in every step",
+        told="node {node} with {ranks} loses {loss:.1%} of packets{lasts}",
+        simulated=("bad_link",),
+    ),
+    _Cut(
+        name="slow_link",
+        sentence="Packets between the run's processes of a node and other hosts take longer, each way, and fewer go in a second.",
+        heal=Heal.AFTER,
+        may_cost=(Cost.SLOW,),
+        parameters=(DURATION, DELAY, RATE, JITTER),
+        blast_radius="the node; the others wait for it in every step",
+        told="node {node} with {ranks} is {delay_s:g} s further away{lasts}",
+        simulated=("bad_link", "slow_link"),
+    ),
+    _Cut(
+        name="isolate_rank",
+        sentence="Nothing passes between the process of a rank and other hosts; its node is reached as before.",
+        strikes=(Place.RANK,),
+        unit=Place.RANK,
+        may_cost=(Cost.STILL,),
+        blast_radius="the rank; the others wait for it until it is back, or given up",
+        told="{ranks} cut off{lasts}",
+        simulated=("isolate_rank",),
+    ),
+    _Cut(
+        name="rail",
+        sentence="Ranks at the same place of each node of a rack are cut off, as when the switch of their rail fails. It takes nodes with "
+        "two ranks or more.",
+        strikes=(Place.RANK,),
+        unit=Place.RANK,
+        may_cost=(Cost.STILL,),
+        blast_radius="one rank of each node; the others wait for them until they are back, or given up",
+        told="{ranks} of one rail cut off{lasts}",
+        whole_rail=True,
+        simulated=("isolate_rank",),
+    ),
+    _Cut(
+        name="isolate_coordinator",
+        sentence="Nothing passes between the run's processes of all nodes and the host of the coordinator.",
+        strikes=(Place.COORDINATOR,),
+        may_cost=(Cost.WAIT,),
+        blast_radius="all ranks: they wait",
+        told="the coordinator is cut off{lasts}",
+        simulated=("cut", "one_way"),
+    ),
+    _Away(
+        name="store_gone",
+        sentence="What the nodes' hosts send to the store is lost, as when it is down. It takes a store with an address.",
+        told="the store is gone{lasts}",
+        simulated=("store_gone",),
+    ),
+    _Away(
+        name="store_refuses",
+        sentence="The store's connections are refused. It takes a store with an address.",
+        told="the store refuses connections{lasts}",
+        simulated=("store_refuses", "store"),
+    ),
+    _Away(
+        name="store_slow",
+        sentence="What the nodes' hosts send to the store takes longer, and less goes in a second. It takes a store with an address.",
+        heal=Heal.AFTER,
+        parameters=(DURATION, DELAY, RATE, JITTER),
+        told="the store is {delay_s:g} s further away{lasts}",
+        simulated=("store_slow",),
+    ),
+    _Away(
+        name="store_denies",
+        sentence="The store answers 403 to every request, as to credentials that are refused. It takes a store with an address.",
+        heal=Heal.AFTER,
+        told="the store refuses credentials{lasts}",
+    ),
+    _Away(
+        name="store_tears",
+        sentence="Connections to the store are cut off at any byte of what is sent. It takes a store with an address.",
+        heal=Heal.AFTER,
+        told="connections to the store are torn{lasts}",
+    ),
+    _Cut(
+        name="flap",
+        sentence="As partition, for a second in every two.",
+        blast_radius="the node; the others wait for it",
+        told="node {node} with {ranks} cut off every other second{lasts}",
+        simulated=("flap",),
+    ),
+    _Daemon(
+        name="kill_coordinator",
+        sentence="SIGKILL to the coordinator; Ray starts it again, and it goes on from its journal.",
+        heal=Heal.NEVER,
+        parameters=(),
+        blast_radius="commits and decisions; ranks compute on for as long as they need none",
+        told="SIGKILL to the coordinator",
+        simulated=("coordinator",),
+    ),
+    _Daemon(
+        name="stop_coordinator",
+        sentence="SIGSTOP to the coordinator, and SIGCONT after its duration.",
+        parameters=(STOPPED,),
+        blast_radius="commits and decisions; ranks compute on for as long as they need none",
+        told="SIGSTOP to the coordinator{lasts}",
+        simulated=("stop_coordinator",),
+    ),
+    _Daemon(
+        name="stop_gcs",
+        sentence="SIGSTOP to the control store of the Ray cluster (GCS), and SIGCONT after its duration. After 60 s Ray gives up.",
+        blast_radius="whatever is to be started meanwhile",
+        told="SIGSTOP to Ray's control store{lasts}",
+    ),
+    _Daemon(
+        name="kill_gcs",
+        sentence="SIGKILL to the control store of the Ray cluster (GCS). Ray starts none again: the run ends in order before all does.",
+        heal=Heal.NEVER,
+        parameters=(),
+        blast_radius="the cluster, and every job on it",
+        told="SIGKILL to Ray's control store",
+    ),
+    _Daemon(
+        name="kill_controller",
+        sentence="SIGKILL to Ray Train's controller, with which all ranks end; they begin again from copies or checkpoints.",
+        heal=Heal.NEVER,
+        may_cost=(Cost.DEATH, Cost.BACK),
+        parameters=(),
+        survived=Check.RANKS_LEFT,
+        blast_radius="all ranks",
+        told="SIGKILL to Ray Train's controller",
+        ends="killed with Ray Train's controller",
+    ),
+    _Daemon(
+        name="stop_controller",
+        sentence="SIGSTOP to Ray Train's controller, and SIGCONT after its duration.",
+        blast_radius="ranks that are to be replaced meanwhile",
+        told="SIGSTOP to Ray Train's controller{lasts}",
+    ),
+    _BesideRanks(
+        name="kill_agent",
+        sentence="SIGKILL to the agent of a node; Ray starts it again. The ranks of the node end with it, and are replaced.",
+        heal=Heal.NEVER,
+        may_cost=(Cost.DEATH, Cost.BACK),
+        parameters=(),
+        survived=Check.RANKS_LEFT,
+        blast_radius="the ranks of the node, and the copies in its memory",
+        told="SIGKILL to the agent of node {node}, {ranks}",
+        ends="killed with the agent of its node",
+        simulated=("kill_agent",),
+    ),
+    _BesideRanks(
+        name="stop_agent",
+        sentence="SIGSTOP to the agent of a node, and SIGCONT after its duration.",
+        may_cost=(Cost.APART,),
+        parameters=(STOPPED,),
+        blast_radius="the node; the others wait for it until it is back, or given up",
+        told="SIGSTOP to the agent of node {node}, {ranks}{lasts}",
+        simulated=("stop_agent",),
+    ),
+    _BesideRanks(
+        name="stop_raylet",
+        sentence="SIGSTOP to Ray's daemon on a node, and SIGCONT after its duration. Ray gives the node up when it lasts.",
+        blast_radius="whatever is to be started on the node meanwhile",
+        told="SIGSTOP to Ray's daemon on node {node}{lasts}",
+    ),
+    _BesideRanks(
+        name="busy_cores",
+        sentence="Every core of a node's host has something else to do, too.",
+        may_cost=(Cost.SLOW,),
+        blast_radius="the host, and whatever else runs there",
+        told="all cores of the host of node {node} are busy{lasts}",
+    ),
+    _BesideRanks(
+        name="shm_full",
+        sentence="/dev/shm of a node's host has no room, where no more than a gibibyte of it was free.",
+        may_cost=(Cost.SAVES,),
+        blast_radius="copies and checkpoints of the node's ranks, a rank that starts there, and whoever else on the host uses it",
+        told="/dev/shm of node {node} is full{lasts}",
+    ),
+    _Daemon(
+        name="store_full",
+        sentence="The store has no room. It takes a folder on a filesystem of its own, at whose root a file `.fleet-may-fill` lies.",
+        strikes=(Place.STORE,),
+        may_cost=(Cost.SAVES,),
+        blast_radius="checkpoints",
+        told="the store is full{lasts}",
+    ),
+    _Daemon(
+        name="disk_slow",
+        sentence="Few bytes a second are written to the store's disk. It takes a folder as for `store_full`, on a device of its own.",
+        strikes=(Place.STORE,),
+        may_cost=(Cost.SAVES,),
+        parameters=(DURATION, WRITTEN),
+        blast_radius="checkpoints, and the journal where it lies there, too",
+        told="the store's disk is slow{lasts}",
     ),
     FaultKind(
         name="lemon_node",
@@ -299,11 +563,19 @@ TABLE = (
     ),
     FaultKind(
         name="rack",
-        sentence="All nodes of a rack are lost at once.",
+        sentence="All nodes of a rack are lost at once: of the widest of `domains` that the node is in.",
         strikes=(Place.NODE,),
-        why_not="a local cluster has no racks",
+        performer=Performer.LAUNCHER,
+        unit=Place.NODE,
+        heal=Heal.REPAIR,
+        may_cost=(Cost.DEATH, Cost.NODE, Cost.BACK),
         blast_radius="16 to 72 GPUs",
         components=("rack",),
+        survived=Check.RANKS_LEFT,
+        told="SIGKILL to all of the rack of node {node}, {ranks}",
+        ends="killed (SIGKILL) with its rack",
+        whole_rack=True,
+        simulated=("lose_node",),
         by_default=False,
     ),
 )
@@ -324,64 +596,3 @@ def drawn(fault: Fault) -> FaultKind:
     """What a fault is carried out as: its own kind, or the one that its name draws."""
     kind = kind_of(fault.kind)
     return kind_of(kind.shows_as[sum(fault.id.encode()) % len(kind.shows_as)]) if kind.shows_as else kind
-
-
-# ---- operations --------------------------------------------------------------------------------------------------------------------------
-
-
-START, HEAL = "start", "heal"
-
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """What is to be done for a fault: the one message from the conductor to whoever does it.
-
-    It goes to ``process`` (a kind whose unit is the rank) or to worker node ``node``, by its index. ``fault`` is the fault's id, ``phase``
-    is ``START`` or ``HEAL``; ``seed`` draws what the fault leaves open, such as the bit that flips.
-    """
-
-    fault: str
-    kind: str
-    phase: str
-    process: Process | None = None
-    node: int | None = None
-    duration_s: float = 0.0
-    severity: float = 1.0
-    seed: int = 0
-
-    @property
-    def place(self) -> str:
-        """The target in words, for refusals."""
-        return f"process {self.process.pid} of node {self.process.node}" if self.process is not None else f"node {self.node}"
-
-
-def operation(fault: Fault, phase: str, *, process: Process | None = None, node: int | None = None) -> Operation:
-    """``phase`` of ``fault``, to one target."""
-    seed = crc32(fault.id.encode())
-    return Operation(fault.id, drawn(fault).name, phase, process, node, fault.duration_s, fault.severity, seed)
-
-
-Acts = Mapping[tuple[str, str], Callable[[Any, Operation], str | None]]
-"""(kind, phase) -> how one performer carries it out; each returns why it was refused, or None."""
-
-
-def perform(acts: Acts, performer: object, order: Operation) -> str | None:
-    """Carry ``order`` out as ``acts`` say. Returns why it was refused, or None."""
-    act = acts.get((order.kind, order.phase))
-    return act(performer, order) if act is not None else f"{order.phase} of {order.kind}: nobody does that to {order.place} here"
-
-
-def kinds_table() -> str:
-    """The kinds, as a table for the docs."""
-    heads = ("kind", "what it is", "strikes", "by", "may cost", "who feels it", "ends", "stands for", "survived when")
-    rows = [_cells(kind) for kind in TABLE]
-    return "\n".join("| " + " | ".join(row) + " |" for row in (heads, ("---",) * len(heads), *rows)) + "\n"
-
-
-def _cells(kind: FaultKind) -> tuple[str, ...]:
-    by = str(kind.performer) if kind.performer is not None else f"no operation yet: {kind.why_not}"
-    ends = str(kind.heal) if kind.performer is not None else ""
-    survived = f"`{kind.survived}`" if kind.survived is not None else ""
-    places = " or ".join(kind.strikes)
-    costs, components = "; ".join(kind.may_cost), ", ".join(f"`{name}`" for name in kind.components)
-    return f"`{kind.name}`", kind.sentence, places, by, costs, kind.blast_radius, ends, components, survived

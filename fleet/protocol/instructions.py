@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from fleet.protocol.causes import EndWhy, Rule
 from fleet.protocol.codec import Codec
-from fleet.protocol.fault_kinds import Operation
+from fleet.protocol.operations import Operation
 from fleet.protocol.records import EndStatus, Record
 from fleet.protocol.types import Member, Part, Process, StateId, View
 

@@ -11,14 +11,15 @@ import io
 import json
 import logging
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from fleet.cluster.clock import Clock, MonotonicClock
 from fleet.errors import JournalError, ProtocolError
 from fleet.protocol.old_journals import upgraded
-from fleet.protocol.records import OLDEST, RECORDS, VERSION, Record, RunStarted, Spans
+from fleet.protocol.records import COMMIT, OLDEST, RECORDS, VERSION, Record, RunStarted, Spans
 from fleet.protocol.types import Member
 
 logger = logging.getLogger("fleet.protocol.journal")
@@ -28,6 +29,11 @@ FLUSH_BYTES = 256 * 1024
 _SPANS_PREFIX = b'["Spans",'
 _SPANS_FIELDS = 8
 _BLOCK_BYTES = 64 * 1024
+_MANY = COMMIT * 4
+"""From so many commits in a row on, which are what folded steps have, they are written as one with a number."""
+_MOST = 1 << 24
+_RUNS = re.compile(f"{COMMIT}+|[^{COMMIT}]+")
+_COUNTED = re.compile(r"(\D)(\d*)")
 _dumps = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -37,7 +43,19 @@ def encode_line(record: Record) -> bytes:
         return RECORDS.encode(record) + b"\n"
     member = [record.member.slot, record.member.incarnation]
     where = (record.generation, record.lineage, record.step, record.start_us)
-    return (_dumps(["Spans", member, *where, record.durations_us, record.codes]) + "\n").encode()
+    codes, durations_us = (record.codes, record.durations_us) if _MANY not in record.codes else _shortened(record)
+    return (_dumps(["Spans", member, *where, durations_us, codes]) + "\n").encode()
+
+
+def _shortened(record: Spans) -> tuple[str, list[int]]:
+    """Codes and durations with each run of commits as one that says how many: ``K5000``."""
+    durations_us: list[int] = []
+    codes: list[str] = []
+    for run in _RUNS.finditer(record.codes):
+        many = run.group().startswith(_MANY) and not any(record.durations_us[run.start() : run.end()])
+        durations_us += record.durations_us[run.start() : run.start() + 1 if many else run.end()]
+        codes.append(f"{COMMIT}{len(run.group())}" if many else run.group())
+    return "".join(codes), durations_us
 
 
 def decode_line(line: bytes) -> Record:
@@ -52,7 +70,22 @@ def decode_line(line: bytes) -> Record:
 
 def _spans(value: list[Any]) -> Spans:
     _, (slot, incarnation), generation, lineage, step, start_us, durations_us, codes = value
+    if not codes.isalpha() and codes:
+        codes, durations_us = _spelled_out(codes, durations_us)
     return Spans(Member(slot, incarnation), generation, lineage, step, start_us, tuple(durations_us), codes)
+
+
+def _spelled_out(codes: str, durations_us: list[int]) -> tuple[str, list[int]]:
+    """Inverse of :func:`_shortened`. Raises ProtocolError when a run is longer than any that is written."""
+    letters: list[str] = []
+    lengths: list[int] = []
+    for at, (code, count) in enumerate(_COUNTED.findall(codes)):
+        many = int(count or 1)
+        if many > _MOST:
+            raise ProtocolError(f"a run of {many} commits, of {_MOST} at most")
+        letters.append(code * many)
+        lengths += [*durations_us[at : at + 1], *[0] * (many - 1)]
+    return "".join(letters), lengths
 
 
 def _checked(value: list[Any]) -> Record:
@@ -164,6 +197,15 @@ class JournalTail:
         return record
 
 
+def take_lock(file: IO[Any]) -> bool:
+    """Hold an open file for as long as it is open. Returns whether nobody else does."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 class JournalWriter:
     """Appends to the journal at ``path``; implements :class:`fleet.protocol.ports.JournalPort`. One writer at a time, by a lock.
 
@@ -198,10 +240,8 @@ class JournalWriter:
 
     def _take_over(self) -> int:
         """Lock the file, check that it is ours to continue, and cut off an incomplete last line; returns the bytes cut."""
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise JournalError(f"{self.path}: another process is writing this journal") from error
+        if not take_lock(self._file):
+            raise JournalError(f"{self.path}: another process is writing this journal")
         next(read_journal(self.path, on_torn=lambda message: None), None)
         size = self._file.seek(0, os.SEEK_END)
         if size == 0:

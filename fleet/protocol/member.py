@@ -149,6 +149,8 @@ class MemberProtocol:
         return self._me_in(view.members) and view.generation > self.floor
 
     def _on_park(self, generation: int, in_person: bool) -> str:
+        if self.concluded:
+            return NOTHING  # behind the loop there is no view to leave; an agent that is cut off does not know
         self.floor = max(self.floor, generation)
         self._in_person = in_person
         if self._pending and self._pending.generation <= self.floor:

@@ -23,6 +23,10 @@ FIELDS = {
 """How many fields a record had."""
 GREW: dict[tuple[str, int], list[Any]] = {("DataRead", 3): ["", 0], ("DataRead", 4): [0]}
 """(record, how many fields it had even before) -> what the others are."""
+GREW_SINCE: dict[tuple[str, int], list[Any]] = {("DataRead", 6): [-1, -1, ""], ("Usage", 6): [0, 0, 0, 0]}
+"""The same of version 2, whose newer fields stand before the event."""
+FAULT_GREW: dict[int, list[Any]] = {8: [0.0, 0.0, 0.0, 0.0], 11: [0.0]}
+"""The same of the fault within a ``FaultRecord``."""
 NO_EVENT = 0
 
 
@@ -31,12 +35,13 @@ def upgraded(value: list[Any]) -> list[Any]:
     name = value[0]
     grown: list[Any] = GREW.get((name, len(value) - 1), [])
     value = [*value, *grown]
-    if FIELDS.get(name) != len(value) - 1:
-        return value
-    rewrite = REWRITTEN.get(name)
-    if rewrite is not None:
-        value = rewrite(value)
-    return [*value, NO_EVENT]
+    if name == "FaultRecord":
+        value = [name, [*value[1], *FAULT_GREW.get(len(value[1]), [])], *value[2:]]
+    if FIELDS.get(name) == len(value) - 1:
+        rewrite = REWRITTEN.get(name)
+        value = [*(rewrite(value) if rewrite is not None else value), NO_EVENT]
+    since: list[Any] = GREW_SINCE.get((name, len(value) - 1), [])
+    return [*value[:-1], *since, value[-1]] if since else value
 
 
 def _lost(value: list[Any]) -> list[Any]:

@@ -79,7 +79,7 @@ class Once:
     def _keep(self, key: str, member: Member, result: str) -> None:
         self._tasks[key] = Task(member, result=result)
         place, _, name = key.partition("/")
-        state = _state(place)
+        state = state_of(place)
         if state is None:
             return
         steps = self._steps.setdefault(name, [])
@@ -92,7 +92,7 @@ class Once:
     def _before(self, key: str) -> str:
         """What came of the same name at the newest step before."""
         place, _, name = key.partition("/")
-        state, steps = _state(place), self._steps.get(name, [])
+        state, steps = state_of(place), self._steps.get(name, [])
         earlier = [one for one in steps if state is None or one < state]
         task = self._tasks.get(f"{_place(earlier[-1])}/{name}") if earlier else None
         return task.result or "" if task is not None else ""
@@ -102,7 +102,7 @@ def _place(state: StateId) -> str:
     return f"{state.lineage}.{state.step}"
 
 
-def _state(place: str) -> StateId | None:
+def state_of(place: str) -> StateId | None:
     """The step of a place within the loop; None before it and behind it."""
     lineage, _, step = place.partition(".")
     return StateId(int(lineage), int(step)) if step else None

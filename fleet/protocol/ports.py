@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from fleet.protocol.decisions import Decision
-from fleet.protocol.fault_kinds import Operation
 from fleet.protocol.instructions import CommitCheckpoint, Instruction
+from fleet.protocol.operations import Operation
 from fleet.protocol.records import Record
 from fleet.protocol.slowness import Circumstances, Remedy, Timings
 from fleet.protocol.types import Copy, Formation, Loss, Member, Ranges, Situation, StateId, Verdict
@@ -47,6 +47,30 @@ class ProcessPort(Protocol):
 
     def operate(self, order: Operation) -> str | None:
         """Carry it out. Returns why it was refused, or None when it was done."""
+        ...
+
+
+class DaemonPort(Protocol):
+    """What an actor of the run can do to itself, and to what is beside it on its host. Refusals as of ``ProcessPort``."""
+
+    def operate(self, order: Operation) -> str | None: ...
+
+    def close(self) -> None:
+        """End whatever was done."""
+        ...
+
+
+class LinkPort(Protocol):
+    """What can be done to the links between this host and others of the run. Refusals as of ``ProcessPort``."""
+
+    def operate(self, order: Operation) -> str | None: ...
+
+    def applied(self, fault: str) -> str:
+        """What was done for a fault that is healed, as it was measured; empty where that says nothing."""
+        ...
+
+    def close(self) -> None:
+        """End whatever was done."""
         ...
 
 
@@ -101,7 +125,7 @@ class PlacementPolicy(Protocol):
 
 
 class StragglerPolicy(Protocol):
-    """Who is slow, and what is the cheapest to do about it. Remembers the times it was shown; see ``policies.mitigation``."""
+    """Who is slow, and what is the cheapest to do about it. Remembers the times it was shown; see ``policies.straggler.mitigation``."""
 
     def configure(self, settings: StragglerSettings) -> None:
         """New settings hold from now on."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -15,13 +16,23 @@ from fleet.protocol.causes import Cause, EndWhy, ProcessEnded
 from fleet.protocol.codec import Codec
 from fleet.protocol.decisions import Action, AnyPayload, figures
 from fleet.protocol.levels import STORE
-from fleet.protocol.types import Fault, FaultPhase, Member, Process, StateId, View
+from fleet.protocol.types import DataFile, Fault, FaultPhase, Member, Process, StateId, View
 
 VERSION, OLDEST = 2, 1
 """Of the format that is written, and the oldest that is read: see ``fleet.protocol.old_journals``."""
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}")
 """What a run may be called: it is a folder, and a part of addresses."""
 
+GRAD_NORM, LEARNING_RATE, TOKENS, FLOPS = "grad_norm", "learning_rate", "tokens_per_step", "flops_per_step"
+PEAK = "peak_flop_per_s"
+PROGRAM = (GRAD_NORM, LEARNING_RATE, TOKENS, FLOPS, PEAK)
+"""Names of measurements that a run has beside its loss, and that no line of the terminal shows as they are."""
+STEADY = (TOKENS, FLOPS, PEAK)
+"""The same in each step: what comes of them is shown, tokens a second and MFU, and not they."""
+PERMUTED, WINDOWS, STREAMS = "permuted", "windows", "streams"
+"""In which order a data set gives its samples: random; random within windows of row groups, which come in random order; as they come."""
+STRIDED, LINES, GROUPS, OWN = "strided", "lines", "groups", "own"
+"""How the samples of a file lie in it."""
 COMPUTE, COMM, STRAGGLER, DATA = "c", "x", "w", "d"
 CHECKPOINT, RESTORE, REFORM, INIT, VERIFY, STANDBY, FINISH, OTHER = "k", "r", "f", "i", "v", "s", "e", "o"
 COMMIT, ABANDON, HOLD = "K", "A", "H"
@@ -257,12 +268,34 @@ class Measurement:
 
 
 @dataclass(frozen=True, slots=True)
+class Usage:
+    """What a rank's process has taken since it began: the most memory that it has had, on its host and of its GPU, and what it has sent to
+    other ranks for reductions, in bytes.
+
+    In ``exchanges`` of them it was measured how much hid behind the rank's own shards: of ``received_bytes`` those of ``ahead_bytes`` were
+    there when it was done computing, which spared it ``hidden_us``. All are 0 in older journals, and where it cannot be measured.
+    """
+
+    member: Member
+    peak_bytes: int
+    device_peak_bytes: int
+    sent_bytes: int
+    at_s: float
+    exchanges: int = 0
+    hidden_us: int = 0
+    received_bytes: int = 0
+    ahead_bytes: int = 0
+    event: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
 class DataRead:
     """What the loop body takes its batches from: a data set of so many samples (0: streams), ``batch_size`` of them a step.
 
     ``data_sha256`` tells it from others: of files the digest of names and sizes, else of type, length, and first, middle and last sample,
     or of the first samples of streams. Empty where that cannot be told, and in older journals. ``total_steps``: how many steps the
-    loop has, 0 in older journals.
+    loop has, 0 in older journals. Step ``step`` of history ``lineage`` is the first that was read so, -1 in older journals. ``order``:
+    ``permuted``, ``windows`` or ``streams``, see ``docs/data.md``; empty where nobody knows.
     """
 
     samples: int
@@ -270,6 +303,29 @@ class DataRead:
     at_s: float
     data_sha256: str = ""
     total_steps: int = 0
+    lineage: int = -1
+    step: int = -1
+    order: str = ""
+    event: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class DataFiles:
+    """Files of the data set ``data_sha256`` of a ``DataRead``, from number ``first`` of ``total`` on. They come once when the run begins,
+    and again when their digests are known.
+
+    ``reader`` is the class that reads them. ``layout`` says how samples lie in a file: ``strided``, ``lines``, ``groups``, or ``own``,
+    which only the reader knows. ``window_bytes`` is a part of the order of ``groups``.
+    """
+
+    data_sha256: str
+    reader: str
+    layout: str
+    window_bytes: int
+    first: int
+    total: int
+    files: tuple[DataFile, ...]
+    at_s: float
     event: int = field(default=0, compare=False)
 
 
@@ -296,6 +352,23 @@ class OnceRecord:
     member: Member
     at_s: float
     result: str
+    event: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedLines:
+    """``count`` connections that ``where`` (a node, a rank, or the coordinator) has refused or ended in the last seconds.
+
+    ``listener``: agent, setting, store or memory, or a Unix socket. ``reason`` is one of ``fleet.protocol.proof.Reason``; ``peer`` is where
+    the last one came from.
+    """
+
+    where: str
+    listener: str
+    reason: str
+    peer: str
+    count: int
+    at_s: float
     event: int = field(default=0, compare=False)
 
 
@@ -328,7 +401,7 @@ def status_of(why: EndWhy) -> EndStatus:
             return COMPLETED
         case EndWhy.NOT_SAVED:
             return UNSAVED
-        case EndWhy.STOPPED | EndWhy.STORE_FAILED | EndWhy.TIME_IS_UP:
+        case EndWhy.STOPPED | EndWhy.STORE_FAILED | EndWhy.TIME_IS_UP | EndWhy.BUDGET_SPENT:
             return "stopped"
     return "failed"
 
@@ -349,12 +422,19 @@ Record = (
     | DecisionMade
     | CheckpointRecord
     | Measurement
+    | Usage
     | DataRead
+    | DataFiles
     | EvidenceKept
     | OnceRecord
+    | RefusedLines
     | RunEnded
 )
 RECORDS = Codec(Record.__args__)
+
+
+PLAIN: Final = "plain"
+"""In ``RunStarted.config``: the arguments of a script that is not Fleet's, and is run as it is. Absent of all others."""
 
 
 def configuration(config: str) -> dict[str, Any]:
@@ -364,3 +444,19 @@ def configuration(config: str) -> dict[str, Any]:
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def section(said: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A table of what :func:`configuration` has found, or of a table of it; empty where there is none."""
+    found = said.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def dotted(value: Any, path: str = "") -> dict[str, Any]:
+    """Nested mappings as one, with dotted names."""
+    if not isinstance(value, Mapping):
+        return {path: value}
+    found: dict[str, Any] = {}
+    for key, item in value.items():
+        found |= dotted(item, f"{path}.{key}" if path else str(key))
+    return found

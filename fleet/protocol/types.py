@@ -156,8 +156,9 @@ class Fault:
     """One planned misfortune.
 
     ``at_s`` counts from the run's start. ``component`` is a row of the fault catalogue, ``kind`` one of ``fleet.protocol.fault_kinds``.
-    ``slot`` or ``node`` names the target (node as an index among the cluster's worker nodes); ``duration_s`` and ``severity`` belong to
-    kinds that have them as parameters (severity 2.0 = half speed).
+    ``slot`` or ``node`` names the target (node as an index among the cluster's worker nodes); what follows belongs to kinds that have it
+    as a parameter: ``severity`` (2.0 = half speed), ``loss`` (share of packets), ``delay_s`` (each way), ``bytes_per_s`` (0: no limit),
+    ``jitter_s`` (by which packets differ).
     """
 
     id: str
@@ -168,6 +169,10 @@ class Fault:
     node: int | None = None
     duration_s: float = 0.0
     severity: float = 1.0
+    loss: float = 0.0
+    delay_s: float = 0.0
+    bytes_per_s: float = 0.0
+    jitter_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,13 +189,17 @@ class Pulse:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A live rank that could be in the next view. ``state`` is None when it holds none; ``seated``: it is in the present view."""
+    """A live rank that could be in the next view. ``state`` is None when it holds none; ``seated``: it is in the present view.
+
+    ``domain``: the domain path of its node, see :mod:`fleet.protocol.domains`; "" when it is not known.
+    """
 
     member: Member
     node: str
     state: StateId | None
     dirty: bool
     seated: bool
+    domain: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,3 +268,20 @@ class Formation:
 
     decision: Decision
     members: tuple[Member, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A file of a data set. ``modified_s``: when it was changed last, by the calendar; 0 where its store does not say.
+
+    ``digest`` is ``sha256:`` and the digest of its bytes, or ``etag:`` and what its store says of them; empty: nobody knows yet.
+    ``layout``: of ``strided`` where the first sample begins, bytes from one to the next, and bytes of each; of ``groups`` for each of them
+    its number of samples, their weight in bytes, and where it begins and ends; else empty.
+    """
+
+    path: str
+    size_bytes: int
+    samples: int
+    modified_s: float = 0.0
+    digest: str = ""
+    layout: tuple[int, ...] = ()

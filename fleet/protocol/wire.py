@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import struct
 
-from fleet.errors import ProtocolError
+from fleet.errors import LineRefused
+from fleet.protocol.proof import MIB, Reason
 
 LENGTH = struct.Struct("<I")
-LARGEST_BYTES = 256 << 20
+_CREDENTIALS = struct.Struct("3i")
+LARGEST_BYTES = 64 * MIB
+"""Of a frame between processes of one user on one machine. Listeners that others reach have limits of their own."""
 
 
 def frame(data: bytes) -> bytes:
@@ -17,29 +21,31 @@ def frame(data: bytes) -> bytes:
     return LENGTH.pack(len(data)) + data
 
 
-def _checked(length: int) -> int:
-    if length > LARGEST_BYTES:
-        raise ProtocolError(f"a frame of {length} bytes: the peer does not speak this protocol")
+def checked(length: int, largest: int = LARGEST_BYTES) -> int:
+    """``length``, when a frame may have it. Raises LineRefused."""
+    if length > largest:
+        raise LineRefused(Reason.SIZE, f"a frame of {length} bytes, at most {largest} are taken: the peer does not speak this protocol")
     return length
 
 
-async def read_frame(reader: asyncio.StreamReader) -> bytes:
-    """Next frame. Raises asyncio.IncompleteReadError at end of file."""
+async def read_frame(reader: asyncio.StreamReader, largest: int = LARGEST_BYTES) -> bytes:
+    """Next frame, of at most ``largest`` bytes. Raises asyncio.IncompleteReadError at end of file, LineRefused for a larger one."""
     head = await reader.readexactly(LENGTH.size)
-    return await reader.readexactly(_checked(LENGTH.unpack(head)[0]))
+    return await reader.readexactly(checked(LENGTH.unpack(head)[0], largest))
 
 
 class FrameBuffer:
     """Reassembles frames from a socket that is read without blocking."""
 
-    def __init__(self) -> None:
-        self._data = bytearray()
+    def __init__(self, largest: int = LARGEST_BYTES) -> None:
+        self._data, self._largest = bytearray(), largest
 
     def feed(self, data: bytes) -> list[bytes]:
+        """The frames that are whole now. Raises LineRefused for one that is larger than it may be."""
         self._data += data
         frames = []
         while len(self._data) >= LENGTH.size:
-            end = LENGTH.size + _checked(LENGTH.unpack_from(self._data)[0])
+            end = LENGTH.size + checked(LENGTH.unpack_from(self._data)[0], self._largest)
             if len(self._data) < end:
                 break
             frames.append(bytes(self._data[LENGTH.size : end]))
@@ -48,11 +54,14 @@ class FrameBuffer:
 
 
 def connect_unix(path: str, timeout_s: float) -> socket.socket:
-    """A connected stream socket that children do not inherit across exec."""
+    """A connected stream socket that children do not inherit across exec. Raises LineRefused where another user listens."""
     stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     stream.settimeout(timeout_s)
     try:
         stream.connect(path)
+        _, user, _ = _CREDENTIALS.unpack(stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+        if user != os.geteuid():
+            raise LineRefused(Reason.USER, f"{path} is served by user {user}")
     except OSError:
         stream.close()
         raise

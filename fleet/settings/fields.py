@@ -89,8 +89,14 @@ def _kind(name: str, hint: Any) -> tuple[type, bool, bool]:
 # ---- from values -------------------------------------------------------------------------------------------------------------------------
 
 
-def flat(known: Mapping[str, Key], given: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Dotted name -> value, checked one by one. Raises ConfigError: a name is unknown, or a value is not of its kind."""
+ALL = "fleet config prints all settings."
+
+
+def flat(known: Mapping[str, Key], given: Mapping[str, Any], prefix: str = "", way_out: str = ALL) -> dict[str, Any]:
+    """Dotted name -> value, checked one by one. Raises ConfigError: a name is unknown, or a value is not of its kind.
+
+    ``way_out`` is said where no known name is near an unknown one.
+    """
     found: dict[str, Any] = {}
     for name, value in given.items():
         full = f"{prefix}{name}"
@@ -99,9 +105,9 @@ def flat(known: Mapping[str, Key], given: Mapping[str, Any], prefix: str = "") -
         elif any(each.startswith(f"{full}.") for each in known):
             if not isinstance(value, Mapping):
                 raise ConfigError(full, value, "it is a table of settings, and this is a value", f"Set one of {_of(full, known)}.")
-            found |= flat(known, value, f"{full}.")
+            found |= flat(known, value, f"{full}.", way_out)
         else:
-            raise unknown(full, value, known)
+            raise unknown(full, value, known, way_out)
     return found
 
 
@@ -109,13 +115,13 @@ def _of(table: str, known: Iterable[str]) -> str:
     return ", ".join(each for each in known if each.startswith(f"{table}."))
 
 
-def unknown(name: str, value: object, known: Iterable[str]) -> ConfigError:
+def unknown(name: str, value: object, known: Iterable[str], way_out: str = ALL) -> ConfigError:
     """The refusal of a setting that does not exist, with the names that come nearest to it."""
     known = list(known)
     same = [each for each in known if each.rpartition(".")[2] == name.rpartition(".")[2]]
     names = [*known, *dict.fromkeys(each.rpartition(".")[0] for each in known if "." in each)]
     near = dict.fromkeys([*same, *difflib.get_close_matches(name, names, n=3, cutoff=0.5)])
-    way_out = f"Nearest: {', '.join(near)}." if near else "fleet config prints all settings."
+    way_out = f"Nearest: {', '.join(near)}." if near else way_out
     return ConfigError(name, value, "there is no such setting", way_out)
 
 

@@ -9,7 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fleet.errors import ConfigError
+from fleet.protocol.domains import HOST, check_levels
+from fleet.settings.cost import CostSettings
 from fleet.settings.fields import setting
+from fleet.settings.track import TrackSettings
 
 ORDER = ("heartbeat_s", "park_s", "form_s", "progress_s", "collective_s", "run_s")
 """Time-outs, from the check that must fire first to the one that must fire last."""
@@ -54,6 +57,7 @@ class Timeouts:
     hangup_s: float = setting(
         0.1, "How long a node whose agent's connection broke has to connect again: an agent that lives does so at once."
     )
+    stall_s: float = setting(600.0, "With on_partition = stall: a node that is silent for so long is lost all the same.")
     finish_s: float = setting(3600.0, "How long the code behind the loop may take.")
     store_s: float = setting(60.0, "Durable checkpoints may fail for so long before the run says what it would lose.")
     run_s: float | None = setting(None, "The run is stopped in order after so long.", live=True)
@@ -67,6 +71,8 @@ class Timeouts:
         if self.node_s < self.heartbeat_s:
             reason = f"less than timeouts.heartbeat_s = {self.heartbeat_s}: one late heartbeat would cost the whole node"
             raise ConfigError("timeouts.node_s", self.node_s, reason)
+        if self.stall_s < self.node_s:
+            raise ConfigError("timeouts.stall_s", self.stall_s, f"less than timeouts.node_s = {self.node_s:g}: nobody would be waited for")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,6 +208,9 @@ class RunSettings:
     nodes: int = setting(2, "Worker nodes of the local cluster.")
     shards: int = setting(16, "Batch shards of each step; fixed for the whole run.")
     min_ranks: int = setting(1, "Wait instead of training with fewer.")
+    on_partition: str = setting(
+        "go-on", "When nodes fall silent: go-on (without them), or stall (all wait for them, up to timeouts.stall_s)."
+    )
     steps: int = setting(0, "Optimizer steps of the run, whatever the train function says; 0: as it says.")
     peer_copies: int = setting(1, "On how many other nodes the memory keeps a copy of the state; 0: on none.")
     seed: int = setting(0, "Seed of model, data and chaos.")
@@ -210,6 +219,9 @@ class RunSettings:
     optimizer_copies: int = setting(1, "With zero1: so many other ranks keep each part, up to 3; 0: any loss goes back to a checkpoint.")
     threads_per_rank: int = setting(1, "Threads that a rank computes with.")
     form_delay_s: float = setting(0.0, "Put in before survivors go on; see fleet rehearse.")
+    domains: tuple[str, ...] = setting(
+        (HOST,), "Labels of Ray nodes that say what fails together, from narrow to wide; host: the host. See docs/placement.md."
+    )
     storage: str = setting("runs", "Folder or fsspec URL for journals and checkpoints.")
     preflight: bool = setting(False, "Check each node before its ranks join; see fleet doctor.")
     options: Mapping[str, str] = field(
@@ -224,6 +236,8 @@ class RunSettings:
     progress: ProgressSettings = field(default_factory=ProgressSettings)
     verify: VerifySettings = field(default_factory=VerifySettings)
     corruption: CorruptionSettings = field(default_factory=CorruptionSettings)
+    cost: CostSettings = field(default_factory=CostSettings)
+    track: TrackSettings = field(default_factory=TrackSettings)
 
     @property
     def slots(self) -> int:
@@ -248,7 +262,10 @@ class RunSettings:
             raise ConfigError("form_delay_s", self.form_delay_s, "must be finite and at least 0 s")
         if self.reduction not in ("tree", "native"):
             raise ConfigError("reduction", self.reduction, "unknown", "Choose tree (bit-identical) or native (plain all-reduce).")
-
+        if self.on_partition not in ("go-on", "stall"):
+            way_out = "Choose go-on, or stall (all wait for nodes that are silent)."
+            raise ConfigError("on_partition", self.on_partition, "unknown", way_out)
+        check_levels(self.domains)
         self._check_sharding()
 
     def _check_sharding(self) -> None:

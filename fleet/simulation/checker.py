@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fleet.protocol.records import ProcessUp, Record
 from fleet.protocol.types import Member, StateId
 from fleet.simulation.ranks import SimRank
 from fleet.simulation.stage import Stage
@@ -47,3 +48,15 @@ class Checker:
         """The process that was granted ``member``'s name."""
         ranks = (rank for rank in reversed(self.world.train.processes) if rank.named and rank.member == member)
         return next(ranks, None)
+
+
+class Homes(Checker):
+    """A checker that knows on which node each process came up."""
+
+    def __init__(self, world: Stage) -> None:
+        super().__init__(world)
+        self.nodes: dict[Member, str] = {}
+
+    def record(self, record: Record) -> None:
+        if isinstance(record, ProcessUp):
+            self.nodes[record.member] = record.process.node

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -87,3 +88,23 @@ class Coroutine:
                 wanted.on_done = lambda future: self._gate(lambda: self._resume(future.value, future.error))
         else:
             self._clock.after(wanted, lambda: self._gate(lambda: self._resume(None, None)))
+
+
+class Stoppable:
+    """A process that may stand still (SIGSTOP): what happens in it comes through ``gate``, later while it is ``stopped``."""
+
+    def __init__(self) -> None:
+        self.stopped, self._went_on_s = False, -math.inf
+        self._queued: list[Callable[[], None]] = []
+
+    def gate(self, call: Callable[[], None]) -> None:
+        """``call`` now, or once it goes on."""
+        if self.stopped:
+            self._queued.append(call)
+        else:
+            call()
+
+    def went_on(self, now_s: float) -> list[Callable[[], None]]:
+        """It goes on (SIGCONT). Returns what has come meanwhile, in order, for it to be called."""
+        queued, self._queued, self.stopped, self._went_on_s = self._queued, [], False, now_s
+        return queued

@@ -1,15 +1,18 @@
-"""A simulated coordinator process around the live ``FleetMachine``, its network and its checkpoint store."""
+"""A simulated coordinator process around the live ``FleetMachine``, and its network."""
 
 from __future__ import annotations
 
+import functools
 import random
+from collections.abc import Callable
 from typing import Any
 
 from fleet.machine.core import FleetMachine
-from fleet.protocol.events import CheckpointDurable, CheckpointFailed, Event, Heartbeat, Joined, StepsTimed, Tick
+from fleet.protocol.events import Event, Heartbeat, Joined, StepsTimed, Tick
 from fleet.protocol.instructions import CommitCheckpoint, EndRun, Evict, Fence, Inspect, Instruction, Propose, Publish, Welcome, Write
-from fleet.protocol.levels import PEERS, level_at
 from fleet.protocol.types import Member
+from fleet.simulation.clockwork import Stoppable
+from fleet.simulation.links import HEAD, Pipe
 from fleet.simulation.nodes import SimNode
 from fleet.simulation.stage import Stage
 
@@ -17,32 +20,56 @@ TICK_S = 0.1
 
 
 class Network:
-    """Between agents and the coordinator. Not ``fifo``: messages overtake each other. Perfect once the plan's troubles are over."""
+    """Between agents and the coordinator. Not ``fifo``: messages overtake each other. Perfect once the plan's troubles are over.
+
+    A message belongs to the line that it was sent on: what is on its way when an agent gives its line up never arrives.
+    """
 
     def __init__(self, world: Stage, rng: random.Random) -> None:
         self.world, self.rng = world, rng
+        self.standing = world.stream("standing still")
         self.up_messages = self.down_messages = 0
         self._arrival_s: dict[tuple[str, bool], float] = {}
+        self._pipes: dict[tuple[str, int, bool], Pipe] = {}
 
     def up(self, node: SimNode, event: Event) -> None:
-        target = self.world.coordinator
+        target, line, pipe = self.world.coordinator, node.line, self._pipe(node, up=True)
         if isinstance(event, StepsTimed):  # nobody waits for it, and what is lost is not sent again
-            self.world.clock.after(self.world.plan.delay_s[1], lambda: self._deliver(node, event, target))
-            return
-        if not isinstance(event, Heartbeat):
-            self.up_messages += 1
-        for delay_s in self._delays(node, True):
-            self.world.clock.after(delay_s, lambda: self._deliver(node, event, target))
+            delays_s = [self.world.plan.delay_s[1]]
+        else:
+            delays_s = self._delays(node, True)
+            self.up_messages += not isinstance(event, Heartbeat)
+        for delay_s in delays_s:
+            self.world.clock.after(delay_s, lambda: self._pass(node, pipe, lambda: self._deliver(node, line, event, target)))
 
-    def _deliver(self, node: SimNode, event: Event, target: SimCoordinator | None) -> None:
-        if target is not None and target is self.world.coordinator and node.reachable:
+    def _deliver(self, node: SimNode, line: int, event: Event, target: SimCoordinator | None) -> None:
+        if target is not None and target is self.world.coordinator and node.reachable and node.line == line:
             target.learn(node, event)
             target.submit(event)
 
     def down(self, node: SimNode, message: Instruction) -> None:
         self.down_messages += 1
+        line, pipe = node.line, self._pipe(node, up=False)
         for delay_s in self._delays(node, False):
-            self.world.clock.after(delay_s, lambda: node.take(message) if node.alive and node.reachable else None)
+            self.world.clock.after(delay_s, lambda: self._pass(node, pipe, lambda: self._hand(node, line, message)))
+
+    @staticmethod
+    def _pass(node: SimNode, pipe: Pipe, arrive: Callable[[], None]) -> None:
+        if node.reachable:
+            pipe.put(arrive)
+
+    @staticmethod
+    def _hand(node: SimNode, line: int, message: Instruction) -> None:
+        if node.alive and node.reachable and node.line == line:
+            node.gate(lambda: node.take(message))
+
+    def _pipe(self, node: SimNode, up: bool) -> Pipe:
+        """One way of the line that the node's agent has now."""
+        key = (node.name, node.line, up)
+        if key not in self._pipes:
+            ends = (node.name, HEAD) if up else (HEAD, node.name)
+            self._pipes[key] = Pipe(self.world.clock, self.world.links, *ends)
+        return self._pipes[key]
 
     def _delays(self, node: SimNode, up: bool) -> list[float]:
         """How long each copy of a message takes; none when it is lost."""
@@ -57,64 +84,14 @@ class Network:
         return [rng.uniform(*plan.delay_s) for _ in range(copies)]
 
 
-class Store:
-    """Durable checkpoints: parts are put, a commit makes them one, and fails when they do not belong together."""
+class SimCoordinator(Stoppable):
+    """One life of the coordinator. ``dies_in`` counts down the instructions until it is killed.
 
-    def __init__(self, world: Stage, rng: random.Random) -> None:
-        self.world, self.rng = world, rng
-        self.failing_until_s = -1.0
-        self._parts: dict[tuple[str, int], int] = {}
-        self._committed: dict[str, int] = {}
-
-    @property
-    def failing(self) -> bool:
-        return self.world.clock.now_s < self.failing_until_s
-
-    def put(self, name: str, rank: int, weights: int) -> bool:
-        if not self.failing:
-            self._parts[name, rank] = weights
-        return not self.failing
-
-    def load(self, checkpoint: str) -> int:
-        return self._committed[checkpoint.rpartition("/")[2]]
-
-    def perform(self, order: CommitCheckpoint, coordinator: SimCoordinator) -> None:
-        self.world.clock.after(self.rng.uniform(0.02, 0.5), lambda: self._commit(order, coordinator))
-
-    def _commit(self, order: CommitCheckpoint, coordinator: SimCoordinator) -> None:
-        level = level_at(order.place)
-        done = self._commit_in_memory(order) if level == PEERS else self._commit_here(order)
-        if not done:
-            coordinator.submit(CheckpointFailed(order.checkpoint, f"the {level} fails", level))
-            return
-        latency_s = self.world.clock.now_s - order.requested_at_s
-        coordinator.submit(CheckpointDurable(order.checkpoint, order.state, len(order.parts), order.blocked_s, latency_s, level))
-
-    def _commit_here(self, order: CommitCheckpoint) -> bool:
-        parts = [self._parts.get((order.checkpoint, rank)) for rank in range(len(order.parts))]
-        self.world.watch.checkpoint(order, parts)
-        if not self.failing and parts[0] is not None:
-            right = self.world.chain.weights(order.state.step)
-            self._committed[order.checkpoint] = next((part for part in parts if part is not None and part != right), right)
-        return not self.failing
-
-    def _commit_in_memory(self, order: CommitCheckpoint) -> bool:
-        """In all memories of its place, each of which answers, and if every part is in one of them."""
-        nodes = self.world.memories(order.place)
-        generation = int(order.checkpoint.rpartition("-g")[2])
-        parts = [self.world.part_of(nodes, order.checkpoint, number) for number in range(len(order.parts))]
-        if len(nodes) < order.place.count(",") + 1 or None in parts:
-            return False
-        self.world.watch.checkpoint(order, parts)
-        for node in nodes:
-            node.memory.commit(order.checkpoint, order.state, generation, len(parts))
-        return True
-
-
-class SimCoordinator:
-    """One life of the coordinator. ``dies_in`` counts down the instructions until it is killed."""
+    While it is ``stopped`` (SIGSTOP), what it is told waits; then all of it comes at once, and a tick before it, or in between.
+    """
 
     def __init__(self, world: Stage, machine: FleetMachine) -> None:
+        super().__init__()
         self.world, self.machine = world, machine
         self.dies_in: int | None = None
         self._tokens: dict[str, SimNode] = {}
@@ -126,9 +103,29 @@ class SimCoordinator:
 
     def tick(self) -> None:
         """Tick for as long as this life lasts."""
-        if self.alive:
+        if self.alive and not self.stopped:
             self.submit(Tick())
             self.world.clock.after(TICK_S, self.tick)
+
+    def stop(self, duration_s: float) -> None:
+        """SIGSTOP, and SIGCONT after ``duration_s``, unless it is killed before."""
+        if not self.stopped:
+            self.stopped = True
+            self.world.note("coordinator stopped", duration_s)
+            self.world.clock.after(duration_s, self._go_on)
+
+    def stood_still(self, within_s: float) -> bool:
+        """Whether it was stopped within the last ``within_s``."""
+        return self.world.clock.now_s - self._went_on_s <= within_s
+
+    def _go_on(self) -> None:
+        if not self.alive:
+            return
+        queued = self.went_on(self.world.clock.now_s)
+        rng = self.world.network.standing
+        queued.insert(rng.choice((0, rng.randint(0, len(queued)))), self.tick)
+        for call in queued:
+            call()
 
     def learn(self, node: SimNode, event: Event) -> None:
         """Where a process lives that the machine does not hold, or not yet."""
@@ -140,6 +137,9 @@ class SimCoordinator:
     def submit(self, event: Event) -> None:
         """As the live driver does: what is written is in the journal before anything after it is performed."""
         if not self.alive:
+            return
+        if self.stopped:
+            self.gate(functools.partial(self.submit, event))
             return
         instructions = self.world.watch.handle(self.machine, event, self.world.clock.now_s)
         for instruction in instructions:

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 
-from fleet.protocol.events import FaultReported, NodeSilent, StopRequested
+from fleet.protocol.events import FaultReported, NodeLeaves, NodeSilent, NodeStays, StopRequested
 from fleet.protocol.types import Fault
+from fleet.simulation.links import HEAD, STORE
 from fleet.simulation.model import POISON
+from fleet.simulation.nodes import BEAT_S, CALLS_AGAIN_S, SimNode
 from fleet.simulation.plan import Trouble
 from fleet.simulation.ranks import SimRank, UserError
 from fleet.simulation.stage import Stage
+
+DISMISSED_S = 4.5
+"""A node that is lost and so long away is taken out of Ray: `node_s` of the simulated runs, and what `fleet.app.foreign` waits then."""
+FLAP_S = 1.0
+"""A link that comes and goes is cut for so long, and then is not for so long."""
+REBOOT_S = 5.0
+"""Until another node is there in its place."""
 
 
 class Faults:
@@ -18,6 +27,7 @@ class Faults:
     def __init__(self, world: Stage, troubles: tuple[Trouble, ...]) -> None:
         self.world = world
         self.fired = 0
+        self._rng = world.stream("faults")
         self._aimed: list[Trouble] = [trouble for trouble in troubles if trouble.point]
         for trouble in troubles:
             if not trouble.point and trouble.at_s is not None:
@@ -88,10 +98,18 @@ class Faults:
                 world.nodes[trouble.node].begin_anew()
             case "lose_node" | "partition":
                 self._node(trouble)
+            case "notice":
+                self._announce(trouble, world.clock.now_s + trouble.duration_s)
+            case "cut":
+                self._cut(trouble)
+            case "one_way" | "flap" | "isolate_rank" | "bad_link":
+                self._link(trouble, rank)
+            case "store_gone" | "store_refuses" | "store_slow":
+                self._store(trouble)
             case "raise" | "nan":
                 world.note("raised", trouble.step)
-            case kind:
-                raise ValueError(f"unknown kind of trouble: {kind}")
+            case _:
+                self._keeper(trouble, rank)
 
     def _victims(self, trouble: Trouble, rank: SimRank | None) -> list[SimRank]:
         if rank is not None and not trouble.slots:
@@ -138,7 +156,100 @@ class Faults:
         if trouble.kind == "lose_node":
             node.lose(trouble.duration_s)
         else:
-            node.reachable = False
+            node.away += 1
             world.clock.after(trouble.duration_s, node.come_back)
         if trouble.heard:
             world.submit(NodeSilent(node.name, world.clock.now_s))
+
+    def _announce(self, trouble: Trouble, until_s: float) -> None:
+        """A node will be taken away, or so it is said; whoever says so repeats it until it is heard."""
+        world, node = self.world, self.world.nodes[trouble.node]
+        if not node.alive or world.over:
+            return
+        if world.clock.now_s < until_s:
+            world.submit(NodeLeaves(node.name, until_s, "maintenance"))
+            world.clock.after(min(1.0, until_s - world.clock.now_s), lambda: self._announce(trouble, until_s))
+        elif trouble.withdrawn:
+            world.submit(NodeStays(node.name))
+        else:
+            node.lose(0.0)
+            world.submit(NodeSilent(node.name, world.clock.now_s))
+            world.clock.after(REBOOT_S, world.add_node)
+
+    def _cut(self, trouble: Trouble) -> None:
+        """Links between the trouble's nodes and the other nodes, and between the coordinator and those that are not on its side."""
+        world = self.world
+        inside = [node for node in world.nodes if node.index in trouble.nodes]
+        side = [node.name for node in inside]
+        world.note("cut", *side, "with the coordinator" if trouble.with_head else "")
+        world.links.cut([*side, HEAD] if trouble.with_head else side, trouble.duration_s)
+        for node in [node for node in world.nodes if node not in inside] if trouble.with_head else inside:
+            node.away += 1
+            world.clock.after(trouble.duration_s + self._rng.uniform(*CALLS_AGAIN_S), node.come_back)
+            self._dismiss_later(node, DISMISSED_S)
+
+    def _link(self, trouble: Trouble, rank: SimRank | None) -> None:
+        """Agents keep their lines, and what is on its way arrives when the link is mended: see ``SimNode``."""
+        links, duration_s = self.world.links, trouble.duration_s
+        if trouble.kind == "isolate_rank":
+            for victim in self._victims(trouble, rank):
+                links.cut([victim.end], duration_s, spares_store=False)
+            return
+        side = [node.name for node in self.world.nodes if node.index in trouble.nodes] + ([HEAD] if trouble.with_head else [])
+        self.world.note(trouble.kind, *side, "into" if trouble.into else "")
+        if trouble.kind == "bad_link":
+            links.spoil(side, duration_s, delay_s=trouble.delay_s, loss=trouble.loss)
+            return
+        if trouble.kind == "one_way":
+            links.cut(side, duration_s, ways=(not trouble.into, trouble.into), closes_s=trouble.closes_s)
+        else:
+            self._flap(side, self.world.clock.now_s + duration_s)
+        for node in self.world.nodes:
+            if (node.index in trouble.nodes) != trouble.with_head:
+                self._dismiss_later(node, DISMISSED_S)
+
+    def _flap(self, side: list[str], until_s: float) -> None:
+        clock = self.world.clock
+        if clock.now_s < until_s:
+            self.world.links.cut(side, min(FLAP_S, until_s - clock.now_s))
+            clock.after(2 * FLAP_S, lambda: self._flap(side, until_s))
+
+    def _store(self, trouble: Trouble) -> None:
+        store, until_s = self.world.store, self.world.clock.now_s + trouble.duration_s
+        match trouble.kind:
+            case "store_gone":
+                self.world.links.cut([STORE], trouble.duration_s, spares_store=False)
+            case "store_refuses":
+                store.refusing_until_s = max(until_s, store.refusing_until_s)
+            case _:
+                store.slow_until_s, store.slow_s = max(until_s, store.slow_until_s), trouble.delay_s
+
+    def _keeper(self, trouble: Trouble, rank: SimRank | None) -> None:
+        """What is no rank, and keeps the run going: the agent of the rank that came to the point, or of the trouble's node."""
+        node: SimNode = self.world.nodes[trouble.node if rank is None else int(rank.node.name.removeprefix("node-"))]
+        match trouble.kind:
+            case "stop_coordinator":
+                if self.world.coordinator is not None:
+                    self.world.coordinator.stop(trouble.duration_s)
+            case "stop_agent":
+                node.stop(trouble.duration_s)
+            case "kill_agent":
+                if node.alive:
+                    node.kill_agent(trouble.duration_s)
+            case kind:
+                raise ValueError(f"unknown kind of trouble: {kind}")
+
+    def _dismiss_later(self, node: SimNode, delay_s: float) -> None:
+        self.world.clock.after(delay_s, lambda: self._dismiss(node) if node.alive and not node.reachable else None)
+
+    def _dismiss(self, node: SimNode) -> None:
+        """Once it is lost, it is taken out of Ray, which starts its ranks elsewhere; when the agent is back, it ends what is left."""
+        coordinator = self.world.coordinator
+        if coordinator is None or node.name in coordinator.machine.state.roster.nodes:
+            self._dismiss_later(node, BEAT_S)
+            return
+        self.world.note("dismissed", node)
+        node.dismissed = True
+        for rank in list(node.ranks.values()):
+            self.world.train.forget(rank.protocol.slot, rank)
+        self.world.clock.after(REBOOT_S, self.world.add_node)

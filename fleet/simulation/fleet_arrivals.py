@@ -5,8 +5,6 @@ Every component draws from streams of its own, so that adding one shifts no othe
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -16,12 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet.errors import ConfigError
+from fleet.planning.traces.trace import SLOW, Row, as_text, read_trace
+from fleet.protocol.fault_kinds import KIND_OF_COMPONENT
+from fleet.protocol.types import Fault
 from fleet.simulation.fleet_model import FaultClass, FleetModel, SlowClass
 from fleet.simulation.rng import derive_seed
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-COLUMNS = ("time", "node", "component", "duration")
 ALWAYS_SLOW = 30.0
 """With so many slow spells at a time there is no moment without one (probability exp(-30)); none of them need be drawn."""
 
@@ -145,38 +145,34 @@ def slowest(spells: Sequence[Spell]) -> tuple[Floats, Floats, Floats]:
 
 
 def write_trace(model: FleetModel, arrivals: Arrivals, path: Path | str) -> None:
-    """CSV of what strikes: time and duration in seconds, by time. Durations are of repairs, or of slow spells (component ``slow:2.0``)."""
+    """What strikes, by time, as the trace of a fleet. Slow spells are rows of the kind ``slow`` that name no place."""
     names = [fault.name for fault in model.faults]
-    rows: list[tuple[float, int, str, float]] = [
-        (float(at_s), int(node), names[kind], float(repair_s) if node >= 0 else 0.0)
-        for at_s, kind, node, repair_s in zip(arrivals.times_s, arrivals.kinds, arrivals.nodes, arrivals.repairs_s, strict=True)
-    ]
+    faults = zip(arrivals.times_s, arrivals.kinds, arrivals.nodes, arrivals.repairs_s, strict=True)
+    rows = [_written(float(at_s), names[kind], int(node), float(repair_s)) for at_s, kind, node, repair_s in faults]
     spells = zip(arrivals.slow_from_s, arrivals.slow_until_s, arrivals.slow_severity, strict=True)
-    rows += [(float(begin), -1, f"slow:{float(severity)!r}", float(end - begin)) for begin, end, severity in spells]
-    with Path(path).open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        for at_s, node, name, length_s in sorted(rows):
-            writer.writerow([repr(at_s), "" if node < 0 else node, name, repr(length_s)])
+    rows += [
+        Row(Fault("", float(begin), SLOW, SLOW, duration_s=float(end - begin), severity=float(severity))) for begin, end, severity in spells
+    ]
+    rows.sort(key=lambda row: (row.fault.at_s, row.fault.component))
+    numbered = (replace(row, fault=replace(row.fault, id=f"fleet-{number:06d}")) for number, row in enumerate(rows))
+    Path(path).write_text(as_text(numbered, {"nodes": model.nodes}), encoding="utf-8")
 
 
-def read_trace(model: FleetModel, path: Path | str, seed: int = 0) -> Arrivals:
-    """What a CSV file with the columns time, node, component, duration says, in seconds. An empty duration is drawn from the model.
+def _written(at_s: float, component: str, node: int, repair_s: float) -> Row:
+    fault = Fault("", at_s, component, KIND_OF_COMPONENT.get(component, ""), node=None if node < 0 else node)
+    return Row(fault, repair_s if node >= 0 else 0.0)
+
+
+def read_arrivals(model: FleetModel, path: Path | str, seed: int = 0) -> Arrivals:
+    """What a trace says, see :mod:`fleet.planning.traces.trace`. A repair that it does not say is drawn from the model. The rank in slot i
+    of the trace of a run stands for node i.
 
     Raises:
-        ConfigError: the file cannot be read, or is malformed; names file, line and column.
+        ConfigError: the file cannot be read, a row is malformed, or the model has no such component or node; names file and line.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError("trace", str(path), f"cannot be read: {error}") from error
-    reader = csv.reader(io.StringIO(text))
-    header = next(reader, [])
-    if tuple(header) != COLUMNS:
-        raise ConfigError("trace", f"{path}:1", f"the columns are {', '.join(header) or 'missing'}", f"They must be {','.join(COLUMNS)}.")
-    rows = [_Row(model, str(path), reader.line_num, cells).parsed() for cells in reader if cells]
-    faults = [row for row in rows if row[1] >= 0]
-    spells = [(np.array([at_s]), np.array([at_s + lasts_s]), severity) for at_s, kind, _, lasts_s, severity in rows if kind < 0]
+    parsed = [_Struck(model, row).parsed() for row in read_trace(path).rows]
+    faults = [row for row in parsed if row[1] >= 0]
+    spells = [(np.array([at_s]), np.array([at_s + lasts_s]), severity) for at_s, kind, _, lasts_s, severity in parsed if kind < 0]
     rng = np.random.Generator(np.random.PCG64(derive_seed(seed, "trace")))
     return _merged([_from_rows(model, faults, rng)], *slowest(spells))
 
@@ -192,65 +188,35 @@ def _from_rows(model: FleetModel, rows: Sequence[TraceRow], rng: np.random.Gener
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _Struck:
+    """A row as this model takes it."""
+
     model: FleetModel
-    path: str
-    line: int
-    cells: Sequence[str]
+    row: Row
 
     def parsed(self) -> TraceRow:
-        """(time, kind or -1 for a slow spell, node or -1, duration or NaN, severity)."""
-        if len(self.cells) != len(COLUMNS):
-            raise self._wrong("", len(self.cells), f"{len(COLUMNS)} columns are needed: {', '.join(COLUMNS)}")
-        name = self.cells[2].strip()
-        at_s, lasts_s = self._seconds(0), self._seconds(3, empty=math.nan)
-        if name.startswith("slow:"):
-            return at_s, -1, -1, self._spell(lasts_s), self._severity(name)
-        names = [fault.name for fault in self.model.faults]
-        if name not in names:
-            raise self._wrong("component", name, "unknown", f"Known: {', '.join(names)}, and slow:SEVERITY.")
-        kind = names.index(name)
-        return at_s, kind, self._node(self.model.faults[kind]), lasts_s, 1.0
+        """(time, kind or -1 for a slow spell, node or -1, how long it is away or NaN, severity)."""
+        fault, repair_s = self.row.fault, self.row.repair_s
+        if fault.kind == SLOW:
+            if not fault.duration_s:
+                raise self._wrong("duration_s", "", "a slow spell needs one")
+            return fault.at_s, -1, -1, fault.duration_s, fault.severity
+        names = [each.name for each in self.model.faults]
+        if fault.component not in names:
+            raise self._wrong("component", fault.component, "unknown", f"Known: {', '.join(names)}, and rows of the kind {SLOW}.")
+        kind = names.index(fault.component)
+        return fault.at_s, kind, self._node(self.model.faults[kind]), math.nan if repair_s is None else repair_s, 1.0
+
+    def _node(self, struck: FaultClass) -> int:
+        node = self.row.fault.slot if self.row.fault.node is None else self.row.fault.node
+        if node is None and struck.nodes:
+            raise self._wrong("node", "", f"{struck.name} takes a node: which?")
+        if node is not None and node >= self.model.nodes:
+            raise self._wrong("node", node, f"nodes are 0 to {self.model.nodes - 1}", "Simulate a fleet of that size.")
+        return -1 if node is None else node
 
     def _wrong(self, column: str, value: object, reason: str, way_out: str = "") -> ConfigError:
-        place = f" (column {COLUMNS.index(column) + 1})" if column else ""
-        return ConfigError(f"trace {self.path}, line {self.line}" + (f", {column}" if column else ""), value, f"{reason}{place}", way_out)
-
-    def _seconds(self, place: int, empty: float | None = None) -> float:
-        text = self.cells[place].strip()
-        if not text and empty is not None:
-            return empty
-        try:
-            value = float(text)
-        except ValueError as error:
-            raise self._wrong(COLUMNS[place], text, "not a number") from error
-        if not 0 <= value < math.inf:
-            raise self._wrong(COLUMNS[place], text, "must be finite and at least 0")
-        return value
-
-    def _spell(self, lasts_s: float) -> float:
-        if math.isnan(lasts_s):
-            raise self._wrong("duration", "", "a slow spell needs one")
-        return lasts_s
-
-    def _severity(self, name: str) -> float:
-        try:
-            severity = float(name.removeprefix("slow:"))
-        except ValueError as error:
-            raise self._wrong("component", name, "the severity is not a number") from error
-        if not 1 <= severity < math.inf:
-            raise self._wrong("component", name, "the severity must be at least 1, and finite")
-        return severity
-
-    def _node(self, fault: FaultClass) -> int:
-        text = self.cells[1].strip()
-        if not text:
-            if fault.nodes:
-                raise self._wrong("node", text, f"{fault.name} takes a node: which?")
-            return -1
-        if not text.isdigit() or int(text) >= self.model.nodes:
-            raise self._wrong("node", text, f"nodes are 0 to {self.model.nodes - 1}")
-        return int(text)
+        return ConfigError(f"trace.{column}", value, f"{reason} ({self.row.where})", way_out)
 
 
 def causes(names: Iterable[str], kinds: Ints) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from fleet.errors import GroupLost
 from fleet.protocol.types import Member, View
 from fleet.simulation.clockwork import Clockwork, Future
+from fleet.simulation.links import Links
 
 
 class Broken(GroupLost):
@@ -38,23 +40,29 @@ class Group:
     A reduction gives all members' values to every member, at a time of its own for each: when a member dies meanwhile, some have the result
     and others have not. ``completed`` is told of each reduction that every member has entered. A state that the donor posts reaches each
     receiver after a time of its own too. ``complete_s`` is when the last member came to the latest reduction.
+
+    What members send each other passes the links between their hosts, or waits for them.
     """
 
-    def __init__(self, clock: Clockwork, rng: random.Random, view: View, completed: Callable[[View, dict[Member, Any]], None]) -> None:
+    def __init__(
+        self, clock: Clockwork, rng: random.Random, view: View, completed: Callable[[View, dict[Member, Any]], None], links: Links
+    ) -> None:
         self.clock, self.rng, self.view = clock, rng, view
-        self._completed = completed
+        self._completed, self._links = completed, links
+        self._hosts: dict[Member, str] = {}
         self.ends: dict[Member, End] = {}
         self._arrivals: dict[Member, Future] = {}
         self._values: dict[Any, dict[Member, Any]] = {}
         self._results: dict[Any, dict[Member, Future]] = {}
         self._told: dict[Member, Any] = {}
-        self._listening: list[tuple[Future, Sequence[Member]]] = []
+        self._listening: list[tuple[Member, Future, Sequence[Member]]] = []
         self._state: Any = None
         self._receivers: dict[Member, Future] = {}
         self.complete_s = 0.0
 
-    def arrive(self, member: Member, timeout_s: float) -> Future:
-        """Resolves once all members of the view have arrived."""
+    def arrive(self, member: Member, timeout_s: float, host: str) -> Future:
+        """Resolves once all members of the view have arrived; this one is at ``host``, its end of all links."""
+        self._hosts[member] = host
         end = self.ends.setdefault(member, End())
         future = self._pend(end)
         self._arrivals[member] = future
@@ -62,8 +70,8 @@ class Group:
         if any(other.left for other in self.ends.values()):
             self._break_soon(member, "a peer has left already")
         if len(self._arrivals) == len(self.view.members):
-            for waiting in self._arrivals.values():
-                self._resolve_after(waiting, self.rng.uniform(0.01, 0.06), None)
+            for each, waiting in self._arrivals.items():
+                self._resolve_after(each, waiting, self.rng.uniform(0.01, 0.06), None)
         return future
 
     def _late(self, member: Member, future: Future) -> None:
@@ -93,8 +101,8 @@ class Group:
         if len(values) == len(self.view.members):
             ordered = {each: values[each] for each in self.view.members}
             completed(self.view, ordered)
-            for waiting in results.values():
-                self._resolve_after(waiting, self.rng.uniform(0.002, 0.03), ordered)
+            for each, waiting in results.items():
+                self._resolve_after(each, waiting, self.rng.uniform(0.002, 0.03), ordered)
             del self._values[what], self._results[what]
         return future
 
@@ -108,29 +116,29 @@ class Group:
         future = self._pend(self.ends[member])
         if any(other.left for other in self.ends.values()):
             self._break_soon(member, "a peer has left")
-        self._listening.append((future, givers))
+        self._listening.append((member, future, givers))
         self._inform()
         return future
 
     def _inform(self) -> None:
-        ready = [one for one in self._listening if all(giver in self._told for giver in one[1])]
+        ready = [one for one in self._listening if all(giver in self._told for giver in one[2])]
         self._listening = [one for one in self._listening if one not in ready]
-        for future, givers in ready:
+        for member, future, givers in ready:
             told = {giver: self._told[giver] for giver in givers}
-            self._resolve_after(future, self.rng.uniform(0.0, 0.01), told)
+            self._resolve_after(member, future, self.rng.uniform(0.0, 0.01), told)
 
     def post_state(self, state: Any) -> None:
         """The donor offers its state to all receivers."""
         self._state = state
-        for future in self._receivers.values():
-            self._resolve_after(future, self.rng.uniform(0.0, 0.01), state)
+        for member, future in self._receivers.items():
+            self._resolve_after(member, future, self.rng.uniform(0.0, 0.01), state)
 
     def receive_state(self, member: Member) -> Future:
         """Resolves when the donor has begun to send; the transfer itself takes the receiver's time."""
         future = self._pend(self.ends[member])
         self._receivers[member] = future
         if self._state is not None:
-            self._resolve_after(future, self.rng.uniform(0.0, 0.01), self._state)
+            self._resolve_after(member, future, self.rng.uniform(0.0, 0.01), self._state)
         return future
 
     def leave(self, member: Member, graceful: bool = False) -> None:
@@ -143,14 +151,17 @@ class Group:
         if not graceful:
             for other in self.ends:
                 if other != member:
-                    self._break_soon(other, f"peer {member} is gone")
+                    self._break_soon(other, f"peer {member} is gone", member)
 
     def broken_for(self, member: Member) -> str | None:
         end = self.ends.get(member)
         return end.broken if end is not None else None
 
-    def _break_soon(self, member: Member, reason: str) -> None:
-        self.clock.after(self.rng.uniform(0.001, 0.04), lambda: self.ends[member].fail(reason))
+    def _break_soon(self, member: Member, reason: str, source: Member | None = None) -> None:
+        """``source`` is who has left; without one, whoever has is known to ``member``'s host already or is heard of from all."""
+        hosts = {self._hosts[source]} if source is not None else set(self._hosts.values())
+        fail = functools.partial(self.ends[member].fail, reason)
+        self.clock.after(self.rng.uniform(0.001, 0.04), lambda: self._links.bring(self._hosts[member], hosts, fail))
 
     def _pend(self, end: End) -> Future:
         future = Future()
@@ -160,5 +171,7 @@ class Group:
             end.pending = [*(other for other in end.pending if not other.done), future]
         return future
 
-    def _resolve_after(self, future: Future, delay_s: float, value: Any) -> None:
-        self.clock.after(delay_s, lambda: future.resolve(value))
+    def _resolve_after(self, member: Member, future: Future, delay_s: float, value: Any) -> None:
+        """For ``member``, which has something of every other by then."""
+        hosts = set(self._hosts.values())
+        self.clock.after(delay_s, lambda: self._links.bring(self._hosts[member], hosts, lambda: future.resolve(value)))

@@ -32,10 +32,12 @@ from fleet.protocol.records import (
 )
 from fleet.protocol.slowness import ACTIONS
 from fleet.protocol.types import Member, StateId, View
-from fleet.simulation.checker import Checker, Violation
+from fleet.simulation.checker import Checker, Homes, Violation
 from fleet.simulation.corruption import Corruption
 from fleet.simulation.endings import DoneOnce, Kept
 from fleet.simulation.model import POISON, gradient
+from fleet.simulation.outages import Durable, SavesAlone
+from fleet.simulation.partitions import AllWait, Excused, OneHistory
 from fleet.simulation.ranks import SimRank
 from fleet.simulation.stage import Stage
 from fleet.simulation.two_phase import TwoPhase
@@ -441,18 +443,13 @@ class Ends(Checker):
         self.require(not left, f"{left} were never released")
 
 
-class BudgetsHold(Checker):
+class BudgetsHold(Homes):
     """6: a run does not go on beyond its budgets, and does not end for them before."""
 
     name = "budgets"
 
-    def __init__(self, world: Stage) -> None:
-        super().__init__(world)
-        self._nodes: dict[Member, str] = {}
-
     def record(self, record: Record) -> None:
-        if isinstance(record, ProcessUp):
-            self._nodes[record.member] = record.process.node
+        super().record(record)
         if isinstance(record, ViewPublished):
             over = self._exceeded(record.at_s)
             self.require(not over, f"a view is published although {over}")
@@ -466,7 +463,7 @@ class BudgetsHold(Checker):
         counts = [
             ("the total", len(losses), budgets.total),
             ("a slot", max(Counter(loss.member.slot for loss in losses).values(), default=0), budgets.slot),
-            ("a node", max(Counter(self._nodes.get(loss.member) for loss in losses).values(), default=0), budgets.node),
+            ("a node", max(Counter(self.nodes.get(loss.member) for loss in losses).values(), default=0), budgets.node),
             ("a shard", max(Counter((loss.step, loss.shard) for loss in losses if loss.shard >= 0).values(), default=0), budgets.shard),
         ]
         over = [f"{what} was lost {count} times, limit {limit}" for what, count, limit in counts if count >= limit]
@@ -543,7 +540,8 @@ class Traffic(Checker):
 
 CHECKERS: tuple[type[Checker], ...] = (
     Donor, Dirty, Stale, Repeat, TwoPhase, OneIncarnation, ExactlyOnce, Corruption, Identical, Agreement, WholeCheckpoint, Restored,
-    Persisted, Journal, Rebuilt, Kept, DoneOnce, Ends, BudgetsHold, HealthyStay, ChangesBounded, Traffic,
+    Persisted, Journal, Rebuilt, Kept, DoneOnce, Ends, BudgetsHold, HealthyStay, ChangesBounded, Traffic, AllWait, OneHistory,
+    Durable, SavesAlone, Excused,
 )  # fmt: skip
 HOOKS = (
     *("record", "truncated", "sent", "told", "checkpoint", "restored", "end"),

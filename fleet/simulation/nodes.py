@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import random
 
+from fleet.machine.roster import STOOD_STILL_S
 from fleet.protocol.causes import ProcessEnded
-from fleet.protocol.events import CopiesHeld, Event, Heartbeat, Lost, NodeJoined, StepsTimed
-from fleet.protocol.instructions import Evict, Fence, Instruction, Propose, Publish, Welcome
+from fleet.protocol.events import CopiesHeld, Event, Heartbeat, Lost, NodeJoined, NodeSilent, StepsTimed
+from fleet.protocol.instructions import Evict, Fence, Instruction, Park, Propose, Publish, Welcome
+from fleet.protocol.reach import LEASE, Reach
 from fleet.protocol.types import Copy, Member
+from fleet.simulation.clockwork import Stoppable
+from fleet.simulation.links import AGAIN_S, HEAD
 from fleet.simulation.memory import SimMemory
 from fleet.simulation.ranks import SimRank
 from fleet.simulation.sharded import ShardedRank
@@ -16,15 +21,27 @@ from fleet.simulation.steps import SteppingRank
 
 BEAT_S = 0.2
 KEPT_LOST = 64
+UNHEARD_S = 1.2
+"""An agent gives a line up on which nothing was acknowledged for so long."""
+CALLS_AGAIN_S = (0.0, 0.6)
+"""After a link is mended, until an agent has a line again: it tries again and again, for a part of `node_s` at a time."""
 
 
-class SimNode:
-    """One node and its agent. ``reachable`` is False while the agent is partitioned or stopped; its ranks carry on."""
+class SimNode(Stoppable):
+    """One node and its agent. ``away`` counts what keeps the agent from the coordinator now; its ranks carry on.
+
+    ``line`` is the number of the agent's connection to the coordinator. While the agent is ``stopped`` (SIGSTOP), what it is told waits.
+    """
 
     def __init__(self, world: Stage, index: int, capacity: int) -> None:
+        super().__init__()
         self.world, self.index, self.capacity = world, index, capacity
         self.name = f"node-{index}"
-        self.alive = self.reachable = True
+        self.domain = f"rack-{index // world.plan.rack}" if world.plan.rack else ""
+        self.alive, self.away, self.dismissed = True, 0, False
+        self.line = 0
+        self._life, self._stopped_s, self._unheard_s = 0, 0.0, world.clock.now_s
+        self._reach = Reach(world.clock.now_s, world.settings.timeouts.heartbeat_s * LEASE)
         self.ranks: dict[str, SimRank] = {}
         self.memory = SimMemory(f"{self.name}:0")
         self._told: tuple[Copy, ...] | None = None
@@ -33,6 +50,11 @@ class SimNode:
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def reachable(self) -> bool:
+        """Whether the coordinator can talk to the agent."""
+        return self.away == 0
 
     # ---- up ------------------------------------------------------------------------------------------------------------------------------
 
@@ -53,14 +75,14 @@ class SimNode:
             self.world.network.up(self, event)
 
     def from_rank(self, rank: SimRank, event: Event) -> None:
-        self.up(event)
+        self.gate(lambda: self.up(event))
 
     def tell_copies(self) -> None:
         """What the memory holds, if the coordinator may not know it."""
         held = self.memory.held()
         if held != self._told and self.alive and self.reachable:
             self._told = held
-            self.up(CopiesHeld(self.name, self.memory.address, "", held))
+            self.up(CopiesHeld(self.name, self.memory.address, self.domain, held))
 
     def begin_anew(self) -> None:
         """The agent's process died and is there again: what its memory held is gone."""
@@ -71,13 +93,58 @@ class SimNode:
     def _beat(self) -> None:
         if not self.alive:
             return
+        if self.stopped:
+            self.gate(self._beat)
+            return
+        stood_s, self._stopped_s = self._stopped_s, 0.0
         if not self.world.plan.fifo:
             self._told = None  # messages are lost: a connection that loses one is no connection, so it is said again
         self.tell_copies()
-        pulses = tuple(rank.pulse() for rank in self.ranks.values() if rank.named)
-        self.up(Heartbeat(self.name, pulses))
+        self._mind_the_coordinator()
+        if stood_s <= STOOD_STILL_S:  # as the live agent does: right after it stood still it says nothing of its ranks
+            self.up(Heartbeat(self.name, tuple(rank.pulse() for rank in self.ranks.values() if rank.named)))
         self._report_times()
         self.world.clock.after(BEAT_S, self._beat)
+
+    def _mind_the_coordinator(self) -> None:
+        """As the live agent does: its ranks leave their view when the coordinator's host cannot be reached."""
+        now_s, links = self.world.clock.now_s, self.world.links
+        if links.answers(self.name, HEAD):
+            self._unheard_s = now_s
+            self._hear(links.late_s(HEAD, (self.name,)) + links.late_s(self.name, (HEAD,)))
+        if self._reach.lapses(now_s):
+            for rank in [rank for rank in self.ranks.values() if rank.named]:
+                rank.receive(Park((rank.member,), rank.protocol.generation))
+        if self.reachable and now_s - self._unheard_s > UNHEARD_S:
+            self._give_line_up()
+
+    def _hear(self, late_s: float) -> None:
+        """The coordinator's host acknowledges what it was sent."""
+        if late_s > 0:
+            self.world.clock.after(late_s, lambda: self._reach.answered(self.world.clock.now_s))
+        else:
+            self._reach.answered(self.world.clock.now_s)
+
+    def _give_line_up(self) -> None:
+        self.world.note("line given up", self)
+        self.line, self.away = self.line + 1, self.away + 1
+        self._call(self._life)
+
+    def _call(self, life: int) -> None:
+        """Until the coordinator's host answers. Then the coordinator's end of the old line breaks, before or after there is a new one."""
+        if not self.alive or life != self._life:
+            return
+        if not self.world.links.answers(self.name, HEAD):
+            self.world.clock.after(BEAT_S, lambda: self._call(life))
+            return
+        old, lines = self.line, self.world.network.standing
+        self._unheard_s = self.world.clock.now_s
+        self.world.clock.after(lines.uniform(*AGAIN_S), lambda: self._old_line_breaks(old))
+        self.world.clock.after(lines.uniform(*CALLS_AGAIN_S), lambda: self.come_back() if life == self._life else None)
+
+    def _old_line_breaks(self, old: int) -> None:
+        if self.line == old and not self.reachable:
+            self.world.submit(NodeSilent(self.name, self.world.clock.now_s))
 
     def _report_times(self) -> None:
         timed = [rank for rank in self.ranks.values() if rank.named and rank.times]
@@ -93,7 +160,47 @@ class SimNode:
         self._lost[rank.member] = lost
         if len(self._lost) > KEPT_LOST:
             del self._lost[next(iter(self._lost))]
-        self.world.clock.after(self.world.network.rng.uniform(0.001, 0.01), lambda: self.up(lost))
+        self.world.clock.after(self.world.network.rng.uniform(0.001, 0.01), lambda: self.gate(lambda: self.up(lost)))
+
+    # ---- what may happen to its agent ----------------------------------------------------------------------------------------------------
+
+    def stop(self, duration_s: float) -> None:
+        """SIGSTOP to the agent, and SIGCONT after ``duration_s``: its ranks carry on, and the kernel keeps what it is sent."""
+        if not self.stopped and self.alive:
+            self.stopped, life, began_s = True, self._life, self.world.clock.now_s
+            self.world.note("agent stopped", self, duration_s)
+            self.world.clock.after(duration_s, lambda: self._go_on(life, began_s))
+
+    def _go_on(self, life: int, began_s: float) -> None:
+        if life != self._life:
+            return
+        queued = self.went_on(self.world.clock.now_s)
+        self._stopped_s = self._went_on_s - began_s
+        for call in queued:
+            call()
+
+    def stood_still(self, within_s: float) -> bool:
+        """Whether the agent is stopped, or was within the last ``within_s``."""
+        return self.stopped or self.world.clock.now_s - self._went_on_s <= within_s
+
+    def kill_agent(self, absence_s: float) -> None:
+        """SIGKILL to the agent. Its ranks and the copies in its memory end with it; it is there again after ``absence_s``."""
+        self.world.note("agent killed", self)
+        self._life, self.line, self.away = self._life + 1, self.line + 1, self.away + 1
+        waits, self.stopped, self._queued = self._beat in self._queued, False, []
+        for rank in list(self.ranks.values()):
+            rank.die("killed with its agent")
+        self._lost.clear()
+        hung_up = functools.partial(self.world.submit, NodeSilent(self.name, self.world.clock.now_s))
+        self.world.clock.after(0.01, lambda: self.world.links.deliver(HEAD, (self.name,), hung_up))
+        self.world.clock.after(absence_s, self._begin_again)
+        if waits:
+            self._beat()
+
+    def _begin_again(self) -> None:
+        self.memory = SimMemory(f"{self.name}:{self.world.clock.calls}")
+        self._unheard_s = self.world.clock.now_s
+        self.come_back()
 
     def lose(self, linger_s: float) -> None:
         """The node's agent is gone at once, its ranks ``linger_s`` later: a raylet may die before its workers do."""
@@ -105,10 +212,11 @@ class SimNode:
             self.world.train.forget(rank.protocol.slot, rank)
 
     def come_back(self) -> None:
-        if self.alive and not self.reachable:
+        """One thing less keeps it away."""
+        self.away -= 1
+        if self.alive and self.reachable:
             self.world.note("back", self)
-            self.reachable = True
-            self.connect()
+            self.lose(0.0) if self.dismissed else self.connect()
 
     # ---- down ----------------------------------------------------------------------------------------------------------------------------
 
@@ -151,7 +259,7 @@ class SimTrain:
         """Start a process in ``slot``, or try again later when no node has room."""
         if self.world.over:
             return
-        nodes = [node for node in self.world.nodes if node.alive and self._used(node) < node.capacity]
+        nodes = [node for node in self.world.nodes if node.alive and not node.dismissed and self._used(node) < node.capacity]
         if not nodes:
             self.world.clock.after(0.5, lambda: self.start(slot))
             return

@@ -19,7 +19,7 @@ SHARDED_POINTS = ("ready", "decided", "gathering", "advancing", "placing", "plac
 """And where else, when a part of the state is spread over the ranks: within the commit, and while chunks come to their places."""
 
 FAST = Timeouts(
-    heartbeat_s=1.0, node_s=1.5, park_s=2.0, form_s=4.0, progress_s=8.0, start_s=10.0, checkpoint_s=6.0, resend_s=0.5
+    heartbeat_s=1.0, node_s=1.5, stall_s=20.0, park_s=2.0, form_s=4.0, progress_s=8.0, start_s=10.0, checkpoint_s=6.0, resend_s=0.5
 )  # fmt: skip
 PATIENT = Budgets(slot=1000, node=1000, shard=1000, total=1000, slot_fruitless=1000)
 IMPATIENT = Budgets(slot=3, node=5, shard=2, total=7, slot_fruitless=2)
@@ -37,18 +37,29 @@ BOUND_S = 150.0
 class Trouble:
     """One misfortune, at a time, or at a named point of a rank's loop, at ``step`` and ``at_s`` or later.
 
-    ``kind``: kill, raise, freeze, hang (a rank; one that hangs still beats); lose_node, partition, join (a node); amnesia (its agent begins
-    anew, with an empty memory); forget (Ray Train takes a living process for dead); flip (a bit of what a rank holds); coordinator; store;
-    stop; shard (kills whoever computes it), nan (everyone raises); slow, slow_link (the victims' compute, or exchange, takes ``severity``
-    times as long).
+    ``kind``: kill, raise, freeze, hang (a rank; one that hangs still beats); lose_node, partition, join (a node); notice (it will be lost
+    ``duration_s`` later, as is announced at once); amnesia (its agent begins anew, with an empty memory); forget (Ray Train takes a living
+    process for dead); flip (a bit of what a rank holds); coordinator; store; stop; cut (links between ``nodes`` and the others); shard
+    (kills whoever computes it), nan (everyone raises); slow, slow_link (the victims' compute, or exchange, takes ``severity`` times as
+    long).
+
+    Of links, too: one_way (what ``nodes`` send is held up, or what they are sent), flap (cut for a second of every two), isolate_rank
+    (the victim's process from all other hosts), bad_link (messages of ``nodes`` are late, or lose packets). Of the store: store_gone
+    (nothing gets there), store_refuses (it gives nothing, either), store_slow. Of those who keep a run going: stop_coordinator, stop_agent
+    (they stand still), kill_agent (with its ranks).
 
     Args:
         slot: the victim; None at a point: whoever comes there first.
         slots: more victims of the same moment.
-        duration_s: how long a freeze, partition, store failure or the coordinator's absence lasts; for a lost node, how long its ranks
+        nodes: whose links to all others are cut. ``with_head``: the coordinator is on their side, and not on the others'.
+        into: what the nodes are sent is held up, in place of what they send.
+        closes_s: a link that is cut one way passes nothing the other way after so long, as nothing is acknowledged; None: it does.
+        delay_s, loss: how much later messages are at most, or answers of the store; the share of packets that is lost.
+        duration_s: how long a freeze, partition, cut, store failure or the coordinator's absence lasts; for a lost node, how long its ranks
             outlive its agent.
         after: the coordinator dies this many instructions later, in the middle of a list if need be.
         stale: the last records of the journal that are lost with it.
+        withdrawn: the node that was announced stays.
         heard: whether the connection breaks noticeably (node lost or partitioned), or the fault was reported as injected (rank killed).
     """
 
@@ -59,10 +70,17 @@ class Trouble:
     slot: int | None = None
     slots: tuple[int, ...] = ()
     node: int = 0
+    nodes: tuple[int, ...] = ()
+    with_head: bool = False
+    into: bool = False
+    closes_s: float | None = None
+    delay_s: float = 0.0
+    loss: float = 0.0
     shard: int = -1
     duration_s: float = 0.0
     after: int = 0
     stale: int = 0
+    withdrawn: bool = False
     heard: bool = False
     times: int = 1
     severity: float = 1.0
@@ -74,6 +92,8 @@ class Plan:
 
     ``jitter`` are the least and the most that computing takes, as a share of ``shard_s`` for each shard.
 
+    So many nodes as ``rack`` says, one after the other, are in one failure domain; 0: it is not known what fails together.
+
     ``statuses`` are the ways in which the run may end; a failed one fails for one of ``failures``.
     """
 
@@ -81,6 +101,7 @@ class Plan:
     settings: RunSettings = field(default_factory=RunSettings)
     steps: int = 10
     capacity: int = 2
+    rack: int = 0
     shard_s: float = 0.01
     jitter: tuple[float, float] = (0.5, 1.5)
     delay_s: tuple[float, float] = (0.0005, 0.005)
@@ -148,6 +169,42 @@ def _with_copies(plan: Plan, rng: random.Random) -> tuple[Plan, tuple[Trouble, .
     ))  # fmt: skip
     settings = replace(plan.settings, peer_copies=rng.choice((1, 1, 2)))
     return replace(plan, settings=settings, copy_every_s=rng.choice((0.1, 0.4, 1.5))), rare
+
+
+def racks_plan(seed: int, *, sharded: bool = False) -> Plan:
+    """As :func:`random_plan` on two or three racks of one or two nodes, of which one is lost at once, beside the troubles of the seed."""
+    rng, plan = stream(seed, "racks"), random_plan(seed, sharded=sharded)
+    rack, racks = rng.choice((1, 2, 2)), rng.choice((2, 2, 3))
+    settings = replace(plan.settings, nodes=rack * racks, peer_copies=rng.choice((1, 1, 2)))
+    lost, at_s = rng.randrange(racks), rng.uniform(0.5, 6.0)
+    ill = [Trouble(kind="lose_node", at_s=at_s, node=rack * lost + node, heard=rng.random() < 0.5) for node in range(rack)]
+    well = [Trouble(kind="join", at_s=at_s + rng.uniform(1.0, 5.0)) for _ in range(rack)]
+    plan = replace(plan, settings=settings, rack=rack, capacity=-(-settings.slots // settings.nodes) + rng.choice((0, 1)))
+    plan = replace(plan, copy_every_s=rng.choice((0.1, 0.4, 1.5)))
+    others = [replace(trouble, node=trouble.node % settings.nodes) for trouble in plan.troubles if trouble.kind != "lose_node"]
+    return with_troubles(plan, (*(others if rng.random() < 0.5 else ()), *ill, *well))
+
+
+def cut_plan(seed: int, *, sharded: bool = False) -> Plan:
+    """As :func:`random_plan` on two to four nodes whose links are cut, beside the troubles of the seed in half of them."""
+    rng, plan = stream(seed, "cuts"), random_plan(seed, sharded=sharded)
+    nodes = rng.choice((2, 3, 3, 4))
+    settings = replace(plan.settings, nodes=nodes, peer_copies=rng.choice((0, 1, 1)), on_partition=rng.choice(("go-on", "stall")))
+    plan = replace(plan, settings=settings, capacity=-(-settings.slots // nodes) + rng.choice((0, 1)))
+    plan = replace(plan, copy_every_s=rng.choice((0.1, 0.4, 1.5)) if settings.peer_copies else None)
+    cuts = [_cut(plan, rng) for _ in range(rng.choice((1, 1, 2, 3)))]
+    others = [replace(trouble, node=trouble.node % nodes) for trouble in plan.troubles] if rng.random() < 0.5 else []
+    return with_troubles(plan, (*others, *cuts))
+
+
+def _cut(plan: Plan, rng: random.Random) -> Trouble:
+    """Some nodes from the others, at a time or at a point of a rank's loop; or the coordinator alone from all of them."""
+    nodes = plan.settings.nodes
+    side = tuple(sorted(rng.sample(range(nodes), rng.randint(1, nodes - 1)))) if rng.random() < 0.8 else ()
+    duration_s = rng.choice((rng.uniform(0.05, 1.0), rng.uniform(1.0, 4.0), rng.uniform(4.0, 12.0)))
+    cut = Trouble(kind="cut", at_s=rng.uniform(0.5, 6.0), nodes=side, with_head=not side or rng.random() < 0.3, duration_s=duration_s)
+    points = (*POINTS, *SHARDED_POINTS) if plan.settings.optimizer_sharding == "zero1" else POINTS
+    return replace(cut, point=rng.choice(points), step=rng.randrange(plan.steps)) if rng.random() < 0.6 else cut
 
 
 def slow_plan(seed: int) -> Plan:

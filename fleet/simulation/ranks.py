@@ -41,7 +41,7 @@ class SimRank:
         self.world, self.node, self.rng = world, node, rng
         self.protocol = MemberProtocol(slot, f"token-{number}", Process(node.name, 1000 + number, number), f"{node.name}:{number}")
         self.choreography = Choreography(self.protocol)
-        self.alive, self.frozen_s = True, -1.0
+        self.alive, self.frozen_s, self.thawed_s = True, -1.0, -math.inf
         self.weights = POISON
         self.corrupt = False
         self.where = (-1, -1)
@@ -65,6 +65,11 @@ class SimRank:
     @property
     def member(self) -> Member:
         return self.protocol.member
+
+    @property
+    def end(self) -> str:
+        """Its end of all links."""
+        return f"{self.node.name}/{self.protocol.token}"
 
     @property
     def named(self) -> bool:
@@ -93,7 +98,7 @@ class SimRank:
     def thaw(self) -> None:
         if not self.alive or self.frozen_s < 0:
             return
-        self.frozen_s = -1.0
+        self.frozen_s, self.thawed_s = -1.0, self.world.clock.now_s
         self.world.note("thaw", self)
         calls, self._deferred = self._deferred, []
         for call in calls:
@@ -167,7 +172,7 @@ class SimRank:
             match self.choreography.orders.pop(0):
                 case Form(formed):
                     group = self.world.group(formed)
-                    self.groups[formed.generation] = group, group.arrive(self.member, self.world.settings.timeouts.form_s)
+                    self.groups[formed.generation] = group, group.arrive(self.member, self.world.settings.timeouts.form_s, self.end)
                 case Settle(sitting):
                     Coroutine(self.world.clock, self._beside(self.choreography.settle(sitting)), self.gate)
                 case Drop(generation, parting):

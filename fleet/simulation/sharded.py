@@ -1,13 +1,13 @@
-"""A simulated rank with sharded optimizer state, driven as :mod:`actors.rank.sharded` and :mod:`actors.rank.custody` drive the live one."""
+"""A simulated rank with sharded optimizer state, driven as the live one is in :mod:`actors.rank.zero1`."""
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from typing import Any
 
 from fleet.protocol import moves
 from fleet.protocol.chunks import BLOCK, WHOLE, Chunk, Claim, follows, guards, kept, lost, route, settled
+from fleet.protocol.domains import number, numbered, place_of
 from fleet.protocol.types import StateId, View
 from fleet.simulation.clockwork import Future, Steps
 from fleet.simulation.groups import Broken, Group
@@ -29,6 +29,7 @@ class ShardedRank(SteppingRank):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.protocol.sharded = True
+        self._depth = len(self.world.settings.domains) + 1
         self.chunks: tuple[Chunk, ...] = ()
         self.beside_chunks: tuple[Chunk, ...] = ()
         self.value = POISON
@@ -39,7 +40,7 @@ class ShardedRank(SteppingRank):
     # ---- a view begins -----------------------------------------------------------------------------------------------------------------
 
     def claim(self) -> Claim:
-        node = zlib.crc32(self.node.name.encode())
+        node = number(place_of(self.node.domain, self.node.name), self._depth)
         if self.at_state is None:
             return Claim(None, node=node)
         chunks = self.chunks + (() if self.log is not None else self.beside_chunks)
@@ -124,7 +125,7 @@ class ShardedRank(SteppingRank):
         """Each chunk to its owner and its guards; the old ones are dropped once all have the new."""
         view = group.view
         rank = view.rank_of(self.member)
-        guarded = guards([claim.node for claim in there], self.world.settings.optimizer_copies)
+        guarded = guards([numbered(claim.node, self._depth) for claim in there], self.world.settings.optimizer_copies)
         told = yield group.exchange(self.member, "pieces", self.value)
         wanted = kept(guarded, rank)
         value = self._assembled([claim.chunks for claim in there], [told[member] for member in view.members], wanted, rank)

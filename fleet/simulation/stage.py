@@ -19,6 +19,7 @@ from fleet.protocol.types import StateId, View
 from fleet.settings.run import RunSettings
 from fleet.simulation.clockwork import Clockwork
 from fleet.simulation.groups import Group
+from fleet.simulation.links import HEAD, Links
 from fleet.simulation.model import Chain
 from fleet.simulation.plan import Plan
 
@@ -27,6 +28,7 @@ class Host(Protocol):
     """The node that a rank is on, as the rank knows it."""
 
     name: str
+    domain: str
     alive: bool
     from_rank: Callable[..., None]
     on_death: Callable[..., None]
@@ -45,6 +47,7 @@ class Stage(Protocol):
     clock: Clockwork
     chain: Chain
     journal: list[Record]
+    links: Links
     network: Any
     store: Any
     watch: Any
@@ -92,19 +95,19 @@ class Stage(Protocol):
         """The process group in which the members of ``view`` meet."""
         ...
 
-    def memories(self, place: str) -> Any:
-        """The nodes in whose memory the copies of ``place`` are."""
+    def memories(self, place: str, host: str = HEAD) -> Any:
+        """The nodes in whose memory the copies of ``place`` are, as far as they answer to ``host``."""
         ...
 
     def part_of(self, nodes: Iterable[Any], checkpoint: str, number: int) -> int | None:
         """The weights in one part of a checkpoint in memory."""
         ...
 
-    def copy(self, view: View, rank: int, weights: int, event: PartWritten) -> bool:
+    def copy(self, host: str, view: View, rank: int, weights: int, event: PartWritten) -> bool:
         """Put a rank's part where its view has copies."""
         ...
 
-    def load(self, checkpoint: str) -> int | None:
+    def load(self, host: str, checkpoint: str) -> int | None:
         """The weights in a checkpoint."""
         ...
 

@@ -8,18 +8,19 @@ from typing import Any
 
 from fleet.errors import GroupLost
 from fleet.protocol import moves
-from fleet.protocol.alike import Alike
 from fleet.protocol.duties import Duties
 from fleet.protocol.events import PartFailed, PartWritten
-from fleet.protocol.levels import PEERS, level_of
+from fleet.protocol.levels import PEERS, STORE, level_at, level_of
 from fleet.protocol.member import Offer
 from fleet.protocol.moves import Arriving, Move
+from fleet.protocol.replica_check import ReplicaCheck
 from fleet.protocol.shards import Shares, share
 from fleet.protocol.types import Finding, Member, Part, StateId, View
 from fleet.simulation.clockwork import Coroutine, Future, Steps
 from fleet.simulation.groups import Broken, Group
 from fleet.simulation.model import POISON, gradient, updated
 from fleet.simulation.ranks import Dead, SimRank
+from fleet.simulation.stores import StoreFails
 
 Contribution = tuple[StateId, int | None, dict[int, int], Offer]
 """What a rank brings into a reduction: the state it steps from, its weights (None: they are on their way to it), shards, offer."""
@@ -55,7 +56,7 @@ class SteppingRank(SimRank):
         self.duties = Duties(self.world.settings.shards)
         self.choreography.serve(self, self.duties, self.world.plan.steps)
         self.held: dict[int, int] = {}
-        self.alike = Alike()
+        self.replica_check = ReplicaCheck()
         self.transfer: Future | None = None
         self._number = 0
         self._own: list[float] = []
@@ -91,7 +92,7 @@ class SteppingRank(SimRank):
 
     @property
     def testimony(self) -> Finding | None:
-        return self.alike.open
+        return self.replica_check.open
 
     def formed(self, generation: int) -> bool:
         return self.groups[generation][1].done
@@ -130,7 +131,12 @@ class SteppingRank(SimRank):
     def _load(self, move: moves.Load) -> Steps:
         yield self.rng.uniform(0.01, 0.1)
         assert move.view.checkpoint is not None
-        weights = self.world.load(move.view.checkpoint)
+        if level_at(move.view.checkpoint) == STORE and (read := self.world.store.read(self.end)) is not None:
+            try:
+                yield read
+            except StoreFails as error:
+                raise Broken(f"the store does not give its checkpoint: {error}") from error
+        weights = self.world.load(self.end, move.view.checkpoint)
         if weights is None:
             raise Broken("a memory does not give its part")
         self.world.watch.restored(self, move.view, weights)
@@ -210,7 +216,7 @@ class SteppingRank(SimRank):
         if here != self.duties.at or receives:
             self.held = {}
         self.stepping, self.progress_s, self.duties.at = True, self.world.clock.now_s, here
-        self.alike.seat(view.generation, here, receives)
+        self.replica_check.seat(view.generation, here, receives)
         if not receives:
             group.tell(self.member, sorted(self.held))  # between steps the newcomers ask, and members know that nothing has begun
         givers = [member for rank, member in enumerate(view.members) if rank not in view.receivers and move.begun]
@@ -265,7 +271,7 @@ class SteppingRank(SimRank):
         else:
             values = yield from self._summed(view, group, number, move.offer)
         self.world.watch.reduced(self, view, number, values)
-        if self.alike.differ([value[1] for value in values.values() if value[1] is not None]):
+        if self.replica_check.differ([value[1] for value in values.values() if value[1] is not None]):
             raise Broken("weights differ")
         if not move.early and self.at("reduced"):
             yield self._pause()
@@ -276,7 +282,7 @@ class SteppingRank(SimRank):
         if self.at("reducing"):
             yield self._pause()
         self.world.watch.contribute(self, view, state, self.protocol.dirty)
-        self.alike.enter(state, str(self.weights))
+        self.replica_check.enter(state, str(self.weights))
         values = yield group.reduce(self.member, number, (state, self.weights, dict(self.held), offer))
         took_s = self.world.clock.now_s - group.complete_s
         if self.link_slowness > 1:
@@ -336,9 +342,11 @@ class SteppingRank(SimRank):
 
     def _written(self, view: View, rank: int, weights: int, event: PartWritten) -> None:
         if level_of(event.request) == PEERS:
-            done = self.world.copy(view, rank, weights, event)
+            self._answered(event, self.world.copy(self.end, view, rank, weights, event))
         else:
-            done = self.world.store.put(event.checkpoint, rank, weights)
+            self.world.store.put(self.end, event.checkpoint, rank, weights, lambda done: self.gate(lambda: self._answered(event, done)))
+
+    def _answered(self, event: PartWritten, done: bool) -> None:
         if done:
             self.protocol.written(event)
             self.flush()

@@ -19,15 +19,17 @@ from fleet.protocol.types import StateId, View
 from fleet.settings.run import RunSettings
 from fleet.simulation.checker import Violation
 from fleet.simulation.clockwork import Clockwork
-from fleet.simulation.coordinator import Network, SimCoordinator, Store
+from fleet.simulation.coordinator import Network, SimCoordinator
 from fleet.simulation.faults import Faults
 from fleet.simulation.groups import Group
 from fleet.simulation.invariants import Watch
+from fleet.simulation.links import HEAD, Links
 from fleet.simulation.model import POISON, Chain
 from fleet.simulation.nodes import SimNode, SimTrain
 from fleet.simulation.plan import Plan
 from fleet.simulation.ranks import SimRank
 from fleet.simulation.rng import stream
+from fleet.simulation.stores import Store
 
 MakeMachine = Callable[[RunSettings, Plan, float], FleetMachine]
 TRACE_LINES = 30
@@ -67,6 +69,7 @@ class World:
         self.trace: deque[tuple[Any, ...]] = deque(maxlen=None if keep_trace else TRACE_LINES)
         self.chain = Chain(plan.seed, plan.settings.shards)
         self.journal: list[Record] = []
+        self.links = Links(self.clock, self.stream("links"))
         self.network = Network(self, self.stream("network"))
         self.store = Store(self, self.stream("store"))
         self.watch = Watch(self)
@@ -143,41 +146,43 @@ class World:
     def add_node(self) -> None:
         node = SimNode(self, len(self.nodes), self.plan.capacity)
         self.nodes.append(node)
+        self.links.joins(node.name)
         node.connect()
 
     def group(self, view: View) -> Group:
         """The process group of ``view``: ranks meet by generation and store, whatever they believe the view to be."""
         group = self._groups.get((view.generation, view.store))
         if group is None:
-            group = self._groups[view.generation, view.store] = Group(self.clock, self._group_rng, view, self.watch.completed)
+            group = self._groups[view.generation, view.store] = Group(self.clock, self._group_rng, view, self.watch.completed, self.links)
         self.watch.meet(group.view, view)
         return group
 
     # ---- memories ------------------------------------------------------------------------------------------------------------------------
 
-    def memories(self, place: str) -> list[SimNode]:
-        """The nodes whose memories a URL names, as far as they answer."""
+    def memories(self, place: str, host: str = HEAD) -> list[SimNode]:
+        """The nodes whose memories a URL names, as far as they answer to ``host``."""
         addresses = place.removeprefix(PEERS_SCHEME).split(",")
-        return [node for node in self.nodes if node.memory.address in addresses and node.alive and node.reachable]
+        there = [node for node in self.nodes if node.memory.address in addresses and node.alive and node.reachable]
+        return [node for node in there if self.links.answers(host, node.name)]
 
     @staticmethod
     def part_of(nodes: Iterable[SimNode], checkpoint: str, number: int) -> int | None:
         held = (node.memory.checkpoints.get(checkpoint) for node in nodes)
         return next((one.parts[number] for one in held if one is not None and number in one.parts), None)
 
-    def copy(self, view: View, rank: int, weights: int, event: PartWritten) -> bool:
-        """A rank sends its part to the memories that keep it. False when one of them does not answer, or refuses."""
+    def copy(self, host: str, view: View, rank: int, weights: int, event: PartWritten) -> bool:
+        """A rank on ``host`` sends its part to the memories that keep it. False when one of them does not answer, or refuses."""
         addresses = view.copies[rank]
-        nodes = self.memories(",".join(addresses))
+        nodes = self.memories(",".join(addresses), host)
         taken = [node.memory.put(event.checkpoint, event.state, view.generation, rank, weights) for node in nodes]
         return len(taken) == len(addresses) and all(taken)
 
-    def load(self, checkpoint: str) -> int | None:
-        """The weights of a checkpoint; poison when its parts are not of one state, None when one of them cannot be had."""
+    def load(self, host: str, checkpoint: str) -> int | None:
+        """The weights of a checkpoint, read on ``host``; poison when its parts are not of one state, None when one cannot be had."""
         if not checkpoint.startswith(PEERS_SCHEME):
             return self.store.load(checkpoint)
         place, _, name = checkpoint.rpartition("/")
-        nodes = self.memories(place)
+        nodes = self.memories(place, host)
         count = max((node.memory.checkpoints[name].count for node in nodes if name in node.memory.checkpoints), default=0)
         parts = [self.part_of(nodes, name, number) for number in range(count)]
         if not parts or None in parts:
@@ -203,6 +208,8 @@ class World:
         if self.coordinator is not None and self.coordinator.dies_in is None:
             self.coordinator.dies_in = after
             self._stale, self._absence_s = stale, absence_s
+            if self.coordinator.stopped:
+                self.coordinator_died()
 
     def coordinator_died(self) -> None:
         self.note("coordinator killed", f"{self._stale} records lost")
@@ -223,7 +230,7 @@ class World:
         if machine.state.ended is not None and not self.over:
             self.end(machine.state.ended)
         for node in self.nodes:
-            self.clock.after(self.network.rng.uniform(0.01, 0.5), node.connect)
+            self.clock.after(self.network.rng.uniform(0.01, 0.5), lambda node=node: node.gate(node.connect))  # type: ignore[misc]
 
     def _raise_coordinator(self, machine: FleetMachine) -> None:
         self.coordinator = SimCoordinator(self, machine)

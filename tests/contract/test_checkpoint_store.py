@@ -18,22 +18,22 @@ import fsspec
 import pytest
 import torch
 
-from actors.rank.chunked import ChunkedOptimizer
-from actors.rank.gradients import GradientBuffers
-from actors.rank.state import TrackedState
-from actors.rank.whole import ShardedTensors
+from actors.rank.state.tracked import TrackedState
+from actors.rank.step.gradients import GradientBuffers
+from actors.rank.zero1.chunked import ChunkedOptimizer
+from actors.rank.zero1.whole import ShardedTensors
 from fleet.protocol.chunks import bounds
 from fleet.protocol.instructions import CommitCheckpoint
 from fleet.protocol.levels import peers_url
 from fleet.protocol.ports import CheckpointPort
 from fleet.protocol.types import Part, StateId
-from storage.blocks import BLOCK_BYTES
-from storage.checkpoint import CheckpointStore, checkpoint_files, write_part
-from storage.files import put
-from storage.layout import Piece
-from storage.manifest import CheckpointDamaged, checkpoint_id
-from storage.parts import Parts
-from storage.peers import PeerMemory
+from storage.backends.blocks import BLOCK_BYTES
+from storage.backends.files import put
+from storage.checkpoint.layout import Piece
+from storage.checkpoint.manifest import CheckpointDamaged, checkpoint_id
+from storage.checkpoint.parts import Parts
+from storage.checkpoint.store import CheckpointStore, checkpoint_files, write_part
+from storage.peers.memory import PeerMemory
 from tests.support.seaweed import SeaweedServer
 
 META = base64.b85encode(pickle.dumps({"cursor": {"epoch": 3}})).decode()

@@ -11,12 +11,12 @@ from typing import Any, cast
 import pytest
 import torch
 
-from actors.rank.client import Client
-from actors.rank.engine import Engine, Outcome
-from actors.rank.recorder import Recorder
-from actors.rank.saving import PartsPort
-from actors.rank.seat import Seat
-from actors.rank.state import TrackedState
+from actors.rank.membership.client import Client
+from actors.rank.membership.seat import Seat
+from actors.rank.state.saving import PartsPort
+from actors.rank.state.tracked import TrackedState
+from actors.rank.step.engine import Engine, Outcome
+from actors.rank.telemetry.recorder import Recorder
 from fleet.errors import RunOver
 from fleet.protocol import moves
 from fleet.protocol.choreography import Choreography, Moves

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,26 +14,14 @@ from fleet.ledger.categories import MEANINGS
 from fleet.ledger.report import report_of
 from fleet.protocol import records as r
 from fleet.protocol.causes import Told
-from fleet.protocol.types import Fault, Member
+from fleet.protocol.types import Fault, Member, Process
 from tests.golden.journals import Story, one_loss
-from tests.support.browser import NARROW, WAIT_MS, WIDE, chromium, opened, text
+from tests.support.browser import NARROW, WAIT_MS, WIDE, opened, text
 from tests.support.waiting import until
 from tests.support.watching import READ_TOKEN, WRITE_TOKEN, Watched, controls, watched
 from tests.unit.test_curves import learning
 
 EVIL = "<img src=x onerror=alert(1)><script>alert(2)</script>"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as found:
-        yield found
-
-
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[Watched]:
-    with watched(tmp_path) as server:
-        yield server
 
 
 def test_a_finished_run_opens_from_its_journal(browser: Browser, served: Watched) -> None:
@@ -109,12 +96,34 @@ def test_chaos_is_ordered_by_whoever_has_the_token(browser: Browser, served: Wat
         text(page, "#chaos-said", "Ordered: by-hand-1")
         page.get_by_role("button", name="Start").click()
         text(page, "#chaos-words", "Planned faults strike.")
+        page.get_by_role("button", name="Heal all").click()
+        text(page, "#chaos-said", "Ordered: what has struck and lasts is healed")
+        page.locator("#strike-kind").select_option("lose_node")
+        text(page, "#strike-where", "node")
+        page.locator("#strike-kind").select_option("store_gone")
+        expect(page.locator("#strike-place")).to_be_hidden()
         page.locator("#strike-kind").select_option("lose_node")
         text(page, "#strike-where", "node")
         port.close()
         page.get_by_role("button", name="Strike once").click()
         expect(page.locator("#chaos")).to_be_hidden(timeout=WAIT_MS)
-    assert [type(each).__name__ for each in port.take()] == ["Stop", "Strike", "Start"]
+    assert [type(each).__name__ for each in port.take()] == ["Stop", "Strike", "Start", "HealAll"]
+
+
+def test_hosts_show_what_strikes_them_now(browser: Browser, served: Watched) -> None:
+    story = Story(world=3)
+    for slot, node in enumerate(("node-a", "node-a", "node-b")):
+        story.records.append(r.ProcessUp(Member(slot, 0), Process(node, 100 + slot, 1), "t", 0.1))
+    story.view(1, [(0, 0), (1, 0), (2, 0)], 200)
+    struck = [(Fault("p", 0.3, "t", "partition", node=1), (2,)), (Fault("h", 0.3, "t", "hang", slot=0), (0,))]
+    for fault, slots in [*struck, (Fault("s", 0.3, "t", "store_gone"), ())]:
+        story.records.append(r.FaultRecord(fault, "executed", 0.3, tuple(Member(slot, 0) for slot in slots), ""))
+    served.write("run", story.records)
+    with opened(browser, f"{served.url}/runs/run") as page:
+        text(page, "#struck", "Struck for all: store_gone.")
+        expect(page.locator("#hosts .host")).to_have_count(2)
+        expect(page.locator("#hosts > .struck")).to_have_text(re.compile("node-b partition"))
+        expect(page.locator("#hosts .rank.struck")).to_have_text("0 hang")
 
 
 def test_a_reader_without_a_token_is_asked_for_it(browser: Browser, tmp_path: Path) -> None:

@@ -9,14 +9,16 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from fleet.cluster.lines import Knock
 from fleet.protocol.instructions import CommitCheckpoint
 from fleet.protocol.levels import peers_url
+from fleet.protocol.proof import Purpose
 from fleet.protocol.types import Copy, StateId
-from storage.checkpoint import CheckpointStore, write_part
-from storage.files import StoreError
-from storage.manifest import CheckpointDamaged, checkpoint_id
-from storage.peer_files import PeerFiles, in_blocks
-from storage.peers import PeerMemory, Refused, send
+from storage.backends.files import StoreError
+from storage.checkpoint.manifest import CheckpointDamaged, checkpoint_id
+from storage.checkpoint.store import CheckpointStore, write_part
+from storage.peers.files import PeerFiles, in_blocks
+from storage.peers.memory import PeerMemory, Refused, send
 from tests.support.waiting import until
 
 
@@ -81,6 +83,7 @@ def test_what_is_beyond_the_capacity_is_refused_and_counted_no_longer() -> None:
 def test_a_writer_that_dies_leaves_nothing(memories: list[PeerMemory]) -> None:
     host, port = memories[0].address.split(":")
     with socket.create_connection((host, int(port))) as stream:
+        stream.sendall(Knock(stream, Purpose.MEMORY).proof())
         send(stream, {"op": "write", "name": f"checkpoints/{checkpoint_id(StateId(0, 1), 1)}/__0_0.distcp"})
         send(stream, {"op": "block", "number": 0, "bytes": 1000, "digest": "00"}, [memoryview(bytes(10))])
         until(lambda: memories[0].bytes_held == 1000, "the block has begun")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import importlib
 import inspect
 import json
 import logging
@@ -15,17 +16,23 @@ import re
 import subprocess
 import sys
 import textwrap
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import ray
+import ray.data
+import ray.train.torch
 from ray._common.constants import HEAD_NODE_RESOURCE_NAME, RAY_WARN_BLOCKING_GET_INSIDE_ASYNC_ENV_VAR
 from ray._private import log as rays_log
 from ray._private import parameter, ray_constants, services, worker, workers
 from ray._private.node import Node
+from ray._private.runtime_env import packaging
 from ray._private.runtime_env.context import RuntimeEnvContext
 from ray.dashboard import agent
 from ray.dashboard import utils as dashboard_utils
@@ -51,8 +58,10 @@ from ray.train.v2._internal.execution.worker_group import WorkerGroup, WorkerGro
 from ray.train.v2._internal.execution.worker_group.execution_group import ReplicaGroup
 from ray.train.v2._internal.execution.worker_group.poll import WorkerStatus
 from ray.train.v2._internal.execution.worker_group.worker import RayTrainWorker, Worker
+from ray.train.v2.api.context import DistributedTrainContext
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.train.v2.api.exceptions import ControllerError, TrainingFailedError
+from ray.train.v2.torch import train_loop_utils
 from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
 
 from actors import fork_server, hosts, ray_internals
@@ -61,9 +70,12 @@ from actors.ray_internals import PatientFailurePolicy
 from actors.shield import ShieldedController, ShieldedWorkerGroup
 from fleet.cluster import lean_agent, local
 from fleet.cluster import ray_internals as launch_internals
+from fleet.cluster.clock import unix_time_s
 from fleet.cluster.local import LocalCluster
+from tests.support.waiting import until
 from tests.tidy import rules
 
+LIMIT_S = 90.0
 NODE_LABEL = "label_selector={ray._raylet.RAY_NODE_ID_KEY: ray.get_runtime_context().get_node_id()}"
 CONTROLLER_CLASS = f"ray.remote(num_cpus=0, {NODE_LABEL}, runtime_env={{'env_vars': env_vars}})"
 
@@ -318,6 +330,111 @@ def test_a_token_is_found_and_read_again() -> None:
     assert {"instance", "has_token", "reset_cache"} <= set(dir(ray._raylet.AuthenticationTokenLoader))
     assert "initialize" in dir(ray._raylet.Config)
     assert isinstance(launch_internals.has_token(), bool)
+
+
+def test_what_a_train_function_asks_of_ray_train_is_looked_up_each_time() -> None:
+    """``actors.train_session`` puts its own in their places; Ray's own context tells where the worker is."""
+    calls = ("report", "get_checkpoint", "get_dataset_shard", "get_context", "get_all_reported_checkpoints", "get_preemption_info")
+    for name in calls:
+        assert "get_train_fn_utils()" in inspect.getsource(getattr(ray.train, name)), name
+        assert hasattr(train_fn_utils.TrainFnUtils, name)
+    assert {"get_local_rank", "get_local_world_size", "get_node_rank"} <= set(dir(DistributedTrainContext))
+
+
+def test_utilities_for_torch_are_found_in_their_module() -> None:
+    """A train function that was pickled names them by it."""
+    for name in ("prepare_model", "prepare_data_loader"):
+        assert getattr(ray.train.torch, name) is getattr(train_loop_utils, name)
+        assert getattr(train_loop_utils, name).__module__ == train_loop_utils.__name__
+
+
+def test_a_dataset_of_parquet_files_knows_where_they_lie(cluster: LocalCluster, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": [1, 2, 3]}), tmp_path / "0.parquet")
+    dataset = ray.data.read_parquet(str(tmp_path))
+    assert launch_internals.parquet_paths(dataset) == [str(tmp_path)]
+    others = (dataset.limit(1), dataset.map(dict), dataset.select_columns(["x"]), ray.data.range(3))
+    assert [launch_internals.parquet_paths(other) for other in others] == [None] * 4
+
+
+def test_what_ray_leaves_behind_is_known_before_it_is_sent(tmp_path: Path) -> None:
+    """``get_excludes_from_ignore_files`` and ``_get_excludes`` say what the archive has that Ray makes."""
+    folder, archive = tmp_path / "work", tmp_path / "work.zip"
+    (folder / "cache").mkdir(parents=True)
+    for name in ("train.py", "corpus.bin", "noise.log", "cache/old.py"):
+        (folder / name).write_text(name)
+    (folder / ".rayignore").write_text("*.bin\n")
+    (folder / ".gitignore").write_text("*.log\n")
+    packaging.create_package(str(folder), archive, include_gitignore=True, excludes=["cache"])
+    ignored = launch_internals.ignored_in(folder, ["cache"])
+    sent = {name for name in zipfile.ZipFile(archive).namelist() if not name.endswith("/")}
+    files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    left = {name for name in files if ignored(folder / name) or ignored((folder / name).parent)}
+    assert files - left == sent and "train.py" in sent and {"corpus.bin", "noise.log", "cache/old.py"} <= left
+
+
+class Reader:
+    """Imports what came by its environment, and holds a slot if told to."""
+
+    def read(self) -> tuple[int, str]:
+        parcel = importlib.import_module("sent_along")
+        return parcel.ANSWER, Path("note.txt").read_text()
+
+
+def test_folders_of_an_actors_environment_are_uploaded_by_two_calls(cluster: LocalCluster, tmp_path: Path) -> None:
+    """``upload_py_modules_if_needed`` and ``upload_working_dir_if_needed``. Ray itself refuses folders of a single actor."""
+    package, folder = tmp_path / "sent_along", tmp_path / "work"
+    package.mkdir()
+    folder.mkdir()
+    (package / "__init__.py").write_text("ANSWER = 42\n")
+    (folder / "note.txt").write_text("here")
+    environment = {"py_modules": [str(package)], "working_dir": str(folder)}
+    ready = launch_internals.uploaded(environment)
+    assert [each.partition("://")[0] for each in (*ready["py_modules"], ready["working_dir"])] == ["gcs", "gcs"]
+    remote = ray.remote(num_cpus=0)(Reader)
+    reader = remote.options(runtime_env=ready).remote()
+    assert ray.get(reader.read.remote(), timeout=LIMIT_S) == (42, "here")
+    ray.kill(reader)
+    with pytest.raises(ValueError, match="is not a valid URI"):
+        remote.options(runtime_env=environment).remote()
+
+
+def test_what_is_free_and_where_a_jobs_actors_are_is_told_by_node(cluster: LocalCluster) -> None:
+    """``available_resources_per_node``, and ``actors`` with an ``Address`` that has a ``NodeID``."""
+    node = cluster.place(cluster.alive()[0]).id
+    free = launch_internals.free_by_node()[node][local.RANK_RESOURCE]
+    holder = ray.remote(num_cpus=0, resources={local.RANK_RESOURCE: 1}, label_selector={ray._raylet.RAY_NODE_ID_KEY: node})(Reader).remote()
+    until(lambda: node in launch_internals.nodes_of_job(), "the actor lives there")
+    until(lambda: launch_internals.free_by_node()[node].get(local.RANK_RESOURCE, 0) == free - 1, "its slot is held")
+    ray.kill(holder)
+    until(lambda: launch_internals.free_by_node()[node].get(local.RANK_RESOURCE, 0) == free, "its slot is free again")
+    assert node not in launch_internals.nodes_of_job()
+
+
+def test_a_node_is_taken_out_by_one_call_to_the_control_plane(cluster: LocalCluster) -> None:
+    """``UnregisterNodeRequest`` with a ``NodeDeathInfo``, by ``NodeInfoGcsServiceStub`` on the channel of ``init_grpc_channel``."""
+    index = cluster.add()
+    node = cluster.place(index).id
+    launch_internals.remove_node(cluster.address, node)
+    until(lambda: not any(each["NodeID"] == node and each["Alive"] for each in ray.nodes()), "Ray holds it for dead")
+    cluster.lose(index)
+    with pytest.raises(OSError, match="did not take node"):
+        launch_internals.remove_node("127.0.0.1:9", node, limit_s=2.0)
+
+
+def test_nodes_that_drain_are_told_with_their_time(cluster: LocalCluster) -> None:
+    """``get_all_node_info`` of ``global_worker.gcs_client`` has a ``NodeSnapshot`` of each, and ``get_draining_nodes`` their deadlines in
+    milliseconds of Unix time. A node without work goes at once.
+    """
+    index = cluster.add()
+    node, until_ms = cluster.place(index).id, int((unix_time_s() + 60.0) * 1000)
+    holder = ray.remote(num_cpus=0, resources={local.RANK_RESOURCE: 1}, label_selector={ray._raylet.RAY_NODE_ID_KEY: node})(Reader).remote()
+    until(lambda: node in launch_internals.nodes_of_job(), "an actor lives there")
+    assert node not in launch_internals.draining()
+    accepted, _ = ray._raylet.GcsClient(address=cluster.address).drain_node(node, 2, "a test", until_ms)  # 2: preemption
+    assert accepted
+    until(lambda: launch_internals.draining().get(node) == pytest.approx(until_ms / 1000.0), "it is told")
+    ray.kill(holder)
+    cluster.lose(index)
 
 
 def test_errors_of_polls_tell_a_time_out_from_a_death() -> None:

@@ -12,7 +12,7 @@ import pytest
 import s3fs
 import torch
 
-from actors.rank.data import ShardedDataset
+from actors.rank.data.feeds import ShardedDataset
 from fleet.data import Fixed, JsonLines, Lines, Reader, Tokens, Whole
 from fleet.errors import ConfigError
 from storage.mirror import JournalMirror, fetch_journal

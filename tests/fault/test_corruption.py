@@ -12,8 +12,8 @@ import torch
 
 from actors.rank.saboteur import Saboteur
 from fleet.ledger.goodput import Ledger
-from fleet.protocol.fault_kinds import HEAL, START, Operation
 from fleet.protocol.instructions import EndRun
+from fleet.protocol.operations import HEAL, START, Operation
 from fleet.protocol.records import Committed, DecisionMade, LineageBegun, ProcessLost
 from fleet.settings.run import CheckpointSettings, VerifySettings
 from tests.fault.test_bad_luck import after, fault_free, of, settings, survived, train_through

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from fleet.protocol.instructions import EndRun
 from fleet.protocol.records import CheckpointRecord, Measurement, ProcessLost, Record, RunEnded
 from fleet.settings.run import CheckpointSettings, RunSettings
-from storage.checkpoint import CheckpointStore
+from storage.checkpoint.store import CheckpointStore
 from tests.support import trains
 from tests.support.plain import PlainFleet
 

@@ -15,7 +15,7 @@ from fleet.app.plans import stored_at
 from fleet.cluster.processes import calling
 from fleet.protocol.journal import read_journal
 from fleet.protocol.records import Committed, RunEnded, ViewPublished
-from storage.checkpoint import CheckpointStore
+from storage.checkpoint.store import CheckpointStore
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """

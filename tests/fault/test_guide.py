@@ -17,6 +17,7 @@ import pytest
 from fleet.protocol.records import Committed
 from tests.support.blocks import ROOT, Block, blocks_of
 from tests.support.journals import NAME, records
+from tests.support.processes import begin
 from tests.support.waiting import until
 
 LIMIT_S = 150
@@ -32,10 +33,7 @@ class Walk:
         self.going: subprocess.Popen[str] | None = None
 
     def begin(self, words: list[str] | str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            words, shell=isinstance(words, str), cwd=self.folder, env=self.environment, text=True, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )  # fmt: skip
+        return begin(words, self.folder, self.environment, shell=isinstance(words, str))
 
     def end(self, process: subprocess.Popen[str]) -> str:
         said, _ = process.communicate(timeout=LIMIT_S)

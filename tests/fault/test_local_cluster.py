@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from fleet.cluster import processes
 from fleet.cluster.local import LocalCluster
+from fleet.cluster.ray_internals import answers
 from fleet.errors import ConfigError, RunFailed
 from tests.support.waiting import until
 
@@ -26,8 +30,14 @@ sys.stdin.read()
 """
 
 
+def _name_of(pid: int) -> str:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return ""
+
+
 def test_a_node_is_lost_whole_and_its_replacement_has_a_new_index(cluster: LocalCluster) -> None:
-    lost, others = cluster.alive()[0], set(cluster.pids())
+    lost, others = cluster.alive()[0], {pid for pid in cluster.pids() if _name_of(pid) in ("raylet", "gcs_server")}  # workers come and go
     victims = set(cluster.pids(lost))
     assert len(victims) >= 4  # host, raylet, two agents
     assert cluster.lose(lost) is None
@@ -37,6 +47,23 @@ def test_a_node_is_lost_whole_and_its_replacement_has_a_new_index(cluster: Local
     assert "is not up" in str(cluster.lose(lost))
     added = cluster.add()
     assert added > lost and added in cluster.alive()
+
+
+def test_the_control_store_answers_unless_it_is_stopped(cluster: LocalCluster) -> None:
+    [store] = [pid for pid in cluster.pids() if _name_of(pid) == "gcs_server"]
+    assert answers(cluster.address, 5.0)
+    with held(store):
+        assert not answers(cluster.address, 0.5)
+    assert answers(cluster.address, 5.0)
+
+
+@contextlib.contextmanager
+def held(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 def test_without_a_dashboard_no_agent_has_a_part_that_would_serve_it(cluster: LocalCluster) -> None:

@@ -22,6 +22,7 @@ from fleet.protocol.records import VERSION, LineageBegun, ProcessLost, ProcessUp
 from fleet.settings.run import CheckpointSettings, RunSettings
 from tests.support import trains
 from tests.support.journals import NAME, durable, records
+from tests.support.processes import begin
 from tests.support.seaweed import SeaweedServer
 from tests.support.waiting import until
 
@@ -48,7 +49,7 @@ def test_the_example_resumes_from_s3_after_all_ranks_are_lost(s3: SeaweedServer,
     command = calling("fleet.cli.main", "main", "run", str(ROOT / "examples/gpt.py"), *OPTIONS)
     command += ["--store", s3.url("example"), "--json", str(report)]
     environment = os.environ | s3.environment | {"PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = begin(command, tmp_path, environment)
     until(lambda: process.poll() is not None or bool(durable(run_so_far(tmp_path))), "a checkpoint is durable", LIMIT_S)
     kill_all_ranks(run_so_far(tmp_path))
     said, _ = process.communicate(timeout=LIMIT_S)

@@ -18,6 +18,7 @@ from fleet.cluster.processes import calling
 from fleet.protocol.types import Fault, Member
 from tests.fault.test_bad_luck import settings, train_through
 from tests.support import trains
+from tests.support.processes import begin
 from tests.support.terminal import ROOT, Screened, on_a_terminal
 
 COLUMNS = 60
@@ -129,7 +130,7 @@ def test_in_a_file_there_are_whole_lines_and_a_reader_that_leaves_stops_nothing(
     with (tmp_path / "err.txt").open("w") as err:
         command = calling("fleet.cli.main", "main", *RUN, "--name", "piped", *leaves, *chaos)
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
-        run = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=err)
+        run = begin(command, tmp_path, environment, stderr=err, text=False)
         assert run.stdout is not None
         head = subprocess.run(["head", "-n", "2"], stdin=run.stdout, capture_output=True, text=True, timeout=240, check=True)
         run.stdout.close()

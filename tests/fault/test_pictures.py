@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from rich.text import Text
 
 from fleet.cluster.processes import calling
 from fleet.protocol.records import FaultRecord, Measurement, RunEnded
-from tests.support.browser import NARROW, WAIT_MS, WIDE, chromium, opened, text
+from tests.support.browser import FIRST_SCREEN, LAPTOP, NARROW, WAIT_MS, WIDE, opened, outside, text
 from tests.support.journals import records
 from tests.support.pictures import in_terminal, picture, screen
 from tests.support.watching import watched
@@ -23,7 +22,29 @@ WRITES = os.environ.get("FLEET_WRITE_DOCS") == "1"
 STEPS = 120 if WRITES else 40
 LIMIT_S = 280.0
 SECRET = re.compile("(?<=token=)[0-9a-f]+")
-RUN = ["examples/gpt.py", "--world", "3", "--spares", "1", "--seed", "7", "--chaos", "mtbf=5s", "--set", f"steps={STEPS}", "--name", "gpt"]
+RUN = [
+    "examples/gpt.py",
+    "--world",
+    "3",
+    "--spares",
+    "1",
+    "--seed",
+    "7",
+    "--chaos",
+    "mtbf=5s",
+    "--set",
+    f"steps={STEPS}",
+    "--name",
+    "gpt",
+    "--config",
+    "prices.toml",
+]
+PRICES = """[cost]
+usd_per_rank_hour = 2.0
+watts_per_rank = 700.0
+g_co2_per_kwh = 300.0
+budget_usd = 1.0
+"""
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +52,7 @@ def pieces(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[bytes]]
     """A run through faults in a terminal: its folder, and what it wrote."""
     home = tmp_path_factory.mktemp("home")
     (home / "examples").symlink_to(ROOT / "examples")
+    (home / "prices.toml").write_text(PRICES)
     command = calling("fleet.cli.main", "main", "run", *RUN, "--storage", "runs")
     said = in_terminal(command, os.environ | {"PYTHONPATH": str(ROOT)}, home, LIMIT_S)
     return home / "runs" / "gpt", said
@@ -47,12 +69,6 @@ def shown(folder: Path, said: list[bytes]) -> list[Text]:
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return ROOT / "docs" if WRITES else tmp_path_factory.mktemp("pictures")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as found:
-        yield found
 
 
 def executed(folder: Path) -> list[str]:
@@ -97,6 +113,22 @@ def test_the_page_shows_the_run(
         point_at(page, chart(page, "loss"))
         page.evaluate("scrollTo(0, 0)")
         page.screenshot(path=pictures / f"{name}.png", full_page=size is WIDE)
+
+
+def test_the_first_screen_says_whether_it_is_well_what_it_costs_and_what_is_wrong(
+    pieces: tuple[Path, list[bytes]], pictures: Path, browser: Browser
+) -> None:
+    folder, _ = pieces
+    with watched(folder.parent) as served, opened(browser, f"{served.url}/runs/gpt", LAPTOP) as page:
+        expect(page.locator("#status")).not_to_contain_text("running", timeout=WAIT_MS)
+        text(page, "#figures", "tokens a second")
+        for words in ("USD so far", "kWh so far", "kg CO2 so far", "of 1 USD", "per million tokens"):
+            text(page, "#cost", words)
+        short = "" if WRITES else "|FLOPs are not counted"  # where no process of the first rank has lived for ten steps
+        expect(page.locator("#factors")).to_contain_text(re.compile(f"of the measured peak{short}"), timeout=WAIT_MS)
+        expect(page.locator("#wrong button").first).to_have_text(page.locator("#faults button").first.inner_text())
+        assert outside(page, *FIRST_SCREEN) == []
+        page.screenshot(path=pictures / "live-first.png")
 
 
 def marked(page: Page, name: str) -> set[str]:

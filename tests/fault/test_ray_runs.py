@@ -17,20 +17,23 @@ import pytest
 import ray
 
 from chaos.arrivals import save_trace
+from chaos.daemons import MAY_FILL
 from chaos.settings import ChaosSettings
-from dashboards.panels import panels
-from dashboards.rules import rules
+from dashboards.grafana.panels import panels
+from dashboards.metrics.rules import rules
 from fleet.app.plans import RunPlan, RunResult, final_digest
 from fleet.app.recipes import LiveRun
 from fleet.app.report import build_report, render_table
 from fleet.cluster.clock import unix_time_s
 from fleet.cluster.local import LocalCluster
-from fleet.protocol.records import FaultRecord, LineageBegun, ProcessLost, ProcessUp, Record, ViewPublished
+from fleet.protocol.records import CheckpointRecord, FaultRecord, LineageBegun, ProcessLost, ProcessUp, Record, ViewPublished
 from fleet.protocol.types import Fault
+from fleet.settings.cost import CostSettings
 from fleet.settings.run import CheckpointSettings, RunSettings
 from storage import nodes
 from tests.fault.test_bad_luck import FAST, settings, train_through
 from tests.support import trains
+from tests.support.disks import block_disk, small_disk
 from tests.support.journals import durable, records, wait_for_checkpoint
 from tests.support.programs import program
 from tests.support.prometheus import Server, filled, scraping
@@ -81,8 +84,9 @@ def under_chaos(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory)
     )
     save_trace(faults, folder / "trace.csv")
     chosen = plan(folder, chaos=ChaosSettings(trace=str(folder / "trace.csv"), repair_s=2.0))
-    lasts = chosen.settings.options | {"pause_s": "0.7"}  # drift is known after half a minute
-    chosen = dataclasses.replace(chosen, settings=dataclasses.replace(chosen.settings, options=lasts))
+    lasts = chosen.settings.options | {"pause_s": "0.7", "tokens": "8"}  # drift is known after half a minute
+    priced = CostSettings(usd_per_rank_hour=2.0, watts_per_rank=700.0, g_co2_per_kwh=300.0, budget_usd=500.0)
+    chosen = dataclasses.replace(chosen, settings=dataclasses.replace(chosen.settings, options=lasts, cost=priced))
     begun_s = unix_time_s()
     with watched(folder) as served:
         target = served.url.removeprefix("http://")
@@ -135,6 +139,40 @@ def test_a_flipped_bit_in_one_ranks_weights_is_outvoted_and_changes_no_bit_of_th
     known = nodes.load(tmp_path / nodes.NAME)
     assert known
     assert not any(one.incidents for one in known), "chaos did it, not the node"
+
+
+def on_a_disk(cluster: LocalCluster, disk: Path, fault: Fault) -> tuple[RunPlan, list[Record]]:
+    """A run whose folder is on ``disk``, which a fault strikes; it is completed, and nobody is lost."""
+    (disk / MAY_FILL).touch()
+    trace = disk.with_suffix(".csv")
+    save_trace((fault,), trace)
+    chosen = plan(disk, chaos=ChaosSettings(trace=str(trace)))
+    lasts = {**chosen.settings.options, "pause_s": "0.4"}
+    result = LiveRun(dataclasses.replace(chosen, settings=dataclasses.replace(chosen.settings, options=lasts)), cluster).execute()
+    assert result.status == "completed", result
+    kept = records(chosen.folder)
+    assert [record.phase for record in kept if isinstance(record, FaultRecord)] == ["planned", "executed", "healed"]
+    assert not any(isinstance(record, ProcessLost) for record in kept)
+    assert durable(kept) and build_report(kept).to_dict()["closes"]
+    return chosen, kept
+
+
+def test_a_disk_that_is_full_for_a_while_costs_checkpoints_and_no_rank(cluster: LocalCluster, tmp_path: Path, truth: str) -> None:
+    """The journal is on it, too: the coordinator ends, Ray starts it again, and it goes on once there is room."""
+    with small_disk(tmp_path / "disk", 64) as disk:
+        chosen, kept = on_a_disk(cluster, disk, Fault("f1", 2.0, "disk", "store_full", duration_s=5.0))
+        assert final_digest(chosen.folder) == truth
+    assert any("No space left" in record.detail for record in kept if isinstance(record, CheckpointRecord) and record.phase == "failed")
+
+
+@pytest.mark.slow
+def test_a_slow_disk_costs_time_to_save_and_no_rank(cluster: LocalCluster, tmp_path: Path, truth: str) -> None:
+    """The journal is on it, too."""
+    with block_disk(tmp_path / "disk", 256) as disk:
+        chosen, kept = on_a_disk(cluster, disk, Fault("f1", 2.0, "disk", "disk_slow", duration_s=6.0, bytes_per_s=5e4))
+        assert final_digest(chosen.folder) == truth
+    latencies_s = sorted(record.latency_s for record in durable(kept))
+    assert latencies_s[-1] > latencies_s[0] + 1.0, latencies_s
 
 
 def test_a_users_bug_ends_the_run_with_the_users_traceback(cluster: LocalCluster, tmp_path: Path) -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import threading
 from pathlib import Path
 
+import psutil
 import pytest
 import requests
 
 from fleet.app.report import build_report
 from fleet.cluster.processes import calling
 from fleet.protocol.journal import read_journal
-from fleet.protocol.records import Committed, FaultRecord, ProcessLost, Record
+from fleet.protocol.records import Committed, FaultRecord, ProcessLost, Record, RunEnded
 from tests.golden.journals import one_loss
 from tests.support.programs import program
 from tests.support.prometheus import Server
@@ -78,7 +80,13 @@ def test_runs_that_are_handed_in_have_their_turn_and_all_their_ranks(tmp_path: P
         until(lambda: Committed in kinds(root / names[0]), "it trains")
         strike(root, names[0])
         until(lambda: ProcessLost in kinds(root / names[0]) and "executed" in struck(root / names[0]), "its rank is killed, and it is told")
+        service = psutil.Process(json.loads((root / ".fleet" / "up.json").read_text())["pid"])
+        service.suspend()  # runs need it to begin, and for nothing else
         (tmp_path / "end").touch()
+        until(lambda: RunEnded in kinds(root / names[0]), "the first ends beside a service that stands still")
+        threading.Event().wait(20.0)
+        assert phases() == ["running", "waiting"]
+        service.resume()
         until(lambda: phases() == ["ended", "ended"], "both have ended")
     finally:
         fleet("down", "--storage", str(root))

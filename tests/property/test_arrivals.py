@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import expon, kstest, weibull_min
 
-from chaos.arrivals import load_trace, plan, save_trace, weibull_arrivals
+from chaos.arrivals import burst_of, load_trace, plan, save_trace, weibull_arrivals
 from chaos.catalogue import Topology, load_catalogue
 from fleet.laws.reliability import weibull_scale_s
 from fleet.protocol.types import Fault
@@ -41,6 +41,22 @@ def test_poisson_plan_keeps_the_declared_rate_and_law(seed: int) -> None:
 def test_each_component_by_itself_is_poisson_at_its_own_rate(component: str) -> None:
     faults = storm(5, duration_s=4_000.0, mtbf_s=4.0, components=[component])
     assert kstest(gaps([fault.at_s for fault in faults]), expon(scale=4.0).cdf).pvalue > 0.01
+
+
+def test_bursts_take_nodes_of_the_same_rack_along_and_change_nothing_else() -> None:
+    sizes = {"duration_s": 200_000.0, "mtbf_s": 100.0, "nodes": 10, "world": 20, "kinds": ["lose_node", "kill_rank"]}
+    alone, together = storm(9, **sizes), storm(9, **sizes, burst=0.4, burst_s=5.0, rack_nodes=4)
+    firsts = {fault.id: fault for fault in alone}
+    more = [fault for fault in together if fault.id not in firsts]
+    assert tuple(fault for fault in together if fault.id in firsts) == alone
+    assert all(fault.kind == "lose_node" and firsts[burst_of(fault.id)].node != fault.node for fault in more)
+    assert {firsts[burst_of(fault.id)].node // 4 == fault.node // 4 for fault in more if fault.node is not None} == {True}
+    assert max(fault.node for fault in more if fault.node is not None) <= 9, "the last rack has two nodes"
+    gaps_s = [fault.at_s - firsts[burst_of(fault.id)].at_s for fault in more]
+    assert kstest(gaps_s, expon(scale=5.0).cdf).pvalue > 0.01
+    lost = [fault for fault in alone if fault.kind == "lose_node"]
+    others = sum(4 - 1 if fault.node is not None and fault.node < 8 else 1 for fault in lost)
+    assert len(more) == pytest.approx(0.4 * 0.4 * others, rel=0.1), "0.4 of bursts, and in those 0.4 of the others"
 
 
 @pytest.mark.parametrize("shape", [0.6, 1.0, 2.5])

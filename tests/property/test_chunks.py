@@ -29,7 +29,7 @@ def test_chunks_tile_a_buffer_evenly_in_whole_blocks(length: int, size: int) -> 
 
 @given(NODES, st.integers(0, 3))
 def test_copies_are_elsewhere_and_evenly_spread(nodes: list[int], copies: int) -> None:
-    found = guards(nodes, copies)
+    found = guards([(node,) for node in nodes], copies)
     for owner, chosen in enumerate(found):
         assert owner not in chosen
         assert len(set(chosen)) == len(chosen) == min(copies, len(nodes) - 1)
@@ -42,7 +42,7 @@ def test_copies_are_elsewhere_and_evenly_spread(nodes: list[int], copies: int) -
 @given(LENGTHS, NODES, st.integers(1, 2), st.sets(st.integers(0, 8)), SIZES)
 def test_what_a_living_member_holds_is_found(length: int, nodes: list[int], copies: int, dead: set[int], size: int) -> None:
     """After any loss, into any new size: found exactly when one copy lives, wherever it is, and by itself where it can."""
-    placed = guards(nodes, copies)
+    placed = guards([(node,) for node in nodes], copies)
     held = [kept(placed, rank) for rank in range(len(nodes)) if rank not in dead] or [()]
     gone = [index for index in range(len(nodes)) if {index, *placed[index]} <= dead]
     empty = all(lo == hi for lo, hi in (bounds(length, (len(nodes), index)) for index in gone))

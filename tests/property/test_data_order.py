@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.rank.data import Feed, ShardedDataset
-from actors.rank.parquet import Parquet
-from actors.rank.sampling import MANY, _permuted, progress, sample_indices
-from actors.rank.streams import Streams
-from actors.rank.windows import Windows
+from actors.rank.data.feeds import Feed, ShardedDataset
+from actors.rank.data.parquet import Parquet
+from actors.rank.data.sampling import MANY, _permuted, progress, sample_indices
+from actors.rank.data.streams import Streams
+from actors.rank.data.windows import Windows
 
 views = st.lists(st.tuples(st.integers(1, 5), st.integers(0, 4), st.booleans()), min_size=1, max_size=6)
 """(ranks, steps committed by them, whether the last step is first tried in vain and some shards fetched for nothing)."""

@@ -14,6 +14,7 @@ from fleet.ledger.goodput import Ledger
 from fleet.ledger.summary import STEP_NAMES, LedgerSummary
 from fleet.protocol import records as r
 from fleet.protocol.causes import ClusterEnded, ProcessEnded
+from fleet.protocol.records import FLOPS
 from fleet.protocol.types import Member, StateId, View
 
 RECORDED = {code: name for code, name in r.CATEGORIES.items() if code not in "cxwdRDP"}
@@ -281,6 +282,21 @@ def test_every_charge_is_someones_or_known_to_be_nobodys(run: RandomRun) -> None
     for name in ("detect", "rework", "restore", "reform"):
         charged = sum(item.cost[name] for item in summary.incidents) + summary.uncharged[name]
         assert charged == pytest.approx(summary.categories[name], abs=1e-6)
+
+
+@settings(max_examples=15, deadline=None)
+@given(runs)
+def test_the_factors_multiply_to_the_ledgers_share_of_kept_steps(run: RandomRun) -> None:
+    """Also with a queue before it, and an MFU behind it."""
+    summary = replace(Ledger().apply_all(run.journal).summary(), queued_s=3.0)
+    measured = {**summary.measurements, FLOPS: (1, 1e12)}
+    for s in (summary, replace(summary, device="h100", measurements=measured)):
+        found = s.factors
+        assert found is not None and 0 <= found.scheduling <= 1 + 1e-9 and 0 <= found.runtime <= 1
+        held_s = s.decided_s + (s.world + s.spares) * 3.0
+        assert found.scheduling * found.runtime == pytest.approx(s.kept_s / held_s, abs=1e-9)
+        used = s.kept_s / held_s if found.program is None else 1e12 * s.steps / held_s / 989e12
+        assert found.product == pytest.approx(used)
 
 
 @settings(max_examples=15, deadline=None)

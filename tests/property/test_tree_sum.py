@@ -14,8 +14,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.rank.process_group import Group
-from actors.rank.reduction import Reducer, ShardSums
+from actors.rank.membership.process_group import Group
+from actors.rank.step.reduction import Reducer, ShardSums
 from fleet.protocol.chunks import BLOCK
 from fleet.protocol.shards import cover, middle
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from tests.simulation.runs import COMMAND, simulate_flips, simulate_seed, simulate_slow
+from tests.simulation.runs import COMMAND, FAMILIES, simulate_family, simulate_flips, simulate_seed, simulate_slow
 
 
 def main() -> int:
@@ -16,11 +16,14 @@ def main() -> int:
     parser.add_argument("--trace", action="store_true", help="print every line of the trace")
     parser.add_argument("--sharded", action="store_true", help="with the optimizer's state spread over the ranks")
     parser.add_argument("--flips", action="store_true", help="the run in which bits flip")
+    parser.add_argument("--family", choices=tuple(FAMILIES), help="the run of this family")
     chosen = parser.parse_args()
     seeds = range(chosen.seeds[0], chosen.seeds[1] + 1) if chosen.seeds else [chosen.seed or 0]
     failed = 0
     for seed in seeds:
-        if chosen.slow or chosen.flips:
+        if chosen.family:
+            outcome = simulate_family(chosen.family, seed, chosen.trace)
+        elif chosen.slow or chosen.flips:
             outcome = (simulate_slow if chosen.slow else simulate_flips)(seed, chosen.trace)
         else:
             outcome = simulate_seed(seed, chosen.trace, chosen.sharded)

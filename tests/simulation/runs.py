@@ -6,12 +6,24 @@ import multiprocessing
 from collections.abc import Callable, Mapping, Sequence
 
 from fleet.protocol.types import Ranges
-from fleet.simulation.plan import Plan, flipped_plan, random_plan, slow_plan
+from fleet.simulation.families import daemons_plan, links_plan, notices_plan, stores_plan
+from fleet.simulation.plan import Plan, cut_plan, flipped_plan, racks_plan, random_plan, slow_plan
 from fleet.simulation.world import Outcome, World
 from fleet.testing import Policies
 from policies.placement import copies, weighted_ranges
 
 COMMAND = "python -m tests.simulation"
+
+
+FAMILIES = {
+    "cuts": cut_plan,
+    "racks": racks_plan,
+    "links": links_plan,
+    "stores": stores_plan,
+    "daemons": daemons_plan,
+    "notices": notices_plan,
+}
+"""Families of runs, each with troubles of its own. In odd seeds the optimizer's state is spread over the ranks."""
 
 
 class Placement:
@@ -53,3 +65,13 @@ def simulate_slow(seed: int, keep_trace: bool = False) -> Outcome:
 def simulate_flips(seed: int, keep_trace: bool = False) -> Outcome:
     """A run in which bits flip; with the other troubles of the seed in most of them."""
     return simulate(flipped_plan(seed), keep_trace)
+
+
+def simulate_family(family: str, seed: int, keep_trace: bool = False) -> Outcome:
+    return simulate(FAMILIES[family](seed, sharded=seed % 2 == 1), keep_trace)
+
+
+def failed_of(family: str, seeds: range) -> list[str]:
+    """What was broken in these seeds, and how to repeat it."""
+    outcomes = [simulate_family(family, seed) for seed in seeds]
+    return [outcome.report(f"{COMMAND} --family {family}") for outcome in outcomes if outcome.broken]

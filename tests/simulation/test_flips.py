@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from fleet.machine import views
-from fleet.protocol.alike import Alike
 from fleet.protocol.causes import EndWhy
 from fleet.protocol.records import DecisionMade, ProcessLost
+from fleet.protocol.replica_check import ReplicaCheck
 from fleet.protocol.types import StateId
 from fleet.simulation.plan import Plan, Trouble, small, with_troubles
 from tests.simulation.runs import COMMAND, simulate, simulate_flips
@@ -76,18 +76,18 @@ def test_with_sharded_state_nobody_is_named() -> None:
 
 
 def differences_go_unseen(patch: Patch) -> None:
-    right = Alike.differ
-    patch.setattr(Alike, "differ", lambda self, digests: right(self, [0 for _ in digests]))
+    right = ReplicaCheck.differ
+    patch.setattr(ReplicaCheck, "differ", lambda self, digests: right(self, [0 for _ in digests]))
 
 
 def whoever_was_given_a_state_votes(patch: Patch) -> None:
-    right = Alike.seat
+    right = ReplicaCheck.seat
 
-    def wrong(self: Alike, generation: int, here: StateId, receiver: bool) -> None:
+    def wrong(self: ReplicaCheck, generation: int, here: StateId, receiver: bool) -> None:
         right(self, generation, here, receiver)
         self.witness = True
 
-    patch.setattr(Alike, "seat", wrong)
+    patch.setattr(ReplicaCheck, "seat", wrong)
 
 
 def nobody_judges(patch: Patch) -> None:

@@ -262,7 +262,7 @@ def half_a_copy_is_enough(patch: Patch) -> None:
 def copies_of_two_states_are_mixed(patch: Patch) -> None:
     """What a member sends late, after its state has moved on."""
     right = World.copy
-    wrong = lambda self, view, rank, weights, event: right(self, view, rank, weights + rank, event)  # noqa: E731
+    wrong = lambda self, host, view, rank, weights, event: right(self, host, view, rank, weights + rank, event)  # noqa: E731
     patch.setattr(World, "copy", wrong)
 
 

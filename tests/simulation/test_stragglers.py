@@ -13,9 +13,9 @@ from fleet.protocol.records import DecisionMade, ProcessLost, ViewPublished
 from fleet.settings.run import RunSettings, StragglerSettings
 from fleet.simulation.plan import Plan, Trouble, small, with_troubles
 from fleet.simulation.world import MakeMachine, Outcome, World
-from policies.detectors import Sensitivity, StepTimes, Verdict
-from policies.mitigation import Mitigator
-from policies.straggler import LeastLoss, Mitigation, Standing
+from policies.straggler.detectors import Sensitivity, StepTimes, Verdict
+from policies.straggler.mitigation import Mitigator
+from policies.straggler.remedies import LeastLoss, Mitigation, Standing
 from tests.simulation.runs import COMMAND, make_machine, simulate, simulate_slow
 
 SLOW_SEEDS = max(40, int(os.environ.get("FLEET_SEEDS", "0")) // 20)

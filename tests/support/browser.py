@@ -12,7 +12,10 @@ from tests.support.programs import program
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 WIDE, NARROW = {"width": 1200, "height": 900}, {"width": 390, "height": 844}
+LAPTOP = {"width": 1280, "height": 800}
 WAIT_MS = 20_000
+FIRST_SCREEN = ("#status", "#figures > div", "#cost > div", "#factors > div", "#cost-words", "#wrong > li")
+"""What is seen of a run without scrolling: state, goodput, cost, factors, and what is wrong."""
 
 
 @contextmanager
@@ -47,3 +50,21 @@ def opened(browser: Browser, url: str, size: dict[str, int] = WIDE, *, loses_ser
 def text(page: Page, selector: str, words: str) -> None:
     """``words`` come to be shown there."""
     expect(page.locator(selector)).to_contain_text(words, timeout=WAIT_MS)
+
+
+MEASURE = """(selectors) => selectors.flatMap((selector) => [...document.querySelectorAll(selector)].map((each) => {
+  const { left, top, right, bottom, width, height } = each.getBoundingClientRect();
+  const words = each.innerText.trim();
+  const seen = width > 0 && height > 0 && left >= 0 && top >= 0 && right <= innerWidth && bottom <= innerHeight && each.checkVisibility();
+  return { selector, words, seen, place: [left, top, right, bottom].map(Math.round) };
+}))"""
+"""In one go: the page is drawn anew while its run goes on."""
+
+
+def outside(page: Page, *selectors: str) -> list[str]:
+    """Elements of which not all is on the screen, with their edges. Raises AssertionError where there are none, or one says nothing."""
+    assert page.evaluate("scrollY") == 0
+    found = page.evaluate(MEASURE, list(selectors))
+    assert {each["selector"] for each in found} == set(selectors)
+    assert all(each["words"] for each in found), found
+    return [f"{each['selector']} {each['words']!r}: {each['place']}" for each in found if not each["seen"]]

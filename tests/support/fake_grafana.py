@@ -1,4 +1,4 @@
-"""An HTTP server that answers as Grafana's documented API does, as far as ``dashboards.push`` asks: in memory, with faults on request."""
+"""An HTTP server that answers as Grafana's documented API does, as far as ``dashboards.grafana.push`` asks: in memory, with faults."""
 
 from __future__ import annotations
 

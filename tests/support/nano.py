@@ -27,10 +27,10 @@ def plain(run: Any) -> None:
 
 def struck(run: Any) -> None:
     """Once each: a rank is killed in the middle of a step, of an evaluation, and of writing the best model."""
-    import storage.export
+    import storage.checkpoint.export
 
     nano = _example(run)
-    original, write, backward = nano.mean_losses, storage.export._write_model, nano.fleet.Step.backward
+    original, write, backward = nano.mean_losses, storage.checkpoint.export._write_model, nano.fleet.Step.backward
 
     def dies_halfway(model: Any, splits: dict[str, Any]) -> dict[str, float]:
         if once(run, "evaluation"):
@@ -49,5 +49,5 @@ def struck(run: Any) -> None:
             die()
         backward(step, loss)
 
-    nano.mean_losses, storage.export._write_model, nano.fleet.Step.backward = dies_halfway, dies_with_half_a_file, dies_in_a_step
+    nano.mean_losses, storage.checkpoint.export._write_model, nano.fleet.Step.backward = dies_halfway, dies_with_half_a_file, dies_in_a_step
     nano.train(run)

@@ -21,6 +21,7 @@ from actors.node import NodeAgent, socket_path
 from actors.rank.main import run_rank
 from chaos.processes import LocalProcesses
 from fleet.app.rank_logs import logs_of
+from fleet.cluster import secret
 from fleet.cluster.clock import MonotonicClock, unix_time_s
 from fleet.machine.core import FleetMachine
 from fleet.protocol.instructions import EndRun
@@ -31,20 +32,19 @@ from fleet.settings.run import RunSettings
 from policies import placement
 from policies.corruption import MajorityRules
 from policies.interval import CheckpointInterval
-from policies.mitigation import Mitigator
 from policies.recovery import ReformPromoteRegrow
+from policies.straggler.mitigation import Mitigator
 from policies.timeouts import ProgressTimeout
-from storage.parts import Parts, RetainingStore
-from storage.peers import PeerMemory
+from storage.checkpoint.parts import Parts, RetainingStore
+from storage.peers.memory import PeerMemory
 from tests.support.waiting import until
 
 REPORT_S = 0.05
 """Steps of tests take 25 ms: what strikes at one of them should not come ten later."""
 
 FORKED = multiprocessing.get_context("forkserver")
-FORKED.set_forkserver_preload(
-    ["actors.rank.main", "storage.parts", "tests.support.trains", "torch._dynamo", "torch.distributed.checkpoint"]
-)
+PRELOADED = ["actors.rank.main", "storage.checkpoint.parts", "tests.support.trains", "torch._dynamo", "torch.distributed.checkpoint"]
+FORKED.set_forkserver_preload(PRELOADED)
 """Ranks are forked off one process that has imported all and started nothing: most of a test's time went into imports."""
 
 
@@ -61,6 +61,8 @@ class PlainFleet:
         self.journal_path = folder / "journal.jsonl"
         self.url = url or f"file://{folder}"
         self.shm = Path(tempfile.mkdtemp(prefix="fleet-test-", dir="/dev/shm"))
+        secret.keep(self.shm, secret.held())
+        secret.keep(folder, secret.held())
         self.loop = asyncio.new_event_loop()
         self.ended: Future[EndRun] = Future()
         self.agents: dict[str, NodeAgent] = {}

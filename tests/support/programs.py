@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+
+from chaos.brake import LIMITS
 
 CI, LEFT_OUT = "CI", "FLEET_LEFT_OUT"
 """Environment variables. With the first nothing may be left out; the second names a file for the reasons, one line a test."""
@@ -21,6 +24,19 @@ def program(*names: str) -> str:
     if found is None:
         pytest.skip(f"{names[0]} is not installed")
     return found
+
+
+def namespaces() -> None:
+    """Skip the test that asks where this process may not make namespaces: it is not root, or its container forbids it."""
+    made = subprocess.run([program("unshare"), "--net", "--mount", "--pid", "--fork", "true"], capture_output=True, timeout=60, check=False)
+    if made.returncode:
+        pytest.skip("namespaces cannot be made here: root and CAP_SYS_ADMIN are needed")
+
+
+def blkio() -> None:
+    """Skip the test that asks where no device can be slowed down."""
+    if not LIMITS.exists():
+        pytest.skip("no device can be slowed down here: cgroup version 1 is needed")
 
 
 def told(reasons: Iterable[str]) -> str:

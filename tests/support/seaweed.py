@@ -75,11 +75,10 @@ def serving(folder: Path) -> Iterator[SeaweedServer]:
     """A server whose data lie in ``folder``; ready when the block begins, gone when it ends."""
     folder.mkdir(parents=True, exist_ok=True)
     key, secret = f"key{secrets.token_hex(6)}", secrets.token_hex(16)
-    identity = {"name": "test", "credentials": [{"accessKey": key, "secretKey": secret}], "actions": ["Admin", "Read", "Write", "List"]}
     config = folder / "s3.json"
-    config.write_text(json.dumps({"identities": [identity]}))
+    config.write_text(identities(key, secret))
     ports = dict(zip(PORTS, free_pairs(len(PORTS)), strict=True))
-    server = SeaweedServer(folder, _command(folder, config, ports), f"http://127.0.0.1:{ports['s3.port']}", key, secret)
+    server = SeaweedServer(folder, server_command(weed(), folder, config, ports), f"http://127.0.0.1:{ports['s3.port']}", key, secret)
     try:
         server.start()
         yield server
@@ -89,14 +88,21 @@ def serving(folder: Path) -> Iterator[SeaweedServer]:
             Path(f"/tmp/seaweedfs-{name.split('.')[0]}-grpc-{port + GRPC_OFFSET}.sock").unlink(missing_ok=True)
 
 
-def _command(folder: Path, config: Path, ports: dict[str, int]) -> list[str]:
+def identities(key: str, secret: str) -> str:
+    """What the server reads as the one user that it has."""
+    identity = {"name": "test", "credentials": [{"accessKey": key, "secretKey": secret}], "actions": ["Admin", "Read", "Write", "List"]}
+    return json.dumps({"identities": [identity]})
+
+
+def server_command(program: Path, folder: Path, config: Path, ports: dict[str, int], address: str = "127.0.0.1") -> list[str]:
+    """The command of a server that listens at ``address``, with its data in ``folder``."""
     options = {
-        "dir": folder, "ip": "127.0.0.1", "ip.bind": "127.0.0.1", "s3.config": config, "s3.autoCreateBucket": "false",
+        "dir": folder, "ip": address, "ip.bind": address, "s3.config": config, "s3.autoCreateBucket": "false",
         "s3.port.iceberg": 0, "s3.port.lance": 0, "s3.localSocket": folder / "s3.sock", "filer.localSocket": folder / "filer.sock",
         "master.volumeSizeLimitMB": 1024, "master.volumePreallocate": "false", "master.telemetry": "false", "volume.max": 60,
         "volume.minFreeSpace": "1", "master.electionTimeout": "1s", "master.heartbeatInterval": "200ms", **ports,
     }  # fmt: skip
-    return [str(weed()), "server", "-s3", *(f"-{name}={value}" for name, value in options.items())]
+    return [str(program), "server", "-s3", *(f"-{name}={value}" for name, value in options.items())]
 
 
 def _wait(server: SeaweedServer) -> None:

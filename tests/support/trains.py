@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fleet.errors import LoopError
+
 SAMPLES, FEATURES = 512, 8
 
 
@@ -65,7 +67,7 @@ def _loop(run: Any, in_shard: Callable[..., None] | None = None, tail: Callable[
     state = run.track(model=model, optimizer=optimizer, scheduler=scheduler)
     pause_s = float(run.options.get("pause_s", "0.01"))
     for step in run.steps(state, total=int(run.options.get("steps", "40")), clip_norm=1.0):
-        for x, y in step.batches(Numbers(), batch_size=64):
+        for x, y in step.batches(Numbers(), batch_size=64, tokens=int(run.options.get("tokens", "0"))):
             if in_shard is not None:
                 in_shard(run, step)
             error = ((model(x) - y) ** 2).mean()
@@ -139,7 +141,7 @@ def dies_in_optimizer(run: Any) -> None:
 
 def dies_before_commit(run: Any) -> None:
     """Slot 1 is killed after the reduction of step 10, before it applies it, once: its peers may have applied it already."""
-    from actors.rank.engine import Engine
+    from actors.rank.step.engine import Engine
 
     original = Engine.apply
 
@@ -154,13 +156,14 @@ def dies_before_commit(run: Any) -> None:
 
 def dies_between_sums_and_commit(run: Any) -> None:
     """Slot 1 is killed at step 10, when one of its peers knows that all have the sums, and another one does not. Who advances says so."""
-    from actors.rank.process_group import Group
-    from actors.rank.sharded import READY_TAG, ShardedEngine
+    from actors.rank.membership.process_group import Group
+    from actors.rank.tags import Tag
+    from actors.rank.zero1.sharded import ShardedEngine
 
     original, advance = Group.all_gather, ShardedEngine.advance
 
     def all_gather(self: Any, out: Tensor, inp: Tensor, tag: int = 0) -> None:
-        at_the_point = tag == READY_TAG and run._here().step == 10
+        at_the_point = tag == Tag.READY and run._here().step == 10
         if at_the_point and run.slot == 1 and once(run, "ready"):
             peers = [(self.rank + i) % self.size for i in range(1, self.size)]
             self.start([(inp, peers[0])], [(out[peer], peer) for peer in peers], tag).wait()
@@ -181,7 +184,7 @@ def dies_between_sums_and_commit(run: Any) -> None:
 
 def dies_beside_parameters(run: Any) -> None:
     """Slot 1 is killed after it has applied step 10, before it has sent its part of the parameters."""
-    from actors.rank.sharded import ShardedEngine
+    from actors.rank.zero1.sharded import ShardedEngine
 
     original = ShardedEngine.gather
 
@@ -474,3 +477,33 @@ def reports_to_ray(run: Any) -> None:
     import ray.train
 
     _loop(run, tail=lambda run, step, committed: ray.train.report({"loss": step.loss}))
+
+
+def linear() -> tuple[nn.Module, torch.optim.Optimizer, Any]:
+    torch.manual_seed(5)
+    model = nn.Linear(FEATURES, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    return model, optimizer, torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+
+
+def with_figures_of_its_own(run: Any) -> None:
+    """Each step has all samples, and is so long that it is noted."""
+    model, optimizer, scheduler = linear()
+    state, data = run.track(model=model, optimizer=optimizer, scheduler=scheduler), Numbers()
+    for step in run.steps(state, total=4):
+        for x, y in step.batches(data, batch_size=SAMPLES, tokens=FEATURES):
+            step.backward(nn.functional.mse_loss(model(x), y))
+        step.log(half=step.number / 2, width=torch.tensor(8.0))
+        time.sleep(0.6)
+        step.commit()
+        try:
+            step.log(late=1.0)
+        except LoopError as error:
+            refused = str(error)
+        assert "before step.commit()" in refused
+
+
+def names_a_figure_that_fleet_has(run: Any) -> None:
+    model, optimizer, _ = linear()
+    for step in run.steps(run.track(model=model, optimizer=optimizer), total=1):
+        step.log(grad_norm=1.0)

@@ -58,14 +58,15 @@ def make_faults(path: str, text: str, makefile: str) -> list[str]:
 
 
 def command_faults(path: str, text: str, commands: Mapping[str, set[str]]) -> list[str]:
-    """``fleet X --option`` in code that the command line does not know. ``commands``: name -> its options; after `` -- `` those of run."""
+    """``fleet X --option`` in code that the command line does not know. ``commands``: name -> its options; after `` -- `` those of run, and
+    after ``fleet run --`` those of a script."""
     faults = []
     for match in (found for piece in code(text) for found in FLEET.finditer(piece)):
         own, _, handed_on = match[2].partition(" -- ")
         if match[1] not in commands:
             faults.append(f"{path}: `fleet {match[1]}` is no command")
             continue
-        for name, words in ((match[1], own), ("run", handed_on)):
+        for name, words in ((match[1], own), ("run", handed_on if match[1] != "run" else "")):
             options = set(re.findall(r"(?<!\S)(--[a-z][\w-]*)", words))
             faults += [f"{path}: `fleet {name}` has no {option}" for option in sorted(options - commands.get(name, set()))]
     return faults

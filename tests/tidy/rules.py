@@ -16,7 +16,20 @@ ANY = ("*",)
 CLUSTER = tuple(
     f"fleet.cluster.{name}"
     for name in (
-        *("lean_agent", "local", "node_host", "ports", "processes", "prometheus", "provenance", "queue", "quiet", "ray_internals"),
+        *(
+            "joined",
+            "lean_agent",
+            "local",
+            "node_host",
+            "parcel",
+            "ports",
+            "processes",
+            "prometheus",
+            "provenance",
+            "queue",
+            "quiet",
+            "ray_internals",
+        ),
         *("setup_worker", "twin_folder"),
     )
 )
@@ -26,18 +39,32 @@ EDGE = (
     *CLUSTER,
     "fleet.cli",
     "fleet.app.recipes",
+    "fleet.app.foreign",
+    "fleet.app.in_cluster",
+    "fleet.app.link_preflight",
+    "fleet.app.remote",
     "fleet.app.scenarios",
     "fleet.app.comparisons",
     "fleet.app.rehearsal",
+    "fleet.app.plain",
     "fleet.app.plans",
     "fleet.app.policy_choice",
     "fleet.app.configuration",
+    "fleet.app.tracking",
+    "fleet.app.launching",
+    "fleet.app.shipping",
+    "fleet.app.result",
+    "fleet.app.ray_trainer",
     "fleet.app.report",
     "fleet.app.progress",
     "fleet.cluster.driver",
     "fleet.__main__",
 )
 """Composition: what no other part of the project may import, but for those that ``ZONES`` name."""
+
+
+PUBLIC = tuple(f"fleet.app.{name}" for name in ("configuration", "launching", "result", "ray_trainer"))
+"""What of the composition ``import fleet`` offers, loaded on first use."""
 
 
 @dataclass(frozen=True)
@@ -53,30 +80,49 @@ class Zone:
 ZONES = (
     Zone("fleet/cli", SHIPPED, ANY, ("torch",)),
     Zone("fleet/app/recipes", SHIPPED, ANY, ("torch",)),
+    Zone("fleet/app/foreign.py", SHIPPED, ANY, ("torch",)),
+    Zone("fleet/app/in_cluster.py", SHIPPED, ANY, ("torch",)),
+    Zone("fleet/app/link_preflight.py", SHIPPED, ANY, ("torch",)),
+    Zone("fleet/app/remote.py", SHIPPED, ANY, ("torch",)),
+    Zone("fleet/app/experiment.py", SHIPPED, ANY, ("torch", "ray")),
+    Zone("fleet/app/soak.py", SHIPPED, ANY, ("torch", "ray")),
+    Zone("fleet/app/scale.py", SHIPPED, ANY, ("torch", "ray")),
+    Zone("fleet/app/quota.py", ("fleet", "fleet.cluster", "chaos"), (), ("torch", "ray")),
     Zone("fleet/app/rehearsal.py", SHIPPED, ANY, ("torch", "ray")),
     Zone("fleet/app/comparisons.py", SHIPPED, ANY, ("torch", "ray")),
     Zone("fleet/app/scenarios.py", SHIPPED, ANY, ("torch", "ray")),
+    Zone("fleet/app/plain.py", SHIPPED, ANY, ("torch", "ray")),
     Zone("fleet/app/plans.py", SHIPPED, ANY, ("torch", "ray")),
     Zone("fleet/app/policy_choice.py", SHIPPED, ANY, ("torch", "ray")),
     Zone("fleet/app/configuration.py", SHIPPED, ANY, ("torch", "ray")),
+    Zone("fleet/app/tracking.py", SHIPPED, ANY, ("torch", "ray")),
+    Zone("fleet/app/launching.py", SHIPPED, ANY, ("torch",)),
+    Zone("fleet/app/shipping.py", SHIPPED, ANY, ("torch",)),
+    Zone("fleet/app/ray_trainer.py", SHIPPED, ANY, ("torch",)),
+    Zone("fleet/app/result.py", SHIPPED, ANY, ("torch", "ray")),
     Zone("fleet/__main__.py", SHIPPED, ANY, ("torch",)),
     Zone("fleet/app/report", ("fleet", "fleet.app.report", "dashboards"), ANY, ("torch", "ray", *EDGE)),
     Zone("fleet/app/progress", ("fleet", "fleet.app.progress"), ANY, ("torch", "ray", *EDGE)),
     Zone("fleet/cluster/driver.py", ("fleet", "fleet.cluster.driver"), ANY, ("torch", "ray", *EDGE)),
-    Zone("fleet/__init__.py", ("fleet", "fleet.app.configuration", "actors.rank"), (), EDGE),
+    Zone("fleet/__init__.py", ("fleet", *PUBLIC, "actors.rank"), (), EDGE),
     Zone("fleet/data.py", ("fleet", "actors.rank"), (), EDGE),
     Zone("fleet/testing.py", ("fleet", "policies", "actors.rank"), (), EDGE),
     Zone("fleet/cluster/", ("fleet", *CLUSTER), ANY, ("torch", *EDGE)),
+    Zone("fleet/planning/deploy/", ("fleet",), ("jinja2", "jsonschema", "kubernetes_validate", "yaml"), EDGE),
     Zone("fleet/laws/", ("fleet",), ("numpy", "scipy"), EDGE),
     Zone("fleet/simulation/", ("fleet",), ("numpy", "scipy"), EDGE),
+    Zone("fleet/planning/traces/", ("fleet",), ("numpy", "scipy"), EDGE),
     Zone("fleet/", ("fleet",), (), EDGE),
     Zone("policies/", ("fleet", "policies"), ANY, ("torch", "ray", *EDGE)),
     Zone("storage/", ("fleet", "storage"), ANY, ("ray", *EDGE)),
+    Zone("chaos/experiments.py", ("fleet", "fleet.app", "chaos", "storage"), ANY, ("torch", "ray")),
     Zone("chaos/", ("fleet", "chaos"), ANY, ("torch", "ray", *EDGE)),
     Zone("dashboards/", ("fleet", "fleet.cluster.prometheus", "dashboards"), ANY, ("torch", "ray", *EDGE)),
     Zone("actors/rank/", ("fleet", "actors.rank"), ANY, ("ray", *EDGE)),
+    Zone("actors/plain/", ("fleet", "fleet.cluster.processes", "actors.plain"), ANY, ("ray", *EDGE)),
     Zone("actors/__init__.py", ("fleet",), (), EDGE),
-    Zone("actors/", ("fleet", "fleet.cluster.driver", "actors"), ANY, EDGE),
+    Zone("actors/", ("fleet", "fleet.cluster.driver", "fleet.cluster.ports", "actors"), ANY, EDGE),
+    Zone("examples/ray_train/", ("fleet", "examples"), ANY, EDGE),
     Zone("examples/", ("fleet", "examples"), ANY, ("ray", *EDGE)),
     Zone("benchmarks/", OURS, ANY),
     Zone("tests/", OURS, ANY),
@@ -86,6 +132,10 @@ RAY_WALL = ("actors/ray_internals.py", "fleet/cluster/ray_internals.py", "fleet/
 """The only ones that use what Ray promises to nobody, with one test for each thing."""
 RAYS_OWN = ("ray._private", "ray._common", "ray._raylet", "ray.train.v2", "ray.train._internal", "ray.experimental", "ray.dashboard")
 
+KERNEL_WALL = "fleet/cluster/linux.py"
+KERNEL_CALLS = ("os.sched_", "os.nice", "os.getpriority", "os.setpriority", "ctypes.CDLL")
+"""Scheduling, affinity, and what only the C library has. They stand together, each behind a function."""
+
 PURE = ("fleet/", "policies/", "chaos/")
 IMPURE = (
     "fleet/cluster/clock.py",
@@ -93,8 +143,13 @@ IMPURE = (
     "fleet/cluster/",
     "fleet/app/recipes",
     "fleet/app/plans.py",
+    "fleet/app/progress_calls.py",
     "fleet/cli",
     "fleet/__main__.py",
+    "chaos/ballast.py",
+    "chaos/confine.py",
+    "chaos/relay.py",
+    "chaos/striker.py",
 )
 """``PURE`` less ``IMPURE`` takes time and randomness as arguments."""
 
@@ -163,6 +218,20 @@ def ray_faults(path: str, source: str) -> list[str]:
     texts = ((node.lineno, node.value) for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str))
     named = ((line, text) for line, text in texts if text.isascii() and " " not in text and within(text, RAYS_OWN))
     return [f"{path}:{line}: {name} is Ray's own: use it in {RAY_WALL[0]}, with a fact" for line, name in (*rays_internals(tree), *named)]
+
+
+def kernel_faults(path: str, source: str) -> list[str]:
+    """Calls of the kernel about threads and cores outside the one module that has them."""
+    if path == KERNEL_WALL:
+        return []
+    tree = ast.parse(source)
+    known = _names(tree)
+    found = ((getattr(node, "lineno", 0), _dotted(node, known)) for node in ast.walk(tree))
+    return [f"{path}:{line}: {name}: give it a function in {KERNEL_WALL}" for line, name in found if _is_kernel_call(name)]
+
+
+def _is_kernel_call(name: str) -> bool:
+    return name.startswith(KERNEL_CALLS) and not name.startswith("os.sched_yield")
 
 
 def third_party(path: str, source: str) -> set[str]:

@@ -73,6 +73,21 @@ def test_what_ray_promises_may_be_used_anywhere() -> None:
     assert rules.ray_faults("actors/shield.py", source) == []
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import os\nos.sched_setaffinity(0, {1})",
+        "from os import nice\nnice(10)",
+        "import ctypes\nctypes.CDLL(None).prctl(1, 9)",
+        "from ctypes import CDLL as C\nlibrary = C(None)",
+    ],
+)
+def test_calls_of_the_kernel_are_found_outside_their_module(source: str) -> None:
+    assert len(rules.kernel_faults("actors/node.py", source)) == 1
+    assert rules.kernel_faults(rules.KERNEL_WALL, source) == []
+    assert rules.kernel_faults("actors/node.py", "import os\nos.getpid()\nos.sched_yield()") == []
+
+
 def test_third_party_names_only_what_others_made() -> None:
     assert rules.third_party("chaos/a.py", "import os, fleet, scipy.stats\nfrom rich.table import Table") == {"scipy", "rich"}
 

@@ -23,7 +23,9 @@ SKIPPED: dict[str, str] = {
 
 DISTRIBUTIONS = {
     "grpc": "grpcio", "prometheus_client": "prometheus-client", "grafana_api": "grafana-api", "sklearn": "scikit-learn",
-    "grafana_foundation_sdk": "grafana-foundation-sdk", "yaml": "pyyaml", "PIL": "pillow",
+    "grafana_foundation_sdk": "grafana-foundation-sdk", "yaml": "pyyaml", "PIL": "pillow", "chaoslib": "chaostoolkit-lib",
+    "tensorboardX": "tensorboardx", "mlflow": "mlflow-skinny", "opentelemetry": "opentelemetry-sdk",
+    "kubernetes_validate": "kubernetes-validate",
 }  # fmt: skip
 """Imported name -> distribution, where they differ."""
 
@@ -67,6 +69,11 @@ def test_imports_stay_within_their_zone() -> None:
 def test_rays_internals_are_used_behind_one_wall() -> None:
     _check(rules.ray_faults, {path: text for path, text in PYTHON.items() if not path.startswith("tests/")})
     assert set(rules.RAY_WALL) <= set(PYTHON)
+
+
+def test_the_kernel_is_asked_in_one_place() -> None:
+    _check(rules.kernel_faults, {path: text for path, text in PYTHON.items() if shipped(path)})
+    assert rules.KERNEL_WALL in PYTHON
 
 
 def test_files_and_functions_are_short() -> None:

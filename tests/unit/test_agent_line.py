@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from actors.lines import Reception
 from actors.messages import DOWN, UP, AgentHello, AgentWelcome, SpanBatch
 from actors.node import NodeAgent
 from chaos.processes import LocalProcesses
+from fleet.protocol.proof import Purpose
 from fleet.protocol.records import Spans
 from fleet.protocol.types import Member
 from fleet.protocol.wire import frame, read_frame
@@ -28,6 +30,7 @@ async def _numbers_heard(folder: Path) -> list[int]:
     greeted, told, heard = asyncio.Event(), asyncio.Event(), asyncio.Queue[int]()
 
     async def coordinate(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        assert await Reception((Purpose.AGENT,)).admit(reader, writer) == Purpose.AGENT
         hello = UP.decode(await read_frame(reader))
         assert isinstance(hello, AgentHello)
         greeted.set()

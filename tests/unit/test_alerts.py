@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from dashboards.feeds import SILENT
-from dashboards.grafana import all_boards
-from dashboards.metrics import METRICS, RunsCollector
-from dashboards.rules import ALERTS, recordings, rules
+from dashboards.grafana.boards import all_boards
+from dashboards.metrics.rules import ALERTS, recordings, rules
+from dashboards.metrics.table import METRICS, RunsCollector
 from fleet.app.follow import SILENT_S
 from fleet.ledger.goodput import Ledger
 from fleet.ledger.summary import LedgerSummary
@@ -183,7 +183,7 @@ SCENES: dict[str, tuple[Callable[[], Hours], float, float, float]] = {
     "FleetCheckpointOverdue": (lambda: checkpoints(range(10), range(0), range(25, 60)), 9, 20, 30),
     "FleetStoreFailing": (lambda: checkpoints(range(10), range(10, 30), range(45, 60)), 9, 30, 50),
     "FleetCorruption": (corrupted, 9, 12, 30),
-    "FleetPredictionDrift": (drifting, 9, 22, 60),
+    "FleetPredictionError": (drifting, 9, 22, 60),
     "FleetStragglerPersists": (straggling, 9, 25, 44),
 }
 """Alert -> what happens, and at which minutes it is silent, fires, and is silent again."""
@@ -260,7 +260,8 @@ def test_the_first_fault_of_a_kind_is_an_annotation(tmp_path: Path) -> None:
     story.train(0, 600)
     story.fault("f1", "hang", "executed", 600_000.0)
     story.train(600, 1200)
-    [said] = [each for each in all_boards()[1]["annotations"]["list"] if each["name"] == "faults"]
+    [board] = [board for board in all_boards() if board["uid"] == "fleet-run"]
+    [said] = [each for each in board["annotations"]["list"] if each["name"] == "faults"]
     expr = said["expr"].replace("$run", "story").replace("$__interval", "1m")
     checks = [{"expr": expr, "eval_time": "9m", "exp_samples": []}]
     checks += [{"expr": f"({expr}) > bool 0", "eval_time": "10m30s", "exp_samples": [{"labels": '{kind="hang"}', "value": 1}]}]

@@ -9,7 +9,7 @@ from benchmarks import noise, slow_world
 from benchmarks.detect import FAULTS, STEPS, Stretch, Tally, fleet
 from benchmarks.slow_world import BEGIN, SEVERITIES, SlowRank
 from fleet.protocol.types import Member
-from policies.detectors import KINDS, Sensitivity
+from policies.straggler.detectors import KINDS, Sensitivity
 
 A, B = Member(0, 0), Member(1, 0)
 

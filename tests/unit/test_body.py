@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from actors.rank.body import COUNTED, Body
-from actors.rank.process_group import GroupBroken
+from actors.rank.membership.process_group import GroupBroken
+from actors.rank.verify.body import COUNTED, Body
 from fleet.errors import LoopError
 from tests.support import trains
 

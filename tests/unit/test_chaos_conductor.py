@@ -7,8 +7,9 @@ import pytest
 
 from chaos.conductor import Action, ChaosView, Conductor, Occupant, conduct
 from fleet.protocol.events import FaultReported
-from fleet.protocol.fault_kinds import HEAL, KINDS, START, Operation, operation
-from fleet.protocol.records import FaultRecord
+from fleet.protocol.fault_kinds import KINDS
+from fleet.protocol.operations import HEAD as HEAD_NODE
+from fleet.protocol.operations import HEAL, START, Operation, operation
 from fleet.protocol.types import Fault, Member, Process
 
 
@@ -201,34 +202,6 @@ def test_end_lets_everyone_go_on_and_reports_the_rest() -> None:
     assert conductor.next_s() == math.inf
 
 
-def test_a_new_conductor_goes_on_from_the_journal() -> None:
-    plan = [
-        fault("a", 1.0, "kill_rank", 0),
-        fault("h", 1.0, "hang", 3, duration_s=10.0),
-        fault("i", 1.0, "hang", 2, duration_s=1.0),
-        fault("n", 2.0, "lose_node", 5),
-        fault("z", 8.0, "kill_rank", 1),
-    ]
-    first = Conductor(plan, repair_s=5.0)
-    actions = [*first.due(1.0, world()), *first.due(2.0, world())]
-    events = [*first.planned(0.0), *(replace(a.report, phase="aimed") for a in actions[:3]), *(a.report for a in actions)]
-    records = [FaultRecord(event.fault, event.phase, event.at_s, event.members, event.detail) for event in events]
-    assert [(r.fault.id, r.phase) for r in records[-2:]] == [("i", "healed"), ("n", "suppressed")]
-    second = Conductor(plan, repair_s=5.0)
-    second.recall(records)
-    assert second.due(7.0, world()) == []
-    assert phases(second.due(11.0, world())) == [("h", "healed"), ("z", "executed")]
-
-
-def test_a_node_that_may_have_been_lost_is_brought_back() -> None:
-    plan = [fault("n", 1.0, "lose_node", 1)]
-    report = only(Conductor(plan, repair_s=5.0).due(1.0, world())).report
-    second = Conductor(plan, repair_s=5.0)
-    second.recall([FaultRecord(report.fault, "aimed", 101.0, report.members, "")], origin_s=100.0)
-    assert second.due(5.9, world()) == []
-    assert [order[:2] for order in told(only(second.due(6.0, world())))] == [("lose_node", HEAL)]
-
-
 def test_conduct_performs_every_kind_of_operation_in_order() -> None:
     plan = [
         fault("h", 1.0, "hang", 0, duration_s=2.0),
@@ -275,3 +248,172 @@ def test_silent_corruption_hits_the_place_that_its_name_draws() -> None:
 def test_no_bit_is_flipped_that_would_end_a_run_with_sharded_state(kind: str, phase: str) -> None:
     report = only(Conductor([fault("f", 1.0, kind, 1)], sharded=True).due(1.0, world())).report
     assert report.phase == phase
+
+
+# ---- links and racks ---------------------------------------------------------------------------------------------------------------------
+
+
+def three_nodes(**domains: str) -> ChaosView:
+    """Two ranks on each of three nodes; ``n0``, ``n1``, ... name their domain paths."""
+    nodes = {node: (2 * node, 2 * node + 1) for node in range(3)}
+    paths = {int(name[1:]): path for name, path in domains.items()}
+    hosts = {node: f"10.0.0.{node}" for node in range(3)} | {HEAD_NODE: "10.0.0.9"}
+    return ChaosView({slot: occupant(slot) for slot in range(6)}, nodes, True, domains=paths, hosts=hosts)
+
+
+def test_a_link_is_cut_at_both_ends_and_at_the_nodes_own_last() -> None:
+    conductor = Conductor([fault("p", 1.0, "partition", 1, on_node=1, duration_s=9.0)])
+    action = only(conductor.due(1.0, three_nodes()))
+    assert [(order.node, order.hosts, order.struck, order.duration_s) for order in action.operations] == [
+        (0, ("10.0.0.1",), False, 9.0),
+        (2, ("10.0.0.1",), False, 9.0),
+        (1, ("10.0.0.0", "10.0.0.2", "10.0.0.9"), True, 9.0),
+    ]
+    assert action.report.members == (Member(2, 0), Member(3, 0))
+    healed = only(conductor.due(10.0, three_nodes()))
+    assert healed.report.phase == "healed" and not healed.operations, "agents do that by themselves: nobody may reach them"
+
+
+def test_what_is_cut_when_the_run_ends_is_mended_at_both_ends() -> None:
+    conductor = Conductor([fault("p", 1.0, "flap", 1, on_node=1, duration_s=60.0)])
+    conductor.due(1.0, three_nodes())
+    action = only(conductor.end(5.0, three_nodes()))
+    assert [(order.kind, order.phase, order.node) for order in action.operations] == [("flap", HEAL, node) for node in (0, 2, 1)]
+
+
+def test_a_node_that_is_cut_off_counts_as_gone_for_as_long_as_it_is() -> None:
+    faults = [fault("p", 1.0, "partition", 0, on_node=1, duration_s=9.0), fault("k", 2.0, "kill_rank", 2), fault("l", 20.0, "kill_rank", 2)]
+    conductor = Conductor(faults, min_ranks=4)
+    assert phases(conductor.due(1.0, three_nodes())) == [("p", "executed")]
+    assert phases(conductor.due(2.0, three_nodes())) == [("k", "suppressed")], "it would leave three of at least four"
+    assert phases(conductor.due(20.0, three_nodes())) == [("p", "healed"), ("l", "executed")]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "why"),
+    [
+        ({0: "a", 1: "a", 2: "a", HEAD_NODE: "a"}, "one address with 3 others"),
+        ({0: "a", 1: "b", 2: "c", HEAD_NODE: "b"}, "one address with the head"),
+        ({0: "a", 2: "c", HEAD_NODE: "h"}, "has no agent"),
+    ],
+)
+def test_links_are_cut_between_hosts_or_not_at_all(hosts: dict[int, str], why: str) -> None:
+    conductor = Conductor([fault("p", 1.0, "partition", 1, on_node=1, duration_s=9.0)])
+    action = only(conductor.due(1.0, replace(three_nodes(), hosts=hosts)))
+    assert action.report.phase == "suppressed" and why in action.report.detail and not action.operations
+
+
+def nameless(kind: str) -> Fault:
+    return Fault("n", 1.0, "test", kind, duration_s=9.0, delay_s=0.05)
+
+
+def test_the_coordinator_is_cut_off_at_every_node_where_none_is_on_its_host() -> None:
+    view = replace(three_nodes(), hosts={0: "a", 2: "c", HEAD_NODE: "h"})
+    action = only(Conductor([nameless("isolate_coordinator")]).due(1.0, view))
+    assert [(order.node, order.hosts, order.struck) for order in action.operations] == [(0, ("h",), False), (2, ("h",), False)]
+    assert action.report.members == ()
+    for hosts in ({0: "a", 1: "h", 2: "c", HEAD_NODE: "h"}, {0: "h", 1: "h", 2: "h", HEAD_NODE: "h"}):
+        refused = only(Conductor([nameless("isolate_coordinator")]).due(1.0, replace(view, hosts=hosts)))
+        assert "not every node has an address of its own" in refused.report.detail and not refused.operations
+
+
+def test_the_store_is_cut_off_at_every_node_and_healed_by_order_where_that_tells_what_was_applied() -> None:
+    conductor = Conductor([nameless("store_slow")])
+    action = only(conductor.due(1.0, three_nodes()))
+    assert [(order.node, order.delay_s) for order in action.operations] == [(node, 0.05) for node in range(3)]
+    assert [(order.node, order.phase) for order in only(conductor.due(10.0, three_nodes())).operations] == [(n, HEAL) for n in range(3)]
+
+
+def test_a_rank_is_cut_off_from_all_hosts_but_its_own() -> None:
+    conductor = Conductor([fault("i", 1.0, "isolate_rank", 2, duration_s=9.0)])
+    [order] = only(conductor.due(1.0, three_nodes())).operations
+    assert (order.process, order.hosts, order.struck) == (process(2), ("10.0.0.0", "10.0.0.2", "10.0.0.9"), True)
+    alone = replace(three_nodes(), hosts=dict.fromkeys((0, 1, 2, HEAD_NODE), "h"))
+    assert "one address" in only(Conductor([fault("i", 1.0, "isolate_rank", 2, duration_s=9.0)]).due(1.0, alone)).report.detail
+
+
+def test_a_rail_is_the_ranks_at_one_place_of_each_node_of_a_rack() -> None:
+    def hit(view: ChaosView, slot: int) -> tuple[int, ...]:
+        report = only(Conductor([fault("r", 1.0, "rail", slot, duration_s=9.0)]).due(1.0, view)).report
+        return tuple(member.slot for member in report.members) if report.phase == "executed" else ()
+
+    assert hit(three_nodes(), 3) == hit(three_nodes(n0="x", n1="y", n2="z"), 3) == (1, 3, 5), "of all nodes where no rack is known"
+    racks = three_nodes(n0="a", n1="a", n2="b")
+    assert hit(racks, 0) == (0, 2)
+    assert not hit(racks, 4), "no other node of its rack"
+    action = only(Conductor([fault("r", 1.0, "rail", 1, duration_s=9.0)]).due(1.0, racks))
+    assert [(order.kind, order.process, order.hosts) for order in action.operations] == [
+        ("rail", process(1), ("10.0.0.1", "10.0.0.2", "10.0.0.9")), ("rail", process(3), ("10.0.0.0", "10.0.0.2", "10.0.0.9")),
+    ]  # fmt: skip
+
+
+def test_nodes_of_one_burst_are_lost_beside_each_other_and_another_waits() -> None:
+    faults = [replace(fault(name, at_s, "lose_node", 0), node=node) for name, at_s, node in (("a", 1.0, 0), ("a+1", 2.0, 1), ("b", 3.0, 2))]
+    conductor = Conductor(faults, repair_s=60.0)
+    assert phases(conductor.due(1.0, three_nodes())) == [("a", "executed")]
+    view = replace(three_nodes(), nodes={1: (2, 3), 2: (4, 5)})
+    assert phases(conductor.due(2.0, view)) == [("a+1", "executed")]
+    apart = only(Conductor([faults[0], replace(faults[1], id="c")], repair_s=60.0).due(1.5, three_nodes()))
+    assert apart.report.phase == "executed"
+    report = only(conductor.due(3.0, replace(view, nodes={2: (4, 5), 3: (6, 7)}))).report
+    assert report.phase == "suppressed" and "not back yet" in report.detail
+
+
+def test_a_node_without_an_agent_is_passed_over_and_the_heads_address_is_named_once() -> None:
+    conductor = Conductor([fault("p", 1.0, "partition", 1, on_node=1, duration_s=9.0)])
+    view = replace(three_nodes(), hosts={0: "h", 1: "b", HEAD_NODE: "h"})
+    action = only(conductor.due(1.0, view))
+    assert [(order.node, order.hosts) for order in action.operations] == [(0, ("b",)), (1, ("h",))]
+
+
+def test_chaos_that_is_called_off_heals_all_and_strikes_no_more() -> None:
+    faults = [fault("l", 1.0, "lose_node", 1), fault("h", 2.0, "hang", 0, duration_s=60.0), fault("k", 99.0, "kill_rank", 5)]
+    conductor = Conductor(faults, repair_s=60.0)
+    conductor.due(1.0, three_nodes())
+    left = ChaosView({slot: occupant(slot) for slot in (0, 1, 4, 5)}, {0: (0, 1), 2: (4, 5)}, True)
+    conductor.due(2.0, left)
+    actions = conductor.call_off(3.0, left, "it costs too much")
+    assert {order[:2] for action in actions for order in told(action)} == {("lose_node", HEAL), ("hang", HEAL)}
+    assert phases(actions) == [("l", "healed"), ("h", "healed"), ("k", "suppressed")]
+    conductor.pause(False)
+    conductor.add([fault("again", 4.0, "kill_rank", 4)], 4.0)
+    action = only(conductor.due(4.0, left))
+    assert action.report.phase == "suppressed" and "called off: it costs too much" in action.report.detail
+
+
+def test_a_rack_is_all_nodes_of_the_widest_domain() -> None:
+    view = three_nodes(n0="rack-a/host-0", n1="rack-b/host-1", n2="rack-a/host-2")
+    conductor = Conductor([fault("r", 1.0, "rack", 2, on_node=1)], repair_s=5.0)
+    action = only(conductor.due(1.0, view))
+    assert told(action) == [("rack", START, 0), ("rack", START, 2)]
+    assert action.report.members == tuple(Member(slot, 0) for slot in (0, 1, 4, 5))
+    left = ChaosView({slot: occupant(slot) for slot in (2, 3)}, {1: (2, 3)}, True)
+    assert told(only(conductor.due(6.0, left))) == [("rack", HEAL, 0), ("rack", HEAL, 2)], "each node comes back"
+
+
+@pytest.mark.parametrize(
+    ("view", "why"),
+    [
+        (three_nodes(), "no other node is known to be in the rack"),
+        (three_nodes(n0="a/x", n1="b/y", n2="c/z"), "no other node is known to be in the rack"),
+        (three_nodes(n0="a/x", n1="a/y", n2="a/z"), "it is the last node"),
+    ],
+)
+def test_a_rack_that_is_not_known_or_is_everything_is_left_alone(view: ChaosView, why: str) -> None:
+    action = only(Conductor([fault("r", 1.0, "rack", 0, on_node=1)]).due(1.0, view))
+    assert action.report.phase == "suppressed" and why in action.report.detail
+
+
+def test_what_stops_a_daemon_keeps_no_other_fault_from_its_ranks() -> None:
+    faults = [fault("r", 1.0, "stop_raylet", 0, on_node=1, duration_s=9.0), fault("h", 2.0, "hang", 0, duration_s=1.0)]
+    conductor = Conductor([*faults, fault("i", 2.5, "hang", 0, duration_s=1.0)])
+    assert phases(conductor.due(1.0, three_nodes())) == [("r", "executed")]
+    assert phases(conductor.due(2.0, three_nodes())) == [("h", "executed")]
+    assert phases(conductor.due(2.5, three_nodes())) == [("i", "suppressed")], "it is stopped already"
+
+
+def test_the_death_of_the_controller_takes_all_ranks_and_needs_something_to_go_on_from() -> None:
+    refused = only(Conductor([nameless("kill_controller")]).due(1.0, three_nodes()))
+    assert refused.report.phase == "suppressed" and "neither memory nor store" in refused.report.detail
+    action = only(Conductor([nameless("kill_controller")]).due(1.0, replace(three_nodes(), restorable=True)))
+    assert len(action.report.members) == 6 and [(order.kind, order.node) for order in action.operations] == [("kill_controller", HEAD_NODE)]

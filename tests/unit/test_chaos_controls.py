@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -29,9 +30,9 @@ def no_storm() -> tuple[Fault, ...]:
         ({"kind": "kill_rank", "slot": 3}, "slot"),
         ({"kind": "kill_rank", "slot": -1}, "slot"),
         ({"kind": "lose_node", "slot": 1}, "node"),
-        ({"kind": "hang", "slot": 0, "duration_s": math.inf}, "duration_s"),
-        ({"kind": "hang", "slot": 0, "duration_s": 0}, "duration_s"),
-        ({"kind": "slow", "slot": 0, "severity": math.nan}, "severity"),
+        ({"kind": "hang", "slot": 0, "amounts": {"duration_s": math.inf}}, "duration_s"),
+        ({"kind": "hang", "slot": 0, "amounts": {"duration_s": 0}}, "duration_s"),
+        ({"kind": "slow", "slot": 0, "amounts": {"severity": math.nan}}, "severity"),
     ],
 )
 def test_an_impossible_fault_is_refused_by_name(asked: dict[str, Any], field: str) -> None:
@@ -89,3 +90,17 @@ def test_a_run_that_ended_or_is_flooded_takes_no_orders() -> None:
     with pytest.raises(ConfigError, match="no chaos any more"):
         controls.start()
     assert controls.status()["ended"]
+
+
+def test_all_is_healed_on_order_and_planned_faults_go_on() -> None:
+    later = dataclasses.replace(PLANNED, id="f2", at_s=50.0)
+    hang = Fault("h", 1.0, "hang", "hang", slot=1, duration_s=100.0)
+    controls, conductor = ChaosControls(slots=3, nodes=2, planned=True), Conductor([hang, later])
+    conductor.due(1.0, WORLD)
+    assert conductor.next_s() == 50.0
+    assert "healed" in controls.heal()
+    obey(controls.take(), conductor, 6.0, no_storm)
+    assert conductor.next_s() < 6.0
+    [action] = conductor.due(6.0, WORLD)
+    assert (action.report.phase, [order.phase for order in action.operations]) == ("healed", ["heal"])
+    assert conductor.next_s() == 50.0 and conductor.due(7.0, WORLD) == []

@@ -52,6 +52,10 @@ def test_off_plans_nothing(text: str) -> None:
         ("mtbf=15s,duration=5s,quiet_start=5s", "chaos.quiet_start_s", "between"),
         ("mtbf=80ms,step=50ms", "chaos.mtbf_s", "nothing could commit"),
         ("mtbf=15s,severity=0.5", "chaos.severity", "full speed"),
+        ("mtbf=15s,burst=1.5", "chaos.burst", "is a share"),
+        ("mtbf=15s,burst=often", "chaos.burst", "a share such as"),
+        ("mtbf=15s,burst=0.5,burst_within=0s", "chaos.burst_s", "greater than 0"),
+        ("mtbf=15s,burst=0.5,rack_nodes=0", "chaos.rack_nodes", "a node at least"),
         ("frequency=15s", "chaos", "not a setting"),
         ("mtbf", "chaos", "not a setting"),
         ("fleet=16384", "chaos", "not how many"),
@@ -103,6 +107,19 @@ def test_trace_is_read_in_order_with_ids_of_its_own(tmp_path: Path) -> None:
     ]
     save_trace(faults, tmp_path / "again.csv")
     assert load_trace(tmp_path / "again.csv") == faults
+
+
+def test_a_trace_travels_without_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "faults.csv"
+    path.write_text("at_s,component,kind,slot,node,duration_s\n1.5,gpu,kill_rank,2,,\n9,net,partition,,1,3.5\n")
+    there = parse_chaos(f"trace={path}")
+    carried = there.carried()
+    planned = there.plan(seed=1, world=4, nodes=2)
+    path.unlink()
+    assert carried.plan(seed=1, world=4, nodes=2) == planned and len(planned) == 2 and carried.carried() is carried
+    with pytest.raises(ConfigError, match="cannot be read"):
+        there.carried()
+    assert parse_chaos("storm").carried() == parse_chaos("storm")
 
 
 @pytest.mark.parametrize(

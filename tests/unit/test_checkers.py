@@ -391,6 +391,9 @@ class Replayed:
                 journal.append(record)
         return RunResult(plan=self.plan, status="completed", reason="", detail="")
 
+    def stop(self, reason: str) -> None:
+        """There is nothing to stop."""
+
 
 @pytest.mark.parametrize(("mutate", "code"), [(list, Exit.DONE), (twice_committed, Exit.VIOLATED), (twice_decided, Exit.VIOLATED)])
 def test_a_violated_check_changes_the_exit_code(mutate: Any, code: Exit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from actors.rank.chunked import ELEMENTWISE, ChunkedOptimizer, check
-from actors.rank.gradients import GradientBuffers
-from actors.rank.pieces import pack, unpack
+from actors.rank.step.gradients import GradientBuffers
+from actors.rank.zero1.chunked import ELEMENTWISE, ChunkedOptimizer, check
+from actors.rank.zero1.pieces import pack, unpack
 from fleet.errors import ConfigError
 from fleet.protocol.chunks import WHOLE, bounds
 

@@ -62,8 +62,15 @@ def test_the_oldest_and_the_newest_torch_that_is_promised_are_tested() -> None:
 
 def test_ci_is_every_target_of_every_change_with_nothing_left_out() -> None:
     lines = [line for line in RUN.splitlines() if line and not line.startswith("#")]
-    assert lines[-1] == "make --keep-going test longer </dev/null"
+    assert lines[-1] == 'make --keep-going CHOSEN="not truth and not slow" test longer hosts </dev/null'
     assert any(line.startswith("export CI=true") for line in lines)
+
+
+def test_what_a_change_leaves_out_each_night_runs() -> None:
+    nightly = [job for path, name in JOBS if "schedule" in (job := job_of(path, name)).get("if", "")]
+    commands = [step.get("run") for job in nightly for step in job["steps"]]
+    assert {"make test", "make longer", "make hosts", "make truth"} <= set(commands)
+    assert "\nCHOSEN ?= not truth\n" in (ROOT / "Makefile").read_text()
 
 
 def test_what_one_target_leaves_to_the_other_is_there() -> None:
@@ -71,4 +78,6 @@ def test_what_one_target_leaves_to_the_other_is_there() -> None:
     makefile = (ROOT / "Makefile").read_text()
     [names] = re.findall(r"^LONGER := .*addsuffix \.py,([\w ]+)\)", makefile, re.M)
     assert all((ROOT / f"tests/fault/test_{name}.py").is_file() for name in names.split())
-    assert "$(addprefix --ignore=,$(SPREAD) $(LONGER)) tests" in makefile and "--dist loadfile $(LONGER)" in makefile
+    assert "$(addprefix --ignore=,$(SPREAD) $(LONGER) $(HOSTS)) tests" in makefile
+    assert "--dist loadfile $(LONGER)" in makefile and 'pytest -m "$(CHOSEN)" $(SLOWEST) $(HOSTS)' in makefile
+    assert "\nHOSTS := tests/hosts\n" in makefile

@@ -16,6 +16,7 @@ import pytest
 import fleet as package
 from actors.coordinator import Coordinator
 from fleet.cli import main as cli
+from fleet.cluster import secret
 from fleet.cluster.clock import MonotonicClock
 from fleet.cluster.processes import calling
 from fleet.machine.core import FleetMachine
@@ -25,7 +26,7 @@ from fleet.settings.run import RunSettings
 from policies import placement
 from policies.interval import CheckpointInterval
 from policies.recovery import ReformPromoteRegrow
-from storage.parts import RetainingStore
+from storage.checkpoint.parts import RetainingStore
 
 GOOD = "def train(run):\n    pass\n"
 
@@ -151,6 +152,7 @@ def coordinator(folder: Path) -> Iterator[None]:
     try:
         port = asyncio.run_coroutine_threadsafe(asked.start("127.0.0.1", 0), loop).result(20)
         (folder / ADDRESS_FILE).write_text(f"127.0.0.1:{port}")
+        secret.keep(folder, secret.held())
         yield
     finally:
         asyncio.run_coroutine_threadsafe(asked.stop(), loop).result(20)

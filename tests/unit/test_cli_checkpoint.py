@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from actors.rank.state import TrackedState
 from fleet.app.plans import RunPlan, describe, resumed_plan, stored_at
 from fleet.cli import main as cli
 from fleet.protocol.instructions import CommitCheckpoint
@@ -19,15 +18,16 @@ from fleet.protocol.journal import JournalWriter
 from fleet.protocol.records import VERSION, RunStarted
 from fleet.protocol.types import StateId
 from fleet.settings.run import RunSettings
-from storage.checkpoint import CheckpointStore, write_part
-from storage.manifest import checkpoint_id
+from storage.checkpoint.manifest import checkpoint_id
+from storage.checkpoint.store import CheckpointStore, write_part
+from tests.support.old_skeletons import pickled
 from tests.support.seaweed import SeaweedServer
 
 SECRET = "wJalrXUtnFEMI-K7MDENG"
 
 
 class Wrapped:
-    """A state that holds what no weights-only load would take."""
+    """A state that holds what no weights-only load would take: no rank writes it any more, and earlier versions did."""
 
     def state_dict(self) -> dict[str, object]:
         return {"epoch": 3, "schedule": StateId(1, 2), "betas": (0.9, 0.99), "names": ["a", "b"]}
@@ -47,7 +47,7 @@ def trained() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
 
 def save(url: str, step: int) -> str:
     model, optimizer = trained()
-    skeleton, tensors = TrackedState(model=model, optimizer=optimizer, extra=Wrapped()).flatten()
+    skeleton, tensors = pickled(model=model, optimizer=optimizer, extra=Wrapped())
     name = checkpoint_id(StateId(0, step), 1)
     part = write_part(url, name, 0, 1, list(enumerate(tensors)))
     CheckpointStore(url, run="some-run").commit(CommitCheckpoint(name, StateId(0, step), (part,), skeleton, 0.0, 0.0))

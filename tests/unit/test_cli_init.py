@@ -33,9 +33,22 @@ def test_it_writes_a_script_that_loads_and_prints_what_comes_next(tmp_path: Path
         checked(script, [option.strip('"') for option in options], tmp_path)
 
 
-def test_what_it_writes_keeps_the_rules_of_this_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.timeout(120)
+def test_the_plain_script_trains_and_goes_on_from_its_own_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first command that it prints, twice. tests/fault/test_guide.py does the second one."""
     monkeypatch.chdir(tmp_path)
-    init()
+    said = init("mine.py", "--plain")
+    torchrun = next(line.split() for line in said.splitlines() if line.strip().startswith("torchrun"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    command = [sys.executable, "-m", "torch.distributed.run", *torchrun[1:], "--save-every", "2", "--steps"]
+    first, second = (subprocess.run([*command, steps], capture_output=True, text=True, timeout=60, check=True).stdout for steps in "46")
+    assert "goes on" not in first and "rank 1 goes on from step 4" in second
+
+
+@pytest.mark.parametrize("words", [[], ["--plain"]])
+def test_what_it_writes_keeps_the_rules_of_this_project(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    init(*words)
     for words in (["check"], ["format", "--check"]):
         command = [sys.executable, "-m", "ruff", *words, "--config", str(ROOT / "pyproject.toml"), "train.py"]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)

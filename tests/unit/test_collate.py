@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from actors.rank.data import FEEDS, Feed, Feeds, ShardedDataset
-from actors.rank.sampling import samples_of
+from actors.rank.data.feeds import FEEDS, Feed, Feeds, ShardedDataset
+from actors.rank.data.sampling import samples_of
 from fleet.errors import ConfigError
 
 SHARDS, BATCH = 2, 8

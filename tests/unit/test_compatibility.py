@@ -10,7 +10,7 @@ import pytest
 from fleet.app.report import build_report
 from fleet.protocol import records
 from fleet.protocol.journal import JournalWriter, read_journal
-from storage import manifest
+from storage.checkpoint import manifest
 from tests.unit.test_report import golden_story
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,9 +19,15 @@ JOURNALS = sorted(GOLDEN.glob("journal-v*.jsonl"))
 """One of each version, as it was written then. Only that of a new version is ever added: ``python -m tests.unit.test_compatibility``."""
 
 
+SINCE = (records.Usage,)
+"""Kinds of records that came after the newest of these journals was written."""
+
+
 @pytest.mark.parametrize("journal", JOURNALS, ids=lambda path: path.stem)
 def test_a_journal_of_each_version_is_read_and_means_what_it_meant(journal: Path) -> None:
-    assert build_report(read_journal(journal)).to_json() == (GOLDEN / "report.json").read_text()
+    """What the golden report says of it, but for records that came since; that report is pinned by ``tests/unit/test_report.py``."""
+    story = [record for record in golden_story().records if not isinstance(record, SINCE)]
+    assert build_report(read_journal(journal)).to_json() == build_report(story).to_json()
 
 
 def test_there_is_a_journal_of_the_version_that_is_written() -> None:

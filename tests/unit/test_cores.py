@@ -8,11 +8,13 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 import fleet.cluster.cores as cores_module
 from fleet.cluster.cores import Beside, Glance
+from tests.support.waiting import until
 
 MS = 1_000_000
 HERE, THERE = 0, 1
@@ -123,6 +125,7 @@ def test_nothing_is_done_for_a_thread_that_has_ended() -> None:
     with computing() as other:
         beside = Beside(other)
         beside.keep()
+    until(lambda: not Path(f"/proc/self/task/{other}").exists(), "the kernel has forgotten the thread, too")
     assert not beside.leave()
     assert not Beside(other).keep()
 

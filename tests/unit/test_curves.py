@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
 
 import pytest
 
-from dashboards import curves as module
-from dashboards.curves import curves, fault_marks, thinned
-from dashboards.page import COLOURS
-from dashboards.state import run_state
+from dashboards.pages import curves as module
+from dashboards.pages.curves import curves, fault_marks, thinned
+from dashboards.pages.run import COLOURS
+from dashboards.pages.state import run_state
 from fleet.ledger.categories import MEANINGS, PENDING
 from fleet.ledger.pace import Pace, remaining_s
 from fleet.ledger.report import Report, build_report
@@ -30,6 +31,21 @@ def learning(fault: str = "f1") -> Story:
 
 def curve(report: Report, name: str) -> dict[str, object]:
     return next(each for each in curves(report) if each["name"] == name)
+
+
+def test_a_run_with_a_floor_shows_what_is_left_of_its_pace_beside_it() -> None:
+    story = learning()
+    commits = [record for record in story.records if isinstance(record, r.Committed)]
+    last = commits[-1]
+    slow = [replace(last, state=replace(last.state, step=last.state.step + n), at_s=last.at_s + 2.0 * n) for n in range(1, 40)]
+    report = build_report([*(record for record in story.records if not isinstance(record, r.RunEnded)), *slow])
+    assert not [each for each in curves(report) if each["name"] == "pace"]
+    [found] = [each for each in curves(report, 0.4) if each["name"] == "pace"]
+    assert found["series"] == ["floor", "over 30 s"] and {point[2] for point in found["points"]} == {40.0}
+    kept = [point[3] for point in found["points"]]
+    assert kept[0] > 20.0 and max(kept[-5:]) < 10.0, "a step takes twenty times as long, and the window fills with them"
+    config = json.dumps({"chaos": {"floor": 0.4}})
+    assert "pace" in [each["name"] for each in run_state(report, [], config)["curves"]]
 
 
 def test_a_measurement_has_its_step_and_its_time() -> None:

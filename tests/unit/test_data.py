@@ -16,10 +16,10 @@ import torch
 from fsspec.implementations.memory import MemoryFileSystem
 from torch.utils.data import default_collate
 
-import actors.rank.data as data_module
-from actors.rank.data import Feed, ShardedDataset
-from actors.rank.readers import SCAN_BYTES, File, shown
-from actors.rank.sampling import samples_of
+import actors.rank.data.feeds as data_module
+from actors.rank.data.feeds import Feed, ShardedDataset
+from actors.rank.data.readers import SCAN_BYTES, File, shown
+from actors.rank.data.sampling import samples_of
 from fleet.data import Fixed, JsonLines, Lines, Reader, Tokens, Whole
 from fleet.errors import ConfigError
 

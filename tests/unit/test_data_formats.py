@@ -20,11 +20,11 @@ import torch
 from fsspec.implementations.memory import MemoryFileSystem
 from PIL import Image
 
-import actors.rank.data as data_module
-from actors.rank.data import Feed, ShardedDataset
-from actors.rank.groups import Cache
-from actors.rank.parquet import TAIL_BYTES
-from actors.rank.readers import File, Grouped, Records
+import actors.rank.data.feeds as data_module
+from actors.rank.data.feeds import Feed, ShardedDataset
+from actors.rank.data.groups import Cache
+from actors.rank.data.parquet import TAIL_BYTES
+from actors.rank.data.readers import File, Grouped, Records
 from fleet.data import Images, Lines, Parquet, Whole
 from fleet.errors import ConfigError
 

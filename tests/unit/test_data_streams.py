@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from actors.rank.data import Feed, Feeds, ShardedDataset
-from actors.rank.sampling import samples_of
-from actors.rank.streams import PASSED, Stream
+from actors.rank.data.feeds import Feed, Feeds, ShardedDataset
+from actors.rank.data.sampling import samples_of
+from actors.rank.data.streams import PASSED, Stream
 from fleet.data import Streams
 from fleet.errors import ConfigError
 from fleet.protocol.records import COMPUTE, DATA

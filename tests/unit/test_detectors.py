@@ -13,9 +13,9 @@ from hypothesis.extra import numpy as arrays
 
 from fleet.errors import ConfigError
 from fleet.protocol.types import Member
-from policies import scores
-from policies.detectors import KINDS, SCORERS, Sensitivity, StepTimes, Verdict
-from policies.windows import Guarded, WindowedDetector
+from policies.straggler import scores
+from policies.straggler.detectors import KINDS, SCORERS, Sensitivity, StepTimes, Verdict
+from policies.straggler.windows import Guarded, WindowedDetector
 
 SHARE = {"compute": 0.25, "network": 0.3, "data": 0.05}
 STEPS, BEGIN = 120, 60

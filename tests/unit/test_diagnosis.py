@@ -15,6 +15,8 @@ from fleet.ledger.diagnosis import RULES, Finding, diagnose, explain
 from fleet.ledger.goodput import Ledger
 from fleet.ledger.summary import LedgerSummary
 from fleet.protocol.journal import JournalWriter
+from fleet.protocol.records import Usage
+from fleet.protocol.types import Member
 from tests.golden.journals import Story, one_loss
 
 GOODPUT = ("compute",)
@@ -63,8 +65,8 @@ def _names(rule: Callable[[LedgerSummary], Finding | None], name: str) -> bool:
 @pytest.mark.parametrize(
     ("codes", "metric", "where", "layer", "said"),
     [
-        ({0: "c60 w40", 1: "c100 w0", 2: "c62 w38"}, "straggler_wait", "compute", "the node of slot 1", "Slot 1 waited 0.0%"),
-        ({0: "c60 w40", 1: "c60 w40"}, "straggler_wait", "compute", "the batch: shards that take unequal time", "All slots wait"),
+        ({0: "c60 w40", 1: "c100 w0", 2: "c62 w38"}, "straggler_wait", "coordination", "the node of slot 1", "Slot 1 waited 0.0%"),
+        ({0: "c60 w40", 1: "c60 w40"}, "straggler_wait", "coordination", "the batch: shards that take unequal time", "All slots wait"),
         ({0: "c40 x60", 1: "c40 x60"}, "exposed_comm", "communication", "the reduction of gradients", "rho = 1.50"),
         ({0: "c40 d60", 1: "c40 d60"}, "data_wait", "coordination", "the feed: storage and decoding", "waits 60 ms"),
         ({0: "c40 k60", 1: "c40 k60"}, "checkpoint_stall", "coordination", "snapshots and the store", "60.0%"),
@@ -82,6 +84,35 @@ def test_the_dearest_thing_is_named_first(codes: dict[int, str], metric: str, wh
     finding = first(steady(codes))
     assert (finding.metric, finding.where, finding.layer) == (metric, where, layer)
     assert any(said in sentence for sentence in finding.evidence), finding.evidence
+
+
+def measured(codes: dict[int, str], exchanges: int, hidden_us: int) -> LedgerSummary:
+    story = steady(codes)
+    end = story.records.pop()
+    story.records.append(Usage(Member(0, 0), 1, 0, 1, 1.0, exchanges, hidden_us, 1_000, 500 if hidden_us else 0))
+    story.records.append(end)
+    return summary(story)
+
+
+def test_the_wire_says_what_was_hidden_measured_or_not_and_what_hiding_it_is_worth() -> None:
+    codes = {0: "c60 x40", 1: "c60 x40"}
+    hidden, open_, silent = measured(codes, 50, 500_000), measured(codes, 50, 0), summary(steady(codes))
+    said = {name: " ".join(diagnose(each)[0].evidence) for name, each in (("hidden", hidden), ("open", open_), ("silent", silent))}
+    assert "40 ms a step that nothing hid, 10 ms behind computing, 20.0% of it; 50.0% of its bytes came ahead." in said["hidden"]
+    assert "40 ms a step that nothing hid, 0 ms behind computing, 0.0% of it; 0.0% of its bytes came ahead." in said["open"]
+    assert "is not measured" in said["silent"]
+    assert "With all hidden that computing can hide, steps would be 1.67 times as fast." in said["open"]
+    assert diagnose(hidden)[0].system == "communication"
+
+
+def test_the_head_names_the_terms_of_a_step_and_the_one_to_attack() -> None:
+    head = explain(found := summary(steady({0: "c40 x60", 1: "c40 x60"})), diagnose(found)).splitlines()
+    assert head[1] == "A step by the Fleet Law: compute 40.0% + communication 60.0% + coordination 0.0% of 100 ms, with 2 ranks."
+    assert "communication that nothing hides comes first: with half of T_comm, steps would be 1.43 times as fast" in head[3]
+    waits = summary(steady({0: "c40 w40 x20", 1: "c40 w40 x20"}))
+    assert "coordination comes first: with half of T_sync, steps would be 1.25 times as fast" in explain(waits, diagnose(waits))
+    nothing = summary(Story(world=1))
+    assert "Fleet Law" not in explain(nothing, diagnose(nothing))
 
 
 def test_shares_are_of_all_rank_seconds_and_ranked() -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from storage import direct
-from storage.blocks import BLOCK_BYTES, BlockStream
-from storage.files import LocalFiles
+from storage.backends import direct
+from storage.backends.blocks import BLOCK_BYTES, BlockStream
+from storage.backends.files import LocalFiles
 
 SIZE = BLOCK_BYTES + 5_000
 CONTENT = os.urandom(1 << 20) * 33

@@ -45,6 +45,7 @@ def check_fleet(words: list[str]) -> None:
         return
     if words[0] == "run" and "--resume" not in words and "--repeat" not in words:
         checked(words[1], words[2:], FOLDER)
+        words = words[: words.index("--")] if "--" in words else words  # the rest is for the script
     while hasattr(command, "commands"):
         assert words and words[0] in command.commands, f"fleet has no command {' '.join(words)}"
         command, words = command.commands[words[0]], words[1:]
@@ -73,14 +74,23 @@ def check_pip(words: list[str]) -> None:
     assert words[0] == "install"
 
 
+def check_ray(words: list[str]) -> None:
+    """What is handed in is a command of ours."""
+    if words[:2] == ["job", "submit"]:
+        program, *rest = words[words.index("--") + 1 :]
+        assert program == "fleet"
+        check_fleet(rest)
+
+
 def any_words(words: list[str]) -> None:
     """Programs of the system: there is nothing of ours in their words."""
 
 
 PROGRAMS: dict[str, Callable[[list[str]], None]] = {
     "fleet": check_fleet, "make": check_make, "python": check_python, "python3": check_python, "pip": check_pip,
+    "ray": check_ray,
     **dict.fromkeys(("git", "cd", "source", "kill", "head", "grep", "jq", "less", "export", "cp", "ls", "cat", "curl", "promtool",
-                     "docker", "torchrun"), any_words),
+                     "docker", "torchrun", "kubectl", "sbatch", "scancel"), any_words),
 }  # fmt: skip
 
 

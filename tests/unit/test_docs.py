@@ -18,16 +18,17 @@ from typer.main import get_command
 from actors.messages import DOWN, UP
 from benchmarks.tables import BENCHMARKS, NO_FIGURE, NO_RESULT, replaced, section, tables
 from chaos import settings as chaos
-from dashboards.metrics import metrics_table
-from dashboards.rules import alerts_table, recordings, shortened
+from chaos.ways import kinds_table, ways_table
+from dashboards.metrics.rules import alerts_table, recordings, shortened
+from dashboards.metrics.table import metrics_table
 from fleet.app.configuration import every
 from fleet.app.exit_codes import exit_codes_table
 from fleet.cli.main import app
-from fleet.laws import law
+from fleet.laws import law, published
 from fleet.ledger.checkers import checks_table
 from fleet.planning import inputs
+from fleet.planning.deploy.spec import spec_keys
 from fleet.protocol.events import EVENTS
-from fleet.protocol.fault_kinds import kinds_table
 from fleet.protocol.instructions import INSTRUCTIONS
 from fleet.settings.fields import Key, shown
 from fleet.settings.live import LIVE
@@ -65,6 +66,11 @@ def settings_table() -> str:
     rows = ["| setting | default | meaning |", "|---|---|---|"]
     rows += [f"| `{key.name}` | {_default(key)} | {key.meaning}{' *' if key.live else ''} |" for key in every().values()]
     return "\n".join(rows) + "\n"
+
+
+def spec_table() -> str:
+    rows = [f"| `{key.name}` | {_default(key)} | {key.meaning} |" for key in spec_keys().values()]
+    return "\n".join(["| field | default | meaning |", "|---|---|---|", *rows]) + "\n"
 
 
 def live_table() -> str:
@@ -108,9 +114,9 @@ def loop_diff() -> str:
     return "\n".join(["```diff", *(line for line in lines if not line.startswith("@@")), "```"]) + "\n"
 
 
-def _train_of(path: str) -> list[str]:
+def _train_of(path: str, name: str = "train") -> list[str]:
     source = (ROOT / path).read_text()
-    train = next(node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef) and node.name == "train")
+    train = next(node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef) and node.name == name)
     return source.splitlines()[train.lineno - 1 : train.end_lineno]
 
 
@@ -121,6 +127,13 @@ def nano_diff() -> str:
     shown = [line for line in lines if not line.startswith("@@")]
     counts = [sum(line.startswith(sign) for line in shown[2:]) for sign in "-+"]
     return "\n".join(["```diff", *shown, "```", "", f"{counts[0]} lines went, and {counts[1]} came."]) + "\n"
+
+
+def port_diff() -> str:
+    """What becomes of a train function for Ray Train."""
+    plain, ours = "examples/ray_train/digits_ray.py", "examples/ray_train/digits_fleet.py"
+    lines = difflib.unified_diff(_train_of(plain, "train_func"), _train_of(ours, "train_func"), plain, ours, lineterm="", n=99)
+    return "\n".join(["```diff", *(line for line in lines if not line.startswith("@@")), "```"]) + "\n"
 
 
 def recordings_table() -> str:
@@ -136,32 +149,50 @@ PARTS = {
         "chaos": chaos_settings,
         "config": lambda: options_of("config"),
         "live": live_table,
+        "attach": lambda: options_of("attach"),
+        "stop": lambda: options_of("stop"),
         "init": lambda: options_of("init"),
         "report": lambda: options_of("report"),
         "logs": lambda: options_of("logs"),
+        "data": lambda: options_of("data"),
         "watch": lambda: options_of("watch"),
         "up": lambda: options_of("up"),
+        "status": lambda: options_of("status"),
         "runs": lambda: options_of("runs"),
+        "runs prune": lambda: options_of("runs prune"),
+        "runs fold": lambda: options_of("runs fold"),
         "diff": lambda: options_of("diff"),
+        "track": lambda: options_of("track"),
         "dashboard push": lambda: options_of("dashboard push"),
         "dashboard write": lambda: options_of("dashboard write"),
         "diagnose": lambda: options_of("diagnose"),
         "set": lambda: options_of("set"),
+        "doctor": lambda: options_of("doctor"),
+        "scale": lambda: options_of("scale"),
         "plan": lambda: options_of("plan"),
+        "laws sweep": lambda: options_of("laws sweep"),
         "plan fields": plan_fields,
         "simulate": lambda: options_of("simulate"),
+        "traces import": lambda: options_of("traces import"),
+        "traces fit": lambda: options_of("traces fit"),
         "compare": lambda: options_of("compare"),
+        "experiment run": lambda: options_of("experiment run"),
+        "experiment soak": lambda: options_of("experiment soak"),
         "rehearse": lambda: options_of("rehearse"),
         "checkpoint list": lambda: options_of("checkpoint list"),
         "checkpoint verify": lambda: options_of("checkpoint verify"),
         "checkpoint export": lambda: options_of("checkpoint export"),
         "checkpoint delete": lambda: options_of("checkpoint delete"),
+        "cluster write": lambda: options_of("cluster write"),
+        "cluster check": lambda: options_of("cluster check"),
     },
+    "docs/deploy.md": {"spec": spec_table},
     "docs/settings.md": {"settings": settings_table},
     "docs/metrics.md": {"metrics": metrics_table, "alerts": alerts_table, "recordings": recordings_table},
-    "docs/faults.md": {"kinds": kinds_table, "checks": checks_table},
-    "docs/laws.md": {"laws": law.table},
+    "docs/chaos.md": {"kinds": kinds_table, "ways": ways_table, "checks": checks_table},
+    "docs/laws.md": {"laws": law.table, "sweep": published.markdown},
     "docs/nano.md": {"nano": nano_diff},
+    "docs/from-ray-train.md": {"port": port_diff},
     "README.md": {"diff": loop_diff},
 }
 

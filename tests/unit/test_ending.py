@@ -30,7 +30,7 @@ def lines(given: dict[str, Any], context: Context = CONTEXT) -> dict[str, str]:
 def test_a_run_that_completed_ends_with_eight_lines_at_most_and_how_to_load_its_model() -> None:
     twin = {"equal": True, "world": 2, "run_digest": "ab", "twin_digest": "ab", "status": "completed"}
     found = ending(data(twin=twin), CONTEXT)
-    assert [head for head, _ in found] == ["run", "goodput", "lost", "faults", "saved", "twin", "more", "next"]
+    assert [head for head, _ in found] == ["run", "goodput", "lost", "faults", "factors", "saved", "twin", "more", "next"]
     told = dict(found)
     assert told["run"].startswith("completed; 60 steps in 7.3 s")
     assert told["goodput"].endswith("% of 2 ranks' time")

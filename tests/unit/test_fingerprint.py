@@ -16,16 +16,17 @@ import numpy as np
 import pytest
 import torch
 
-from actors.rank.data import Feed, ShardedDataset, _generators
-from actors.rank.fingerprint import fingerprint
-from actors.rank.step import Step
+from actors.rank.data.feeds import Feed, ShardedDataset, _generators
+from actors.rank.data.fingerprint import fingerprint
+from actors.rank.data.telling import Told
+from actors.rank.step.step import Step
 from fleet.data import Fixed, Lines
 from fleet.machine import evidence as machine_evidence
 from fleet.machine import replay as machine_replay
 from fleet.protocol.events import Reads
 from fleet.protocol.journal import decode_line, encode_line
-from fleet.protocol.records import COMPUTE, DataRead
-from fleet.protocol.types import Member
+from fleet.protocol.records import COMPUTE, PERMUTED, DataRead
+from fleet.protocol.types import Member, StateId
 
 MEMBER = Member(0, 0)
 
@@ -91,7 +92,7 @@ def test_three_samples_are_read_whatever_the_length(length: int, read: list[int]
 
 def test_it_is_the_same_in_every_process() -> None:
     code = (
-        "from actors.rank.fingerprint import fingerprint\n"
+        "from actors.rank.data.fingerprint import fingerprint\n"
         "class Words:\n"
         "    def __len__(self): return 3\n"
         "    def __getitem__(self, i): return {'some', 'words', 'in', 'no', 'order', str(i)}\n"
@@ -172,11 +173,13 @@ class Recorder:
 def test_rank_0_tells_once_on_what_it_trains() -> None:
     source, said = Source(length=8), list[Reads]()
     feed = Feed(source, 7, 4, 8)
-    client = SimpleNamespace(say=said.append, protocol=SimpleNamespace(member=MEMBER))
+    client = SimpleNamespace(say=said.append, protocol=SimpleNamespace(member=MEMBER, state=StateId(0, 0)))
     run: Any = SimpleNamespace(
         seed=7,
         rank=0,
-        told=(0, 0),
+        told=Told(),
+        rehearsing=False,
+        flops=SimpleNamespace(step_begins=lambda: None, shard_begins=lambda: None),
         total=3,
         client=client,
         recorder=Recorder(),
@@ -185,19 +188,19 @@ def test_rank_0_tells_once_on_what_it_trains() -> None:
     engine: Any = SimpleNamespace(due=[], checks=[], next_due=[], body=SimpleNamespace(enter=lambda step: None))
     for number in range(3):
         assert list(Step(run, engine, number).batches(source, 8)) == []
-    assert said == [Reads(MEMBER, 8, 8, fingerprint(Source(length=8)), 3)]
+    assert said == [Reads(MEMBER, 8, 8, fingerprint(Source(length=8)), 3, 0, 0, PERMUTED)]
     assert source.read == [0, 4, 7]
     feed.close()
 
 
 def test_what_is_told_is_written_when_it_is_news() -> None:
     written: list[Any] = []
-    machine: Any = SimpleNamespace(data=(0, 0, ""), current=lambda member: True, write=written.append)
+    machine: Any = SimpleNamespace(data=None, current=lambda member: True, write=written.append)
     for sha256 in ("aa", "aa", "bb"):
         machine_evidence.note(machine, Reads(MEMBER, 100, 10, sha256), 1.0)
     assert written == [DataRead(100, 10, 1.0, "aa"), DataRead(100, 10, 1.0, "bb")]
 
-    again: Any = SimpleNamespace(data=(0, 0, ""))
+    again: Any = SimpleNamespace(data=None)
     machine_replay._apply(again, written[-1])
     assert again.data == machine.data  # a coordinator that starts again writes it no second time
 

@@ -17,7 +17,7 @@ from fleet.errors import ConfigError
 from fleet.laws.checkpointing import breakdown
 from fleet.protocol.types import Candidate, Member, Situation, StateId
 from fleet.settings.run import Budgets
-from fleet.simulation.fleet_arrivals import causes, draw_arrivals, merged_spells, read_trace, write_trace
+from fleet.simulation.fleet_arrivals import causes, draw_arrivals, merged_spells, read_arrivals, write_trace
 from fleet.simulation.fleet_model import HELD, SHARES, FaultClass, FleetModel, Outcome, Partial, SlowClass, Tier
 from fleet.simulation.fleet_run import FleetRun
 from fleet.simulation.monte_carlo import monte_carlo, slow_loss
@@ -239,7 +239,7 @@ def test_a_trace_brings_the_same_run_back(tmp_path: Path) -> None:
     first = FleetRun(model, arrivals, *policies)
     one = first.run()
     write_trace(model, arrivals.only(first.struck), tmp_path / "trace.csv")
-    back = read_trace(model, tmp_path / "trace.csv")
+    back = read_arrivals(model, tmp_path / "trace.csv")
     other = FleetRun(model, back, *policies).run()
     assert len(back) == sum(one.counts.values()) < len(arrivals), "some would have struck an empty place, and are no part of what happened"
     assert one.counts == other.counts and other.shares == pytest.approx(one.shares, abs=1e-9)
@@ -249,13 +249,15 @@ def test_a_trace_brings_the_same_run_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "where"),
     [
-        ("x,1,node,5", "line 3, time = 'x': not a number (column 1)"),
-        ("9,1,node,-5", "line 3, duration = '-5': must be finite and at least 0 (column 4)"),
-        ("9,100,node,5", "line 3, node = '100': nodes are 0 to 99 (column 2)"),
-        ("9,,node,5", "line 3, node = '': node takes a node: which? (column 2)"),
-        ("9,1,comet,5", "line 3, component = 'comet': unknown (column 3)"),
-        ("9,1,slow:0.5,5", "line 3, component = 'slow:0.5': the severity must be at least 1"),
-        ("9,1,node", "line 3 = 3: 4 columns are needed"),
+        ("x,1,node,5", "trace.time = 'x': not a number ({}:3, column 1)"),
+        ("9,1,node,-5", "trace.duration = '-5': must be finite and at least 0 ({}:3, column 4)"),
+        ("9,100,node,5", "trace.node = 100: nodes are 0 to 99 ({}:3)"),
+        ("9,1.5,node,5", "trace.node = '1.5': must be a whole number ({}:3, column 2)"),
+        ("9,,node,5", "trace.node = '': node takes a node: which? ({}:3)"),
+        ("9,1,comet,5", "trace.component = 'comet': unknown ({}:3)"),
+        ("9,1,slow:0.5,5", "trace.component = 'slow:0.5': the severity must be at least 1, and finite ({}:3, column 3)"),
+        ("9,1,slow:2.0,", "trace.duration = '': a slow spell needs one ({}:3, column 4)"),
+        ("9,1,node", "trace = 3: 4 columns are needed: time, node, component, duration ({}:3)"),
     ],
 )
 def test_a_malformed_trace_is_refused_by_line_and_column(tmp_path: Path, row: str, where: str) -> None:
@@ -263,8 +265,8 @@ def test_a_malformed_trace_is_refused_by_line_and_column(tmp_path: Path, row: st
     model = FleetModel(nodes=100, duration_s=1e5, faults=(fault,))
     (tmp_path / "t.csv").write_text(f"time,node,component,duration\n1,2,node,\n{row}\n")
     with pytest.raises(ConfigError) as error:
-        read_trace(model, tmp_path / "t.csv")
-    assert where in str(error.value) and "t.csv" in str(error.value)
+        read_arrivals(model, tmp_path / "t.csv")
+    assert where.format(tmp_path / "t.csv") in str(error.value)
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.floats(0, 20)), max_size=20))
@@ -286,7 +288,7 @@ def quiet(**change) -> FleetModel:
 
 def struck(model: FleetModel, tmp_path: Path, rows: str, recovery=IN_PLACE, **rest) -> Outcome:
     (tmp_path / "t.csv").write_text("time,node,component,duration\n" + rows)
-    return FleetRun(model, read_trace(model, tmp_path / "t.csv"), recovery, (EXACT, EXACT), **rest).run()
+    return FleetRun(model, read_arrivals(model, tmp_path / "t.csv"), recovery, (EXACT, EXACT), **rest).run()
 
 
 def test_without_a_spare_the_place_is_empty_until_the_repair(tmp_path: Path) -> None:

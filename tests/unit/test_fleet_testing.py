@@ -29,7 +29,7 @@ from fleet.testing import (
     simulate,
     small,
 )
-from policies.mitigation import Mitigator
+from policies.straggler.mitigation import Mitigator
 
 Answer = Callable[[Circumstances], Remedy]
 

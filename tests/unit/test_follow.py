@@ -15,7 +15,7 @@ from fleet.ledger.goodput import Ledger
 from fleet.ledger.report import History, build_report
 from fleet.protocol import records as r
 from fleet.protocol.journal import JournalTail, JournalWriter, encode_line
-from fleet.protocol.types import Member, Process, StateId
+from fleet.protocol.types import Fault, Member, Process, StateId
 from tests.golden.journals import Story, one_loss
 
 
@@ -227,3 +227,20 @@ def test_a_list_of_runs_needs_first_and_last_words_alone(tmp_path: Path) -> None
     assert last_words(write(tmp_path / "journal.jsonl", story))[1] is None
     (tmp_path / "journal.jsonl").write_text("no journal\n")
     assert last_words(tmp_path / "journal.jsonl") == (None, None)
+
+
+def test_what_strikes_whom_now(tmp_path: Path) -> None:
+    story = Story(world=2)
+    for slot in range(2):
+        story.records.append(r.ProcessUp(Member(slot, 0), Process(f"node-{slot}", 100 + slot, 1), "t", 0.1))
+    story.view(1, [(0, 0), (1, 0)], 200)
+    struck = [(Fault("p", 0.3, "t", "partition", node=1), (Member(1, 0),)), (Fault("s", 0.3, "t", "store_gone"), ())]
+    struck += [(Fault("k", 0.3, "t", "kill_rank", slot=0), (Member(0, 0),)), (Fault("e", 0.3, "t", "busy_cores", node=2), ())]
+    for fault, members in struck:
+        story.records.append(r.FaultRecord(fault, "executed", 0.3, members, ""))
+    follower = Follower(write(tmp_path / "journal.jsonl", story)).read()
+    assert [seat.struck for seat in follower.seats()] == [(), ("partition",)] and follower.struck() == ("store_gone",)
+    for name, kind in (("p", "partition"), ("s", "store_gone")):
+        story.records.append(r.FaultRecord(Fault(name, 0.3, "test", kind), "healed", 0.5, (), ""))
+    follower = Follower(write(tmp_path / "journal.jsonl", story)).read()
+    assert [seat.struck for seat in follower.seats()] == [(), ()] and follower.struck() == ()

@@ -42,7 +42,7 @@ known = set(sys.modules)
 import torch
 from actors.worker import rank_main
 from fleet.protocol.types import StateId
-from storage.parts import Parts
+from storage.checkpoint.parts import Parts
 model = torch.nn.Linear(2, 2)
 optimizer = torch.optim.AdamW(model.parameters())
 model(torch.ones(2)).sum().backward()

@@ -60,6 +60,18 @@ def test_a_run_without_faults_is_all_steps_but_for_its_start_and_end() -> None:
     assert summary.incidents == ()
 
 
+def test_a_record_whose_last_attempt_came_to_nothing_tells_of_its_steps_all_the_same() -> None:
+    """The steps before the attempt that was given up count in the means of steps, and in ETTR."""
+    story = Story(world=1)
+    story.view(1, [(0, 0)], 0)
+    story.spans(0, 0, "c60 x40 K c60 x40 K c50 A")
+    story.committed(2, 200)
+    story.ended(250)
+    summary = fold(story)
+    assert (summary.law.compute_s, summary.law.comm_s, summary.median_step_s) == pytest.approx((0.060, 0.040, 0.1))
+    assert summary.ettr == pytest.approx(0.2 / 0.25) and summary.ranks == pytest.approx(1)
+
+
 def test_the_time_between_a_stop_and_its_resume_is_nobodys() -> None:
     """2000 s of steps and 600 s in which nobody held a machine: the run lost nothing, and shows that it was stopped."""
     story = Story(world=1)

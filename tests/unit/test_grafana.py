@@ -13,12 +13,14 @@ import yaml
 from grafana_api.grafana_face import GrafanaFace
 from typer.testing import CliRunner, Result
 
-from dashboards import grafana as boards
-from dashboards.metrics import GAUGE, METRICS, MetricSpec
-from dashboards.panels import BOARDS, panels, shown_nowhere
-from dashboards.provisioning import write_files
-from dashboards.push import CREATED, LEFT_ALONE, NOT_OURS, UNCHANGED, UPDATED, connect, push, push_faults
-from dashboards.rules import ALERTS, recordings
+from dashboards.grafana import boards
+from dashboards.grafana.panels import BOARDS, panels, shown_nowhere
+from dashboards.grafana.parts import FIRST_SCREEN, Board
+from dashboards.grafana.provisioning import write_files
+from dashboards.grafana.push import CREATED, LEFT_ALONE, NOT_OURS, UNCHANGED, UPDATED, connect, push, push_faults
+from dashboards.metrics.rules import ALERTS, recordings
+from dashboards.metrics.spec import GAUGE, MetricSpec
+from dashboards.metrics.table import METRICS
 from fleet.cli.main import app
 from fleet.errors import ConfigError, RunFailed
 from fleet.ledger.goodput import Ledger
@@ -86,6 +88,52 @@ def test_models_are_complete() -> None:
         assert "fleet_faults_total" in json.dumps(model["annotations"]) or not board.of_a_run
 
 
+def places(board: Board, model: dict[str, Any]) -> dict[str, set[str]]:
+    """Titles of the rows of a board that end within its first screen, with their panels."""
+    found, row = dict[str, set[str]](), ""
+    for panel in model["panels"]:
+        place = panel["gridPos"]
+        if panel["type"] == "row":
+            row = panel["title"]
+            assert row in board.rows
+        elif place["y"] + place["h"] <= FIRST_SCREEN:
+            found.setdefault(row, set()).add(panel["title"])
+        assert place["x"] + place["w"] <= 24
+    return {row: titles for row, titles in found.items() if len(titles) == len(board.rows[row])}
+
+
+def test_the_first_screen_says_whether_it_is_well_what_it_costs_and_what_is_wrong() -> None:
+    seen = {board.uid: places(board, model) for board, model in zip(BOARDS, boards.all_boards(), strict=True)}
+    assert list(seen)[:3] == ["fleet-run", "fleet-overview", "fleet-cost"], "those that people look at come first"
+    for uid in ("fleet-run", "fleet-overview"):
+        assert list(seen[uid]) == ["Is it well?", "What does it cost?", "What is wrong?"]
+    shown = set().union(*seen["fleet-run"].values())
+    assert {"Goodput", "MFU", "Tokens a second", "USD", "USD lost", "kWh", "kg CO2", "Budget left", "Alerts"} <= shown
+    assert {"In the last 15 minutes", "Ranks that do not train"} <= shown
+    cost = set().union(*seen["fleet-cost"].values())
+    assert {"USD", "Budget left", "USD for a million tokens", "USD for a kept step", "Scheduling", "x runtime", "x program (MFU)"} <= cost
+
+
+def test_boards_that_people_look_at_are_small_and_lead_to_the_others() -> None:
+    uids = {board.uid for board in BOARDS}
+    for board, model in list(zip(BOARDS, boards.all_boards(), strict=True))[:3]:
+        assert sum(map(len, board.rows.values())) <= 25
+        assert [link["url"] for link in model["links"]] == [f"/d/{uid}" for uid in board.links]
+        assert all(link["includeVars"] and link["keepTime"] for link in model["links"])
+        assert uids >= {panel.opens for row in board.rows.values() for panel in row} - {""}
+    assert {*BOARDS[0].links, BOARDS[0].uid} == uids, "from a run everything can be reached"
+
+
+def test_a_number_is_red_when_it_is_bad() -> None:
+    [model] = [model for model in boards.all_boards() if model["uid"] == "fleet-run"]
+    steps = {
+        panel["title"]: panel["fieldConfig"]["defaults"]["thresholds"]["steps"] for panel in model["panels"] if panel["type"] == "stat"
+    }
+    assert steps["Goodput"] == [{"value": None, "color": "red"}, {"value": 0.5, "color": "green"}]
+    assert steps["Ranks that do not train"] == [{"value": None, "color": "green"}, {"value": 1.0, "color": "red"}]
+    assert steps["Step"] == [{"value": None, "color": "text"}]
+
+
 def test_a_push_creates_all_and_a_second_one_changes_nothing(there: FakeGrafana, face: GrafanaFace) -> None:
     assert results(face) == {CREATED}
     assert there.sources["Fleet Prometheus"]["url"] == PROMETHEUS
@@ -129,7 +177,7 @@ def test_a_new_version_replaces_an_old_one_that_nobody_touched(
     change: Callable[[dict[str, Any]], None], there: FakeGrafana, face: GrafanaFace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     push(face, PROMETHEUS)
-    monkeypatch.setattr("dashboards.push.all_boards", lambda source: changed(change))
+    monkeypatch.setattr("dashboards.grafana.push.all_boards", lambda source: changed(change))
     assert results(face) == {UPDATED}
     assert {d["version"] for d in there.dashboards.values()} == {2}
     again = json.loads(json.dumps(there.dashboards["fleet-run"]))
@@ -148,7 +196,7 @@ def test_what_somebody_changed_is_left_alone(
     there.edited("fleet-run", change)
     mine = json.dumps(there.dashboards["fleet-run"])
     assert push(face, PROMETHEUS)["Fleet: one run"] == LEFT_ALONE
-    monkeypatch.setattr("dashboards.push.all_boards", lambda source: changed(other_refresh))
+    monkeypatch.setattr("dashboards.grafana.push.all_boards", lambda source: changed(other_refresh))
     done = push(face, PROMETHEUS)
     assert done.pop("Fleet: one run") == LEFT_ALONE
     assert set(done.values()) == {UPDATED}
@@ -160,7 +208,7 @@ def test_an_old_version_that_somebody_restored_is_left_alone(
 ) -> None:
     push(face, PROMETHEUS)
     first = json.loads(json.dumps(there.dashboards["fleet-run"]))
-    monkeypatch.setattr("dashboards.push.all_boards", lambda source: changed(other_refresh))
+    monkeypatch.setattr("dashboards.grafana.push.all_boards", lambda source: changed(other_refresh))
     push(face, PROMETHEUS)
     there.edited("fleet-run", lambda model: model.update({**first, "version": model["version"]}), "Restored from version 1")
     assert push(face, PROMETHEUS)["Fleet: one run"] == LEFT_ALONE
@@ -186,15 +234,15 @@ def test_a_source_and_a_folder_that_are_there_are_used(there: FakeGrafana, face:
 def test_one_that_is_made_or_saved_at_the_same_moment(there: FakeGrafana, face: GrafanaFace, monkeypatch: pytest.MonkeyPatch) -> None:
     there.fail = {"POST /api/datasources": 409, "POST /api/folders": 412}
     there.folders["x"] = {}
-    with pytest.raises(RunFailed, match="dashboard fleet-overview"):
+    with pytest.raises(RunFailed, match="dashboard fleet-run"):
         push(face, PROMETHEUS)  # the folder is not there: Grafana says 400
     there.fail = {}
     push(face, PROMETHEUS)
-    monkeypatch.setattr("dashboards.push.all_boards", lambda source: changed(other_refresh))
-    there.meddle = lambda: there.edited("fleet-overview", other_words)
+    monkeypatch.setattr("dashboards.grafana.push.all_boards", lambda source: changed(other_refresh))
+    there.meddle = lambda: there.edited("fleet-run", other_words)
     with pytest.raises(RunFailed, match="at the same time"):
         push(face, PROMETHEUS)
-    assert there.dashboards["fleet-overview"]["title"] == "Mine"
+    assert there.dashboards["fleet-run"]["title"] == "Mine"
 
 
 @pytest.mark.parametrize(("status", "words"), [(401, "wrong or has run out"), (403, "Editor"), (500, "when it is well"), (503, "well")])

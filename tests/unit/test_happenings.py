@@ -8,7 +8,7 @@ import pytest
 
 from fleet.ledger.happenings import PATIENCE_S, Teller
 from fleet.protocol import records as r
-from fleet.protocol.causes import Cause, ProcessEnded, Told
+from fleet.protocol.causes import Cause, Evicted, ProcessEnded, StartsAgain, Told
 from fleet.protocol.types import Fault, Member, StateId
 from tests.golden.journals import Story, one_loss
 
@@ -55,6 +55,12 @@ def test_a_loss_waits_for_its_fault_for_a_moment_and_no_longer() -> None:
     assert "by fault gpu-1" in line.text
     assert [line.mark for line in teller.take(EXECUTED, 13.0)] == ["!"]
     assert [line.mark for line in teller.take(lost(Member(1, 1)), 14.0)] == ["-"], "its fault is known to have struck"
+
+
+def test_who_was_ended_for_the_sake_of_a_fault_was_not_struck_by_it() -> None:
+    taken = lost(Member(0, 0), cause=Evicted(StartsAgain("all start again")))
+    line = told(story(PLANNED, EXECUTED, lost(), taken))[-1]
+    assert line == "    2.2 s  - rank 0 is lost in step 7: evicted: all start again by fault gpu-1"
 
 
 def test_a_loss_without_a_fault_is_told_at_once_with_its_cause_in_one_line() -> None:

@@ -13,7 +13,7 @@ from fleet.protocol import records as r
 from fleet.protocol.causes import Evicted, NoHeartbeat, ProcessEnded
 from fleet.protocol.decisions import Interval
 from fleet.protocol.journal import JournalTail, JournalWriter, decode_line, encode_line, read_journal
-from fleet.protocol.types import Fault, Member, Process, StateId, View
+from fleet.protocol.types import DataFile, Fault, Member, Process, StateId, View
 
 MEMBER = Member(2, 1)
 STATE = StateId(1, 7)
@@ -35,8 +35,11 @@ EVERY_KIND: list[r.Record] = [
     r.DecisionMade("interval", "wait", "not due", Interval(3.5, 0.1, 0.2, 1e-4), 0.2),
     r.CheckpointRecord("c1", "durable", STATE, 4.0, 100, 0.1, 0.2, ""),
     r.Measurement(STATE, "loss", 0.5, 1.0),
-    r.DataRead(50_000, 256, 4.4),
+    r.DataRead(50_000, 256, 4.4, "aa", 60, 1, 7, r.PERMUTED),
+    r.DataFiles("aa", "Fixed", r.STRIDED, 0, 0, 1, (DataFile("a.bin", 8, 4, 1.5, "sha256:00", (0, 2, 2)),), 4.45),
+    r.Usage(MEMBER, 500_000_000, 0, 12_000_000, 4.45),
     r.EvidenceKept("hang-1", 4.5, "evidence/hang-1.txt", (MEMBER,), "no progress", "2.0: step 7"),
+    r.RefusedLines("node", "agent", "secret", "10.0.0.9:4711", 3, 4.7),
     r.OnceRecord("done", "0.50/evaluate#1", MEMBER, 4.6, "{}"),
     r.RunEnded("completed", "all steps", 5.0, "00", ""),
 ]

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from actors.rank.jumps import KEPT, LEAST, Jumps
+from actors.rank.step.jumps import KEPT, LEAST, Jumps
 from fleet.errors import ConfigError
 from fleet.settings.run import VerifySettings
 

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from actors.rank.lifeline import FAREWELL, TOKEN_BYTES, Lifeline
+from actors.rank.membership.lifeline import FAREWELL, TOKEN_BYTES, Lifeline
 
 BOUND_S = 30.0
 TOKEN = "t" * TOKEN_BYTES
 
 RANK = """
 import os, socket, sys, time
-from actors.rank.lifeline import Lifeline
+from actors.rank.membership.lifeline import Lifeline
 plain = socket.create_connection(("127.0.0.1", int(sys.argv[2])))
 lifeline = Lifeline(sys.argv[1], "t" * 32)
 if os.fork() == 0:

@@ -13,8 +13,8 @@ from fleet.settings.live import LIVE, changed, parsed
 from fleet.settings.run import RunSettings, Timeouts
 from policies import placement
 from policies.interval import CheckpointInterval
-from policies.mitigation import Mitigator
 from policies.recovery import ReformPromoteRegrow
+from policies.straggler.mitigation import Mitigator
 
 
 def machine(settings: RunSettings | None = None) -> FleetMachine:

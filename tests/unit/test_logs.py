@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dashboards.logs import MOST_BYTES, log_files, log_piece
+from dashboards.pages.logs import MOST_BYTES, log_files, log_piece
 from fleet.app.rank_logs import FOLDER
 
 

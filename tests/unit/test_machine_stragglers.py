@@ -8,7 +8,7 @@ from fleet.protocol.events import StepsTimed
 from fleet.protocol.records import DecisionMade
 from fleet.protocol.slowness import Circumstances, RankTimes, Remedy
 from fleet.protocol.types import Member, StateId, View
-from policies.mitigation import Mitigator
+from policies.straggler.mitigation import Mitigator
 
 A, B = Member(0, 0), Member(1, 0)
 

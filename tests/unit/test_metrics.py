@@ -14,13 +14,27 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from dashboards.metrics import COUNTER, METRICS, RunsCollector, metrics_table
+from dashboards.metrics.spec import COUNTER
+from dashboards.metrics.table import METRICS, RunsCollector, metrics_table
 from fleet.ledger.goodput import Ledger
 from fleet.ledger.summary import LedgerSummary
-from fleet.protocol.decisions import Interval
+from fleet.protocol.decisions import Interval, SettingTo
 from fleet.protocol.fault_kinds import EXECUTABLE
 from fleet.protocol.levels import PEERS
-from fleet.protocol.records import VERSION, CheckpointRecord, DecisionMade, FaultRecord, Measurement, ProcessUp, RunEnded, RunStarted
+from fleet.protocol.records import (
+    FLOPS,
+    PEAK,
+    TOKENS,
+    VERSION,
+    CheckpointRecord,
+    DecisionMade,
+    FaultRecord,
+    Measurement,
+    ProcessUp,
+    RunEnded,
+    RunStarted,
+    Usage,
+)
 from fleet.protocol.types import Member, Process, StateId
 from fleet.settings.run import RunSettings
 from tests.golden.journals import Story, one_loss
@@ -48,25 +62,35 @@ def registry_of(*summaries: LedgerSummary) -> CollectorRegistry:
     return registry
 
 
-def eventful() -> tuple[LedgerSummary, LedgerSummary]:
-    """Two runs with something of everything; labels hold what text formats have to escape."""
+PRICES = {"usd_per_rank_hour": 2.0, "watts_per_rank": 700.0, "g_co2_per_kwh": 300.0, "budget_usd": 0.04}
+
+
+def everything(began_unix_s: float = 1.7e9) -> Story:
+    """A run with something of everything, that goes on; labels hold what text formats have to escape."""
     story = one_loss("f1")
-    ended = story.records.pop()
-    assert isinstance(ended, RunEnded)
-    said = {"expected_goodput": 0.9, "settings": dataclasses.asdict(RunSettings(world=2)), "chaos": {"repair_s": None}}
-    story.records[0] = RunStarted(VERSION, "story", 0.0, 1.7e9, 2, 0, 16, json.dumps(said))
+    assert isinstance(story.records.pop(), RunEnded)
+    settings = dataclasses.asdict(RunSettings(world=2)) | {"cost": PRICES}
+    said = {"fault_rates": {"kill_rank": 0.01}, "settings": settings, "chaos": {"repair_s": None}}
+    story.records[0] = RunStarted(VERSION, "story", 0.0, began_unix_s, 2, 0, 16, json.dumps(said))
     for slot, incarnation in ((0, 0), (1, 1)):
         story.spans(slot, incarnation, "c30000 K", generation=3, step=60)
-    ended = dataclasses.replace(ended, at_s=ended.at_s + 30)
     story.durable(30, 4_000)
     story.records += [
         ProcessUp(Member(0, 0), Process('node "a"\\\n', 100, 1), "t", 0.1),
+        *(Measurement(StateId(0, 30), name, value, 5.0) for name, value in ((TOKENS, 4096.0), (FLOPS, 3e9), (PEAK, 1e11))),
         Measurement(StateId(0, 30), 'loss "of" \\ all\nranks', math.nan, 5.0),
         CheckpointRecord("copy-1", "durable", StateId(0, 30), 5.0, level=PEERS),
         DecisionMade("interval", "wait", "every 60 s", Interval(60.0), 5.0),
         DecisionMade(f"interval of {PEERS}", "wait", "every 6 s", Interval(6.0), 5.0),
-        ended,
+        Usage(Member(0, 0), 500_000_000, 70_000_000, 12_000_000, 5.0),
     ]
+    return story
+
+
+def eventful() -> tuple[LedgerSummary, LedgerSummary]:
+    """Two runs with something of everything."""
+    story = everything()
+    story.ended(37_340)
     summary = Ledger().apply_all(story.records).summary()
     return summary, dataclasses.replace(summary, run="another", status="silent")
 
@@ -194,4 +218,32 @@ def test_the_number_of_series_does_not_grow_with_ranks_or_losses() -> None:
     for slot in range(100):
         story.spans(slot, 0, "c60 x40 K")
         story.lost(slot, 0, 100 + slot)
-    assert len(scrape(Ledger().apply_all(story.records).summary())) <= few + 5
+    assert len(scrape(Ledger().apply_all(story.records).summary())) <= few + 5 + 9 + 3, (
+        "a forecast of one kind and the factors come with the first step"
+    )
+
+
+def test_money_is_the_bills_and_follows_the_budget_that_is_set() -> None:
+    story = everything()
+    story.records.append(DecisionMade("settings", "set", "cost.budget_usd = 9", SettingTo("cost.budget_usd", 9.0), 38.0))
+    for records, budget in ((story.records[:-1], 0.04), (story.records, 9.0)):
+        summary = Ledger().apply_all(records).summary()
+        samples, bill = scrape(summary), summary.bill
+        assert bill is not None and summary.factors is not None
+        names = {"usd": "fleet_spent_usd", "kwh": "fleet_spent_kwh", "kg_co2": "fleet_emitted_kg"}
+        assert {unit: samples[name, ()] for unit, name in names.items()} == pytest.approx(bill["total"])
+        of_faults = {"usd": "fleet_fault_cost_usd", "kwh": "fleet_fault_energy_kwh", "kg_co2": "fleet_fault_emissions_kg"}
+        assert {unit: samples[name, (("kind", "kill_rank"),)] for unit, name in of_faults.items()} == pytest.approx(bill["faults"]["f1"])
+        assert samples["fleet_budget_usd", ()] == budget
+        assert samples["fleet_factor_ratio", (("factor", "program"),)] == pytest.approx(summary.factors.program)
+        assert samples["fleet_factor_ratio", (("factor", "product"),)] == pytest.approx(summary.factors.product)
+        assert samples["fleet_tokens_per_second", ()] == pytest.approx(4096.0 / summary.median_step_s)
+
+
+def test_what_nobody_said_or_counted_has_no_series() -> None:
+    samples = scrape(Ledger().apply_all(one_loss("f1").records).summary())
+    unknown = {"spent_usd", "spent_kwh", "emitted_kg", "fault_cost_usd", "fault_energy_kwh", "fault_emissions_kg", "budget_usd"}
+    assert not {name for name, _ in samples} & {f"fleet_{name}" for name in (*unknown, "tokens_per_second")}
+    assert {labels for name, labels in samples if name == "fleet_factor_ratio"} == {
+        (("factor", name),) for name in ("scheduling", "runtime", "product")
+    }

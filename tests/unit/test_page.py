@@ -8,8 +8,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from dashboards.page import COLOURS, _nice, render_html
-from dashboards.plan_page import PALETTE
+from dashboards.pages.plan import PALETTE
+from dashboards.pages.run import COLOURS, _nice, render_html
 from dashboards.server import STATIC
 from fleet.ledger.categories import MEANINGS
 from fleet.ledger.report import build_report

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from actors.rank.stacks import STACKS_SIGNAL
+from actors.rank.telemetry.stacks import STACKS_SIGNAL
 from fleet.cluster.proc import handles
 
 BOUND_S = 20.0

@@ -18,8 +18,10 @@ from typing import Any
 import pytest
 import torch
 
-from actors.rank.process_group import LOCAL_SEND_BYTES, Forming, Group, GroupBroken, StoreServer, Work
-from actors.rank.store import Exchange, StoreClient
+from actors.rank.membership import nccl
+from actors.rank.membership.process_group import LOCAL_SEND_BYTES, Forming, Group, GroupBroken, StoreServer, Work
+from actors.rank.membership.store import Exchange, StoreClient
+from fleet.cluster import secret
 from tests.support.waiting import until
 
 BOUND_S = 30.0
@@ -331,6 +333,98 @@ def test_staging_through_host_memory(store: StoreServer, monkeypatch: pytest.Mon
     close_all(groups)
 
 
+# ---- NCCL, where there is none: what Fleet does around it --------------------------------------------------------------------------------
+
+
+class FakeNccl:
+    """Of one rank. ``held`` keeps an abort from coming back."""
+
+    def __init__(self) -> None:
+        self.aborts, self.aborted, self.held = list[str](), threading.Event(), threading.Event()
+        self.held.set()
+
+    def abort(self) -> None:
+        self.aborts.append(threading.current_thread().name)
+        self.held.wait(BOUND_S)
+        self.aborted.set()
+
+
+def fake_nccl(monkeypatch: pytest.MonkeyPatch, devices: list[str], wires: Callable[..., Any] = lambda *_: FakeNccl()) -> None:
+    """Ranks, in the order in which they form, have these devices; ``wires`` makes their communicators."""
+    names, given = iter(devices), dict[int, str]()
+    lock = threading.Lock()
+
+    def name(_: torch.device) -> str:
+        with lock:
+            return given.setdefault(threading.get_ident(), next(names))
+
+    monkeypatch.setattr(nccl, "device_name", name)
+    monkeypatch.setattr(nccl, "wires", wires)
+
+
+def form_on_gpus(store: StoreServer, size: int = 2) -> list[Forming]:
+    told = {"generation": 1, "size": size, "device": torch.device("cuda"), "timeout_s": BOUND_S, "host": HOST}
+    return [Forming(store=store.address, rank=rank, **told) for rank in range(size)]
+
+
+@pytest.mark.parametrize(("devices", "has_nccl"), [(["a", "b"], True), (["a", "a"], False)])
+def test_ranks_that_share_a_device_exchange_by_gloo(
+    store: StoreServer, monkeypatch: pytest.MonkeyPatch, devices: list[str], has_nccl: bool
+) -> None:
+    """NCCL refuses two ranks on one GPU."""
+    fake_nccl(monkeypatch, devices)
+    groups = [part.wait() for part in form_on_gpus(store)]
+    assert [group.receives_ahead for group in groups] == [not has_nccl] * 2
+    close_all(groups)
+
+
+def test_an_interrupt_does_not_wait_for_the_abort_which_comes_once(store: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An abort takes a second; and two of one communicator at a time lock each other up."""
+    fake_nccl(monkeypatch, ["a", "b"])
+    groups = [part.wait() for part in form_on_gpus(store)]
+    wires = groups[0]._nccl
+    wires.held.clear()
+    groups[0].interrupt("a peer is lost")
+    groups[0].close()
+    assert not wires.aborted.is_set()
+    wires.held.set()
+    assert wires.aborted.wait(BOUND_S)
+    assert len(wires.aborts) == 1 and wires.aborts != [threading.current_thread().name]
+    close_all(groups)
+
+
+def test_a_forming_can_be_interrupted_while_nccl_waits_for_a_rank(store: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing calls a thread back from there. What it comes to later is aborted."""
+    reached, comes, made = threading.Semaphore(0), threading.Event(), FakeNccl()
+
+    def wires(*_: Any) -> FakeNccl:
+        reached.release()
+        assert comes.wait(BOUND_S)
+        return made
+
+    fake_nccl(monkeypatch, ["a", "b"], wires)
+    parts = form_on_gpus(store)
+    assert all(reached.acquire(timeout=BOUND_S) for _ in parts)
+    for part in parts:
+        part.interrupt("the view is gone")
+        with pytest.raises(GroupBroken, match="the view is gone"):
+            part.wait()
+    until(lambda: not any(thread.name == "fleet-form-1" for thread in threading.enumerate()), "the end of both threads", BOUND_S)
+    assert not made.aborts
+    comes.set()
+    until(lambda: len(made.aborts) == 2, "both aborts", BOUND_S)
+
+
+def test_what_nccl_says_ends_the_forming(store: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("Duplicate GPU detected")
+
+    fake_nccl(monkeypatch, ["a", "b"], refuse)
+    for part in form_on_gpus(store):
+        with pytest.raises(GroupBroken, match="Duplicate GPU"):
+            part.wait()
+
+
 def rank_that_waits(store: str, rank: int, size: int, parent: Connection) -> None:
     """In a process: form, say so, then wait in an all-reduce that cannot end, and report how it ended."""
     group = forming(store, rank, size).wait()
@@ -354,7 +448,10 @@ def ends_after(store: StoreServer, blow: signal.Signals, order: str) -> list[str
     """Three ranks form; the third gets ``blow``, the others ``order``. How the wait of those two ended."""
     context = multiprocessing.get_context("spawn")
     pipes = [context.Pipe() for _ in range(3)]
-    ranks = [context.Process(target=rank_that_waits, args=(store.address, rank, 3, pipes[rank][1])) for rank in range(3)]
+    ranks = [
+        context.Process(target=secret.holding, args=(secret.held(), rank_that_waits, store.address, rank, 3, pipes[rank][1]))
+        for rank in range(3)
+    ]
     for process in ranks:
         process.start()
     try:
@@ -382,7 +479,9 @@ def rank_that_sends(store: str, elements: int) -> None:
 def test_a_rank_whose_peer_dies_in_the_middle_of_a_message_can_be_called_out(store: StoreServer) -> None:
     """gloo tells those who wait for messages that have not begun to arrive, and no other."""
     elements = 1 << 26
-    sender = multiprocessing.get_context("spawn").Process(target=rank_that_sends, args=(store.address, elements))
+    sender = multiprocessing.get_context("spawn").Process(
+        target=secret.holding, args=(secret.held(), rank_that_sends, store.address, elements)
+    )
     sender.start()
     group, arriving = forming(store.address, 0, 2).wait(), torch.zeros(elements)
     work = group.start([], [(arriving, 1)])

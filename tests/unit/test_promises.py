@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from actors.rank.engine import Engine
-from actors.rank.process_group import Group, GroupBroken
-from actors.rank.recorder import Recorder
-from actors.rank.state import TrackedState
+from actors.rank.membership.process_group import Group, GroupBroken
+from actors.rank.state.tracked import TrackedState
+from actors.rank.step.engine import Engine
+from actors.rank.telemetry.recorder import Recorder
 from fleet.protocol.types import Member, StateId, View
 from fleet.settings.run import RunSettings
 from policies.placement import ranges

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.rank.logs import RankLog
+from actors.rank.telemetry.logs import RankLog
 from fleet.app.rank_logs import MOST_LOOKS, REHEARSAL, REHEARSED, RunLogs, Tail, found, log_path, logs_of, older, shown
 from fleet.protocol.types import Member
 
@@ -21,7 +21,9 @@ ZERO = Member(0, 0)
 
 def said(folder: Path, body: str) -> int:
     """Run ``body`` in a process of its own whose standard streams lead to rank 0's file; returns how it ended."""
-    head = f"from actors.rank.logs import RankLog\nfrom pathlib import Path\nlog = RankLog(Path({str(log_path(folder, ZERO))!r}))\n"
+    head = (
+        f"from actors.rank.telemetry.logs import RankLog\nfrom pathlib import Path\nlog = RankLog(Path({str(log_path(folder, ZERO))!r}))\n"
+    )
     done = subprocess.run([sys.executable, "-c", head + body], check=False, capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("", "")
     return done.returncode
@@ -48,7 +50,7 @@ def test_a_handler_that_ray_has_put_on_the_root_logger_does_not_disarm_basic_con
     body = "import logging\nlogging.basicConfig(level=30)\nlogging.info('no')\nlogging.warning('yes')\n"
     head = "import logging\nlogging.getLogger().addHandler(logging.NullHandler())\nlogging.getLogger().setLevel(10)\n"
     path = log_path(tmp_path, ZERO)
-    made = f"from actors.rank.logs import RankLog\nfrom pathlib import Path\nlog = RankLog(Path({str(path)!r}))\n"
+    made = f"from actors.rank.telemetry.logs import RankLog\nfrom pathlib import Path\nlog = RankLog(Path({str(path)!r}))\n"
     subprocess.run([sys.executable, "-c", head + made + body], check=True, timeout=60)
     assert path.read_text() == "WARNING:root:yes\n"
 

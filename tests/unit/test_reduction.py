@@ -14,13 +14,14 @@ import pytest
 import torch
 from torch import nn
 
-from actors.rank import reduction, sumcheck
-from actors.rank.clipping import SplitNorms, block_norms
-from actors.rank.gradients import GradientBuffers
-from actors.rank.process_group import Forming, Group, GroupBroken, StoreServer
-from actors.rank.reduction import Chunk, Reducer, ShardSums, SideChannel
-from actors.rank.sampling import seed_shard
-from actors.rank.sumcheck import SLICES, SumCheck
+from actors.rank.data.sampling import seed_shard
+from actors.rank.membership.process_group import Forming, Group, GroupBroken, StoreServer
+from actors.rank.step import reduction
+from actors.rank.step.clipping import SplitNorms, block_norms
+from actors.rank.step.gradients import GradientBuffers
+from actors.rank.step.reduction import Chunk, Reducer, ShardSums, SideChannel
+from actors.rank.verify import sumcheck
+from actors.rank.verify.sumcheck import SLICES, SumCheck
 from fleet.errors import ConfigError, ProtocolError
 from fleet.protocol.shards import blocks, cover
 from tests.unit.test_process_group import LostSend

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from dashboards.rehearsal_page import render_rehearsal
+from dashboards.pages.rehearsal import render_rehearsal
 from fleet.app import recipes, rehearsal
 from fleet.app.rehearsal import (
     IMPOSED,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from actors.rank.replicas import MOST_PARTS, SAMPLES, Replicas, StatesDiffer, _device_sum, digest
-from actors.rank.state import TrackedState
-from fleet.protocol.alike import Alike
+from actors.rank.state.tracked import TrackedState
+from actors.rank.verify.replicas import MOST_PARTS, SAMPLES, Replicas, StatesDiffer, _device_sum, digest
+from fleet.protocol.replica_check import ReplicaCheck
 from fleet.protocol.types import StateId
 from tests.support import trains
 
@@ -97,7 +97,7 @@ def test_parts_take_turns_and_cover_all() -> None:
     replicas = Replicas(state, 0.01)
     replicas.seat(1, here(1), False)
     replicas.look(here(1))
-    replicas._alike.cut(4)
+    replicas._replica_check.cut(4)
     before = [replicas.look(here(step)) for step in range(5, 9)]
     state.objects["model"].state_dict()["0.weight"][0, 0] += 1
     changed = [was != replicas.look(here(step)) for step, was in enumerate(before, start=5)]
@@ -178,24 +178,24 @@ def test_off_costs_nothing() -> None:
 
 
 def test_cleared_is_one_step_after_the_oldest_comparison() -> None:
-    alike = Alike()
-    alike.seat(1, here(0), receiver=True)
-    alike.cut(2)
-    assert not alike.witness
+    check = ReplicaCheck()
+    check.seat(1, here(0), receiver=True)
+    check.cut(2)
+    assert not check.witness
     cleared = []
     for step in range(4):
-        alike.enter(here(step), "same")
-        assert not alike.differ(["same", "same"])
-        cleared.append(alike.cleared.step)
+        check.enter(here(step), "same")
+        assert not check.differ(["same", "same"])
+        cleared.append(check.cleared.step)
     assert cleared == [0, 1, 2, 3]
-    assert alike.witness
-    alike.enter(here(4), "mine")
-    assert alike.differ(["mine", "same"])
-    assert alike.open is not None
-    assert alike.open.cleared == here(3)
-    alike.seat(2, here(4), receiver=False)
-    assert alike.witness
-    assert alike.open is None
+    assert check.witness
+    check.enter(here(4), "mine")
+    assert check.differ(["mine", "same"])
+    assert check.open is not None
+    assert check.open.cleared == here(3)
+    check.seat(2, here(4), receiver=False)
+    assert check.witness
+    assert check.open is None
 
 
 def test_a_learning_rate_that_the_loop_body_sets_is_compared_when_all_have_set_it() -> None:

@@ -14,7 +14,7 @@ from fleet.ledger.report import History, build_report, duration, losses_by_size,
 from fleet.ledger.timeline import Timeline
 from fleet.protocol import records as r
 from fleet.protocol.decisions import Interval
-from fleet.protocol.types import Fault, StateId
+from fleet.protocol.types import Fault, Member, StateId
 from tests.golden.journals import Story, one_loss
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -29,6 +29,7 @@ def golden_story() -> Story:
         r.CheckpointRecord("c60", "durable", StateId(0, 60), 7.3, 1_000_000, 0.002, 0.1),
         r.Measurement(StateId(0, 1), "loss", 2.5, 1.2),
         r.Measurement(StateId(0, 2), "loss", math.nan, 1.3),
+        r.Usage(Member(0, 0), 500_000_000, 0, 12_000_000, 7.2, 60, 120_000, 12_000_000, 1_500_000),
         r.FaultRecord(Fault("gpu-2", 9.0, "gpu", "kill_rank", slot=0), "suppressed", 7.2, (), "the run is about to end"),
         end,
     ]

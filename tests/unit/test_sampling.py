@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import default_collate
 
-from actors.rank.sampling import sample_indices, samples_of, seed_shard, seed_step
+from actors.rank.data.sampling import sample_indices, samples_of, seed_shard, seed_step
 from fleet.errors import ConfigError
 
 

@@ -12,11 +12,11 @@ from safetensors.torch import load_file
 from torch import nn
 
 from actors.rank.once import Home
-from actors.rank.saving import model_state
-from actors.rank.state import TrackedState
+from actors.rank.state.saving import model_state
+from actors.rank.state.tracked import TrackedState
 from fleet.errors import FleetError
-from storage.export import export_model
-from storage.files import open_files
+from storage.backends.files import open_files
+from storage.checkpoint.export import export_model
 
 
 def tied() -> nn.Module:

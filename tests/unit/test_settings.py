@@ -23,8 +23,8 @@ from fleet.cli.config import FLAGS
 from fleet.errors import ConfigError
 from fleet.settings.fields import from_text, keys, read, setting, shown, values_of
 from fleet.settings.run import CheckpointSettings, RunSettings
-from policies.mitigation import Mitigator
 from policies.recovery import ReformPromoteRegrow
+from policies.straggler.mitigation import Mitigator
 
 ROOT = Path(__file__).parents[2]
 GOOD = "def train(run):\n    pass\n"
@@ -111,7 +111,7 @@ PLAIN = (None, False, True, "", 0, 0.0, 1)
 
 def test_no_default_is_written_twice() -> None:
     usual = {(key.name.rpartition(".")[2], repr(key.default)) for key in every().values() if key.default not in PLAIN}
-    files = [*ROOT.glob("policies/*.py"), *ROOT.glob("fleet/cli*.py"), *ROOT.glob("fleet/re*.py"), *ROOT.glob("chaos/settings.py")]
+    files = [*ROOT.glob("policies/**/*.py"), *ROOT.glob("fleet/cli*.py"), *ROOT.glob("fleet/re*.py"), *ROOT.glob("chaos/settings.py")]
     again = [
         f"{path.name}: {where}: {name} = {value!r}"
         for path in files

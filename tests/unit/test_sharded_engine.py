@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import nn
 
-from actors.rank.custody import Custody
-from actors.rank.engine import Engine
-from actors.rank.process_group import Group
-from actors.rank.recorder import Recorder
-from actors.rank.sharded import ShardedEngine
-from actors.rank.state import TrackedState
+from actors.rank.membership.process_group import Group
+from actors.rank.state.tracked import TrackedState
+from actors.rank.step.engine import Engine
+from actors.rank.telemetry.recorder import Recorder
+from actors.rank.zero1.resharding import Resharding
+from actors.rank.zero1.sharded import ShardedEngine
 from fleet.errors import ConfigError
 from fleet.protocol.types import Member, StateId, View
 from fleet.settings.run import RunSettings
@@ -66,7 +66,7 @@ def seat(engine: Engine, group: Group) -> View:
         protocol = cast(Any, SimpleNamespace(process=SimpleNamespace(node=f"node-{group.rank % 2}"), receiving=lambda: None))
         if group.rank == 0:
             engine.begin(START)
-        assert Custody(engine, protocol, 1, lambda factor: None).exchange(group, view) == START
+        assert Resharding(engine, protocol, 1, lambda factor: None).exchange(group, view) == START
     engine.seat(group, view, group.rank, START, True)
     return view
 

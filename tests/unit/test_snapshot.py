@@ -9,16 +9,19 @@ import sysconfig
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-import actors.rank.snapshot as snapshot_module
-from actors.rank.snapshot import CHUNK_BYTES, PAGE_BYTES, SMALL_BYTES, Snapshot, Snapshotter
-from actors.rank.state import TrackedState
-from fleet.protocol.types import StateId
+import actors.rank.state.snapshot as snapshot_module
+from actors.rank.state.saving import Saver, WholeTensors
+from actors.rank.state.snapshot import CHUNK_BYTES, PAGE_BYTES, SMALL_BYTES, Snapshot, Snapshotter
+from actors.rank.state.tracked import TrackedState
+from fleet.protocol.levels import STORE, request_number
+from fleet.protocol.types import Member, Part, StateId
 
 BOUND_S = 30.0
 COMPILES = platform.machine() == "x86_64" and shutil.which("cc") is not None and Path(sysconfig.get_path("include"), "Python.h").exists()
@@ -121,7 +124,7 @@ def test_all_bytes_are_copied_and_no_others(size: int, to: int, source: int) -> 
 
 
 def test_snapshots_are_copied_past_the_caches_where_there_is_a_compiler() -> None:
-    past_the_caches = getattr(snapshot_module.copy, "__module__", None) == "actors.rank._stream"
+    past_the_caches = getattr(snapshot_module.copy, "__module__", None) == "actors.rank.state._stream"
     assert past_the_caches or not COMPILES, "python -m pip install -e . compiles it"
     if past_the_caches:
         with pytest.raises(ValueError, match="size = -1: must not be negative"):
@@ -296,6 +299,75 @@ def test_the_loop_helps_with_what_is_left(snapshots: Snapshotter, training: Trai
     assert not job._tasks and job._left == 1, "all but the one that is held up"
     gate.open.set()
     snapshots.settle()
+
+
+class SlowDevice:
+    """As a GPU, which copies on after ``settle``: until somebody waits for it."""
+
+    def __init__(self, tasks: list[Any]) -> None:
+        self._tasks, self.done = tasks, False
+
+    def begin(self) -> None: ...
+
+    def copy(self) -> None:
+        """It is asked for."""
+
+    def order(self) -> None: ...
+
+    def wait(self) -> None:
+        for task in self._tasks:
+            task()
+        self.done = True
+
+
+def as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = snapshot_module._Slot._plan
+
+    def on_device(slot: Any, flat: Any) -> None:
+        plan(slot, flat)
+        slot.device, slot.tasks = SlowDevice(slot.tasks), []
+
+    monkeypatch.setattr(snapshot_module._Slot, "_plan", on_device)
+
+
+def test_a_checkpoint_is_written_of_what_a_device_still_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    as_on_a_device(monkeypatch)
+    training, written, told = Training("cpu"), list[list[torch.Tensor]](), list[Any]()
+
+    def write(state: StateId, generation: int, index: int, count: int, tensors: Any, place: str = "") -> tuple[str, Part]:
+        written.append([tensor.clone() for _, tensor, _, _ in tensors])
+        return "id", Part("name", 1, "sum", (0,))
+
+    protocol = SimpleNamespace(written=told.append, member=Member(0, 0))
+    client: Any = SimpleNamespace(protocol=protocol, lock=threading.RLock(), say=lambda event=None: None)
+    recorder: Any = SimpleNamespace(now_us=lambda: 0, code="c", switch=lambda code: 0)
+    parts: Any = SimpleNamespace(write=write)
+    saver, expected = Saver(client, recorder, parts, {}), training.copy()
+    view: Any = SimpleNamespace(generation=1)
+    saver.begin(request_number(STORE, 1), StateId(0, 4), view, WholeTensors(training.state, 0, 1))
+    saver.settle()
+    for thread in saver._threads.values():
+        thread.shutdown()
+    assert len(written) == 1 and equal(written[0], expected)
+    assert [one.state for one in told] == [StateId(0, 4)]
+
+
+def test_what_was_settled_is_held_while_a_device_still_copies_it(snapshots: Snapshotter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint is written from it, in another thread, which can wait. A snapshot that is complete only then must not be lost."""
+    as_on_a_device(monkeypatch)
+    training = Training("cpu")
+    expected = training.copy()
+    assert snapshots.begin(StateId(0, 4), training.state)
+    snapshots.settle()
+    assert snapshots.hold() is None
+    held = snapshots.hold_settled()
+    assert held is not None and held.state_id == StateId(0, 4)
+    held.arrive()
+    assert equal(held.tensors, expected)
+    assert snapshots.begin(StateId(0, 5), training.state), "into the other memory"
+    snapshots.settle()
+    assert equal(held.tensors, expected)
+    held.release()
 
 
 def test_a_state_that_is_replaced_meanwhile_is_copied_first(snapshots: Snapshotter, training: Training) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import subprocess
 import sys
@@ -9,15 +10,17 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-import actors.rank.state as state_module
-from actors.rank.process_group import Forming, Group, GroupBroken, StoreServer
-from actors.rank.sampling import seed_step
-from actors.rank.state import TrackedState, checksum, receive_state, send_state, slices
-from fleet.errors import ConfigError
+import actors.rank.state.tracked as state_module
+from actors.rank.data.sampling import seed_step
+from actors.rank.membership.process_group import Forming, Group, GroupBroken, StoreServer
+from actors.rank.state.tracked import TrackedState, checksum, receive_state, send_state, slices
+from fleet.errors import ConfigError, ProtocolError
+from tests.support.old_skeletons import pickled
 
 BOUND_S = 30.0
 
@@ -120,6 +123,73 @@ def test_what_cannot_be_tracked_is_refused_by_name() -> None:
         TrackedState(step=3)
     with pytest.raises(ConfigError, match="track"):
         TrackedState(model=nn.Linear(1, 1)).load(*TrackedState(other=nn.Linear(1, 1)).flatten())
+
+
+class Holder:
+    def __init__(self, **values: Any) -> None:
+        self.values = values
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.values
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.values = state
+
+
+def test_what_is_not_plain_is_refused_when_it_is_tracked() -> None:
+    with pytest.raises(ConfigError) as refused:
+        TrackedState(model=nn.Linear(1, 1), loader=Holder(seen={"of": [1, Holder()]}))
+    assert "test_state.Holder" in str(refused.value.value)
+    assert refused.value.field == "loader"
+    assert "['seen']['of'][1] is of class" in refused.value.reason
+    assert "plain" in refused.value.reason
+    assert "state_dict()" in refused.value.way_out
+
+
+def test_what_becomes_unplain_later_is_refused_by_name() -> None:
+    holder = Holder(rate=1.0)
+    state = TrackedState(holder=holder)
+    holder.values["rate"] = lambda: 1.0
+    with pytest.raises(ConfigError, match=r"\['rate'\] is of class function"):
+        state.flatten()
+
+
+def test_a_skeleton_that_is_written_again_is_what_it_would_be_anew() -> None:
+    """Parts that have not changed are not written anew."""
+    state = build(0, 3)
+    holder = Holder(rate=1.0, names=["a"], shape=torch.Size([2]))
+    state = TrackedState(**state.objects, holder=holder)
+    for rate in (1.0, 2.0, 2.0, -0.0, 0.0, float("nan")):
+        holder.values["rate"] = state.optimizers["optimizer"].param_groups[0]["lr"] = rate
+        anew = TrackedState(**state.objects).flatten()
+        assert state.flatten()[0] == anew[0]
+
+
+def test_a_checkpoint_of_an_earlier_version_is_taken_over() -> None:
+    extra = Holder(table=np.arange(3.0), step=np.int64(4), kind=torch.float16, miles=collections.Counter({3: 1}), names={"a"})
+    donor = TrackedState(**build(0, 3).objects, extra=extra)
+    fresh = TrackedState(**build(1, 0).objects, extra=Holder())
+    skeleton, tensors = pickled(**donor.objects)
+    fresh.load(skeleton, [tensor.clone() for tensor in tensors])
+    assert digest(fresh) == digest(donor)
+
+
+def test_an_earlier_checkpoint_runs_nothing() -> None:
+    class Evil:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return eval, ("1/0",)
+
+    skeleton, _ = pickled(extra=Holder(x=Evil()))
+    with pytest.raises(ProtocolError, match=r"builtins\.eval"):
+        TrackedState(extra=Holder()).load(skeleton, [])
+
+
+@pytest.mark.parametrize("value", [collections.deque(["ab", "ab"]), {"x", "yy", "zzz"}, np.float64(1.5), [torch.Size([2]), torch.float32]])
+def test_the_digest_of_a_copy_is_the_same(value: Any) -> None:
+    """Whatever objects it shares, and in whatever order its sets are: what a receiver has is a copy."""
+    one, other = TrackedState(x=Holder(value=value, word="a" * 3)), TrackedState(x=Holder())
+    other.load(*one.flatten())
+    assert other.digest_parts()["x"] == one.digest_parts()["x"]
 
 
 @pytest.mark.parametrize("count", [1, 3, 4])

@@ -13,11 +13,11 @@ import torch
 
 from fleet.protocol.instructions import CommitCheckpoint
 from fleet.protocol.types import StateId
-from storage import points
-from storage.blocks import BLOCK_BYTES, BlockStream
-from storage.checkpoint import CheckpointStore, checkpoint_files, write_part
-from storage.files import TEMPORARY, LocalFiles
-from storage.manifest import CheckpointDamaged, checkpoint_id
+from storage import failpoints
+from storage.backends.blocks import BLOCK_BYTES, BlockStream
+from storage.backends.files import TEMPORARY, LocalFiles
+from storage.checkpoint.manifest import CheckpointDamaged, checkpoint_id
+from storage.checkpoint.store import CheckpointStore, checkpoint_files, write_part
 from tests.support.seaweed import SeaweedServer
 
 ROOT = Path(__file__).parents[2]
@@ -81,18 +81,18 @@ class Killer:
 def reached(url: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Labels in the order in which a life without a crash comes to them."""
     killer = Killer(None)
-    monkeypatch.setattr(points, "listener", killer)
+    monkeypatch.setattr(failpoints, "listener", killer)
     life(url)
-    monkeypatch.setattr(points, "listener", None)
+    monkeypatch.setattr(failpoints, "listener", None)
     return killer.seen
 
 
 def die_and_check(url: str, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     killer = Killer(at)
-    monkeypatch.setattr(points, "listener", killer)
+    monkeypatch.setattr(failpoints, "listener", killer)
     with pytest.raises(Died):
         life(url)
-    monkeypatch.setattr(points, "listener", None)
+    monkeypatch.setattr(failpoints, "listener", None)
     check_what_is_left(url)
 
 
@@ -126,7 +126,7 @@ def two_saved(tmp_path: Path) -> Callable[[int], str]:
 
 def test_a_crash_at_any_point_on_a_disk(two_saved: Callable[[int], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     labels = reached(two_saved(0), monkeypatch)
-    assert {label for label in points.LABELS if not label.startswith("upload")} <= set(labels)
+    assert {label for label in failpoints.LABELS if not label.startswith("upload")} <= set(labels)
     for at in range(len(labels)):
         die_and_check(two_saved(at + 1), at, monkeypatch)
         shutil.rmtree(tmp_path / str(at + 1))
@@ -149,7 +149,7 @@ def s3_urls(s3: SeaweedServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 def test_a_crash_at_each_point_on_an_object_store(s3_urls: Callable[[int], str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The first and the last time that each label is reached: all times would take minutes."""
     labels = reached(s3_urls(0), monkeypatch)
-    assert {label for label in points.LABELS if not label.startswith("save")} <= set(labels)
+    assert {label for label in failpoints.LABELS if not label.startswith("save")} <= set(labels)
     last = {label: at for at, label in enumerate(labels)}
     for at in sorted({labels.index(label) for label in labels} | set(last.values())):
         die_and_check(s3_urls(at + 1), at, monkeypatch)
@@ -160,10 +160,10 @@ def test_a_crash_at_each_point_on_an_object_store(s3_urls: Callable[[int], str],
 
 KILLED = """
 import os, signal, sys
-from storage import points
+from storage import failpoints
 from tests.unit.test_storage_crash import life
 url, label = sys.argv[1:]
-points.listener = lambda reached: os.kill(os.getpid(), signal.SIGKILL) if reached == label else None
+failpoints.listener = lambda reached: os.kill(os.getpid(), signal.SIGKILL) if reached == label else None
 life(url)
 """
 
@@ -235,5 +235,5 @@ def test_what_a_dead_writer_left_in_a_committed_checkpoint_is_swept(tmp_path: Pa
 
 
 def test_importing_storage_loads_neither_ray_nor_torch() -> None:
-    code = "import sys, storage.parts, storage.s3; sys.exit(bool({'ray', 'torch'} & set(sys.modules)))"
+    code = "import sys, storage.checkpoint.parts, storage.backends.s3; sys.exit(bool({'ray', 'torch'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60, check=False).returncode == 0

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.protocol.types import Part, StateId
-from storage.manifest import (
+from storage.checkpoint.manifest import (
     CheckpointDamaged,
     Manifest,
     check_parts,

@@ -5,14 +5,16 @@ from __future__ import annotations
 import collections
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
-from actors.rank.state import TrackedState
+from actors.rank.state.tracked import TrackedState
 from fleet.protocol.types import StateId
-from storage.layout import Entry
-from storage.names import TensorRef, named, plain, read_skeleton, refs
+from storage.checkpoint.layout import Entry
+from storage.checkpoint.names import TensorRef, named, plain, read_skeleton, refs
+from tests.support.old_skeletons import pickled
 
 
 class Holds:
@@ -115,14 +117,29 @@ def test_tied_weights_have_both_names_and_one_tensor() -> None:
 
 def test_classes_are_not_imported_and_what_is_no_plain_data_is_left_out() -> None:
     extra = Holds(epoch=3, where=StateId(1, 2), shape=torch.Size([2]), kinds={1}, nested=[1, (2, StateId(0, 0))])
-    skeleton, _ = TrackedState(extra=extra).flatten()
-    state = read_skeleton(skeleton)
+    state = read_skeleton(pickled(extra=extra)[0])
     dropped: list[str] = []
     assert plain(state, dropped.append) == {"extra": {"epoch": 3, "shape": torch.Size([2]), "nested": [1, (2,)]}}
     assert sorted(dropped) == ["fleet.protocol.types.StateId", "fleet.protocol.types.StateId", "set"]
 
 
-@pytest.mark.parametrize("meta", ["", "meta", "{}", "!!!", "AAAA"])
+def test_names_are_the_same_as_in_a_checkpoint_of_an_earlier_version() -> None:
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters())
+    stepped(model, optimizer)
+    tracked = {"model": model, "optimizer": optimizer, "extra": Holds(epoch=3, shape=torch.Size([2]), kind=torch.float16)}
+    new, old = TrackedState(**tracked).flatten()[0], pickled(**tracked)[0]
+    assert plain(read_skeleton(new)) == plain(read_skeleton(old))
+
+
+def test_arrays_of_numpy_are_left_out() -> None:
+    dropped: list[str] = []
+    skeleton, _ = TrackedState(extra=Holds(table=np.arange(3), rate=np.float64(2.0), device=torch.device("cpu"), epoch=1)).flatten()
+    assert plain(read_skeleton(skeleton), dropped.append) == {"extra": {"epoch": 1}}
+    assert sorted(dropped) == ["numpy.generic", "numpy.ndarray", "torch.device"]
+
+
+@pytest.mark.parametrize("meta", ["", "plain1 ", 'plain1 {"a":["q",1]}', "plain1 [1,2]", "meta", "{}", "!!!", "AAAA"])
 def test_what_is_no_skeleton_gives_numbers(meta: str) -> None:
     assert read_skeleton(meta) is None
     entries = [Entry(index, 0, 0, -1, "float32", (1,), (0,), (1,)) for index in (0, 1)]

@@ -17,12 +17,12 @@ import torch
 
 from fleet.protocol.instructions import CommitCheckpoint
 from fleet.protocol.types import StateId
-from storage.blocks import BLOCK_BYTES
-from storage.checkpoint import CheckpointStore, checkpoint_files, write_part
-from storage.files import StoreError, open_files
+from storage.backends.blocks import BLOCK_BYTES
+from storage.backends.files import StoreError, open_files
+from storage.backends.urls import redact, without_credentials
+from storage.checkpoint.parts import Parts, RetainingStore
+from storage.checkpoint.store import CheckpointStore, checkpoint_files, write_part
 from storage.mirror import JournalMirror
-from storage.parts import Parts, RetainingStore
-from storage.urls import redact, without_credentials
 from tests.support.seaweed import SeaweedServer, serving
 
 IMPATIENT = {"connect_timeout_s": 1.0, "read_timeout_s": 1.0, "attempts": 2}

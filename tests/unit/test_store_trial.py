@@ -21,9 +21,9 @@ from fleet.cli import main as cli
 from fleet.cli import queue as cli_queue
 from fleet.cluster.queue import RunQueue
 from fleet.errors import ConfigError
-from storage import trial
-from storage.files import Files, LocalFiles
-from storage.trial import Failure, Trial, check_folder, try_store
+from storage.backends import trial
+from storage.backends.files import Files, LocalFiles
+from storage.backends.trial import Failure, Trial, check_folder, try_store
 from tests.support.seaweed import SeaweedServer, s3_client
 
 SECRET = "wJalrXUtnFEMI-K7MDENG"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fleet.errors import ConfigError
 from policies.placement import ranges, weighted_ranges
-from policies.straggler import Durations, LeastLoss, Standing, ways_out
+from policies.straggler.remedies import Durations, LeastLoss, Standing, ways_out
 
 HALF = (1.0, 1.0, 2.0, 1.0)
 BASE = Standing(

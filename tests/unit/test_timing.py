@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from actors.rank.recorder import Recorder, RingReader
-from actors.rank.spans import SpanBuilder
-from actors.rank.timing import MOST, OwnTime, StepTimer, summary, thinned
+from actors.rank.telemetry.recorder import Recorder, RingReader
+from actors.rank.telemetry.spans import SpanBuilder
+from actors.rank.telemetry.timing import MOST, OwnTime, StepTimer, summary, thinned
 from fleet.protocol.records import COMM, COMPUTE, DATA, REFORM, STRAGGLER, VERIFY
 from fleet.protocol.types import Member
 

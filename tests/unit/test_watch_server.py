@@ -18,17 +18,18 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 
 from chaos.controls import ChaosControls
-from dashboards import access, metrics, server
+from dashboards import access, server
 from dashboards.access import Access, stored_token
+from dashboards.control_registry import ControlRegistry
 from dashboards.feeds import Feed, Feeds
-from dashboards.neighbours import Neighbours
+from dashboards.metrics import table as metrics
 from dashboards.openapi import openapi
 from fleet.app.follow import Follower
 from fleet.app.report import build_report
 from fleet.cli.queue import Submissions, queue_of
 from fleet.cli.watch import PRIVATE, serving
 from fleet.cluster.ports import free_port
-from fleet.cluster.urgency import NICE
+from fleet.cluster.scheduling import NICE
 from fleet.errors import ConfigError
 from tests.golden.journals import one_loss
 from tests.support.waiting import until
@@ -193,9 +194,9 @@ def test_refusals_do_not_fill_the_disk(tmp_path: Path, monkeypatch: pytest.Monke
 def beside(served: Watched, tmp_path: Path) -> Iterator[Watched]:
     """A second server of the same folder, which runs nothing itself."""
     with watched(served.root) as other:
-        served.server.neighbours = other.server.neighbours = Neighbours(tmp_path / "pages", WRITE_TOKEN)
+        served.server.control_registry = other.server.control_registry = ControlRegistry(tmp_path / "pages", WRITE_TOKEN)
         yield other
-        served.server.neighbours = None
+        served.server.control_registry = None
 
 
 def test_orders_reach_the_process_that_runs_the_run(served: Watched, beside: Watched) -> None:
@@ -212,12 +213,12 @@ def test_orders_reach_the_process_that_runs_the_run(served: Watched, beside: Wat
 
 
 def test_a_run_whose_process_is_gone_takes_no_orders(served: Watched, beside: Watched, chaos: ChaosControls) -> None:
-    assert beside.server.neighbours is not None
+    assert beside.server.control_registry is not None
     for url in (f"http://127.0.0.1:{free_port()}", "http://elsewhere.example", f"{served.url}/nowhere"):
-        beside.server.neighbours.add("good", url)
+        beside.server.control_registry.add("good", url)
         assert order(beside, {"action": "stop"}).status_code == 409
         assert get(beside, "/api/runs/good/chaos").json()["ended"] is True
-    beside.server.neighbours.remove("good")
+    beside.server.control_registry.remove("good")
     assert order(beside, {"action": "stop"}).status_code == 409 and not chaos.waiting
 
 

@@ -1,0 +1,238 @@
+"""Which samples went into a shard of a step, and which steps used a file: computed from what a run's journal says, as the ranks did it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from actors.rank.data.catalogue import Catalogue, Located, Place
+from actors.rank.data.sampling import positions_many, sample_indices, shard_size
+from actors.rank.data.windows import Windows
+from fleet.errors import ConfigError
+from fleet.ledger.lineage import DataHistory, FilesOf, Stretch
+from fleet.protocol.records import PERMUTED, STREAMS, WINDOWS, DataRead
+
+AT_ONCE = 1 << 16
+"""Samples whose order is computed at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Took:
+    """What shard ``shard`` of step ``step`` took in one history.
+
+    Attributes:
+        stretch: the history, and whether the step still counts.
+        indices: numbers of the samples; of streams, positions in the shard's own stream; empty where nobody can say.
+        places: where each of them lies, None where nobody can say.
+        unknown: what cannot be said, and why; empty when all is.
+    """
+
+    step: int
+    shard: int
+    stretch: Stretch
+    indices: tuple[int, ...]
+    places: tuple[Place | None, ...]
+    unknown: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """In step ``step`` of history ``lineage``, shard -> how many samples of the file it took. ``counts``: see ``Stretch``."""
+
+    lineage: int
+    step: int
+    counts: bool
+    shards: Mapping[int, int]
+
+
+class Lineage:
+    """Answers for one run.
+
+    Args:
+        history: of its journal.
+        dataset: the user's own, where the journal does not say enough: with ``len()``, and ``where(index)`` if it lies in files.
+
+    Raises ConfigError when ``dataset`` has not as many samples as what the run was trained on, or is known to be another.
+    """
+
+    def __init__(self, history: DataHistory, dataset: Any = None) -> None:
+        self._history, self._dataset = history, dataset
+        self._catalogues: dict[str, Catalogue] = {}
+        if dataset is not None:
+            _check_same(history, dataset)
+
+    def took(self, step: int, shard: int) -> list[Took]:
+        """Once for each history in which the step was committed; the newest last. Raises ConfigError for what the run does not have."""
+        shards = self._history.shards
+        if not 0 <= shard < shards:
+            raise ConfigError("--shard", shard, f"the run has {shards} shards", f"Give 0 to {shards - 1}.")
+        found = [one for one in self._history.stretches() if one.first <= step < one.end]
+        if not found:
+            raise ConfigError("--step", step, self._no_step(), "Steps are numbered from 0 on, as step.number is.")
+        return [self._took(step, shard, one) for one in found]
+
+    def _no_step(self) -> str:
+        ends = [one.end for one in self._history.stretches()]
+        begun = f"; what came before step {self._first()} is in the run that it went on from, {self._history.origin}"
+        return f"the run has committed {max(ends, default=0)} steps{begun if self._history.origin else ''}"
+
+    def _first(self) -> int:
+        return min((one.first for one in self._history.stretches()), default=0)
+
+    def _took(self, step: int, shard: int, stretch: Stretch) -> Took:
+        read = stretch.read
+        if read is None:
+            return Took(step, shard, stretch, (), (), "the journal does not say from what this step was read")
+        size = shard_size(read.batch_size, self._history.shards, read.samples or 1)
+        if read.order == STREAMS or not read.samples:
+            positions = tuple(range(step * size, (step + 1) * size))
+            return Took(step, shard, stretch, positions, (None,) * size, f"they are numbers in stream {shard}, which the script makes")
+        indices, unknown = self._indices(read, step, shard)
+        places, lost = self._places(read, indices)
+        return Took(step, shard, stretch, tuple(indices), places, unknown or lost)
+
+    def _indices(self, read: DataRead, step: int, shard: int) -> tuple[Sequence[int], str]:
+        seed, shards = self._history.seed, self._history.shards
+        if read.order == PERMUTED or (not read.order and not self._is_grouped(read)):
+            return sample_indices(seed, step, shard, shards, read.batch_size, read.samples), ""
+        if (own := getattr(self._dataset, "indices_of", None)) is not None:
+            return own(seed, step, shard, shards, read.batch_size), ""
+        windows = self._windows(read)
+        if windows is None:
+            return (), "the order is that of row groups, of which the journal has no list: give the data set with --data"
+        size = read.batch_size // shards
+        return windows.indices(seed, step * read.batch_size + shard * size, size), ""
+
+    def _is_grouped(self, read: DataRead) -> bool:
+        return getattr(self._dataset, "order", "") == WINDOWS
+
+    def _windows(self, read: DataRead) -> Windows | None:
+        catalogue = self.catalogue(read)
+        return catalogue.windows() if catalogue is not None else None
+
+    def catalogue(self, read: DataRead) -> Catalogue | None:
+        """The files of what was read, where the journal has all of them."""
+        sha256, known = read.data_sha256, self._history.files.get(read.data_sha256)
+        if known is None or not known.whole:
+            return None
+        if sha256 not in self._catalogues:  # it keeps what it has looked up
+            self._catalogues[sha256] = made_of(sha256, known)
+        return self._catalogues[sha256]
+
+    def _places(self, read: DataRead, indices: Sequence[int]) -> tuple[tuple[Place | None, ...], str]:
+        source = self._source(read)
+        if source is None:
+            return (None,) * len(indices), "of its files the journal says nothing: give the data set, with where(index), by --data"
+        places = tuple(source.where(index) for index in indices)
+        vague = any(place is None or place.offset < 0 for place in places)
+        return places, "where in its file a sample lies, the data set alone knows: give it by --data" if vague else ""
+
+    # ---- the other way round -------------------------------------------------------------------------------------------------------------
+
+    def uses(self, name: str) -> Iterator[Use]:
+        """Steps that took samples of file ``name``: its path, or the end of it. Raises ConfigError when there is none, or several."""
+        paths = self._named(name)
+        for stretch in self._history.stretches():
+            if stretch.read is None or stretch.read.order == STREAMS:
+                continue
+            samples = self._samples_in(stretch.read, paths[0])
+            if samples is not None and len(samples):
+                yield from self._used(stretch, stretch.read, samples)
+
+    def unanswerable(self) -> list[Stretch]:
+        """Steps of which ``uses`` can say nothing."""
+        return [one for one in self._history.stretches() if one.read is None or self._source(one.read) is None]
+
+    def _source(self, read: DataRead) -> Any:
+        if read.order == STREAMS:
+            return None
+        return self._dataset if isinstance(self._dataset, Located) else self.catalogue(read)
+
+    def _named(self, name: str) -> list[str]:
+        every = sorted(self._paths())
+        paths = [path for path in every if path == name] or [path for path in every if path.endswith(f"/{name.lstrip('/')}")]
+        if not paths:
+            way_out = "fleet data RUN lists them." if every else "Give the data set, with where(index), by --data."
+            raise ConfigError("--file", name, f"it is none of the {len(every)} files that are known of the run's data", way_out)
+        if len(paths) > 1:
+            raise ConfigError("--file", name, f"{len(paths)} files end so: {', '.join(paths[:3])}", "Give more of its path.")
+        return paths
+
+    def _paths(self) -> set[str]:
+        if isinstance(self._dataset, Located):
+            places = (self._dataset.where(index) for index in range(len(self._dataset)))  # type: ignore[arg-type]
+            return {place.path for place in places if place is not None}
+        return {file.path for known in self._history.files.values() for file in known.files.values()}
+
+    def _samples_in(self, read: DataRead, path: str) -> np.ndarray | None:
+        if isinstance(self._dataset, Located):
+            places = ((index, self._dataset.where(index)) for index in range(read.samples))
+            return np.array([index for index, place in places if place is not None and place.path == path], np.uint64)
+        catalogue = self.catalogue(read)
+        if catalogue is None:
+            return None
+        ends = catalogue.ends
+        mine = [
+            np.arange(end - file.samples, end, dtype=np.uint64)
+            for file, end in zip(catalogue.files, ends, strict=True)
+            if file.path == path
+        ]
+        return np.concatenate(mine) if mine else np.empty(0, np.uint64)
+
+    def _used(self, stretch: Stretch, read: DataRead, samples: np.ndarray) -> Iterator[Use]:
+        """By epochs: where in each the samples come."""
+        batch, length = read.batch_size, read.samples
+        first, end = stretch.first * batch, stretch.end * batch
+        size = batch // self._history.shards
+        pending: dict[int, dict[int, int]] = {}
+        for epoch in range(first // length, -(-end // length)):
+            places = np.sort(self._positions(read, epoch, samples)) + epoch * length
+            for at in places[(places >= first) & (places < end)].tolist():
+                shards = pending.setdefault(at // batch, {})
+                shards[at % batch // size] = shards.get(at % batch // size, 0) + 1
+            whole = [step for step in pending if (step + 1) * batch <= (epoch + 1) * length]
+            yield from (Use(stretch.lineage, step, stretch.counts, pending.pop(step)) for step in whole)
+        yield from (Use(stretch.lineage, step, stretch.counts, shards) for step, shards in pending.items())
+
+    def _positions(self, read: DataRead, epoch: int, samples: np.ndarray) -> np.ndarray:
+        """Within the epoch."""
+        seed, length = self._history.seed, read.samples
+        if read.order != WINDOWS:
+            return positions_many(seed, epoch, samples.copy(), length).astype(np.int64)
+        wanted, found = np.zeros(length, bool), []
+        wanted[samples.astype(np.int64)] = True
+        windows = self._windows_anyhow(read)
+        for start in range(0, length, AT_ONCE):
+            order = windows.indices(seed, epoch * length + start, min(AT_ONCE, length - start))
+            found.append(np.flatnonzero(wanted[np.array(order)]) + start)
+        return np.concatenate(found)
+
+    def _windows_anyhow(self, read: DataRead) -> Windows:
+        windows = self._windows(read)
+        if windows is None:
+            reason = "the order is that of row groups, of which the journal has no list"
+            raise ConfigError("--file", read.data_sha256[:12], reason, "Ask for a step and a shard, with --data.")
+        return windows
+
+
+def made_of(data_sha256: str, known: FilesOf) -> Catalogue:
+    """As the rank had it that told of it."""
+    files = [known.files[number] for number in sorted(known.files)]
+    return Catalogue(data_sha256, known.reader, known.layout, known.window_bytes, files)
+
+
+def _check_same(history: DataHistory, dataset: Any) -> None:
+    if not hasattr(dataset, "__len__"):
+        raise ConfigError("--data", type(dataset).__name__, "it has no len()", "Give the data set that the run was trained on.")
+    known = {read.samples for read in history.reads}
+    if known and len(dataset) not in known:
+        raise ConfigError(
+            "--data", f"{len(dataset)} samples", f"the run was trained on {', '.join(map(str, sorted(known)))}", "Give the same data set."
+        )
+    own = getattr(dataset, "data_sha256", None)
+    told = {read.data_sha256 for read in history.reads}
+    if own is not None and "" not in told and (sha256 := own()) and sha256 not in told:
+        raise ConfigError("--data", sha256[:12], f"the run was trained on {', '.join(one[:12] for one in told)}", "Give the same files.")

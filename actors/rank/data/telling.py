@@ -1,0 +1,58 @@
+"""What view rank 0 tells the run of its data: which data set each step is read from, and of which files that is made."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from actors.rank.data.catalogue import Catalogue, Teller, default_cache
+from actors.rank.data.feeds import Feed
+from actors.rank.membership.client import Client
+from fleet.protocol.events import FilesFound, Reads
+from fleet.protocol.types import DataFile
+
+MOST = 32
+"""So many data sets are told apart. A loop that makes a new one in each step would read samples for it in each."""
+
+
+class Told:
+    """Of one rank, over all of its steps.
+
+    Args:
+        cache: of digests of files; None: the user's.
+    """
+
+    def __init__(self, cache: Path | None = None) -> None:
+        self._cache = cache or default_cache(os.environ)
+        self._last: tuple[Feed, int] | None = None
+        self._sizes = (0, 0, -1)
+        self._lineage, self._count = -1, 0
+        self.tellers: dict[str, Teller] = {}
+
+    def is_news(self, feed: Feed, batch_size: int, lineage: int) -> bool:
+        """Whether the step that begins is read otherwise than the last one, or is the first of its history."""
+        before, self._sizes = self._sizes, (feed.samples, batch_size, lineage)
+        if self._last == (feed, lineage) or (self._count >= MOST and before == self._sizes):
+            return False
+        self._last, self._lineage = (feed, lineage), lineage
+        self._count += 1
+        return True
+
+    def tell(self, feed: Feed, step: int, client: Client, total_steps: int) -> None:
+        """That ``step`` and those behind it are read from ``feed``; of its files and their digests beside the steps, in a thread."""
+        member, sha256 = client.protocol.member, feed.data_sha256
+        samples, batch_size, _ = self._sizes
+        client.say(Reads(member, samples, batch_size, sha256, total_steps, self._lineage, step, feed.order))
+        if sha256 in self.tellers or (catalogue := feed.catalogue) is None:
+            return
+
+        def say(first: int, files: tuple[DataFile, ...]) -> None:
+            client.say(_found(client, catalogue, first, files))
+
+        self.tellers[sha256] = Teller(catalogue, feed.files, say, self._cache)
+        self.tellers[sha256].start()
+
+
+def _found(client: Client, catalogue: Catalogue, first: int, files: tuple[DataFile, ...]) -> FilesFound:
+    layout = catalogue.reader, catalogue.layout, catalogue.window_bytes
+    return FilesFound(client.protocol.member, catalogue.data_sha256, *layout, first, len(catalogue.files), files)

@@ -1,0 +1,1 @@
+"""A rank among others: its line to its agent, its seat in a view, the process group of that view, and how its death is told."""

@@ -1,0 +1,154 @@
+"""A live rank's line to its node's agent: one thread that listens, beats, reconnects, and wakes the loop when the world changes."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from actors.rank.telemetry.recorder import Recorder
+from fleet.cluster.proc import start_ticks
+from fleet.cluster.refusals import told
+from fleet.cluster.scheduling import be_prompt
+from fleet.errors import Fenced
+from fleet.protocol.events import EVENTS, Event
+from fleet.protocol.instructions import INSTRUCTIONS, Inspect, Instruction
+from fleet.protocol.member import MemberProtocol
+from fleet.protocol.operations import Operation
+from fleet.protocol.types import Process
+from fleet.protocol.wire import FrameBuffer, connect_unix, frame
+
+BEAT_S = 0.25
+RECONNECT_S = 0.05
+RESEND_S = 1.0
+
+
+class Client:
+    """The protocol of one rank, made safe for two threads, and connected.
+
+    ``lock`` guards ``protocol``; ``changed`` is notified whenever a message arrived. ``on_messages``, ``on_operation``, ``on_inspect`` and
+    ``on_beat``, several times a second, are called from the listening thread, the first under the lock: it gives them to the protocol.
+    ``on_rehearsal`` from the loop, when one begins and when it is over.
+    """
+
+    def __init__(self, slot: int, token: str, node: str, agent_path: str, store: str, recorder: Recorder) -> None:
+        pid = os.getpid()
+        self.protocol = MemberProtocol(slot, token, Process(node, pid, start_ticks(pid)), store)
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
+        self.on_messages: Callable[[Sequence[Instruction]], None] = self._receive
+        self.on_operation: Callable[[Operation], object] = lambda order: None
+        self.on_inspect: Callable[[], None] = lambda: None
+        self.on_beat: Callable[[], None] = lambda: None
+        self.on_rehearsal: Callable[[bool], None] = lambda begins: None
+        self._agent_path, self._recorder = agent_path, recorder
+        self._stream: socket.socket | None = None
+        self._closing = False
+        self._said_s = 0.0
+        self._thread = threading.Thread(target=self._listen, name="fleet-membership", daemon=True)
+
+    def start(self, timeout_s: float) -> None:
+        """Say hello and wait to be welcomed."""
+        self._thread.start()
+        if not self.wait(lambda: self.protocol.incarnation is not None, timeout_s):
+            raise TimeoutError(f"slot {self.protocol.slot} was not welcomed by the coordinator within {timeout_s} s")
+
+    def wait(self, condition: Callable[[], object], timeout_s: float | None = None) -> bool:
+        """Wait until ``condition()`` holds. Raises Fenced when this process was replaced."""
+        with self.lock:
+            met = self.changed.wait_for(lambda: condition() or self.protocol.fenced is not None, timeout_s)
+            if self.protocol.fenced is not None:
+                raise Fenced(self.protocol.fenced)
+            return bool(met)
+
+    def say(self, *events: Event) -> None:
+        """Send ``events``, behind whatever the protocol has to say."""
+        with self.lock:
+            waiting, self.protocol.outbox = self.protocol.outbox, []
+            self._send([*waiting, *events])
+
+    def close(self) -> None:
+        with self.lock:
+            self._closing = True
+            self._hang_up()
+
+    def _send(self, events: list[Event]) -> None:
+        self._said_s = time.monotonic()
+        if self._stream is None or not events:
+            return
+        try:
+            self._stream.sendall(b"".join(frame(EVENTS.encode(event)) for event in events))
+        except OSError:
+            self._hang_up()  # the listening thread reconnects and repeats the last status
+
+    def _hang_up(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+    # ---- the listening thread ------------------------------------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        be_prompt(children=True)
+        while not self._closing:
+            self._recorder.beat()
+            stream = self._connected()
+            if stream is None:
+                time.sleep(RECONNECT_S)
+                continue
+            self._serve(stream)
+
+    def _connected(self) -> socket.socket | None:
+        try:
+            stream = connect_unix(self._agent_path, timeout_s=5.0)
+        except OSError:
+            return None
+        with self.lock:
+            self._stream = stream
+            self._send([self.protocol.hello(), *(self.protocol.status() if self.protocol.incarnation is not None else [])])
+        return stream
+
+    def _serve(self, stream: socket.socket) -> None:
+        """Read frames until the agent hangs up."""
+        buffer = FrameBuffer()
+        while not self._closing and self._stream is stream:
+            self._recorder.beat()
+            self.on_beat()
+            try:
+                readable = select.select([stream], [], [], BEAT_S)[0]
+                data = stream.recv(1 << 20) if readable else None
+                frames = buffer.feed(data) if data else []
+            except (OSError, ValueError):
+                data = b""
+            if data == b"":
+                with self.lock:
+                    self._hang_up()
+                return
+            self._take(frames)
+
+    def _take(self, frames: list[bytes]) -> None:
+        messages = [INSTRUCTIONS.decode(data) for data in frames]
+        if any(isinstance(message, Inspect) for message in messages):
+            self.on_inspect()  # before anything else changes
+        with self.lock:
+            if messages:
+                self.on_messages(messages)
+                self.changed.notify_all()
+            if self.protocol.waits and time.monotonic() - self._said_s > RESEND_S:
+                self.protocol.outbox.extend(self.protocol.status())
+                self._said_s = time.monotonic()
+            if self.protocol.incarnation is not None:
+                self.protocol.outbox.extend(told(str(self.protocol.member)))
+            if self.protocol.outbox:
+                self.say()
+        for message in messages:
+            if isinstance(message, Operation):
+                self.on_operation(message)
+
+    def _receive(self, messages: Sequence[Instruction]) -> None:
+        """Before there is anything to train: a process is welcomed, and may be told that the run is over."""
+        for message in messages:
+            self.protocol.receive(message)

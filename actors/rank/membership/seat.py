@@ -1,0 +1,359 @@
+"""A rank's seat in a view, carried out: it forms process groups, takes and gives state, and does what the choreography orders at once."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any
+
+import torch
+
+from actors.rank.membership.client import Client
+from actors.rank.membership.process_group import Forming, Group, GroupBroken
+from actors.rank.state.saving import PartsPort
+from actors.rank.state.tracked import TrackedState, receive_state, send_state
+from actors.rank.step.engine import Engine
+from actors.rank.telemetry.recorder import Recorder
+from actors.rank.zero1.resharding import Resharding
+from fleet.cluster.scheduling import be_ordinary, be_prompt, be_steady
+from fleet.errors import GroupLost, may_pass
+from fleet.protocol import moves
+from fleet.protocol.choreography import Choreography, Moves
+from fleet.protocol.instructions import Instruction
+from fleet.protocol.levels import STORE, level_at
+from fleet.protocol.moves import Arriving, Awaited, Drop, Form, Move, Order, Parting, Settle, Sitting, Wake
+from fleet.protocol.records import COMPUTE, REFORM, RESTORE, STANDBY
+from fleet.protocol.types import Finding, StateId, View
+from fleet.settings.run import Timeouts
+
+
+class Transfer:
+    """The state on its way, at either end in a thread of its own: it changes only once the step that newcomers take part in is reduced."""
+
+    def __init__(self, carry: Callable[[], None], name: str) -> None:
+        pool = ThreadPoolExecutor(1, name, functools.partial(be_prompt, children=True))  # a rank may wait for it before long
+        self._carried = pool.submit(carry)
+        pool.shutdown(wait=False)
+
+    def join(self) -> None:
+        """Until it is there. Raises GroupBroken, and what is wrong with the state itself."""
+        self._carried.result()
+
+    def end(self) -> None:
+        """Until nothing is under way, however it ended."""
+        wait([self._carried])
+
+
+class Seat:
+    """Owns the process groups, and carries out those moves of the choreography that are about them and the state.
+
+    It is made by the loop's thread, which runs for long at a time once a step was committed in a view (:meth:`settled`). Three kinds of
+    threads come here: the loop's, the one that listens, and one for each seat that is taken beside the loop.
+
+    Args:
+        host: the address at which peers reach this rank.
+        timeouts: bounds of any wait inside a group; the coordinator interrupts earlier when something is known to be wrong.
+    """
+
+    def __init__(self, client: Client, recorder: Recorder, parts: PartsPort, host: str, timeouts: Timeouts) -> None:
+        self._client, self._recorder, self._parts, self._host, self._timeouts = client, recorder, parts, host, timeouts
+        self._protocol = client.protocol
+        self.choreography = Choreography(client.protocol)
+        self._groups: dict[int, Forming | Group] = {}
+        self._settling: dict[int, threading.Thread] = {}
+        self._stale: list[tuple[Forming | Group, threading.Thread | None]] = []
+        self._transfer: Transfer | None = None
+        self._receives = False
+        self._fresh = True
+        self._state: TrackedState | None = None
+        self._engine: Engine | None = None
+        self._resharding: Resharding | None = None
+        self._loop, self._steadily = threading.get_native_id(), False
+        self.carriers: dict[type[Move], Callable[[Any], Any]] = {
+            moves.Wait: self._wait,
+            moves.Clear: self._clear_after_leaving,
+            moves.Meet: self._meet,
+            moves.Load: self._load,
+            moves.Begin: self._begin,
+            moves.Resettle: self._resettle,
+            moves.Receive: self._receive,
+            moves.Give: self._give,
+            moves.HoldStill: self._hold_still,
+            moves.Promise: self._promise,
+        }
+        client.on_messages = self._hear
+
+    def serve(self, state: TrackedState, engine: Engine, total: int, resharding: Resharding | None = None) -> None:
+        """What is given to newcomers, and taken from donors; ``resharding`` of what is spread over all."""
+        self._state, self._engine, self._resharding = state, engine, resharding
+        self._protocol.sharded = resharding is not None
+        self.choreography.serve(self, engine.duties, total)
+
+    # ---- facts ---------------------------------------------------------------------------------------------------------------------------
+
+    @property
+    def held(self) -> dict[int, float]:
+        """See ``fleet.protocol.moves.Facts``, also for the following ones."""
+        return self._served.losses
+
+    @property
+    def steady(self) -> bool:
+        return self._served.steady
+
+    @property
+    def spares_newcomers(self) -> bool:
+        return self._served.spares_newcomers
+
+    @property
+    def checks(self) -> tuple[int, ...]:
+        return self._served.checks
+
+    @property
+    def testimony(self) -> Finding | None:
+        return self._served.testimony
+
+    def formed(self, generation: int) -> bool:
+        part = self._groups[generation]
+        return isinstance(part, Group) or part.done
+
+    @property
+    def _served(self) -> Engine:
+        assert self._engine is not None, "called into a view before serve()"
+        return self._engine
+
+    @property
+    def group(self) -> Group:
+        """The group of the view that this rank sits in. Raises GroupBroken: it was dropped."""
+        generation = self.choreography.view.generation
+        part = self._groups.get(generation)
+        if not isinstance(part, Group):
+            raise GroupBroken("told to leave", generation)
+        return part
+
+    # ---- the choreography ----------------------------------------------------------------------------------------------------------------
+
+    def carry(self, steps: Moves) -> Any:
+        """Carry out one move after the other; gives what ``steps`` come to."""
+        value: Any = None
+        lost: GroupLost | None = None
+        while True:
+            ended, move = self.resume(steps, value, lost)
+            if ended:
+                return move
+            value = lost = None
+            try:
+                value = self.carriers[type(move)](move)
+            except GroupLost as error:
+                lost = error
+
+    def resume(self, steps: Moves, value: Any = None, lost: GroupLost | None = None) -> tuple[bool, Any]:
+        """(false, the next move), or (true, what the steps have come to)."""
+        with self._client.lock:
+            try:
+                return False, steps.send(value) if lost is None else steps.throw(lost)
+            except StopIteration as end:
+                return True, end.value
+            finally:
+                self._obey()
+
+    def _hear(self, messages: Sequence[Instruction]) -> None:
+        """From the listening thread."""
+        with self._client.lock:
+            self.choreography.hear(*messages)
+            self._obey()
+
+    def _obey(self) -> None:
+        """Do what is to be done at once, and say what is to be said: before anything that takes time, as the next view waits for it."""
+        while self.choreography.orders:
+            self._do(self.choreography.orders.pop(0))
+        if self._protocol.outbox:
+            self._client.say()
+
+    def _do(self, order: Order) -> None:
+        match order:
+            case Form(view):
+                self._groups[view.generation] = self._form(view)
+            case Settle(sitting):
+                name = f"fleet-settle-{sitting.view.generation}"
+                self._settling[sitting.view.generation] = thread = threading.Thread(target=self._settle, args=(sitting,), name=name)
+                thread.start()
+            case Drop(generation, parting):
+                self._drop(generation, parting)
+            case Wake(generation):
+                self._hurry()
+                self._groups[generation].interrupt("told to leave by the coordinator")
+
+    def _form(self, view: View) -> Forming:
+        return Forming(
+            store=view.store,
+            generation=view.generation,
+            rank=view.rank_of(self._protocol.member),
+            size=len(view.members),
+            device=self._served.device,
+            timeout_s=self._timeouts.progress_s,
+            operation_s=self._timeouts.collective_s,
+            host=self._host,
+        )
+
+    def _settle(self, sitting: Sitting) -> None:
+        """In a thread of its own."""
+        steps = self.choreography.settle(sitting)
+        try:
+            self.carry(steps)
+        finally:
+            with self._client.lock:
+                steps.close()
+                self._client.changed.notify_all()
+
+    def _drop(self, generation: int, parting: Parting) -> None:
+        """Nothing of it is used any more. The loop frees its memory later: see ``_clear``."""
+        part, thread = self._groups.pop(generation), self._settling.pop(generation, None)
+        if parting is Parting.WITHDRAWN:
+            part.interrupt("the proposal was dropped")
+            return
+        self._hurry()
+        part.interrupt("left")
+        self._stale.append((part, thread))
+
+    def settled(self) -> None:
+        """A step was committed in this view: everyone computes now."""
+        with self._client.lock:
+            if not self._steadily and self.choreography.seat is not None:
+                self._steadily = True
+                be_steady(self._loop)
+
+    def _hurry(self) -> None:
+        """The view changes: everyone waits for what the loop does next. From any thread, under the lock."""
+        if self._steadily:
+            self._steadily = False
+            be_ordinary(self._loop)
+
+    # ---- moves: into a view, and out of it -----------------------------------------------------------------------------------------------
+
+    def _wait(self, move: moves.Wait) -> None:
+        if move.what is Awaited.CALL:
+            self._recorder.switch(STANDBY if self._fresh else REFORM)
+            self._clear()
+        self._client.wait(move.until, move.again_s)
+
+    def _clear_after_leaving(self, move: moves.Clear) -> None:
+        if move.within_step:
+            self._recorder.hold()
+        self._recorder.switch(REFORM)
+        self._clear()
+
+    def _clear(self) -> None:
+        with self._client.lock:
+            stale, self._stale = self._stale, []
+        if stale and self._transfer is not None:
+            self._transfer.end()  # its group was interrupted
+            self._transfer = None
+        for part, thread in stale:
+            if thread is not None:
+                thread.join()
+            if isinstance(part, Group):
+                part.close()
+
+    def _meet(self, move: moves.Meet) -> None:
+        generation = move.view.generation
+        if threading.get_native_id() == self._loop:
+            if not move.stands_by:
+                self._recorder.switch(REFORM)
+            self._clear()
+        with self._client.lock:
+            part = self._groups.get(generation)
+        group = part.wait() if isinstance(part, Forming) else part
+        with self._client.lock:
+            if group is None or self._groups.get(generation) not in (part, group):
+                raise GroupBroken("told to leave", generation)
+            self._groups[generation] = group
+
+    def joined(self) -> None:
+        """The seat is taken: this rank is in the run."""
+        self._fresh = False
+
+    def _promise(self, move: moves.Promise) -> None:
+        with self._client.lock:
+            group = self._groups.get(move.view.generation)
+            if not isinstance(group, Group):
+                raise GroupBroken("told to leave", move.view.generation)  # of two views only the later one's promise counts
+            self._served.promise(group, move.shards)
+
+    # ---- moves: the state ----------------------------------------------------------------------------------------------------------------
+
+    def _hold_still(self, move: moves.HoldStill) -> None:
+        """Before the state changes or is used: it is where it was on its way to. Raises GroupBroken."""
+        if self._transfer is None:
+            return
+        self._transfer.join()
+        self._transfer = None
+        if self._receives:
+            self._recorder.switch(COMPUTE)
+
+    def _resettle(self, move: moves.Resettle) -> StateId:
+        assert self._resharding is not None
+        self._recorder.switch(RESTORE)
+        return self._resharding.exchange(self.group, move.view)
+
+    def _give(self, move: moves.Give) -> None:
+        state, engine, group = self._state, self._served, self._groups.get(move.view.generation)
+        assert state is not None
+        if not isinstance(group, Group):
+            raise GroupBroken("told to leave", move.view.generation)
+        if not engine.steady:
+            self._recorder.switch(RESTORE)
+
+        def give() -> None:
+            for receiver in move.view.receivers:
+                group.send(torch.tensor([move.state.lineage, move.state.step, engine.trained]), receiver)
+            for receiver in move.view.receivers:
+                send_state(group, receiver, state)
+
+        self._receives, self._transfer = False, Transfer(give, "fleet-give")
+
+    def _receive(self, move: moves.Receive) -> Arriving:
+        """Learn which state it will be, and begin to receive it."""
+        state, engine, group = self._state, self._served, self.group
+        view, donor = move.view, move.view.donor
+        assert state is not None
+        self._recorder.switch(RESTORE)
+        engine.reset()
+        numbers = torch.empty(3, dtype=torch.int64)
+        group.recv(numbers, donor)
+        lineage, step, trained = numbers.tolist()
+
+        def dirty() -> None:
+            with self._client.lock:  # whoever has left has said what it holds
+                self.choreography.receiving(view)
+
+        def take() -> None:
+            receive_state(group, donor, state, dirty)
+            with self._client.lock:
+                self.choreography.received(view, StateId(lineage, step))
+            self._client.say()
+
+        self._receives, self._transfer = True, Transfer(take, "fleet-take")
+        return Arriving(StateId(lineage, step), trained == engine.trained)
+
+    def _load(self, move: moves.Load) -> tuple[str, list[torch.Tensor]]:
+        """A memory may go while it is read, and a store may be away for a while: the coordinator will say from what to begin instead, or
+        again. A store that fails for good, or does not have what is asked for, ends this rank."""
+        view = move.view
+        assert view.checkpoint is not None
+        self._served.reset()
+        self._recorder.switch(RESTORE)
+        try:
+            return self._parts.load(view.checkpoint)
+        except OSError as error:
+            if level_at(view.checkpoint) == STORE and not may_pass(error):
+                raise
+            raise GroupBroken(f"the checkpoint of {view.state} cannot be read: {error}", view.generation) from error
+
+    def _begin(self, move: moves.Begin) -> None:
+        assert self._state is not None
+        self._served.reset()
+        if move.loaded is not None:
+            self._state.load(*move.loaded)
+        self._served.begin(move.view.state)

@@ -1,0 +1,111 @@
+"""The skeleton of a training state: all of it but the tensors, as text of plain values with a number in the place of each tensor.
+
+It is written after each step, and mostly it is what it was: a part of it that has not changed is not written anew. What tells is a pickle
+of the part, which is made in a third of the time, stays here, and is only compared.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from actors.rank.plain_kinds import PLAIN
+from fleet.errors import ConfigError, ProtocolError
+from fleet.protocol.old_skeletons import read_old
+from fleet.protocol.plain import MARK, NotPlain
+
+WAY_OUT = (
+    "Return numbers, texts, bytes, tensors, arrays, and lists, tuples, dicts and sets of these from state_dict(); make objects of them in "
+    "load_state_dict()."
+)
+
+
+class _Written(NamedTuple):
+    key: bytes
+    text: str
+
+
+class Skeletons:
+    """Writes the skeletons of one state, one after the other."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, ...], _Written] = {}
+
+    def write(self, parts: Mapping[str, Any], number: Callable[[torch.Tensor], int]) -> str:
+        """The state dicts ``parts`` by name, as ``PLAIN.write`` gives them. Raises ConfigError for what is not plain, by its name."""
+        texts = []
+        for name, part in parts.items():
+            try:
+                texts.append(f"{json.dumps(name)}:{self._part((name,), part, number)}")
+            except NotPlain as error:
+                place = "".join(error.path)
+                why = f"its state_dict(){' has ' + place if place else ''} is of class {error.kind}: {error.why}"
+                raise ConfigError(name, error.kind, f"{why}. Other ranks could not take it over", WAY_OUT) from None
+        return f"{MARK}{{{','.join(texts)}}}"
+
+    def _part(self, path: tuple[str, ...], value: Any, number: Callable[[torch.Tensor], int]) -> str:
+        """A dict is taken apart once: of an optimizer the rates change often, and all else never."""
+        if len(path) == 1 and type(value) is dict and all(type(key) is str and key.isascii() for key in value):
+            return f"{{{','.join(f'{json.dumps(key)}:{self._within(path, key, item, number)}' for key, item in value.items())}}}"
+        key, known = _key(value, number), self._known.get(path)
+        if known is None or key is None or key != known.key:
+            known = self._known[path] = _Written(key or b"", PLAIN.write(value, number)[len(MARK) :])
+        return known.text
+
+    def _within(self, path: tuple[str, ...], key: str, item: Any, number: Callable[[torch.Tensor], int]) -> str:
+        try:
+            return self._part((*path, key), item, number)
+        except NotPlain as error:
+            raise NotPlain(error.kind, error.why, (f"[{key!r}]", *error.path)) from None
+
+
+class _Key(pickle.Pickler):
+    def __init__(self, file: io.BytesIO, number: Callable[[torch.Tensor], int]) -> None:
+        super().__init__(file, protocol=4)
+        self._number = number
+
+    def persistent_id(self, obj: Any) -> int | None:
+        return self._number(obj) if isinstance(obj, torch.Tensor) else None
+
+
+def _key(value: Any, number: Callable[[torch.Tensor], int]) -> bytes | None:
+    """What is the same only where ``value`` is; None where that cannot be had."""
+    file = io.BytesIO()
+    try:
+        _Key(file, number).dump(value)
+    except Exception:  # noqa: BLE001 - user objects raise what they like; they are named when they are written
+        return None
+    return file.getvalue()
+
+
+def read_skeleton(skeleton: str, tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
+    """The state dicts by name, with ``tensors`` in their places; of a checkpoint of an earlier version, too. Raises ProtocolError."""
+    parts = PLAIN.read(skeleton, tensors.__getitem__) if skeleton.startswith(MARK) else read_old(skeleton, _find, tensors.__getitem__)
+    if not isinstance(parts, dict):
+        raise ProtocolError("this is no skeleton of a training state")
+    return parts
+
+
+_RECONSTRUCT = np.empty(1).__reduce__()[0]
+_SCALAR = np.float64(0.0).__reduce__()[0]
+"""What numpy makes arrays and their scalars with; it stands in modules of its own."""
+_NUMPY = {
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): np.dtype,
+    **{(module, "_reconstruct"): _RECONSTRUCT for module in ("numpy._core.multiarray", "numpy.core.multiarray")},
+    **{(module, "scalar"): _SCALAR for module in ("numpy._core.multiarray", "numpy.core.multiarray")},
+}
+
+
+def _find(module: str, name: str) -> Any:
+    """What earlier versions pickled of torch and numpy, and is plain data."""
+    found = getattr(torch, name, None) if module == "torch" else _NUMPY.get((module, name))
+    if found in (torch.Size, torch.device) or isinstance(found, torch.dtype) or (module, name) in _NUMPY:
+        return found
+    raise ProtocolError(f"the checkpoint holds a {module}.{name}, which is no plain value: this version does not read it")

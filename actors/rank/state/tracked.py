@@ -1,0 +1,411 @@
+"""The tracked training state: one skeleton and a list of tensors, its digest, and its transfer from rank to rank."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import random
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from actors.rank.membership.process_group import Group, GroupBroken, Work
+from actors.rank.plain_kinds import PLAIN
+from actors.rank.skeletons import Skeletons, read_skeleton
+from actors.rank.step.gradients import AVERAGED_BUFFER_LIMIT
+from actors.rank.tags import Tag
+from fleet.errors import ConfigError
+
+CHUNK_BYTES = 8 << 20
+SMALL_BYTES = 1 << 20
+CHUNKS_IN_FLIGHT = 4
+LARGEST_PLAN_BYTES = 1 << 30
+"""Of all of a state but its tensors, and of their shapes."""
+
+
+class Flat(NamedTuple):
+    """What :meth:`TrackedState.flat` returns.
+
+    Attributes:
+        skeleton: text; everything but the tensors.
+        tensors: the live tensors, not copies. One that occurs twice (tied weights) is listed once.
+        volatile: indices of the tensors that a forward may change between commits: small buffers of modules, and integer ones.
+    """
+
+    skeleton: str
+    tensors: list[torch.Tensor]
+    volatile: frozenset[int]
+
+
+class TrackedState:
+    """What makes up the training state, by name: whatever has ``state_dict`` and ``load_state_dict``.
+
+    Raises ConfigError for an object that has not, or whose state is no plain data, see :mod:`fleet.protocol.plain`.
+
+    Attributes:
+        before_load: called when the state is about to be replaced; who still reads the old one waits there until it has.
+    """
+
+    def __init__(self, **objects: Any) -> None:
+        for name, tracked in objects.items():
+            if not (hasattr(tracked, "state_dict") and hasattr(tracked, "load_state_dict")):
+                raise ConfigError(
+                    name, type(tracked).__name__, "it has no state_dict() and load_state_dict()", "Wrap it in an object that has."
+                )
+        self.objects = dict(objects)
+        self.before_load: Callable[[], object] = lambda: None
+        self._seen: dict[int, _Seen] = {}
+        self._skeletons = Skeletons()
+        self.flat()  # what cannot be written is refused here, and not when a rank was lost
+
+    @property
+    def modules(self) -> dict[str, nn.Module]:
+        return {name: tracked for name, tracked in self.objects.items() if isinstance(tracked, nn.Module)}
+
+    @property
+    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        return {name: tracked for name, tracked in self.objects.items() if isinstance(tracked, torch.optim.Optimizer)}
+
+    def replace(self, tracked: Any, stand_in: Any) -> None:
+        """Track ``stand_in`` in the place of ``tracked``, under its name."""
+        self.objects = {name: stand_in if one is tracked else one for name, one in self.objects.items()}
+
+    def flatten(self) -> tuple[str, list[torch.Tensor]]:
+        """(skeleton, tensors). The skeleton is text; it holds everything but the tensors, which are the live ones, not copies.
+
+        A tensor that occurs twice (tied weights) is listed once.
+        """
+        return self.flat()[:2]
+
+    def flat(self, whole: Mapping[str, Any] | None = None) -> Flat:
+        """As :meth:`flatten`, and which of the tensors a forward may change. ``whole``: see :meth:`digest`."""
+        parts = {name: _live_state(tracked) for name, tracked in self.objects.items()} | dict(whole or {})
+        found = _Tensors(self._seen)
+        skeleton = self._skeletons.write(parts, found.index)
+        self._seen = found.seen
+        buffers = [tensor for name in self.modules for key, tensor in parts[name].items() if _is_volatile(key, tensor)]
+        return Flat(skeleton, found.tensors, frozenset(found.index(tensor) for tensor in buffers))
+
+    def load(self, skeleton: str, tensors: Sequence[torch.Tensor]) -> None:
+        """Take over the state that :meth:`flatten` has described. Tensors may be kept, so they must not change afterwards.
+
+        Raises ConfigError when it is the state of other objects.
+        """
+        parts = read_skeleton(skeleton, tensors)
+        if parts.keys() != self.objects.keys():
+            raise ConfigError(
+                "track", sorted(self.objects), f"the state to load holds {sorted(parts)}", "Track the same names in every run."
+            )
+        self.before_load()
+        self._seen = {}
+        for name, tracked in self.objects.items():
+            tracked.load_state_dict(parts[name])
+
+    def digest(self, step: int, whole: Mapping[str, Any] | None = None) -> str:
+        """SHA-256 in hex over all of the state, the random generators and the data cursor; equal on ranks that are equal bit for bit.
+
+        The cursor is ``step``, the number of committed steps: with the run's seed, the samples that come next follow from it.
+        ``whole`` are state dicts of objects whose own is not all that there is of them.
+        """
+        return hashlib.sha256(repr(sorted({**self.digest_parts(whole), "cursor": step}.items())).encode()).hexdigest()
+
+    def digest_parts(self, whole: Mapping[str, Any] | None = None) -> dict[str, str]:
+        """A digest for each tracked object and one for ``rng``, to tell which one differs."""
+        states = {name: tracked.state_dict() for name, tracked in self.objects.items()} | dict(whole or {})
+        parts = {name: _digest(state) for name, state in states.items()}
+        return {**parts, "rng": _digest([torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)])}
+
+
+def _live_state(tracked: Any) -> Any:
+    """The state dict; of a module with its parameters themselves, which stay the same objects from call to call."""
+    plain = isinstance(tracked, nn.Module) and type(tracked).state_dict is nn.Module.state_dict
+    return tracked.state_dict(keep_vars=True) if plain else tracked.state_dict()
+
+
+def _is_volatile(name: str, value: Any) -> bool:
+    """Whether a forward may change this entry of a module's state, as far as :mod:`actors.rank.step.gradients` allows it."""
+    if not isinstance(value, torch.Tensor) or isinstance(value, nn.Parameter):
+        return False
+    small = not value.is_floating_point() or value.numel() <= AVERAGED_BUFFER_LIMIT
+    return small or name.endswith(("running_mean", "running_var"))
+
+
+class _Seen(NamedTuple):
+    """A tensor as it was found: to detach and describe each anew in every step would take longer than all else."""
+
+    live: torch.Tensor
+    address: int
+    detached: torch.Tensor
+    key: Any
+
+
+class _Tensors:
+    """Makes a list of the tensors of a state. ``known``: what the last one has seen."""
+
+    def __init__(self, known: Mapping[int, _Seen]) -> None:
+        self.tensors: list[torch.Tensor] = []
+        self.seen: dict[int, _Seen] = {}
+        self._before = known
+        self._indices: dict[Any, int] = {}
+
+    def index(self, tensor: torch.Tensor) -> int:
+        """Where ``tensor`` is in the list."""
+        found = self._before.get(id(tensor))
+        if found is None or found.live is not tensor or found.address != tensor.data_ptr() or found.detached.shape != tensor.shape:
+            found = _see(tensor)
+        self.seen[id(tensor)] = found
+        index = self._indices.setdefault(found.key, len(self.tensors))
+        if index == len(self.tensors):
+            self.tensors.append(found.detached)
+        return index
+
+
+def _see(tensor: torch.Tensor) -> _Seen:
+    detached = tensor.detach()
+    key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device) if tensor.data_ptr() else id(tensor)
+    return _Seen(tensor, tensor.data_ptr(), detached, key)
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's memory as a flat uint8 tensor: a view when it is contiguous, else a copy."""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+# ---- digest ------------------------------------------------------------------------------------------------------------------------------
+
+
+def _digest(value: Any) -> str:
+    found = hashlib.sha256()
+    _update(found, value)
+    return found.hexdigest()
+
+
+def _update(found: Any, value: Any) -> None:
+    """Feed ``value`` in canonical form: keys sorted, types and lengths said, tensors with dtype and shape."""
+    if isinstance(value, torch.Tensor):
+        found.update(f"tensor {value.dtype} {tuple(value.shape)} ".encode())
+        found.update(_bytes_of(value.cpu()).numpy())
+    elif isinstance(value, np.ndarray):
+        found.update(f"array {value.dtype} {value.shape} ".encode() + np.ascontiguousarray(value).tobytes())
+    elif isinstance(value, Mapping):
+        found.update(f"mapping {len(value)} ".encode())
+        for key in sorted(value, key=lambda k: (type(k).__name__, repr(k))):
+            _update(found, key)
+            _update(found, value[key])
+    elif isinstance(value, (list, tuple, deque)):
+        found.update(f"sequence {len(value)} ".encode())
+        for item in value:
+            _update(found, item)
+    elif isinstance(value, (str, int, float, bool, bytes, type(None))):
+        text = value.hex() if isinstance(value, (float, bytes)) else str(value)
+        found.update(f"{type(value).__name__} {len(text)} {text} ".encode())
+    else:
+        found.update(PLAIN.write(value).encode())  # equal values give equal bytes, which those of a pickle need not be
+
+
+# ---- parts -------------------------------------------------------------------------------------------------------------------------------
+
+
+Slice = tuple[int, torch.Tensor, tuple[int, ...], tuple[int, ...]]
+"""(index of a tensor, some of its rows, where they begin in it, its shape)."""
+
+CUT_BYTES = 64 << 10
+"""Smaller tensors are not cut."""
+
+
+def slices(tensors: Sequence[torch.Tensor], count: int) -> list[list[Slice]]:
+    """The state in ``count`` parts of about equal bytes: whole tensors one after the other, the large ones cut between rows.
+
+    Where a part begins is rounded to a row, so that one part has at most a row of a tensor more than its share, or less.
+    """
+    parts: list[list[Slice]] = [[] for _ in range(count)]
+    share = sum(_size(tensor) for tensor in tensors) / count
+    start = 0
+    for index, tensor in enumerate(tensors):
+        size = _size(tensor)
+        rows = tensor.shape[0] if tensor.ndim and size > CUT_BYTES else 1
+        cuts = [round((min(max(share * part, start), start + size) - start) / max(size, 1) * rows) for part in range(1, count)]
+        for part, (low, high) in enumerate(itertools.pairwise([0, *cuts, rows])):
+            if low < high and rows > 1:
+                parts[part].append((index, tensor[low:high], (low, *(0,) * (tensor.ndim - 1)), tuple(tensor.shape)))
+            elif low < high:
+                parts[part].append((index, tensor, (0,) * tensor.ndim, tuple(tensor.shape)))
+        start += size
+    return parts
+
+
+def _size(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+# ---- transfer ----------------------------------------------------------------------------------------------------------------------------
+#
+# Three messages and the chunks: two lengths; the plan (skeleton and the shape of each tensor); the chunks, in order; their checksums.
+# A chunk is a stretch of one large tensor, which travels without a copy, or several small tensors one after the other.
+
+
+@dataclass(frozen=True)
+class _Piece:
+    tensor: int
+    start: int
+    stop: int
+
+
+def _chunks(sizes: Sequence[int]) -> Iterator[list[_Piece]]:
+    """Stretches of each large tensor, then small tensors together, in chunks of at most CHUNK_BYTES."""
+    small: list[_Piece] = []
+    filled = 0
+    for index, size in enumerate(sizes):
+        if size > SMALL_BYTES:
+            yield from ([_Piece(index, start, min(size, start + CHUNK_BYTES))] for start in range(0, size, CHUNK_BYTES))
+        elif size:
+            if filled + size > CHUNK_BYTES:
+                yield small
+                small, filled = [], 0
+            small.append(_Piece(index, 0, size))
+            filled += size
+    if small:
+        yield small
+
+
+def checksum(data: torch.Tensor) -> int:
+    """64 bits over a flat uint8 tensor, at the speed of memory: sums of 4 KiB rows, each weighted by an odd number of its own."""
+    whole = data.numel() // 4096 * 4096
+    rows = _words(data[:whole]).view(-1, 512).sum(1)
+    tail = data[whole:].to(torch.int64)
+    return (_weighted(rows) + 1_000_003 * _weighted(tail) + data.numel()) % (1 << 63)
+
+
+def _words(data: torch.Tensor) -> torch.Tensor:
+    return (data if data.data_ptr() % 8 == 0 else data.clone()).view(torch.int64)
+
+
+def _weighted(values: torch.Tensor) -> int:
+    return int((values * torch.arange(1, 2 * values.numel() + 1, 2)).sum())
+
+
+class _Window:
+    """The last few chunks under way; what has arrived is handed on in order."""
+
+    def __init__(self, arrived: Callable[[int], None]) -> None:
+        self._arrived, self._under_way = arrived, deque[tuple[int, Work]]()
+
+    def push(self, number: int, work: Work) -> None:
+        self._under_way.append((number, work))
+
+    def make_room(self, room: int = 1) -> None:
+        while len(self._under_way) > CHUNKS_IN_FLIGHT - room:
+            number, work = self._under_way.popleft()
+            work.wait()
+            self._arrived(number)
+
+
+class _Staging:
+    """Memory for chunks that are no stretch of one host tensor; one for each chunk under way."""
+
+    def __init__(self) -> None:
+        self._buffers: list[torch.Tensor | None] = [None] * CHUNKS_IN_FLIGHT
+
+    def get(self, number: int, length: int) -> torch.Tensor:
+        turn = number % CHUNKS_IN_FLIGHT
+        buffer = self._buffers[turn]
+        if buffer is None:
+            buffer = self._buffers[turn] = torch.empty(CHUNK_BYTES, dtype=torch.uint8)
+        return buffer[:length]
+
+
+def _views(chunk: Sequence[_Piece], memory: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [memory[piece.tensor][piece.start : piece.stop] for piece in chunk]
+
+
+def _in_place(views: Sequence[torch.Tensor]) -> bool:
+    return len(views) == 1 and views[0].device.type == "cpu"
+
+
+def send_state(group: Group, to: int, state: TrackedState) -> None:
+    """Give ``state`` to view rank ``to``, which calls :func:`receive_state`. Raises GroupBroken."""
+    skeleton, tensors = state.flatten()
+    memory = [_bytes_of(tensor) for tensor in tensors]
+    plan = PLAIN.write((skeleton, [(tensor.dtype, tensor.shape) for tensor in tensors])).encode()
+    group.send(torch.tensor([len(plan)]), to, Tag.STATE)
+    group.send(torch.frombuffer(bytearray(plan), dtype=torch.uint8), to, Tag.STATE)
+    sums: list[int] = []
+    staging, window = _Staging(), _Window(lambda _: None)
+    for number, chunk in enumerate(_chunks([data.numel() for data in memory])):
+        window.make_room()
+        views = _views(chunk, memory)
+        data = views[0] if _in_place(views) else _pack(views, staging.get(number, sum(view.numel() for view in views)))
+        window.push(number, group.start([(data, to)], [], Tag.STATE))
+        sums.append(checksum(data))
+    window.make_room(CHUNKS_IN_FLIGHT)
+    group.send(torch.tensor([0, *sums]), to, Tag.STATE)
+
+
+def _pack(views: Sequence[torch.Tensor], into: torch.Tensor) -> torch.Tensor:
+    start = 0
+    for view in views:
+        into[start : start + view.numel()].copy_(view)
+        start += view.numel()
+    return into
+
+
+def _unpack(data: torch.Tensor, views: Sequence[torch.Tensor]) -> None:
+    start = 0
+    for view in views:
+        view.copy_(data[start : start + view.numel()])
+        start += view.numel()
+
+
+def receive_state(group: Group, source: int, state: TrackedState, before_load: Callable[[], None] = lambda: None) -> None:
+    """Take over the state of view rank ``source``, which calls :func:`send_state`.
+
+    It is received beside the old state, and verified; then ``before_load`` is called, and only then does ``state`` change.
+    Raises GroupBroken when the transfer breaks or a checksum differs; the old state is as it was.
+    """
+    length = torch.zeros(1, dtype=torch.int64)
+    group.recv(length, source, Tag.STATE)
+    if not 0 < int(length) <= LARGEST_PLAN_BYTES:
+        raise GroupBroken(f"rank {source} announces a plan of {int(length)} bytes for its state", group.generation)
+    plan = torch.empty(int(length), dtype=torch.uint8)
+    group.recv(plan, source, Tag.STATE)
+    skeleton, shapes = PLAIN.read(plan.numpy().tobytes().decode())
+    shadow = [_fresh(dtype, shape) for dtype, shape in shapes]
+    _receive_tensors(group, source, [_bytes_of(tensor) for tensor in shadow])
+    before_load()
+    state.load(skeleton, shadow)
+
+
+def _fresh(dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
+    """Memory from numpy, which asks for huge pages: touching new pages costs more than what the network brings."""
+    data = torch.from_numpy(np.empty(shape.numel() * dtype.itemsize, dtype=np.uint8))
+    return data.view(dtype).view(shape)
+
+
+def _receive_tensors(group: Group, source: int, memory: Sequence[torch.Tensor]) -> None:
+    chunks = list(_chunks([data.numel() for data in memory]))
+    buffers: dict[int, torch.Tensor] = {}
+    sums: list[int] = []
+
+    def arrived(number: int) -> None:
+        data, views = buffers.pop(number), _views(chunks[number], memory)
+        sums.append(checksum(data))
+        if not _in_place(views):
+            _unpack(data, views)
+
+    staging, window = _Staging(), _Window(arrived)
+    for number, chunk in enumerate(chunks):
+        window.make_room()
+        views = _views(chunk, memory)
+        buffers[number] = views[0] if _in_place(views) else staging.get(number, sum(view.numel() for view in views))
+        window.push(number, group.start([], [(buffers[number], source)], Tag.STATE))
+    window.make_room(CHUNKS_IN_FLIGHT)
+    sent = torch.zeros(1 + len(chunks), dtype=torch.int64)
+    group.recv(sent, source, Tag.STATE)
+    for number, (mine, theirs) in enumerate(zip(sums, sent[1:].tolist(), strict=True)):
+        if mine != theirs:
+            raise GroupBroken(f"chunk {number} of the state arrived damaged from rank {source}", group.generation)

@@ -1,0 +1,71 @@
+"""The norm of the gradient, block by block: the same bits whoever holds which part of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+
+from actors.rank.step.reduction import Chunk
+from fleet.protocol.chunks import BLOCK
+
+
+def block_norms(flat: torch.Tensor) -> torch.Tensor:
+    """The 2-norm of each block of :data:`fleet.protocol.chunks.BLOCK` elements of a flat tensor, in order, as float64 on the host.
+
+    A norm of all at once, or of a rank's chunk, adds up in an order that depends on where it begins and ends.
+    """
+    whole = flat.numel() // BLOCK * BLOCK
+    norms = [torch.linalg.vector_norm(flat[:whole].view(-1, BLOCK), dim=1)] if whole else []
+    if whole < flat.numel():
+        norms.append(torch.linalg.vector_norm(flat[whole:]).reshape(1))
+    return torch.cat([norm.double().cpu() for norm in norms]) if norms else torch.zeros(0, dtype=torch.float64)
+
+
+class SplitNorms:
+    """The norms of a gradient's blocks, where each rank takes those of its own part and tells the others.
+
+    Args:
+        parts: by rank, its stretches of the flat buffers; each begins with a block, and ends with one or with the gradients.
+        extents: by flat buffer, how many of its first elements are gradients.
+
+    Attributes:
+        width: how many numbers each rank tells; those that have fewer add zeros.
+    """
+
+    def __init__(self, parts: Sequence[Sequence[Chunk]], extents: Sequence[int]) -> None:
+        self._parts = [[Chunk(flat, lo, min(hi, extents[flat])) for flat, lo, hi in part if lo < extents[flat]] for part in parts]
+        self._counts = [[-(-(hi - lo) // BLOCK) for _, lo, hi in part] for part in self._parts]
+        self.width = max(map(sum, self._counts), default=0)
+
+    def take(self, flats: Sequence[torch.Tensor], rank: int) -> torch.Tensor:
+        """What ``rank`` tells: :attr:`width` numbers."""
+        missing = torch.zeros(self.width - sum(self._counts[rank]), dtype=torch.float64)
+        return torch.cat([*(block_norms(flats[flat][lo:hi]) for flat, lo, hi in self._parts[rank]), missing])
+
+    def in_order(self, rows: torch.Tensor) -> list[torch.Tensor]:
+        """The norms of all blocks, in the order of the flat buffers, from what all ranks told: ``[size, width]``."""
+        found: dict[Chunk, torch.Tensor] = {}
+        for row, part, counts in zip(rows, self._parts, self._counts, strict=True):
+            found |= zip(part, row[: sum(counts)].split(counts), strict=True)
+        return [found[chunk] for chunk in sorted(found)]
+
+
+def total_norm(norms: Iterable[torch.Tensor]) -> float:
+    """Of a gradient whose blocks, in the order of its flat buffers, have these norms."""
+    return math.sqrt(float((np.concatenate([norm.numpy() for norm in norms]) ** 2).sum()))
+
+
+def clip_factor(norms: Iterable[torch.Tensor], clip_norm: float) -> float:
+    """By what to multiply such a gradient; as ``clip_grad_norm_`` of torch."""
+    return min(1.0, clip_norm / (total_norm(norms) + 1e-6))
+
+
+def clip(flats: Sequence[torch.Tensor], clip_norm: float, norms: Sequence[torch.Tensor] | None = None) -> None:
+    """Scale the gradient that lies in ``flats`` to the norm ``clip_norm`` if its own is greater, in place. ``norms``: of its blocks."""
+    factor = clip_factor([block_norms(flat) for flat in flats] if norms is None else norms, clip_norm)
+    if factor < 1.0:  # most steps need no pass over the gradient
+        for flat in flats:
+            flat.mul_(factor)

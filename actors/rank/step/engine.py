@@ -1,0 +1,466 @@
+"""One rank's arithmetic of a step: gradients of its shards, their fixed-order mean, and the one mutation of the state."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from actors.rank.membership.process_group import Group, GroupBroken, Work
+from actors.rank.state.saving import Share, WholeTensors
+from actors.rank.state.tracked import TrackedState
+from actors.rank.step.clipping import SplitNorms, block_norms, clip, total_norm
+from actors.rank.step.gradients import GradientBuffers
+from actors.rank.step.jumps import Jumps
+from actors.rank.step.reduction import Reducer, SideChannel
+from actors.rank.step.stopwatch import Stopwatch
+from actors.rank.tags import Tag
+from actors.rank.telemetry.exchanged import EXCHANGED, Before
+from actors.rank.telemetry.recorder import Recorder
+from actors.rank.telemetry.usage import RECEIVED
+from actors.rank.verify.body import Body
+from actors.rank.verify.recheck import Recheck
+from actors.rank.verify.replicas import Replicas
+from fleet.errors import ConfigError
+from fleet.protocol.duties import Duties
+from fleet.protocol.levels import LEVELS
+from fleet.protocol.member import Offer
+from fleet.protocol.records import COMM, GRAD_NORM, LEARNING_RATE, STRAGGLER, VERIFY
+from fleet.protocol.shards import Shares, cover, share
+from fleet.protocol.types import Finding, StateId, View
+from fleet.settings.run import RunSettings
+
+FLAGS = 2 + len(LEVELS)
+"""Numbers that each rank sends beside the gradients, before its shards' losses: proposal, a request of each level, time of arrival.
+
+Then comes what replicas, recheck and body of :mod:`actors.rank.verify` compare, and :mod:`actors.rank.step.jumps`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a reduction told every rank alike.
+
+    ``offers`` are all ranks' (see ``MemberProtocol.offer``); ``loss`` the mean over shards; ``culprit`` the first shard whose loss is not
+    finite, or is far too large, -1 when only their gradient is, None when all is well, and ``why`` says so in words; ``owner`` is the view
+    rank that computed it; ``hopeless``: there is no use in going on if that comes out again. ``disputed``: two ranks have computed other
+    gradients for a shard than each other, so the loop body runs again for those who have not.
+    """
+
+    offers: list[Offer]
+    loss: float
+    culprit: int | None
+    why: str = ""
+    disputed: bool = False
+    owner: int = -1
+    hopeless: bool = False
+
+    @property
+    def repeats(self) -> bool:
+        """The step is computed once more."""
+        return self.culprit is not None
+
+
+class Engine:
+    """Computes, reduces and applies steps of the tracked objects.
+
+    Args:
+        state: of which the modules are trained by its one optimizer; a learning-rate scheduler and a gradient scaler are stepped with it.
+        clip_norm: the gradient's norm is clipped to this.
+    """
+
+    def __init__(self, state: TrackedState, settings: RunSettings, recorder: Recorder, clip_norm: float | None) -> None:
+        self.state, self._recorder, self._clip_norm = state, recorder, clip_norm
+        self._shards = settings.shards
+        modules = {name: o for name, o in state.objects.items() if isinstance(o, torch.nn.Module)}
+        self._optimizer = _only(state, torch.optim.Optimizer, "optimizer")
+        self._schedulers = [o for o in state.objects.values() if isinstance(o, torch.optim.lr_scheduler.LRScheduler)]
+        self._scaler = next((o for o in state.objects.values() if isinstance(o, torch.amp.GradScaler)), None)
+        self._gradients = GradientBuffers(modules, settings.shards)
+        if not self._gradients.parameters:
+            raise ConfigError("track", sorted(state.objects), "no module with parameters that require a gradient", "Track model=... too.")
+        self.device = self._gradients.parameters[0].device
+        self._stopwatch = Stopwatch(self.device)
+        self._reducer = self._make_reducer(settings)
+        self._replicas = Replicas(state, settings.verify.replicas)
+        self._recheck = Recheck(settings.verify.compute, settings.shards)
+        self._jumps = Jumps(settings.verify.jumps)
+        self.body = Body(modules, self._optimizer, self._schedulers, self._scaler, samples=settings.verify.replicas > 0)
+        self._head = FLAGS + self._replicas.width + self._recheck.width + self._jumps.width + self.body.width
+        self._norms: list[torch.Tensor] = []
+        self._split = SplitNorms((), ())
+        self._split_of: Sequence[torch.nn.Parameter] = ()
+        self._largest = self._norm = self._rate = math.nan
+        self._before: tuple[float, float] | None = None
+        self._side: SideChannel | None = None
+        self._shares = self._whole = Shares((), ())
+        self._brought: list[list[int]] = []
+        self.duties = Duties(settings.shards)
+        self._rank = 0
+        self._told: list[tuple[Work, torch.Tensor]] = []  # memory of what is on its way to the peers
+        self._promise: tuple[Group, tuple[int, ...]] | None = None
+        self.losses: dict[int, float] = {}
+
+    def _make_reducer(self, settings: RunSettings) -> Reducer:
+        return Reducer(settings.shards, "native" if settings.reduction == "native" else "ordered")
+
+    @property
+    def parameters(self) -> list[torch.nn.Parameter]:
+        return self._gradients.parameters
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Of the step that was taken last: the norm of its gradient before it was clipped, and the learning rate of the first group."""
+        return {GRAD_NORM: self._norm, LEARNING_RATE: self._rate}
+
+    @property
+    def modules(self) -> list[torch.nn.Module]:
+        """All modules, the inner ones too."""
+        return [inner for module in self.state.modules.values() for inner in module.modules()]
+
+    @property
+    def moments(self) -> list[torch.Tensor]:
+        """The tensors of the optimizer's state."""
+        states = self._optimizer.state.values()
+        return [value for one in states for value in one.values() if isinstance(value, torch.Tensor) and value.dim()]
+
+    @property
+    def _state(self) -> StateId | None:
+        """The state that the step at hand begins from."""
+        return self.duties.at
+
+    @_state.setter
+    def _state(self, state: StateId | None) -> None:
+        self.duties.at = state
+
+    @property
+    def due(self) -> tuple[int, ...]:
+        """The shards that this rank has yet to compute for the step at hand."""
+        return self.duties.due(self.losses)
+
+    @property
+    def next_due(self) -> tuple[int, ...]:
+        """The shards of this rank in the step after the one at hand, if nobody is lost meanwhile."""
+        return self._whole.due[self._rank]
+
+    @property
+    def steady(self) -> bool:
+        """True when nothing that is tracked changes while shards are computed, so that it can be sent to a newcomer meanwhile."""
+        return self._gradients.constant
+
+    def seat(self, group: Group, view: View, rank: int, here: StateId, begun: bool) -> None:
+        """Compute with this group from now on, at state ``here``. Raises GroupBroken.
+
+        With ``begun`` the view may come in the middle of a step: what its members have computed of it counts, and only the rest is due.
+        Without, this rank knows that it comes between steps.
+        """
+        self._group, self._view, self._rank = group, view, rank
+        if self._state is None or here.lineage != self._state.lineage:
+            self._jumps.begin()
+        if here != self._state or rank in view.receivers:
+            self.reset()
+        self._state = here
+        self._gradients.settle()
+        self._replicas.seat(view.generation, here, rank in view.receivers)
+        self._whole = share([()] * group.size, view.ranges, self._shards)
+        brought, idle = self._brought_by_all(begun), view.idle if self.spares_newcomers else ()
+        self._share(share(brought, view.ranges, self._shards, idle, view.giver) if idle or any(brought) else self._whole)
+        self._recheck.seat(view.generation, rank, here, rank in view.receivers, view.ranges, whole=self._shares is self._whole)
+
+    @property
+    def spares_newcomers(self) -> bool:
+        """Whether a rank can take a step of which it has computed nothing: not when a forward counts something that only it knows."""
+        return self.steady
+
+    @property
+    def trained(self) -> int:
+        """See :attr:`GradientBuffers.trained`."""
+        return self._gradients.trained
+
+    def rehearse(self) -> None:
+        """Alone, for one shard: what a first attempt has to load, compile and allocate is there when this rank is called."""
+        self._group, self._rank = Group(0, 0, 1, self.device), 0
+        self._shares = self._whole = Shares(((),), ((0,),))
+        self.duties.mine = (0,)
+
+    def forget(self) -> None:
+        """The rehearsal is over: one more set of buffers is made for its mean, and nothing else remains."""
+        self._gradients.rehearse_mean()
+        self._gradients.abandon()
+        self._stopwatch.forget()
+        self.losses = {}
+
+    def promise(self, group: Group, shards: tuple[int, ...]) -> None:
+        """Tell all of ``group`` which shards this rank will bring when it takes its seat there: those it has and those it goes on with.
+
+        From the thread that takes the seat while the loop computes. So whoever is done goes on with what was lost, and waits for nobody.
+        """
+        self._promise = group, shards
+        self._tell(group, group.peers, shards)
+
+    def _tell(self, group: Group, peers: Sequence[int], shards: Collection[int]) -> None:
+        mask = torch.zeros(self._shards, dtype=torch.uint8)
+        mask[sorted(shards)] = 1
+        self._told = [*self._told[-1:], (group.start([(mask, peer) for peer in peers], [], Tag.HELD), mask)]
+
+    def _brought_by_all(self, begun: bool) -> list[frozenset[int]]:
+        """By view rank, what it has or has promised of the step at hand. Receivers of the state have nothing, and nobody waits for them."""
+        group, receivers = self._group, self._view.receivers
+        promise, self._promise = self._promise, None
+        if promise is not None and promise[0] is group:
+            mine: Collection[int] = promise[1]
+        else:
+            mine = self._gradients.held
+            asking = group.peers if begun else [peer for peer in group.peers if peer in receivers]
+            self._tell(group, [] if self._rank in receivers else asking, mine)
+        masks = torch.zeros(group.size, self._shards, dtype=torch.uint8)
+        givers = [peer for peer in group.peers if peer not in receivers] if begun else []
+        group.start([], [(masks[peer], peer) for peer in givers], Tag.HELD).wait()
+        told = [frozenset(mask.nonzero().flatten().tolist()) for mask in masks]
+        return [frozenset(mine) if rank == self._rank else shards for rank, shards in enumerate(told)]
+
+    def _share(self, shares: Shares) -> None:
+        kept = {shard for lo, hi in shares.kept[self._rank] for shard in range(lo, hi)}
+        held = self._gradients.held
+        if not held <= kept:
+            self._recorder.abandon()
+            self._gradients.keep(cover(held & kept, self._shards))
+            self.losses = {shard: loss for shard, loss in self.losses.items() if shard in kept}
+        self._shares = shares
+        self._reducer.bind(self._group, shares.leaves(self._shards))
+        self._brought = shares.brought(self._shards)
+        self.duties.deal(self._view.members, self._brought, self._rank)
+        self._side, self._split_of = SideChannel(self._group), ()
+
+    def begin(self, state: StateId) -> None:
+        """All of ``state`` was loaded or built here."""
+        self._jumps.begin()
+
+    def outcome_of(self, step: int) -> Outcome | None:
+        """What the reduction of ``step`` said, when it was applied without the loop; see :mod:`actors.rank.zero1.sharded`."""
+        return None
+
+    def finish(self, then: Callable[[], None]) -> None:
+        """The step is applied: ``then`` is what follows, once the state is whole everywhere."""
+        then()
+
+    def share(self) -> Share:
+        """What this rank writes of a checkpoint, as one of the ranks of its view."""
+        return WholeTensors(self.state, self._group.rank, self._group.size)
+
+    def digest(self, step: int) -> str:
+        """Of all of the state, after ``step`` steps; the same on all ranks."""
+        return self.state.digest(step)
+
+    def begin_shard(self) -> None:
+        self._stopwatch.begin()
+        self._gradients.begin_step()
+        self._gradients.begin_shard()
+
+    @property
+    def checks(self) -> tuple[int, ...]:
+        """Shards of other ranks that this one computes again, for comparison: then :meth:`end_check`."""
+        return self._recheck.wanted
+
+    def end_check(self, shard: int) -> None:
+        """The gradients of another rank's shard are there. They count in no sum."""
+        self._recheck.take(shard, self._gradients.last)
+
+    def end_shard(self, shard: int, loss: float) -> None:
+        if self._recheck.samples(shard):
+            self.end_check(shard)
+        self._gradients.end_shard(shard)
+        self._stopwatch.end()
+        self.losses[shard] = loss
+
+    def scaled(self, loss: torch.Tensor) -> torch.Tensor:
+        return loss if self._scaler is None else self._scaler.scale(loss)
+
+    def reset(self) -> None:
+        """Nothing of the present attempt remains."""
+        if self._gradients.begun:
+            self._recorder.abandon()
+        self._gradients.abandon()
+        self._stopwatch.forget()
+        self.losses = {}
+
+    def repeat(self) -> None:
+        """The step at hand is computed anew, by whom it is computed when nothing is lost. All ranks do so, or none."""
+        self.reset()
+        self._jumps.accept()
+        self._before = self._largest, self._norm
+        self._share(self._whole)
+        assert self._state is not None
+        self._recheck.begin(self._state)
+
+    def hold(self) -> None:
+        """The group is gone or left; what this rank has computed of the step stays."""
+        self._gradients.hold()
+
+    def reduce(self, offer: Offer, *, early: bool = False) -> Outcome:
+        """Exchange gradients and a few numbers with all ranks. Raises GroupBroken: what this rank has computed stays.
+
+        StatesDiffer is one: the ranks do not hold the same, so that what was summed is not to be used. ``early``: the state is still on its
+        way to this rank, which brings nothing.
+        """
+        assert self._side is not None and self._state is not None
+        said = self._replicas.abstain() + self._recheck.look() if early else self._look(self._state)
+        said += self._jumps.limits() + self.body.said()
+        arrived_us = self._recorder.switch(STRAGGLER)
+        mine, ahead = [self.losses[shard] for shard in self._brought[self._rank]], None if early else self._ahead()
+        width = self._head + max(map(len, self._brought))
+        rows = self._sum([*offer, arrived_us, *said, *mine], width)
+        numbers = rows[:, :width].tolist()
+        self._exchanged(ahead, arrived_us, [int(row[FLAGS - 1]) for row in numbers])
+        second = FLAGS + self._replicas.width
+        third = second + self._recheck.width
+        fourth = third + self._jumps.width
+        self.body.compare([row[fourth] for row in numbers] if self.body.width else [], self._view.generation)
+        self._replicas.compare([row[FLAGS:second] for row in numbers])
+        disputed = self._recheck.compare([row[second:third] for row in numbers])
+        if self._recheck.verifies and not disputed:
+            self._recorder.switch(VERIFY)
+            self._recheck.check_sums(self._group, self._reducer, self._gradients.partials(self._reducer), self._gradients.mean_flats)
+            self._recorder.switch(COMM)
+        losses = {shard: row[self._head + i] for row, shards in zip(numbers, self._brought, strict=True) for i, shard in enumerate(shards)}
+        by_shard = [losses[shard] for shard in range(self._shards)]
+        culprit, why, hopeless = None, "", False
+        if not disputed:  # to look may decide the step
+            limits = [min(limit) for limit in zip(*(row[third:fourth] for row in numbers), strict=True)]
+            culprit, why, hopeless = self._suspect(by_shard, *limits)
+            why = why or self._again()
+        offers = [tuple(map(int, row[: len(offer)])) for row in numbers]
+        return Outcome(offers, math.fsum(by_shard) / self._shards, culprit, why, disputed, self._owner(culprit), hopeless)
+
+    def _ahead(self) -> Before | None:
+        """What is here of the others' gradients as this rank is done with its own."""
+        told = self._reducer.ahead()
+        return None if told is None else Before(*told, RECEIVED.total)
+
+    def _exchanged(self, before: Before | None, arrived_us: int, arrivals_us: Sequence[int]) -> None:
+        """The sum is here, and what is not hidden of its exchange began when the last rank was done with its shards."""
+        now_us = self._recorder.now_us()
+        began_us = self._recorder.switch(COMM, min(now_us, max(arrivals_us)))
+        if before is not None:
+            EXCHANGED.note(before, arrived_us - min(arrivals_us), now_us - began_us)
+
+    def _sum(self, said: list[float], width: int) -> torch.Tensor:
+        """Sum the gradients. By rank, the numbers that it said, ``width`` of them with zeros at the end; then its norms, which are kept."""
+        assert self._side is not None
+        side, gradients = self._side, self._gradients
+        gradients.begin_step()
+        self._split_norms()
+        side.listen(width + self._split.width)
+
+        def added() -> list[Work]:
+            """What this rank has added up is in its caches now."""
+            padded = torch.tensor(said + [0.0] * (width - len(said)), dtype=torch.float64)
+            return [side.start(torch.cat([padded, self._split.take(gradients.mean_flats, self._rank)]))]
+
+        gradients.reduce(self._reducer, added)
+        rows = side.take()
+        self._norms = self._split.in_order(rows[:, width:])
+        return rows
+
+    def _split_norms(self) -> None:
+        """Who takes which norms: each rank those of the part that it alone adds up. With a gradient scaler nobody does."""
+        gradients = self._gradients
+        if self._split_of is not gradients.parameters:
+            parts = self._reducer.parts(gradients.layout) if self._tells_norms else [[] for _ in range(self._group.size)]
+            self._split, self._split_of = SplitNorms(parts, gradients.extents), gradients.parameters
+
+    @property
+    def _tells_norms(self) -> bool:
+        """Beside the gradients."""
+        return self._scaler is None
+
+    def _again(self) -> str:
+        """In words, when the step was computed once more, all is believed now, and it came out as before."""
+        before, self._before = self._before, None
+        if before is None or before[0] != self._largest or (before[1] != self._norm and not math.isnan(before[1])):
+            return ""
+        return f"the largest loss of a shard is {self._largest:.4g} again, and the gradient's norm {self._norm:.4g}"
+
+    def _owner(self, shard: int | None) -> int:
+        return next((rank for rank, shards in enumerate(self._brought) if shard in shards), -1)
+
+    @property
+    def testimony(self) -> Finding | None:
+        """What this rank tells when it leaves its group now: its end of a comparison that did not come to a good end."""
+        return self._recheck.open or self._replicas.testimony
+
+    def _look(self, here: StateId) -> list[float]:
+        if not self._replicas.width or self._group.size == 1:
+            return [0.0] * self._replicas.width + self._recheck.look()
+        self._recorder.switch(VERIFY)
+        self._gradients.settle()
+        return self._replicas.look(here) + self._recheck.look()
+
+    def _suspect(self, losses: list[float], loss_limit: float = math.inf, norm_limit: float = math.inf) -> tuple[int | None, str, bool]:
+        """(culprit, why, hopeless). With a gradient scaler infinite gradients are its business: it skips the update, lowers its scale."""
+        self._largest, self._norm = max(losses), math.nan
+        for shard, loss in enumerate(losses):
+            if not math.isfinite(loss):
+                return shard, f"its loss is {loss}", True
+        if self._largest > loss_limit:
+            return losses.index(self._largest), f"its loss is {self._largest:.4g}, and up to {loss_limit:.4g} is usual", False
+        if self._scaler is None and not self._finite():
+            return -1, "the gradient is not finite, though every loss is", True
+        if self._norm > norm_limit:
+            return -1, f"the gradient's norm is {self._norm:.4g}, and up to {norm_limit:.4g} is usual", False
+        return None, "", False
+
+    def _finite(self) -> bool:
+        """Whether the sum is, by its norm, which is kept."""
+        flats, extents = self._gradients.mean_flats, self._gradients.extents
+        self._norms = self._norms or [block_norms(flat[:extent]) for flat, extent in zip(flats, extents, strict=True)]
+        self._norm = total_norm(self._norms)
+        cuts = [(flat, extent) for flat, extent in zip(flats, extents, strict=True) if flat.is_floating_point()]
+        rest = [flat[extent:] for flat, extent in cuts if extent < flat.numel()]
+        return (math.isfinite(self._norm) and _all_finite(rest)) or _all_finite(flats)
+
+    def _clip(self, norm: float) -> None:
+        parts = [flat[:extent] for flat, extent in zip(self._gradients.mean_flats, self._gradients.extents, strict=True)]
+        clip(parts, norm, self._norms if self._scaler is None else None)
+
+    def expect(self) -> None:
+        """The next step is computed in this view, if nothing comes between: what peers who are done early bring to it may come."""
+        with contextlib.suppress(GroupBroken):  # then something has, and whoever needs the group is told
+            self._gradients.expect(self._reducer)
+
+    def apply(self) -> None:
+        """Clip, step optimizer, scaler and schedulers, give buffers their new values. The state is dirty meanwhile."""
+        self._recorder.measured(self._stopwatch.take_us())
+        if self._scaler is not None:
+            self._scaler.unscale_(self._optimizer)
+        if self._clip_norm is not None:
+            self._clip(self._clip_norm)
+        self._rate = float(self._optimizer.param_groups[0]["lr"])
+        if self._scaler is not None:
+            self._scaler.step(self._optimizer)
+            self._scaler.update()
+        else:
+            self._optimizer.step()
+        for scheduler in self._schedulers:
+            scheduler.step()
+        self._gradients.commit()
+        assert self._state is not None
+        self._jumps.seen(self._largest, self._norm)
+        self._state, self.losses = StateId(self._state.lineage, self._state.step + 1), {}
+        self._recheck.begin(self._state)
+        if self._shares is not self._whole:
+            self._share(self._whole)
+
+
+def _all_finite(flats: Sequence[torch.Tensor]) -> bool:
+    return all(bool(torch.isfinite(flat).all()) for flat in flats)
+
+
+def _only(state: TrackedState, kind: type, name: str) -> Any:
+    found = [o for o in state.objects.values() if isinstance(o, kind)]
+    if len(found) != 1:
+        raise ConfigError("track", sorted(state.objects), f"{len(found)} of its objects are an {name}", f"Track exactly one {name}.")
+    return found[0]

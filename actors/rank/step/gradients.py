@@ -1,0 +1,341 @@
+"""Flat gradient buffers: what backward leaves in ``.grad`` is added up there, one pass over memory for each shard.
+
+Buffers of the model that a forward changes (BatchNorm's statistics) start each shard from their committed value. What each shard changed is
+summed with the gradients, in the same order, and its mean is added to the committed value; so such models train bit-identically, too.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from actors.rank.membership.process_group import Work
+from actors.rank.step.reduction import Reducer, ShardSums
+from fleet.errors import ConfigError
+from fleet.protocol.shards import Block
+
+ALIGNMENT = 64
+"""Elements; each parameter's part of a flat buffer begins at a multiple of it. No vector register is longer, so a stretch of a parameter
+between two multiples is computed by the same instructions as in the whole: in 16-bit types what is left over at an end rounds otherwise."""
+
+AVERAGED_BUFFER_LIMIT = 1 << 16
+"""Elements; floating-point buffers up to this size are averaged over shards. Larger ones (masks, tables) have to stay constant."""
+
+Key = tuple[torch.dtype, torch.device]
+
+
+@dataclass(frozen=True)
+class _Place:
+    flat: int
+    start: int
+    like: torch.Tensor
+
+    def view(self, flats: Sequence[torch.Tensor]) -> torch.Tensor:
+        """This place in ``flats``, with the strides of the tensor that it stands for."""
+        flat = flats[self.flat]
+        return flat.as_strided(self.like.shape, torch.empty_like(self.like, device="meta").stride(), self.start)
+
+
+class GradientSet:
+    """One set of flat buffers, and its views in order of parameters and of averaged buffers."""
+
+    def __init__(self, lengths: Mapping[Key, int], parameters: Sequence[_Place], averaged: Sequence[_Place]) -> None:
+        self.flats = [torch.zeros(length, dtype=dtype, device=device) for (dtype, device), length in lengths.items()]
+        self.gradients = [place.view(self.flats) for place in parameters]
+        self.changes = [place.view(self.flats) for place in averaged]
+
+
+@dataclass
+class _Buffer:
+    """One buffer of a module; looked up anew each time, as a forward may replace it."""
+
+    name: str
+    module: nn.Module
+    key: str
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        found = self.module._buffers[self.key]
+        assert found is not None
+        return found
+
+
+def _named_buffers(modules: Mapping[str, nn.Module]) -> Iterator[_Buffer]:
+    seen: set[int] = set()
+    for root, module in modules.items():
+        for path, child in module.named_modules():
+            for key, tensor in child._buffers.items():
+                if tensor is not None and id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    yield _Buffer(".".join(filter(None, (root, path, key))), child, key)
+
+
+class GradientBuffers:
+    """Gradients of ``modules`` by shard, and their mean.
+
+    For each step: :meth:`begin_step`, then :meth:`begin_shard` and :meth:`end_shard` around each shard's forward and backward, in any
+    order, then :meth:`reduce` and :meth:`commit`. When the reduction breaks, what was computed stays: compute what else is needed, and
+    reduce again; or :meth:`abandon` it all. Parameters that took no part have zeros for a gradient, not None.
+
+    Args:
+        modules: by name, for messages; all parameters that require a gradient are taken, in order.
+        shards: number of shards of the run.
+
+    Attributes:
+        parameters: that are trained.
+        layout: what the flat buffers look like, without memory.
+    """
+
+    def __init__(self, modules: Mapping[str, nn.Module], shards: int) -> None:
+        self._modules, self._shards = modules, shards
+        self._mean: GradientSet | None = None
+        self.begun = False
+        self._reshape()
+
+    def _reshape(self) -> None:
+        named = {f"{root}.{name}": p for root, module in self._modules.items() for name, p in module.named_parameters()}
+        for name, parameter in named.items():
+            if nn.parameter.is_lazy(parameter):
+                raise ConfigError("model", name, "this parameter has no shape yet", "Run the model once before it is tracked.")
+        unique = {id(parameter): parameter for parameter in named.values()}
+        self._all_parameters = list(unique.values())
+        self._flags = [parameter.requires_grad for parameter in self._all_parameters]
+        self.parameters = [parameter for parameter in self._all_parameters if parameter.requires_grad]
+        self._sort_buffers()
+        self._lengths: dict[Key, int] = {}
+        self._places = [self._place(parameter) for parameter in self.parameters]
+        self._extents = list(self._lengths.values())
+        self._change_places = [self._place(buffer.tensor) for buffer in self._averaged]
+        self.layout = [torch.empty(length, dtype=dtype, device="meta") for (dtype, _), length in self._lengths.items()]
+        self._tainted: GradientSet | None = None  # what a lost group was to bring may still be written there
+        self._sums = ShardSums(self._shards, lambda: GradientSet(self._lengths, self._places, self._change_places))
+
+    def _sort_buffers(self) -> None:
+        found = list(_named_buffers(self._modules))
+        floating = [buffer for buffer in found if buffer.tensor.is_floating_point()]
+        # Batch norm's kernels change its statistics without counting up their version, so no check would see it: always averaged.
+        averaged = [isinstance(b.module, nn.modules.batchnorm._NormBase) or b.tensor.numel() <= AVERAGED_BUFFER_LIMIT for b in floating]
+        self._averaged = [buffer for buffer, yes in zip(floating, averaged, strict=True) if yes]
+        self._constant = [buffer for buffer, yes in zip(floating, averaged, strict=True) if not yes]
+        self._counted = [buffer for buffer in found if not buffer.tensor.is_floating_point()]
+        self._first_count: list[torch.Tensor] = []
+
+    def _place(self, like: torch.Tensor) -> _Place:
+        key = (like.dtype, like.device)
+        start = self._lengths.get(key, 0)
+        self._lengths[key] = start + -(-like.numel() // ALIGNMENT) * ALIGNMENT
+        return _Place(list(self._lengths).index(key), start, like)
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """By parameter: (flat buffer, element) at which its gradient begins, in the order of its memory."""
+        return [(place.flat, place.start) for place in self._places]
+
+    @property
+    def extents(self) -> list[int]:
+        """By flat buffer, how many of its first elements are gradients; what comes after them are changes of buffers."""
+        return self._extents + [0] * (len(self._lengths) - len(self._extents))
+
+    @property
+    def constant(self) -> bool:
+        """True when no forward changes any buffer of the modules, as far as is known: then the state is as committed between commits."""
+        return not self._averaged and not self._counted
+
+    @property
+    def bytes(self) -> int:
+        """Size of one set of buffers: what a rank exchanges in a step."""
+        return sum(length * dtype.itemsize for (dtype, _), length in self._lengths.items())
+
+    @property
+    def trained(self) -> int:
+        """Names the parameters that require a gradient now, so that two ranks can compare theirs: a loop body may change that."""
+        return zlib.crc32(bytes(parameter.requires_grad for parameter in self._all_parameters))
+
+    def begin_step(self) -> None:
+        """A step begins unless one has. The modules' buffers hold their committed values."""
+        if self.begun:
+            return
+        if self._flags != [parameter.requires_grad for parameter in self._all_parameters]:
+            self._reshape()
+        self._committed = [buffer.tensor.clone() for buffer in self._averaged]
+        self._committed_counts = [buffer.tensor.clone() for buffer in self._counted]
+        self._versions = [(id(buffer.tensor), buffer.tensor._version) for buffer in self._constant]
+        self._first_count = []
+        self.begun = True
+
+    def settle(self) -> None:
+        """Between shards: buffers are as committed."""
+        if self.begun:
+            self._restore()
+
+    def begin_shard(self) -> None:
+        """Gradients are zero, and buffers as committed. Call it right before the shard's forward."""
+        for parameter in self.parameters:
+            parameter.grad = None
+        self._restore()
+
+    def end_shard(self, shard: int) -> None:
+        """Take the gradients that backward has left in ``.grad``, and what the forward did to buffers."""
+        self._check_constant()
+        into, joined = self._sums.target(shard)
+        with torch.no_grad():
+            # An equal value counts as no change also where subtracting would not give zero: infinities in a mask.
+            changes: list[torch.Tensor | None] = [
+                torch.where(b.tensor == c, torch.zeros_like(c), b.tensor - c) for b, c in zip(self._averaged, self._committed, strict=True)
+            ]
+            _collect([parameter.grad for parameter in self.parameters] + changes, into.gradients + into.changes, joined)
+        if not self._first_count:
+            self._first_count = [buffer.tensor.clone() for buffer in self._counted]
+        self._sums.add(shard, into, joined)
+
+    @property
+    def last(self) -> list[torch.Tensor | None]:
+        """What the shard at hand has come to, before :meth:`end_shard`: its gradients, and the buffers as its forward left them."""
+        return [*(parameter.grad for parameter in self.parameters), *(buffer.tensor for buffer in self._averaged)]
+
+    @property
+    def held(self) -> frozenset[int]:
+        """The shards that were computed for this step."""
+        return self._sums.held
+
+    def keep(self, blocks: Collection[Block]) -> None:
+        """Of what was computed, only the sums of ``blocks`` will count."""
+        self._sums.keep(blocks)
+
+    def reduce(self, reducer: Reducer, added: Callable[[], Sequence[Work]] = tuple) -> None:
+        """``.grad`` becomes the mean over all shards of all ranks; buffers are as committed. Raises GroupBroken: all is as before.
+
+        ``added``: see :meth:`Reducer.reduce`.
+        """
+        self.begin_step()
+        self._mean = self._sums.take()
+        try:
+            reducer.reduce(self._sums, self._mean, added)
+        except BaseException:
+            self._taint(self._mean)
+            self._mean = None
+            raise
+        for parameter, view in zip(self.parameters, self._mean.gradients, strict=True):
+            parameter.grad = view
+        self._restore()
+
+    def expect(self, reducer: Reducer) -> None:
+        """Between steps: see :meth:`Reducer.expect`."""
+        like = self._sums.take()
+        try:
+            reducer.expect(like.flats)
+        finally:
+            self._sums.put_back(like)
+
+    def partials(self, reducer: Reducer) -> list[Sequence[torch.Tensor]]:
+        """The flat buffers of what this rank brought to the sum, between :meth:`reduce` and the end of the step."""
+        return [one.flats for one in self._sums.partials(reducer.blocks)]
+
+    def rehearse_mean(self) -> None:
+        """Touch the memory that the first reduction would take."""
+        for buffers in (first := self._sums.take(), second := self._sums.take()):
+            for flat in buffers.flats:
+                flat.zero_()
+        self._sums.put_back(first)
+        self._sums.put_back(second)
+
+    def _forget_mean(self) -> None:
+        if self._mean is not None:
+            self._sums.put_back(self._mean)
+            self._mean = None
+
+    def _taint(self, mean: GradientSet | None) -> None:
+        """The reduction of ``mean`` broke: it serves again when the next one has, which had a group of its own, or a step is committed."""
+        if self._tainted is not None:
+            self._sums.put_back(self._tainted)
+        self._tainted = mean
+
+    def take_mean(self) -> GradientSet:
+        """Lay the step's mean aside, until it is given to :meth:`give_mean`."""
+        assert self._mean is not None, "take_mean() without reduce()"
+        mean, self._mean = self._mean, None
+        return mean
+
+    def give_mean(self, mean: GradientSet) -> None:
+        """What :meth:`take_mean` gave is the step's mean again."""
+        self._forget_mean()
+        self._mean = mean
+
+    def borrow(self) -> GradientSet:
+        """A set of buffers to use for something else, between steps; contents undefined, and again to be once it is given back."""
+        return self._sums.take()
+
+    def give_back(self, buffers: GradientSet) -> None:
+        self._sums.put_back(buffers)
+
+    @property
+    def mean_flats(self) -> list[torch.Tensor]:
+        """The flat buffers of the step's mean, between :meth:`reduce` and the end of the step."""
+        assert self._mean is not None, "mean_flats without reduce()"
+        return self._mean.flats
+
+    def commit(self) -> None:
+        """Give the buffers their new value: as committed, plus the mean of the shards' changes. Integer ones: as after one shard."""
+        assert self._mean is not None, "commit() without reduce()"
+        with torch.no_grad():
+            for buffer, change in zip(self._averaged, self._mean.changes, strict=True):
+                buffer.tensor.add_(change)
+            for buffer, value in zip(self._counted, self._first_count, strict=True):
+                buffer.tensor.copy_(value)
+        self._taint(None)
+        self._end()
+
+    def _end(self) -> None:
+        self._forget_mean()
+        self._sums.keep(())
+        self.begun = False
+
+    def abandon(self) -> None:
+        """Forget the step, if one has begun: no gradients, and buffers as committed. Allowed at any moment."""
+        self.hold()
+        self._end()
+
+    def hold(self) -> None:
+        """The attempt is over, the step is not: the shards computed stay, there are no gradients, and buffers are as committed."""
+        self._forget_mean()
+        if self.begun:
+            self._restore()
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def _restore(self) -> None:
+        with torch.no_grad():
+            for buffer, value in zip(self._averaged + self._counted, self._committed + self._committed_counts, strict=True):
+                buffer.tensor.copy_(value)
+
+    def _check_constant(self) -> None:
+        for buffer, version in zip(self._constant, self._versions, strict=True):
+            if (id(buffer.tensor), buffer.tensor._version) != version:
+                raise ConfigError(
+                    "model",
+                    buffer.name,
+                    f"the forward changed this buffer; only those of up to {AVERAGED_BUFFER_LIMIT} elements are averaged over shards",
+                    "Make it a parameter, or keep it out of the forward.",
+                )
+
+
+def _collect(values: Sequence[torch.Tensor | None], into: Sequence[torch.Tensor], add: bool) -> None:
+    """Copy or add each value to its place. None is zero, sparse gradients become dense, and graphs of gradients are left behind."""
+    found = [(_dense(value), place) for value, place in zip(values, into, strict=True) if value is not None]
+    if not add:
+        for value, place in zip(values, into, strict=True):
+            if value is None:
+                place.zero_()
+    for dtype in dict.fromkeys(place.dtype for _, place in found):
+        some = [(value, place) for value, place in found if place.dtype == dtype]
+        operation = torch._foreach_add_ if add else torch._foreach_copy_
+        operation([place for _, place in some], [value for value, _ in some])
+
+
+def _dense(value: torch.Tensor) -> torch.Tensor:
+    value = value.detach()
+    return value.to_dense() if value.is_sparse else value

@@ -1,0 +1,533 @@
+"""The fixed-order sum of gradients: the same bits at any world size.
+
+Each rank adds its own shards up the tree of ``fleet.protocol.shards`` (:class:`ShardSums`), which leaves one partial sum for each block
+of its range. :class:`Reducer` then exchanges them: every rank owns one chunk of each bucket, receives the others' partial sums of it, adds
+them in tree order with explicit elementwise adds, and gives the result back. While each rank holds one block, that is the traffic of a ring
+all-reduce; each further block of a range adds one more chunk a peer.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+import torch
+
+from actors.rank.membership.process_group import Group, Transfer, Work
+from actors.rank.step.landed import Landing
+from actors.rank.tags import Tag, bucket_back, bucket_there
+from fleet.errors import ConfigError, ProtocolError
+from fleet.protocol.chunks import BLOCK
+from fleet.protocol.shards import Block, middle, tree
+
+BUCKET_BYTES = 8 << 20
+"""Measured with ``benchmarks.reduction``: smaller buckets pay for their messages, larger ones overlap too little."""
+
+SWAP_BYTES = 2 << 20
+"""Two ranks that give each other all that they have add up one such piece while the next one travels."""
+
+SWAPS_KEPT = 8
+"""For as many sets of buffers a reducer remembers how it cuts them into such pieces."""
+
+LINE_BYTES = 64
+BUCKETS_IN_FLIGHT = 2
+
+KINDS = ("ordered", "native")
+
+
+Layout = list[tuple[int, torch.dtype]]
+
+
+class Flats(Protocol):
+    """A set of flat buffers, one for each (dtype, device); their lengths are the same in all sets and on all ranks."""
+
+    @property
+    def flats(self) -> Sequence[torch.Tensor]: ...
+
+
+Set = TypeVar("Set", bound=Flats)
+
+
+class ShardSums(Generic[Set]):
+    """Partial sums of the shards that one rank has computed, in buffers that are made once and used in turn.
+
+    Args:
+        shards: number of shards of the run.
+        make: makes one more set of buffers.
+    """
+
+    def __init__(self, shards: int, make: Callable[[], Set]) -> None:
+        self.shards = shards
+        self._make, self._nodes = make, tree(shards)
+        self._free: list[Set] = []
+        self._sums: dict[Block, Set] = {}
+
+    def take(self) -> Set:
+        """A free set, contents undefined, for the next shard; give it back with :meth:`add` or :meth:`put_back`."""
+        return self._free.pop() if self._free else self._make()
+
+    def put_back(self, buffers: Set) -> None:
+        self._free.append(buffers)
+
+    @property
+    def held(self) -> frozenset[int]:
+        """The shards whose gradients are in the sums."""
+        return frozenset(shard for lo, hi in self._sums for shard in range(lo, hi))
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        return tuple(sorted(self._sums))
+
+    def target(self, shard: int) -> tuple[Set, bool]:
+        """(buffers for the gradient of ``shard``, whether it is to be added to what they hold): then :meth:`add` them.
+
+        Shards come in any order. Raises ProtocolError when this one is in the sums already.
+        """
+        if not 0 <= shard < self.shards or any(lo <= shard < hi for lo, hi in self._sums):
+            raise ProtocolError(f"shard {shard} of {self.shards} was added, which {list(self.blocks)} hold already")
+        left = (shard - 1, shard)
+        if self._sibling((shard, shard + 1)) == left and left in self._sums:
+            return self._sums[left], True  # one pass over memory where to keep and to add would be two
+        return self.take(), False
+
+    def add(self, shard: int, buffers: Set, joined: bool = False) -> None:
+        """``buffers`` hold the gradient of ``shard``; with ``joined``, that and its left neighbour's, as :meth:`target` said."""
+        block = (shard - joined, shard + 1)
+        if joined:
+            del self._sums[block[0], shard]
+        while (sibling := self._sibling(block)) in self._sums:
+            left, right = sorted((block, sibling))
+            into, addend = (buffers, self._sums[sibling]) if left == block else (self._sums[sibling], buffers)
+            for mine, other in zip(into.flats, addend.flats, strict=True):
+                mine.add_(other)
+            del self._sums[sibling]
+            self._free.append(addend)
+            block, buffers = (left[0], right[1]), into
+        self._sums[block] = buffers
+
+    def _sibling(self, block: Block) -> Block:
+        """The block with which ``block`` makes up the next larger one; itself for all shards."""
+        lo, hi = 0, self.shards
+        while (lo, hi) != block:
+            cut = middle(lo, hi)
+            left, right = (lo, cut), (cut, hi)
+            if block in (left, right):
+                return right if block == left else left
+            lo, hi = left if block[1] <= cut else right
+        return block
+
+    def keep(self, blocks: Collection[Block]) -> None:
+        """Forget all sums but those of ``blocks``."""
+        for block in [block for block in self._sums if block not in blocks]:
+            self._free.append(self._sums.pop(block))
+
+    def partials(self, blocks: Sequence[Block]) -> list[Set]:
+        """One set for each of ``blocks``. Raises ProtocolError unless these are what is held."""
+        if self.blocks != tuple(blocks):
+            raise ProtocolError(f"the sums of {list(self.blocks)} are there where those of {list(blocks)} were due")
+        return [self._sums[block] for block in blocks]
+
+
+def cut_points(lo: int, hi: int, parts: int) -> list[int]:
+    """Where to cut ``lo..hi`` into ``parts``, evenly: none of :data:`fleet.protocol.chunks.BLOCK` elements from ``lo`` on is cut."""
+    blocks = -(-(hi - lo) // BLOCK)
+    return [min(hi, lo + blocks * i // parts * BLOCK) for i in range(parts + 1)]
+
+
+def _layout(flats: Sequence[torch.Tensor]) -> Layout:
+    return [(flat.numel(), flat.dtype) for flat in flats]
+
+
+def _aligned(size: int) -> int:
+    """Whole cache lines, and at least one."""
+    return max(1, -(-size // LINE_BYTES)) * LINE_BYTES
+
+
+def _stretches(flat: torch.Tensor, most_bytes: int) -> list[tuple[int, int]]:
+    """Cut a flat buffer into equal lengths of some ``most_bytes`` at most, or of one block: elements from and to; none of an empty one."""
+    count = min(-(-flat.nbytes // most_bytes), -(-flat.numel() // BLOCK))
+    return list(itertools.pairwise(cut_points(0, flat.numel(), count))) if count else []
+
+
+def addition_plan(leaves: Sequence[Block], shards: int) -> list[tuple[int, int]]:
+    """The order in which partial sums are added: pairs (left, right) of indices into ``leaves``; each sum takes the left one's place."""
+    nodes, plan = tree(shards), []
+    stack: list[tuple[Block, int]] = []
+    for index, leaf in enumerate(leaves):
+        stack.append((leaf, index))
+        while len(stack) > 1 and (stack[-2][0][0], stack[-1][0][1]) in nodes:
+            (right, addend), (left, into) = stack.pop(), stack.pop()
+            plan.append((into, addend))
+            stack.append(((left[0], right[1]), into))
+    if [block for block, _ in stack] != [(0, shards)]:
+        raise ProtocolError(f"the blocks {list(leaves)} do not make up the shards 0..{shards}")
+    return plan
+
+
+class Chunk(NamedTuple):
+    """The elements ``lo..hi`` of one flat buffer."""
+
+    flat: int
+    lo: int
+    hi: int
+
+
+class Bucket:
+    """One stretch of one flat buffer, on its way through the exchange."""
+
+    def __init__(self, flat: int, lo: int, hi: int, size: int) -> None:
+        self.flat, self.cuts = flat, cut_points(lo, hi, size)
+        self.incoming: list[torch.Tensor] = []
+        self.arrival: Work | None = None
+        self.departure: Work | None = None  # kept, and not waited for
+
+    def place(self, rank: int) -> Chunk:
+        """Where the chunk lies that ``rank`` owns."""
+        return Chunk(self.flat, self.cuts[rank], self.cuts[rank + 1])
+
+    def chunk(self, flats: Sequence[torch.Tensor], rank: int) -> torch.Tensor:
+        flat, lo, hi = self.place(rank)
+        return flats[flat][lo:hi]
+
+
+class _Piece(NamedTuple):
+    """One stretch of what two ranks give each other."""
+
+    sends: list[Transfer]
+    receives: list[Transfer]
+    leaves: list[torch.Tensor]  # the partial sums, from left to right
+    arrive: list[bool]  # which of them come from the peer
+    into: torch.Tensor
+
+
+class _Cut(NamedTuple):
+    buffers: list[torch.Tensor]  # by whose identity it is found, which so stays theirs
+    pieces: list[_Piece]
+
+
+class Reducer:
+    """Sums over all shards of all ranks. One object for the run; :meth:`bind` it to each view's group.
+
+    Args:
+        shards: number of shards of the run.
+        kind: ``ordered``, or ``native``: the library's all-reduce, whose bits depend on the world size.
+        bucket_bytes: how much is exchanged at a time.
+    """
+
+    def __init__(self, shards: int, kind: str = "ordered", bucket_bytes: int = BUCKET_BYTES) -> None:
+        if kind not in KINDS:
+            raise ConfigError("reduction", kind, f"it is one of {', '.join(KINDS)}")
+        self.shards, self.kind, self._bucket_bytes = shards, kind, bucket_bytes
+        self._stages: dict[torch.device, torch.Tensor] = {}
+        self._stages_before: dict[torch.device, torch.Tensor] = {}
+        self._room = 0  # bytes of a buffer in them
+        self._expected: list[Bucket] = []
+        self._expected_of: Layout = []
+        self._landing_ahead: Landing | None = None
+        self._cut: dict[tuple[int, ...], _Cut] = {}
+        self._group: Group | None = None
+        self._buckets_before: list[Bucket] = []  # whose sends nobody has waited for: they have arrived when the next ones have
+
+    def bind(self, group: Group, leaves: Sequence[Sequence[Block]]) -> None:
+        """Use ``group`` from now on; ``leaves[r]`` are the blocks whose sums view rank r brings, from left to right."""
+        if group is not self._group:  # what was asked for in the last one may still be coming
+            self._stages, self._stages_before = self._stages_before, self._stages
+        elif self._expected:
+            raise ProtocolError("bind() to the same group after expect()")
+        self._group, self._expected, self._landing_ahead, self._cut = group, [], None, {}
+        self.blocks = tuple(leaves[group.rank])
+        self.counts = [len(blocks) for blocks in leaves]
+        order = sorted((block, rank, number) for rank, blocks in enumerate(leaves) for number, block in enumerate(blocks))
+        self._order = [(rank, number) for _, rank, number in order]
+        self._plan = addition_plan([block for block, _, _ in order], self.shards)
+        self._peers = group.peers
+
+    def reduce(self, sums: ShardSums[Set], out: Set, added: Callable[[], Sequence[Work]] = tuple) -> None:
+        """Put the mean over shards into ``out``, on every rank. Raises GroupBroken: then ``out`` is undefined, and ``sums`` as before.
+
+        Integers are summed, not divided. ``added`` is called once, in the thread of ``Group.aside``, as soon as this rank's own of
+        :meth:`parts` is there; what it starts is complete, too, when this returns.
+        """
+        group = self._group
+        if group is None:
+            raise ProtocolError("reduce() before bind()")
+        local = [partial.flats for partial in sums.partials(self.blocks)]
+        group.aside(functools.partial(self._reduce, group, local, out.flats, added))
+
+    def _reduce(
+        self, group: Group, local: Sequence[Sequence[torch.Tensor]], out: Sequence[torch.Tensor], added: Callable[[], Sequence[Work]]
+    ) -> None:
+        if self._splits(out):
+            self._exchange(group, local, out, added)
+            return
+        beside = added()
+        if self.kind == "native":
+            self._native(group, local, out)
+        elif group.size == 1:
+            self._add_up(local, out)
+        else:
+            self._swap(group, local, out)
+        group.complete(beside)
+
+    def _splits(self, flats: Sequence[torch.Tensor]) -> bool:
+        """Whether each rank adds up a part of the sum; else each adds up all of it, or the library does."""
+        size = 1 if self._group is None else self._group.size
+        return self.kind == "ordered" and size > 1 and not (size == 2 and self._swaps(flats))
+
+    def parts(self, out: Sequence[torch.Tensor]) -> list[list[Chunk]]:
+        """By view rank, what it alone adds up of buffers like ``out``, in order; nothing where each rank adds up all."""
+        assert self._group is not None
+        buckets = self._buckets(out, self._group.size) if self._splits(out) else []
+        return [[bucket.place(rank) for bucket in buckets] for rank in range(self._group.size)]
+
+    def expect(self, like: Sequence[torch.Tensor]) -> None:
+        """Ask for what the peers bring to the next :meth:`reduce`, as much as there is room for. Raises GroupBroken.
+
+        So those who are done early send it while others still compute. ``like``: buffers of the same lengths as those that will be reduced;
+        with others, reduce() raises GroupBroken, as what was asked for cannot be taken back.
+        """
+        group = self._group
+        if group is not None and group.receives_ahead and self._splits(like) and not self._expected:
+            buckets = self._open(group, like)
+            first = buckets[:BUCKETS_IN_FLIGHT]
+            asked = [self._incoming(number, bucket, bucket.chunk(like, group.rank), ahead=True) for number, bucket in enumerate(first)]
+            if group.device.type == "cpu":  # elsewhere it lands in memory that only the group knows
+                self._landing_ahead = Landing([message for receives in asked for message, _ in receives])
+            for number, (bucket, receives) in enumerate(zip(first, asked, strict=True)):
+                bucket.arrival = group.start([], receives, bucket_there(number))
+            self._expected, self._expected_of = buckets, _layout(like)
+
+    def ahead(self) -> tuple[int, int] | None:
+        """Of what :meth:`expect` has asked for: (bytes in all, bytes that are here). None where that cannot be told."""
+        if not self._expected:
+            return 0, 0
+        landing = self._landing_ahead
+        return None if landing is None else (landing.asked_bytes, landing.landed_bytes)
+
+    def _as_expected(self, group: Group, out: Sequence[torch.Tensor]) -> list[Bucket]:
+        expected, self._expected, self._landing_ahead = self._expected, [], None
+        if expected and self._expected_of != _layout(out):
+            raise group.broken("other parameters train in this step than in the last")
+        return expected
+
+    def buckets(self, out: Sequence[torch.Tensor]) -> int:
+        """In how many buckets buffers like ``out`` are exchanged."""
+        assert self._group is not None
+        return len(self._buckets(out, self._group.size))
+
+    def chunks(self, out: Sequence[torch.Tensor], number: int) -> list[Chunk]:
+        """By view rank, what it adds up of one bucket: the buckets are numbered round and round."""
+        assert self._group is not None
+        buckets = self._buckets(out, self._group.size)
+        return [buckets[number % len(buckets)].place(rank) for rank in range(self._group.size)]
+
+    def add_up(self, found: Mapping[int, Sequence[torch.Tensor]], out: torch.Tensor) -> None:
+        """The mean of all ranks' partial sums of one stretch, by view rank, into ``out``. The peers' are scratch, this rank's own stay."""
+        assert self._group is not None
+        self._add([found[rank][number] for rank, number in self._order], [rank != self._group.rank for rank, _ in self._order], out)
+
+    def _mean(self, total: torch.Tensor) -> None:
+        if not (total.is_floating_point() or total.is_complex()):
+            return
+        if self.shards & (self.shards - 1):
+            total.div_(self.shards)
+        else:
+            total.mul_(1 / self.shards)  # exact, so the same bits, and twice as fast
+
+    def _native(self, group: Group, local: Sequence[Sequence[torch.Tensor]], out: Sequence[torch.Tensor]) -> None:
+        for into, *partials in zip(out, *local, strict=True):
+            into.zero_() if not partials else into.copy_(partials[0])
+            for other in partials[1:]:
+                into.add_(other)
+            group.all_reduce(into)
+            self._mean(into)
+
+    def _add_up(self, local: Sequence[Sequence[torch.Tensor]], out: Sequence[torch.Tensor]) -> None:
+        """One rank has it all, and so its sums are one."""
+        for into, whole in zip(out, *local, strict=True):
+            into.copy_(whole)
+            self._mean(into)
+
+    def _add(self, leaves: list[torch.Tensor], arrived: list[bool], out: torch.Tensor) -> None:
+        """Add ``leaves`` in tree order into ``out``. Only those that ``arrived`` are scratch: this rank's own sums stay as they are.
+
+        Of two summands one has arrived, or is a sum of such, as this rank has added up its own already; a + b and b + a have the same bits.
+        """
+        for left, right in self._plan[:-1]:
+            into, other = (left, right) if arrived[left] else (right, left)
+            leaves[left] = leaves[into].add_(leaves[other])
+            arrived[left] = True
+        if self._plan:
+            left, right = self._plan[-1]
+            torch.add(leaves[left], leaves[right], out=out)
+        else:
+            out.copy_(leaves[0])
+        self._mean(out)
+
+    # ---- two ranks, and little to sum --------------------------------------------------------------------------------------------------
+
+    def _swaps(self, flats: Sequence[torch.Tensor]) -> bool:
+        """Whether two ranks give each other all that they have: the same traffic, half the messages, and both add all of it."""
+        return len(flats) <= BUCKETS_IN_FLIGHT and all(flat.numel() * flat.element_size() <= self._bucket_bytes // 2 for flat in flats)
+
+    def _swap(self, group: Group, local: Sequence[Sequence[torch.Tensor]], out: Sequence[torch.Tensor]) -> None:
+        pieces = self._pieces(1 - group.rank, local, out)
+        works = [group.start(piece.sends, piece.receives, bucket_there(number)) for number, piece in enumerate(pieces)]
+        sent = group.sending(works)
+        for piece, work in zip(pieces, works, strict=True):
+            work.arrived()
+            self._add(list(piece.leaves), list(piece.arrive), piece.into)
+        sent()
+
+    def _pieces(self, peer: int, local: Sequence[Sequence[torch.Tensor]], out: Sequence[torch.Tensor]) -> list[_Piece]:
+        """The same few buffers come again and again, and to cut them anew each time took a tenth of a swap of 1 MB."""
+        buffers = [*out, *itertools.chain(*local)]
+        key = tuple(map(id, buffers))
+        if key not in self._cut:
+            if len(self._cut) == SWAPS_KEPT:
+                self._cut.clear()
+            self._cut[key] = _Cut(buffers, self._cut_up(peer, local, out))
+        return self._cut[key].pieces
+
+    def _cut_up(self, peer: int, local: Sequence[Sequence[torch.Tensor]], out: Sequence[torch.Tensor]) -> list[_Piece]:
+        self._room, pieces = _aligned(max(whole.nbytes for whole in out)), []
+        for number, whole in enumerate(out):
+            landing = self._landing(whole, number, self.counts[peer])
+            for lo, hi in _stretches(whole, SWAP_BYTES):
+                theirs = [flat[lo:hi] for flat in landing]
+                mine = [flats[number][lo:hi] for flats in local]
+                leaves = [(theirs if rank == peer else mine)[index] for rank, index in self._order]
+                sends, receives = [(part, peer) for part in mine], [(part, peer) for part in theirs]
+                pieces.append(_Piece(sends, receives, leaves, [rank == peer for rank, _ in self._order], whole[lo:hi]))
+        return pieces
+
+    # ---- the exchange --------------------------------------------------------------------------------------------------------------------
+
+    def _exchange(
+        self, group: Group, local: Sequence[Sequence[torch.Tensor]], out: Sequence[torch.Tensor], added: Callable[[], Sequence[Work]]
+    ) -> None:
+        """Partial sums of the next bucket travel while this one's are added and while its sums travel back."""
+        buckets = self._as_expected(group, out) or self._open(group, out)
+        returning: list[Work] = [] if buckets else [*added()]
+        for number in range(min(BUCKETS_IN_FLIGHT, len(buckets))):
+            returning += self._scatter(group, number, buckets[number], local, out)
+        for number, bucket in enumerate(buckets):
+            assert bucket.arrival is not None
+            bucket.arrival.arrived()  # and what it sends has arrived, once the peers give back what they have added it up to
+            mine = bucket.chunk(out, group.rank)
+            self.add_up(self._leaves(group, bucket, local), mine)
+            if bucket is buckets[-1]:
+                returning += added()  # a few numbers that everyone needs, ahead of the long message
+            receives = [] if group.receives_ahead else self._returns(bucket, out)
+            returning.append(group.start(self._gifts(bucket, mine), receives, bucket_back(number)))
+            if number + BUCKETS_IN_FLIGHT < len(buckets):
+                returning += self._scatter(group, number + BUCKETS_IN_FLIGHT, buckets[number + BUCKETS_IN_FLIGHT], local, out)
+        group.complete(returning)
+        self._buckets_before = buckets
+
+    def _gifts(self, bucket: Bucket, mine: torch.Tensor) -> list[tuple[torch.Tensor, int]]:
+        """Who gets this rank's sums."""
+        return [(mine, peer) for peer in self._peers]
+
+    def _returns(self, bucket: Bucket, out: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, int]]:
+        """Where the peers' sums go."""
+        return [(bucket.chunk(out, peer), peer) for peer in reversed(self._peers)]
+
+    def _buckets(self, flats: Sequence[torch.Tensor], size: int) -> list[Bucket]:
+        """Cut all flat buffers into buckets of equal length, at most ``bucket_bytes``."""
+        return [Bucket(index, lo, hi, size) for index, flat in enumerate(flats) for lo, hi in _stretches(flat, self._bucket_bytes)]
+
+    def _open(self, group: Group, flats: Sequence[torch.Tensor]) -> list[Bucket]:
+        """The buckets of a reduction, and room for what arrives of them."""
+        buckets = self._buckets(flats, group.size)
+        self._room = _aligned(max((bucket.chunk(flats, group.rank).nbytes for bucket in buckets), default=0))
+        return buckets
+
+    def _incoming(self, number: int, bucket: Bucket, mine: torch.Tensor, *, ahead: bool) -> list[tuple[torch.Tensor, int]]:
+        """Where the peers' partial sums of this rank's chunk go. ``ahead`` of the reduction ``mine`` is not its own, and left alone."""
+        sources = [peer for peer in reversed(self._peers) for _ in range(self.counts[peer])]
+        room = self._stage if ahead else self._landing
+        bucket.incoming = room(mine, number % BUCKETS_IN_FLIGHT, len(sources))
+        return list(zip(bucket.incoming, sources, strict=True))
+
+    def _scatter(
+        self, group: Group, number: int, bucket: Bucket, local: Sequence[Sequence[torch.Tensor]], out: Sequence[torch.Tensor]
+    ) -> list[Work]:
+        """Send every peer its chunk of this rank's partial sums, and receive this rank's chunk of theirs.
+
+        To receive the peers' sums may be asked for now: gloo sends nothing before it knows of the receive.
+        """
+        # Asked for first: whoever has this rank's partial sums knows that it may send back what comes of them.
+        asked = [group.start([], self._returns(bucket, out), bucket_back(number))] if group.receives_ahead else []
+        sends = [(bucket.chunk(flats, peer), peer) for peer in self._peers for flats in local]
+        if bucket.arrival is not None:
+            bucket.departure = group.start(sends, [], bucket_there(number))
+        else:
+            bucket.arrival = group.start(
+                sends, self._incoming(number, bucket, bucket.chunk(out, group.rank), ahead=False), bucket_there(number)
+            )
+        return asked
+
+    def _leaves(self, group: Group, bucket: Bucket, local: Sequence[Sequence[torch.Tensor]]) -> dict[int, list[torch.Tensor]]:
+        """This rank's chunk of all partial sums, by view rank."""
+        arrived = iter(bucket.incoming)
+        found = {peer: [next(arrived) for _ in range(self.counts[peer])] for peer in reversed(self._peers)}
+        found[group.rank] = [bucket.chunk(flats, group.rank) for flats in local]
+        return found
+
+    def _landing(self, mine: torch.Tensor, half: int, count: int) -> list[torch.Tensor]:
+        """Where ``count`` partial sums of ``mine`` go, the first one right there: the others are added to it in place."""
+        return [mine, *self._stage(mine, half, count)[1:]] if count else []
+
+    def _stage(self, like: torch.Tensor, half: int, count: int) -> list[torch.Tensor]:
+        """``count`` buffers like ``like``, from memory that is kept for the run; each half serves one of the buckets in flight."""
+        room = self._room
+        needed = BUCKETS_IN_FLIGHT * count * room
+        stage = self._stages.get(like.device)
+        if stage is None or stage.numel() < needed:
+            room_for_losses = 2 * needed  # after a loss the sums are finer, and there are more of them
+            stage = self._stages[like.device] = torch.empty(room_for_losses, dtype=torch.uint8, device=like.device)
+        starts = range(half * count * room, (half + 1) * count * room, room)
+        return [stage[start : start + like.nbytes].view(like.dtype) for start in starts]
+
+
+class SideChannel:
+    """A few numbers from every rank to every rank, travelling beside the gradients: flags, arrival times, losses."""
+
+    def __init__(self, group: Group, dtype: torch.dtype = torch.float64) -> None:
+        self._group = group
+        self._dtype = dtype
+        self._all = torch.zeros(group.size, 0, dtype=dtype)
+        self._work: Work | None = None
+        self._before: deque[Work] = deque(maxlen=2)  # nobody waits for their sends: two exchanges later they have arrived
+
+    def listen(self, count: int) -> None:
+        """Ask for ``count`` numbers of every rank, ahead of :meth:`start`: gloo sends nothing before it knows of the receive."""
+        if self._all.shape[1] != count:
+            self._all = torch.zeros(self._group.size, count, dtype=self._dtype)
+        self._work = self._group.start([], [(self._all[peer], peer) for peer in self._group.peers], Tag.SIDE)
+
+    def start(self, values: Sequence[float] | torch.Tensor) -> Work:
+        """Tell all ranks; every rank gives as many. What is under way then brings theirs: :meth:`take` them once that has arrived."""
+        if self._work is None:
+            self.listen(len(values))
+        assert self._work is not None
+        mine = torch.as_tensor(values, dtype=self._dtype)
+        self._all[self._group.rank].copy_(mine)
+        self._before.append(self._group.start([(mine, peer) for peer in self._group.peers], [], Tag.SIDE))
+        return self._work
+
+    def take(self) -> torch.Tensor:
+        """All ranks' numbers, ``[size, numbers]``; valid until the next :meth:`start`."""
+        if self._work is None:
+            raise ProtocolError("SideChannel.take() before start()")
+        self._work = None
+        return self._all
+
+    def exchange(self, values: Sequence[float] | torch.Tensor) -> torch.Tensor:
+        """Both, and the wait in between. Raises GroupBroken."""
+        self.start(values).arrived()
+        return self.take()

@@ -1,0 +1,227 @@
+"""What a train function is given for each step: ``Step``. See :mod:`actors.rank.loop`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from actors.rank.data.feeds import Feed, Feeds
+from actors.rank.data.sampling import seed_shard, seed_step
+from actors.rank.data.telling import Told
+from actors.rank.membership.client import Client
+from actors.rank.step.engine import Engine, Outcome
+from actors.rank.step.flops import FlopCount
+from actors.rank.telemetry.recorder import Recorder
+from fleet.errors import LoopError
+from fleet.protocol.choreography import Choreography
+from fleet.protocol.records import COMPUTE, DATA, PROGRAM, TOKENS, VERIFY
+
+RESERVED = {"loss", *PROGRAM}
+"""Figures of each step that a run has without being asked."""
+
+
+@dataclass(slots=True)
+class Loop:
+    """What the steps of one loop share.
+
+    Attributes:
+        attempt: tries to commit a step; None when it will be repeated, or was left.
+        rank: the view rank of this process; ``told`` what the run was told of its data.
+        rehearsing: the step at hand is computed for practice, and forgotten.
+        committed: the step at hand is committed.
+        total: number of steps of the whole run.
+        flops: of the model, which are counted once.
+    """
+
+    seed: int
+    client: Client
+    recorder: Recorder
+    choreography: Choreography
+    feeds: Feeds
+    attempt: Callable[[Step], Outcome | None]
+    rank: int = 0
+    told: Told = field(default_factory=Told)
+    rehearsing: bool = False
+    committed: bool = False
+    total: int = 0
+    flops: FlopCount = field(default_factory=FlopCount)
+
+
+class Step:
+    """One attempt at one optimizer step.
+
+    Attributes:
+        number: how many steps were committed before it: 0 in the first. The same on all ranks.
+        shards: the numbers of this rank's micro-batches (batch shards), to which a loss of another rank may add.
+        shard: the number of the one at hand; -1 outside ``batches``.
+        loss: mean loss over all shards of all ranks, once committed; not a number before.
+        behind: what is to be done as if it stood right behind ``commit``, where that says True.
+
+    When a rank is lost, the others keep what they have computed; the step comes again for the lost shards alone, shared out among all.
+    """
+
+    def __init__(self, loop: Loop, engine: Engine, number: int) -> None:
+        self.number, self.loss = number, math.nan
+        self.closed = self._cut = self._begun = False
+        self.losses: dict[int, float] = {}
+        self.figures: dict[str, float | torch.Tensor] = {}
+        self.callbacks: list[Callable[[], None]] = []
+        self.behind: list[Callable[[], object]] = []
+        self._loop, self._engine = loop, engine
+        self.shard, self.shards = -1, engine.due
+        loop.committed = False
+        engine.body.enter(number)
+        seed_step(loop.seed, number)
+        loop.flops.step_begins()
+
+    def batches(
+        self, dataset: Any, batch_size: int, collate_fn: Callable[[list[Any]], Any] | None = None, *, tokens: int = 0
+    ) -> Iterator[Any]:  # fmt: skip
+        """This rank's shards of this step: one collated batch of ``batch_size / shards`` samples each.
+
+        Which samples a shard gets follows from seed, step and shard alone, so every sample comes once an epoch, whatever happens to ranks.
+
+        Args:
+            dataset: map-style, with ``len()`` and ``[]``; or ``fleet.data.ShardedDataset`` or ``Streams``, which are fetched ahead.
+            batch_size: samples of the whole step, on all ranks together; a multiple of the number of shards.
+            collate_fn: makes a batch of a list of samples, as in torch's DataLoader. It may draw random numbers, and may keep no state.
+            tokens: in each sample, so that the report has tokens a second and the price of a million; 0: nobody counts them.
+
+        Yields:
+            One collated batch for each shard; none on a rank that has just come.
+
+        Raises:
+            ConfigError: the dataset cannot be read so, or ``batch_size`` is no multiple of the number of shards.
+            LoopError: it is called twice in a step, or the loop body does not call ``backward`` for a batch.
+        """
+        loop, recorder = self._loop, self._loop.recorder
+        if self._begun:
+            raise LoopError(f"step {self.number}: step.batches() was called twice; a dataset of both together gives each shard one batch")
+        self._begun = True
+        if tokens:
+            self.figures[TOKENS] = batch_size * tokens
+        feed = loop.feeds.of(dataset, batch_size, collate_fn)
+        if loop.rank == 0 and not loop.rehearsing:
+            self._tell_data(feed, batch_size)
+        now = [(self.number, shard) for shard in self.shards + self._engine.checks]
+        feed.expect(now + [(self.number + 1, shard) for shard in self._engine.next_due])
+        while pending := self._pending():
+            if loop.choreography.wanted:
+                self._cut = True
+                return
+            shard = pending[0]
+            recorder.switch(DATA)
+            batch = feed.get(self.number, shard)
+            recorder.switch(COMPUTE)
+            yield from self._compute(shard, batch, self._engine.end_shard)
+        recorder.worked()
+        for shard in self._engine.checks:
+            if loop.choreography.wanted:
+                return
+            recorder.switch(VERIFY)
+            yield from self._compute(shard, feed.get(self.number, shard), lambda shard, loss: self._engine.end_check(shard))
+            del self.losses[shard]
+
+    def _pending(self) -> tuple[int, ...]:
+        """What this attempt has yet to compute. When a rank is lost meanwhile, some of its shards may come to it."""
+        due = self._engine.due
+        self.shards += tuple(shard for shard in due if shard not in self.shards)
+        return due
+
+    def _tell_data(self, feed: Feed, batch_size: int) -> None:
+        """Once for each data set in each history, not in every step: up to three samples are read for it."""
+        here = self._loop.client.protocol.state
+        if not self._loop.told.is_news(feed, batch_size, here.lineage if here is not None else -1):
+            return
+        recorder, before = self._loop.recorder, self._loop.recorder.code
+        recorder.switch(DATA)
+        self._loop.told.tell(feed, self.number, self._loop.client, self._loop.total)
+        recorder.switch(before)
+
+    def _compute(self, shard: int, batch: Any, end: Callable[[int, float], None]) -> Iterator[Any]:
+        recorder = self._loop.recorder
+        recorder.shard(shard)
+        seed_shard(self._loop.seed, self.number, shard)
+        self._engine.begin_shard()
+        self.shard = shard
+        with self._loop.flops.shard():
+            yield batch
+        self.shard = -1
+        self._loop.flops.shard_ends()
+        if shard not in self.losses:
+            reason = "the loop body did not call step.backward(loss) for this batch; it stands in the place of loss.backward()"
+            raise LoopError(f"step {self.number}, shard {shard}: {reason}")
+        self._engine.body.collected()
+        end(shard, self.losses[shard])
+        recorder.shard(-1)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Gradients of one shard's mean loss; the step's gradient is the mean over shards, so do not divide it.
+
+        Args:
+            loss: of no dimension. Called several times for a batch, their sum counts. A tracked GradScaler is applied here.
+
+        Raises:
+            LoopError: it is called outside ``for batch in step.batches(...)``.
+        """
+        if self.shard < 0:
+            raise LoopError("step.backward() belongs inside `for batch in step.batches(...)`")
+        self.losses[self.shard] = self.losses.get(self.shard, 0.0) + float(loss.detach())
+        self._engine.scaled(loss).backward()
+        self._engine.body.computed()
+
+    def log(self, **figures: float | torch.Tensor) -> None:
+        """Figures of this step, such as ``step.log(entropy=1.2)``, for the run's journal, report, page and metrics, once it is committed.
+
+        Those of one rank count, about twice a second and in the last step. A tensor of one number is read when it is written down, and
+        not before.
+
+        Raises:
+            LoopError: it is called after ``commit``, or a name is one that Fleet gives itself.
+        """
+        if self.closed:
+            raise LoopError(f"step {self.number}: step.log() belongs before step.commit()")
+        if taken := RESERVED & figures.keys():
+            raise LoopError(f"step {self.number}: step.log({min(taken)}=...): Fleet notes that by itself; choose another name")
+        self.figures.update(figures)
+
+    def on_commit(self, fn: Callable[[], None]) -> None:
+        """``fn`` runs right after this step is committed, exactly once on each rank that commits it. Call it before ``commit``.
+
+        Args:
+            fn: may change what is tracked, such as an average of the weights, in the same way on all ranks.
+        """
+        self.callbacks.append(fn)
+
+    def commit(self) -> bool:
+        """Sum the gradients in fixed order, clip, step optimizer, scaler and scheduler.
+
+        Returns:
+            False when the step will be repeated, or was a rehearsal: nothing has changed.
+
+        Raises:
+            LoopError: it is called twice, or before all batches of the step were computed.
+        """
+        if self.closed:
+            raise LoopError(f"step {self.number} was committed twice")
+        self.closed = True
+        missing = set(self.shards) - set(self.losses)
+        if missing and not self._cut:
+            raise LoopError(
+                f"step {self.number}: commit() before shards {sorted(missing)} were computed; iterate step.batches() to its end"
+            )
+        if self._loop.rehearsing:
+            return False
+        self._engine.body.check()
+        outcome = self._loop.attempt(self)
+        self._engine.body.enter(self.number + (outcome is not None))
+        if outcome is None:
+            return False
+        self.loss = outcome.loss
+        for fn in self.behind:
+            fn()
+        return True

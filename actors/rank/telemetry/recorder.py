@@ -1,0 +1,189 @@
+"""Where a rank's time goes, recorded where it happens, in memory that outlives the rank.
+
+A rank appends a row whenever what it does changes: ``(time, code, generation, lineage, step)``, a few microseconds each. The rows lie in a
+file mapped into memory (on tmpfs), so that a SIGKILL loses none of them: the node's agent drains the ring, and closes the last span at the
+moment of death. The header says where the rank is, which spares the loop from sending anything while all is well.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from fleet.cluster.clock import now_us
+from fleet.protocol.records import ABANDON, CATEGORIES, COMMIT, HOLD, INIT
+
+OWN = "g"
+"""Code of a row that is no span: ``step`` holds microseconds that the accelerator took for the shards of the step at hand."""
+
+ROW = struct.Struct("<qqiic7x")
+HEADER_BYTES = 128
+CAPACITY = 1 << 15
+WRITTEN, READ, BEAT, PROGRESS, GENERATION, LINEAGE, STEP, SHARD, STEPPING, DROPPED, TOTAL = range(11)
+"""Words of the header, of 8 bytes. They are read and written as one: ``struct`` zeroes a word before it fills it byte by byte, and a reader
+in another process that comes in between takes the rank for one that never beat."""
+
+
+class Row(NamedTuple):
+    at_us: int
+    step: int
+    generation: int
+    lineage: int
+    code: str
+
+
+class Position(NamedTuple):
+    """Where a rank is, as its ring's header says. ``shard`` is -1 outside shards; ``stepping`` is False while a long call is expected."""
+
+    beat_us: int
+    progress_us: int
+    generation: int
+    lineage: int
+    step: int
+    shard: int
+    stepping: bool
+
+
+def header_words(ring: mmap.mmap) -> memoryview:
+    """The header as 64-bit integers, each of which is loaded and stored as one."""
+    return memoryview(ring)[:HEADER_BYTES].cast("q")
+
+
+def read_position(header: memoryview) -> Position:
+    beat_us, progress_us, generation = header[BEAT], header[PROGRESS], header[GENERATION]
+    return Position(beat_us, progress_us, generation, header[LINEAGE], header[STEP], header[SHARD], bool(header[STEPPING]))
+
+
+class Recorder:
+    """The writing end. One thread records spans; ``beat`` may be called from another. While ``paused``, what goes on stays one span."""
+
+    def __init__(self, path: Path, start_us: int, clock: Callable[[], int] = now_us) -> None:
+        self._clock = clock
+        with open(path, "w+b") as file:
+            # All of it now: a page that the kernel has no memory for later, as /dev/shm is full, would be the end of this process (SIGBUS).
+            os.posix_fallocate(file.fileno(), 0, HEADER_BYTES + CAPACITY * ROW.size)
+            self._map = mmap.mmap(file.fileno(), 0)
+        self._words = header_words(self._map)
+        self.path = path
+        self.generation = self.lineage = self.step = -1
+        self.code = INIT
+        self.paused = False
+        self._written = 0
+        self._last_us = start_us
+        for word, value in ((GENERATION, -1), (LINEAGE, -1), (STEP, -1), (SHARD, -1), (STEPPING, 1), (PROGRESS, start_us)):
+            self._words[word] = value
+        self.beat()
+        self._append(start_us, INIT)
+
+    def now_us(self) -> int:
+        return self._clock()
+
+    def switch(self, code: str, at_us: int | None = None) -> int:
+        """From now (or ``at_us``, never before the last row) on the rank does ``code``. Returns the time."""
+        at_us = self._clock() if at_us is None else at_us
+        if code != self.code and not self.paused:
+            at_us = max(at_us, self._last_us)
+            self._append(at_us, code)
+            self.code = code
+        return at_us
+
+    def place(self, generation: int, lineage: int, step: int) -> None:
+        """The rank now stands at ``step`` of ``lineage``, in ``generation``."""
+        self.generation, self.lineage, self.step = generation, lineage, step
+        for word, value in ((GENERATION, generation), (LINEAGE, lineage), (STEP, step), (PROGRESS, self._clock())):
+            self._words[word] = value
+        self._append(max(self._clock(), self._last_us), self.code)
+
+    def commit(self, at_us: int) -> None:
+        """The step attempt ends well; the step number goes up."""
+        self._append(max(at_us, self._last_us), COMMIT)
+        self.step += 1
+        self._words[STEP] = self.step
+        self._words[PROGRESS] = at_us
+
+    def abandon(self) -> None:
+        """The step attempt ends without a commit."""
+        self._append(max(self._clock(), self._last_us), ABANDON)
+
+    def hold(self) -> None:
+        """The step attempt stops for a lost peer; what it has computed counts, what it has waited does not."""
+        self._append(max(self._clock(), self._last_us), HOLD)
+
+    def worked(self) -> None:
+        """The shards of this step are computed; what follows is the step's own work, whoever computes how many of them."""
+        if not self.paused:
+            self._append(max(self._clock(), self._last_us), self.code)
+
+    def measured(self, us: int) -> None:
+        """The accelerator took so long for the shards of this step; 0 says nothing."""
+        if us and not self.paused:
+            self._append(self._last_us, OWN, us)
+
+    def total(self, steps: int) -> None:
+        """How many steps the run has: how long a remedy pays depends on it."""
+        self._words[TOTAL] = steps
+
+    def shard(self, shard: int) -> None:
+        """The shard in work, or -1: names the culprit when a shard kills whoever computes it."""
+        self._words[SHARD] = shard
+
+    def stepping(self, yes: bool) -> bool:
+        """False while a call of the user's may take longer than any step. Returns what it was."""
+        was, self._words[STEPPING] = bool(self._words[STEPPING]), int(yes)
+        return was
+
+    def beat(self) -> None:
+        self._words[BEAT] = self._clock()
+
+    def where(self) -> Position:
+        return read_position(self._words)
+
+    def _append(self, at_us: int, code: str, step: int | None = None) -> None:
+        if self._written - self._words[READ] >= CAPACITY:
+            self._words[DROPPED] = self._words[DROPPED] + 1
+            return
+        offset = HEADER_BYTES + (self._written % CAPACITY) * ROW.size
+        ROW.pack_into(self._map, offset, at_us, self.step if step is None else step, self.generation, self.lineage, code.encode())
+        self._written += 1
+        self._last_us = at_us
+        self._words[WRITTEN] = self._written
+
+
+class RingReader:
+    """The agent's end: drains rows, reads the header; works on after the rank has died."""
+
+    def __init__(self, path: Path) -> None:
+        with open(path, "r+b") as file:
+            self._map = mmap.mmap(file.fileno(), 0)
+        self._words = header_words(self._map)
+        self.path = path
+
+    def drain(self) -> list[Row]:
+        written, read = (self._words[word] for word in (WRITTEN, READ))
+        rows = [self._row(index) for index in range(read, written)]
+        self._words[READ] = written
+        return rows
+
+    def _row(self, index: int) -> Row:
+        at_us, step, generation, lineage, code = ROW.unpack_from(self._map, HEADER_BYTES + (index % CAPACITY) * ROW.size)
+        return Row(at_us, step, generation, lineage, code.decode())
+
+    def last(self, but: str = "") -> Row | None:
+        """The newest row that says what the rank does, and is not ``but``; drained or not: of the last few, as others are marks."""
+        written = self._words[WRITTEN]
+        rows = (self._row(index) for index in range(written - 1, max(-1, written - 8), -1))
+        return next((row for row in rows if row.code in CATEGORIES and row.code != but), None)
+
+    def position(self) -> Position:
+        return read_position(self._words)
+
+    def total(self) -> int:
+        """Steps of the whole run, 0 before the rank knows."""
+        return int(self._words[TOTAL])
+
+    def dropped(self) -> int:
+        return int(self._words[DROPPED])

@@ -1,0 +1,107 @@
+"""Ring rows -> a rank's own time in each committed step, apart from waiting for its peers. Used by the node agent; pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from actors.rank.telemetry.recorder import OWN, Row
+from fleet.protocol.records import ABANDON, CHECKPOINT, COMM, COMMIT, COMPUTE, DATA, HOLD, STRAGGLER, VERIFY
+from fleet.protocol.slowness import RankTimes
+from fleet.protocol.types import Member
+
+KEPT = 256
+"""Steps of one rank that wait to be reported, while there is nobody to report to."""
+
+MOST = 32
+"""Steps of one rank in one report: of more, every second, fourth, ... is left out, the same ones on every node."""
+
+
+@dataclass(slots=True)
+class OwnTime:
+    """One step of one rank, in microseconds."""
+
+    generation: int = -1
+    step: int = -1
+    shards: int = 0
+    compute_us: int = 0
+    data_us: int = 0
+    network_us: int = 0
+    fixed_us: int = 0
+
+
+class StepTimer:
+    """Adds up what one process did in each step. A step in which a peer was lost, or that began in another view, is left out.
+
+    What is computed right after a shard's data came is the shard's; what else is computed is the step's own work, but for what is compared
+    with other ranks, now and then. Where an accelerator says what it took for the shards, that counts.
+    """
+
+    def __init__(self) -> None:
+        self._done: deque[OwnTime] = deque(maxlen=KEPT)
+        self._now = OwnTime()
+        self._open: Row | None = None
+        self._in_shard = self._torn = False
+        self._accelerator_us = 0
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Rows of the ring, in order of time."""
+        for row in rows:
+            if row.code == OWN:
+                self._accelerator_us += row.step
+                continue
+            if self._open is not None:
+                self._close(self._open.code, max(0, row.at_us - self._open.at_us))
+            if row.code in (COMMIT, ABANDON, HOLD):
+                self._mark(row)
+                continue
+            self._in_shard = row.code == COMPUTE and self._open is not None and self._open.code == DATA
+            self._now.shards += row.code == DATA
+            self._open = row
+
+    def _mark(self, row: Row) -> None:
+        if row.code == COMMIT:
+            if not self._torn and self._now.shards:
+                self._now.generation, self._now.step = row.generation, row.step
+                self._now.compute_us = self._accelerator_us or self._now.compute_us
+                self._done.append(self._now)
+            self._now, self._torn, self._accelerator_us = OwnTime(), False, 0
+        elif self._now.shards:
+            self._torn = True
+        if self._open is not None:
+            self._open = self._open._replace(at_us=max(row.at_us, self._open.at_us))
+        self._in_shard = False
+
+    def _close(self, code: str, us: int) -> None:
+        now = self._now
+        if code == COMPUTE and self._in_shard:
+            now.compute_us += us
+        elif code == COMPUTE:
+            now.fixed_us += us
+        elif code == DATA:
+            now.data_us += us
+        elif code == COMM:
+            now.network_us += us
+        elif code not in (STRAGGLER, CHECKPOINT, VERIFY) and now.shards:
+            self._torn = True
+
+    def take(self) -> list[OwnTime]:
+        """Steps that were committed since the last call, oldest first."""
+        done = list(self._done)
+        self._done.clear()
+        return done
+
+
+def thinned(steps: list[OwnTime], most: int = MOST) -> list[OwnTime]:
+    """At most ``most`` of ``steps``, evenly."""
+    stride = 1
+    while len(steps) > most * stride:
+        stride *= 2
+    return [time for time in steps if time.step % stride == 0][-most:]
+
+
+def summary(member: Member, steps: list[OwnTime]) -> RankTimes:
+    """The report on one rank, of steps of one view."""
+    columns = ("step", "shards", "compute_us", "data_us", "network_us", "fixed_us")
+    return RankTimes(member, *(tuple(getattr(time, name) for time in steps) for name in columns))

@@ -1,0 +1,211 @@
+"""All ranks hold the same state, bit for bit. Before each reduction they compare digests of it, so that no wrong state gets into a sum.
+
+The digest travels beside the gradients, a few numbers a rank, and is looked at before anything is changed. It is taken over a part of the
+state, in turn, when all of it would take more than its share of a step; how many parts there are, the ranks agree on beside it.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import xxhash
+
+from actors.rank.membership.process_group import GroupBroken
+from actors.rank.state.tracked import TrackedState
+from fleet.protocol.replica_check import ReplicaCheck
+from fleet.protocol.types import Finding, StateId
+
+BITS = 52
+"""Of a digest: it travels as a double, which holds integers up to 53 bits."""
+REFRESH_STEPS = 64
+"""The tensors are looked up anew that often, and what is no tensor (counters, learning rates) is compared then."""
+SAMPLES = 8
+MOST_PARTS = 64
+FIRST_PART_BYTES = 256 << 20
+WIDTH = 3
+"""Numbers that each rank sends: parts wished for, parts there are, digest."""
+
+
+class StatesDiffer(GroupBroken):
+    """The ranks do not hold the same."""
+
+
+class Replicas:
+    """Compares this rank's state with its peers'.
+
+    Args:
+        state: what all ranks hold alike. Of optimizer state that is spread over them (:mod:`actors.rank.zero1`), these are the options.
+        budget: share of a step's time that the digest may take; 0: nothing is compared.
+    """
+
+    def __init__(self, state: TrackedState, budget: float) -> None:
+        self._state, self._budget = state, budget
+        self.width = WIDTH if budget > 0 else 0
+        self._replica_check = ReplicaCheck()
+        self._memory: list[torch.Tensor] = []
+        self._arrays: list[Any] | None = None  # the same memory for a quicker loop, where all of it is the host's
+        self._plain = self._bytes = 0
+        self._fresh, self._new, self._again = -1, True, False
+        self._costs_s: deque[float] = deque(maxlen=SAMPLES)
+        self._steps_s: deque[float] = deque(maxlen=SAMPLES)
+        self._last_s: float | None = None
+
+    def seat(self, generation: int, here: StateId, receiver: bool) -> None:
+        """A view begins, at state ``here``. ``receiver``: this rank was given that state in it."""
+        if self.width:
+            self._replica_check.seat(generation, here, receiver)
+            self._new, self._again, self._last_s = True, False, None
+
+    def abstain(self) -> list[float]:
+        """The numbers to send while this rank's state is on its way to it: there is nothing to compare."""
+        self._new = False
+        return [0.0] * self.width
+
+    def look(self, here: StateId) -> list[float]:
+        """The numbers to send before the reduction of the step from ``here``: all tensors are as they were committed."""
+        begin_s = time.perf_counter()
+        if self._new or self._again or (here.step % REFRESH_STEPS == 0 and here.step != self._fresh):
+            self._refresh(here.step)  # not before the loop body has run on all: it may set a learning rate
+        self._again = False
+        if self._new:
+            self._new = False
+            self._replica_check.cut(first_parts(self._bytes))
+        parts = self._replica_check.parts
+        begin, end = (self._bytes * (here.step % parts + edge) // parts for edge in (0, 1))
+        plain = self._plain if self._fresh == here.step else 0
+        mine = (self._digest(begin, end) ^ plain) & ((1 << BITS) - 1)
+        self._replica_check.enter(here, f"{mine:013x}")
+        return [float(self._wish(begin_s, end - begin)), float(parts), float(mine)]
+
+    def _digest(self, begin: int, end: int) -> int:
+        if self._arrays is None or end - begin < self._bytes:
+            return digest(self._memory, begin, end)
+        found = xxhash.xxh3_64()
+        for array in self._arrays:
+            found.update(array)
+        return found.intdigest()
+
+    def compare(self, rows: Sequence[Sequence[float]]) -> None:
+        """All ranks' numbers, in order. Raises StatesDiffer; the step must not be applied then."""
+        if not self.width or len(rows) < 2:
+            return
+        told = [row for row in rows if row[1]]
+        self._again = len(told) < len(rows)  # the next step is the first for some, and all look at the same then
+        comparable = len({row[1] for row in told}) == 1  # else they do not speak of the same part, for one step
+        if comparable and self._replica_check.differ([row[2] for row in told]):
+            raise StatesDiffer("the ranks do not hold the same weights", self._replica_check.generation)
+        self._replica_check.open = None
+        parts = int(max(max(row[0], row[1]) for row in told))
+        if parts != self._replica_check.parts:
+            self._replica_check.cut(parts)
+
+    @property
+    def testimony(self) -> Finding | None:
+        """What to tell when this rank leaves its group now."""
+        return self._replica_check.open
+
+    def _wish(self, begin_s: float, length: int) -> int:
+        """Parts that keep within the budget, by the typical one of the last digests and of the last steps."""
+        now_s = time.perf_counter()
+        if self._last_s is not None:
+            self._steps_s.append(now_s - self._last_s)
+        self._last_s = now_s
+        if length:
+            self._costs_s.append((now_s - begin_s) * self._bytes / length)
+        if len(self._steps_s) < SAMPLES or len(self._costs_s) < SAMPLES:
+            return self._replica_check.parts
+        needed = statistics.median(self._costs_s) / (self._budget * statistics.median(self._steps_s))
+        wish = self._replica_check.parts
+        while wish < needed and wish < MOST_PARTS:
+            wish *= 2
+        return wish
+
+    def _refresh(self, step: int) -> None:
+        found = xxhash.xxh3_64()
+        tensors: list[torch.Tensor] = []
+        for name in sorted(self._state.objects):
+            _walk(self._state.objects[name].state_dict(), found, tensors)
+        self._plain, self._fresh = found.intdigest(), step
+        # Flat views are kept; what has another layout is copied for each digest.
+        self._memory = [_bytes_of(tensor) if tensor.is_contiguous() else tensor for tensor in tensors if tensor.numel()]
+        flat = all(data.dtype == torch.uint8 and data.dim() == 1 and data.device.type == "cpu" for data in self._memory)
+        self._arrays = [data.numpy() for data in self._memory] if flat else None
+        self._bytes = sum(tensor.numel() * tensor.element_size() for tensor in self._memory)
+
+
+def first_parts(size: int) -> int:
+    """Into how many parts a state of ``size`` bytes is cut before it is known how long a digest takes."""
+    parts = 1
+    while size > parts * FIRST_PART_BYTES and parts < MOST_PARTS:
+        parts *= 2
+    return parts
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Its values in logical order, flat, as uint8: a copy unless they lie so. (A rank that was given its state may have another layout.)"""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _walk(value: Any, found: Any, tensors: list[torch.Tensor]) -> None:
+    """Tensors into the list, everything else into the hash, in an order that does not depend on how the state came to be."""
+    if isinstance(value, torch.Tensor):
+        found.update(f"tensor {value.dtype} {tuple(value.shape)}".encode())
+        tensors.append(value)
+    elif isinstance(value, Mapping):
+        for key in sorted(value, key=lambda k: (type(k).__name__, repr(k))):
+            found.update(f"key {key!r}".encode())
+            _walk(value[key], found, tensors)
+    elif isinstance(value, (list, tuple)):
+        found.update(f"sequence {len(value)}".encode())
+        for item in value:
+            _walk(item, found, tensors)
+    elif isinstance(value, (str, int, float, bool, bytes, type(None))):
+        found.update(f"{type(value).__name__} {value!r}".encode())
+    else:
+        found.update(type(value).__name__.encode())  # how such an object looks as bytes may differ where its content does not
+
+
+def digest(memory: Sequence[torch.Tensor], begin: int, end: int) -> int:
+    """64 bits over the bytes ``begin..end`` of tensors, one after the other. XXH3 in host memory; sums on a GPU."""
+    host = xxhash.xxh3_64()
+    device: list[torch.Tensor] = []
+    for data in _stretches(memory, begin, end):
+        if data.device.type == "cpu":
+            host.update(data.numpy().data)
+        else:
+            device.append(_device_sum(data))
+    if device:
+        host.update(torch.stack(device).cpu().numpy().data)
+    return host.intdigest()
+
+
+def _stretches(memory: Sequence[torch.Tensor], begin: int, end: int) -> Iterator[torch.Tensor]:
+    start = 0
+    for tensor in memory:
+        length = tensor.numel() * tensor.element_size()
+        lo, hi = max(begin, start), min(end, start + length)
+        if lo < hi:
+            data = tensor if tensor.dtype == torch.uint8 and tensor.dim() == 1 else _bytes_of(tensor)
+            yield data if hi - lo == length else data[lo - start : hi - start]
+        start += length
+
+
+def _device_sum(data: torch.Tensor) -> torch.Tensor:
+    """A sum of 64-bit words, each row and column weighted by an odd number of its own: one flipped bit always changes it."""
+    lead = -data.data_ptr() % 8
+    whole = lead + (data.numel() - lead) // 4096 * 4096 if data.numel() > lead else 0
+    edge = torch.cat([data[:lead], data[max(whole, lead) :]]).to(torch.int64)
+    total = (edge * _odd(edge.numel(), data.device)).sum()
+    if whole > lead:
+        rows = data[lead:whole].view(torch.int64).view(-1, 512).sum(1)
+        total = total * 1_000_003 + (rows * _odd(rows.numel(), data.device)).sum()
+    return total
+
+
+def _odd(count: int, device: torch.device) -> torch.Tensor:
+    return torch.arange(1, 2 * count + 1, 2, device=device)

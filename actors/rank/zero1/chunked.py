@@ -1,0 +1,304 @@
+"""An optimizer of which each rank keeps a few chunks: it steps stretches of the parameters, in place, and has state for these alone.
+
+Element-wise optimizers give each element the same bits in a stretch as in the whole, as long as stretches begin where vector registers do
+(``actors.rank.step.gradients.ALIGNMENT``). Others are refused by name.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from actors.rank.zero1.pieces import Piece
+from fleet.errors import ConfigError, ProtocolError
+from fleet.protocol.chunks import WHOLE, Chunk, bounds
+
+ELEMENTWISE = tuple(
+    getattr(torch.optim, name)
+    for name in ("SGD", "Adam", "AdamW", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "ASGD")
+)
+"""Exactly these: a class derived from one of them may do anything."""
+
+MOST_CHUNKS = 32
+"""A rank keeps its own chunk, those that it guards, and as many again for each view that broke while it began."""
+
+ONE_A_PARAMETER = frozenset({"step", "mu_product", "eta", "mu"})
+"""What of an optimizer's state is one number for a parameter, also where that has a single element."""
+
+WAY_OUT = "Use one of " + ", ".join(kind.__name__ for kind in ELEMENTWISE) + '; or set optimizer_sharding = "none".'
+
+
+class _Slice(NamedTuple):
+    group: int
+    parameter: int
+    lo: int
+    hi: int
+    tensor: torch.Tensor
+
+
+def check(optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parameter], threads: int) -> None:
+    """Raises ConfigError for what cannot be sharded without changing bits."""
+    name = type(optimizer).__name__
+    if type(optimizer) not in ELEMENTWISE:
+        raise ConfigError("optimizer", name, 'it is not known to work element by element, as optimizer_sharding = "zero1" needs', WAY_OUT)
+    known = {id(parameter) for parameter in parameters}
+    for group in optimizer.param_groups:
+        if group.get("differentiable"):
+            raise ConfigError("optimizer", f"{name}(differentiable=True)", "its steps are part of a graph, which cannot be cut", WAY_OUT)
+        for parameter in group["params"]:
+            shape = tuple(parameter.shape)
+            if parameter.requires_grad and id(parameter) not in known:
+                raise ConfigError("optimizer", shape, "a parameter of this shape belongs to no tracked module", "Track its module too.")
+            _check_parameter(parameter, shape, threads)
+
+
+def _check_parameter(parameter: torch.Tensor, shape: tuple[int, ...], threads: int) -> None:
+    none = 'Or set optimizer_sharding = "none".'
+    if torch.empty_like(parameter, device="meta").stride() != parameter.stride():
+        raise ConfigError(
+            "model", shape, "a parameter of this shape has gaps in memory, so it cannot be cut", f"Make it contiguous. {none}"
+        )
+    if parameter.is_complex():
+        raise ConfigError("model", shape, "a parameter of this shape is complex", none)
+    if threads > 1 and parameter.is_cpu and parameter.element_size() < 4:
+        reason = f"a parameter of shape {shape} has 16 bits, where the bits of a step depend on how threads share it"
+        raise ConfigError("threads_per_rank", threads, reason, f"Set it to 1. {none}")
+
+
+def in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
+    """All elements of a tensor without gaps as one flat view, in the order of memory."""
+    return tensor.detach().as_strided((tensor.numel(),), (1,), tensor.storage_offset())
+
+
+def like_parameter(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """``value``, of the parameter's shape, as a flat tensor in the order of the parameter's memory."""
+    if value.stride() != parameter.stride():
+        value = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+    return in_memory_order(value)
+
+
+class ChunkedOptimizer:
+    """What is tracked in the optimizer's place. Its ``state_dict`` is what all ranks have in common: the options of the groups.
+
+    It begins with all chunks. The user's optimizer, its groups, and so its schedulers, stay the objects that they are; the parameters of
+    the groups become stretches of the model's parameters, views of the same memory.
+
+    Args:
+        parameters: all that require a gradient, in the order of the flat buffers.
+        places: by parameter, (flat buffer, element) at which it begins there.
+        extents: by flat buffer, its length.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        parameters: Sequence[torch.nn.Parameter],
+        places: Sequence[tuple[int, int]],
+        extents: Sequence[int],
+    ) -> None:
+        self.optimizer, self.extents = optimizer, list(extents)
+        self.parameters, self.places = list(parameters), list(places)
+        self._numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
+        self.wholes: list[list[torch.Tensor]] = [list(group["params"]) for group in optimizer.param_groups]
+        self._slices: list[_Slice] = []
+        self._probes: list[torch.Tensor] = []
+        self._spare: list[Piece] = []
+        self.chunks: tuple[Chunk, ...] = ()
+        self.beside: tuple[Chunk, ...] = ()
+        self._cut_whole()
+
+    # ---- what all have in common -------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"param_groups": [{key: value for key, value in group.items() if key != "params"} for group in self.optimizer.param_groups]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over the options of the groups; or a whole state, as the user's optimizer would have it unsharded."""
+        if "state" in state:
+            self._load_whole(dict(state))
+            return
+        for group, options in zip(self.optimizer.param_groups, state["param_groups"], strict=True):
+            group.update(options)
+
+    def _load_whole(self, state: dict[str, Any]) -> None:
+        self.optimizer.state = defaultdict(dict)
+        for group, whole in zip(self.optimizer.param_groups, self.wholes, strict=True):
+            group["params"] = whole
+        self.optimizer.load_state_dict(state)
+        self._cut_whole()
+
+    def _cut_whole(self) -> None:
+        """From the state of whole parameters to that of one chunk, which is all."""
+        pieces = []
+        for parameter, state in self.optimizer.state.items():
+            number = self._numbers[id(parameter)]
+            start = self.places[number][1]
+            values = {key: like_parameter(v, parameter) if is_cut(key, v, parameter) else v for key, v in state.items()}
+            pieces.append(Piece(number, start, start + parameter.numel(), values))
+        self._probes = [_probe(whole) for whole in self.wholes]
+        self.adopt((WHOLE,), pieces)
+
+    # ---- stretches ---------------------------------------------------------------------------------------------------------------------
+
+    @property
+    def state_bytes(self) -> int:
+        """Memory of the optimizer's state that this rank keeps, its copies of others' chunks included."""
+        values = [value for state in self.optimizer.state.values() for value in state.values()]
+        return sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
+
+    @property
+    def numbered(self) -> dict[int, int]:
+        """By number in the optimizer's state dict, the number among the parameters that require a gradient."""
+        parameters = [parameter for whole in self.wholes for parameter in whole]
+        return {key: self._numbers[id(p)] for key, p in enumerate(parameters) if id(p) in self._numbers and p.requires_grad}
+
+    def example(self, key: int) -> tuple[torch.Tensor, Mapping[str, Any]]:
+        """A parameter of the group of parameter ``key`` of the state dict, and its state: that of all others has the same fields."""
+        ends = itertools.accumulate(map(len, self.wholes))
+        probe = self._probes[next(number for number, end in enumerate(ends) if key < end)]
+        return probe, self.optimizer.state.get(probe, {})
+
+    @property
+    def known(self) -> set[int]:
+        """The parameters of which there is state here."""
+        return {one.parameter for one in self._slices if self.optimizer.state.get(one.tensor)}
+
+    def own(self, number: int, chunk: Chunk) -> list[Piece]:
+        """The state of a parameter's elements in ``chunk``, which this rank holds."""
+        flat, start = self.places[number]
+        lo, hi = bounds(self.extents[flat], chunk)
+        lo, hi = max(lo, start), min(hi, start + self.parameters[number].numel())
+        return self.cut(flat, lo, hi) if lo < hi else []
+
+    @staticmethod
+    def shaped(name: str, value: Any, parameter: torch.Tensor) -> Any:
+        """A flat value of all of a parameter in the parameter's own shape; others as they are."""
+        if not isinstance(value, torch.Tensor) or name in ONE_A_PARAMETER or value.shape != (parameter.numel(),):
+            return value
+        return value.as_strided(parameter.shape, parameter.stride())
+
+    def parts(self, flat: int, lo: int, hi: int) -> list[tuple[int, int, int]]:
+        """(parameter, from, to) of all parameters' elements that lie in ``lo..hi`` of a flat buffer."""
+        spans = ((number, start, start + self.parameters[number].numel()) for number, (at, start) in enumerate(self.places) if at == flat)
+        return [(number, max(lo, start), min(hi, stop)) for number, start, stop in spans if max(lo, start) < min(hi, stop)]
+
+    def view(self, number: int, lo: int, hi: int) -> torch.Tensor:
+        """The memory of a parameter's elements, given in coordinates of the flat buffer."""
+        start = self.places[number][1]
+        return in_memory_order(self.parameters[number])[lo - start : hi - start]
+
+    def adopt(self, chunks: tuple[Chunk, ...], pieces: Iterable[Piece]) -> None:
+        """Keep ``chunks``, whose state ``pieces`` make up, and nothing else."""
+        by_parameter: dict[int, list[Piece]] = defaultdict(list)
+        for piece in pieces:
+            by_parameter[piece.parameter].append(piece)
+        probed = [self.optimizer.state.get(probe) for probe in self._probes]
+        self.drop_beside()
+        self._slices, self.chunks = [], chunks
+        state: dict[torch.Tensor, Any] = defaultdict(dict)
+        for number, whole in enumerate(self.wholes):
+            numbers = {self._numbers[id(parameter)] for parameter in whole if parameter.requires_grad}
+            mine = [_Slice(number, *part, self.view(*part)) for part in self._parts_of(chunks) if part[0] in numbers]
+            for one in mine:
+                if values := joined(by_parameter[one.parameter], one.lo, one.hi):
+                    state[one.tensor] = values
+            seen = probed[number] or next((_one_of(piece) for n in numbers for piece in by_parameter[n] if piece.values), None)
+            if seen:
+                state[self._probes[number]] = seen
+            self.optimizer.param_groups[number]["params"] = [*(one.tensor for one in mine), self._probes[number]]
+            self._slices += mine
+        self.optimizer.state = state  # type: ignore[assignment]
+
+    def _parts_of(self, chunks: Iterable[Chunk]) -> list[tuple[int, int, int]]:
+        spans = ((flat, *bounds(length, chunk)) for flat, length in enumerate(self.extents) for chunk in chunks)
+        return [part for span in spans for part in self.parts(*span)]
+
+    def keep_beside(self, chunks: tuple[Chunk, ...], pieces: Iterable[Piece]) -> None:
+        """Keep what was received for a view that did not come about: somebody may have gone on to it, and have dropped the old."""
+        new = tuple(chunk for chunk in chunks if chunk not in self.chunks + self.beside)
+        if len(self.chunks + self.beside + new) <= MOST_CHUNKS:
+            self._spare += pieces
+            self.beside += new
+
+    def drop_beside(self) -> None:
+        """What was kept beside is not of the state any more."""
+        self._spare, self.beside = [], ()
+
+    def drop(self) -> None:
+        """Keep nothing: what is here belongs to no state that can be gone back to."""
+        self.adopt((), ())
+
+    def point(self, flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Let the gradients of all stretches be where ``flats`` have them. Returns them."""
+        for one in self._slices:
+            one.tensor.grad = flats[self.places[one.parameter][0]][one.lo : one.hi]
+        for probe in self._probes:
+            probe.grad = torch.zeros_like(probe)
+        return [one.tensor.grad for one in self._slices if one.tensor.grad is not None]
+
+    def cut(self, flat: int, lo: int, hi: int) -> list[Piece]:
+        """The state of the elements ``lo..hi`` of a flat buffer, as views. Raises ProtocolError when this rank does not hold it."""
+        state = self.optimizer.state
+        have: dict[int, list[Piece]] = defaultdict(list)
+        for one in self._slices:
+            have[one.parameter].append(Piece(one.parameter, one.lo, one.hi, state.get(one.tensor, {})))
+        for piece in self._spare:
+            have[piece.parameter].append(piece)
+        return [piece for number, start, stop in self.parts(flat, lo, hi) for piece in _stretch(have[number], start, stop)]
+
+
+def _probe(whole: Sequence[torch.Tensor]) -> torch.Tensor:
+    """One element that takes every step of a group: its state tells what the state of any parameter looks like."""
+    return torch.zeros(1, dtype=whole[0].dtype, device=whole[0].device)
+
+
+def _one_of(piece: Piece) -> dict[str, Any]:
+    """A state as that of the piece, for one element."""
+    values = {key: value[:1] if is_stretch(key, value, piece) else value for key, value in piece.values.items()}
+    return {key: torch.zeros_like(value) if isinstance(value, torch.Tensor) else value for key, value in values.items()}
+
+
+def is_cut(key: str, value: Any, parameter: torch.Tensor) -> bool:
+    """Whether this value of a parameter's state has one element for each of the parameter's."""
+    return isinstance(value, torch.Tensor) and value.shape == parameter.shape and key not in ONE_A_PARAMETER
+
+
+def _range(piece: Piece, lo: int, hi: int) -> Piece:
+    """The part ``lo..hi`` of a piece, as views."""
+    values = {key: value[lo - piece.lo : hi - piece.lo] if is_stretch(key, value, piece) else value for key, value in piece.values.items()}
+    return Piece(piece.parameter, lo, hi, values)
+
+
+def is_stretch(key: str, value: Any, piece: Piece) -> bool:
+    """Whether this value of a piece has one element for each of the piece's."""
+    return isinstance(value, torch.Tensor) and value.shape == (piece.hi - piece.lo,) and key not in ONE_A_PARAMETER
+
+
+def _stretch(pieces: Sequence[Piece], lo: int, hi: int) -> list[Piece]:
+    """``lo..hi`` of one parameter out of pieces that may overlap."""
+    found, at = [], lo
+    for piece in sorted(pieces, key=lambda piece: (piece.lo, -piece.hi)):
+        if piece.lo <= at < min(piece.hi, hi):
+            found.append(_range(piece, at, min(piece.hi, hi)))
+            at = found[-1].hi
+    if at < hi:
+        raise ProtocolError(f"this rank was to give elements {at} to {hi} of the optimizer's state, and does not hold them")
+    return found
+
+
+def joined(pieces: Sequence[Piece], lo: int, hi: int) -> dict[str, Any]:
+    """The values of ``lo..hi`` in memory of their own; nothing where there is no state yet."""
+    if not pieces:
+        return {}
+    parts = _stretch(pieces, lo, hi)
+    joined: dict[str, Any] = {}
+    for key, value in parts[0].values.items():
+        if is_stretch(key, value, parts[0]):
+            joined[key] = torch.cat([part.values[key] for part in parts])
+        else:
+            joined[key] = value.clone() if isinstance(value, torch.Tensor) else value
+    return joined

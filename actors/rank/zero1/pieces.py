@@ -1,0 +1,91 @@
+"""Pieces of a sharded optimizer's state, and how they travel from rank to rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from actors.rank.membership.process_group import Group, GroupBroken
+from actors.rank.plain_kinds import PLAIN
+from actors.rank.state.tracked import checksum
+from actors.rank.tags import Tag
+
+ROOM = 16
+"""Bytes; each tensor begins at a multiple of it."""
+
+
+class Piece(NamedTuple):
+    """The optimizer's state of elements ``lo..hi``, in coordinates of the flat buffer, which are part of one parameter."""
+
+    parameter: int
+    lo: int
+    hi: int
+    values: Mapping[str, Any]
+
+
+def pack(pieces: Sequence[Piece]) -> tuple[torch.Tensor, torch.Tensor]:
+    """(what they are, the bytes of their tensors), both flat uint8 on the host; see :func:`unpack`."""
+    described, tensors = [], []
+    for piece in pieces:
+        fields = {}
+        for key, value in piece.values.items():
+            is_tensor = isinstance(value, torch.Tensor)
+            fields[key] = (is_tensor, (value.dtype, value.shape, value.is_cpu) if is_tensor else value)
+            tensors += [value.detach().contiguous().reshape(-1).view(torch.uint8)] if is_tensor else []
+        described.append((piece.parameter, piece.lo, piece.hi, fields))
+    header = torch.frombuffer(bytearray(PLAIN.write(described).encode()), dtype=torch.uint8)
+    payload = torch.empty(sum(map(_room, tensors)), dtype=torch.uint8)
+    at = 0
+    for tensor in tensors:
+        payload[at : at + tensor.numel()].copy_(tensor)
+        at += _room(tensor)
+    return header, payload
+
+
+def _room(tensor: torch.Tensor) -> int:
+    return -(-tensor.numel() // ROOM) * ROOM
+
+
+def unpack(header: torch.Tensor, payload: torch.Tensor, device: torch.device) -> list[Piece]:
+    """Inverse of :func:`pack`; tensors of the host are views of ``payload``, others come to ``device``."""
+    at, pieces = 0, []
+    for parameter, lo, hi, fields in PLAIN.read(header.numpy().tobytes().decode()):
+        values: dict[str, Any] = {}
+        for key, (is_tensor, what) in fields.items():
+            if not is_tensor:
+                values[key] = what
+                continue
+            dtype, shape, on_host = what
+            flat = payload[at : at + shape.numel() * dtype.itemsize]
+            values[key] = flat.view(dtype).view(shape).to("cpu" if on_host else device)
+            at += _room(flat)
+        pieces.append(Piece(parameter, lo, hi, values))
+    return pieces
+
+
+def exchange_pieces(group: Group, outgoing: dict[int, list[Piece]], device: torch.device) -> list[Piece]:
+    """Give each peer its pieces; returns what all have given. All ranks of the group take part. Raises GroupBroken."""
+    packed = {peer: pack(pieces) for peer, pieces in outgoing.items()}
+    lengths = torch.zeros(group.size, group.size, 2, dtype=torch.int64)
+    for peer, (header, payload) in packed.items():
+        lengths[group.rank, peer] = torch.tensor([header.numel() + 8, payload.numel()])
+    group.all_gather(lengths, lengths[group.rank].clone(), Tag.PIECES)
+    sources = [source for source in range(group.size) if source != group.rank and lengths[source, group.rank, 0]]
+    arrived = {source: [torch.empty(int(n), dtype=torch.uint8) for n in lengths[source, group.rank]] for source in sources}
+    sends = [(part, peer) for peer, (header, payload) in packed.items() for part in (_sealed(header, payload), payload) if part.numel()]
+    receives = [(part, source) for source, parts in arrived.items() for part in parts if part.numel()]
+    group.start(sends, receives, Tag.PIECES).wait()
+    return [piece for source, parts in arrived.items() for piece in _opened(group, source, parts, device)]
+
+
+def _sealed(header: torch.Tensor, payload: torch.Tensor) -> torch.Tensor:
+    return torch.cat([torch.tensor([checksum(payload)]).view(torch.uint8), header])
+
+
+def _opened(group: Group, source: int, parts: Sequence[torch.Tensor], device: torch.device) -> list[Piece]:
+    sealed, payload = parts
+    if int(sealed[:8].view(torch.int64)) != checksum(payload):
+        raise GroupBroken(f"a chunk of the optimizer's state arrived damaged from rank {source}", group.generation)
+    return unpack(sealed[8:], payload, device)

@@ -1,0 +1,140 @@
+"""How the chunks of a sharded state come to their places when a view begins. See :mod:`fleet.protocol.chunks` for who decides what."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+
+import torch
+
+from actors.rank.membership.process_group import Group, GroupBroken
+from actors.rank.state.tracked import receive_state, send_state
+from actors.rank.tags import Tag
+from actors.rank.zero1.chunked import MOST_CHUNKS
+from actors.rank.zero1.pieces import Piece, exchange_pieces
+from actors.rank.zero1.sharded import Routes, ShardedEngine
+from fleet.protocol.chunks import WHOLE, Chunk, Claim, follows, guards, kept, lost, route, settled
+from fleet.protocol.domains import VARIABLE, number, numbered, place_of
+from fleet.protocol.member import MemberProtocol
+from fleet.protocol.types import StateId, View
+
+
+def exchange_claims(group: Group, mine: Claim) -> list[Claim]:
+    """Every member's claim, by view rank. Raises GroupBroken."""
+    lineage, step = (mine.state.lineage, mine.state.step) if mine.state is not None else (-1, -1)
+    flags = [lineage, step, mine.ready, mine.factor, mine.complete, mine.node, len(mine.chunks)]
+    row = torch.zeros(len(flags) + 2 * MOST_CHUNKS, dtype=torch.float64)
+    numbers = [*map(float, flags), *(float(number) for chunk in mine.chunks for number in chunk)]
+    row[: len(numbers)] = torch.tensor(numbers, dtype=torch.float64)
+    rows = torch.empty(group.size, len(row), dtype=torch.float64)
+    group.all_gather(rows, row, Tag.CLAIM)
+    return [_claim(each) for each in rows.tolist()]
+
+
+def _claim(row: list[float]) -> Claim:
+    lineage, step, ready, factor, complete, node, count = row[:7]
+    numbers = [int(number) for number in row[7 : 7 + 2 * int(count)]]
+    chunks = tuple(zip(numbers[::2], numbers[1::2], strict=True))
+    state = StateId(int(lineage), int(step)) if step >= 0 else None
+    return Claim(state, bool(ready), factor, bool(complete), int(node), chunks)
+
+
+class Resharding:
+    """Brings a view's members to one state, each with its chunks.
+
+    Args:
+        copies: how many ranks guard each chunk.
+        advance: takes the step that the others have taken, from what is here: it calls ``engine.advance`` and says so to whom it concerns.
+        levels: how many levels failure domains have; in which ones this process is, :data:`fleet.protocol.domains.VARIABLE` says.
+    """
+
+    def __init__(
+        self, engine: ShardedEngine, protocol: MemberProtocol, copies: int, advance: Callable[[float], None], levels: int = 1
+    ) -> None:  # fmt: skip
+        self._engine, self._protocol, self._copies, self._advance = engine, protocol, copies, advance
+        self._depth = levels + 1
+        self._node = number(place_of(os.environ.get(VARIABLE, ""), protocol.process.node), self._depth)
+
+    def exchange(self, group: Group, view: View) -> StateId:
+        """Returns the state that all hold now. Raises GroupBroken: each is what it was, or a step further, and nothing is lost by it.
+
+        When a chunk is with no member, all find so, and call themselves dirty. A later view may have it; if none has, a new history begins.
+        """
+        engine, me = self._engine, group.rank
+        claims = exchange_claims(group, engine.claim(self._node))
+        target = claims[view.donor].state
+        if target is None:
+            if me == view.donor:
+                self._protocol.receiving()  # the coordinator thought otherwise; now it will look for another
+            raise GroupBroken(f"the donor, rank {view.donor}, holds no state", group.generation)
+        if follows(claims[me], target):
+            self._advance(next(claim.factor for claim in claims if claim.state == target))
+        there = settled(claims, target)
+        self._check_lost(group, there)
+        self._complete(group, there)
+        self._give_the_rest(group, view, there)
+        guarded = guards([numbered(claim.node, self._depth) for claim in claims], self._copies)
+        self._move(group, there, guarded)
+        engine.place(target, guarded)
+        return target
+
+    def _check_lost(self, group: Group, there: Sequence[Claim]) -> None:
+        gone = [span for extent in self._engine.chunks.extents for span in lost([claim.chunks for claim in there], extent)]
+        if gone:
+            self._protocol.receiving()  # what is here stays: whoever is missed may only be late
+            lo, hi = gone[0]
+            raise GroupBroken(f"no member of the view holds elements {lo} to {hi} of the optimizer's state", group.generation)
+
+    def _complete(self, group: Group, there: Sequence[Claim]) -> None:
+        """Parameters that were on their way when a view broke. Newcomers get them with all the rest."""
+        if all(claim.complete for claim in there if claim.state is not None):
+            return
+        held = [(WHOLE,) if claim.complete else claim.chunks for claim in there]
+        extents = self._engine.chunks.extents
+        routes: Routes = [
+            [route(held, [WHOLE] if claim.state is not None else [], extent, rank) for extent in extents]
+            for rank, claim in enumerate(there)
+        ]
+        self._engine.gather(group, routes)
+        if there[group.rank].state is not None:
+            self._engine.conclude()
+
+    def _give_the_rest(self, group: Group, view: View, there: Sequence[Claim]) -> None:
+        """All but the optimizer's chunks comes from the donor."""
+        newcomers = [rank for rank, claim in enumerate(there) if claim.state is None]
+        if group.rank == view.donor:
+            for rank in newcomers:
+                send_state(group, rank, self._engine.state)
+        elif group.rank in newcomers:
+            self._protocol.receiving()
+            self._engine.lose()
+            receive_state(group, view.donor, self._engine.state)
+
+    def _move(self, group: Group, there: Sequence[Claim], guarded: Sequence[Sequence[int]]) -> None:
+        """Each chunk to its owner and its guards. The old ones are dropped once all have the new."""
+        chunks, me = self._engine.chunks, group.rank
+        held = [claim.chunks for claim in there]
+        wanted = [kept(guarded, rank) for rank in range(group.size)]
+        if all(there[rank].chunks == wanted[rank] for rank in range(group.size)):
+            return
+        outgoing: dict[int, list[Piece]] = {}
+        local: list[Piece] = []
+        for rank in range(group.size):
+            stretches = [(f, one) for f, extent in enumerate(chunks.extents) for one in route(held, wanted[rank], extent, rank)]
+            pieces = [piece for flat, one in stretches if one.source == me for piece in chunks.cut(flat, one.lo, one.hi)]
+            if rank == me:
+                local = pieces
+            elif pieces:
+                outgoing[rank] = pieces
+        pieces = local + exchange_pieces(group, outgoing, self._engine.device)
+        try:
+            group.all_gather(torch.empty(group.size, 1), torch.zeros(1), Tag.PIECES)
+        except GroupBroken:
+            self._keep(wanted[me], pieces)
+            raise
+        chunks.adopt(wanted[me], pieces)
+
+    def _keep(self, wanted: tuple[Chunk, ...], pieces: list[Piece]) -> None:
+        """Somebody may have all that it needs, and drop what it had: what is here counts from now on, beside the old."""
+        if self._engine.claim(0).state is not None:
+            self._engine.chunks.keep_beside(wanted, pieces)

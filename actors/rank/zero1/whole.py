@@ -1,0 +1,120 @@
+"""A sharded optimizer's state as it would be unsharded, for digests and checkpoints, though no rank ever has it whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from actors.rank.membership.process_group import Group
+from actors.rank.state.saving import WholeTensors
+from actors.rank.state.tracked import Flat, Slice, TrackedState, slices
+from actors.rank.zero1.chunked import ChunkedOptimizer, is_cut, is_stretch, joined
+from actors.rank.zero1.pieces import exchange_pieces
+from fleet.protocol.chunks import Chunk, rectangles
+
+
+def packed_groups(chunks: ChunkedOptimizer) -> list[dict[str, Any]]:
+    """``param_groups`` of the optimizer's state dict: parameters by their number."""
+    numbers = iter(range(sum(map(len, chunks.wholes))))
+    groups = chunks.state_dict()["param_groups"]
+    return [{**options, "params": [next(numbers) for _ in whole]} for options, whole in zip(groups, chunks.wholes, strict=True)]
+
+
+def whole_state(group: Group, chunks: ChunkedOptimizer, device: torch.device) -> dict[str, Any]:
+    """The optimizer's state dict. All ranks of the group read its entries, in the same order: each comes from its owners as it is read."""
+    return {"param_groups": packed_groups(chunks), "state": _Walk(group, chunks, device)}
+
+
+class ShardedTensors(WholeTensors):
+    """Of a sharded optimizer's state each rank writes its own chunk, as rectangles; of all else, some of the tensors.
+
+    The state that the parts make up is that of an unsharded run, and can be loaded by one, or by any other number of ranks.
+    """
+
+    def __init__(self, state: TrackedState, name: str, chunks: ChunkedOptimizer, index: int, count: int) -> None:
+        super().__init__(state, index, count)
+        self._name, self._chunks = name, chunks
+        self._places: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = []
+
+    def flat(self) -> Flat:
+        """This rank's tensors alone, and the skeleton of all."""
+        chunks = self._chunks
+        stand_ins = _stand_ins(chunks)
+        skeleton, tensors, volatile = self.state.flat({self._name: {"param_groups": packed_groups(chunks), "state": stand_ins}})
+        held = [index for index, tensor in enumerate(tensors) if not tensor.is_meta]
+        dealt = slices([tensors[index] for index in held], self.count)[self.index]
+        self._places = [(held[number], offsets, shape) for number, _, offsets, shape in dealt]
+        parts = [part for _, part, _, _ in dealt]
+        names = [(key, name) for key, values in stand_ins.items() for name, value in values.items() if isinstance(value, torch.Tensor)]
+        for index, (key, name) in zip([index for index, tensor in enumerate(tensors) if tensor.is_meta], names, strict=True):
+            for offsets, part in _own(chunks, chunks.numbered[key], name, (self.count, self.index)):
+                self._places.append((index, offsets, tuple(tensors[index].shape)))
+                parts.append(part)
+        changing = frozenset(at for at, (index, *_) in enumerate(self._places) if index in volatile)
+        return Flat(skeleton, parts, changing)
+
+    def items(self, tensors: Sequence[torch.Tensor]) -> list[Slice]:
+        places = zip(self._places, tensors, strict=True)
+        return [(index, tensor, offsets, shape) for (index, offsets, shape), tensor in places]
+
+
+class _Walk(Mapping[int, Any]):
+    def __init__(self, group: Group, chunks: ChunkedOptimizer, device: torch.device) -> None:
+        self._group, self._chunks, self._device = group, chunks, device
+        self._numbers = chunks.numbered
+        known = torch.zeros(group.size, len(chunks.parameters), dtype=torch.uint8)
+        known[group.rank, list(chunks.known)] = 1
+        group.all_gather(known, known[group.rank].clone())
+        self._known = known.any(0).tolist()
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __iter__(self) -> Iterator[int]:
+        return (key for key, number in self._numbers.items() if self._known[number])
+
+    def __getitem__(self, key: int) -> dict[str, Any]:
+        chunks, group, number = self._chunks, self._group, self._numbers[key]
+        mine = chunks.own(number, (group.size, group.rank))
+        pieces = mine + exchange_pieces(group, {peer: mine for peer in range(group.size) if peer != group.rank and mine}, self._device)
+        parameter = chunks.parameters[number]
+        start = chunks.places[number][1]
+        values = joined(pieces, start, start + parameter.numel())
+        return {name: chunks.shaped(name, value, parameter) for name, value in values.items()}
+
+
+def _stand_ins(chunks: ChunkedOptimizer) -> dict[int, dict[str, Any]]:
+    """The ``state`` of the optimizer's state dict, with tensors that have a shape and no memory."""
+    found: dict[int, dict[str, Any]] = {}
+    for key, number in chunks.numbered.items():
+        probe, state = chunks.example(key)
+        parameter = chunks.parameters[number]
+        if state:
+            found[key] = {name: _stand_in(name, value, probe, parameter) for name, value in state.items()}
+    return found
+
+
+def _stand_in(name: str, value: Any, probe: torch.Tensor, parameter: torch.Tensor) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    shape = parameter.shape if is_cut(name, value, probe) else value.shape
+    return torch.empty(shape, dtype=parameter.dtype if value.dtype == probe.dtype else value.dtype, device="meta")
+
+
+def _own(chunks: ChunkedOptimizer, number: int, name: str, chunk: Chunk) -> Iterator[tuple[tuple[int, ...], torch.Tensor]]:
+    """(offsets, tensor) of what ``chunk`` has of one value of a parameter's state; offsets are those in the whole."""
+    start, parameter = chunks.places[number][1], chunks.parameters[number]
+    for piece in chunks.own(number, chunk):
+        value = piece.values[name]
+        if not is_stretch(name, value, piece):
+            if piece.lo == start:
+                yield (0,) * value.ndim, value
+            continue
+        strides = parameter.stride()
+        order = sorted(range(parameter.ndim), key=lambda axis: -strides[axis])
+        back = [order.index(axis) for axis in range(parameter.ndim)]
+        for one in rectangles([parameter.shape[axis] for axis in order], piece.lo - start, piece.hi - start):
+            part = value[one.start - (piece.lo - start) : one.stop - (piece.lo - start)].view(one.sizes).permute(back)
+            yield tuple(one.offsets[axis] for axis in back), part

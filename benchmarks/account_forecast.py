@@ -1,0 +1,265 @@
+"""How far a run's forecast can be believed: its two questions, asked of real runs and of simulated ones. Used by ``benchmarks.account``.
+
+- Given the faults that came: the run's predicted goodput beside the measured one, over real runs of three sorts, which take turns: the
+  storm of the demo, chaos with a fault every 15 s, and processes that are killed from outside, of which no plan knows. Each fault is priced
+  by what was known when it struck.
+- What will come: a forecast is made halfway through a run, of the goodput of its second half, and the truth is looked up. The simulated
+  runs are of a fleet whose rates are drawn from what the forecast believes before the run, so that as many intervals must hold the truth as
+  they say. What becomes of it when the fleet is three times better or worse than believed is given beside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fleet.cluster.proc import start_ticks
+from fleet.errors import FleetError
+from fleet.ledger.forecast import Price, coming, forecast, predict
+from fleet.ledger.goodput import Ledger
+from fleet.ledger.rates import Rate, prior
+from fleet.ledger.summary import LedgerSummary
+from fleet.protocol.journal import read_journal
+from fleet.protocol.records import Committed, ProcessLost, ProcessUp, Record, RunEnded
+from fleet.settings.run import Budgets
+from fleet.simulation.fleet_arrivals import draw_arrivals
+from fleet.simulation.fleet_model import FaultClass, FleetModel, Outcome, Tier
+from fleet.simulation.fleet_run import FleetRun
+from fleet.simulation.rng import derive_seed
+from policies.interval import CheckpointInterval
+from policies.recovery import RECOVERIES
+
+ROOT = Path(__file__).parents[1]
+MTBF_S, RUN_LIMIT_S, LOOK_S = 15.0, 600.0, 0.5
+STEPS = 90
+
+
+# ---- real runs ---------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Sort:
+    """A sort of real run: its options, and the mean time between kills from outside (0: none)."""
+
+    name: str
+    options: tuple[str, ...]
+    kill_every_s: float = 0.0
+
+
+SORTS = (
+    Sort("demo", ("--world", "2", "--spares", "1", "--chaos", "storm")),
+    Sort("mtbf", ("--world", "2", "--chaos", f"mtbf={MTBF_S:g}s")),
+    Sort("outside", ("--world", "2", "--chaos", "off"), MTBF_S),
+)
+QUIET = Sort("quiet", ("--world", "2", "--chaos", "off"))
+
+
+def journals(folder: Path, each: int, quiet: int) -> list[Path]:
+    """The journals of ``each`` real runs of every sort, and so many quiet ones, in ``folder``; what lies there already is not run again."""
+    wanted = [(sort, number) for number in range(each) for sort in SORTS] + [(QUIET, number) for number in range(quiet)]
+    return [_journal(folder / f"{sort.name}-{number}", sort, number) for sort, number in wanted]
+
+
+def _journal(folder: Path, sort: Sort, seed: int) -> Path:
+    found = list(folder.glob("*/journal.jsonl"))
+    if not found:
+        folder.mkdir(parents=True, exist_ok=True)
+        _train(folder, sort, seed)
+        found = list(folder.glob("*/journal.jsonl"))
+    return found[0]
+
+
+def _train(folder: Path, sort: Sort, seed: int) -> None:
+    """One real run, in a process of its own, as its user would start it. Raises TimeoutExpired after ten minutes."""
+    command = [sys.executable, "-m", "fleet", "run", "examples/gpt.py", "--seed", str(seed), "--steps", str(STEPS), *sort.options]
+    with (folder / "output.txt").open("w") as output:
+        child = subprocess.Popen([*command, "--storage", str(folder)], cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
+        try:
+            if sort.kill_every_s:
+                _kill_from_outside(folder, child, sort.kill_every_s, random.Random(derive_seed(seed, "outside")))
+            child.wait(RUN_LIMIT_S)
+        finally:
+            if child.poll() is None:
+                child.send_signal(signal.SIGINT)
+                child.wait(60.0)
+
+
+def _kill_from_outside(folder: Path, child: subprocess.Popen[bytes], every_s: float, draw: random.Random) -> None:
+    """SIGKILL to a process of the run that lives, again and again, since it has begun to train."""
+    tick, limit_s, strike_s = threading.Event(), time.monotonic() + RUN_LIMIT_S, 0.0
+    while child.poll() is None and time.monotonic() < limit_s:
+        tick.wait(LOOK_S)
+        seen = list(_known(folder))
+        if not any(isinstance(record, Committed) for record in seen):
+            continue
+        if strike_s and time.monotonic() >= strike_s:
+            _strike(seen, draw)
+        if not strike_s or time.monotonic() >= strike_s:
+            strike_s = time.monotonic() + draw.expovariate(1.0 / every_s)
+
+
+def _known(folder: Path) -> Iterator[Record]:
+    for path in folder.glob("*/journal.jsonl"):
+        with contextlib.suppress(FleetError):  # its last line is being written
+            yield from read_journal(path, spans=False)
+
+
+def _strike(seen: Sequence[Record], draw: random.Random) -> None:
+    alive = {record.member: record.process for record in seen if isinstance(record, ProcessUp)}
+    for record in seen:
+        if isinstance(record, ProcessLost):
+            alive.pop(record.member, None)
+    if alive and not isinstance(seen[-1], RunEnded):
+        struck = draw.choice(sorted(alive.values(), key=lambda process: process.pid))
+        with contextlib.suppress(ProcessLookupError, FileNotFoundError):  # it has gone by itself
+            if start_ticks(struck.pid) == struck.start_ticks:
+                os.kill(struck.pid, signal.SIGKILL)
+
+
+def summary_of(journal: Path) -> LedgerSummary:
+    """The ledger of a run that has ended."""
+    return Ledger().apply_all(read_journal(journal)).summary()
+
+
+def conditional_errors(found: Iterable[Path]) -> list[float]:
+    """Points of goodput that the prediction of each run is off by."""
+    return [100.0 * abs(predict(summary_of(journal)).error) for journal in found]
+
+
+def real_coverage(found: Iterable[Path]) -> float:
+    """Share of the runs of which a forecast, made halfway through the training, held the goodput of the rest."""
+    held = [inside for journal in found if (inside := _held(list(read_journal(journal)))) is not None]
+    return statistics.fmean(held) if held else float("nan")
+
+
+def _held(records: Sequence[Record]) -> bool | None:
+    """None of a run that did not train for a minute."""
+    whole = Ledger().apply_all(records).summary()
+    if whole.training_s < 60.0:
+        return None
+    half = Ledger()
+    end_s = whole.ends[-1][0]
+    middle_s = end_s - whole.training_s / 2
+    for record in records:
+        if getattr(record, "at_s", 0.0) > middle_s:
+            break
+        half.apply(record)
+    before = half.summary(middle_s)
+    rest_s = end_s - before.now_s
+    found = forecast(before, rest_s)
+    kept = (whole.kept_s - _kept_by(before)) / (rest_s * whole.world)
+    return found is not None and found.goodput.holds(min(1.0, kept))
+
+
+def _kept_by(before: LedgerSummary) -> float:
+    """Rank-seconds that are kept by then; of what is not decided yet as large a share as of the rest."""
+    return before.training_goodput * before.training_s * before.world
+
+
+# ---- simulated runs ----------------------------------------------------------------------------------------------------------------------
+
+NODES, DURATION_S, STEP_S = 64, 30 * 86_400.0, 10.0
+BELIEVED = {"kill_rank": 1 / 40_000.0, "lose_node": 1 / 90_000.0, "hang": 1 / 200_000.0}
+"""Faults a second: one in seven hours in all."""
+DETECT_S, REFORM_S, HANG_S, REPLACE_S = 10.0, 120.0, 600.0, 3_600.0
+
+
+def fleet_of(rates: Mapping[str, float], duration_s: float) -> FleetModel:
+    """A fleet of 64 nodes, whose peers hold the state: a fault costs the way back, and a node until it is replaced."""
+    faults = tuple(
+        FaultClass(name=kind, rate_per_s=rate, nodes=int(kind == "lose_node"), detect_s=HANG_S if kind == "hang" else DETECT_S)
+        for kind, rate in rates.items()
+    )
+    tier = Tier(name="store", blocked_s=5.0, latency_s=60.0, restore_s=60.0)
+    return FleetModel(nodes=NODES, duration_s=duration_s, faults=faults, tiers=(tier,), reform_s=REFORM_S, repair_s=REPLACE_S,
+                      step_s=STEP_S)  # fmt: skip
+
+
+def prices_of(kinds: Iterable[str]) -> dict[str, Price]:
+    """What one fault should cost such a fleet, in node-seconds: all stand still, and of a node the time until it is replaced, which is
+    exponential, so that its standard deviation is its mean."""
+    found = {}
+    for kind in kinds:
+        still_s = NODES * ((HANG_S if kind == "hang" else DETECT_S) + REFORM_S + STEP_S / 2)
+        taken_s = REPLACE_S if kind == "lose_node" else 0.0
+        found[kind] = Price(still_s + taken_s, taken_s / (still_s + taken_s), known=100)
+    return found
+
+
+def drawn(before: Rate, rng: np.random.Generator) -> float:
+    """A rate, as the forecast believes that it might be."""
+    weights = np.array([weight for weight, _ in before.parts])
+    law = before.parts[rng.choice(len(weights), p=weights / weights.sum())][1]
+    return float(rng.gamma(law.shape, 1.0 / law.rate))
+
+
+def simulated_coverage(runs: int, seed: int = 0, rates: Callable[[np.random.Generator], dict[str, float]] | None = None) -> float:
+    """Share of the simulated runs whose second half had a goodput inside the interval of the forecast made halfway.
+
+    Args:
+        runs: how many.
+        seed: of rates and faults.
+        rates: draws the true rates of a run; None: from what the forecast believes beforehand.
+    """
+    inside = Counter(_inside(number, seed, rates or _believed) for number in range(runs))
+    return inside[True] / runs
+
+
+def _believed(rng: np.random.Generator) -> dict[str, float]:
+    return {kind: drawn(prior(rate), rng) for kind, rate in BELIEVED.items()}
+
+
+def _inside(number: int, seed: int, rates: Callable[[np.random.Generator], dict[str, float]]) -> bool:
+    own = derive_seed(seed, "forecast", number)
+    true = rates(np.random.Generator(np.random.PCG64(own)))
+    whole = _run(true, DURATION_S, DURATION_S, own)
+    half = _run(true, DURATION_S, DURATION_S / 2, own)
+    believed = {kind: prior(rate).after(half.counts[kind], DURATION_S / 2) for kind, rate in BELIEVED.items()}
+    found = coming(believed, prices_of(believed), DURATION_S / 2, NODES, half.shares["checkpoint_stall"])
+    return found.holds(2 * whole.goodput - half.goodput)
+
+
+def _run(rates: Mapping[str, float], duration_s: float, until_s: float, seed: int) -> Outcome:
+    """The first ``until_s`` of a run of ``duration_s``, under the same faults."""
+    arrivals = draw_arrivals(fleet_of(rates, duration_s), seed)
+    policy = RECOVERIES["in-place"](Budgets(), float("inf"))
+    return FleetRun(fleet_of(rates, until_s), arrivals, policy, (CheckpointInterval(),)).run()
+
+
+def measure_forecast(folder: Path, each: int, quiet: int, simulated: int) -> dict[str, Any]:
+    """The figures of this module. ``folder`` keeps the real runs; ``each`` of every sort, so many ``quiet`` and so many ``simulated``."""
+    found = journals(folder, each, quiet)
+    stormy, calm = found[: 3 * each], found[3 * each :]
+    errors, still = conditional_errors(stormy), conditional_errors(calm)
+    off = {name: _scaled(factor) for name, factor in (("better", 1 / 3), ("worse", 3.0))}
+    figures = {
+        "fleet_conditional_error_points_median": statistics.median(errors),
+        "fleet_conditional_error_points_max": max(errors),
+        "fleet_quiet_error_points_max": max(still) if still else None,
+        "fleet_forecast_coverage_ratio": simulated_coverage(simulated),
+        **{f"fleet_forecast_coverage_{name}_fleet_ratio": simulated_coverage(simulated, rates=rates) for name, rates in off.items()},
+        "fleet_forecast_coverage_real_ratio": real_coverage(found),
+    }
+    return {
+        "figures": {name: value for name, value in figures.items() if value is not None},
+        "samples": {"conditional_error_points": errors, "quiet_error_points": still},
+        "settings": {"real_runs": len(stormy), "quiet_runs": len(calm), "simulated_runs": simulated},
+    }
+
+
+def _scaled(factor: float) -> Callable[[np.random.Generator], dict[str, float]]:
+    return lambda rng: {kind: factor * rate for kind, rate in BELIEVED.items()}

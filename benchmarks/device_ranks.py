@@ -1,0 +1,304 @@
+"""For `device`: several ranks on one GPU, or on the host where there is none, trained through kills without Ray.
+
+Real are the coordinator with its decision core and journal, an agent for each of two nodes, and the ranks: processes of their own, with the
+protocol, the process group, transfers of the state, copies in the other node's memory and durable checkpoints, all over sockets of this
+machine. Not there is Ray: coordinator and agents live in one process, which also starts a process for each that was killed, as Ray Train
+would. All ranks share one GPU, so they exchange by gloo over pinned host memory. A kill is SIGKILL to a rank, by its pid.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.peers.common import Commit, EventLog, Kill, Timeline, full_again, median_step_s, samples_lost, stall_s
+from benchmarks.peers.fleet_run import generous
+from fleet.ledger.goodput import Ledger
+from fleet.protocol.events import StepsTimed
+from fleet.protocol.levels import STORE
+from fleet.protocol.records import CheckpointRecord, ProcessLost, ProcessUp
+from fleet.settings.run import CheckpointSettings, RunSettings, Timeouts
+from fleet.simulation.rng import derive_seed, stream
+from tests.support.plain import FORKED, PRELOADED, PlainFleet
+
+SEED, SHARDS, BATCH, CONTEXT, HEADS, BYTES = 7, 8, 64, 64, 4, 256
+SETTLED_STEPS = 3
+"""So many steps the world is full before the next kill."""
+REPLACED_S, RUN_S = 60.0, 240.0
+STORE_S, PEERS_S = 5.0, 3.0
+"""From one durable checkpoint, and from one copy in the other node's memory, to the next."""
+WARM_STEPS = 10
+
+Samples = dict[str, list[float]]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """``pause_s`` is waited in each step while ranks are killed, so that there are steps left for all ``kills``."""
+
+    world: int
+    kills: int
+    steps: int
+    pause_s: float
+    width: int
+    layers: int
+
+
+class Text(torch.utils.data.Dataset[Tensor]):
+    """Sample ``i`` is a pure function of ``i``: bytes in which each follows from the one before, but for some noise."""
+
+    def __len__(self) -> int:
+        return 1 << 20
+
+    def __getitem__(self, index: int) -> Tensor:
+        draw = torch.Generator().manual_seed(derive_seed(SEED, "text", index))
+        steps = torch.randint(3, (CONTEXT + 1,), generator=draw)
+        return (index + steps.cumsum(0)) % BYTES
+
+
+class Block(nn.Module):
+    """Attention and two linear layers, with dropout: random numbers of the device are part of what has to come out alike."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.before, self.after, self.drop = nn.LayerNorm(width), nn.LayerNorm(width), nn.Dropout(0.1)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.before(x)).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        x = x + self.drop(self.out(nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)))
+        return x + self.drop(self.mlp(self.after(x)))
+
+
+class Transformer(nn.Module):
+    """Predicts the next byte."""
+
+    def __init__(self, width: int, layers: int) -> None:
+        super().__init__()
+        self.token, self.place = nn.Embedding(BYTES, width), nn.Embedding(CONTEXT, width)
+        self.blocks = nn.Sequential(*(Block(width) for _ in range(layers)), nn.LayerNorm(width), nn.Linear(width, BYTES))
+
+    def loss(self, text: Tensor) -> Tensor:
+        found = self.blocks(self.token(text[:, :-1]) + self.place.weight)
+        return nn.functional.cross_entropy(found.flatten(0, 1), text[:, 1:].flatten())
+
+
+class Walls:
+    """Of each step that this process commits, how long its shards took by the clock. They are timed only when nobody disturbs them, as to
+    wait for the device after each shard takes time itself."""
+
+    def __init__(self, folder: Path, slot: int, device: torch.device, timed: bool) -> None:
+        self._file = (folder / f"walls-{slot}").open("a", buffering=1) if timed else None
+        self._device, self._spent_s = device, 0.0
+
+    @contextmanager
+    def shard(self) -> Iterator[None]:
+        begin_s = time.perf_counter()
+        yield
+        if self._file is not None:
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+            self._spent_s += time.perf_counter() - begin_s
+
+    def step(self, number: int, committed: bool) -> None:
+        if self._file is not None and committed:
+            self._file.write(f"{number} {self._spent_s * 1e3}\n")
+        self._spent_s = 0.0
+
+
+def train(run: Any) -> None:
+    """What a user would write. The deterministic kernels of torch are asked for: Fleet sums in a fixed order, and cannot mend a kernel."""
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    told, folder = run.options, Path(run.options["folder"])
+    device = torch.device(told["device"])
+    model = Transformer(int(told["width"]), int(told["layers"])).to(device)
+    state = run.track(model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-3))
+    log, calm = EventLog(folder / "events", run.slot), folder / "calm"
+    walls = Walls(folder, run.slot, device, timed=told["pause_s"] == "0")
+    for step in run.steps(state, total=int(told["steps"]), clip_norm=1.0):
+        for text in step.batches(Text(), batch_size=BATCH):
+            with walls.shard():
+                step.backward(model.train().loss(text.to(device)))
+        if told["pause_s"] != "0" and not calm.exists():
+            time.sleep(float(told["pause_s"]))
+        committed = step.commit()
+        walls.step(step.number, committed)
+        if committed:
+            log.write(step.number, BATCH, "commit", run.generation)
+
+
+class Fleet(PlainFleet):
+    """Also keeps what agents told of the ranks' steps: (slot, step) -> milliseconds that the shards took, by the device's own events."""
+
+    def __init__(self, settings: RunSettings, folder: Path) -> None:
+        super().__init__(train, settings, folder)
+        self.timed_ms: dict[tuple[int, int], float] = {}
+
+    async def start_coordinator(self, port: int) -> int:
+        listening = await super().start_coordinator(port)
+        machine = self.coordinator.machine
+        handle = machine.handle
+
+        def overheard(event: Any, now_s: float) -> Any:
+            if isinstance(event, StepsTimed):
+                self._note(event)
+            return handle(event, now_s)
+
+        machine.handle = overheard  # type: ignore[method-assign]
+        return listening
+
+    def _note(self, told: StepsTimed) -> None:
+        for rank in told.ranks:
+            for step, us in zip(rank.steps, rank.compute_us, strict=True):
+                self.timed_ms[rank.member.slot, step] = us / 1e3
+
+    def whole(self, without: set[int]) -> bool:
+        """Whether all slots train, none by a process of ``without``."""
+        seated = [process.pid for _, process, seated in self.census() if seated]
+        return len(seated) == self.settings.world and not without & set(seated)
+
+
+@dataclass
+class Ran:
+    """How one run ended, and what its ranks logged."""
+
+    status: str
+    digest: str
+    kills: list[Kill]
+    records: list[Any]
+    timeline: Timeline
+    timed_ms: dict[tuple[int, int], float]
+    walls_ms: dict[tuple[int, int], float]
+
+
+def settings_of(sizes: Sizes, world: int, kills: int, device: str, folder: Path) -> RunSettings:
+    """Of a run on ``world`` ranks. Kills come from outside and are unknown to the run, so that its budgets have to leave room for them."""
+    pause = str(sizes.pause_s) if kills else "0"
+    told = {"device": device, "folder": str(folder), "steps": str(sizes.steps), "pause_s": pause}
+    shape = {"width": str(sizes.width), "layers": str(sizes.layers)}
+    copies = CheckpointSettings(policy="fixed", interval_s=STORE_S, peer_interval_s=PEERS_S)
+    return RunSettings(
+        world=world, nodes=2, shards=SHARDS, seed=SEED, options=told | shape, budgets=generous(), checkpoint=copies, timeouts=Timeouts()
+    )  # fmt: skip
+
+
+def run(sizes: Sizes, world: int, kills: int, device: str, folder: Path) -> Ran:
+    """Train to the end, through ``kills``. Raises TimeoutError when the run, or a replacement, takes too long."""
+    FORKED.set_forkserver_preload([*PRELOADED, __name__])
+    folder.mkdir()
+    with Fleet(settings_of(sizes, world, kills, device, folder), folder) as fleet:
+        killed = _kill(fleet, sizes, kills)
+        (folder / "calm").touch()
+        outcome = fleet.wait(RUN_S)
+        ended = fleet.coordinator.machine.state.ended
+        digest = ended.digest if ended is not None else ""
+        return Ran(outcome.status, digest, killed, fleet.records(), Timeline(folder / "events"), fleet.timed_ms, _walls(folder))
+
+
+def _kill(fleet: Fleet, sizes: Sizes, kills: int) -> list[Kill]:
+    """One rank after the other, each once the one before is replaced, at random moments, until the run is over."""
+    draw, killed = stream(SEED, "device kills"), list[Kill]()
+    while _whole_again(fleet, killed) and len(killed) < kills:
+        time.sleep(draw.random() * sizes.pause_s)
+        slot = draw.randrange(sizes.world)
+        killed.append(Kill(time.monotonic(), slot, fleet.processes[slot].pid))
+        fleet.kill(slot)
+    return killed
+
+
+def _whole_again(fleet: Fleet, killed: Sequence[Kill]) -> bool:
+    """Wait until all have trained for a few steps who were to; False: the run was over before that."""
+    dead = {kill.pid for kill in killed}
+    fleet.wait_for(lambda: fleet.ended.done() or fleet.whole(dead), REPLACED_S)
+    since = fleet.step
+    fleet.wait_for(lambda: fleet.ended.done() or fleet.step >= since + SETTLED_STEPS, REPLACED_S)
+    return not fleet.ended.done()
+
+
+def _walls(folder: Path) -> dict[tuple[int, int], float]:
+    found: dict[tuple[int, int], float] = {}
+    for path in folder.glob("walls-*"):
+        for line in path.read_text().splitlines():
+            step, wall_ms = line.split()
+            found[int(path.name.partition("-")[2]), int(step)] = float(wall_ms)
+    return found
+
+
+def recoveries(commits: Sequence[Commit], kills: Sequence[Kill], world: int) -> Samples:
+    """Of each kill: the gap between commits around it, less the median step until the last kill; and when all trained again."""
+    step_s = median_step_s([commit for commit in commits if commit.t_s <= kills[-1].t_s])
+    stalls = [stall_s(commits, kill.t_s, step_s) for kill in kills]
+    whole = [(full_again(commits, kill, world), kill) for kill in kills]
+    return {
+        "fleet_stall_s": [stall for stall in stalls if stall is not None],
+        "fleet_full_again_s": [commits[index].t_s - kill.t_s for index, kill in whole if index is not None],
+    }
+
+
+def noticed_s(records: Sequence[Any], kills: Sequence[Kill]) -> list[float]:
+    """From each kill until the agent of its node knew; the run's clock is the one that the kills were read from."""
+    pids = {record.member: record.process.pid for record in records if isinstance(record, ProcessUp)}
+    lost_s = {pids[record.member]: record.at_s for record in records if isinstance(record, ProcessLost)}
+    return [lost_s[kill.pid] - kill.t_s for kill in kills if kill.pid in lost_s]
+
+
+def figures(struck: Ran, twins: dict[str, Ran], commits: Sequence[Commit], samples: Samples) -> dict[str, float]:
+    """Of the run through kills. One was survived when at least two steps were committed after it."""
+    survived = [sum(commit.t_s > kill.t_s for commit in commits) >= 2 for kill in struck.kills]
+    durable = [one for one in struck.records if isinstance(one, CheckpointRecord) and one.phase == "durable"]
+    counted = Ledger().apply_all(struck.records).summary().samples
+    if counted is None:
+        raise ValueError("the journal does not say what the run was trained on")
+    alike = [struck.status == "completed" and struck.digest == twin.digest != "" for twin in twins.values()]
+    return {
+        "fleet_kills": len(struck.kills),
+        "fleet_survived_ratio": statistics.fmean(survived),
+        "fleet_bit_identical_ratio": statistics.fmean(alike),
+        "fleet_stall_s_median": statistics.median(samples["fleet_stall_s"]),
+        "fleet_stall_s_max": max(samples["fleet_stall_s"]),
+        "fleet_noticed_s_median": statistics.median(samples["fleet_noticed_s"]),
+        "fleet_full_again_s_median": statistics.median(samples["fleet_full_again_s"]),
+        "fleet_samples_lost_total": samples_lost(commits, struck.timeline.lost_lines, 0.0, float("inf")),
+        "fleet_ledger_samples_lost_total": counted.skipped + counted.repeated + counted.taken_back,
+        "fleet_durable_checkpoints": sum(one.level == STORE for one in durable),
+        "fleet_peer_checkpoints": sum(one.level != STORE for one in durable),
+        **{f"{name}_step_ms_median": median_step_s(twin.timeline.commits()) * 1e3 for name, twin in twins.items()},
+    }
+
+
+def events_against_walls(alone: Ran, samples: Samples) -> dict[str, float]:
+    """What the device's events said of the shards of a step, as agents told it, beside the clock's word, for a rank that has all shards."""
+    both = [(ms, alone.walls_ms[at]) for at, ms in sorted(alone.timed_ms.items()) if at[1] >= WARM_STEPS and at in alone.walls_ms]
+    samples["fleet_events_step_ms"], samples["fleet_events_wall_ms"] = ([pair[side] for pair in both] for side in (0, 1))
+    return {
+        "fleet_events_step_ms_median": statistics.median(samples["fleet_events_step_ms"]),
+        "fleet_events_wall_ms_median": statistics.median(samples["fleet_events_wall_ms"]),
+        "fleet_events_over_wall_ratio": statistics.median(ms / wall_ms for ms, wall_ms in both),
+    }
+
+
+def measure(sizes: Sizes, device: str, folder: Path) -> dict[str, Any]:
+    """The run through kills, its twin of the same world, and one of a single rank: figures, samples, notes."""
+    struck = run(sizes, sizes.world, sizes.kills, device, folder / "struck")
+    twins = {"twin": run(sizes, sizes.world, 0, device, folder / "twin"), "alone": run(sizes, 1, 0, device, folder / "alone")}
+    commits = struck.timeline.commits()
+    samples = recoveries(commits, struck.kills, sizes.world) | {"fleet_noticed_s": noticed_s(struck.records, struck.kills)}
+    found = figures(struck, twins, commits, samples)
+    if device == "cuda":
+        found |= events_against_walls(twins["alone"], samples)
+    parameters = sum(one.numel() for one in Transformer(sizes.width, sizes.layers).parameters())
+    ends = ", ".join(f"{name} {one.status} with {one.digest[:16]}" for name, one in {"struck": struck, **twins}.items())
+    told = f"{sizes.world} processes on one {device} device, {sizes.steps} steps of a transformer of {parameters:,} parameters: {ends}"
+    return {"figures": found, "samples": samples, "notes": [told]}

@@ -1,0 +1,161 @@
+"""`partition`: what it costs when the link of a host is cut for less than a second, whether any step is committed twice, and what is left
+of the pace when links lose packets.
+
+The hosts, the step and the event logs are those of `hosts`: a head and three workers with room for exactly four ranks and a spare. In each
+round a worker that has a rank in view is cut off from all others in silence, for 0.1 to 0.95 s, and mended; the next round begins once the
+world has been full for a while. Peers have nothing to say here: torchft's processes wait for a closed connection or a time-out of many
+seconds.
+
+- lossy goodput ratio: steps in a while in which each worker loses 1% of the packets that it sends, over steps in a while as long before
+  that, in the same run. Runs of both systems take turns. The kernel's packet filter draws the packets: what is sent as one is lost as one.
+- blip stall: the longest gap between two steps around the cut, less the median step. The cut itself is part of it.
+- evictions: ranks that were in view before a cut and are not once the world is full again.
+- double commits: steps that the job's ranks have committed in more than one view.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import harness
+from benchmarks.harness import Form
+from benchmarks.hosts import (
+    CPUS,
+    FULL_AGAIN_LIMIT_S,
+    START_LIMIT_S,
+    SYSTEMS,
+    Samples,
+    full,
+    never,
+    note_of_load,
+    systems,
+    until_full,
+    used,
+    victim,
+    workload,
+)
+from benchmarks.peers import fleet_hosts
+from benchmarks.peers.common import SETTLE_STEPS, Commit, Settings, median_step_s, stall_s
+from benchmarks.peers.on_hosts import HostsRun, Site
+from fleet.simulation.rng import stream
+
+LENGTH_S = (0.1, 0.95)
+STALLS, LENGTHS, EVICTIONS = "fleet_blip_stall_s", "fleet_blip_length_s", "fleet_blip_evictions"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How many cuts there are, after how many steps of the full world at most; how many runs with lost packets, and how long each of two
+    times is that are compared, of which a run has ``spans`` pairs."""
+
+    blips: int
+    steps: int
+    lossy_runs: int
+    spans: int
+    span_s: float
+
+
+FULL, QUICK, SMOKE = Sizes(20, 30, 2, 4, 15.0), Sizes(8, 20, 1, 2, 8.0), Sizes(2, 1, 1, 1, 2.0)
+LOSS = """nft -f - <<END
+table inet lossy {
+  chain output { type filter hook output priority 0; meta l4proto tcp oif != "lo" numgen random mod 100 < 1 counter drop; }
+}
+END"""
+
+
+def measure(form: Form) -> dict[str, Any]:
+    """What short cuts cost."""
+    busy, (names, notes) = note_of_load(), systems(form)
+    samples: Samples = defaultdict(list)
+    sizes = form.of(FULL, QUICK, SMOKE)
+    settings = workload(form)
+    commits: list[Commit] = []
+    if names:
+        with tempfile.TemporaryDirectory(prefix="bench-partition-", ignore_cleanup_errors=True) as outputs, Site(CPUS) as site:
+            run = fleet_hosts.start(site, "blips", settings, Path(outputs) / "blips.txt")
+            try:
+                for number in range(sizes.blips):
+                    blip(run, settings, sizes, number, samples)
+                commits = run.commits()
+            finally:
+                run.stop()
+            for number in range(sizes.lossy_runs):
+                for name in names:
+                    run = SYSTEMS[name](site, f"lossy-{name}-{number}", settings, Path(outputs) / f"lossy-{name}-{number}.txt")
+                    lossy(run, name, settings, sizes, samples)
+    return {"settings": used(settings, sizes), "figures": figures(samples, commits), "samples": dict(samples), "notes": notes + busy}
+
+
+def lossy(run: HostsRun, name: str, settings: Settings, sizes: Sizes, samples: Samples) -> None:
+    """How much of the pace is left while packets are lost, so many times in one run."""
+    try:
+        until_full(run, settings, 0.0, SETTLE_STEPS, START_LIMIT_S)
+        for _ in range(sizes.spans):
+            before = steps_in(run, sizes.span_s)
+            _on_all(run.site, LOSS)
+            during = steps_in(run, sizes.span_s)
+            _on_all(run.site, "nft delete table inet lossy")
+            samples[f"{name}_lossy_goodput_ratio"].append(during / before if before else float("nan"))
+    finally:
+        run.stop()
+
+
+def steps_in(run: HostsRun, span_s: float) -> int:
+    """Steps that are committed from now on, for so long."""
+    begin_s = time.monotonic()
+    time.sleep(span_s)
+    return len({commit.step for commit in run.commits() if begin_s <= commit.t_s < begin_s + span_s})
+
+
+def _on_all(site: Site, command: str) -> None:
+    for worker in site.workers:
+        worker.run(["sh", "-c", command])
+
+
+def blip(run: HostsRun, settings: Settings, sizes: Sizes, number: int, samples: Samples) -> None:
+    """Cut a worker off for a moment, once the world has been full for some steps; wait until it is full again."""
+    rng = stream(settings.seed, "blips", number)
+    since_s, limit_s = (time.monotonic(), FULL_AGAIN_LIMIT_S) if number else (0.0, START_LIMIT_S)
+    until_full(run, settings, since_s, SETTLE_STEPS + rng.randrange(sizes.steps), limit_s)
+    before, length_s = run.ranks(), rng.uniform(*LENGTH_S)
+    cut = run.inject("cut", victim(run, "kill", rng.randrange(settings.world)))
+    time.sleep(length_s)
+    run.host_of(cut.pid).mend()
+    if not full(run, settings, cut.t_s, SETTLE_STEPS, FULL_AGAIN_LIMIT_S):
+        raise RuntimeError(never(run, FULL_AGAIN_LIMIT_S))
+    commits = run.commits()
+    stall = stall_s(commits, cut.t_s, median_step_s(commits))
+    samples[STALLS].append(float("nan") if stall is None else stall)
+    samples[LENGTHS].append(length_s)
+    samples[EVICTIONS].append(float(len(set(before.values()) - set(run.ranks().values()))))
+
+
+def doubled(commits: Sequence[Commit]) -> int:
+    """Steps that were committed in more than one membership."""
+    return sum(count > 1 for count in Counter(commit.step for commit in commits).values())
+
+
+def figures(samples: Mapping[str, Sequence[float]], commits: Sequence[Commit]) -> dict[str, float]:
+    """95th percentile of the stalls, evictions in all, and steps that were committed twice."""
+    if not samples:
+        return {}
+    stalls = np.array(samples[STALLS])
+    lossy = {name: float(np.median(values)) for name, values in samples.items() if name.endswith("lossy_goodput_ratio")}
+    return lossy | {
+        f"{STALLS}_p95": float(np.percentile(stalls, 95)),
+        f"{STALLS}_median": float(np.median(stalls)),
+        EVICTIONS: sum(samples[EVICTIONS]),
+        "fleet_double_commits": float(doubled(commits)),
+    }
+
+
+if __name__ == "__main__":
+    harness.run("partition", measure)

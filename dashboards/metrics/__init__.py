@@ -1,0 +1,1 @@
+"""The table of metrics, and the rules and alerts that follow from it."""

@@ -1,0 +1,162 @@
+"""Runs an experiment of Chaos Toolkit's open format, and says of each probe whether it was held, violated, or cannot be told.
+
+The format, its activities and its tolerances are those of ``chaostoolkit-lib``. That library's own runner stops at the first probe that
+fails, and knows two verdicts; this one asks all of them, once, after the method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+from chaos import experiments
+from fleet.errors import ConfigError
+
+HELD, VIOLATED, UNKNOWN = "held", "violated", "could not be told"
+
+
+class Exit(IntEnum):
+    """Exit codes of ``fleet experiment run``."""
+
+    HELD = 0
+    VIOLATED = 1
+    NOT_STARTED = 2
+    FLOOR = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Of one probe: what it gave, and what was tolerated."""
+
+    probe: str
+    verdict: str
+    value: Any
+    tolerance: Any
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Of a whole experiment. ``failed`` says why its method came to no end, empty when it did; ``floor``: its faults were called off."""
+
+    title: str
+    verdicts: tuple[Verdict, ...]
+    failed: str = ""
+    floor: bool = False
+
+    @property
+    def held(self) -> int:
+        """How many probes were."""
+        return sum(one.verdict == HELD for one in self.verdicts)
+
+    @property
+    def exit_code(self) -> Exit:
+        """Held only when there is a probe, and every one was. Faults that were called off have shown nothing, whatever probes say."""
+        if self.floor:
+            return Exit.FLOOR
+        return Exit.HELD if 0 < self.held == len(self.verdicts) and not self.failed else Exit.VIOLATED
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        probes = [{name: getattr(one, name) for name in Verdict.__slots__} for one in self.verdicts]
+        return {"title": self.title, "exit_code": int(self.exit_code), "failed": self.failed, "floor": self.floor, "probes": probes}
+
+
+def load(path: str) -> Mapping[str, Any]:
+    """The experiment in a file, JSON or YAML. Raises ConfigError: it cannot be read, or is no experiment."""
+    from chaoslib.exceptions import ChaosException
+    from chaoslib.experiment import ensure_experiment_is_valid
+    from chaoslib.loader import load_experiment
+
+    if not Path(path).is_file():
+        raise ConfigError("FILE", path, "there is no such file", "Name an experiment; those of Fleet are in experiments/.")
+    try:
+        experiment: Mapping[str, Any] = load_experiment(path)
+        ensure_experiment_is_valid(experiment)
+    except ChaosException as error:
+        raise ConfigError("FILE", path, f"it is no experiment: {error}", "See docs/experiments.md.") from error
+    if not _probes(experiment):
+        raise ConfigError("FILE", path, "its hypothesis has no probe, so nothing could be held", "Add steady-state-hypothesis.probes.")
+    for probe in _probes(experiment):
+        _check_names(probe["provider"])
+    return experiment
+
+
+def _check_names(provider: Mapping[str, Any]) -> None:
+    """A probe of Fleet's asks for what there is: refused now, not after the run."""
+    known = {"figure": experiments.FIGURE_NAMES, "check": experiments.CHECK_NAMES}.get(str(provider.get("func")))
+    name = (provider.get("arguments") or {}).get("name")
+    if provider.get("module") == experiments.__name__ and known is not None and name not in known:
+        raise ConfigError(f"{provider['func']}.name", name, "is not known", f"Known: {', '.join(known)}.")
+
+
+def run(experiment: Mapping[str, Any]) -> Outcome:
+    """Carry out its method, ask its probes, and roll back in any case. Raises ConfigError when the method is refused before it begins."""
+    settings = _settings(experiment)
+    try:
+        failed = _carry_out(experiment["method"], settings)
+        verdicts = tuple(judge(probe, settings) for probe in _probes(experiment))
+        return Outcome(experiment["title"], verdicts, failed, experiments.stopped_by_floor())
+    finally:
+        _carry_out(experiment.get("rollbacks") or [], settings)
+
+
+def _settings(experiment: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The configuration of the file, with what it takes from the environment. Raises ConfigError."""
+    from chaoslib.configuration import load_configuration
+    from chaoslib.exceptions import ChaosException
+
+    try:
+        found: Mapping[str, Any] = load_configuration(dict(experiment.get("configuration") or {}))
+    except ChaosException as error:
+        raise ConfigError("configuration", str(error), "cannot be loaded", "Set the environment variables that the file names.") from error
+    return found
+
+
+def _carry_out(activities: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> str:
+    """One after the other, as far as they succeed. Returns why one did not. Raises ConfigError when one is refused."""
+    from chaoslib.activity import run_activity
+    from chaoslib.exceptions import ChaosException
+
+    for activity in activities:
+        try:
+            run_activity(activity, settings, {})
+        except ChaosException as error:  # the library has put what was raised into words, and keeps it as the context
+            if isinstance(error.__context__, ConfigError):
+                raise error.__context__ from None
+            return f"{activity['name']}: {' '.join(str(error).split())}"
+    return ""
+
+
+def judge(probe: Mapping[str, Any], settings: Mapping[str, Any]) -> Verdict:
+    """Ask one probe. What gives nothing, or fails, is not held."""
+    from chaoslib.activity import run_activity
+    from chaoslib.exceptions import ChaosException
+    from chaoslib.hypothesis import within_tolerance
+
+    name, tolerance = probe["name"], probe["tolerance"]
+    try:
+        value = run_activity(probe, settings, {})
+    except ChaosException as error:
+        return Verdict(name, UNKNOWN, None, tolerance, " ".join(str(error).split()))
+    if value is None:
+        return Verdict(name, UNKNOWN, None, tolerance, "the run does not say")
+    try:
+        holds = within_tolerance(tolerance, value)
+    except (TypeError, ValueError):
+        holds = None
+    if holds is None or (_is_range(tolerance) and not isinstance(value, int | float)):
+        return Verdict(name, UNKNOWN, value, tolerance, f"{value!r} cannot be compared with {tolerance}")
+    return Verdict(name, HELD if holds else VIOLATED, value, tolerance)
+
+
+def _is_range(tolerance: Any) -> bool:
+    return isinstance(tolerance, Mapping) and tolerance.get("type") == "range"
+
+
+def _probes(experiment: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    found: Sequence[Mapping[str, Any]] = (experiment.get("steady-state-hypothesis") or {}).get("probes") or []
+    return found

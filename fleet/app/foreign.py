@@ -1,0 +1,113 @@
+"""What a run needs beside on a cluster that it did not start: agents for nodes that come, what ranks print, and lost nodes out of Ray."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import ray
+
+from fleet.app.rank_logs import FOLDER
+from fleet.cluster import ray_internals
+from fleet.cluster.joined import JoinedCluster, in_words, nodes
+from fleet.cluster.mirroring import Copies
+from fleet.cluster.provider import Place
+from fleet.protocol.events import RoomMissing
+
+log = logging.getLogger("fleet.app.foreign")
+LOOK_S = 1.0
+CALL_S = 5.0
+PATIENCE = 5
+"""So many looks a rank may be without a place: it has none for a moment whenever a node is lost."""
+SETTLE_S = 3.0
+"""A node whose agent is told to be gone for so long is taken out of Ray: its own raylet would be waited for for a minute."""
+
+
+class Tended(Protocol):
+    """The run that is looked after."""
+
+    agents: dict[int, Any]
+    places: dict[int, Place]
+    coordinator: Any
+
+    def add_agent(self, index: int) -> None: ...
+
+    def is_cut_off(self, name: str) -> bool: ...
+
+
+class Caretaker:
+    """Looks after a run once a second, in a thread of its own, until ``over`` says that it has ended.
+
+    Args:
+        folder: of the run; what ranks print anywhere is copied there.
+        most_agents: nodes beyond so many get an agent only when a rank of the run is placed there.
+    """
+
+    def __init__(self, run: Tended, cluster: JoinedCluster, folder: Path, over: Callable[[], bool], most_agents: int) -> None:
+        self._run, self._cluster, self._over, self._most = run, cluster, over, most_agents
+        self._prints: dict[int, Copies] = {}
+        self._folder = folder / FOLDER
+        self._looks_without_room, self._told = 0, 0
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._tend_forever, name="fleet-caretaker", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop looking, and fetch what was printed last."""
+        self._wake.set()
+        self._thread.join(CALL_S * 4)
+        self._collect()
+
+    def _tend_forever(self) -> None:
+        while not self._over() and not self._wake.wait(LOOK_S):
+            for what in (self._greet, self._collect, self._dismiss, self._look_for_room):
+                try:
+                    what()
+                except (ray.exceptions.RayError, TimeoutError, OSError) as error:
+                    log.warning("%s: %s", what.__name__.strip("_"), " ".join(str(error).split())[:300])
+
+    def _greet(self) -> None:
+        """An agent for each node that has come, and for each on which a rank of the run was placed."""
+        placed = {index for node in ray_internals.nodes_of_job() if (index := self._cluster.index_of(node)) is not None}
+        for index in self._cluster.alive():
+            if index not in self._run.agents and (index in placed or len(self._run.agents) < self._most):
+                log.info("node %s gets an agent", self._cluster.place(index).host)
+                self._run.add_agent(index)
+
+    def _collect(self) -> None:
+        """What ranks have printed since the last time."""
+        calls = {index: agent.printed.remote(self._copies(index).known) for index, agent in list(self._run.agents.items())}
+        done, _ = ray.wait(list(calls.values()), num_returns=len(calls), timeout=CALL_S) if calls else ([], [])
+        for index, call in calls.items():
+            if call in done:
+                try:
+                    self._copies(index).take(ray.get(call))
+                except ray.exceptions.RayError:
+                    log.debug("the agent of node %d is not there", index)
+
+    def _copies(self, index: int) -> Copies:
+        return self._prints.setdefault(index, Copies(self._folder))
+
+    def _dismiss(self) -> None:
+        """Nodes that the coordinator has lost, and that Ray still holds for alive, are taken out of Ray."""
+        lost: Mapping[str, float] = ray.get(self._run.coordinator.lost_nodes.remote(), timeout=CALL_S)
+        known = {place.id for place in self._run.places.values()}
+        for node in nodes():
+            name = str(node["NodeID"])
+            if name not in known or lost.get(name, 0.0) <= SETTLE_S or self._run.is_cut_off(name):
+                continue
+            if ray.get(self._run.coordinator.dismiss.remote(name), timeout=CALL_S):  # before Ray: nothing of it may slip in again
+                log.warning("node %s is silent: it is taken out of Ray", node["NodeManagerAddress"])
+                ray_internals.remove_node(self._cluster.address, name)
+
+    def _look_for_room(self) -> None:
+        """Ranks without a place are told once that they wait for more than a moment, and once that they have one."""
+        lacking = ray_internals.unplaced()
+        self._looks_without_room = self._looks_without_room + 1 if lacking else 0
+        if lacking != self._told and (not lacking or self._looks_without_room >= PATIENCE):
+            self._told = lacking
+            detail = f"{lacking} ranks have no place: {in_words(self._cluster.slot)}" if lacking else "all ranks have a place again"
+            ray.get(self._run.coordinator.report.remote(RoomMissing(lacking, detail)), timeout=CALL_S)

@@ -1,0 +1,108 @@
+"""The driver of a run that belongs to a cluster: a process of the head node, which :mod:`actors.supervisor` starts.
+
+``python -m fleet.app.in_cluster ADDRESS FOLDER begin|resume``: the folder has the plan and the runtime environment of its ranks, and gets
+how the run ended.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from ray import cloudpickle
+
+from actors.supervisor import ENVIRONMENT, OUTCOME, PLAN
+from dashboards.trackers import choice
+from fleet.app import chaos_token, policy_choice
+from fleet.app.link_preflight import kept_out
+from fleet.app.plans import RunPlan, RunResult, store_url
+from fleet.app.recipes import LiveRun
+from fleet.cluster.joined import JoinedCluster, check_room, examine
+from fleet.errors import ConfigError, FleetError
+
+log = logging.getLogger("fleet.app.in_cluster")
+
+
+def main() -> None:
+    """Drive the run that the command line names, and leave how it ended in its folder."""
+    address, folder, how = sys.argv[1:]
+    logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    home = Path(folder)
+    outcome: dict[str, Any]
+    try:
+        outcome = _drive(address, home, how == "resume")
+    except ConfigError as error:
+        value = error.value if isinstance(error.value, int | float) else str(error.value)
+        outcome = {"refused": [error.field, value, error.reason, error.way_out]}
+    except FleetError as error:
+        outcome = {"status": "failed", "reason": str(error), "detail": ""}
+    except Exception as error:
+        log.exception("the run could not be driven")
+        outcome = {"status": "failed", "reason": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}", "detail": ""}
+    home.mkdir(parents=True, exist_ok=True)  # of a run that was refused nothing is left, but for this
+    draft = home / f"{OUTCOME}.draft"
+    draft.write_text(json.dumps(outcome))
+    draft.replace(home / OUTCOME)
+
+
+def _drive(address: str, folder: Path, resume: bool) -> dict[str, str]:
+    """Train to the end. Raises ConfigError when the cluster cannot have the run; nothing of it is left then."""
+    policy_choice.look_in(Path.cwd())
+    plan: RunPlan = cloudpickle.loads((folder / PLAN).read_bytes())
+    environment = json.loads((folder / ENVIRONMENT).read_text())
+    choice.check(plan.settings.track, os.environ)
+    if plan.chaos.on:
+        chaos_token.check(plan.chaos_token, Path.home())
+    with JoinedCluster(address, code=environment, told=_for_ray(plan, address, folder)) as cluster:
+        begun = (folder / "journal.jsonl").exists()
+        if not begun and plan.resume:
+            _fetch(plan, folder)
+        here = dataclasses.replace(plan, folder=folder, resume=(resume and begun) or plan.resume)
+        examined = {index: cluster.place(index) for index in cluster.alive()}
+        if not resume:  # what the last driver had may not be free yet, and the nodes have been asked
+            check_room(plan.settings.slots, cluster.slot, plan.name)
+            examine(examined)
+        here = dataclasses.replace(here, settings=dataclasses.replace(plan.settings, nodes=max(1, len(examined))))
+        policy_choice.check(here.settings)
+        live = LiveRun(here, cluster, kept_out(examined, log.info) if here.settings.preflight else None)
+        _obey_signals(live)
+        return _told(live.execute())
+
+
+def _for_ray(plan: RunPlan, address: str, folder: Path) -> dict[str, str]:
+    """What Ray's Jobs API says of the run. ``job_name`` is what Ray's list of jobs can be filtered by."""
+    told = {"job_name": plan.name, "fleet_run": plan.name, "fleet_folder": str(folder)}
+    told["fleet_attach"] = f"fleet attach {plan.name} --address {address}"
+    return told | ({"fleet_page": plan.page} if plan.page else {})
+
+
+def _fetch(plan: RunPlan, folder: Path) -> None:
+    from storage.mirror import fetch_journal
+
+    fetch_journal(store_url(plan), folder / "journal.jsonl")
+
+
+def _told(result: RunResult) -> dict[str, str]:
+    return {"status": result.status, "reason": result.reason, "detail": result.detail}
+
+
+def _obey_signals(live: LiveRun) -> None:
+    """The first SIGTERM ends the run in order, the second one at once."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, lambda *_: os._exit(1))
+        threading.Thread(target=live.stop, args=("stopped by its user",), daemon=True).start()
+
+    signal.signal(signal.SIGTERM, stop)
+
+
+if __name__ == "__main__":
+    main()

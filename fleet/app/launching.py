@@ -1,0 +1,296 @@
+"""``fleet.launch``: a run from Python, in this process. What ``fleet run`` does for a script, this does for a function."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import sys
+import sysconfig
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fleet.app import plans, policy_choice, scripts
+from fleet.app.configuration import Configuration, configured, layer_of
+from fleet.app.progress_calls import Progress, telling
+from fleet.app.result import Result, Twin, result_of
+from fleet.app.shipping import ship
+from fleet.app.stopping import stopped_by_signals
+from fleet.errors import ConfigError, RunFailed
+from fleet.settings.fields import unknown
+from fleet.settings.run import RunSettings
+
+if TYPE_CHECKING:
+    from fleet.app.plans import RunPlan, RunResult
+    from fleet.app.recipes import LiveRun
+    from fleet.app.remote import Launched
+
+_running = threading.Lock()
+"""A process is connected to one Ray cluster at a time."""
+Layer = Mapping[str, Any] | Path | str
+
+
+def launch(
+    train: Callable[[Any], None],
+    *,
+    world: int | None = None,
+    spares: int | None = None,
+    nodes: int | None = None,
+    steps: int | None = None,
+    seed: int | None = None,
+    storage: str | None = None,
+    address: str | None = None,
+    working_dir: str | None = None,
+    allow_chaos: bool = False,
+    chaos: str | Mapping[str, Any] | None = None,
+    policies: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
+    config: Layer | Sequence[Layer] = (),
+    name: str = "",
+    resume: str = "",
+    twin: bool | int = False,
+    progress: Callable[[Progress], object] | None = None,
+    check: bool = True,
+    **settings: Any,
+) -> Result:
+    """Train with ``train(run)`` on a local cluster, through whatever happens to its ranks; returns when the run is over.
+
+    It works in a script, in a notebook and in a test. ``train`` may be a closure or a lambda: it goes to the ranks with all that it uses of
+    its own module, by value. Ctrl-C is as on the command line: the first one ends the run in order, with status ``stopped``, the second
+    one at once. Where this is not called in the main thread, there is nobody to hear it.
+
+    Args:
+        train: is called with a ``fleet.Run`` in each rank.
+        world: ranks that train; here and in the next five None stands for the setting's default.
+        spares: ranks that stand by.
+        nodes: worker nodes of the local cluster.
+        steps: optimizer steps of the run, whatever the function says.
+        seed: of model, data and chaos.
+        storage: folder or fsspec URL for journals and checkpoints.
+        address: of a Ray cluster to join: ``auto`` or ``HOST:PORT``; None: a local cluster of this run's own.
+        working_dir: with ``address``: the folder whose modules travel to the nodes, too; None: that of the script; empty: none, and the
+            function brings only its own module.
+        allow_chaos: with ``address``: faults may strike the run on that cluster.
+        chaos: ``off`` (the default), ``storm``, or e.g. ``mtbf=15s,kinds=kill_rank+hang``; or a mapping of its settings.
+        policies: table (``recovery``, ``checkpoint``, ``straggler``, ...) -> name of a policy, ``package.module:Class``, the class itself,
+            or a mapping of the table's settings.
+        options: what the train function reads as ``run.options``; values become text.
+        config: files of settings, ``key=value`` texts, or mappings; later over earlier, and arguments over all of them.
+        name: of the run; empty: the function's, with the time.
+        resume: go on with the run of this name from its newest durable checkpoint, with the settings that it began with.
+        twin: run again without faults when the run is completed, and compare the final bits; a number is the twin's world size.
+        progress: is called about once a second, in a thread of its own, and once at the end. What it raises is logged once.
+        check: raise ``RunFailed`` when the run fails.
+        settings: any other setting of a run by name, such as ``shards=32`` or ``timeouts={"progress_s": 30}``.
+
+    Raises:
+        ConfigError: something is impossible. No rank was started, and nothing is left of the run.
+        RunFailed: the run failed, and ``check`` is true. Its ``result`` is what would have been returned.
+    """
+    named: dict[str, Any] = {"world": world, "spares": spares, "nodes": nodes, "steps": steps, "seed": seed, "storage": storage}
+    named |= {"chaos": chaos, "policies": policies, "options": options}
+    given = {key: value for key, value in named.items() if value is not None}
+    layers = layers_of({**settings, **given, "config": config})
+    return launched(ship(train), layers, Request(name, resume, address, twin, progress, check, working_dir, allow_chaos))
+
+
+def layers_of(given: Mapping[str, Any]) -> list[Layer]:
+    """Settings as :func:`launch` takes them, as layers of a configuration. Raises ConfigError."""
+    rest = dict(given)
+    config, policies = rest.pop("config", ()), rest.pop("policies", {})
+    layers = [config] if isinstance(config, Mapping | Path | str) else list(config)
+    named = [layer_of(each, Path()) if isinstance(each, str) else each for each in layers]
+    return [*named, policy_tables(policies), rest]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Request:
+    """What is asked for beside settings; see :func:`launch`."""
+
+    name: str = ""
+    resume: str = ""
+    address: str | None = None
+    twin: bool | int = False
+    progress: Callable[[Progress], object] | None = None
+    check: bool = True
+    working_dir: str | None = None
+    allow_chaos: bool = False
+
+
+def launched(train: Callable[[Any], None], layers: Sequence[Layer], asked: Request) -> Result:
+    """:func:`launch` for a train function that ranks can have as it is."""
+    scripts.check_not_shadowed()
+    found = configured(*layers)
+    plan = plan_of(train, found, asked)
+    plans.check_chaos_allowed(asked.address, asked.allow_chaos, plan.chaos.on)
+    policy_choice.check(plan.settings)
+    twin_world = _twin_world(plan.settings, asked.twin)
+    with _alone(asked.address), _joined(plan, asked) if asked.address is not None else _local(plan) as start:
+        result, verdict, twin = _run_all(plan, start, twin_world, asked.progress)
+    return _judged(plan, result, verdict, twin, check=asked.check)
+
+
+# ---- what is asked for -------------------------------------------------------------------------------------------------------------------
+
+
+def policy_tables(policies: Mapping[str, Any]) -> dict[str, Any]:
+    """``policies=`` as settings have it. Raises ConfigError."""
+    for table in policies:
+        if table not in policy_choice.PORTS:
+            raise unknown(f"policies.{table}", policies[table], [f"policies.{each}" for each in policy_choice.PORTS])
+    return {table: chosen if isinstance(chosen, Mapping) else {"policy": _named(table, chosen)} for table, chosen in policies.items()}
+
+
+def _named(table: str, chosen: Any) -> str:
+    if isinstance(chosen, str):
+        return chosen
+    module, name = getattr(chosen, "__module__", "__main__"), getattr(chosen, "__qualname__", "")
+    if module == "__main__" or not name or "<" in name:
+        reason = "the coordinator, another process, could not import it"
+        raise ConfigError(f"policies.{table}", chosen, reason, "Put the class into a module, and give it, or its package.module:Class.")
+    return f"{module}:{name}"
+
+
+def plan_of(train: Callable[[Any], None], found: Configuration, asked: Request) -> RunPlan:
+    """The run that is asked for. Raises ConfigError."""
+    settings, name = found.run, asked.name
+    plans.check(settings, found.chaos)
+    root = plans.root_of(settings.storage if asked.address is None else RunSettings().storage)
+    if asked.resume:
+        return _resumed(train, root, settings, asked)
+    name = plans.checked_name(name, root) if name else plans.new_name(stem_of(getattr(train, "name", "")))
+    return plans.RunPlan(name=name, folder=root / name, settings=settings, train=train, chaos=found.chaos, lemons=found.lemons)
+
+
+def stem_of(function: str) -> str:
+    """A word for a run's name, from what its function is called."""
+    return re.sub(r"[^A-Za-z0-9_]+", "-", function.rpartition(".")[2]).strip("-_") or "run"
+
+
+def _resumed(train: Callable[[Any], None], root: Path, settings: RunSettings, asked: Request) -> RunPlan:
+    if asked.name:
+        raise ConfigError("name", asked.name, "a run that is resumed has its name", "Leave it out.")
+    if "://" in settings.storage:
+        from storage.mirror import fetch_journal
+
+        fetch_journal(plans.url_of(settings.storage, asked.resume, root), root / asked.resume / "journal.jsonl")
+    folder = plans.find_run(asked.resume, root)
+    if plans.is_completed(folder):
+        raise ConfigError("resume", asked.resume, "it is completed: all its steps are committed", "Start a new run.")
+    return plans.resumed_plan(folder, "", settings.storage, train)
+
+
+def _twin_world(settings: RunSettings, twin: bool | int) -> int:
+    """World size of the twin, 0 for no twin. Raises ConfigError."""
+    if not isinstance(twin, int) or twin < 0:
+        raise ConfigError("twin", twin, "it is yes, no, or the world size of the twin", "Use twin=True.")
+    if twin is False or twin == 0:
+        return 0
+    world = settings.world if twin is True else twin
+    dataclasses.replace(settings, world=world, spares=0)  # refused now, not after the run
+    return world
+
+
+# ---- the run -----------------------------------------------------------------------------------------------------------------------------
+
+Start = Callable[["RunPlan"], "LiveRun | Launched"]
+
+
+@contextmanager
+def _alone(address: str | None) -> Iterator[None]:
+    """Only one run at a time is made in a process, and no local cluster in one that is in another cluster. Raises ConfigError."""
+    import ray
+
+    if not _running.acquire(blocking=False):
+        reason = "this process is busy with another run, and is connected to one cluster at a time"
+        raise ConfigError("launch", "called twice", reason, "Wait for the other run, or use another process.")
+    try:
+        if ray.is_initialized() and address is None:
+            reason = "this process is connected to it, and the run would have a local cluster of its own"
+            way_out = 'Give address="auto" to train there; or call ray.shutdown() first.'
+            raise ConfigError("ray", ray.get_runtime_context().gcs_address, reason, way_out)
+        yield
+    finally:
+        _running.release()
+
+
+@contextmanager
+def _local(plan: RunPlan) -> Iterator[Start]:
+    """A local cluster for the run, and its twin."""
+    from dashboards.trackers import choice
+    from fleet.app import recipes
+    from fleet.cluster import ray_internals
+    from storage.backends.trial import Trial, check_folder
+
+    choice.check(plan.settings.track, os.environ)
+    check_folder(plan.folder if plan.resume else plan.folder.parent)
+    tried = Trial(plans.store_url(plan)) if "://" in plan.settings.storage else None  # beside the cluster's start
+    with ray_internals.prints_kept(), recipes.local_cluster(plan.settings, imports_from=own_folders()) as cluster:
+        if tried is not None:
+            tried.check("this machine")
+        yield lambda each: recipes.LiveRun(each, cluster)
+
+
+@contextmanager
+def _joined(plan: RunPlan, asked: Request) -> Iterator[Start]:
+    """The cluster at the address that is asked for: the run belongs to it."""
+    from fleet.app import remote
+
+    assert asked.address is not None
+    code = script_folder() if asked.working_dir is None else Path(asked.working_dir).resolve() if asked.working_dir else None
+    if code is not None and not code.is_dir():
+        raise ConfigError("working_dir", asked.working_dir, "is no folder", "Name the folder of the modules that the function needs.")
+    with remote.connected(asked.address):
+        yield lambda each: remote.Launched(each, plan.folder.parent, code)
+
+
+def _run_all(
+    plan: RunPlan, start: Start, twin_world: int, progress: Callable[[Progress], object] | None
+) -> tuple[RunResult, dict[str, Any] | None, RunPlan | None]:
+    """(how the run ended, how its twin compares, the twin's plan)."""
+    result = _one(plan, start, progress)
+    if not twin_world or not result.completed:
+        return result, None, None
+    twin = plans.twin_of(plan, twin_world)
+    return result, plans.compare(plan, twin, _one(twin, start, None)), twin
+
+
+def _one(plan: RunPlan, start: Start, progress: Callable[[Progress], object] | None) -> RunResult:
+    from fleet.app import tracking
+
+    live = start(plan)
+    with telling(plan.journal, progress), stopped_by_signals(live.stop, lambda words: print(words, file=sys.stderr)):
+        result = live.execute()
+    for line in tracking.in_words(plan.folder, plan.settings.track):
+        print(line, file=sys.stderr)
+    return result
+
+
+def _judged(plan: RunPlan, ended: RunResult, verdict: dict[str, Any] | None, twin: RunPlan | None, *, check: bool) -> Result:
+    beside = None
+    if verdict is not None and twin is not None:
+        beside = Twin(equal=verdict["equal"], world=verdict["world"], result=result_of(twin.folder, plans.store_url(twin)))
+    result = result_of(plan.folder, plans.store_url(plan), verdict, beside)
+    if ended.status == "failed" and check:
+        error = RunFailed(f"run {plan.name} failed: {ended.reason}", ended.detail)
+        error.result = result
+        raise error
+    return result
+
+
+def script_folder() -> Path | None:
+    """Where this process's script lies; None in a notebook, at a prompt, and where the script is an installed program."""
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    folder = Path(script).resolve().parent if script else None
+    return None if folder is None or str(folder).startswith((sys.prefix, sys.base_prefix, sys.exec_prefix)) else folder
+
+
+def own_folders() -> list[str]:
+    """Where this process finds modules that are not installed: ranks find them there, too."""
+    library = Path(sysconfig.get_path("stdlib"))
+    folders = dict.fromkeys(Path(entry or ".").resolve() for entry in sys.path)
+    installed = {"site-packages", "dist-packages"}
+    return [str(each) for each in folders if each.is_dir() and not each.is_relative_to(library) and installed.isdisjoint(each.parts)]

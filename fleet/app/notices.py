@@ -1,0 +1,34 @@
+"""What Ray says of nodes that will be taken away: a cloud's notice, an autoscaler's, ``ray drain-node``. The run is told what is new."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+UNSAID_S = 30.0
+"""For a node of which nobody says when it goes."""
+SAID_BY_RAY = "Ray drains it"
+
+
+@dataclass(slots=True)
+class Notices:
+    """What was told of so far. Pure."""
+
+    told: dict[str, float] = field(default_factory=dict)
+
+    def news(self, draining: Mapping[str, float], known: Iterable[str], now_s: float) -> list[tuple[str, float | None]]:
+        """(node, seconds until it goes) of what is new, None for a node that stays after all.
+
+        Args:
+            draining: node -> when it goes; 0: nobody says.
+            known: nodes of the run.
+            now_s: Unix time, as in ``draining``.
+        """
+        nodes = set(known)
+        fresh = {node: at_s for node, at_s in draining.items() if node in nodes and self.told.get(node) != at_s}
+        stays = [node for node in self.told if node not in draining]
+        self.told |= fresh
+        for node in stays:
+            del self.told[node]
+        leaves = [(node, max(0.0, at_s - now_s) if at_s else UNSAID_S) for node, at_s in fresh.items()]
+        return [*leaves, *((node, None) for node in stays if node in nodes)]

@@ -1,0 +1,222 @@
+"""Composition root of a job that is not Fleet's: its processes, what is known of it, chaos, and the journal, put together into one run."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+
+from actors.plain.crew import HERE, Came, Crew, Event, Gone, Told
+from chaos.conductor import ChaosView, Occupant
+from chaos.controls import ChaosControls
+from chaos.live import live_chaos
+from chaos.nodes import ClusterNodes
+from chaos.processes import LocalProcesses
+from fleet.app.plans import RunPlan, RunResult, describe
+from fleet.app.rank_logs import logs_of
+from fleet.app.tracking import tracked
+from fleet.cluster.clock import MonotonicClock, unix_time_s
+from fleet.cluster.provenance import code_of
+from fleet.ledger import floor
+from fleet.machine.plain.job import Limits, PlainJob
+from fleet.machine.plain.kinds import STRIKES, why_not
+from fleet.machine.plain.nodes import Nodes
+from fleet.protocol.causes import EndWhy
+from fleet.protocol.events import FaultReported, FloorReached
+from fleet.protocol.fault_kinds import Performer, kind_of
+from fleet.protocol.journal import JournalWriter
+from fleet.protocol.operations import Operation
+from fleet.protocol.records import VERSION, Record, RunEnded, RunStarted
+from fleet.protocol.types import Member
+
+TURN_S = 0.1
+STOP_S = 10.0
+"""So long the script has to end once it is asked to."""
+
+
+class PlainRun:
+    """A run of a script as it is, from its first process to its last record. It stands in for ``fleet.app.recipes.LiveRun``."""
+
+    def __init__(self, plan: RunPlan) -> None:
+        self.plan, settings = plan, plan.settings
+        budgets = settings.budgets
+        self.job = PlainJob(settings.world, Limits(budgets.slot_fruitless, budgets.slot, budgets.window_s))
+        self.nodes = Nodes(settings.world, settings.nodes)
+        self.controls = ChaosControls(settings.world, settings.nodes, plan.chaos.on)
+        self.lock = threading.RLock()
+        self.clock = MonotonicClock()
+        self._over, self._asked = threading.Event(), ""
+        self._stop_s: float | None = None
+        self._held: dict[Member, Came] = {}
+
+    def execute(self) -> RunResult:
+        """Run the script to its end, under chaos. Returns how it ended."""
+        with tracked(self.plan.folder, self.plan.settings.track):
+            return self._run()
+
+    def _run(self) -> RunResult:
+        plan = self.plan
+        code = code_of(plan.script)
+        code.keep(plan.folder)
+        self.journal = JournalWriter(plan.journal)
+        world, now_s = plan.settings.world, self.clock.now_s()
+        self.write([RunStarted(VERSION, plan.name, now_s, unix_time_s(), world, 0, world, describe(plan, code))])
+        self._crew = Crew(world, plan.script, plan.plain or (), logs_of(plan.folder))
+        chaos = threading.Thread(target=self._conduct, name="fleet-chaos", daemon=True)
+        chaos.start()
+        try:
+            self._watch()
+        finally:
+            self._over.set()
+            self.controls.close()
+            chaos.join()
+            self._crew.close()
+        ended = self._close()
+        return RunResult(plan=plan, status=ended.status, reason=ended.reason, detail=ended.detail)
+
+    def stop(self, reason: str) -> None:
+        """Have the launcher end all; ``execute`` returns soon after."""
+        self._asked = self._asked or reason
+
+    def write(self, records: Iterable[Record]) -> None:
+        """Into the journal."""
+        for record in records:
+            self.journal.append(record)
+        self.journal.flush()
+
+    def _watch(self) -> None:
+        """Until the launcher has ended."""
+        while self._crew.status is None:
+            for event in self._crew.turn(TURN_S):
+                with self.lock:
+                    self._take(event)
+            if (self._asked or self.job.verdict) and self._expired():
+                return
+            with self.lock:
+                self._let_in()
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case Came(member):
+                self._held[member] = event
+            case Told(member, word):
+                self.write(self.job.hear(member, word))
+            case Gone(member, at_s) if member in self._held:
+                del self._held[member]
+            case Gone(member, at_s):
+                self.write(self.job.ended(member, at_s))
+
+    def _let_in(self) -> None:
+        """Those whose node is there, unless the run is to end."""
+        if self._stop_s is not None:
+            return
+        for member, came in list(self._held.items()):
+            if self.nodes.is_up(member.slot):
+                del self._held[member]
+                self.write(self.job.up(member, came.process, round(self.clock.now_s() * 1e6)))
+                self._crew.let_in(member)
+
+    def _expired(self) -> bool:
+        """Ask the launcher to end all, once; whether it has had its time."""
+        now_s = self.clock.now_s()
+        if self._stop_s is None:
+            self._stop_s = now_s + STOP_S
+            with self.lock:
+                self.job.leave()
+            self._crew.stop()
+        return now_s > self._stop_s
+
+    def _close(self) -> RunEnded:
+        """Write down how it ended."""
+        why, reason, detail = self._verdict()
+        records = self.job.over(why, reason, self.clock.now_s(), detail)
+        self.write(records)
+        self.journal.close()
+        ended = records[-1]
+        assert isinstance(ended, RunEnded)
+        return ended
+
+    def _verdict(self) -> tuple[EndWhy, str, str]:
+        if self._asked:
+            return EndWhy.STOPPED, self._asked, ""
+        if self.job.verdict is not None:
+            reason, said = self.job.verdict
+            return EndWhy.CRASH_LOOP, reason, said
+        if self._crew.status == 0:
+            unseen = "" if self.job.committed else ", without a step that was seen"
+            return EndWhy.ALL_STEPS, f"the script has come to its end{unseen}", ""
+        log = logs_of(self.plan.folder) / "launcher.log"
+        return EndWhy.DRIVER_FAILED, f"the launcher ended with status {self._crew.status}: see {log}", ""
+
+    def _conduct(self) -> None:
+        """Strike as planned, and as an operator orders, until the run is over."""
+        world = _World(self)
+        try:
+            live_chaos(self.plan.settings, self.plan.chaos, self.controls, world).run(self.clock, self._over.wait)
+        finally:
+            world.close()
+
+
+class _World:
+    """The job as chaos sees it, and reaches into it."""
+
+    def __init__(self, run: PlainRun) -> None:
+        self._run, self._processes = run, LocalProcesses(HERE)
+        self._nodes = ClusterNodes(_Lost(run, self._processes))
+
+    def close(self) -> None:
+        """Nothing stays stopped or slowed."""
+        self._processes.close()
+
+    def see(self) -> ChaosView:
+        run = self._run
+        with run.lock:
+            slots = {slot: Occupant(rank.member, rank.process, run.job.formed) for slot, rank in run.job.ranks.items()}
+            nodes = {node: tuple(slot for slot in slots if slot in held) for node, held in run.nodes.up().items()}
+            return ChaosView(slots, nodes, run.job.has_trained, bool(run.job.newest_file))
+
+    def operate(self, order: Operation) -> str | None:
+        if order.kind not in STRIKES:
+            return why_not(order.kind)
+        performer = self._nodes if kind_of(order.kind).performer is Performer.LAUNCHER else self._processes
+        return performer.operate(order)
+
+    def learned(self, fault: str) -> str:
+        return ""
+
+    def committed_step(self) -> int | None:
+        with self._run.lock:
+            return self._run.job.committed
+
+    def report_floor(self, event: FloorReached) -> None:
+        with self._run.lock:
+            self._run.write([floor.stops(event, self._run.clock.now_s())])
+
+    def report(self, event: FaultReported) -> None:
+        with self._run.lock:
+            self._run.write(self._run.job.struck(event))
+
+
+class _Lost:
+    """Nodes of a job that runs on one machine: groups of its ranks."""
+
+    def __init__(self, run: PlainRun, processes: LocalProcesses) -> None:
+        self._run, self._processes = run, processes
+
+    def lose(self, index: int) -> str | None:
+        """Its ranks are killed, and its new ones are not let in before it is back."""
+        run = self._run
+        with run.lock:
+            if not run.nodes.lose(index):
+                return f"node {index} is not there"
+            hit = [rank.process for slot, rank in run.job.ranks.items() if run.nodes.of(slot) == index]
+        for process in hit:
+            self._processes.kill(process)
+        return None
+
+    def add(self) -> int:
+        """The node that was lost first is back."""
+        with self._run.lock:
+            return self._run.nodes.bring_back()
+
+    def alive(self) -> list[int]:
+        return list(self._run.nodes.up())

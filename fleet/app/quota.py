@@ -1,0 +1,114 @@
+"""An equal part of the cores for each process: a group (cgroup) with a quota of CPU time, of version 1 or 2 under one contract.
+
+A process in such a group may run for ``cores`` x a period, in each period, with all its threads together, and then waits for the next one.
+The period is far shorter than a step, so that a step does not end where a period happens to.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from chaos.confine import ROOT, BoundGroup, sweep
+from fleet.cluster.linux import allowed_cores
+from fleet.errors import ConfigError
+
+PREFIX = "fleet-cpu-"
+LEAST_QUOTA_US, PERIOD_US = 1_000, 5_000
+"""The kernel gives no less than a millisecond a period."""
+MOST_PERIOD_US = 1_000_000
+V1_QUOTA, V1_PERIOD, V2_LIMIT = "cpu.cfs_quota_us", "cpu.cfs_period_us", "cpu.max"
+
+
+def cpu_group(groups: str, root: Path = ROOT) -> Path:
+    """The group that bounds the CPU time of a process, from its ``/proc/PID/cgroup``; of either version. Raises OSError."""
+    for line in groups.splitlines():
+        _, controllers, path = line.split(":", 2)
+        named = controllers.split(",")
+        if controllers == "" or "cpu" in named:
+            base = root if controllers == "" else next((root / each for each in ("cpu", controllers) if (root / each).is_dir()), root)
+            for folder in (base / path.strip("/"), base):  # a container may not see its own group by the name that the host knows
+                if (folder / "cgroup.procs").exists():
+                    return folder
+    raise OSError("it is in no group that bounds CPU time")
+
+
+def own_group() -> Path:
+    """Of this process. Raises OSError."""
+    return cpu_group(Path("/proc/self/cgroup").read_text(encoding="utf-8"))
+
+
+def limit(cores: float) -> tuple[int, int]:
+    """(quota, period) in microseconds. Raises ConfigError where the kernel can give no such part."""
+    period_us = max(PERIOD_US, round(LEAST_QUOTA_US / cores)) if cores > 0 else 0
+    if not 0 < period_us <= MOST_PERIOD_US:
+        raise ConfigError("--cpu-quota", cores, "the kernel gives a group from 0.001 cores on", "Give each rank 0.05 cores or more.")
+    return max(LEAST_QUOTA_US, round(cores * period_us)), period_us
+
+
+class CpuGroup(BoundGroup):
+    """With ``cores`` of CPU time."""
+
+    prefix = PREFIX
+
+    def __init__(self, parent: Path, cores: float) -> None:
+        self._limit_us = limit(cores)
+        super().__init__(parent)
+
+    def bound(self) -> None:
+        """In either version."""
+        quota_us, period_us = self._limit_us
+        if (self.folder / V2_LIMIT).exists():
+            (self.folder / V2_LIMIT).write_text(f"{quota_us} {period_us}")
+        elif (self.folder / V1_QUOTA).exists():
+            (self.folder / V1_PERIOD).write_text(str(period_us))
+            (self.folder / V1_QUOTA).write_text(str(quota_us))
+        else:
+            raise OSError(f"groups below {self.parent} have no limit of CPU time: the controller is not enabled for them")
+
+
+class Quotas:
+    """A group of its own for each process that is handed in. Raises ConfigError at once where there is no such thing on this host.
+
+    Args:
+        cores: of each process.
+    """
+
+    def __init__(self, cores: float) -> None:
+        self._cores, self._groups = cores, list[CpuGroup]()
+        limit(cores)
+        try:
+            self._parent = own_group()
+            sweep(self._parent, PREFIX)
+            CpuGroup(self._parent, cores).close()
+        except OSError as error:
+            way_out = "Run as root on a host with cgroups, or leave it out and use worlds that have a core for each thread."
+            raise ConfigError("--cpu-quota", cores, f"no process can be given a part of a core here: {error}", way_out) from error
+
+    def hold(self, pid: int) -> None:
+        """From now on the process has its part, and no more. Raises OSError when it has ended."""
+        self._groups.append(group := CpuGroup(self._parent, self._cores))
+        group.take(pid)
+
+    def close(self) -> None:
+        """Everybody has what there is again, and the groups are gone."""
+        while self._groups:
+            self._groups.pop().close()
+
+
+def cores_of_host() -> float:
+    """Cores that this process may use: those that it may run on, or what its own group has of them where that is less."""
+    cores = float(len(allowed_cores(0)))
+    try:
+        return min(cores, _bound_of(own_group()))
+    except OSError:  # no groups here: nothing bounds it
+        return cores
+
+
+def _bound_of(folder: Path) -> float:
+    if (folder / V2_LIMIT).exists():
+        quota, period = (folder / V2_LIMIT).read_text().split()
+    elif (folder / V1_QUOTA).exists():
+        quota, period = ((folder / name).read_text().strip() for name in (V1_QUOTA, V1_PERIOD))
+    else:
+        return float("inf")
+    return float("inf") if quota in ("max", "-1") else float(quota) / float(period)

@@ -1,0 +1,327 @@
+"""``fleet scale``: trains with some worlds, says what another one will take before it is measured, and what larger ones would take."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fleet.app import launching, plans, scripts
+from fleet.app.configuration import configured
+from fleet.app.quota import Quotas, cores_of_host
+from fleet.app.stopping import stopped_by_signals
+from fleet.cluster.clock import Clock, unix_time_s
+from fleet.errors import ConfigError, RunFailed
+from fleet.ledger.bill import tariff
+from fleet.ledger.goodput import Ledger
+from fleet.ledger.step_terms import StepRow, StepTerms, means, settled
+from fleet.protocol.journal import JournalTail, read_journal
+from fleet.protocol.records import FLOPS, Committed, DataRead, ProcessUp, Record, ViewPublished
+from fleet.settings.run import RunSettings
+
+if TYPE_CHECKING:
+    from fleet.cluster.provider import Cluster
+    from fleet.laws.scale_fit import Fit, Visit
+    from fleet.planning.scale import Failures, Price, Row
+
+LOOK_S = 0.1
+LEAST_STEPS = 10
+"""Of a visit, when its beginning and its extremes are taken out."""
+FIRST = {"nodes": 1, "straggler": {"enabled": False}}
+"""Unless the user says otherwise: one node of the local cluster, and the same shards for each rank, however slow."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """What is asked for.
+
+    Attributes:
+        script: a Python file with a function ``train(run)``.
+        worlds: to be measured; ``hold_out`` is one of them, which is predicted from the others first.
+        seconds: of training at each world, in ``rounds`` visits.
+        cpu_quota: cores of each rank; None: as many as it has threads.
+        rank_mtbf_hours, recover_s: see ``fleet.planning.scale.Failures``.
+        pays: going to a larger world pays while a further kept token costs at most so many times the cheapest.
+        settings: of the runs, as ``fleet.launch`` takes them.
+        file: where all of it is written, at each stage.
+    """
+
+    script: str
+    worlds: tuple[int, ...] = (1, 2, 4, 8)
+    hold_out: int = 8
+    seconds: float = 60.0
+    rounds: int = 3
+    cpu_quota: float | None = None
+    rank_mtbf_hours: float = 50_000.0
+    recover_s: float = 25.0
+    pays: float = 2.0
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    file: Path = Path("scale.json")
+
+    def __post_init__(self) -> None:
+        if not 0 < self.seconds < float("inf"):
+            raise ConfigError("--seconds", self.seconds, "must be greater than 0 s", "Use 60.")
+        if not self.pays >= 1:
+            raise ConfigError("--pays-up-to", self.pays, "no token costs less than the cheapest one", "The nearest valid value is 1.")
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One visit: what its journal says. ``per_step`` and ``goods``: what a step brings. ``flops`` of a step, 0 where nobody says.
+    ``load`` of the host at its end, over a minute."""
+
+    visit: Visit
+    run: str
+    steps: int
+    per_step: float
+    goods: str
+    flops: float
+    blocked_s: float
+    load: float = 0.0
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"world": self.visit.world, "run": self.run, "steps": self.steps, "load": self.load, "terms": dict(self.visit.terms)}
+
+
+Told = Callable[[str, dict[str, Any]], object]
+
+
+def scale(asked: Scale, clock: Clock, tell: Told) -> dict[str, Any]:
+    """All of it: what ``asked.file`` holds at the end. ``tell`` hears of each stage, by its name.
+
+    Raises ConfigError before any process starts; RunFailed when a run fails, or tells too little.
+    """
+    settings, train = _settings(asked), scripts.load_train(asked.script)
+    quotas = None if asked.cpu_quota is None else Quotas(asked.cpu_quota)
+    from fleet.app import recipes
+
+    widest = dataclasses.replace(settings, world=max(asked.worlds))
+    with recipes.local_cluster(widest, asked.script) as cluster:
+        return _Stages(asked, settings, train, cluster, quotas, clock, tell).go()
+
+
+def _settings(asked: Scale) -> RunSettings:
+    """Refuse what cannot be measured. Raises ConfigError."""
+    from fleet.laws.scale_fit import check_tells
+    from fleet.planning.scale import check_room, check_worlds
+
+    layers = launching.layers_of(dict(asked.settings))
+    found = configured(FIRST, *layers, over={"world": 1, "spares": 0, "min_ranks": 1})
+    plans.check(found.run, found.chaos)
+    if found.chaos.on:
+        raise ConfigError(
+            "chaos", "on", "a fault would be measured as a part of steps", "Leave it out; --mtbf-hours says how often ranks fail."
+        )
+    check_worlds(asked.worlds, asked.hold_out, found.run.shards)
+    check_room(max(asked.worlds), found.run.threads_per_rank, cores_of_host(), asked.cpu_quota)
+    fitted = [world for world in asked.worlds if world != asked.hold_out]
+    check_tells(sorted(fitted), asked.rounds * len(fitted))
+    return found.run
+
+
+class _Stages:
+    """Measure some worlds, predict the one that was held out, write that down, measure it, and look beyond."""
+
+    def __init__(
+        self, asked: Scale, settings: RunSettings, train: Callable[[Any], None], cluster: Cluster, quotas: Quotas | None, clock: Clock,
+        tell: Told,
+    ) -> None:  # fmt: skip
+        self._asked, self._settings, self._train, self._cluster = asked, settings, train, cluster
+        self._quotas, self._clock, self._tell = quotas, clock, tell
+        self._seen: list[Seen] = []
+        from fleet.planning.scale import FORMAT, VERSION
+
+        self._told: dict[str, Any] = {
+            "format": FORMAT, "version": VERSION, "script": asked.script, "device": settings.cost.device, "cores": cores_of_host(),
+            "cpu_quota": asked.cpu_quota, "threads_per_rank": settings.threads_per_rank, "shards": settings.shards,
+            "seconds": asked.seconds, "rounds": asked.rounds, "hold_out": asked.hold_out, "visits": [],
+            "prediction": None, "measured": None, "law": None, "larger": None, "plan": None,
+        }  # fmt: skip
+
+    def go(self) -> dict[str, Any]:
+        from fleet.laws.scale_fit import fit
+        from fleet.planning.scale import fit_plain, judged
+
+        asked, shards = self._asked, self._settings.shards
+        self._visit([world for world in asked.worlds if world != asked.hold_out])
+        before = fit([seen.visit for seen in self._seen], shards)
+        prediction = before.step_s(asked.hold_out, asked.rounds)
+        terms = before.terms_s(asked.hold_out)
+        said = {"world": asked.hold_out, "step_s": prediction.plain(), "terms": terms, "law": fit_plain(before), "unix_s": unix_time_s()}
+        self._note(prediction=said)  # before anybody knows
+        self._visit([asked.hold_out])
+        held = [seen.visit for seen in self._seen if seen.visit.world == asked.hold_out]
+        self._note(measured=judged(prediction, held) | {"terms": means(held)})
+        law = fit([seen.visit for seen in self._seen], shards)
+        self._note(law=fit_plain(law), larger=self._larger(law), plan=self._for_a_plan(law))
+        return self._told
+
+    def _note(self, **said: Any) -> None:
+        """Write it down, and tell it."""
+        self._told |= said
+        self._asked.file.parent.mkdir(parents=True, exist_ok=True)
+        self._asked.file.write_text(json.dumps(self._told, indent=1) + "\n")
+        for name in said:
+            self._tell(name, self._told)
+
+    # ---- visits
+
+    def _visit(self, worlds: Sequence[int]) -> None:
+        """Round by round, so that what drifts on the host meets all worlds alike."""
+        for _ in range(self._asked.rounds):
+            for world in worlds:
+                self._seen.append(seen := self._train_with(world))
+                self._note(visits=[*self._told["visits"], seen.plain()])
+
+    def _train_with(self, world: int) -> Seen:
+        from fleet.app.recipes import LiveRun
+
+        name, root = plans.new_name(f"scale-{world}-{Path(self._asked.script).name}"), plans.root_of(self._settings.storage)
+        settings = dataclasses.replace(self._settings, world=world)
+        live = LiveRun(
+            plans.RunPlan(name=name, folder=root / name, settings=settings, train=self._train, script=self._asked.script), self._cluster
+        )
+        seconds = self._asked.seconds / self._asked.rounds
+        watch = _Watch(live.plan.journal, self._quotas, seconds, live.stop, self._clock)
+        with stopped_by_signals(watch.interrupt, lambda words: None):
+            result = watch.beside(live.execute)
+        if watch.interrupted:
+            raise KeyboardInterrupt
+        if result.status == "failed" or watch.error:
+            raise RunFailed(f"the run with {world} rank(s), {name}, failed: {watch.error or result.reason}", result.detail)
+        seen = seen_in(world, name, seconds, list(read_journal(live.plan.journal)))
+        return dataclasses.replace(seen, load=os.getloadavg()[0])
+
+    # ---- what follows
+
+    def _larger(self, law: Fit) -> dict[str, Any]:
+        from fleet.planning.scale import candidates, fastest, pays_up_to, rows
+
+        failures, price = self._failures(), self._price()
+        found: list[Row] = rows(law, candidates(self._asked.worlds), self._asked.rounds, failures, price, self._asked.pays)
+        return {
+            "failures": dataclasses.asdict(failures), "price": dataclasses.asdict(price), "rows": [row.plain() for row in found],
+            "pays_up_to": pays_up_to(found), "pays": self._asked.pays, "fastest": fastest(found),
+        }  # fmt: skip
+
+    def _failures(self) -> Failures:
+        from fleet.planning.scale import Failures
+
+        blocked_s = max(seen.blocked_s for seen in self._seen)
+        return Failures(self._asked.rank_mtbf_hours, self._asked.recover_s, blocked_s, self._settings.recovery.policy)
+
+    def _price(self) -> Price:
+        """Of a rank-second in USD, where somebody has said what a slot costs."""
+        from fleet.planning.scale import Price
+
+        found, first = tariff(dataclasses.asdict(self._settings.cost)), self._seen[0]
+        usd = found.per_s.get("usd") if found is not None else None
+        return Price(1.0 if usd is None else usd, "rank-s" if usd is None else "USD", first.per_step, first.goods)
+
+    def _for_a_plan(self, law: Fit) -> dict[str, Any]:
+        """What ``fleet plan --measured`` takes. How much of the exchange computing hides is not measured."""
+        largest = max(self._asked.worlds)
+        coefficients, flops = law.coefficients(), self._seen[0].flops
+        alone_s, spread_s = coefficients["compute"].value, coefficients["wait"].value
+        efficiency = None
+        if flops and self._settings.cost.device and alone_s > 0:
+            from fleet.laws.hardware import accelerator
+
+            efficiency = flops / (alone_s * accelerator(self._settings.cost.device).peak_flop_per_s)
+        of_rank_s = law.term_s("compute", largest)
+        return {"kernel_efficiency": efficiency, "overlap": None, "spread": spread_s / of_rank_s if of_rank_s > 0 else 0.0}
+
+
+def seen_in(world: int, run: str, seconds: float, records: Sequence[Record]) -> Seen:
+    """What the journal of a visit says of so many seconds from the first step on. Raises RunFailed: too little, or a rank was lost."""
+    from fleet.laws.scale_fit import Visit
+
+    terms, ledger = StepTerms(), Ledger()
+    for record in records:
+        terms.add(record)
+        ledger.apply(record)
+    summary, rows = ledger.summary(), settled(_within(seconds, [row for row in terms.rows() if row.ranks == world]))
+    if summary.in_view_losses:
+        raise RunFailed(f"the run with {world} rank(s), {run}, has lost a rank while it was measured: measure again")
+    if len(rows) < LEAST_STEPS:
+        reason = f"the run with {world} rank(s), {run}, has {len(rows)} steps beside its first ones, and {LEAST_STEPS} are needed"
+        raise RunFailed(f"{reason}: give it more --seconds, or more steps (--steps) where the script has few")
+    per_step, goods = _goods(summary.tokens_per_step, records)
+    flops = summary.measurements.get(FLOPS, (0, 0.0))[1]
+    return Seen(Visit(world, means(rows)), run, len(rows), per_step, goods, flops, summary.checkpoint_blocked_s)
+
+
+def _within(seconds: float, rows: Sequence[StepRow]) -> list[StepRow]:
+    """Later ones belong to the end of the run."""
+    return [row for row in rows if row.end_s <= rows[0].end_s + seconds]
+
+
+def _goods(tokens: float | None, records: Sequence[Record]) -> tuple[float, str]:
+    """What a step brings: tokens, where the script says how many; else samples; else itself."""
+    samples = next((record.batch_size for record in records if isinstance(record, DataRead)), 0)
+    if tokens:
+        return tokens, "tokens"
+    return (float(samples), "samples") if samples else (1.0, "steps")
+
+
+class _Watch:
+    """Reads a run's journal while it grows: gives each rank its part of the cores, and ends the run when it was seen for long enough."""
+
+    def __init__(self, journal: Path, quotas: Quotas | None, seconds: float, stop: Callable[[str], None], clock: Clock) -> None:
+        self._tail, self._quotas, self._seconds, self._stop, self._clock = JournalTail(journal), quotas, seconds, stop, clock
+        self._since_s: float | None = None
+        self._pids: list[int] = []
+        self._over = threading.Event()
+        self.interrupted, self.error = False, ""
+
+    def beside(self, execute: Callable[[], Any]) -> Any:
+        """Watch while it executes."""
+        thread = threading.Thread(target=self._watch, name="fleet-scale", daemon=True)
+        thread.start()
+        try:
+            return execute()
+        finally:
+            self._over.set()
+            thread.join()
+            if self._quotas is not None:
+                self._quotas.close()
+
+    def interrupt(self, reason: str) -> None:
+        """The user wants it to end."""
+        self.interrupted = True
+        self._stop(reason)
+
+    def _watch(self) -> None:
+        while not self._over.wait(LOOK_S):
+            try:
+                for record in self._tail.poll():
+                    self._see(record)
+            except Exception as error:  # noqa: BLE001 - whatever it is, nothing is measured any more
+                self.error = f"{type(error).__name__}: {error}"
+            if self.error or (self._since_s is not None and self._clock.now_s() >= self._since_s + self._seconds):
+                if self._quotas is not None:
+                    self._quotas.close()  # what comes now is not measured, and soon over
+                self._stop("fleet scale has seen enough")
+                return
+
+    def _see(self, record: Record) -> None:
+        match record:
+            case ProcessUp(process=process):
+                self._pids.append(process.pid)
+            case ViewPublished():
+                self._hold()
+            case Committed() if self._since_s is None:
+                self._since_s = self._clock.now_s()
+
+    def _hold(self) -> None:
+        """Ranks have their part from their first view on: until then they import and build, which is no part of a step."""
+        while self._quotas is not None and self._pids:
+            with suppress(ProcessLookupError):  # it has ended, which the run will tell
+                self._quotas.hold(self._pids.pop())

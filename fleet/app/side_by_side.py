@@ -1,0 +1,75 @@
+"""Recorded runs beside each other: where the rank-seconds of each went, what its faults cost, and whether they met the same ones. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fleet.ledger.report import duration
+from fleet.ledger.summary import STEP_NAMES
+from fleet.protocol.records import PLAIN
+
+LEAST = 0.0005
+"""Categories in which every run lost less than this share have no line."""
+
+
+def kind_of_run(config: Mapping[str, Any]) -> str:
+    """What ran, in words, from what a run has said of itself at its start."""
+    return "as it is (torchrun)" if PLAIN in config else f"with Fleet ({config.get('settings', {}).get('recovery', {}).get('policy', '?')})"
+
+
+def table(runs: Sequence[Mapping[str, Any]], kinds: Sequence[str]) -> list[tuple[str, ...]]:
+    """Rows of text, the first one with the runs' names. ``runs`` are reports as JSON has them, ``kinds`` what :func:`kind_of_run` says."""
+    lines: list[tuple[str, list[str]]] = [
+        ("", [str(run["run"]) for run in runs]),
+        ("script", list(kinds)),
+        ("status", [str(run["status"]) for run in runs]),
+        ("ranks", [str(run["world"]) + (f" + {run['spares']}" if run["spares"] else "") for run in runs]),
+        ("steps", [f"{run['steps']:,}" for run in runs]),
+        ("wall time", [duration(run["wall_s"]) for run in runs]),
+        ("goodput", [f"{run['goodput']:.1%}" for run in runs]),
+        *_losses(runs),
+        ("faults that struck", [str(run["counts"]["executed"]) for run in runs]),
+        ("ranks lost in training", [str(run["counts"]["in_view_losses"]) for run in runs]),
+        ("steps computed twice", [_twice(run) for run in runs]),
+        ("a fault cost", [_cost(run) for run in runs]),
+    ]
+    return [(head, *cells) for head, cells in lines]
+
+
+def _losses(runs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
+    """A line for each category that took something: its share of all rank-seconds."""
+    shares = [_shares(run) for run in runs]
+    names = sorted({name for each in shares for name in each}, key=lambda name: -max(each.get(name, 0.0) for each in shares))
+    told = [name for name in names if max(each.get(name, 0.0) for each in shares) >= LEAST]
+    return [(f"- {name.replace('_', ' ')}", [f"{each.get(name, 0.0):.1%}" for each in shares]) for name in told]
+
+
+def _shares(run: Mapping[str, Any]) -> dict[str, float]:
+    allocated = sum(run["categories"].values()) + run["pending_s"]
+    return {name: value / allocated for name, value in run["categories"].items() if name not in STEP_NAMES and allocated}
+
+
+def _twice(run: Mapping[str, Any]) -> str:
+    return f"{run['rolled_back_steps']:,}"
+
+
+def _cost(run: Mapping[str, Any]) -> str:
+    """The mean of what faults and other losses cost, with the start-up of the processes that followed, in rank-seconds."""
+    costs = [each["cost_s"] + each["init_s"] for each in run["faults"] if each["members"]]
+    return f"{sum(costs) / len(costs):.1f} rank-s" if costs else "-"
+
+
+def same_faults(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Whether what was planned for the runs is the same, in a sentence."""
+    planned = [sorted((each["id"], each["kind"]) for each in run["faults"] if _planned(each)) for run in runs]
+    if not any(planned):
+        return "No faults were planned for them."
+    if all(each == planned[0] for each in planned):
+        return f"The same {len(planned[0])} faults were planned for each; what each did with them is its own."
+    counts = " and ".join(str(len(each)) for each in planned)
+    return f"They were not to meet the same faults ({counts} were planned): make them with the same --chaos, --seed, --world and --nodes."
+
+
+def _planned(incident: Mapping[str, Any]) -> bool:
+    return any(phase["phase"] == "planned" for phase in incident["phases"])

@@ -1,0 +1,54 @@
+"""``fleet drain``: a node will be taken away. Its ranks leave at a step boundary, and the run goes on without it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fleet.cli.config import RUNS, Storage
+from fleet.errors import ConfigError
+
+NOTICE = "30s"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("drain")(drain)
+
+
+def drain(
+    name: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name under --storage.")],
+    node: Annotated[str, typer.Argument(metavar="NODE", help="Index of the node, or the first letters of Ray's id of it.")],
+    notice: Annotated[str, typer.Option(help="How soon it will be taken away, e.g. 30s or 5m.")] = NOTICE,
+    withdraw: Annotated[bool, typer.Option("--withdraw", help="It stays after all.")] = False,
+    storage: Storage = RUNS,
+) -> None:
+    """Announce that NODE will be taken away from RUN while that goes on.
+
+    Spares take the places of its ranks beside the running steps, and no step is lost. Without a spare the world shrinks right before the
+    node goes.
+    """
+    from actors.messages import NoticeWanted
+    from fleet.app.plans import find_run
+    from fleet.cli.set_ import ask
+
+    notice_s = None if withdraw else _notice_s(notice)
+    folder = find_run(name, Path(storage))
+    refused, way_out = ask(folder, NoticeWanted(node, notice_s, "fleet drain"))
+    if refused:
+        raise ConfigError("NODE", node, refused, way_out)
+    print(f"node {node} stays" if notice_s is None else f"node {node} goes in {notice_s:g} s")
+
+
+def _notice_s(text: str) -> float:
+    from chaos.settings import seconds
+
+    try:
+        notice_s = seconds(text)
+    except ValueError as error:
+        raise ConfigError("--notice", text, "not a time", "Write e.g. 30s or 5m.") from error
+    if not 0 < notice_s < float("inf"):
+        raise ConfigError("--notice", text, "must be more than 0 s", f"Leave it out for {NOTICE}.")
+    return notice_s

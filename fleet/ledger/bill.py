@@ -1,0 +1,114 @@
+"""What rank-seconds cost in money, energy and emissions: of a run, of each category, and of each fault. Pure.
+
+Amounts are what the tariff says of a slot times the slots' seconds, so they add up as the ledger does. What the tariff does not know is
+left out; each amount says on what it rests: ``declared`` by the user, or a ``data sheet``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fleet.ledger.health import HOUR_S
+
+DECLARED, DATA_SHEET = "declared", "data sheet"
+UNITS = {"usd": "USD", "kwh": "kWh", "kg_co2": "kg CO2"}
+
+
+@dataclass(frozen=True, slots=True)
+class Tariff:
+    """``per_s``: amount of a slot's second, by name of ``UNITS``; ``basis``: what each rests on.
+
+    ``grid_kg_per_s``: of ``kg_co2``, what comes with the energy, by hour of the day in UTC; empty where that is the same at all hours.
+    """
+
+    per_s: Mapping[str, float]
+    basis: Mapping[str, str]
+    grid_kg_per_s: tuple[float, ...] = ()
+
+    def between(self, unix_s: float, seconds: float) -> Tariff:
+        """That of a run which began then and has lasted so long: a slot draws the same at all hours, and the grid is not the same."""
+        if not self.grid_kg_per_s:
+            return self
+        usual = sum(self.grid_kg_per_s) / len(self.grid_kg_per_s)
+        return replace(self, per_s={**self.per_s, "kg_co2": self.per_s["kg_co2"] - usual + _mean(self.grid_kg_per_s, unix_s, seconds)})
+
+    def of(self, rank_s: float) -> dict[str, float]:
+        """Amounts of so many rank-seconds."""
+        return {name: rank_s * amount for name, amount in self.per_s.items()}
+
+
+def _mean(by_hour: Sequence[float], unix_s: float, seconds: float) -> float:
+    """Over the time from ``unix_s`` on, of what goes by the hour of the day."""
+    end_s, at_s, total = unix_s + max(seconds, 1e-6), unix_s, 0.0
+    days, rest_s = divmod(end_s - at_s, len(by_hour) * HOUR_S)
+    total, end_s = days * sum(by_hour) * HOUR_S, at_s + rest_s
+    while at_s < end_s:
+        until_s = min(end_s, (at_s // HOUR_S + 1) * HOUR_S)
+        total += by_hour[int(at_s // HOUR_S) % len(by_hour)] * (until_s - at_s)
+        at_s = until_s
+    return total / (days * len(by_hour) * HOUR_S + rest_s)
+
+
+def tariff(cost: Mapping[str, Any]) -> Tariff | None:
+    """From the settings of a run, as its journal has them (see ``fleet.settings.cost``); None when they say nothing."""
+    on_energy = _on_energy(cost) if cost.get("watts_per_rank") is not None or cost.get("device") else {}
+    declared: dict[str, float] = {}
+    if (rent := cost.get("usd_per_rank_hour")) is not None:
+        declared["usd"] = rent / HOUR_S
+    if made_g := cost.get("embodied_g_co2_per_rank_hour"):
+        declared["kg_co2"] = made_g / 1000.0 / HOUR_S
+    known = [name for name in UNITS if name in on_energy or name in declared]
+    from_sheet = cost.get("watts_per_rank") is None
+    basis = {name: DATA_SHEET if from_sheet and name in on_energy else DECLARED for name in known}
+    hours = [float(each) / 1000.0 * on_energy["kwh"] for each in cost.get("g_co2_per_kwh_by_hour") or ()] if on_energy else []
+    return Tariff({name: on_energy.get(name, 0.0) + declared.get(name, 0.0) for name in known}, basis, tuple(hours)) if known else None
+
+
+def _on_energy(cost: Mapping[str, Any]) -> dict[str, float]:
+    """What a slot's second takes in energy, and costs for it."""
+    from fleet.laws.energy import carbon_kg, energy_kwh, energy_usd, facility_w  # it takes numpy, which most ledgers do without
+    from fleet.laws.hardware import accelerator
+
+    watts, price, grid = cost.get("watts_per_rank"), cost.get("usd_per_kwh"), cost.get("g_co2_per_kwh")
+    kwh = energy_kwh(facility_w(accelerator(cost["device"]).power_w if watts is None else watts, cost.get("pue", 1.0)), 1.0)
+    amounts = {"kwh": kwh}
+    if price is not None:
+        amounts["usd"] = energy_usd(kwh, price)
+    if grid is not None:
+        amounts["kg_co2"] = carbon_kg(kwh, grid)
+    return amounts
+
+
+def bill(found: Tariff, s: Any) -> dict[str, Any]:
+    """The bill of a ``LedgerSummary``, as plain data: its ``categories`` and ``pending`` add up to its ``total``."""
+    faults = {item.id: found.of(sum(item.cost.values())) for item in s.incidents}
+    return {
+        "basis": dict(found.basis),
+        "total": found.of(s.rank_s),
+        "categories": {name: found.of(rank_s) for name, rank_s in s.categories.items()},
+        "pending": found.of(s.pending_s),
+        "faults": faults,
+        "per_step": found.of(s.rank_s / s.steps) if s.steps else None,
+        "per_million_tokens": found.of(s.rank_s / (s.steps * s.tokens_per_step) * 1e6) if s.steps and s.tokens_per_step else None,
+        "per_million_samples": found.of(s.rank_s / s.samples.seen * 1e6) if s.samples is not None and s.samples.seen else None,
+    }
+
+
+def for_faults(found: Mapping[str, Any]) -> dict[str, float]:
+    """What of a :func:`bill` went into faults and other losses, all of them together."""
+    return {name: sum(each[name] for each in found["faults"].values()) for name in found["total"]}
+
+
+def in_units(amounts: Mapping[str, float]) -> str:
+    """``0.42 USD, 1.2 kWh, 0.58 kg CO2``."""
+    return ", ".join(f"{amounts[name]:.3g} {unit}" for name, unit in UNITS.items() if name in amounts)
+
+
+def rests_on(basis: Mapping[str, str]) -> str:
+    """``declared``, or ``USD declared, kWh and kg CO2 data sheet``."""
+    bases = list(dict.fromkeys(basis.values()))
+    if len(bases) == 1:
+        return bases[0]
+    return ", ".join(f"{' and '.join(UNITS[name] for name, of in basis.items() if of == each)} {each}" for each in bases)

@@ -1,0 +1,64 @@
+"""Goodput as a product: how much of what was held was the world's, how much of that became steps that are kept, and how much of the
+hardware's peak those used. Pure.
+
+The first two together are the time of kept steps over all that was held or queued for; the third is the MFU of those steps, where the train
+model's FLOPs are counted, or the train function says them (``run.steps(flops=)``). The peak is that of the data sheet (``cost.device``), or
+the one that the first rank has measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fleet.protocol.records import FLOPS, PEAK
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """Shares from 0 to 1; ``program`` is None where nobody knows it, and else a share of the peak that ``rests_on`` names."""
+
+    scheduling: float
+    runtime: float
+    program: float | None
+    rests_on: str = ""
+
+    @property
+    def product(self) -> float:
+        """Of those that are known."""
+        return self.scheduling * self.runtime * (1.0 if self.program is None else self.program)
+
+    def plain(self) -> dict[str, Any]:
+        """For the report's JSON."""
+        shares = {"scheduling": self.scheduling, "runtime": self.runtime, "program": self.program, "product": self.product}
+        return shares | {"rests_on": self.rests_on}
+
+    def __str__(self) -> str:
+        program = f" x program {self.program:.1%} ({self.rests_on})" if self.program is not None else ""
+        return f"scheduling {self.scheduling:.1%} x runtime {self.runtime:.1%}{program} = {self.product:.1%}"
+
+
+def factors(s: Any) -> Factors | None:
+    """Of a ``LedgerSummary``; None before any of its time is decided."""
+    held_s = s.decided_s + (s.world + s.spares) * s.queued_s
+    if s.decided_s <= 0:
+        return None
+    return Factors(s.world_s / held_s, s.goodput, *_program(s, s.kept_s))
+
+
+def _program(s: Any, kept_s: float) -> tuple[float | None, str]:
+    """MFU: FLOPs of the model in kept steps over what the ranks could have done in their time; and of which peak."""
+    peak, rests_on = _peak(s)
+    if FLOPS not in s.measurements or not peak or kept_s <= 0:
+        return None, ""
+    used: float = s.measurements[FLOPS][1] * s.steps
+    return used / (kept_s * peak), f"of the {rests_on} peak of {peak / 1e12:.3g} TFLOP/s"
+
+
+def _peak(s: Any) -> tuple[float, str]:
+    """FLOP/s of a rank's device, and on what that rests; 0 where nobody knows it."""
+    if s.device:
+        from fleet.laws.hardware import accelerator  # it takes numpy, which a summary does without
+
+        return accelerator(s.device).peak_flop_per_s, "data sheet's"
+    return (float(s.measurements[PEAK][1]), "measured") if PEAK in s.measurements else (0.0, "")

@@ -1,0 +1,299 @@
+"""Old parts of a journal made short: many committed steps of a rank become one record, as long as nobody can tell the difference.
+
+What is folded: time of steps that are behind the run's last durable checkpoint, were never rolled back, and are not among the newest, by
+which step times are told. Steps become one where they are of one rank, view and history, lie in one bucket of the run's timeline, and no
+durable checkpoint lies between them. Sums, costs, rollbacks, stories, verdicts and the timeline come out as before. Of the notes of commits
+between two other happenings the first and the last stay, of what a rank has taken by now the last; of a figure's curve as many points as a
+page shows. All else stays as it is.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from fleet.ledger.costs import STEADY_STEPS
+from fleet.ledger.fold import to_us
+from fleet.ledger.slots import CHARGED, COMMIT_INDEX, INDEX, STEP_KINDS
+from fleet.ledger.timeline import Timeline
+from fleet.protocol.levels import STORE
+from fleet.protocol.records import (
+    COMMIT,
+    CheckpointRecord,
+    Committed,
+    DecisionMade,
+    Heard,
+    LineageBegun,
+    Measurement,
+    OnceRecord,
+    Record,
+    RunStarted,
+    Spans,
+    Usage,
+    ViewPublished,
+    configuration,
+    section,
+)
+from fleet.protocol.types import Member, StateId
+
+KEPT_STEPS = 5_000
+"""The newest steps stay as they are: more than the ledger keeps step times of."""
+KEPT_POINTS = 500
+"""Of the curve of a figure in the old part."""
+FIRST_STEPS = 2
+"""The first steps of a rank in a view say when it goes on again: they stay."""
+FIRST_COMMITS = 2 * STEADY_STEPS
+"""So many notes after another happening stay: they say when the run is as fast as before it."""
+PASSING = (Spans, Committed, Measurement, DecisionMade, CheckpointRecord, Heard, OnceRecord, Usage)
+"""Records across which a rank's time may be put together. At any other all that was put together is written first."""
+NEVER = 1 << 62
+
+
+@dataclass(slots=True)
+class Survey:
+    """What is to be known of a whole journal before it is folded: a first reading.
+
+    Attributes:
+        horizon: the commit from which on all stays as it is; None: nothing is folded.
+        width_us: of a bucket of the timeline that the run has by then, from ``start_us`` on.
+        cuts: steps at which a rollback may end: no two steps on both sides become one.
+        by_view, by_history: generation and lineage -> the step up to which nothing of it was rolled back.
+        points: of each figure before the horizon.
+        paced: faults may be stopped by the run's pace, which is told from each commit: all notes of commits stay.
+    """
+
+    horizon: StateId | None = None
+    start_us: int = 0
+    width_us: int = 1
+    cuts: list[int] = field(default_factory=list)
+    by_view: dict[int, int] = field(default_factory=dict)
+    by_history: dict[int, int] = field(default_factory=dict)
+    points: dict[str, int] = field(default_factory=dict)
+    paced: bool = False
+
+
+class _Reading:
+    """What a survey gathers on its way."""
+
+    def __init__(self, every: int) -> None:
+        self.every = max(1, every)
+        self.newest = StateId(0, 0)
+        self.samples: list[tuple[StateId, int, dict[str, int]]] = []
+        self.durable: list[int] = []
+        self.views: list[tuple[int, int]] = []
+        self.histories: list[tuple[int, int]] = [(0, 0)]
+        self.points: Counter[str] = Counter()
+
+    def take(self, record: Record) -> None:
+        match record:
+            case Committed(state=state, at_s=at_s):
+                self.newest = state
+                last = self.samples[-1][0] if self.samples else StateId(-1, 0)
+                if state.lineage != last.lineage or state.step >= last.step + self.every:
+                    self.samples.append((state, to_us(at_s), dict(self.points)))
+            case ViewPublished(view=view, graceful=False):
+                self.views.append((view.generation, view.state.step))
+            case LineageBegun(lineage=lineage, from_state=start):
+                self.histories.append((lineage, start.step))
+            case CheckpointRecord(phase="durable", level=level, state=state) if level == STORE:
+                self.durable.append(state.step)
+            case Measurement(name=name):
+                self.points[name] += 1
+
+
+def survey(records: Iterable[Record], kept_steps: int = KEPT_STEPS) -> Survey:
+    """The first reading; ``Spans`` are not needed. ``kept_steps``: with fewer than there are, step times come out otherwise."""
+    reading, started = _Reading(kept_steps // 64), None
+    for record in records:
+        started = record if isinstance(record, RunStarted) else started
+        reading.take(record)
+    if started is None:
+        return Survey()
+    last = min(reading.durable[-1] if reading.durable else -1, reading.newest.step - kept_steps)
+    old = [sample for sample in reading.samples if sample[0].lineage == reading.newest.lineage and sample[0].step <= last]
+    if not old:
+        return Survey()
+    horizon, at_us, points = old[-1]
+    start_us, timeline = to_us(started.at_s), Timeline()
+    timeline.start(started.world + started.spares, start_us)
+    timeline.paint(0, start_us, at_us - start_us, 0)
+    cuts = sorted({*reading.durable, *(step for _, step in reading.views), *(step for _, step in reading.histories)})
+    paced = bool(section(configuration(started.config), "chaos").get("floor"))
+    return Survey(horizon, start_us, timeline.width_us, cuts, _limits(reading.views), _limits(reading.histories), points, paced)
+
+
+def _limits(begun: list[tuple[int, int]]) -> dict[int, int]:
+    """Number of a view or history -> the least step from which a later one began."""
+    limits: dict[int, int] = {}
+    least = NEVER
+    for number, step in reversed(begun):
+        limits[number] = least
+        least = min(least, step)
+    return limits
+
+
+@dataclass(slots=True)
+class _Group:
+    """Steps ``first`` to ``step`` of one rank, and its time from ``start_us`` to ``end_us`` by letter."""
+
+    start_us: int
+    end_us: int
+    first: int
+    step: int
+    sums: dict[str, int] = field(default_factory=dict)
+
+    def take(self, pieces: list[tuple[str, int]], commits: int) -> None:
+        for code, duration in pieces:
+            self.sums[code] = self.sums.get(code, 0) + duration
+            self.end_us += duration
+        self.step += commits
+
+
+class _Track:
+    """The time of one process in one view and history, put together."""
+
+    def __init__(self, record: Spans, known: Survey) -> None:
+        self._member, self._generation, self._lineage = record.member, record.generation, record.lineage
+        self._known = known
+        self.end_us, self.step = record.start_us, record.step
+        self._seen = 0
+        self._attempt: list[tuple[str, int]] = []
+        self._out: list[Spans] = []
+        self._group: _Group | None = None
+        generations = known.by_view.get(record.generation, NEVER)
+        self._limit = min(generations, known.by_history.get(record.lineage, NEVER))
+
+    def follows(self, record: Spans) -> bool:
+        """Whether the record goes on where this ends."""
+        mine = self._member, self._generation, self._lineage, self.end_us, self.step
+        return mine == (record.member, record.generation, record.lineage, record.start_us, record.step)
+
+    def add(self, record: Spans) -> None:
+        for code, duration in zip(record.codes, record.durations_us, strict=True):
+            stepping = any(INDEX[piece] < STEP_KINDS for piece, _ in self._attempt)
+            self._attempt.append((code, duration))
+            self.end_us += duration
+            index = INDEX[code]
+            if code == COMMIT:
+                self.step += 1
+                self._close(1)
+            elif index > COMMIT_INDEX or index in CHARGED:
+                self._as_it_is()
+            elif index >= STEP_KINDS and not stepping:
+                self._close(0)
+
+    def _close(self, commits: int) -> None:
+        """The pieces at hand are a step, or time between steps. It joins what is before it if it may."""
+        self._seen += commits
+        begin_us = self.end_us - sum(duration for _, duration in self._attempt)
+        early_or_undone = commits and (self._seen <= FIRST_STEPS or self.step > self._limit)
+        if early_or_undone or self._bucket(begin_us) != self._bucket(self.end_us - 1):
+            self._as_it_is(commits)
+            return
+        pieces, self._attempt = self._attempt, []
+        if self._group is not None and not self._joins(self._group):
+            self._write(self._group)
+            self._group = None
+        if self._group is None:
+            self._group = _Group(begin_us, begin_us, self.step - commits, self.step - commits)
+        self._group.take([piece for piece in pieces if piece[0] != COMMIT], commits)
+
+    def _joins(self, group: _Group) -> bool:
+        """The step that ends here, at ``end_us``, lies in the same bucket as ``group``, and no rollback can end between them."""
+        same = self._bucket(group.start_us) == self._bucket(self.end_us - 1)
+        return same and bisect_left(self._known.cuts, group.first + 1) == bisect_left(self._known.cuts, self.step)
+
+    def _bucket(self, at_us: int) -> int:
+        return (at_us - self._known.start_us) // self._known.width_us
+
+    def _as_it_is(self, commits: int = 0) -> None:
+        """What is at hand stays; ``commits`` steps of it are committed."""
+        pieces, self._attempt = self._attempt, []
+        if self._group is not None:
+            self._write(self._group)
+            self._group = None
+        if pieces:
+            self._raw(self.end_us - sum(duration for _, duration in pieces), self.step - commits, pieces)
+
+    def _write(self, group: _Group) -> None:
+        pieces = [*group.sums.items(), *[(COMMIT, 0)] * (group.step - group.first)]
+        self._raw(group.start_us, group.first, pieces)
+
+    def _raw(self, start_us: int, step: int, pieces: list[tuple[str, int]]) -> None:
+        codes, durations = "".join(code for code, _ in pieces), tuple(duration for _, duration in pieces)
+        last = self._out[-1] if self._out else None
+        joins = last is not None and len(last.codes) + len(codes) < 4_096
+        if last is not None and joins:
+            codes, durations, step, start_us = last.codes + codes, last.durations_us + durations, last.step, last.start_us
+            self._out.pop()
+        self._out.append(Spans(self._member, self._generation, self._lineage, step, start_us, durations, codes))
+
+    def take(self) -> list[Spans]:
+        """All of it."""
+        self._as_it_is()
+        return self._out
+
+
+def folded(records: Iterable[Record], known: Survey) -> Iterator[Record]:
+    """The records of the journal that ``known`` was made of, with the old part folded. What is folded may be folded again."""
+    kept = _Kept()
+    thin, old, fresh = _Thin(known.points), known.horizon is not None, 0
+    for record in records:
+        old = old and not (isinstance(record, Committed) and record.state == known.horizon)
+        if not old:
+            yield from kept.take()
+            yield record
+        elif isinstance(record, Spans):
+            kept.add(record, known)
+        elif isinstance(record, Usage):
+            kept.usage[record.member] = record
+        elif isinstance(record, Committed) and not known.paced and fresh > FIRST_COMMITS:
+            kept.commits[:] = [*kept.commits[:1], record]
+        elif not isinstance(record, Measurement) or thin.keeps(record.name):
+            passing = isinstance(record, PASSING)
+            fresh = fresh + isinstance(record, Committed) if passing else 0
+            yield from kept.noted() if passing else kept.take()
+            yield record
+    yield from kept.take()
+
+
+class _Kept:
+    """What is not written yet: ranks' time, the first and the last note of a commit, and what each rank has taken by now."""
+
+    def __init__(self) -> None:
+        self._tracks: dict[Member, list[_Track]] = {}
+        self.commits: list[Committed] = []
+        self.usage: dict[Member, Usage] = {}
+
+    def add(self, record: Spans, known: Survey) -> None:
+        mine = self._tracks.setdefault(record.member, [])
+        if not mine or not mine[-1].follows(record):
+            mine.append(_Track(record, known))
+        mine[-1].add(record)
+
+    def noted(self) -> list[Record]:
+        """The notes of commits."""
+        found, self.commits = self.commits, []
+        return [*found]
+
+    def take(self) -> list[Record]:
+        """All of it."""
+        time = [spans for mine in self._tracks.values() for track in mine for spans in track.take()]
+        usage = [*self.usage.values()]
+        self._tracks, self.usage = {}, {}
+        return [*time, *self.noted(), *usage]
+
+
+class _Thin:
+    """Of the points of each figure every so manieth, and the last."""
+
+    def __init__(self, points: Mapping[str, int]) -> None:
+        self._points, self._seen = points, Counter[str]()
+
+    def keeps(self, name: str) -> bool:
+        self._seen[name] += 1
+        points = self._points.get(name, 0)
+        every = -(-points // KEPT_POINTS) or 1
+        return self._seen[name] % every == 0 or self._seen[name] == points

@@ -1,0 +1,510 @@
+"""What faults should cost a run, and what is to be expected of it: two questions, and one cost for each kind of fault. Pure.
+
+*Given the faults that came*, what should they have cost? :func:`predict` prices each by what was known when it struck: the run's own
+time-outs, how long its first processes took to start, and what it has measured of the faults before. The *prediction* is set beside what
+the ledger measured; they differ by the *error*.
+
+*What will come?* :func:`forecast` says it of the time ahead: how often each kind of fault comes (``fleet.ledger.rates``), what that will
+leave of the training, each with the interval that holds the truth in 90% of cases. Both learn from every fault, planned or not.
+
+Costs are first order: in faults that do not overlap. They are rank-seconds that are in no kept step; what only makes steps longer (a slow
+rank, a bad link) costs none, as the ledger counts these steps as kept.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fleet.ledger.met import Met
+from fleet.ledger.rates import Gamma, Rate, count_interval, together
+from fleet.protocol.fault_kinds import Cost, FaultKind, Place, kind_of
+from fleet.protocol.records import section
+from fleet.settings.run import RunSettings, Timeouts, recovery_named
+
+PAUSE_S, RESTORE_S, START_S, VACANT_S = 0.15, 1.0, 3.0, 1.0
+"""Until measured: all ranks pause for a loss; a newcomer takes the state; a process starts; a slot has none. Of a local cluster."""
+REFILL_S = VACANT_S + START_S + RESTORE_S
+"""From the loss of a rank until its replacement trains, until that is measured."""
+SEND_S, JOIN_STEPS = 0.1, 2.5
+"""A newcomer has the state after about so long and so many steps: its view is entered behind a step, and it waits for the next one."""
+SETTLE_S = 0.4
+"""A spare that is there takes a seat after that, and its own restore."""
+SAVING = 0.01
+"""Share of the time that steps stop for checkpoints, until the first is written: its cost is not known before."""
+UNLIKE = 0.5
+"""How much two faults of a kind differ in what they cost, and how little is known of it before the first (standard deviation over mean)."""
+KNOWN_AFTER_S = 0.5
+"""What a fault cost is known once its slots have been filled for so long."""
+FROZEN = "freeze"
+"""The simulator's trouble for kinds whose processes stand still as a whole, and do not beat. Others beat on, and nobody moves."""
+OUTAGE = "outage"
+"""The kind of an incident in which the whole run was stopped. Its start-up stands among what is no fault's; steps are taken again."""
+LEAST_S = 30.0
+"""A forecast is said of no shorter time: one loss more or less decides what it leaves."""
+
+
+# ---- what costs depend on ----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What costs depend on, from the run's settings. ``timeouts`` are seconds by name; ``verify`` is a share of the time of ranks."""
+
+    world: int
+    spares: int
+    nodes: int
+    recovery: str
+    verify: float
+    timeouts: Mapping[str, float]
+    stalls: bool = False
+
+    @classmethod
+    def of(cls, settings: RunSettings) -> Terms:
+        """Of a run with these settings."""
+        return cls.said({"settings": dataclasses.asdict(settings)}, settings.world, settings.spares)
+
+    @classmethod
+    def said(cls, config: Mapping[str, Any], world: int, spares: int) -> Terms:
+        """As a run wrote them down when it started. What an older one has not written, or any text in its place, is taken as it is by
+        default."""
+        run = section(config, "settings")
+        own, verify = RunSettings(), _numbers(section(run, "verify"))
+        return cls(
+            world=world, spares=spares, nodes=max(1, int(_numbers(run).get("nodes", own.nodes))),
+            recovery=_recovery(run.get("recovery", own.recovery.policy)), stalls=run.get("on_partition") == "stall",
+            verify=verify.get("replicas", own.verify.replicas) + verify.get("compute", own.verify.compute),
+            timeouts=_numbers(dataclasses.asdict(Timeouts())) | _numbers(section(run, "timeouts")),
+        )  # fmt: skip
+
+    def noticed_s(self, kind: FaultKind) -> float:
+        """How long all ranks wait until those that a fault of this kind took are given up."""
+        names: tuple[str, ...] = ()
+        if Cost.APART in kind.may_cost:
+            names = ("stall_s",) if self.stalls else ("node_s",)
+        elif Cost.STILL in kind.may_cost:
+            names = ("heartbeat_s",) if FROZEN in kind.simulated else ("progress_s", "park_s")
+        return sum(self.timeouts[name] for name in names)
+
+    def struck(self, kind: FaultKind) -> int:
+        """Ranks that one fault of this kind takes: of a rank, a node, or the whole run."""
+        if not kind.takes_ranks:
+            return 0
+        if Place.COORDINATOR in kind.strikes:
+            return self.world
+        whole = kind.unit is Place.NODE or bool({Cost.NODE, Cost.APART} & set(kind.may_cost))
+        return math.ceil(self.world / self.nodes) if whole else 1
+
+
+def _numbers(found: Mapping[str, Any]) -> dict[str, float]:
+    return {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
+
+
+def _recovery(said: Any) -> str:
+    try:
+        return recovery_named(said)
+    except (KeyError, TypeError, ValueError):  # any text may stand there
+        return RunSettings().recovery.policy
+
+
+# ---- what was measured -------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Mean:
+    """A time that is learned: what was assumed counts as one measurement."""
+
+    assumed_s: float
+    sum_s: float = 0.0
+    count: int = 0
+    squares: float = 0.0
+    """Of what differed from the mean so far, over that mean."""
+
+    @property
+    def value_s(self) -> float:
+        return (self.assumed_s + self.sum_s) / (1 + self.count)
+
+    def add(self, sum_s: float, count: int = 1) -> None:
+        """So many took so long together. Of one that still lasts the time so far counts, and it does not: the mean of exponential times."""
+        if count and self.value_s:
+            self.squares += count * (sum_s / count / self.value_s - 1) ** 2
+        self.sum_s, self.count = self.sum_s + sum_s, self.count + count
+
+    @property
+    def unlike(self) -> float:
+        """Standard deviation over mean; ``UNLIKE`` counts as one measurement."""
+        return math.sqrt((UNLIKE**2 + self.squares) / (1 + self.count))
+
+
+@dataclass(slots=True)
+class Times:
+    """What the run's own recoveries take. ``refill`` is from a loss until the slot's next process trains, ``restore`` the part of it in
+    which a newcomer takes the state, ``pause`` what everybody stops for. Refills are learned by kind: a lost node is not a lost process."""
+
+    pause: Mean
+    restore: Mean
+    refill: Mean
+    by_kind: dict[str, Mean] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, start_s: float | None, step_s: float = 0.0) -> Times:
+        """Before the first fault: a replacement takes as long to start as the run's first processes did, on average, and some steps to
+        join. None, and 0: not known."""
+        start_s, restore_s = START_S if start_s is None else start_s, SEND_S + JOIN_STEPS * step_s if step_s else RESTORE_S
+        return cls(Mean(PAUSE_S), Mean(restore_s), Mean(VACANT_S + start_s + restore_s))
+
+    def refill_s(self, kind: str) -> float:
+        """By the faults of this kind, as far as there were any: what all kinds took counts as one of them."""
+        known = self.by_kind.get(kind)
+        return self.refill.value_s if known is None else (self.refill.value_s + known.sum_s) / (1 + known.count)
+
+    def learn(self, kind: str, item: Any, noticed_s: float, world: int, over: bool, kept: bool) -> None:
+        """What a fault that took ranks came to. What it took to notice beyond the time-outs is a part of the pause. ``over``: its slots are
+        filled again. ``kept``: no step was taken back meanwhile; that has its own price."""
+        cost, lost = item.cost, len(item.members)
+        if over and kept:
+            self.pause.add(max(0.0, (cost["detect"] + cost["reform"] + cost["rework"]) / world - noticed_s))
+        if over:
+            self.restore.add(cost["restore"] / lost)
+        for mean in (self.refill, self.by_kind.setdefault(kind, Mean(0.0))):
+            mean.add(cost["provision"] + item.init_s + cost["restore"], lost if over else 0)
+
+
+# ---- one cost a kind ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FaultCost:
+    """Rank-seconds in which the world stands still, seats of the world are empty, and slots are, those of spares included."""
+
+    pause_s: float = 0.0
+    seats_s: float = 0.0
+    refill_s: float = 0.0
+
+    @property
+    def charged_s(self) -> float:
+        """What the ledger should charge it with, start-up of replacements included."""
+        return self.pause_s + self.refill_s
+
+    @property
+    def lost_s(self) -> float:
+        """What the world's goodput should lose."""
+        return self.pause_s + self.seats_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blow:
+    """What is known of a fault that is to be priced: its kind, ranks that it took and how many of them had a seat, spares that were there,
+    how long training and run lasted from then on, and how much training was taken back, as nobody was left who held the state."""
+
+    kind: str
+    lost: int
+    seats: int
+    spares: int = 0
+    training_s: float = math.inf
+    run_s: float = math.inf
+    back_s: float = 0.0
+
+
+def fault_cost(blow: Blow, terms: Terms, times: Times) -> FaultCost:
+    """What it should cost. Nothing where it takes no rank: what is only slower, or is waited for, is in the time of steps that are kept."""
+    if not blow.lost:
+        return FaultCost()
+    kind = kind_of(blow.kind)
+    stop_s = (terms.noticed_s(kind) + times.pause.value_s) if blow.seats else 0.0
+    refill_s, taken = times.refill_s(blow.kind), min(blow.spares, blow.seats)
+    spared_s = min(refill_s, SETTLE_S + times.restore.value_s)
+    seats_s = (blow.seats - taken) * min(refill_s, blow.training_s) + taken * min(spared_s, blow.training_s)
+    return FaultCost(terms.world * (min(stop_s, blow.training_s) + blow.back_s), seats_s, blow.lost * min(refill_s, blow.run_s))
+
+
+# ---- given the faults that came ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One part of the loss of goodput, as shares of the rank-seconds of the world."""
+
+    name: str
+    predicted: float
+    measured: float
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What the run's goodput should be by now, given the faults that came. ``goodput`` is 1 less the predicted shares of ``terms``.
+
+    ``error`` is the measured goodput less the predicted one; ``costs`` are those of each incident, by its id. Measured shares and the
+    measured goodput add up to 1: the last term is what is left, so that whatever is in no model stands there.
+    """
+
+    goodput: float
+    error: float
+    terms: tuple[Term, ...]
+    costs: Mapping[str, FaultCost]
+    times: Times
+
+    def plain(self) -> dict[str, Any]:
+        """For the report's JSON and the pages."""
+        return {"goodput": self.goodput, "error": self.error, "terms": [dataclasses.asdict(term) for term in self.terms]}
+
+
+def predict(s: Any) -> Prediction:
+    """The prediction of a ``LedgerSummary`` for its ``now_s``. Start-up and end, also of each resume, are taken as measured: no fault's."""
+    found: Prediction = s.once("prediction", lambda: _predict(s))
+    return found
+
+
+def _predict(s: Any) -> Prediction:
+    world_s = max(s.world_s, 1e-9)
+    trained = min(1.0, s.goodput / s.training_goodput) if s.training_goodput > 0 else 0.0
+    outside, saving = 1.0 - trained, _saving(s)
+    costs, times = priced(s)
+    fault_share = min(trained, sum(cost.lost_s for cost in costs.values()) / world_s)
+    stopped, verified = s.categories["checkpoint_stall"] / world_s, s.categories["verify"] / world_s
+    going = trained - fault_share
+    goodput = going * (1.0 - saving - s.terms.verify)
+    terms = (
+        Term("start-up and end", outside, outside),
+        Term("checkpoints", going * saving, stopped),
+        Term("verification", going * s.terms.verify, verified),
+        Term("faults and all else", fault_share, 1.0 - s.goodput - outside - stopped - verified),
+    )
+    return Prediction(goodput, s.goodput - goodput, terms, costs, times)
+
+
+def _saving(s: Any) -> float:
+    """Share of the time of steps that checkpoints of all levels should take: what one blocks, over the interval."""
+    intervals = [each for each in (s.checkpoint_interval_s, s.copy_interval_s) if each]
+    known = s.checkpoint_blocked_s and intervals
+    saving: float = sum(s.checkpoint_blocked_s / interval_s for interval_s in intervals) if known else SAVING
+    return max(0.0, min(saving, 1.0 - float(s.terms.verify)))
+
+
+def priced(s: Any) -> tuple[dict[str, FaultCost], Times]:
+    """Each incident's cost, as far as it could be known when it struck; and what all of them have taught."""
+    found: tuple[dict[str, FaultCost], Times] = s.once("priced", lambda: _priced(s))
+    return found
+
+
+def _priced(s: Any) -> tuple[dict[str, FaultCost], Times]:
+    times, costs, back, seats = Times.of(s.start_s, s.median_step_s), {}, _taken_back(s), _Seats(s)
+    free_s: list[float] = [-math.inf] * s.spares
+    for item in sorted(s.incidents, key=lambda item: item.at_s):
+        ready = sum(at_s <= item.at_s for at_s in free_s)
+        trained_s, held_s = next((end for end in s.ends if end[1] >= item.at_s), s.ends[-1])
+        next_s, seated = seats.next_s(item), item.seats or seats.still_empty(item, times.refill_s(item.like))
+        training_s, run_s = (max(0.0, min(end_s, next_s) - item.at_s) for end_s in (trained_s, held_s))
+        blow = Blow(
+            kind=item.like, lost=len(item.members), seats=seated, spares=ready, training_s=training_s, run_s=run_s,
+            back_s=back.get(item.id, 0.0),
+        )  # fmt: skip
+        costs[item.id] = fault_cost(blow, s.terms, times) if item.kind != OUTAGE else FaultCost(pause_s=s.world * blow.back_s)
+        if item.members:
+            back_s = item.at_s + times.refill_s(item.like)
+            free_s = sorted(free_s)[min(blow.lost, ready) :] + [back_s] * min(blow.lost, ready)
+            over = _slot_s(item) + KNOWN_AFTER_S < blow.run_s
+            kept = not any(item.at_s <= rollback.at_s <= item.at_s + _slot_s(item) + REFILL_S for rollback in s.rollbacks)
+            times.learn(item.like, item, s.terms.noticed_s(kind_of(item.like)), s.world, over, kept)
+    return costs, times
+
+
+class _Seats:
+    """Which slots lost a process when: one that is lost before it trains leaves the seat empty that it was to fill."""
+
+    def __init__(self, s: Any) -> None:
+        self._spares = s.spares
+        self._lost: dict[str, list[float]] = {}
+        for item in s.incidents:
+            for member in item.members:
+                self._lost.setdefault(_slot(member), []).append(item.at_s)
+
+    def next_s(self, item: Any) -> float:
+        """When the slot of a single loss lost its next process."""
+        slots = {_slot(member) for member in item.members}
+        later = [at_s for at_s in self._lost[slots.pop()] if at_s > item.at_s] if len(slots) == 1 else []
+        return min(later, default=math.inf)
+
+    def still_empty(self, item: Any, refill_s: float) -> int:
+        """Of processes that had no seat: how many were to fill one that was empty. With spares a slot without a process is no seat."""
+        before = [[at_s for at_s in self._lost[_slot(member)] if at_s < item.at_s] for member in item.members]
+        return 0 if self._spares else sum(bool(each) and item.at_s - max(each) < 2 * refill_s for each in before)
+
+
+def _slot(member: str) -> str:
+    return member.partition(".")[0]
+
+
+def _slot_s(item: Any) -> float:
+    """How long each of its slots was without a rank that trains."""
+    total: float = item.cost["provision"] + item.init_s + item.cost["restore"]
+    return total / len(item.members)
+
+
+def _taken_back(s: Any) -> dict[str, float]:
+    """Seconds of training since the newest state that was kept, by the incident with which nobody was left who held a newer one."""
+    found: dict[str, float] = {}
+    for rollback in s.rollbacks:
+        before = [item for item in s.incidents if (item.seats or item.kind == OUTAGE) and item.at_s <= rollback.at_s]
+        if before:
+            last = max(before, key=lambda item: item.at_s).id
+            found[last] = found.get(last, 0.0) + rollback.steps * s.median_step_s
+    return found
+
+
+# ---- what will come ----------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A mean, and the bounds that hold the truth in 90% of cases."""
+
+    mean: float
+    low: float
+    high: float
+
+    def holds(self, value: float) -> bool:
+        return self.low <= value <= self.high
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Of the next ``ahead_s`` seconds of training.
+
+    Attributes:
+        ahead_s: as long as the run still has to train, as far as it has said how many steps it takes; else as long as it has trained.
+        goodput: of that time.
+        faults: how many come in it.
+        rates: events a second, of each kind that is known or was met; ``all`` has all of them.
+        inside, scored: of how many forecasts that the run made of its own faults the interval held the truth.
+        spares: as many keep the world whole for 95% of the time.
+    """
+
+    ahead_s: float
+    goodput: Interval
+    faults: Interval
+    all: Interval
+    rates: Mapping[str, Interval]
+    inside: int
+    scored: int
+    spares: int
+
+    def plain(self) -> dict[str, Any]:
+        """For the report's JSON and the pages."""
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What one fault of a kind will cost in rank-seconds of the world, how much two differ (standard deviation over mean), and from how
+    many faults that is known."""
+
+    mean_s: float
+    unlike: float = UNLIKE
+    known: int = 0
+
+
+def coming(rates: Mapping[str, Rate], prices: Mapping[str, Price], ahead_s: float, world: int, always: float) -> Interval:
+    """Goodput of the next ``ahead_s`` seconds, of which a share ``always`` is lost without any fault.
+
+    The loss is a sum over a random number of faults. Let a kind come at rate r, of mean m and variance v, and cost c, which differs from
+    fault to fault by a share u of it, and whose mean is known up to u / sqrt(1 + n) after n faults. In a time t it then takes t m c, with a
+    variance of t m c^2 (1 + u^2) + t^2 v c^2 + (t m c u)^2 / (1 + n). Their sum is taken for a Gamma law of the same mean and variance;
+    where it is likelier than 5% that nothing comes, the least loss is none.
+    """
+    mean = variance = 0.0
+    none = 1.0
+    for kind, rate in rates.items():
+        price = prices.get(kind, Price(0.0))
+        expected, cost = ahead_s * rate.mean, price.mean_s
+        mean += expected * cost
+        variance += (expected * (1 + price.unlike**2) + ahead_s**2 * rate.variance) * cost**2
+        variance += (expected * cost * price.unlike) ** 2 / (1 + price.known)
+        none *= rate.none_within(ahead_s) if cost else 1.0
+    whole = world * ahead_s
+    least, most = 0.0, 0.0
+    if mean > 0:
+        law = Gamma.like(mean, variance)
+        least, most = (0.0 if none > 0.05 else law.quantile(0.05)), law.quantile(0.95)
+    shares = [max(0.0, (1.0 - always) * (1.0 - lost_s / whole)) for lost_s in (mean, most, least)]
+    return Interval(*shares)
+
+
+def forecast(s: Any, left_s: float | None = None) -> Forecast | None:
+    """The forecast of a ``LedgerSummary``; None before training has begun. ``left_s``: how long it still has to train, if that is known."""
+    found: Forecast | None = s.once(("forecast", left_s), lambda: _forecast(s, left_s))
+    return found
+
+
+def _forecast(s: Any, left_s: float | None) -> Forecast | None:
+    met: Met = s.met
+    if not s.training_s:
+        return None
+    ahead_s = max(LEAST_S, left_s if left_s else s.training_s)
+    rates, prediction = met.rates(s.training_s), predict(s)
+    prices = {kind: typical(kind, s, prediction.times) for kind in rates}
+    total = together(rates.values())
+    few, many = count_interval(total, ahead_s)
+    known = {kind: Interval(rate.mean, *rate.interval()) for kind, rate in rates.items()}
+    always = _saving(s) + s.categories["verify"] / max(s.world_s, 1e-9)
+    return Forecast(
+        ahead_s=ahead_s, goodput=coming(rates, prices, ahead_s, s.world, always), faults=Interval(total.mean * ahead_s, few, many),
+        all=Interval(total.mean, *total.interval()), rates=known, inside=met.inside, scored=met.scored,
+        spares=spares_wanted(rates, s, prediction.times),
+    )  # fmt: skip
+
+
+def typical(kind: str, s: Any, times: Times) -> Price:
+    """What the next fault of a kind will cost, with as many spares as the run has."""
+    lost = s.terms.struck(kind_of(kind))
+    known = times.by_kind.get(kind, times.refill)
+    every_s = s.copy_interval_s or s.checkpoint_interval_s or 0.0
+    back_s = every_s / 2 if lost >= s.world > 1 else 0.0
+    blow = Blow(kind=kind, lost=lost, seats=lost, spares=s.spares, back_s=back_s)
+    return Price(fault_cost(blow, s.terms, times).lost_s, times.refill.unlike, known.count)
+
+
+def spares_wanted(rates: Mapping[str, Rate], s: Any, times: Times, whole: float = 0.95) -> int:
+    """The fewest spares with which the world is whole for a share ``whole`` of the time, were faults to come as forecast.
+
+    Ranks that are away at a time are Poisson with the mean of Little's law, rate x time of a replacement (M/G/infinity; Gross et al. 2008,
+    Fundamentals of Queueing Theory, sec. 2.7).
+    """
+    away = sum(rate.mean * s.terms.struck(kind_of(kind)) * times.refill_s(kind) for kind, rate in rates.items())
+    from fleet.laws.reliability import poisson_quantile  # it takes numpy, which most of a report does without
+
+    wanted: int = min(s.world, poisson_quantile(away, whole))
+    return wanted
+
+
+# ---- what it was worth -------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """Rank-seconds of the world that something has saved, and what it has cost; of ``uses`` it was called on so many times."""
+
+    name: str
+    saved_s: float
+    cost_s: float
+    uses: int
+
+
+def worths(s: Any) -> Sequence[Worth]:
+    """What spares and checkpoints were worth to the run of a ``LedgerSummary``, by the prices of its own faults.
+
+    A spare saves the time in which a seat would have been empty, and costs its idle time. A checkpoint saves the steps before it, which
+    would have been taken again from the beginning, whenever all ranks were lost; it costs what it blocked.
+    """
+    spares = [_spared(s)] if s.spares else []
+    kept_s = sum(rollback.to_step for rollback in s.rollbacks) * s.median_step_s * s.world
+    return [*spares, Worth("checkpoints", kept_s, s.categories["checkpoint_stall"], len(s.rollbacks))]
+
+
+def _spared(s: Any) -> Worth:
+    costs, bare = priced(s)[0], priced(dataclasses.replace(s, spares=0))[0]
+    saved = [bare[name].seats_s - cost.seats_s for name, cost in costs.items()]
+    return Worth("spares", sum(saved), s.categories["idle_spare"], sum(each > 0 for each in saved))

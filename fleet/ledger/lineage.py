@@ -1,0 +1,133 @@
+"""Which steps of a run were read from which data, and which of them still count: folded from its journal.
+
+Which samples a shard of a step gets follows from seed, step, shard, and the data set's size and order alone, so no list of samples is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from fleet.protocol.records import (
+    PLAIN,
+    Committed,
+    DataFiles,
+    DataRead,
+    LineageBegun,
+    Record,
+    RunStarted,
+    configuration,
+    section,
+)
+from fleet.protocol.types import DataFile
+
+NEVER = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Steps ``first`` to ``end``, without that, of one history, all read alike. ``read`` is None where the journal does not say how.
+
+    ``counts``: they are part of what the run has become; else they were rolled back.
+    """
+
+    lineage: int
+    first: int
+    end: int
+    read: DataRead | None
+    counts: bool
+
+
+@dataclass(slots=True)
+class FilesOf:
+    """What is known of the files of a data set: ``files`` by their number, of ``total``. For the others see ``DataFiles``."""
+
+    reader: str
+    layout: str
+    window_bytes: int
+    total: int
+    files: dict[int, DataFile] = field(default_factory=dict)
+
+    @property
+    def whole(self) -> bool:
+        """Whether none is missing."""
+        return len(self.files) == self.total
+
+    @property
+    def in_order(self) -> list[DataFile]:
+        """The files that are known, by their number."""
+        return [self.files[number] for number in sorted(self.files)]
+
+
+class DataHistory:
+    """The data of one run, folded record by record; ``Spans`` are not needed."""
+
+    def __init__(self) -> None:
+        self.run, self.seed, self.shards, self.origin = "", 0, 0, ""
+        self.is_plain = False
+        self.files: dict[str, FilesOf] = {}
+        self._begun: list[tuple[int, int]] = [(0, 0)]
+        self._committed: dict[int, int] = {}
+        self._reads: dict[int, list[DataRead]] = {}
+        self._old: list[DataRead] = []
+
+    def apply_all(self, records: Iterable[Record]) -> DataHistory:
+        """All of a journal, or what came since."""
+        for record in records:
+            self._apply(record)
+        return self
+
+    def _apply(self, record: Record) -> None:
+        match record:
+            case RunStarted(run=run, shards=shards, config=config):
+                said = configuration(config)
+                self.run, self.shards, self.origin = run, shards, str(said.get("origin", ""))
+                self.seed, self.is_plain = int(section(said, "settings").get("seed", 0)), PLAIN in said
+            case LineageBegun(lineage=lineage, from_state=start):
+                self._begun = [begun for begun in self._begun if begun[0] != lineage] + [(lineage, start.step)]
+            case Committed(state=state):
+                self._committed[state.lineage] = max(state.step, self._committed.get(state.lineage, 0))
+            case DataRead(lineage=-1):
+                self._old.append(record)
+            case DataRead(lineage=lineage):
+                known = self._reads.setdefault(lineage, [])
+                known[:] = [read for read in known if read.step < record.step]
+                known.append(record)
+            case DataFiles():
+                made = FilesOf(record.reader, record.layout, record.window_bytes, record.total)
+                known_files = self.files.setdefault(record.data_sha256, made)
+                known_files.files |= dict(enumerate(record.files, record.first))
+
+    def stretches(self) -> list[Stretch]:
+        """All steps that were committed, by history and in order; those that were rolled back, too."""
+        found: list[Stretch] = []
+        end_of_kept = NEVER
+        for lineage, first in reversed(self._begun):
+            end = self._committed.get(lineage, first)
+            cuts = [first, min(max(first, end_of_kept), end), end]
+            for begin, stop, counts in ((cuts[0], cuts[1], True), (cuts[1], cuts[2], False)):
+                found += self._within(lineage, begin, stop, counts)
+            end_of_kept = min(end_of_kept, first)
+        return sorted(found, key=lambda each: (each.lineage, each.first))
+
+    def _within(self, lineage: int, first: int, end: int, counts: bool) -> list[Stretch]:
+        """Steps ``first`` to ``end``, cut where they begin to be read otherwise."""
+        found: list[Stretch] = []
+        reads = self._of(lineage)
+        begins = [first, *(read.step for read in reads if first < read.step < end), end]
+        for begin, stop in pairwise(begins):
+            if begin < stop:
+                read = next((read for read in reversed(reads) if read.step <= begin), None)
+                found.append(Stretch(lineage, begin, stop, read, counts))
+        return found
+
+    def _of(self, lineage: int) -> list[DataRead]:
+        """What was read in it. An older journal does not say when: there it is known only if all was read alike."""
+        return self._reads.get(lineage) or (self._old if len(self._old) == 1 else [])
+
+    @property
+    def reads(self) -> list[DataRead]:
+        """All that was said of what is read, each data set once."""
+        every = [*self._old, *(read for reads in self._reads.values() for read in reads)]
+        return list({(read.samples, read.batch_size, read.data_sha256): read for read in every}.values())

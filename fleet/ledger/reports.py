@@ -1,0 +1,34 @@
+"""What train loops have reported in a run, from its journal. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from fleet.protocol.once import state_of
+from fleet.protocol.records import LineageBegun, OnceRecord, Record
+from fleet.protocol.types import StateId
+
+
+@dataclass(frozen=True, slots=True)
+class ReportMade:
+    """One report that counts. ``state`` is the one that it was made at: None before and behind the loop; ``told`` is what came of it."""
+
+    state: StateId | None
+    told: dict[str, Any]
+
+
+def reports(records: Iterable[Record], name: str) -> list[ReportMade]:
+    """All that was done once in a run under ``name``, in order, without what belongs to steps that were taken back."""
+    found: dict[str, ReportMade] = {}
+    for record in records:
+        match record:
+            case OnceRecord(phase="done", key=key, result=result):
+                place, _, called = key.partition("/")
+                if called.rpartition("#")[0] == name:
+                    found.setdefault(key, ReportMade(state_of(place), json.loads(result)))
+            case LineageBegun(from_state=start):
+                found = {key: each for key, each in found.items() if each.state is None or each.state <= start}
+    return list(found.values())

@@ -1,0 +1,81 @@
+"""Nodes that are about to be taken away, and were announced before: by a cloud, by maintenance, by an operator.
+
+Their ranks train on. Others are taken in beside them, at a step boundary, until the world is whole without them; then all leave the view
+together, and it forms again without those that go. No step is lost, as nobody is: what they had computed of the step at hand is computed
+again by the others. Without anybody to stand in, they leave right before the node goes, and the world shrinks.
+"""
+
+from __future__ import annotations
+
+from fleet.machine.candidates import room
+from fleet.machine.leaving import gather
+from fleet.machine.state import MachineState, Phase
+from fleet.protocol.causes import GatherWhy
+from fleet.protocol.decisions import Notice
+from fleet.protocol.events import NodeLeaves, NodeStays
+from fleet.protocol.records import DecisionMade
+from fleet.protocol.types import View
+
+MARGIN_S = 2.0
+"""So long before a node goes, and a step more, its ranks leave the view, whether or not others stand in."""
+POLICY = "maintenance"
+
+
+def announced(machine: MachineState, event: NodeLeaves, now_s: float) -> None:
+    """A node goes at ``until_s``. The same word again says nothing; another time counts from now on."""
+    roster = machine.roster
+    if event.node not in roster.nodes or roster.leaving.get(event.node) == event.until_s:
+        return
+    roster.leaving[event.node] = event.until_s
+    reason = f"node {event.node} goes in {max(0.0, event.until_s - now_s):.0f} s: {event.why}"
+    machine.write(DecisionMade(POLICY, "leave", reason, Notice(event.node, event.until_s), now_s))
+
+
+def withdrawn(machine: MachineState, event: NodeStays, now_s: float) -> None:
+    """A node does not go after all: its ranks are as all others are."""
+    if machine.roster.unannounce(event.node):
+        machine.write(DecisionMade(POLICY, "stay", f"node {event.node} stays after all", Notice(event.node), now_s))
+
+
+def replay(machine: MachineState, told: Notice) -> None:
+    """What the journal says of it."""
+    if told.until_s is None:
+        machine.roster.unannounce(told.node)
+    else:
+        machine.roster.leaving[told.node] = told.until_s
+    if told.let_go:
+        machine.roster.let_go.add(told.node)
+
+
+def wanted(machine: MachineState, view: View) -> int:
+    """How many ranks the view shall have: the world, and those that are about to leave it. Each has a shard at least."""
+    return room(machine, len(_seated(machine, view)))
+
+
+def tick(machine: MachineState, view: View, now_s: float) -> None:
+    """While a view runs: let go whom others stand in for, and whose time is up."""
+    if not machine.roster.leaving or machine.phase != Phase.RUN or machine.proposal is not None:
+        return
+    seated = _seated(machine, view)
+    left = len(view.members) - len(seated)
+    if not seated or left < machine.settings.min_ranks:
+        return
+    margin_s = MARGIN_S + max(machine.stragglers.steps_s, default=0.0)
+    late = min(machine.roster.leaving[node] for node in seated.values()) - now_s <= margin_s
+    if late or (left >= machine.settings.world and not machine.checkpoints.pending):
+        _let_go(machine, sorted(set(seated.values())), left, now_s)
+
+
+def _seated(machine: MachineState, view: View) -> dict[int, str]:
+    """Slots of the view whose nodes are about to go, and the nodes."""
+    leaving = machine.roster.leaving
+    homes = {member.slot: machine.roster.by_slot[member.slot].process.node for member in view.members if machine.current(member)}
+    return {slot: node for slot, node in homes.items() if node in leaving}
+
+
+def _let_go(machine: MachineState, nodes: list[str], left: int, now_s: float) -> None:
+    for node in nodes:
+        machine.roster.let_go.add(node)
+        reason = f"the ranks of node {node} leave: {left} others go on"
+        machine.write(DecisionMade(POLICY, "let_go", reason, Notice(node, machine.roster.leaving[node], True), now_s))
+    gather(machine, now_s, GatherWhy.MAINTENANCE, f"{', '.join(nodes)} will be taken away", in_person=False)

@@ -1,0 +1,112 @@
+"""``fleet scale`` in lines for people. Each comes from what its file holds, so that a file can be told again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fleet.ledger.step_terms import MEANINGS
+from fleet.planning.scale import groups
+
+Told = Mapping[str, Any]
+BUSY = 2.0
+"""A host with more threads than this for each core, that run or wait for one, has others on it."""
+
+
+def took(seconds: float) -> str:
+    """Three figures: what tells one world from another is often less than a millisecond."""
+    return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+def visit_line(visit: Told) -> str:
+    """One visit."""
+    whole_s, parts = sum(visit["terms"].values()), groups(visit["terms"])
+    shares = ", ".join(f"{name} {share:.0%}" for name, share in parts.items())
+    return f"world {visit['world']}: a step took {took(whole_s)} over {visit['steps']} steps ({shares}); {visit['run']}"
+
+
+def prediction_line(said: Told) -> str:
+    """What is said of the held-out world before it is trained with."""
+    step, fitted = said["step_s"], ", ".join(map(str, said["law"]["worlds"]))
+    return f"world {said['world']}, not measured yet: {_interval(step)} a step, predicted from {fitted} ({said['law']['confidence']:.0%})"
+
+
+def measured_line(world: int, measured: Told) -> str:
+    """What it took, beside what was said."""
+    verdict = "inside" if measured["inside"] else "outside"
+    return f"world {world}, measured: {took(measured['step_s'])} a step, {verdict} ({measured['off']:+.1%} of what was predicted)"
+
+
+def law_lines(law: Told) -> Iterator[str]:
+    """The coefficients, dearest first."""
+    yield f"the law, from {', '.join(map(str, law['worlds']))} ranks ({law['confidence']:.0%} intervals):"
+    for name, value in sorted(law["coefficients_s"].items(), key=lambda item: -item[1]["value"]):
+        yield f"  {name:<17} {_interval(value):<34} {COEFFICIENTS[name]}"
+
+
+COEFFICIENTS: Mapping[str, str] = {
+    "compute": f"{MEANINGS['compute']}, of all ranks together; 1/N of it each",
+    "update": MEANINGS["update"],
+    "data": f"{MEANINGS['data']}, of all ranks together; 1/N of it each",
+    "exchange_alone": "adding up and bookkeeping of the exchange, at any world",
+    "exchange_volume": "exchange of the gradients once there and back, x 2 (N-1)/N",
+    "exchange_peers": "exchange with one peer more, x (N-1)",
+    "wait": "by how much a rank's step deviates; x the largest of N such deviations is waited for",
+    "verify": MEANINGS["verify"],
+}
+"""Name of a coefficient -> what it is."""
+
+
+def larger_table(larger: Told) -> tuple[list[str], list[list[str]]]:
+    """(heads, rows): the worlds that were measured and larger ones."""
+    goods, money = larger["price"]["goods"], larger["price"]["money"]
+    heads = ["world", "step", "90% interval", "efficiency", "kept", f"kept {goods}/s", f"{money} per M", f"a further M {goods}", "pays"]
+    return heads, [_row(row) for row in larger["rows"]]
+
+
+def _row(row: Told) -> list[str]:
+    step, further = row["step"], row["further_cost"]
+    return [
+        str(row["world"]), took(step["value"]), f"{took(step['low'])} .. {took(step['high'])}", f"{row['efficiency']:.0%}",
+        f"{row['kept_share']:.2%}", f"{row['kept_per_s']:,.0f}", f"{row['cost']:,.3g}",
+        f"{further:,.3g}" if further is not None else "-" if row["pays"] else "no gain",
+        "yes" if row["pays"] else "no",
+    ]  # fmt: skip
+
+
+def larger_lines(larger: Told) -> Iterator[str]:
+    """Where adding ranks stops paying, and on what that rests."""
+    goods, failures = larger["price"]["goods"], larger["failures"]
+    largest = larger["rows"][-1]["world"]
+    if larger["pays_up_to"] < largest:
+        dear = f"a further million {goods} costs more than {larger['pays']:g} times the cheapest"
+        yield f"Adding ranks pays up to {larger['pays_up_to']}: beyond, {dear}."
+    else:
+        yield f"Adding ranks pays up to {largest}, the largest world that was looked at."
+    if larger["fastest"] < largest:
+        yield f"More than {larger['fastest']} ranks are slower than {larger['fastest']}."
+    lost = f"a rank is lost every {failures['rank_mtbf_hours']:,.0f} h, and all stand still for {failures['recover_s']:g} s then"
+    yield f"Assumed: {lost} (--mtbf-hours, --recover); recovery {failures['policy']}."
+    if larger["price"]["money"] != "USD":
+        yield "In rank-seconds, as nobody has said what one costs: --config cost.usd_per_rank_hour=USD."
+
+
+def limits(told: Told) -> Iterator[str]:
+    """What the reader must know to trust the figures."""
+    shards = told["shards"]
+    if told["cpu_quota"] is not None:
+        yield (
+            f"Each rank had {told['cpu_quota']:g} cores of one host, for computing and exchanging alike: the shape of the law is that of "
+            "such ranks. A fleet has its own network, memory and caches, which ranks shared here."
+        )
+    if any(row["world"] > shards for row in told["larger"]["rows"]):
+        yield f"A step has {shards} shards: worlds beyond need more (shards=N), and are taken to share the same batch."
+    busiest = max(told["visits"], key=lambda visit: float(visit["load"]))
+    if busiest["load"] > BUSY * told["cores"]:
+        who = f"The host had a load of {busiest['load']:.0f} at world {busiest['world']}, on {told['cores']:g} cores"
+        yield f"{who}: others computed beside the ranks, and what they took is in these figures."
+    yield "Intervals hold what visits differ by. That the law has another shape where nobody has measured, they do not hold."
+
+
+def _interval(said: Told) -> str:
+    return f"{took(said['value'])} ({took(said['low'])} .. {took(said['high'])})"

@@ -1,0 +1,185 @@
+"""What the columns of a log mean: from a file, one that ships with Fleet, or guessed from names and values."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from fleet.errors import ConfigError
+from fleet.planning.traces import components, dates
+
+SHIPPED = ("lanl", "sacct", "acme")
+NAMES: dict[str, tuple[str, ...]] = {
+    "start": ("start", "started", "start time", "begin", "began", "time", "timestamp", "date", "failed at", "occurred", "detected", "at"),
+    "end": ("end", "ended", "end time", "fixed", "resolved", "repaired", "restored", "finish", "back", "up at"),
+    "duration": ("duration", "down time", "downtime", "repair time", "ttr", "outage", "lasted", "repair"),
+    "node": ("node", "host", "hostname", "node id", "nodeid", "node name", "machine", "server", "nodelist"),
+    "cause": ("component", "cause", "root cause", "reason", "category", "failure type", "type", "state", "error", "kind"),
+}
+"""Names that columns have in logs, the likeliest first; units and marks in them do not count."""
+SAMPLE = 200
+"""Rows that a guess looks at."""
+TAKES: dict[str, tuple[type, ...]] = {
+    "start": (str,), "end": (str,), "duration": (str,), "duration_unit": (str,), "node": (str, list), "cause": (str, list),
+    "dates": (str, list), "nodes": (str, int), "group": (str,), "jobs": (bool,), "width": (str,), "job": (str,), "components": (dict,),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogMapping:
+    """Columns of a log by what they mean; "" or () where the log has none.
+
+    Attributes:
+        name: of this mapping, for people.
+        start, end: when a fault began, and when its node was back. Of a log of jobs: when a job began and ended.
+        duration, duration_unit: how long the node was away; ``min``, ``h`` ...
+        node: columns that name a node together.
+        cause: columns that say why; of several the first that is not empty counts, and its name is the category.
+        dates: the form of times: ``iso``, ``unix``, ``unix_ms``, ``seconds``, or as for strptime.
+        nodes: column with the number of nodes of the row's group, or that number.
+        group: column that names the cluster, where a log has several.
+        jobs: each row is a job, faulty or not: a fault is when it ended, and the hours of all jobs are the exposure.
+        width: of a log of jobs: column with the number of nodes of a job; ``job``: with its id.
+        components: cause or category, in lower case -> component of the fault catalogue, ``ignore``, or ``unknown``.
+    """
+
+    name: str = "guess"
+    start: str = ""
+    end: str = ""
+    duration: str = ""
+    duration_unit: str = "s"
+    node: tuple[str, ...] = ()
+    cause: tuple[str, ...] = ()
+    dates: str = ""
+    nodes: str | int = ""
+    group: str = ""
+    jobs: bool = False
+    width: str = ""
+    job: str = ""
+    components: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """All columns that are named."""
+        single = (self.start, self.end, self.duration, self.group, self.width, self.job)
+        counted = (self.nodes,) if isinstance(self.nodes, str) else ()
+        return tuple(name for name in (*single, *counted, *self.node, *self.cause) if name)
+
+
+def from_text(text: str, where: str) -> LogMapping:
+    """A mapping from TOML. Raises ConfigError: it is no TOML, a name is unknown, or a value is not what it takes."""
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError("--map", where, f"it is no TOML: {error}") from error
+    for name, value in data.items():
+        if name not in TAKES:
+            raise ConfigError(f"--map {name}", value, f"is nothing that a mapping says ({where})", f"Known: {', '.join(TAKES)}.")
+        if not isinstance(value, TAKES[name]):
+            kinds = " or ".join(each.__name__ for each in TAKES[name])
+            raise ConfigError(f"--map {name}", value, f"must be {kinds} ({where})")
+    return _checked(data, where)
+
+
+def _checked(data: dict[str, Any], where: str) -> LogMapping:
+    for name in ("node", "cause"):
+        data[name] = _names(data.get(name, ()), f"--map {name}")
+    formats = _names(data.get("dates", ()), "--map dates")
+    if not (data.get("start") or data.get("end")):
+        raise ConfigError("--map start", data.get("start", ""), f"no column says when ({where})", 'Write start = "COLUMN".')
+    unit = data.get("duration_unit", "s")
+    if unit not in dates.UNITS:
+        raise ConfigError("--map duration_unit", unit, "is no unit of time", f"Known: {', '.join(dates.UNITS)}.")
+    said = {str(text).lower(): _component(str(value), str(text)) for text, value in data.get("components", {}).items()}
+    return LogMapping(**(data | {"name": where, "dates": formats[0] if formats else "", "components": said}))
+
+
+def _component(value: str, said: str) -> str:
+    return value if value == "unknown" else components.check(value, f"--map components.{said}")
+
+
+def _names(value: str | Sequence[Any], where: str) -> tuple[str, ...]:
+    found = (value,) if isinstance(value, str) else tuple(value)
+    for each in found:
+        if not isinstance(each, str):
+            raise ConfigError(where, each, "must be text")
+    return found
+
+
+def load(named: str) -> LogMapping:
+    """One that ships with Fleet, by its name, or a file. Raises ConfigError."""
+    if named in SHIPPED:
+        return from_text(files("fleet.planning.traces").joinpath(f"{named}.toml").read_text(encoding="utf-8"), named)
+    try:
+        text = Path(named).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError("--map", named, f"cannot be read: {reason}", f"Name a file, or one of {', '.join(SHIPPED)}.") from error
+    return from_text(text, named)
+
+
+def understood(mapping: LogMapping | None, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> LogMapping:
+    """``mapping`` for a log with these columns, or a guess; forms of dates are found where none are said.
+
+    Raises:
+        ConfigError: a column is missing, or nothing in the log looks like a time.
+    """
+    found = mapping or next((each for each in map(load, SHIPPED) if set(_needed(each)) <= set(columns)), None) or _guess(columns)
+    missing = [name for name in _needed(found) if name not in columns]
+    if missing:
+        raise ConfigError("--map", found.name, f"the log has no column {missing[0]!r}", f"Its columns: {', '.join(columns)}.")
+    return found if found.dates else dataclasses.replace(found, dates=_form(found, columns, rows))
+
+
+def _needed(mapping: LogMapping) -> tuple[str, ...]:
+    """Columns without which a log is not of this form. Slurm's are chosen by who asks, so few of them are needed."""
+    if mapping.jobs:
+        return tuple(name for name in (mapping.start, mapping.end, *mapping.cause) if name)
+    return mapping.columns
+
+
+def _form(mapping: LogMapping, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    name = mapping.start or mapping.end
+    place = columns.index(name)
+    spread = rows[:: max(1, len(rows) // SAMPLE)]
+    sample = [row[place] for row in spread if place < len(row)]
+    alone = [form for text in sample for form in dates.fitting([text])[:1]]
+    forms = dates.fitting(sample) or [form for form, count in Counter(alone).most_common(1) if 2 * count >= len(sample)]
+    if not forms:
+        value = next((text for text in sample if dates.given(text)), "")
+        raise ConfigError(f"column {name}", value, "is no time that Fleet knows", 'Say in a mapping: dates = "%d.%m.%Y %H:%M".')
+    return forms[0]
+
+
+def _plain(column: str) -> str:
+    """A column's name without units, marks and capitals."""
+    return " ".join(column.lower().replace("_", " ").replace("-", " ").partition("(")[0].split())
+
+
+def _guess(columns: Sequence[str]) -> LogMapping:
+    plain = {_plain(column): column for column in reversed(columns)}
+    found: dict[str, str] = {}
+    for part, names in NAMES.items():
+        whole = next((plain[name] for name in names if name in plain), "")
+        within = (column for name in names for text, column in plain.items() if name in text.split() and column not in found.values())
+        found[part] = whole or next(within, "")
+    if not found["start"]:
+        raise ConfigError(
+            "FILE", ", ".join(columns)[:200], "no column looks like a time", 'Give a mapping: --map FILE with start = "COLUMN".'
+        )
+    return LogMapping(
+        start=found["start"], end=found["end"], duration=found["duration"], duration_unit=_unit(found["duration"]),
+        node=(found["node"],) if found["node"] else (), cause=(found["cause"],) if found["cause"] else (),
+    )  # fmt: skip
+
+
+def _unit(column: str) -> str:
+    """The unit that a column's name says; seconds where it says none."""
+    words = column.lower().replace("(", " ").replace(")", " ").replace("_", " ").split()
+    return next((word for word in words if word in dates.UNITS), "s")

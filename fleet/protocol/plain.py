@@ -1,0 +1,331 @@
+"""Plain values as text and back: what ranks send each other and what a checkpoint says beside its tensors. A closed format, and pure.
+
+JSON, in which a list begins with a tag that says what it is. Nothing is imported or called that the text names: a tag that is not known is
+refused. Written are None, bools, ints, floats (bit for bit), texts, bytes, complex numbers, lists, tuples, dicts with any of these as keys
+in their order, sets, ``OrderedDict`` with its attributes, ``defaultdict``, ``Counter``, ``deque``, and the kinds that a :class:`Format` is
+given. Objects of other classes, subclasses too, are refused: nobody could say what another process would make of them.
+
+Two values that are equal are the same text, whatever they share: a list that occurs twice is written, and read, as two.
+"""
+
+from __future__ import annotations
+
+import base64
+import collections
+import itertools
+import json
+import math
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fleet.errors import FleetError, ProtocolError
+
+MARK = "plain1 "
+"""How a text begins. Neither base 64 nor base 85 has a space, which is how older versions wrote."""
+_LARGE_INT = 1 << 2048
+_DOUBLE = struct.Struct(">d")
+_FACTORIES: dict[str, Any] = {
+    "None": None, "list": list, "dict": dict, "set": set, "int": int, "float": float, "str": str, "tuple": tuple, "bool": bool,
+}  # fmt: skip
+_FACTORY_NAMES = {kind: name for name, kind in _FACTORIES.items()}
+_REFERENCE = "@"
+
+Tree = Any
+"""What ``json`` writes."""
+
+
+class NotPlain(FleetError):
+    """A value cannot be written. ``path`` leads to it, ``kind`` is its class, ``why`` says what is wrong with it."""
+
+    def __init__(self, kind: str, why: str, path: tuple[str, ...] = ()) -> None:
+        super().__init__(kind, why, path)
+        self.kind, self.why, self.path = kind, why, path
+
+    def __str__(self) -> str:
+        return f"{' '.join(self.path) or 'the value'} is of class {self.kind}: {self.why}"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One more kind of value.
+
+    Args:
+        tag: how it is marked.
+        types: its classes. ``derived``: theirs count, too.
+        write: gives what follows the tag, as JSON has it; raises NotPlain.
+        read: the inverse; raises ValueError, TypeError or LookupError for what ``write`` never gives.
+    """
+
+    tag: str
+    types: tuple[type, ...]
+    write: Callable[[Any], list[Any]]
+    read: Callable[..., Any]
+    derived: bool = False
+
+
+class Format:
+    """The closed set of values, with ``kinds`` beside those that are always there.
+
+    ``references`` are classes of which only a number is written, by whoever writes: tensors.
+    """
+
+    def __init__(self, kinds: Iterable[Kind] = (), references: tuple[type, ...] = ()) -> None:
+        self._kinds, self._references = tuple(kinds), references
+        self._by_tag = {kind.tag: kind.read for kind in self._kinds}
+        self.known: dict[type, Callable[[_Writer, Any], Tree]] = dict(_WRITERS)
+        """By class, how it is written, as far as it was looked up."""
+
+    def write(self, value: Any, refer: Callable[[Any], int] | None = None) -> str:
+        """``value`` as text; ``refer`` numbers what is only referred to. Raises NotPlain, which says where."""
+        writer = _Writer(self, refer)
+        try:
+            return MARK + _dump(writer.tree(value))
+        except NotPlain as error:
+            raise writer.located(value, error) from None
+        except RecursionError:
+            raise NotPlain(_name(type(value)), "it contains itself, or is nested too deeply") from None
+
+    def read(self, text: str, resolve: Callable[[int], Any] | None = None) -> Any:
+        """The value; ``resolve`` gives what a number refers to. Raises ProtocolError for anything that :meth:`write` does not give."""
+        if not text.startswith(MARK):
+            raise ProtocolError("this is no text of plain values")
+        try:
+            return _Reader(self._by_tag, resolve).value(json.loads(text[len(MARK) :], parse_constant=_no_constant))
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError) as error:
+            raise ProtocolError(f"a text of plain values is damaged: {type(error).__name__}: {str(error)[:200]}") from error
+
+    def writer_of(self, kind: type) -> Callable[[_Writer, Any], Tree]:
+        """How a class is written. Raises NotPlain."""
+        found = self.known[kind] = self._find(kind)
+        return found
+
+    def _find(self, kind: type) -> Callable[[_Writer, Any], Tree]:
+        if issubclass(kind, self._references):
+            return _Writer.reference
+        for each in self._kinds:
+            if kind in each.types or (each.derived and issubclass(kind, each.types)):
+                return lambda _, value: [each.tag, *each.write(value)]
+        raise NotPlain(_name(kind), "it is no plain value")
+
+
+def _dump(tree: Tree) -> str:
+    return json.dumps(tree, separators=(",", ":"), allow_nan=False)
+
+
+def _no_constant(text: str) -> Any:
+    raise ValueError(f"{text} is no number here")
+
+
+def _name(kind: type) -> str:
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+# ---- writing -----------------------------------------------------------------------------------------------------------------------------
+
+
+class _Writer:
+    def __init__(self, kinds: Format, refer: Callable[[Any], int] | None) -> None:
+        self._kinds, self._refer, self._known = kinds, refer, kinds.known
+
+    def tree(self, value: Any) -> Tree:
+        """It is called for each value of a state after each step, so it looks up what is known by itself."""
+        kind = type(value)
+        return (self._known.get(kind) or self._kinds.writer_of(kind))(self, value)
+
+    def reference(self, value: Any) -> Tree:
+        if self._refer is None:
+            raise NotPlain(_name(type(value)), "it has no place here")
+        return [_REFERENCE, self._refer(value)]
+
+    def located(self, value: Any, error: NotPlain) -> NotPlain:
+        """The same error, with the way to what is not plain."""
+        for step, inner in _inside(value):
+            try:
+                self.tree(inner)
+            except NotPlain as found:
+                deeper = self.located(inner, found)
+                return NotPlain(deeper.kind, deeper.why, (step, *deeper.path))
+        return error
+
+    def same(self, value: Any) -> Tree:
+        return value
+
+    def whole(self, value: int) -> Tree:
+        return value if -_LARGE_INT < value < _LARGE_INT else ["i", hex(value)]
+
+    def real(self, value: float) -> Tree:
+        return value if math.isfinite(value) else ["f", _DOUBLE.pack(value).hex()]
+
+    def text(self, value: str) -> Tree:
+        """Halves of a surrogate pair, which JSON would join, are written by their numbers."""
+        if value.isascii():
+            return value
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return ["s", *map(ord, value)]
+        return value
+
+    def mapping(self, value: dict[Any, Any]) -> Tree:
+        keys = list(map(self.tree, value))
+        items = map(self.tree, value.values())
+        if set(map(type, value)) <= _TEXT and set(map(type, keys)) <= _TEXT:
+            return dict(zip(keys, items, strict=True))
+        return ["d", *_alternating(keys, items)]
+
+    def _pairs(self, value: Mapping[Any, Any]) -> list[Tree]:
+        return _alternating(map(self.tree, value), map(self.tree, value.values()))
+
+    def sequence(self, value: list[Any]) -> Tree:
+        return ["l", *map(self.tree, value)]
+
+    def fixed(self, value: tuple[Any, ...]) -> Tree:
+        return ["t", *map(self.tree, value)]
+
+    def ordered(self, value: collections.OrderedDict[Any, Any]) -> Tree:
+        """With its attributes: a module's state dict has the versions of its modules there."""
+        return ["od", self.tree(vars(value)) if getattr(value, "__dict__", None) else None, *self._pairs(value)]
+
+    def default(self, value: collections.defaultdict[Any, Any]) -> Tree:
+        name = _FACTORY_NAMES.get(value.default_factory)
+        if name is None:
+            raise NotPlain("collections.defaultdict", f"its default is made by {value.default_factory!r}, which is not plain")
+        return ["dd", name, *self._pairs(value)]
+
+    def counter(self, value: collections.Counter[Any]) -> Tree:
+        return ["count", *self._pairs(value)]
+
+    def queue(self, value: collections.deque[Any]) -> Tree:
+        return ["deque", value.maxlen, *map(self.tree, value)]
+
+    def any_order(self, value: set[Any]) -> Tree:
+        return ["set", *sorted(map(self.tree, value), key=_dump)]
+
+    def frozen(self, value: frozenset[Any]) -> Tree:
+        return ["frozen", *sorted(map(self.tree, value), key=_dump)]
+
+    def octets(self, value: bytes) -> Tree:
+        return ["b", base64.b64encode(value).decode()]
+
+    def array(self, value: bytearray) -> Tree:
+        return ["ba", base64.b64encode(value).decode()]
+
+    def imaginary(self, value: complex) -> Tree:
+        return ["c", _DOUBLE.pack(value.real).hex(), _DOUBLE.pack(value.imag).hex()]
+
+
+_TEXT = {str}
+
+
+def _alternating(keys: Iterable[Tree], items: Iterable[Tree]) -> list[Tree]:
+    return list(itertools.chain.from_iterable(zip(keys, items, strict=True)))
+
+
+_WRITERS: dict[type, Callable[[_Writer, Any], Tree]] = {
+    type(None): _Writer.same, bool: _Writer.same, int: _Writer.whole, float: _Writer.real, str: _Writer.text, dict: _Writer.mapping,
+    list: _Writer.sequence, tuple: _Writer.fixed, set: _Writer.any_order, frozenset: _Writer.frozen, bytes: _Writer.octets,
+    bytearray: _Writer.array, complex: _Writer.imaginary, collections.OrderedDict: _Writer.ordered,
+    collections.defaultdict: _Writer.default, collections.Counter: _Writer.counter, collections.deque: _Writer.queue,
+}  # fmt: skip
+
+
+def _inside(value: Any) -> Iterable[tuple[str, Any]]:
+    """(the way, what is there) of all that a container holds."""
+    if isinstance(value, Mapping):
+        yield from ((f"key {key!r}"[:80], key) for key in value)
+        yield from ((f"[{key!r}]"[:80], item) for key, item in value.items())
+        yield from ((f".{name}", item) for name, item in getattr(value, "__dict__", {}).items())
+    elif isinstance(value, Sequence | collections.deque) and not isinstance(value, str | bytes | bytearray):
+        yield from ((f"[{index}]", item) for index, item in enumerate(value))
+    elif isinstance(value, set | frozenset):
+        yield from (("one of the set", item) for item in value)
+
+
+# ---- reading -----------------------------------------------------------------------------------------------------------------------------
+
+
+class _Reader:
+    def __init__(self, kinds: Mapping[str, Callable[..., Any]], resolve: Callable[[int], Any] | None) -> None:
+        self._kinds, self._resolve = kinds, resolve
+
+    def value(self, tree: Tree) -> Any:
+        if type(tree) is dict:
+            return {key: self.value(item) for key, item in tree.items()}
+        if type(tree) is not list:
+            return tree
+        tag, parts = tree[0], tree[1:]
+        own = _READERS.get(tag)
+        if own is not None:
+            return own(self, parts)
+        return self._kinds[tag](*parts)
+
+    def reference(self, parts: list[Tree]) -> Any:
+        [number] = parts
+        if self._resolve is None or type(number) is not int or number < 0:
+            raise ValueError(f"{number!r} refers to nothing")
+        return self._resolve(number)
+
+    def whole(self, parts: list[Tree]) -> int:
+        [text] = parts
+        return int(text, 16)
+
+    def real(self, parts: list[Tree]) -> float:
+        [text] = parts
+        return float(_DOUBLE.unpack(bytes.fromhex(text))[0])
+
+    def text(self, parts: list[Tree]) -> str:
+        return "".join(map(chr, parts))
+
+    def _pairs(self, parts: list[Tree]) -> list[tuple[Any, Any]]:
+        values = [self.value(part) for part in parts]
+        return list(zip(values[::2], values[1::2], strict=True))
+
+    def mapping(self, parts: list[Tree]) -> dict[Any, Any]:
+        return dict(self._pairs(parts))
+
+    def sequence(self, parts: list[Tree]) -> list[Any]:
+        return [self.value(part) for part in parts]
+
+    def fixed(self, parts: list[Tree]) -> tuple[Any, ...]:
+        return tuple(self.sequence(parts))
+
+    def ordered(self, parts: list[Tree]) -> collections.OrderedDict[Any, Any]:
+        found = collections.OrderedDict(self._pairs(parts[1:]))
+        if parts[0] is not None:
+            vars(found).update(self.value(parts[0]))
+        return found
+
+    def default(self, parts: list[Tree]) -> collections.defaultdict[Any, Any]:
+        return collections.defaultdict(_FACTORIES[parts[0]], self._pairs(parts[1:]))
+
+    def counter(self, parts: list[Tree]) -> collections.Counter[Any]:
+        return collections.Counter(dict(self._pairs(parts)))
+
+    def queue(self, parts: list[Tree]) -> collections.deque[Any]:
+        return collections.deque(self.sequence(parts[1:]), parts[0])
+
+    def any_order(self, parts: list[Tree]) -> set[Any]:
+        return set(self.sequence(parts))
+
+    def frozen(self, parts: list[Tree]) -> frozenset[Any]:
+        return frozenset(self.sequence(parts))
+
+    def octets(self, parts: list[Tree]) -> bytes:
+        [text] = parts
+        return base64.b64decode(text, validate=True)
+
+    def array(self, parts: list[Tree]) -> bytearray:
+        return bytearray(self.octets(parts))
+
+    def imaginary(self, parts: list[Tree]) -> complex:
+        real, imaginary = parts
+        return complex(self.real([real]), self.real([imaginary]))
+
+
+_READERS: dict[str, Callable[[_Reader, list[Tree]], Any]] = {
+    _REFERENCE: _Reader.reference, "i": _Reader.whole, "f": _Reader.real, "s": _Reader.text, "d": _Reader.mapping, "l": _Reader.sequence,
+    "t": _Reader.fixed, "od": _Reader.ordered, "dd": _Reader.default, "count": _Reader.counter, "deque": _Reader.queue,
+    "set": _Reader.any_order, "frozen": _Reader.frozen, "b": _Reader.octets, "ba": _Reader.array, "c": _Reader.imaginary,
+}  # fmt: skip

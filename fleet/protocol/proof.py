@@ -1,0 +1,198 @@
+"""How two ends of a connection prove to each other that they hold the secret of one run, before anything else is said. Pure.
+
+Three messages of fixed length, with one round trip before the first word::
+
+    client   magic, version, purpose, its nonce
+    server   magic, version, its nonce, HMAC of (server, purpose, both nonces)
+    client   HMAC of (client, purpose, both nonces), and whatever it has to say behind it
+
+The HMAC is that of RFC 2104 with SHA-256 and the secret as its key. A nonce is drawn for each connection: a recorded proof fits no other;
+the side is in the proof, so none fits when it is sent back; and so is what the connection is for, so one for reading a memory opens
+nothing else. Who only listens learns nothing that would help later. The bytes that follow are neither encrypted nor signed: who can change
+packets on their way is not kept out by this.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import hmac
+from collections.abc import Collection
+
+from fleet.errors import LineRefused
+
+MAGIC = b"\x93FLEET\r\n"
+VERSION = 1
+SECRET_BYTES, NONCE_BYTES = 32, 32
+PROOF_BYTES = hashlib.sha256().digest_size
+_HEAD = MAGIC + bytes((VERSION,))
+HELLO_BYTES = len(_HEAD) + 1 + NONCE_BYTES
+CHALLENGE_BYTES = len(_HEAD) + NONCE_BYTES + PROOF_BYTES
+DENIAL = bytes(PROOF_BYTES)
+"""What a client says that was shown a wrong proof, before it hangs up: so the listener can name what was wrong."""
+
+UNPROVEN_S = 5.0
+"""A connection that has not proven itself for so long is closed."""
+MOST_UNPROVEN = 1024
+"""So many of them may wait at a listener; one more pushes out the oldest. A right peer needs a round trip, and comes again."""
+
+
+class Purpose(enum.StrEnum):
+    """What a connection is for."""
+
+    AGENT = "agent"
+    SETTING = "setting"
+    STORE = "store"
+    MEMORY = "memory"
+
+
+_NUMBERS = {purpose: number for number, purpose in enumerate(Purpose, 1)}
+_PURPOSES = {number: purpose for purpose, number in _NUMBERS.items()}
+
+KIB, MIB = 1 << 10, 1 << 20
+LIMITS_BYTES = {Purpose.AGENT: 64 * MIB, Purpose.SETTING: 16 * KIB, Purpose.STORE: MIB, Purpose.MEMORY: 64 * KIB}
+"""Of one frame that a listener takes from a peer that has proven itself. An agent's largest are the stacks of all ranks of its node."""
+ANSWERS_BYTES = {Purpose.AGENT: 64 * MIB, Purpose.SETTING: 16 * KIB, Purpose.STORE: MIB, Purpose.MEMORY: 64 * MIB}
+"""Of one frame that a client takes. A view of 10,000 ranks has less than 2 MiB; a memory describes all blocks of its files at once."""
+
+
+class Reason(enum.StrEnum):
+    """Why a connection was refused or ended."""
+
+    PROTOCOL = "protocol"
+    """It speaks something else, or another version."""
+    PURPOSE = "purpose"
+    """It is meant for another listener."""
+    SECRET = "secret"
+    """It does not hold this run's secret."""
+    HUNG_UP = "hung_up"
+    """It ended before it had proven anything."""
+    SLOW = "slow"
+    """It has not proven itself, sent the rest of a frame, or taken its answer in time."""
+    CROWD = "crowd"
+    """Too many had not proven themselves."""
+    SIZE = "size"
+    """A frame was too large."""
+    FORMAT = "format"
+    """It has proven itself, and said what nobody understands: a bug, or another version."""
+    USER = "user"
+    """On a Unix socket: it belongs to another user."""
+
+
+def check_secret(secret: bytes) -> bytes:
+    """``secret``, when it can be one. Raises ValueError."""
+    if len(secret) != SECRET_BYTES:
+        raise ValueError(f"a run's secret has {SECRET_BYTES} bytes, this has {len(secret)}")
+    return secret
+
+
+def _proof(secret: bytes, side: bytes, purpose: Purpose, client_nonce: bytes, server_nonce: bytes) -> bytes:
+    """All parts have a fixed length, so that no two sets of them are the same bytes."""
+    return hmac.digest(secret, _HEAD + side + bytes((_NUMBERS[purpose],)) + client_nonce + server_nonce, "sha256")
+
+
+class _Side:
+    """One end. Give it what arrives, at most :attr:`missing` bytes at a time: what comes behind the proof is for others to read."""
+
+    def __init__(self, first_bytes: int) -> None:
+        self._data, self._wanted = bytearray(), first_bytes
+        self.purpose: Purpose | None = None
+        self.proven = False
+
+    @property
+    def missing(self) -> int:
+        """Bytes of the message that is awaited; 0 once the peer has proven itself."""
+        return self._wanted - len(self._data)
+
+    def take(self, data: bytes) -> bytes:
+        """Take what has arrived; returns what is to be sent. Raises LineRefused; then the connection is to be closed without a word."""
+        if len(data) > self.missing:
+            raise LineRefused(Reason.PROTOCOL, "more than one message came at once")
+        self._data += data
+        self._look()
+        if self.missing:
+            return b""
+        message, self._data = bytes(self._data), bytearray()
+        return self._message(message)
+
+    def _look(self) -> None:
+        """What speaks something else is known by its first byte."""
+
+    def _message(self, message: bytes) -> bytes:
+        raise NotImplementedError
+
+    def _begins_right(self) -> None:
+        if not _HEAD.startswith(self._data[: len(_HEAD)]):
+            raise LineRefused(Reason.PROTOCOL, "it does not speak this protocol, or another version of it")
+
+
+def _nonce(drawn: bytes) -> bytes:
+    if len(drawn) != NONCE_BYTES:
+        raise ValueError(f"a nonce has {NONCE_BYTES} bytes, this has {len(drawn)}")
+    return drawn
+
+
+class Asking(_Side):
+    """The client's end. Send :attr:`hello` first; what :meth:`take` returns at last may be sent together with the first request.
+
+    Args:
+        secret: the run's, 32 bytes.
+        purpose: what the connection is for.
+        nonce: 32 bytes, drawn for this connection alone.
+    """
+
+    def __init__(self, secret: bytes, purpose: Purpose, nonce: bytes) -> None:
+        super().__init__(CHALLENGE_BYTES)
+        self.purpose, self._secret, self._nonce = purpose, check_secret(secret), _nonce(nonce)
+
+    @property
+    def hello(self) -> bytes:
+        assert self.purpose is not None
+        return _HEAD + bytes((_NUMBERS[self.purpose],)) + self._nonce
+
+    def _look(self) -> None:
+        self._begins_right()
+
+    def _message(self, message: bytes) -> bytes:
+        assert self.purpose is not None
+        theirs, proof = message[len(_HEAD) : -PROOF_BYTES], message[-PROOF_BYTES:]
+        if not hmac.compare_digest(proof, _proof(self._secret, b"server", self.purpose, self._nonce, theirs)):
+            raise LineRefused(Reason.SECRET, "the other end does not hold this run's secret")
+        self.proven, self._wanted = True, 0
+        return _proof(self._secret, b"client", self.purpose, self._nonce, theirs)
+
+
+class Serving(_Side):
+    """The listener's end.
+
+    Args:
+        secret: the run's, 32 bytes.
+        purposes: what connections to this listener may be for.
+        nonce: 32 bytes, drawn for this connection alone.
+    """
+
+    def __init__(self, secret: bytes, purposes: Collection[Purpose], nonce: bytes) -> None:
+        super().__init__(HELLO_BYTES)
+        self._secret, self._purposes, self._nonce = check_secret(secret), frozenset(purposes), _nonce(nonce)
+        self._theirs: bytes | None = None
+
+    def _look(self) -> None:
+        if self._theirs is None:
+            self._begins_right()
+
+    def _message(self, message: bytes) -> bytes:
+        return self._hello(message) if self._theirs is None else self._proven(message, self._theirs)
+
+    def _hello(self, message: bytes) -> bytes:
+        purpose = _PURPOSES.get(message[len(_HEAD)])
+        if purpose not in self._purposes:
+            raise LineRefused(Reason.PURPOSE, f"it asks for {purpose or 'what nobody knows'}, which is not to be had here")
+        self.purpose, self._theirs, self._wanted = purpose, message[-NONCE_BYTES:], PROOF_BYTES
+        return _HEAD + self._nonce + _proof(self._secret, b"server", purpose, self._theirs, self._nonce)
+
+    def _proven(self, message: bytes, theirs: bytes) -> bytes:
+        assert self.purpose is not None
+        if not hmac.compare_digest(message, _proof(self._secret, b"client", self.purpose, theirs, self._nonce)):
+            raise LineRefused(Reason.SECRET, "it does not hold this run's secret")
+        self.proven, self._wanted = True, 0
+        return b""

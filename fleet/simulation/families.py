@@ -1,0 +1,121 @@
+"""Families of simulated runs by seed, in which what is between processes fails, or who keeps the run going: links, stores, daemons.
+
+Each is :func:`fleet.simulation.plan.random_plan` with troubles of its own, beside those of the seed in half of them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fleet.simulation.plan import POINTS, SHARDED_POINTS, Plan, Trouble, random_plan, with_troubles
+from fleet.simulation.rng import stream
+
+CLOSES_S = 0.3
+"""The kernel sends nothing new on a connection once it has waited for an acknowledgement for about so long."""
+
+
+def links_plan(seed: int, *, sharded: bool = False) -> Plan:
+    """Two to four nodes whose links are cut one way, come and go, or are bad, or one rank of which is cut off."""
+    rng, plan = stream(seed, "links plan"), random_plan(seed, sharded=sharded)
+    plan, others = _on_nodes(plan, rng, rng.choice((2, 3, 3, 4)))
+    plan = replace(plan, settings=replace(plan.settings, on_partition=rng.choice(("go-on", "stall"))))
+    return with_troubles(plan, (*others, *(_link(plan, rng) for _ in range(rng.choice((1, 1, 2, 3))))))
+
+
+def stores_plan(seed: int, *, sharded: bool = False) -> Plan:
+    """The store is out of reach, refuses or is slow while checkpoints are due, and all ranks may be lost meanwhile."""
+    rng, plan = stream(seed, "stores plan"), random_plan(seed, sharded=sharded)
+    plan, others = _on_nodes(plan, rng, max(2, plan.settings.nodes))
+    plan = replace(plan, save_every_s=rng.choice((0.3, 0.5, 1.5)))
+    ill = [_store(plan, rng) for _ in range(rng.choice((1, 2, 2, 3)))]
+    if rng.random() < 0.5:  # what is to be read then is a checkpoint in the store, and that is away
+        lost = Trouble(kind="kill", at_s=rng.uniform(2.0, 8.0), slots=tuple(range(plan.settings.slots)))
+        ill[0] = replace(ill[0], point="", step=0, at_s=rng.uniform(2.0, lost.at_s or 2.0))
+        ill.append(lost)
+    return with_troubles(plan, (*others, *ill))
+
+
+def daemons_plan(seed: int, *, sharded: bool = False) -> Plan:
+    """The coordinator and agents stand still or are killed, while links are cut in some: old words arrive late."""
+    rng, plan = stream(seed, "daemons plan"), random_plan(seed, sharded=sharded)
+    plan, others = _on_nodes(plan, rng, rng.choice((1, 2, 2, 3)))
+    plan = replace(plan, settings=replace(plan.settings, on_partition=rng.choice(("go-on", "go-on", "stall"))))
+    ill = [trouble for _ in range(rng.choice((1, 2, 2, 3))) for trouble in _daemon(plan, rng)]
+    return with_troubles(plan, (*others, *ill))
+
+
+def notices_plan(seed: int, *, sharded: bool = False) -> Plan:
+    """Nodes are announced to be taken away, and are, or stay after all; some seeds have spares, some have none."""
+    rng, plan = stream(seed, "notices plan"), random_plan(seed, sharded=sharded)
+    plan, others = _on_nodes(plan, rng, rng.choice((2, 3, 3, 4)))
+    told = [_notice(plan, rng) for _ in range(rng.choice((1, 1, 2, 3)))]
+    return with_troubles(plan, (*others, *told))
+
+
+def _notice(plan: Plan, rng: random.Random) -> Trouble:
+    lasts_s = rng.choice((rng.uniform(0.1, 2.0), rng.uniform(2.0, 6.0), rng.uniform(6.0, 15.0)))
+    trouble = Trouble(kind="notice", node=rng.randrange(plan.settings.nodes), duration_s=lasts_s, withdrawn=rng.random() < 0.2)
+    return replace(trouble, at_s=rng.uniform(0.5, 8.0))
+
+
+def _on_nodes(plan: Plan, rng: random.Random, nodes: int) -> tuple[Plan, Sequence[Trouble]]:
+    """``plan`` on so many nodes, and its own troubles there, in half of all seeds."""
+    settings = replace(plan.settings, nodes=nodes, peer_copies=rng.choice((0, 1, 1)) if nodes > 1 else 0)
+    plan = replace(plan, settings=settings, capacity=-(-settings.slots // nodes) + rng.choice((0, 1)))
+    plan = replace(plan, copy_every_s=rng.choice((0.1, 0.4, 1.5)) if settings.peer_copies else None)
+    return plan, [replace(trouble, node=trouble.node % nodes) for trouble in plan.troubles] if rng.random() < 0.5 else []
+
+
+def _somewhen(trouble: Trouble, plan: Plan, rng: random.Random) -> Trouble:
+    """At a time, or when a rank is at a point of its loop."""
+    points = (*POINTS, *SHARDED_POINTS) if plan.settings.optimizer_sharding == "zero1" else POINTS
+    if rng.random() < 0.5:
+        return replace(trouble, point=rng.choice(points), step=rng.randrange(plan.steps))
+    return replace(trouble, at_s=rng.uniform(0.5, 6.0))
+
+
+def _lasts_s(rng: random.Random) -> float:
+    return rng.choice((rng.uniform(0.05, 1.0), rng.uniform(1.0, 4.0), rng.uniform(4.0, 12.0)))
+
+
+def _link(plan: Plan, rng: random.Random) -> Trouble:
+    nodes = plan.settings.nodes
+    side = tuple(sorted(rng.sample(range(nodes), rng.randint(1, nodes - 1)))) if rng.random() < 0.8 else ()
+    kind = rng.choice(("one_way", "one_way", "one_way", "flap", "flap", "isolate_rank", "bad_link", "bad_link"))
+    trouble = Trouble(kind=kind, nodes=side, with_head=not side or rng.random() < 0.3, duration_s=_lasts_s(rng))
+    match kind:
+        case "one_way":
+            into = rng.random() < 0.4
+            trouble = replace(trouble, into=into, closes_s=rng.choice((CLOSES_S, None)) if not into else CLOSES_S)
+        case "isolate_rank":
+            trouble = replace(trouble, nodes=(), with_head=False, slot=rng.choice((None, rng.randrange(plan.settings.slots))))
+        case "bad_link":
+            delay_s, loss = rng.choice(((0.05, 0.0), (0.3, 0.0), (0.8, 0.0), (0.0, 0.05), (0.0, 0.3)))
+            trouble = replace(trouble, delay_s=delay_s, loss=loss)
+    trouble = _somewhen(trouble, plan, rng)
+    return trouble if trouble.point or trouble.slot is not None or kind != "isolate_rank" else replace(trouble, slot=0)
+
+
+def _store(plan: Plan, rng: random.Random) -> Trouble:
+    kind = rng.choice(("store_gone", "store_gone", "store_refuses", "store_slow"))
+    return _somewhen(Trouble(kind=kind, duration_s=_lasts_s(rng), delay_s=rng.choice((0.5, 2.0, 5.0))), plan, rng)
+
+
+def _daemon(plan: Plan, rng: random.Random) -> list[Trouble]:
+    """One of them, and in some runs what makes its words late: the coordinator is killed while it stands still, or cannot be heard."""
+    node, lasts_s = rng.randrange(plan.settings.nodes), _lasts_s(rng)
+    kind = rng.choice(("stop_coordinator", "stop_coordinator", "late_words", "coordinator", "stop_agent", "stop_agent", "kill_agent"))
+    kills = Trouble(kind="coordinator", duration_s=rng.uniform(0.05, 3.0), after=rng.randrange(6), stale=rng.choice((0, 0, 1, 4)))
+    if kind == "coordinator":
+        return [_somewhen(kills, plan, rng)]
+    if kind == "late_words":
+        at_s, unheard = rng.uniform(0.8, 6.0), tuple(sorted(rng.sample(range(plan.settings.nodes), rng.randint(1, plan.settings.nodes))))
+        cut = Trouble(kind="one_way", at_s=at_s, nodes=unheard, into=True, duration_s=lasts_s, closes_s=CLOSES_S)
+        return [cut, replace(kills, at_s=at_s + rng.uniform(0.0, min(1.0, lasts_s)))]
+    absence_s = min(lasts_s, 8.0) if kind != "kill_agent" else rng.uniform(0.1, 2.5)
+    trouble = _somewhen(Trouble(kind=kind, node=node, duration_s=absence_s), plan, rng)
+    if kind == "stop_coordinator" and trouble.at_s is not None and rng.random() < 0.4:
+        return [trouble, replace(kills, at_s=trouble.at_s + rng.uniform(0.0, trouble.duration_s))]
+    return [trouble]

@@ -1,0 +1,154 @@
+"""The store of the simulated world: durable checkpoints, and what keeps ranks and the coordinator from them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Protocol
+
+from fleet.errors import FleetError
+from fleet.protocol.events import CheckpointDurable, CheckpointFailed, Event
+from fleet.protocol.instructions import CommitCheckpoint
+from fleet.protocol.levels import PEERS, level_at
+from fleet.simulation.clockwork import Future
+from fleet.simulation.links import HEAD, STORE
+from fleet.simulation.stage import Stage
+
+PATIENCE_S = 2.0
+"""Who hears nothing from the store for so long gives it up."""
+
+
+class StoreFails(FleetError):
+    """A rank cannot read a checkpoint: the store refuses, or does not answer."""
+
+
+class Asker(Protocol):
+    """The coordinator, as the store knows it: what happens in its process goes through ``gate``."""
+
+    def gate(self, call: Callable[[], None]) -> None:
+        """``call`` now, or once the process goes on."""
+        ...
+
+    def submit(self, event: Event) -> None:
+        """What became of a checkpoint."""
+        ...
+
+
+class Store:
+    """Parts are put, a commit makes them one, and fails when they do not belong together.
+
+    It may fail, refuse, be out of reach, or be slow. What is on its way to it may still arrive when who has asked has given up.
+
+    Attributes:
+        failing_until_s, refusing_until_s: until then nothing is taken; who refuses gives nothing, either.
+        slow_s: how much longer each request takes at most, until ``slow_until_s``.
+    """
+
+    def __init__(self, world: Stage, rng: random.Random) -> None:
+        self.world, self.rng = world, rng
+        self.failing_until_s = self.refusing_until_s = self.slow_until_s = -1.0
+        self.slow_s = 0.0
+        self._trouble = world.stream("store trouble")
+        self._parts: dict[tuple[str, int], int] = {}
+        self._committed: dict[str, int] = {}
+
+    @property
+    def refusing(self) -> bool:
+        return self.world.clock.now_s < self.refusing_until_s
+
+    @property
+    def failing(self) -> bool:
+        return self.world.clock.now_s < self.failing_until_s or self.refusing
+
+    def holds(self, name: str) -> int | None:
+        """The weights of a committed checkpoint; None when there is none of this name."""
+        return self._committed.get(name)
+
+    # ---- requests ------------------------------------------------------------------------------------------------------------------------
+
+    def _ask(self, end: str, act: Callable[[], None], done: Callable[[bool], None]) -> None:
+        """``act`` at the store, asked for from ``end``, which is told whether it was done as far as it can know."""
+        slow = self.world.clock.now_s < self.slow_until_s
+        if not slow and self.world.links.answers(end, STORE):
+            act()
+            done(True)
+            return
+        answered = Future()
+        answered.on_done = lambda future: done(future.value)
+        self.world.clock.after(PATIENCE_S, lambda: answered.resolve(False))
+        late_s = self._trouble.uniform(0.0, self.slow_s) if slow else 0.0
+        self.world.clock.after(late_s, lambda: self.world.links.deliver(STORE, (end,), lambda: self._arrive(end, act, answered)))
+
+    def _arrive(self, end: str, act: Callable[[], None], answered: Future) -> None:
+        if answered.done and self._trouble.random() < 0.5:
+            return  # its connection was reset
+        if self.refusing:
+            answered.resolve(False)
+            return
+        act()
+        self.world.links.deliver(end, (STORE,), lambda: answered.resolve(True))
+
+    def put(self, end: str, name: str, rank: int, weights: int, done: Callable[[bool], None]) -> None:
+        """One rank's part."""
+        if self.failing:
+            done(False)
+            return
+        self._ask(end, lambda: self._parts.__setitem__((name, rank), weights), done)
+
+    def load(self, checkpoint: str) -> int:
+        return self._committed[checkpoint.rpartition("/")[2]]
+
+    def read(self, end: str) -> Future | None:
+        """None when a checkpoint can be read at once; else what is resolved once it can, with :class:`StoreFails` when it cannot."""
+        if not self.refusing and self.world.clock.now_s >= self.slow_until_s and self.world.links.answers(end, STORE):
+            return None
+        future = Future()
+        if self.refusing:
+            future.resolve(error=StoreFails("it refuses"))
+        else:
+            self._ask(end, lambda: None, lambda done: future.resolve(error=None if done else StoreFails("it does not answer")))
+        return future
+
+    # ---- the coordinator's half ----------------------------------------------------------------------------------------------------------
+
+    def perform(self, order: CommitCheckpoint, coordinator: Asker) -> None:
+        self.world.clock.after(self.rng.uniform(0.02, 0.5), lambda: coordinator.gate(lambda: self._commit(order, coordinator)))
+
+    def _commit(self, order: CommitCheckpoint, coordinator: Asker) -> None:
+        if level_at(order.place) == PEERS:
+            self._tell(order, coordinator, self._commit_in_memory(order))
+            return
+        self.world.watch.checkpoint(order, self._parts_of(order))
+        if self.failing:
+            self._tell(order, coordinator, False)
+        else:
+            self._ask(HEAD, lambda: self._keep(order), lambda done: coordinator.gate(lambda: self._tell(order, coordinator, done)))
+
+    def _tell(self, order: CommitCheckpoint, coordinator: Asker, done: bool) -> None:
+        level = level_at(order.place)
+        if not done:
+            coordinator.submit(CheckpointFailed(order.checkpoint, f"the {level} fails", level))
+            return
+        latency_s = self.world.clock.now_s - order.requested_at_s
+        coordinator.submit(CheckpointDurable(order.checkpoint, order.state, len(order.parts), order.blocked_s, latency_s, level))
+
+    def _parts_of(self, order: CommitCheckpoint) -> list[int | None]:
+        return [self._parts.get((order.checkpoint, rank)) for rank in range(len(order.parts))]
+
+    def _keep(self, order: CommitCheckpoint) -> None:
+        parts = self._parts_of(order)
+        if parts[0] is not None:
+            right = self.world.chain.weights(order.state.step)
+            self._committed[order.checkpoint] = next((part for part in parts if part is not None and part != right), right)
+
+    def _commit_in_memory(self, order: CommitCheckpoint) -> bool:
+        """In all memories of its place, each of which answers, and if every part is in one of them."""
+        nodes = self.world.memories(order.place)
+        generation = int(order.checkpoint.rpartition("-g")[2])
+        parts = [self.world.part_of(nodes, order.checkpoint, number) for number in range(len(order.parts))]
+        if len(nodes) < order.place.count(",") + 1 or None in parts:
+            return False
+        self.world.watch.checkpoint(order, parts)
+        for node in nodes:
+            node.memory.commit(order.checkpoint, order.state, generation, len(parts))
+        return True

@@ -1,0 +1,174 @@
+"""What measured links between nodes mean: which node is slow to all others, and which single link is. Pure.
+
+Nodes are compared with each other, not with a figure: what a link should do depends on the hardware, but alike nodes should be alike.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from fleet.ledger.links import Link
+from fleet.protocol.decisions import Checked, Decision
+from fleet.protocol.domains import Place
+
+SLOWER = {"round trip": 4.0, "bandwidth": 3.0}
+"""From so many times slower than the others on a node or a link is named. Racks may be far apart, and a shared core wavers."""
+MOST_PAIRS = 120
+"""All pairs of 16 nodes. More nodes are measured along a ring, and each with a few others by chance."""
+BY_CHANCE = 2
+LIKE, ENOUGH = 0.25, 3
+SLOWNESS: dict[str, Callable[[Link], float]] = {
+    "round trip": lambda link: link.round_trip_s,
+    "bandwidth": lambda link: 1 / max(1.0, min(link.there_bytes_per_s, link.back_bytes_per_s)),
+}
+"""By figure, how slow a link is: the greater the slower. Of the two ways the slower one counts."""
+Slowness = dict[tuple[str, str], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Outlier:
+    """``nodes``: one that is slow to all others, or the two ends of a slow link. ``times``: how many times slower than the median."""
+
+    nodes: tuple[str, ...]
+    figure: str
+    times: float
+    reason: str
+
+
+def pairs(nodes: Sequence[str], most: int = MOST_PAIRS, seed: int = 0) -> list[tuple[str, str]]:
+    """Which links to measure: all of up to ``most``; else a ring, so that each node is measured, and ``BY_CHANCE`` others of each."""
+    every = list(itertools.combinations(nodes, 2))
+    if len(every) <= most:
+        return every
+    rng, count = Random(seed), len(nodes)
+    found = {frozenset((at, (at + 1) % count)) for at in range(count)}
+    for at in range(count):
+        found |= {frozenset((at, (at + 1 + step) % count)) for step in rng.sample(range(1, count - 2), BY_CHANCE)}
+    return [(nodes[a], nodes[b]) for a, b in sorted(tuple(sorted(pair)) for pair in found)]
+
+
+def rounds(chosen: Sequence[tuple[str, str]], at_once: int) -> list[list[tuple[str, str]]]:
+    """The pairs in rounds of up to ``at_once``, no node in two pairs of a round: what else it does would be measured, too."""
+    left, found = list(chosen), list[list[tuple[str, str]]]()
+    while left:
+        busy, now = set[str](), list[tuple[str, str]]()
+        for pair in left:
+            if len(now) < at_once and not busy & set(pair):
+                now.append(pair)
+                busy |= set(pair)
+        left = [pair for pair in left if pair not in now]
+        found.append(now)
+    return found
+
+
+def judge(links: Iterable[Link], places: Mapping[str, Place] | None = None) -> list[Outlier]:
+    """Broken links, then nodes that are slow to all others, then slow links between nodes that are not; the worst first.
+
+    With two nodes nothing is slow, as there is nothing to compare it with.
+
+    Args:
+        places: failure domains of the nodes, where they are known. A link to another rack is then compared with others to other racks.
+    """
+    links = list(links)
+    broken = [Outlier(link.ends, "none", math.inf, f"{link.one} and {link.other}: {link.error}") for link in links if link.error]
+    measured = [link for link in links if not link.error]
+    found = [outlier for figure in SLOWER for outlier in _of_figure(_slowness(measured, figure, places or {}), figure)]
+    return [*broken, *sorted(found, key=lambda outlier: (len(outlier.nodes), -outlier.times))]
+
+
+def _slowness(links: Sequence[Link], figure: str, places: Mapping[str, Place]) -> Slowness:
+    """By the ends of each link, its slowness over that of the good ones (the lower quartile) of those as far apart.
+
+    A single node in a rack of its own is far from all others, and whether it is slow cannot be told.
+    """
+    slow = {link.ends: SLOWNESS[figure](link) for link in links}
+    alike: dict[int, list[float]] = {}
+    for ends, value in slow.items():
+        alike.setdefault(_shared(ends, places), []).append(value)
+    usual = {width: _good(values) for width, values in alike.items()}
+    return {ends: value / usual[_shared(ends, places)] for ends, value in slow.items()}
+
+
+def _good(values: Sequence[float]) -> float:
+    return sorted(values)[int(LIKE * (len(values) - 1))]
+
+
+def _shared(ends: tuple[str, str], places: Mapping[str, Place]) -> int:
+    one, other = (places.get(end, ()) for end in ends)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+def _of_figure(slow: Slowness, figure: str) -> list[Outlier]:
+    found: list[Outlier] = []
+    while (worst := _slowest_node(slow, figure)) is not None:
+        found.append(worst)
+        slow = {ends: value for ends, value in slow.items() if worst.nodes[0] not in ends}
+    return found + _slow_links(slow, figure)
+
+
+def _slowest_node(slow: Slowness, figure: str) -> Outlier | None:
+    """The node that is slower than all links without it, if one is by enough.
+
+    It is judged by one of its best links (the lower quartile): one bad link makes no bad node. Whoever is named is left out of what
+    follows, so that it does not make those it talks to look slow.
+    """
+    best = (0.0, 0.0, "")
+    for node in sorted({end for ends in slow for end in ends}):
+        mine = [value for ends, value in slow.items() if node in ends]
+        others = [value for ends, value in slow.items() if node not in ends]
+        if others and len(mine) > 1:
+            usual = statistics.median(others)
+            best = max(best, (_good(mine) / usual, statistics.median(mine) / usual, node))
+    sure, times, node = best
+    if sure < SLOWER[figure]:
+        return None
+    return Outlier((node,), figure, times, f"node {node} is {times:.1f} times slower than the median to all others ({figure})")
+
+
+def _slow_links(slow: Slowness, figure: str) -> list[Outlier]:
+    if len(slow) < ENOUGH:
+        return []
+    usual, most = statistics.median(slow.values()), SLOWER[figure]
+    named = [(ends, value / usual) for ends, value in slow.items() if value >= most * usual]
+    return [
+        Outlier(ends, figure, times, f"{ends[0]} and {ends[1]} are {times:.1f} times slower than the median ({figure})")
+        for ends, times in named
+    ]  # fmt: skip
+
+
+def again(outliers: Sequence[Outlier], links: Iterable[Link]) -> list[tuple[str, str]]:
+    """The pairs to measure once more before anybody is named: a busy machine has slow moments. All links of a slow node, too."""
+    slow = [set(outlier.nodes) for outlier in outliers]
+    return [link.ends for link in links if any(nodes <= set(link.ends) for nodes in slow)]
+
+
+def best(links: Iterable[Link]) -> list[Link]:
+    """Of each pair one link, with the best figure of each kind: what it can do. It has an error only where it never worked."""
+    found: dict[tuple[str, str], Link] = {}
+    for link in links:
+        before = found.get(link.ends, link)
+        if link.error or before.error:
+            found[link.ends] = before if link.error else link
+        else:
+            there, back = (max(getattr(one, name) for one in (before, link)) for name in ("there_bytes_per_s", "back_bytes_per_s"))
+            found[link.ends] = Link(*link.ends, min(before.round_trip_s, link.round_trip_s), there, back)
+    return list(found.values())
+
+
+def admit(node: str, links: Sequence[Link], places: Mapping[str, Place] | None = None) -> Decision:
+    """Action ``admit`` or ``keep_out``: a node that is slow to all others, or reaches none, would hold up every step of every rank.
+
+    Of a slow link between two nodes neither is to blame, and none is kept out for it.
+    """
+    mine = [link for link in links if node in link.ends]
+    broken = [link for link in mine if link.error]
+    named = [outlier.reason for outlier in judge(links, places) if outlier.nodes == (node,)]
+    told = Checked(float(len(mine)), float(len(broken) + len(named)))
+    if mine and len(broken) == len(mine):
+        return Decision("keep_out", f"node {node} reaches none of the {len(mine)} nodes that it was tried with: {broken[0].error}", told)
+    return Decision("keep_out", "; ".join(named), told) if named else Decision("admit", "it is not slow to all others", told)

@@ -1,0 +1,1 @@
+"""Who is slow, in what, and what is the cheapest to do about it."""

@@ -1,0 +1,277 @@
+"""The straggler policy that runs live: a detector that watches the steps, and the least expected loss as the answer to what it finds."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import numpy as np
+
+from fleet.protocol.decisions import Decision, Prices, StepFigures, Suspect
+from fleet.protocol.slowness import Circumstances, Remedy, StepTime, Timings
+from fleet.protocol.types import Member, Ranges
+from fleet.settings.run import RunSettings, StragglerSettings
+from policies.placement import ranges as even_ranges
+from policies.straggler.detectors import (
+    COMPUTE,
+    DATA,
+    GUILTY,
+    KINDS,
+    NETWORK,
+    UNKNOWN,
+    Detector,
+    DetectorSettings,
+    Sensitivity,
+    StepTimes,
+    Verdict,
+)
+from policies.straggler.remedies import REBALANCE, TOLERATE, LeastLoss, Standing, WaysSettings
+from policies.straggler.windows import Guarded, WindowedDetector
+
+LEAST_STEPS, TYPICAL_STEPS, FRESH_STEPS = 5, 16, 6
+"""Measured steps of a view before it is changed, the last ones that tell what a step takes, and those that tell how slow a rank is whose
+slowness is so new that a detector's window still holds steps from before it."""
+
+STEADY_STEPS, STEADY = 4, 0.15
+"""A slowdown is acted on once it has changed by less than this (as a logarithm) in so many steps: it may still be coming or going."""
+
+WELL_STEPS = 60
+"""A process that was presumed slow, as the one before it in its slot was, is presumed no longer after so many steps of good conduct."""
+
+Key = tuple[Member, str]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MitigatorSettings(DetectorSettings, WaysSettings):
+    """What the detector, and the choice among the ways, can be told besides what a running run can change."""
+
+    def __post_init__(self) -> None:
+        DetectorSettings.__post_init__(self)
+        WaysSettings.__post_init__(self)
+
+
+def sensitivity(settings: StragglerSettings, own: DetectorSettings | None = None) -> Sensitivity:
+    """The detector's thresholds."""
+    rest = {field.name: getattr(own, field.name) for field in dataclasses.fields(DetectorSettings)} if own is not None else {}
+    return Sensitivity(**{f"{kind}_slowdown": getattr(settings, f"{kind}_slowdown") for kind in KINDS}, **rest)
+
+
+class Mitigator:
+    """A :class:`fleet.protocol.ports.StragglerPolicy`.
+
+    Args:
+        settings: thresholds, and the budget of view changes; :meth:`configure` changes them in a running run.
+        make_detector: makes the detector from its thresholds.
+    """
+
+    Settings = MitigatorSettings
+
+    def __init__(
+        self, settings: StragglerSettings | None = None, make_detector: Callable[[Sensitivity], Detector] = WindowedDetector,
+        own: MitigatorSettings | None = None,
+    ) -> None:  # fmt: skip
+        self.settings, self._own = settings or StragglerSettings(), own or MitigatorSettings()
+        self._detector = make_detector(sensitivity(self.settings, self._own))
+        self._law = LeastLoss(
+            gain=self.settings.gain, changes=self.settings.changes, review_s=self._own.review_s, durations=self._own.priors()
+        )  # fmt: skip
+        self._guilty: dict[Key, Verdict] = {}
+        self._since_s: dict[Key, float] = {}
+        self._columns: deque[tuple[StepTime | None, ...]] = deque(maxlen=TYPICAL_STEPS)
+        self._generation, self._seen, self._watched = -1, 0, 0
+        self._scores: dict[Key, deque[tuple[int, float]]] = {}
+        self._presumed: dict[int, float] = {}
+        self._blind = ""
+
+    @classmethod
+    def of(cls, run: RunSettings, own: MitigatorSettings) -> Mitigator:
+        """A run's."""
+        return cls(run.straggler, own=own)
+
+    def configure(self, settings: StragglerSettings) -> None:
+        """New thresholds hold from the next step on; what was learned of the times stays."""
+        self.settings = settings
+        self._law = dataclasses.replace(self._law, gain=settings.gain, changes=settings.changes)
+        if isinstance(self._detector, WindowedDetector):
+            self._detector.limits = sensitivity(settings, self._own)
+
+    def look(self, timings: Timings | None, circumstances: Circumstances, now_s: float) -> Remedy:
+        """See :class:`fleet.protocol.ports.StragglerPolicy`. Disabled, it forgets whom it accused, and shards go back to an even split."""
+        try:
+            findings = self._observe(timings, circumstances, now_s) if timings is not None else []
+            return self._answer(tuple(findings), circumstances, now_s)
+        except Exception as error:  # noqa: BLE001 - whatever the policy trips over, nobody is guilty of it, and training goes on
+            return Remedy(tuple(self._unknown(f"the straggler policy crashed: {type(error).__name__}: {error}")))
+
+    # ---- who is slow ---------------------------------------------------------------------------------------------------------------------
+
+    def _observe(self, timings: Timings, circumstances: Circumstances, now_s: float) -> list[Decision]:
+        if timings.generation != self._generation:
+            self._generation, self._seen = timings.generation, 0
+            self._columns.clear()
+        self._columns.extend(zip(*timings.rows, strict=True))
+        self._seen += len(timings.steps)
+        self._watched += len(timings.steps)
+        verdicts = Guarded(self._detector).observe(_arrays(timings, circumstances.view.ranges)) if self.settings.enabled else ()
+        unknown = [verdict.reason for verdict in verdicts if verdict.status == UNKNOWN]
+        if unknown:
+            return self._unknown(unknown[0])
+        self._blind = ""
+        guilty = {(verdict.member, verdict.kind): verdict for verdict in verdicts if verdict.status == GUILTY}
+        return [*self._accused(guilty, now_s), *self._cleared(guilty, circumstances, now_s)]
+
+    def _unknown(self, reason: str) -> list[Decision]:
+        """Nothing is known for now; said once, until something is known again."""
+        said, self._blind = self._blind, reason
+        return [Decision("unknown", reason)] if reason != said else []
+
+    def _accused(self, guilty: dict[Key, Verdict], now_s: float) -> list[Decision]:
+        found = []
+        for key, verdict in guilty.items():
+            if key not in self._guilty:
+                self._since_s[key] = now_s
+                self._scores[key] = deque(maxlen=2 * STEADY_STEPS)
+                found.append(_finding("accuse", verdict, verdict.reason))
+            self._guilty[key] = verdict
+            self._scores[key].append((verdict.step, math.log(verdict.score)))
+        return found
+
+    def _cleared(self, guilty: dict[Key, Verdict], circumstances: Circumstances, now_s: float) -> list[Decision]:
+        """Those that are no longer slow; of a rank that left nobody knows how long it would have gone on."""
+        found = []
+        for key in [key for key in self._guilty if key not in guilty]:
+            verdict, since_s = self._guilty.pop(key), self._since_s.pop(key)
+            if key[0] in circumstances.view.members:
+                lasted_s = now_s - since_s
+                durations = dict(self._law.durations)
+                known = durations[verdict.kind]
+                durations[verdict.kind] = dataclasses.replace(known, seen_s=(*known.seen_s, lasted_s))
+                self._law = dataclasses.replace(self._law, durations=durations)
+                found.append(_finding("clear", verdict, f"{verdict.kind} is as with the other ranks again, after {lasted_s:.3g} s"))
+        return found
+
+    # ---- what to do ----------------------------------------------------------------------------------------------------------------------
+
+    def _answer(self, findings: tuple[Decision, ...], circumstances: Circumstances, now_s: float) -> Remedy:
+        view = circumstances.view
+        even = view.ranges == even_ranges(circumstances.shards, len(view.members))
+        nothing = self._blind or not (self._guilty or (self._knows and not even))
+        if nothing or self._generation != view.generation or self._seen < LEAST_STEPS or not all(map(self._steady, self._guilty)):
+            return Remedy(findings)
+        standing = self._standing(circumstances, now_s)
+        self._forgive(circumstances)
+        chosen = self._law.decide(standing, now_s)
+        decision = _with_steps(chosen.decision, standing, chosen.ranges)
+        if decision.action == TOLERATE:
+            return Remedy(findings, decision)
+        if chosen.ranges is not None and decision.action == REBALANCE:
+            pairs = zip(view.members, standing.slowdowns, strict=True)
+            return Remedy(findings, decision, chosen.ranges, tuple((member, 1 / slow) for member, slow in pairs if slow > 1))
+        gone = tuple(view.members[rank] for rank in chosen.slots)
+        for rank in chosen.slots:
+            if standing.slowdowns[rank] > 1:
+                self._presumed[view.members[rank].slot] = standing.slowdowns[rank]
+        return Remedy(findings, decision, members=gone)
+
+    @property
+    def _knows(self) -> bool:
+        """Whether it has watched for so long that it would have found a slow rank: after a restart others may have been found before."""
+        limits = sensitivity(self.settings, self._own)
+        return (
+            not self.settings.enabled or self._watched >= limits.warmup + limits.learn + limits.window + limits.persistence * limits.stride
+        )
+
+    def _steady(self, key: Key) -> bool:
+        """Whether the slowdown is what it was some steps ago; a fresh verdict has shown by its persistence that it is there."""
+        last_step, last = self._scores[key][-1]
+        before = [score for step, score in self._scores[key] if step <= last_step - STEADY_STEPS]
+        return not before or abs(last - before[-1]) < STEADY
+
+    def _forgive(self, circumstances: Circumstances) -> None:
+        if self._seen >= WELL_STEPS:
+            slow = {member.slot for member, _ in self._guilty}
+            for member in circumstances.view.members:
+                if member.slot not in slow:
+                    self._presumed.pop(member.slot, None)
+
+    def _standing(self, circumstances: Circumstances, now_s: float) -> Standing:
+        view = circumstances.view
+        compute_s, data_s, network_s, fixed_s, step_s = self._typical(view.members)
+        shard_s = compute_s + data_s
+        weights = {COMPUTE: compute_s / shard_s, DATA: data_s / shard_s}
+        slowdowns = [1.0] * len(view.members)
+        kinds = {kind for _, kind in self._guilty}
+        kind = NETWORK if kinds == {NETWORK} else DATA if kinds == {DATA} else COMPUTE
+        for (member, what), verdict in self._guilty.items():
+            share = weights.get(what, 0.0) if kind != NETWORK else 1.0
+            rank = view.rank_of(member)
+            slowdowns[rank] += share * (self._slowdown(rank, what, verdict) - 1)
+        remaining_s = circumstances.steps_left * step_s
+        return Standing(
+            shards=circumstances.shards, ranges=view.ranges, slowdowns=tuple(max(1.0, slow) for slow in slowdowns), kind=kind,
+            nodes=circumstances.nodes, shard_s=shard_s, fixed_s=network_s + fixed_s,
+            elapsed_s=max((now_s - since_s for since_s in self._since_s.values()), default=0.0), remaining_s=remaining_s,
+            spares=tuple(self._presumed.get(member.slot, 1.0) for member, _ in circumstances.spares), changes=circumstances.changes,
+            spare_rate_per_s=circumstances.losses_per_s,
+        )  # fmt: skip
+
+    def _slowdown(self, rank: int, kind: str, verdict: Verdict) -> float:
+        """As the detector has it; of a fresh verdict as the very last steps have it, if that is more."""
+        known = self._scores[verdict.member, kind]
+        if known[-1][0] - known[0][0] >= STEADY_STEPS or kind != COMPUTE:
+            return 1 / verdict.score
+        columns = [[time.compute_s / time.shards if time is not None else math.nan for time in column] for column in self._columns]
+        ratios = [own[rank] / float(np.nanmedian(own)) for own in columns[-FRESH_STEPS:] if math.isfinite(own[rank])]
+        return max([1 / verdict.score, _median(ratios)] if ratios else [1 / verdict.score])
+
+    def _typical(self, members: Sequence[Member]) -> tuple[float, float, float, float, float]:
+        """(compute and data a shard, network, fixed) of a rank that is well, and seconds of a whole step; medians of the last steps."""
+        slow = {member for member, _ in self._guilty}
+        well = [rank for rank, member in enumerate(members) if member not in slow] or list(range(len(members)))
+        times = [column[rank] for column in self._columns for rank in well]
+        known = [time for time in times if time is not None]
+        columns = [[time.own_s for time in column if time is not None] for column in self._columns]
+        step_s = _median([max(own) for own in columns if own])
+        compute_s, data_s = (
+            _median([time.compute_s / time.shards for time in known]),
+            _median([time.data_s / time.shards for time in known]),
+        )
+        return compute_s, data_s, _median([time.network_s for time in known]), _median([time.fixed_s for time in known]), step_s
+
+
+def _median(values: Sequence[float]) -> float:
+    return float(np.median(values)) if values else math.nan
+
+
+def _arrays(timings: Timings, split: Ranges) -> StepTimes:
+    def column(read: Callable[[StepTime], float]) -> np.ndarray:
+        return np.array([[math.nan if time is None else read(time) for time in row] for row in timings.rows])
+
+    return StepTimes(
+        generation=timings.generation, first_step=timings.steps[0], members=timings.members,
+        shards=np.array([end - begin for begin, end in split], dtype=float), compute_s=column(lambda time: time.compute_s / time.shards),
+        network_s=column(lambda time: time.network_s), data_s=column(lambda time: time.data_s / time.shards),
+    )  # fmt: skip
+
+
+def _finding(action: Literal["accuse", "clear"], verdict: Verdict, what: str) -> Decision:
+    member = verdict.member
+    suspect = Suspect(
+        float(member.slot), float(member.incarnation), verdict.score, verdict.confidence, float(verdict.since_step), float(verdict.step),
+        verdict.kind, dict(verdict.evidence),
+    )  # fmt: skip
+    return Decision(action, f"rank {member}: {what}", suspect)
+
+
+def _with_steps(decision: Decision, standing: Standing, split: Ranges | None) -> Decision:
+    """What the counterfactual of the report is computed from: a step as the split is, as it would be, and had nothing ever been done."""
+    prices, even = decision.payload, even_ranges(standing.shards, len(standing.ranges))
+    assert isinstance(prices, Prices)
+    steps = StepFigures(
+        standing.shard_s, standing.fixed_s, standing.step_s(standing.ranges, standing.slowdowns), standing.step_s(even, standing.slowdowns),
+        standing.step_s(even, (1.0,) * len(standing.ranges)), standing.step_s(split, standing.slowdowns) if split is not None else None,
+    )  # fmt: skip
+    return dataclasses.replace(decision, payload=dataclasses.replace(prices, steps=steps))

@@ -1,0 +1,122 @@
+"""A checkpoint or a model as one plain file, which can be read without Fleet."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fleet.protocol.journal import sync_directory
+from storage.backends.blocks import BLOCK_BYTES, BlockStream
+from storage.backends.files import TEMPORARY, open_files
+from storage.checkpoint.names import TensorRef, plain, read_skeleton
+from storage.checkpoint.store import CheckpointStore
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def export_state(store: CheckpointStore, checkpoint: str, target: Path) -> tuple[int, list[str]]:
+    """Write {tracked name: its state dict} to ``target``, whole or not at all.
+
+    Returns (bytes written, classes of the objects that were left out because they are no plain data). A state whose skeleton cannot be read
+    is ``{"tensors": [...]}``.
+
+    Raises:
+        CheckpointDamaged: names the part that is missing, cut short or altered.
+        OSError: the store failed, or ``target`` cannot be written.
+    """
+    import torch
+
+    state, dropped = load_state(store, checkpoint)
+    with _whole(target) as beside, beside.open("xb") as file:
+        torch.save(state, file)
+    return target.stat().st_size, dropped
+
+
+def load_state(store: CheckpointStore, checkpoint: str, device: Any = "cpu") -> tuple[dict[str, Any], list[str]]:
+    """({tracked name: its state dict} in memory, with tensors on ``device``; the classes that were left out). See :func:`export_state`."""
+    meta, tensors = store.load(checkpoint)
+    dropped: list[str] = []
+    skeleton = read_skeleton(meta)
+    state = {"tensors": [TensorRef(index) for index in sorted(tensors)]} if skeleton is None else plain(skeleton, dropped.append)
+    return _filled(state, {index: tensor.to(device) for index, tensor in tensors.items()}), sorted(set(dropped))
+
+
+def export_model(target: str, model: Mapping[str, Any]) -> str:
+    """Write names to tensors to the path or URL ``target``, whole or not at all. Returns where it lies: an absolute path, or the URL.
+
+    ``.safetensors``: one flat file of that format; mappings within ``model`` give names with a dot, and tensors that share memory are
+    written each. Anything else: what ``torch.load(FILE, weights_only=True)`` gives back. The same tensors give the same bytes.
+
+    Raises:
+        OSError: the folder cannot be made, or the file cannot be written.
+    """
+    if "://" not in target:
+        path = Path(target).absolute()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _whole(path) as beside:
+            _write_model(beside, path.suffix, model)
+        return str(path)
+    folder, _, name = target.rpartition("/")
+    with tempfile.TemporaryDirectory(prefix="fleet-save-") as beside:
+        _write_model(Path(beside, "model"), Path(name).suffix, model)
+        _upload(Path(beside, "model"), folder, name)
+    return target
+
+
+def _upload(source: Path, folder: str, name: str) -> None:
+    with source.open("rb") as file, open_files(folder).writing(name) as sink, BlockStream(sink) as stream:
+        while block := file.read(BLOCK_BYTES):
+            stream.write(block)
+        stream.finish()
+
+
+def _write_model(path: Path, suffix: str, model: Mapping[str, Any]) -> None:
+    import torch
+
+    if suffix == ".safetensors":
+        from safetensors.torch import save_file
+
+        path.touch()
+        mode = path.stat().st_mode  # as any new file; the library would let nobody else read it
+        save_file({name: tensor.detach().cpu().contiguous().clone() for name, tensor in _flat(model)}, path)
+        path.chmod(mode)
+    else:
+        with path.open("xb") as file:
+            torch.save(dict(model), file)
+
+
+def _flat(model: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    for name, value in model.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+@contextmanager
+def _whole(target: Path) -> Iterator[Path]:
+    """A file beside ``target`` that takes its place once the block ends, durably; nothing is left of it when the block raises."""
+    beside = target.with_name(f"{TEMPORARY}{uuid.uuid4().hex}")
+    try:
+        yield beside
+        with beside.open("rb") as file:
+            os.fsync(file.fileno())
+        beside.replace(target)
+        sync_directory(target.parent)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _filled(state: Any, tensors: dict[int, Tensor]) -> Any:
+    """``state`` with tensors in their places."""
+    if isinstance(state, TensorRef):
+        return tensors[state.index]
+    if isinstance(state, dict):
+        return {key: _filled(value, tensors) for key, value in state.items()}
+    return type(state)(_filled(value, tensors) for value in state) if type(state) in (list, tuple) else state

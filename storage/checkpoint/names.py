@@ -1,0 +1,195 @@
+"""The names under which a training state's tensors and values are found, as ``torch.distributed.checkpoint.state_dict`` gives them.
+
+What ranks hand over is a skeleton: the tracked objects' state dicts as text, with a number in place of each tensor. Earlier versions
+pickled them; nothing is imported that such a text names: an object of a class that is not plain data stands for itself, and is left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fleet.errors import ProtocolError
+from fleet.protocol.old_skeletons import read_old
+from fleet.protocol.plain import MARK, Format, Kind
+from storage.checkpoint.layout import Entry
+
+PLAIN = (str, int, float, bool, bytes, complex, type(None))
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRef:
+    """The place of tensor ``index``."""
+
+    index: int
+
+
+class Opaque:
+    """Stands for an object whose class is not plain data. ``kind`` is the name of its class."""
+
+    kind = ""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Opaque:
+        return object.__new__(cls)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Whatever it is made from is not kept."""
+
+    def __setstate__(self, state: Any) -> None:
+        """Its state is not kept."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Its items are not kept."""
+
+    def append(self, item: Any) -> None:
+        """Its items are not kept."""
+
+    def extend(self, items: Any) -> None:
+        """Its items are not kept."""
+
+
+def _opaque(kind: str) -> type[Opaque]:
+    return type(kind.rpartition(".")[2], (Opaque,), {"kind": kind})
+
+
+def _of_torch(name: str) -> Any:
+    """``torch.Size`` or a dtype; None for anything else."""
+    import torch
+
+    found = getattr(torch, name, None)
+    return found if found is torch.Size or isinstance(found, torch.dtype) else None
+
+
+def _find_old(module: str, name: str) -> Any:
+    found = _of_torch(name) if module == "torch" else None
+    return found if found is not None else _opaque(f"{module}.{name}")
+
+
+def _stands_for(kind: str) -> Callable[..., Opaque]:
+    return lambda *_: _opaque(kind)()
+
+
+_READ = Format(
+    (
+        Kind("size", (), list, lambda *sizes: _of_torch("Size")(sizes)),
+        Kind("dtype", (), list, _of_torch),
+        Kind("device", (), list, _stands_for("torch.device")),
+        Kind("array", (), list, _stands_for("numpy.ndarray")),
+        Kind("scalar", (), list, _stands_for("numpy.generic")),
+    )
+)
+"""As ranks write, see ``actors.rank.plain_kinds``; nothing is ever written with it."""
+
+
+def read_skeleton(meta: str) -> dict[str, Any] | None:
+    """{tracked name: state dict with TensorRefs}, or None when ``meta`` is no skeleton, of this version or of an earlier one."""
+    try:
+        state = _READ.read(meta, TensorRef) if meta.startswith(MARK) else read_old(meta, _find_old, TensorRef)
+    except ProtocolError:
+        return None
+    return state if isinstance(state, dict) and all(isinstance(name, str) for name in state) else None
+
+
+def named(meta: str, entries: Sequence[Entry]) -> dict[str, Any]:
+    """The state as nested dicts and lists of TensorRefs and plain values, of which DCP makes its flat keys.
+
+    Optimizer states are keyed by the parameters' names where those are known for certain (see :func:`parameter_names`), else by number.
+    A tensor that the skeleton does not place, or all of them when there is none, is ``tensors.NUMBER``.
+    """
+    shapes = {entry.index: entry.shape for entry in entries}
+    state = read_skeleton(meta) or {}
+    tree: dict[str, Any] = {}
+    for name, tracked in state.items():
+        names = parameter_names(tracked, state, shapes) if is_optimizer(tracked) else None
+        tree[name] = plain(_renamed(tracked, names) if names else tracked)
+    placed = refs(tree)
+    if not placed <= shapes.keys():
+        tree, placed = {}, set()
+    left = {f"{index:05d}": TensorRef(index) for index in sorted(shapes.keys() - placed)}
+    return tree | ({"tensors": left} if left else {})
+
+
+def plain(value: Any, dropped: Callable[[str], None] = lambda kind: None) -> Any:
+    """``value`` as dicts, lists, TensorRefs and plain values; keys stay as they are. The rest is left out, and named to ``dropped``."""
+    if isinstance(value, Mapping):
+        kept = {key: plain(item, dropped) for key, item in value.items() if not isinstance(key, Opaque)}
+        return {key: item for key, item in kept.items() if item is not Opaque}
+    if type(value) in (list, tuple):
+        return type(value)(item for item in (plain(item, dropped) for item in value) if item is not Opaque)
+    if isinstance(value, (TensorRef, *PLAIN)) or type(value).__module__ == "torch":
+        return value
+    dropped(value.kind if isinstance(value, Opaque) else type(value).__name__)
+    return Opaque
+
+
+def refs(value: Any) -> set[int]:
+    """Numbers of all tensors in a nested value."""
+    if isinstance(value, TensorRef):
+        return {value.index}
+    inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
+    return set().union(*map(refs, inside))
+
+
+# ---- optimizers --------------------------------------------------------------------------------------------------------------------------
+
+
+def is_optimizer(tracked: Any) -> bool:
+    """Whether a state dict looks like that of a ``torch.optim.Optimizer``."""
+    if not isinstance(tracked, Mapping) or not isinstance(tracked.get("state"), Mapping):
+        return False
+    groups = tracked.get("param_groups")
+    return isinstance(groups, list) and all(isinstance(group, Mapping) and isinstance(group.get("params"), list) for group in groups)
+
+
+def parameter_names(optimizer: Any, state: Mapping[str, Any], shapes: Mapping[int, tuple[int, ...]]) -> dict[Any, str] | None:
+    """Parameter number -> name, or None when it is not certain.
+
+    It is when the optimizer was made from ``named_parameters()``; or when it has one group, exactly one tracked module has as many distinct
+    tensors as the optimizer has parameters (so no buffers), and each parameter's state has that parameter's shape: that is what
+    ``Optimizer(module.parameters())`` gives.
+    """
+    groups = optimizer["param_groups"]
+    numbers = [number for group in groups for number in group["params"]]
+    given = [name for group in groups for name in group.get("param_names") or ()]
+    if given:
+        return dict(zip(numbers, given, strict=True)) if len(given) == len(set(given)) == len(numbers) else None
+    if len(groups) != 1:
+        return None
+    modules = [names for tracked in state.values() if (names := _module_tensors(tracked)) and len(names) == len(numbers)]
+    fitting = [names for names in modules if _fits(optimizer["state"], numbers, list(names), shapes)]
+    return dict(zip(numbers, fitting[0].values(), strict=True)) if len(fitting) == 1 else None
+
+
+def _module_tensors(tracked: Any) -> dict[int, str]:
+    """Tensor -> its first name, of a state dict that holds tensors alone; {} for anything else."""
+    if not isinstance(tracked, Mapping) or not all(isinstance(value, TensorRef) for value in tracked.values()):
+        return {}
+    names: dict[int, str] = {}
+    for name, ref in tracked.items():
+        names.setdefault(ref.index, name)
+    return names
+
+
+def _fits(state: Mapping[Any, Any], numbers: Sequence[Any], tensors: Sequence[int], shapes: Mapping[int, tuple[int, ...]]) -> bool:
+    """Whether every tensor in a parameter's state is a scalar, or has the shape of the tensor that would be the parameter."""
+    for number, tensor in zip(numbers, tensors, strict=True):
+        held = [shapes.get(index, ()) for index in refs(state.get(number, {}))]
+        if any(math.prod(shape) != 1 and shape != shapes.get(tensor) for shape in held):
+            return False
+    return True
+
+
+def _renamed(optimizer: Mapping[str, Any], names: Mapping[Any, str]) -> dict[str, Any]:
+    """As ``get_optimizer_state_dict`` gives it: names in place of numbers."""
+    groups = [
+        {**_without(group, "params", "param_names"), "params": [names[number] for number in group["params"]]}
+        for group in optimizer["param_groups"]
+    ]
+    state = {names.get(number, str(number)): values for number, values in optimizer["state"].items()}
+    return {**_without(optimizer, "state", "param_groups"), "state": state, "param_groups": groups}
+
+
+def _without(mapping: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+    return {key: value for key, value in mapping.items() if key not in keys}

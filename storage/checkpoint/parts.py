@@ -1,0 +1,88 @@
+"""Durable checkpoints as ranks and the coordinator use them, on one URL."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fleet.protocol.instructions import CommitCheckpoint
+from fleet.protocol.levels import STORE, level_at
+from fleet.protocol.types import Part, StateId
+from storage.checkpoint.manifest import CheckpointDamaged, checkpoint_id, parse_checkpoint_id
+from storage.checkpoint.store import CheckpointStore, write_part
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_log = logging.getLogger(__name__)
+
+
+class Parts:
+    """A rank's end: writes its part, reads whole checkpoints. ``run`` as for :class:`storage.checkpoint.store.CheckpointStore`."""
+
+    def __init__(self, url: str, run: str = "", **options: Any) -> None:
+        self.url, self.run, self._options = url, run, options
+
+    def write(
+        self, state: StateId, generation: int, index: int, count: int, tensors: Sequence[tuple[Any, ...]], place: str = ""
+    ) -> tuple[str, Part]:  # fmt: skip
+        """(id of the checkpoint, the part as written). Raises OSError when the store, or a memory of ``place``, fails.
+
+        ``tensors`` are (index, tensor), or (index, rows of it, where they begin, its shape).
+        """
+        from storage.checkpoint.layout import Piece
+
+        checkpoint = checkpoint_id(state, generation)
+        pieces = [Piece(*item) if len(item) == 4 else Piece.whole(*item) for item in tensors]
+        if place:
+            return checkpoint, write_part(place, checkpoint, index, count, pieces)
+        return checkpoint, write_part(self.url, checkpoint, index, count, pieces, **self._options)
+
+    def export(self, target: str, model: Mapping[str, Any]) -> str:
+        """Write a model to one file; see :func:`storage.checkpoint.export.export_model`."""
+        from storage.checkpoint.export import export_model
+
+        return export_model(target, model)
+
+    def load(self, checkpoint: str) -> tuple[str, list[Tensor]]:
+        """(skeleton, tensors in order), of the store or, given a URL, of another level. Raises CheckpointDamaged naming the bad part.
+
+        What is damaged there is deleted, so that nobody is sent to it again.
+        """
+        place, _, name = checkpoint.rpartition("/")
+        own = level_at(place) != STORE  # else it is another run's, from which this one goes on
+        store = CheckpointStore(place, run=self.run if own else "") if place else CheckpointStore(self.url, run=self.run, **self._options)
+        try:
+            meta, tensors = store.load(name)
+        except (CheckpointDamaged, FileNotFoundError):
+            if own:
+                store.delete(name)
+            raise
+        return meta, [tensors[index] for index in range(len(tensors))]
+
+
+class RetainingStore:
+    """The coordinator's end: a ``CheckpointPort`` that keeps the last ``keep`` checkpoints; in memories the last one."""
+
+    def __init__(self, url: str, keep: int, run: str = "", **options: Any) -> None:
+        self._store, self._keep, self._run = CheckpointStore(url, run=run, **options), keep, run
+
+    def commit(self, order: CommitCheckpoint) -> int:
+        """Total bytes. What is old is deleted then; a store that fails in that has the checkpoint all the same."""
+        store, keep = (CheckpointStore(order.place, run=self._run, index=False), 1) if order.place else (self._store, self._keep)
+        size = store.commit(order)
+        try:
+            store.retain(keep)
+        except OSError as error:
+            _log.warning("checkpoint %s is committed; older ones were not deleted, and will be after the next: %s", order.checkpoint, error)
+        return size
+
+    def newest(self) -> str | None:
+        return self._store.newest()
+
+
+def newest_checkpoint(url: str, run: str = "", **options: Any) -> tuple[str, StateId] | None:
+    """Id and state of the newest checkpoint whose files are all sound, or None."""
+    checkpoint = CheckpointStore(url, run=run, **options).newest_valid()
+    return None if checkpoint is None else (checkpoint, parse_checkpoint_id(checkpoint)[0])

@@ -1,0 +1,184 @@
+"""Durable checkpoints: ``URL/checkpoints/ID/`` holds ``__0_0.distcp`` ..., ``.metadata`` and ``manifest.json``, which is put last.
+
+Ranks write parts, each its own; once all are there the coordinator puts the index of ``torch.distributed.checkpoint``, then the manifest.
+A checkpoint without a manifest does not exist, so whoever dies in between leaves nothing but files that the next
+:meth:`CheckpointStore.retain` sweeps up.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fleet.protocol.instructions import CommitCheckpoint
+from fleet.protocol.types import Part
+from storage.backends.files import Files, open_files, put
+from storage.backends.urls import redact
+from storage.checkpoint.manifest import MANIFEST, CheckpointDamaged, Manifest, check_parts, decode_manifest, encode_manifest, safe_name
+from storage.failpoints import reach
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from storage.checkpoint.layout import Piece
+
+DIRECTORY = "checkpoints"
+
+_log = logging.getLogger(__name__)
+
+
+def checkpoint_files(url: str, **options: Any) -> Files:
+    """Where the checkpoints of ``url`` lie."""
+    return open_files(f"{url.rstrip('/')}/{DIRECTORY}", **options)
+
+
+def write_part(
+    url: str, checkpoint: str, index: int, count: int, tensors: Iterable[tuple[int, Tensor] | Piece], **options: Any
+) -> Part:  # fmt: skip
+    """Write part ``index`` of ``count`` and return what it is; durable when this returns.
+
+    ``tensors`` are (index in the training state, tensor), on any device, or rectangles of tensors; a view into larger storage is written
+    as itself alone.
+
+    Raises:
+        OSError: the store failed, or the checkpoint is committed already (FileExistsError).
+    """
+    from storage.checkpoint import dcp, layout
+
+    if not 0 <= index < count:
+        raise ValueError(f"part {index} of {count}")
+    files = checkpoint_files(url, **options)
+    if files.size(f"{safe_name(checkpoint)}/{MANIFEST}") is not None:
+        raise FileExistsError(f"checkpoint {checkpoint} is committed: its parts must not change")
+    pieces = [layout.Piece.whole(*item) if isinstance(item, tuple) else item for item in tensors]
+    return dcp.write_pieces(files, checkpoint, index, pieces)
+
+
+class CheckpointStore:
+    """A ``CheckpointPort`` over any fsspec URL.
+
+    Args:
+        run: name of the run; checkpoints of another are refused. "" takes any.
+        index: write the index of ``torch.distributed.checkpoint`` at the commit. Without it Fleet alone can load the checkpoint.
+        options: for :func:`storage.backends.files.open_files` (credentials, endpoint, time-outs).
+
+    Methods raise OSError when the store fails.
+    """
+
+    def __init__(self, url: str, *, run: str = "", index: bool = True, **options: Any) -> None:
+        self.url, self.run, self._index = redact(url), run, index
+        self._files = checkpoint_files(url, **options)
+
+    def commit(self, order: CommitCheckpoint) -> int:
+        """Put the manifest, after every part was found with its size. Returns total bytes. To commit the same again changes nothing.
+
+        Raises:
+            CheckpointDamaged: a part is missing, has another size, or does not fit the others.
+            FileExistsError: the checkpoint is committed already, with other parts.
+        """
+        from storage.checkpoint import dcp, layout, restore
+
+        checkpoint = safe_name(order.checkpoint)
+        check_parts(checkpoint, order.parts)
+        layout.check_cover(checkpoint, (entry for part in order.parts for entry in layout.decode_layout(checkpoint, part)))
+        restore.check_sizes(self._files, checkpoint, order.parts)
+        reach("commit: parts checked")
+        if self._committed(checkpoint):
+            return self._again(order)
+        files = dcp.write_index(self._files, checkpoint, order.parts, order.meta) if self._index else ()
+        manifest = Manifest(checkpoint, order.state, order.parts, order.meta, self.run, files)
+        put(self._files, f"{checkpoint}/{MANIFEST}", encode_manifest(manifest))
+        reach("commit: manifest written")
+        return manifest.bytes
+
+    def _again(self, order: CommitCheckpoint) -> int:
+        there = self.manifest(order.checkpoint)
+        if (there.state, there.parts, there.meta) != (order.state, order.parts, order.meta):
+            raise FileExistsError(f"checkpoint {order.checkpoint} is committed already, with other parts")
+        return there.bytes
+
+    def newest(self) -> str | None:
+        """Id of the newest committed checkpoint, damaged or not."""
+        return next((name for name in self._names() if self._committed(name)), None)
+
+    def list(self) -> tuple[str, ...]:
+        """Ids of all committed checkpoints, oldest first."""
+        return tuple(name for name in reversed(self._names()) if self._committed(name))
+
+    def manifest(self, checkpoint: str) -> Manifest:
+        """Raises CheckpointDamaged when it cannot be used, FileNotFoundError when the checkpoint does not exist."""
+        return decode_manifest(checkpoint, self._files.read(f"{safe_name(checkpoint)}/{MANIFEST}"), self.run)
+
+    def load(self, checkpoint: str) -> tuple[str, dict[int, Tensor]]:
+        """(meta, {index: tensor on the CPU}), each part compared with its SHA-256.
+
+        Raises:
+            CheckpointDamaged: names the part that is missing, cut short or altered.
+        """
+        from storage.checkpoint.restore import load_tensors
+
+        manifest = self.manifest(checkpoint)
+        reach("restore: manifest read")
+        return manifest.meta, load_tensors(self._files, checkpoint, manifest.parts)
+
+    def verify(self, checkpoint: str) -> Manifest:
+        """Read every file and compare it with its SHA-256, without keeping it. Raises like :meth:`load`."""
+        from storage.checkpoint.restore import read_verified
+
+        manifest = self.manifest(checkpoint)
+        reach("restore: manifest read")
+        read_verified(self._files, checkpoint, manifest.all_files, {})
+        return manifest
+
+    def newest_valid(self) -> str | None:
+        """Id of the newest checkpoint whose every file is undamaged; newer ones are passed over with a warning that says why."""
+        for name in self._names():
+            if self._committed(name):
+                try:
+                    self.verify(name)
+                except CheckpointDamaged as error:
+                    _log.warning("passed over: %s", error)
+                else:
+                    return name
+        return None
+
+    def delete(self, checkpoint: str) -> None:
+        """The manifest first: a deletion that is cut short leaves no checkpoint, never half of one."""
+        self._files.remove(f"{safe_name(checkpoint)}/{MANIFEST}")
+        reach("delete: manifest gone")
+        self._files.remove(checkpoint)
+
+    def retain(self, keep: int) -> tuple[str, ...]:
+        """Keep the newest ``keep`` checkpoints; delete older ones and what older attempts left unfinished. Returns the ids deleted.
+
+        What is newer than the newest committed checkpoint is left alone: it may be one that is being written.
+        """
+        if keep < 1:
+            raise ValueError(f"keep = {keep}: at least one checkpoint must stay")
+        names = self._names()
+        committed = [name for name in names if self._committed(name)]
+        kept = committed[:keep]
+        doomed = [name for name in names if kept and name < kept[0] and name not in kept]
+        reach("retain: looked around")
+        self._sweep(kept)
+        for name in doomed:
+            reach("retain: about to delete")
+            self.delete(name)
+        reach("retain: swept")
+        return tuple(doomed)
+
+    def _sweep(self, kept: Sequence[str]) -> None:
+        """What writers who died have left in checkpoints that are done, or older than the newest."""
+        for name, handle in self._files.unfinished():
+            if kept and name <= kept[0]:
+                self._files.drop(handle)
+
+    # ---- inside ------------------------------------------------------------------------------------------------------------------------
+
+    def _names(self) -> tuple[str, ...]:
+        """Newest first, committed or not."""
+        return tuple(sorted(self._files.directories(), reverse=True))
+
+    def _committed(self, checkpoint: str) -> bool:
+        return self._files.size(f"{checkpoint}/{MANIFEST}") is not None

@@ -1,0 +1,1 @@
+"""Files in the memories of other nodes."""

@@ -1,0 +1,120 @@
+"""A node is taken away after a notice: no step is lost, and the run ends with the bits of one that nothing happened to."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fleet.app.plans import RunPlan, RunResult, final_digest
+from fleet.app.recipes import LiveRun
+from fleet.cluster.local import LocalCluster
+from fleet.errors import ConfigError
+from fleet.protocol.causes import TakenAway
+from fleet.protocol.decisions import Notice
+from fleet.protocol.records import Committed, DecisionMade, LineageBegun, ProcessLost, ProcessUp, Record, ViewPublished
+from fleet.settings.run import CheckpointSettings, RunSettings
+from tests.fault.test_bad_luck import FAST, settings, train_through
+from tests.support import trains
+from tests.support.journals import NAME, records
+from tests.support.waiting import until
+
+OPTIONS = {"steps": "80", "norm": "layer"}
+NOTICE_S = 8
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    return train_through(trains.plain, settings(folder, world=1, options=OPTIONS), folder)[2]
+
+
+def plan(folder: Path, spares: int = 1) -> RunPlan:
+    chosen = RunSettings(
+        world=2, spares=spares, nodes=3, shards=8, timeouts=FAST, checkpoint=CheckpointSettings(policy="fixed", interval_s=60.0),
+        options=OPTIONS | {"flags": str(folder), "pause_s": "0.4"},
+    )  # fmt: skip
+    return RunPlan(name="run", folder=folder / "run", settings=chosen, train=trains.plain)
+
+
+class Going:
+    """A run in a thread, up to its end."""
+
+    def __init__(self, chosen: RunPlan, cluster: LocalCluster) -> None:
+        self.live, self.folder, self.results = LiveRun(chosen, cluster), chosen.folder, list[RunResult]()
+        self.thread = threading.Thread(target=lambda: self.results.append(self.live.execute()), daemon=True)
+        self.thread.start()
+        self.wait(lambda kept: sum(isinstance(one, Committed) for one in kept) >= 5 and self.spare_is_there(kept), "it trains")
+
+    def spare_is_there(self, kept: list[Record]) -> bool:
+        return sum(isinstance(one, ProcessUp) for one in kept) >= self.live.plan.settings.slots
+
+    def wait(self, condition: Callable[[list[Record]], bool], what: str) -> None:
+        until(lambda: (self.folder / NAME).exists() and condition(records(self.folder)), what, 90)
+
+    def told(self) -> list[str]:
+        return [one.action for one in records(self.folder) if isinstance(one, DecisionMade) and isinstance(one.payload, Notice)]
+
+    def index_of_a_trainer(self) -> int:
+        kept = records(self.folder)
+        view = [one.view for one in kept if isinstance(one, ViewPublished)][-1]
+        homes = {one.member: one.process.node for one in kept if isinstance(one, ProcessUp)}
+        return next(index for index, place in self.live.places.items() if place.id == homes[view.members[-1]])
+
+    def end(self) -> RunResult:
+        self.thread.join(120)
+        return self.results[0]
+
+
+def drain_by_ray(cluster: LocalCluster, node: str) -> None:
+    words = ["--node-id", node, "--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "maintenance"]
+    command = [sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--address", cluster.address, *words]
+    done = subprocess.run(
+        [*command, "--deadline-remaining-seconds", str(NOTICE_S)], capture_output=True, text=True, timeout=60, check=False
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_node_that_ray_drains_costs_no_step(cluster: LocalCluster, tmp_path: Path, undisturbed: str) -> None:
+    going = Going(plan(tmp_path), cluster)
+    index = going.index_of_a_trainer()
+    drain_by_ray(cluster, going.live.places[index].id)
+    drained_s = time.monotonic()
+    going.wait(lambda kept: "let_go" in going.told(), "its ranks leave")
+    until(lambda: time.monotonic() > drained_s + NOTICE_S + 2, "Ray Train ends nobody when the time is up", NOTICE_S + 10)
+    assert cluster.lose(index) is None
+    cluster.add()
+    result = going.end()
+    assert result.status == "completed", result
+    assert final_digest(going.folder) == undisturbed
+    kept = records(going.folder)
+    lost = [one for one in kept if isinstance(one, ProcessLost)]
+    assert lost and all(isinstance(one.cause, TakenAway) for one in lost)
+    assert not [one for one in kept if isinstance(one, LineageBegun)]
+    sizes = [len(one.view.members) for one in kept if isinstance(one, ViewPublished)]
+    assert sizes[:3] == [2, 3, 2], "the spare came beside the running steps"
+
+
+def test_fleet_drain_announces_withdraws_and_refuses_by_name(cluster: LocalCluster, tmp_path: Path, undisturbed: str) -> None:
+    from fleet.cli.drain import drain
+
+    going = Going(plan(tmp_path, spares=0), cluster)
+    run, index = str(going.folder), str(going.index_of_a_trainer())
+    with pytest.raises(ConfigError, match=r"NODE = '99': no node of this run\. Its nodes: "):
+        drain(run, "99")
+    with pytest.raises(ConfigError, match=r"nobody has announced"):
+        drain(run, index, withdraw=True)
+    with pytest.raises(ConfigError, match=r"--notice = 'soon'"):
+        drain(run, index, notice="soon")
+    drain(run, index, notice="5m")
+    drain(run, index, notice="6m")
+    drain(run, index, withdraw=True)
+    result = going.end()
+    assert result.status == "completed" and final_digest(going.folder) == undisturbed
+    assert going.told() == ["leave", "leave", "stay"]
+    assert [len(one.view.members) for one in records(going.folder) if isinstance(one, ViewPublished)] == [2]

@@ -1,0 +1,71 @@
+"""Whole failure domains are lost at once: invariants hold, and what was put into another domain is there."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+
+from fleet.protocol.records import LineageBegun
+from fleet.simulation import nodes as nodes_module
+from fleet.simulation.plan import Plan, Trouble, racks_plan, small, with_troubles
+from fleet.simulation.world import Outcome
+from tests.simulation.runs import in_parts, simulate
+
+SEEDS = int(os.environ.get("FLEET_SEEDS", "200"))
+MOST = 40
+
+
+def failed(seeds: range) -> list[str]:
+    outcomes = [simulate(racks_plan(seed, sharded=seed % 2 == 1)) for seed in seeds]
+    return [outcome.report("fleet.simulation.plan.racks_plan, sharded where odd:") for outcome in outcomes if outcome.broken]
+
+
+def test_every_invariant_holds_when_a_rack_is_lost_in_any_seed() -> None:
+    reports = in_parts(failed, SEEDS, 50)
+    assert not reports, "\n\n".join(reports[:3])
+
+
+def test_racks_are_lost_in_these_seeds() -> None:
+    """Else the test above shows little."""
+    plans = [racks_plan(seed) for seed in range(MOST)]
+    lost = [[trouble for trouble in plan.troubles if trouble.kind == "lose_node"] for plan in plans]
+    assert (
+        sum(plan.rack == 2 and len({trouble.at_s for trouble in ill[-2:]}) == 1 for plan, ill in zip(plans, lost, strict=True)) > MOST // 3
+    )
+
+
+def lose_a_rack(seed: int, **settings: object) -> Outcome:
+    """Four nodes of one rank each in two racks. One rack is lost in the middle of training, while the other lives."""
+    plan = Plan(seed=seed, settings=replace(small(4, nodes=4), **settings), steps=60, capacity=2, rack=2, shard_s=0.05, save_every_s=1000.0)  # type: ignore[arg-type]
+    at_s = 3.0 + seed / MOST
+    ill = [Trouble(kind="lose_node", at_s=at_s, node=2 * (seed % 2) + node) for node in range(2)]
+    outcome = simulate(with_troubles(replace(plan, copy_every_s=0.2), tuple(ill)), keep_trace=True)
+    assert not outcome.broken, outcome.report("")
+    assert outcome.status == "completed", outcome.reason
+    return outcome
+
+
+def rollbacks(outcome: Outcome) -> int:
+    return sum(isinstance(record, LineageBegun) for record in outcome.world.journal)
+
+
+def test_each_chunk_of_the_optimizers_state_outlives_a_rack() -> None:
+    assert not any(rollbacks(lose_a_rack(seed, optimizer_sharding="zero1")) for seed in range(MOST))
+
+
+def test_chunks_are_lost_with_a_rack_where_nobody_knows_of_racks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the test above can fail."""
+    monkeypatch.setattr(nodes_module.SimNode, "domain", property(lambda self: "", lambda self, path: None), raising=False)
+    assert all(rollbacks(lose_a_rack(seed, optimizer_sharding="zero1")) for seed in range(4))
+
+
+def test_the_members_of_every_view_send_their_copies_to_the_other_rack() -> None:
+    outcome = lose_a_rack(1, peer_copies=1)
+    domain_of = {f"{node.name}:0": node.domain for node in outcome.world.nodes}
+    ranks = {rank.member: rank.node.domain for rank in outcome.world.train.processes if rank.named}
+    first = next(record.view for record in outcome.world.journal if getattr(record, "view", None) and record.view.copies)  # type: ignore[union-attr]
+    assert len(first.members) == 4
+    for member, addresses in zip(first.members, first.copies, strict=True):
+        assert domain_of[addresses[0]] != ranks[member]

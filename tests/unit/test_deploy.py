@@ -1,0 +1,331 @@
+"""``fleet cluster write``: the spec, what is refused of it, and what the written files are."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from fleet.cli import cluster as cli_cluster
+from fleet.cli.main import app
+from fleet.errors import ConfigError
+from fleet.planning.deploy import checks, kuberay, secrets
+from fleet.planning.deploy.files import base_image
+from fleet.planning.deploy.spec import TARGETS, load
+from tests.support.blocks import ROOT, blocks_of
+from tests.support.deploy import PROVIDERS, WAYS, accepts, changed, commands_of, content, spec_in, written
+
+RUNNER = CliRunner()
+NOT_A_SECRET = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"
+"""The example of AWS's own documents."""
+
+
+def write(folder: Path, whole: dict[str, Any], target: str) -> str:
+    done = RUNNER.invoke(app, ["cluster", "write", "--target", target, "--spec", str(spec_in(folder, whole)), str(folder / "to")],
+                         catch_exceptions=False)  # fmt: skip
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def refused(folder: Path, whole: dict[str, Any], target: str) -> ConfigError:
+    spec = spec_in(folder, whole)
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(ConfigError) as error:
+        RUNNER.invoke(app, ["cluster", "write", "--target", target, "--spec", str(spec), str(folder / "to")], catch_exceptions=False)
+    assert sorted(folder.rglob("*")) == before, "nothing is half written"
+    return error.value
+
+
+# ---- what is refused ---------------------------------------------------------------------------------------------------------------------
+
+REFUSALS: list[tuple[str, str, Any]] = [
+    *(("kuberay", name, value) for name, value in [
+        ("name", None), ("name", "GPT"), ("name", "a" * 48), ("name", "-x"), ("name", 3), ("script", None), ("script", "missing.py"),
+        ("script", "../train.py"), ("script", "/train.py"), ("script", "train.sh"), ("store", None), ("store", "/mnt/runs"),
+        ("store", "runs"), ("world", None), ("world", 0), ("world", -1), ("world", "4"), ("world", 33), ("spares", -1), ("image", None),
+        ("image", "gpt"), ("image", "gpt:latest"), ("image", "not an image"), ("base", "rayproject/ray:latest"), ("team", "no team!"),
+        ("nodes.count", 0), ("nodes.count", -4), ("nodes.cpus", 0), ("nodes.gpus", -1), ("nodes.gpus", 1.5), ("nodes.memory_gib", -1),
+        ("nodes.shm_gib", 64), ("nodes.shm_gib", 0), ("head.cpus", 0), ("head.memory_gib", 0), ("kuberay.namespace", ""),
+        ("kuberay.namespace", "Research"), ("kuberay.queue", "no queue"), ("kuberay.queue", None), ("kuberay.secret", "Not This"),
+        ("kuberay.secret", None), ("kuberay.secret_keys", None), ("kuberay.secret_keys", ["not-this"]),
+        ("kuberay.secret_keys", ["NCCL_SOCKET_IFNAME"]), ("kuberay.service_account", "no account"), ("kuberay.priority_class", "Very High"),
+    ]),
+    ("kuberay", "env", {"no variable": "x"}), ("kuberay", "env", {"X": "two\nlines"}), ("kuberay", "nodes.labels", {"no label": "x"}),
+    ("kuberay", "nodes.labels", {"rack": "no value!"}), ("kuberay", "kuberay.node_selector", {"pool": "no value!"}),
+    ("kuberay", "arguments", ["--world", "4"]), ("kuberay", "arguments", ["--detach"]), ("kuberay", "arguments", ["--name=x"]),
+    ("kuberay", "arguments", ["--no-such-option"]), ("kuberay", "arguments", ["--min-ranks", "-3"]), ("kuberay", "activate", "a\nb"),
+    ("slurm", "slurm.time", "for ever"), ("slurm", "slurm.partition", "two words"), ("slurm", "store", "runs"),
+    ("ray-up aws", "ray_up.provider", None), ("ray-up aws", "ray_up.provider", "awz"), ("ray-up aws", "image", None),
+    *(("ray-up aws", f"ray_up.{name}", None) for name in ("region", "instance_type", "head_instance_type")),
+    *(("ray-up gcp", f"ray_up.{name}", None) for name in ("region", "zone", "project", "instance_type", "machine_image")),
+    ("ray-up local", "ray_up.head_ip", None), ("ray-up local", "ray_up.worker_ips", ["10.0.0.2"]),
+    ("ray-up local", "ray_up.worker_ips", ["10.0.0.2", "10.0.0.3", "10.0.0.4", "10.0.0.4"]),
+    ("ray-up local", "ray_up.worker_ips", ["10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4"]),
+    ("ray-up local", "ray_up.worker_ips", ["127.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4"]),
+]  # fmt: skip
+NAMED_OTHERWISE = {
+    "kuberay.queue": ("kuberay.priority_class",), "kuberay.secret": ("kuberay.secret_keys",), "ray_up.head_ip": ("ray_up.worker_ips",),
+    "activate": ("env, arguments, activate or setup",), "env": ("env, arguments, activate or setup",),
+    "kuberay.secret_keys": ("kuberay.secret",),
+}  # fmt: skip
+"""A field that is missing or wrong may be refused by the name of the one that needs it."""
+
+
+@pytest.mark.parametrize(("way", "field", "value"), REFUSALS)
+def test_a_spec_that_cannot_be_is_refused_by_name(tmp_path: Path, way: str, field: str, value: Any) -> None:
+    error = refused(tmp_path, changed(way, field, value), way.partition(" ")[0])
+    assert error.field.startswith((field, *NAMED_OTHERWISE.get(field, ()))) or (field == "arguments" and error.field == "min_ranks"), error
+    assert error.reason
+
+
+def test_every_field_of_the_spec_is_used_or_refused() -> None:
+    from fleet.planning.deploy.spec import spec_keys
+
+    used = {field for _, field, _ in REFUSALS} | {f"ray_up.{name}" for given in PROVIDERS.values() for name in given}
+    assert set(spec_keys()) - used == set()
+
+
+@pytest.mark.parametrize(("field", "near"), [("imgae", "image"), ("nodes.cpu", "nodes.cpus"), ("kuberay.namespaces", "kuberay.namespace")])
+def test_an_unknown_field_is_answered_with_the_nearest(tmp_path: Path, field: str, near: str) -> None:
+    error = refused(tmp_path, changed("kuberay", field, "x"), "kuberay")
+    assert error.field == field and near in error.way_out
+
+
+def test_a_field_that_is_near_to_none_is_answered_with_all(tmp_path: Path) -> None:
+    assert "ray_up.worker_ips" in refused(tmp_path, changed("kuberay", "zzzzzzzz", 1), "kuberay").way_out
+
+
+@pytest.mark.parametrize("target", ["kubray", "nomad", ""])
+def test_an_unknown_target_is_refused(tmp_path: Path, target: str) -> None:
+    error = refused(tmp_path, content(), target)
+    assert error.field == "--target" and "kuberay" in error.way_out
+
+
+SECRETS: list[tuple[str, Any]] = [
+    ("store", "s3://user:password@bucket/runs"), ("store", "https://store.example.com/runs?X-Amz-Signature=0123456789abcdef"),
+    ("store", f"s3://bucket/{'AKIA' + 'IOSFODNN7EXAMPLE'}"), ("kuberay.secret", NOT_A_SECRET),
+    ("kuberay.secret_keys", ["AKIA" + "IOSFODNN7EXAMPLE"]),
+    ("env", {"AWS_SECRET_ACCESS_KEY": "short"}), ("env", {"WANDB_API_KEY": "0" * 40}), ("env", {"RAY_AUTH_TOKEN": "x"}),
+    ("env", {"HARMLESS": NOT_A_SECRET}), ("env", {"DB_PASSWORD": 7}), ("arguments", ["--set", f"word={NOT_A_SECRET}"]),
+    ("arguments", ["--set", "hub=" + "hf_" + "a" * 34]), ("activate", "export GITHUB=" + "ghp_" + "a" * 36),
+    ("nodes.labels", {NOT_A_SECRET: "x"}), ("ray_up.setup", ["echo '-----BEGIN RSA PRIVATE KEY-----'"]), ("unknown", "AIza" + "a" * 35),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("field", "value"), SECRETS)
+def test_a_secret_in_clear_text_is_refused_and_not_shown(tmp_path: Path, field: str, value: Any) -> None:
+    error = refused(tmp_path, changed("kuberay", field, value), "kuberay")
+    assert error.field.startswith(field) and error.value == secrets.HIDDEN
+    texts = [value] if isinstance(value, str) else [str(each) for each in (value.values() if isinstance(value, dict) else value)]
+    assert all(text not in str(error) for text in texts if len(text) > 5)
+
+
+@pytest.mark.parametrize("text", ["0" * 40, "a" * 40, "sha256:" + "0a" * 32, "s3://bucket/runs", "https://u@example.com/a:b@c",
+                                  "--set", "x=y",
+                                  "/A1/longer/paths/of/folders/and/files/x1"])  # fmt: skip
+def test_what_is_no_secret_is_none(text: str) -> None:
+    assert secrets.in_value(text) == ""
+
+
+def test_a_folder_that_is_in_use_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "to").mkdir()
+    (tmp_path / "to" / "mine").write_text("mine")
+    assert refused(tmp_path, content(), "kuberay").field == "FOLDER"
+    (tmp_path / "to" / "mine").unlink()
+    assert "rayjob.yaml" in write(tmp_path, content(), "kuberay")
+
+
+def test_nothing_is_left_where_a_file_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = Path.write_text
+
+    def full(path: Path, text: str, *arguments: Any, **more: Any) -> int:
+        if path.name == "README.md":
+            raise OSError(28, os.strerror(28))
+        return whole(path, text, *arguments, **more)
+
+    spec = spec_in(tmp_path, content())
+    before = sorted(tmp_path.rglob("*"))
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(ConfigError, match="No space left"):
+        RUNNER.invoke(app, ["cluster", "write", "--target", "kuberay", "--spec", str(spec), str(tmp_path / "to")], catch_exceptions=False)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("text", ["name = ", "\x00", "x" * (cli_cluster.LARGEST_B + 1)])
+def test_a_file_that_is_no_spec_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "cluster.toml").write_text(text)
+    with pytest.raises(ConfigError) as error:
+        RUNNER.invoke(app, ["cluster", "write", "--target", "slurm", "--spec", str(tmp_path / "cluster.toml"), str(tmp_path / "to")],
+                      catch_exceptions=False)  # fmt: skip
+    assert error.value.field == "--spec" and not (tmp_path / "to").exists()
+
+
+# ---- what is written ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_written_passes_its_check(tmp_path: Path, way: str) -> None:
+    write(tmp_path, content(way), way.partition(" ")[0])
+    done = RUNNER.invoke(app, ["cluster", "check", str(tmp_path / "to")], catch_exceptions=False)
+    assert done.exit_code == 0 and checks.has_core(), done.output
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_yaml_has_no_references_and_no_secrets(way: str) -> None:
+    for name, text in written(way).items():
+        assert not re.search(r"^\s*(- )?([\w-]+: )?[&*]id\d", text, re.M), name
+        if name.endswith(".yaml"):
+            assert not [error for document in yaml.safe_load_all(text) for error in secrets.found(document)]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_fleet_takes_every_command_that_is_written(way: str) -> None:
+    commands = [words for text in written(way).values() for words in commands_of(text)]
+    assert any(words[1] == "run" for words in commands)
+    for _, command, *words in commands:
+        accepts(words) if command == "run" else get_command(app).commands[command].make_context(command, words)  # type: ignore[attr-defined]
+    runs = [words for words in commands if words[1] == "run" and "--resume" not in words]
+    assert all(words[words.index("--world") + 1] == "24" and words[words.index("--spares") + 1] == "8" for words in runs)
+    assert all(("--detach" in words) == way.startswith("ray-up") for words in runs), "only a cluster of ray up outlives the command"
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_readme_has_the_commands_that_use_each_file(way: str) -> None:
+    texts = written(way)
+    shell = "\n".join(re.findall(r"^```bash\n(.*?)^```$", texts["README.md"], re.M | re.S))
+    assert all(f"deploy/{name}" in shell for name in texts if name not in ("README.md", "Dockerfile.dockerignore"))
+    assert subprocess.run(["bash", "-n"], input=shell, text=True, timeout=30, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(("image", "gpus", "more"), [("", 0, {}), ("x:1", 8, {"env": {}, "activate": "", "team": ""})])
+def test_a_batch_script_is_one_of_bashs(image: str, gpus: int, more: dict[str, Any]) -> None:
+    nodes = content()["nodes"] | {"gpus": gpus, "labels": {}}
+    text = written("slurm", image=image, nodes=nodes, slurm={}, **more)["job.sbatch"]
+    assert subprocess.run(["bash", "-n"], input=text, text=True, timeout=30, check=False).returncode == 0
+    assert checks.check("job.sbatch", text, accepts) == []
+    assert ("--gpus-per-node" in text) == bool(gpus)
+
+
+def test_words_of_the_spec_stay_words_in_a_shell(tmp_path: Path) -> None:
+    """A value with what a shell would act on: it is printed, and nothing else happens."""
+    evil = 'a\'b $(touch evil) `touch evil` "c"'
+    text = written("slurm", env={"EVIL": evil})["job.sbatch"]
+    line = next(each for each in text.splitlines() if each.startswith("export EVIL="))
+    done = subprocess.run(
+        ["bash", "-c", f'{line}\nprintf %s "$EVIL"'], cwd=tmp_path, capture_output=True, text=True, timeout=30, check=True
+    )
+    assert done.stdout == evil and not (tmp_path / "evil").exists()
+
+
+def test_world_and_spares_are_one_workload_of_kueues() -> None:
+    job = yaml.safe_load(written("kuberay")["rayjob.yaml"])
+    assert job["metadata"]["labels"] == {"fleet-run": "gpt", "fleet-team": "vision", kuberay.QUEUE: "gpus", kuberay.PRIORITY: "high"}
+    (group,) = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    assert group["replicas"] * int(group["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"]) == 32
+    assert group["labels"] == {"rack": "r7", "pool": "train"}
+
+
+def test_without_a_queue_there_is_no_label_of_kueues() -> None:
+    whole = content()["kuberay"]
+    del whole["queue"], whole["priority_class"]
+    texts = written("kuberay", kuberay=whole)
+    assert "kueue" not in texts["rayjob.yaml"] + texts["raycluster.yaml"]
+
+
+def test_budgets_find_the_pods_of_both_objects() -> None:
+    texts = written("kuberay")
+    budgets = {each["metadata"]["name"]: each["spec"] for each in yaml.safe_load_all(texts["disruption-budgets.yaml"])}
+    assert {name: each["minAvailable"] for name, each in budgets.items()} == {"gpt-head": 1, "gpt-worker": 3}
+    job, cluster = (yaml.safe_load(texts[name])["spec"] for name in ("rayjob.yaml", "raycluster.yaml"))
+    assert job["rayClusterSpec"] == cluster
+    for part, group in (("head", cluster["headGroupSpec"]), ("worker", cluster["workerGroupSpecs"][0])):
+        wanted = budgets[f"gpt-{part}"]["selector"]["matchLabels"]
+        assert wanted.items() <= group["template"]["metadata"]["labels"].items()
+
+
+def test_credentials_are_named_and_never_told() -> None:
+    job = yaml.safe_load(written("kuberay")["rayjob.yaml"])
+    pod = job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]
+    kept = {each["name"]: each["valueFrom"] for each in pod["containers"][0]["env"] if "valueFrom" in each}
+    assert kept == {
+        key: {"secretKeyRef": {"name": "store-access", "key": key}} for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+    }  # fmt: skip
+
+
+def test_ray_is_the_version_that_fleet_needs_and_its_agent_listens_where_probes_ask() -> None:
+    from ray._private import ray_constants
+
+    assert importlib.metadata.version("ray") == kuberay.RAY
+    assert ray_constants.DEFAULT_DASHBOARD_AGENT_LISTEN_PORT == kuberay.NODE_HEALTH[1]
+    assert ray_constants.DEFAULT_DASHBOARD_PORT == kuberay.HEAD_HEALTH[1]
+    assert importlib.metadata.distribution("ray").read_text("entry_points.txt")
+
+
+def test_paths_of_health_are_those_of_rays_dashboard() -> None:
+    package = Path(str(importlib.metadata.distribution("ray").locate_file("ray")))
+    agents, head = ((package / "dashboard" / name).read_text() for name in ("http_server_agent.py", "http_server_head.py"))
+    assert kuberay.NODE_HEALTH[0] in agents and kuberay.HEAD_HEALTH[0] in head
+
+
+def test_options_of_ray_start_exist() -> None:
+    from ray.scripts.scripts import cli
+
+    from fleet.planning.deploy.rules import START
+
+    known = {option.lstrip("-") for parameter in cli.commands["start"].params for option in parameter.opts}
+    assert known >= START
+    used = {word for way in WAYS for text in written(way).values() for word in re.findall(r"(?<=ray start )[^\n']*", text)}
+    assert {option for line in used for option in re.findall(r"--([a-z-]+)", line)} <= known
+    assert {"symmetric-run", "up", "down", "exec", "job"} <= {name.replace("_", "-") for name in cli.commands}
+
+
+def test_variables_that_files_set_are_known() -> None:
+    """Beside those of the spec there is one, of Ray's."""
+    script = written("slurm")["job.sbatch"]
+    package = Path(str(importlib.metadata.distribution("ray").locate_file("ray")))
+    (ours,) = set(re.findall(r"^export (\w+)=", script, re.M)) - {"AWS_ENDPOINT_URL", "NCCL_SOCKET_IFNAME"}
+    assert f'"{ours}"' in (package / "scripts" / "symmetric_run.py").read_text()
+
+
+@pytest.mark.parametrize(("store", "needed"), [("gs://bucket/runs", "gcsfs"), ("s3://bucket/runs", ""), ("abfs://c/runs", "adlfs")])
+def test_an_image_has_what_its_store_needs(store: str, needed: str) -> None:
+    text = written("kuberay", store=store)["Dockerfile"]
+    assert re.search(rf"^RUN pip install .*fleet-train==[\d.]+ ?{needed}$", text, re.M)
+    assert checks.check("Dockerfile", text, accepts) == []
+
+
+def test_the_base_image_is_pinned_to_ray_and_python() -> None:
+    whole = content()
+    assert base_image(load(whole, "kuberay"), "3.12") == f"rayproject/ray:{kuberay.RAY}-py312-gpu"
+    assert base_image(load(whole | {"base": "mine:2"}, "kuberay"), "3.12") == "mine:2"
+
+
+def test_specs_of_the_documents_are_specs() -> None:
+    specs = [tomllib.loads(block.text) for block in blocks_of("docs/deploy.md") if block.language == "toml"]
+    assert len(specs) >= 2
+    for whole in specs:
+        target = next(each for each in TARGETS if each.replace("-", "_") in whole)
+        load(whole, target)
+    assert (ROOT / "docs/deploy.md").is_file()
+
+
+def test_what_a_machine_of_aws_may_be_told_is_what_ec2_takes() -> None:
+    import botocore.session
+
+    from fleet.planning.deploy.rules import MACHINE, Keys
+
+    (keys,) = [rule for rule in MACHINE["aws"] if isinstance(rule, Keys) and rule.path == "node_config"]
+    model = botocore.session.get_session().get_service_model("ec2").operation_model("RunInstances").input_shape
+    named = {"SecurityGroupIds": "SecurityGroupId", "BlockDeviceMappings": "BlockDeviceMapping", "TagSpecifications": "TagSpecification",
+             "NetworkInterfaces": "NetworkInterface"}  # fmt: skip
+    members = set(model.members) | {each for each in named if each in model.members or named[each] in model.members}
+    assert set(keys.known) - members == {"SubnetIds"}, "this one is Ray's"

@@ -1,0 +1,292 @@
+"""``fleet cluster check``: each field that matters, when it is changed, is refused by its path; and no file brings the check down."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from fleet.cli.main import app
+from fleet.errors import ConfigError
+from fleet.planning.deploy import checks
+from tests.support.deploy import WAYS, accepts, written
+
+Path_ = tuple[str | int, ...]
+RUNNER = CliRunner()
+YAML = {
+    "ray-up aws": "cluster.yaml", "ray-up gcp": "cluster.yaml", "ray-up local": "cluster.yaml", "rayjob": "rayjob.yaml",
+    "raycluster": "raycluster.yaml", "budgets": "disruption-budgets.yaml",
+}  # fmt: skip
+DOCUMENTS: dict[str, list[Any]] = {
+    what: list(yaml.safe_load_all(written(what if what in WAYS else "kuberay")[name])) for what, name in YAML.items()
+}
+FREE = ("labels", "matchLabels", "nodeSelector", "file_mounts")
+"""Tables whose keys are the user's."""
+NEEDED = ("fleet-run", "fleet-part")
+"""But for these."""
+
+
+def places(value: Any, path: Path_ = ()) -> Iterator[tuple[Path_, Any]]:
+    """Each place of a document, and what is there."""
+    yield path, value
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, each in inner:
+        yield from places(each, (*path, key))
+
+
+def own_places(what: str, document: Any) -> Iterator[tuple[Path_, Any]]:
+    """But for the cluster of a RayCluster, which is that of the RayJob: `tests/unit/test_deploy.py` says that they are equal."""
+    return ((path, value) for path, value in places(document) if path and (what != "raycluster" or path[0] != "spec" or len(path) < 3))
+
+
+def put(document: Any, path: Path_, value: Any) -> Any:
+    whole = copy.deepcopy(document)
+    inner = whole
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    return whole
+
+
+def renamed(document: Any, path: Path_) -> Any:
+    whole = copy.deepcopy(document)
+    inner = whole
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[f"{path[-1]}x"] = inner.pop(path[-1])
+    return whole
+
+
+def refusals(what: str, documents: list[Any]) -> list[ConfigError]:
+    text = yaml.safe_dump_all(documents, sort_keys=False)
+    return checks.check(YAML[what], text, accepts)
+
+
+def with_document(what: str, number: int, document: Any) -> list[Any]:
+    return [document if place == number else each for place, each in enumerate(DOCUMENTS[what])]
+
+
+LEAVES = [
+    pytest.param(what, number, path, id=f"{what} {number} {'.'.join(map(str, path))}")
+    for what, documents in DOCUMENTS.items()
+    for number, document in enumerate(documents)
+    for path, value in own_places(what, document)
+    if not isinstance(value, dict | list)
+]
+KEYS = [
+    pytest.param(what, number, path, id=f"{what} {number} {'.'.join(map(str, path))}")
+    for what, documents in DOCUMENTS.items()
+    for number, document in enumerate(documents)
+    for path, _ in own_places(what, document)
+    if isinstance(path[-1], str) and path[:-1] not in (("metadata", "labels"), ("available_node_types",))
+    if len(path) < 2 or path[-2] not in FREE or path[-1] in NEEDED
+]
+
+
+def test_as_they_are_written_nothing_is_refused() -> None:
+    assert {what: refusals(what, documents) for what, documents in DOCUMENTS.items()} == {what: [] for what in DOCUMENTS}
+    assert len(LEAVES) > 180 and len(KEYS) > 220
+
+
+@pytest.mark.parametrize(("what", "number", "path"), LEAVES)
+def test_a_value_of_another_kind_is_refused(what: str, number: int, path: Path_) -> None:
+    found = refusals(what, with_document(what, number, put(DOCUMENTS[what][number], path, {"wrong": [1]})))
+    assert found and all(error.reason for error in found)
+    names = [str(each) for each in path if isinstance(each, str)]
+    assert any(names[-1] in error.field or (len(names) > 1 and names[-2] in error.field) for error in found), found
+
+
+@pytest.mark.parametrize(("what", "number", "path"), KEYS)
+def test_a_key_that_is_misspelt_is_refused(what: str, number: int, path: Path_) -> None:
+    found = refusals(what, with_document(what, number, renamed(DOCUMENTS[what][number], path)))
+    assert found and str(path[-1]) in " ".join(f"{error.field} {error.value} {error.reason}" for error in found), found
+
+
+JOB, POD = "spec.rayClusterSpec", "spec.rayClusterSpec.workerGroupSpecs.0.template"
+HEAD, BOX = f"{JOB}.headGroupSpec", f"{POD}.spec.containers.0"
+CHANGES: list[tuple[str, str, Any]] = [
+    *(("rayjob", path, value) for path, value in [
+        ("apiVersion", "ray.io/v1alpha1"), ("kind", "RayJobs"), ("metadata.name", "GPT"), ("metadata.name", "a" * 48),
+        ("metadata.labels.kueue!queue-name", "no queue"), ("spec.shutdownAfterJobFinishes", False), ("spec.backoffLimit", -1),
+        ("spec.ttlSecondsAfterFinished", -1), ("spec.submissionMode", "InteractiveMode"), ("spec.suspend", True),
+        ("spec.clusterSelector", {"ray.io/cluster": "x"}), ("spec.entrypoint", "python train.py"),
+        ("spec.entrypoint", "fleet run train.py --world 4"), ("spec.entrypoint", "fleet run train.py --address auto --wrold 4"),
+        ("spec.entrypoint", "fleet run train.py --address auto --world 4 --detach"), ("spec.entrypoint", "fleet run 'train.py"),
+        ("spec.entrypoint", "fleet run train.py --address auto --world 30 --spares 3 --shards 60"), ("spec.entrypoint", ""),
+        ("spec.entrypoint", "fleet run train.py --address auto --world 0"),
+        ("spec.entrypoint", "fleet run train.py --address auto --world x"),
+        (f"{JOB}.rayVersion", "2.50.0"), (f"{JOB}.enableInTreeAutoscaling", True), (f"{JOB}.workerGroupSpecs", []),
+        (f"{HEAD}.rayStartParams.num-cpus", "4"), (f"{HEAD}.rayStartParams.num-cpus", 0), (f"{HEAD}.rayStartParams.labels", "a=b"),
+        (f"{HEAD}.rayStartParams.dashboard-host", "127.0.0.1"),
+        (f"{JOB}.workerGroupSpecs.0.replicas", 0), (f"{JOB}.workerGroupSpecs.0.replicas", -1), (f"{JOB}.workerGroupSpecs.0.replicas", 3),
+        (f"{JOB}.workerGroupSpecs.0.minReplicas", 1), (f"{JOB}.workerGroupSpecs.0.maxReplicas", 9),
+        (f"{JOB}.workerGroupSpecs.0.numOfHosts", 2), (f"{JOB}.workerGroupSpecs.0.groupName", "Ranks"),
+        (f"{POD}.spec.restartPolicy", "Always"), (f"{POD}.spec.containers", []), (f"{POD}.spec.volumes.0.emptyDir.medium", ""),
+        (f"{POD}.spec.volumes.0.emptyDir.sizeLimit", "63Mi"), (f"{POD}.spec.volumes", []), (f"{BOX}.image", "gpt:latest"),
+        (f"{BOX}.volumeMounts.0.mountPath", "/shm"), (f"{BOX}.resources.requests.cpu", "0"), (f"{BOX}.resources.limits.memory", "1Gi"),
+        (f"{BOX}.resources.limits.nvidia!gpu", "4"), (f"{BOX}.resources.requests.memory", "much"),
+        (f"{BOX}.readinessProbe.httpGet.path", "/"), (f"{BOX}.readinessProbe.httpGet.port", 8265),
+        (f"{BOX}.livenessProbe.failureThreshold", 2), (f"{BOX}.livenessProbe.periodSeconds", 0),
+        (f"{BOX}.livenessProbe.httpGet.port", 80), (f"{BOX}.env.0.value", 7), (f"{POD}.metadata.labels.fleet-part", "ranks"),
+    ]),
+    ("raycluster", "spec.headGroupSpec.rayStartParams.num-cpus", "1"), ("raycluster", "spec.rayVersion", "3.0.0"),
+    ("budgets", "spec.minAvailable", 0), ("budgets", "spec.minAvailable", "50%"), ("budgets", "apiVersion", "policy/v1beta1"),
+    ("budgets", "spec.maxUnavailable", {"x": 1}), ("budgets", "spec.selector.matchLabels.fleet-part", "ranks"),
+    *((way, path, value) for way in ("ray-up aws", "ray-up gcp", "ray-up local") for path, value in [
+        ("cluster_name", "No Name"), ("max_workers", 0), ("max_workers", -1), ("max_workers", 3), ("provider.type", "awz"),
+        ("docker.image", "gpt"), ("docker.image", "gpt:latest"), ("auth.ssh_user", "no user"),
+        ("head_start_ray_commands", []), ("head_start_ray_commands.1", "ray start --head"), ("worker_start_ray_commands.1", "ray start"),
+        ("head_start_ray_commands", ["ray start --head"]), ("worker_start_ray_commands.0", "true"),
+    ]),
+    *((way, path, value) for way in ("ray-up aws", "ray-up gcp") for path, value in [
+        ("head_node_type", "none"), ("available_node_types.ranks.min_workers", 0), ("available_node_types.ranks.min_workers", -1),
+        ("available_node_types.ranks.max_workers", 3), ("available_node_types.ranks.resources.CPU", 0),
+        ("available_node_types.ranks.resources.CPU", -1), ("available_node_types.head.resources.CPU", 4), ("provider.region", "somewhere"),
+    ]),
+    ("ray-up aws", "available_node_types.ranks.node_config.InstanceType", "large"),
+    ("ray-up aws", "available_node_types.ranks.node_config.ImageId", "ubuntu"), ("ray-up aws", "provider.cache_stopped_nodes", True),
+    ("ray-up gcp", "provider.project_id", "X"), ("ray-up gcp", "provider.availability_zone", "us-west1"),
+    ("ray-up gcp", "available_node_types.ranks.node_config.machineType", "large"),
+    ("ray-up gcp", "available_node_types.ranks.node_config.disks.0.autoDelete", False),
+    ("ray-up gcp", "available_node_types.ranks.node_config.serviceAccounts.0.email", "nobody"),
+    ("ray-up local", "provider.head_ip", "127.0.0.1"), ("ray-up local", "provider.worker_ips", []),
+    ("ray-up local", "provider.worker_ips", ["10.0.0.2", "10.0.0.2"]), ("ray-up local", "provider.worker_ips.0", "10.0.0.1"),
+]  # fmt: skip
+RENAMED = {"kueue!queue-name": "kueue.x-k8s.io/queue-name", "nvidia!gpu": "nvidia.com/gpu"}
+
+
+@pytest.mark.parametrize(("what", "dotted", "value"), CHANGES)
+def test_a_field_that_matters_is_refused_by_its_path(what: str, dotted: str, value: Any) -> None:
+    path: Path_ = tuple(int(each) if each.isdigit() else RENAMED.get(each, each) for each in dotted.split("."))
+    found = refusals(what, with_document(what, 0, put(DOCUMENTS[what][0], path, value)))
+    fields = " ".join(error.field for error in found)
+    leaf = next(str(each) for each in reversed(path) if isinstance(each, str))
+    aliases = {"mountPath": "volumes", "minReplicas": "replicas", "maxReplicas": "replicas",
+               "cpu": "resources", "memory": "resources",
+               "nvidia.com/gpu": "resources", "periodSeconds": "livenessProbe",
+               "max_workers": "workers", "maxUnavailable": "spec"}  # fmt: skip
+    assert found and (leaf in fields or aliases.get(leaf, leaf) in fields), found
+
+
+# ---- scripts and images ------------------------------------------------------------------------------------------------------------------
+
+SCRIPT = written("slurm")["job.sbatch"]
+LINES = [line for line in SCRIPT.splitlines() if line.startswith("#SBATCH") and "--partition" not in line and "--account" not in line]
+
+
+@pytest.mark.parametrize("line", [line for line in LINES if not any(each in line for each in ("--output", "--mem", "--gpus"))])
+def test_a_line_of_slurms_that_is_missing_is_refused(line: str) -> None:
+    name = line.partition("--")[2].partition("=")[0]
+    found = checks.check("job.sbatch", SCRIPT.replace(f"{line}\n", ""), accepts)
+    assert any(name in f"{error.field} {error.reason}" for error in found), found
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_line_of_slurms_that_is_misspelt_is_refused(line: str) -> None:
+    name = line.partition("--")[2].partition("=")[0]
+    found = checks.check("job.sbatch", SCRIPT.replace(line, line.replace(name, f"{name}x")), accepts)
+    assert any(f"{name}x" in error.field for error in found), found
+
+
+@pytest.mark.parametrize(("old", "new", "field"), [
+    ("#!/bin/bash\n", "", "line 1"), ("--nodes=4", "--nodes=-4", "nodes"), ("--nodes=4", "--nodes=5", "--min-nodes"),
+    ("--ntasks-per-node=1", "--ntasks-per-node=2", "ntasks-per-node"), ("--cpus-per-task=16", "--cpus-per-task=0", "cpus-per-task"),
+    ("--gpus-per-node=8", "--gpus-per-node=-1", "gpus-per-node"), ("--gpus-per-node=8", "--gpus-per-node=4", "--num-gpus"),
+    ("--mem=64G", "--mem=much", "mem"), ("--time=2-00:00:00", "--time=long", "time"), ("--partition=gpu", "--partition=a b", "partition"),
+    ("--exclusive", "--exclusive=user", "exclusive"), ("set -euo pipefail", "set -e", "script"), ("symmetric-run", "start", "script"),
+    ("--kill-on-bad-exit=0", "", "script"), ("--num-cpus=16", "--num-cpus=8", "--num-cpus"),
+    ("--min-nodes 4", "--min-nodes 3", "--min-nodes"),
+    ("fleet run", "python", "command"), ("--world 24", "--world 25", "command"), ("--world 24", "--world -1", "command"),
+    ("--set steps=4000", "--detach", "command"), ('--address "$HEAD_IP:6379" --world', "--address auto --world", "command"),
+    ("--storage", "--storge", "command"),
+])  # fmt: skip
+def test_what_matters_in_a_batch_script_is_refused(old: str, new: str, field: str) -> None:
+    assert old in SCRIPT
+    found = checks.check("job.sbatch", SCRIPT.replace(old, new), accepts)
+    assert any(error.field == f"job.sbatch: {field}" for error in found), found
+
+
+DOCKERFILE = written("kuberay")["Dockerfile"]
+
+
+@pytest.mark.parametrize(("old", "new", "field"), [
+    ("2.60.0-py311-gpu", "latest", "FROM"), (":2.60.0-py311-gpu", "", "FROM"), ("FROM ", "FORM ", "FORM"),
+    ("fleet-train==", "fleet-train>=", "RUN"),
+    ("WORKDIR /", "WORKDIR ", "WORKDIR"), ("COPY --chown=ray:users . /home/ray/code", "", "COPY"),
+    ("NCCL_SOCKET_IFNAME=eth0", "WANDB_API_KEY=x", "ENV"), ("RUN pip", "RUN AKIA" + "IOSFODNN7EXAMPLE pip", "RUN"),
+])  # fmt: skip
+def test_what_matters_in_a_dockerfile_is_refused(old: str, new: str, field: str) -> None:
+    assert old in DOCKERFILE
+    found = checks.check("Dockerfile", DOCKERFILE.replace(old, new), accepts)
+    assert any(error.field == f"Dockerfile: {field}" for error in found), found
+
+
+# ---- any file ----------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_secret_hides_everything_else_that_is_wrong() -> None:
+    job = put(DOCUMENTS["rayjob"][0], ("metadata", "name"), "GPT")
+    env = job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"][0]["env"]
+    env.append({"name": "AWS_SECRET_ACCESS_KEY", "value": "hush-hush"})
+    found = refusals("rayjob", [job])
+    assert len(found) == 1 and found[0].field.endswith("AWS_SECRET_ACCESS_KEY") and "hush" not in str(found[0])
+
+
+@pytest.mark.parametrize(("text", "field"), [
+    ("", "YAML"), ("- a\n- b\n", "YAML"), ("a: [", "YAML"), ("a: 1\n", "kind"), ("kind: Deployment\n", "kind"), ("kind: {a: b}\n", "kind"),
+    ("&a [*a]\n", "YAML"), ("kind: RayJob\n", "apiVersion"), ("kind: RayCluster\nspec: 7\n", "spec"), ("cluster_name: x\n", "the file"),
+    ("provider: [1]\n", "provider"), ("kind: PodDisruptionBudget\n", "apiVersion"),
+])  # fmt: skip
+def test_a_file_that_is_something_else_is_refused(text: str, field: str) -> None:
+    found = checks.check("x.yaml", text, accepts)
+    assert any(error.field == f"x.yaml: {field}" for error in found), found
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3) | st.sampled_from(["", "x", "local", "aws", "/dev/shm", "8265", "ray stop"]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["a", "name", "type", "env", "spec"]), inner, max_size=2),
+    max_leaves=4,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_whatever_stands_in_a_place_the_check_answers(data: st.DataObject) -> None:
+    what = data.draw(st.sampled_from(sorted(DOCUMENTS)))
+    document = DOCUMENTS[what][0]
+    for _ in range(data.draw(st.integers(1, 3))):
+        path = data.draw(st.sampled_from([path for path, _ in places(document) if path]))
+        document = put(document, path, data.draw(JSON))
+    assert all(isinstance(error, ConfigError) and str(error) for error in refusals(what, [document]))
+
+
+def test_the_command_names_file_field_and_way_out(tmp_path: Path) -> None:
+    job = put(DOCUMENTS["rayjob"][0], ("spec", "backoffLimit"), 3)
+    job["spec"]["entrypoint"] = job["spec"]["entrypoint"].replace("--resume-or-start", "--name")
+    (tmp_path / "rayjob.yaml").write_text(yaml.safe_dump(job))
+    (tmp_path / "Dockerfile").write_text(DOCKERFILE)
+    done = RUNNER.invoke(app, ["cluster", "check", str(tmp_path)], catch_exceptions=False)
+    assert done.exit_code == 2 and f"{tmp_path}/rayjob.yaml: spec.backoffLimit = 3" in done.output and "--resume" in done.output
+
+
+@pytest.mark.parametrize("name", ["x.json", "notes", "missing.yaml"])
+def test_a_file_of_no_known_kind_is_refused(tmp_path: Path, name: str) -> None:
+    if not name.startswith("missing"):
+        (tmp_path / name).write_text("x")
+    with pytest.raises(ConfigError) as error:
+        RUNNER.invoke(app, ["cluster", "check", str(tmp_path / name)], catch_exceptions=False)
+    assert error.value.field == "FILE"
+
+
+def test_without_kubernetes_schemas_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "EXTRA", "no_such_module")
+    (tmp_path / "Dockerfile").write_text(DOCKERFILE)
+    done = RUNNER.invoke(app, ["cluster", "check", str(tmp_path)], catch_exceptions=False)
+    assert done.exit_code == 0 and "fleet-train[kubernetes]" in done.output

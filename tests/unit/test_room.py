@@ -1,0 +1,62 @@
+"""Ranks without a place: what is free where is told to the run's user, and that all have one again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fleet.cluster import joined
+from fleet.errors import ConfigError
+from fleet.ledger.happenings import Teller
+from fleet.protocol.events import RoomMissing
+from fleet.protocol.records import DecisionMade
+from tests.golden.journals import Story
+from tests.unit.test_live_settings import machine, written
+
+FREE = {"a": {"CPU": 1.0}, "b": {}}
+NODES = [
+    {"NodeID": "a", "Alive": True, "NodeManagerAddress": "10.0.0.1", "Resources": {"CPU": 2.0}},
+    {"NodeID": "b", "Alive": True, "NodeManagerAddress": "10.0.0.2", "Resources": {"CPU": 3.5}},
+    {"NodeID": "h", "Alive": True, "NodeManagerAddress": "10.0.0.9", "Resources": {"memory": 1.0}},
+]
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joined, "nodes", lambda: NODES)
+    monkeypatch.setattr(joined, "free_by_node", lambda: FREE)
+    monkeypatch.setattr(joined, "run_names", lambda: ["run-first", "run-second"])
+
+
+@pytest.mark.parametrize(
+    ("resources", "slot", "ranks"),
+    [({"CPU": 3.5}, {"CPU": 1.0}, 3), ({"CPU": 0.3}, {"CPU": 0.1}, 3), ({"CPU": 4.0}, {"CPU": 1.0, "GPU": 1.0}, 0), ({}, {"CPU": 1.0}, 0)],
+)
+def test_there_is_room_for_as_many_ranks_as_the_scarcest_resource_allows(resources: Any, slot: Any, ranks: int) -> None:
+    assert joined.room(resources, slot) == ranks
+
+
+def test_too_few_slots_are_refused_with_what_is_there_and_who_has_the_rest(cluster: None) -> None:
+    joined.check_room(1, {"CPU": 1.0}, "second")
+    with pytest.raises(ConfigError) as refused:
+        joined.check_room(2, {"CPU": 1.0}, "second")
+    assert "room for 1 ranks, each takes 1 CPU (10.0.0.1: 1 of 2 free; 10.0.0.2: 0 of 3 free)" in str(refused.value)
+    assert "held by first, or by others" in str(refused.value)
+
+
+def test_missing_room_is_journalled_and_told_and_so_is_its_end() -> None:
+    run = machine()
+    records = [
+        record
+        for event in (RoomMissing(2, "2 ranks have no place: each takes 1 CPU"), RoomMissing(0, "all ranks have a place again"))
+        for record in written(list(run.handle(event, 1.0)))
+        if isinstance(record, DecisionMade)
+    ]
+    assert [(record.policy, record.action) for record in records] == [("room", "warn"), ("room", "recovered")]
+    teller = Teller()
+    told = [str(line) for record in [*Story(world=3).records, *records] for line in teller.take(record, 0.0)]
+    assert [line.partition("* ")[2] for line in told[-2:]] == [
+        "room: warn: 2 ranks have no place: each takes 1 CPU",
+        "room: recovered: all ranks have a place again",
+    ]

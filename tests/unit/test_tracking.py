@@ -1,0 +1,175 @@
+"""Trackers: what is refused before anything starts, what they are told of, and the process that sends it beside a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dashboards.metrics.table import METRICS
+from dashboards.trackers import choice
+from dashboards.trackers.fold import ITS_OWN, TrackFold, values_of
+from dashboards.trackers.port import Figures
+from dashboards.trackers.session import Kept, path_of, standing
+from fleet.app import plans, tracking
+from fleet.app.configuration import configured
+from fleet.errors import ConfigError
+from fleet.ledger.goodput import Ledger
+from fleet.protocol import records as r
+from fleet.protocol.journal import JournalWriter, encode_line
+from fleet.protocol.types import StateId
+from fleet.settings.run import RunSettings
+from fleet.settings.track import TrackSettings
+from tests.golden.journals import one_loss
+from tests.support.trackers import expected, read_tensorboard, singles
+
+ROOT = Path(__file__).parents[2]
+
+
+def senders() -> list[psutil.Process]:
+    """Processes of trackers that this one has started."""
+    return [each for each in psutil.Process().children() if any("fleet.app.tracking" in word for word in each.cmdline())]
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "way_out"),
+    [
+        ({"to": ("grafana",)}, "track.to", "mlflow"),
+        ({"to": ("mlflow", "mlflow")}, "track.to", "once"),
+        ({"every_s": 0.0}, "track.every_s", ""),
+        ({"end_s": -1.0}, "track.end_s", ""),
+        ({"project": ""}, "track.project", "fleet"),
+        ({"mlflow_url": "http://me:secret@host:5000"}, "track.mlflow_url", "MLFLOW_TRACKING_PASSWORD"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(given: dict[str, object], field: str, way_out: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        TrackSettings(**given)  # type: ignore[arg-type]
+    assert refused.value.field == field
+    assert way_out in refused.value.way_out
+    assert "secret" not in str(refused.value)
+
+
+def test_a_tracker_that_is_not_installed_is_refused_with_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    absent = dataclasses.replace(choice.ADAPTERS["wandb"], needs=("there_is_no_such_module.inside",))
+    monkeypatch.setitem(choice.ADAPTERS, "wandb", absent)
+    with pytest.raises(ConfigError, match=r"pip install 'fleet-train\[wandb\]'"):
+        choice.check(TrackSettings(to=("wandb",)), {})
+    choice.check(TrackSettings(to=("tensorboard",)), {})
+
+
+def test_mlflow_is_refused_while_nobody_says_where_it_is() -> None:
+    with pytest.raises(ConfigError, match="MLFLOW_TRACKING_URI"):
+        choice.check(TrackSettings(to=("mlflow",)), {})
+    choice.check(TrackSettings(to=("mlflow",)), {"MLFLOW_TRACKING_URI": "http://127.0.0.1:5000"})
+
+
+@pytest.mark.parametrize("given", ["mlflow", ["mlflow"], {"to": ["mlflow"]}])
+def test_python_may_name_a_tracker_alone(given: object) -> None:
+    assert configured({"track": given}).run.track.to == ("mlflow",)
+
+
+def test_a_run_that_is_driven_elsewhere_takes_along_where_its_trackers_are() -> None:
+    here = {"MLFLOW_TRACKING_URI": "http://here:1", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://here:2/"}
+    found = choice.located(TrackSettings(to=("mlflow", "otel"), mlflow_url="http://said:1"), here)
+    assert (found.mlflow_url, found.otlp_url) == ("http://said:1", "http://here:2/v1/traces")
+    assert choice.located(found, here, over=True).mlflow_url == "http://here:1"
+    assert choice.located(TrackSettings(), here) == TrackSettings()
+
+
+def test_a_twin_has_no_trackers(tmp_path: Path) -> None:
+    (tmp_path / "journal.jsonl").write_bytes(encode_line(one_loss().records[0]))
+    settings = RunSettings(track=TrackSettings(to=("tensorboard",)))
+    plan = plans.RunPlan(name="run", folder=tmp_path, settings=settings, train=plans.elsewhere)
+    assert plans.twin_of(plan).settings.track == TrackSettings()
+
+
+@pytest.mark.parametrize("module", ["fleet", "fleet.cli.main", "dashboards.trackers.choice", "fleet.app.tracking"])
+def test_no_trackers_library_is_loaded_before_it_is_wanted(module: str) -> None:
+    program = f"import sys, {module}; print([m for m in ('mlflow', 'wandb', 'tensorboardX', 'opentelemetry.sdk') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+# ---- what is told ------------------------------------------------------------------------------------------------------------------------
+
+
+def test_what_metrics_shows_is_told_but_for_single_ranks_and_what_has_steps_of_its_own() -> None:
+    records = [*one_loss("f1").records]
+    records.insert(-1, r.Measurement(StateId(0, 60), "loss", 0.5, 7.3))
+    told = values_of(Ledger().apply_all(records).summary())
+    assert told["fleet_rank_seconds_total/compute"] == pytest.approx(6.0)
+    assert told["fleet_faults_total/kill_rank/executed"] == 1.0
+    assert not [name for name in told if name.startswith((ITS_OWN, "fleet_slot_seconds"))]
+    assert "fleet_faults_total/hang/executed" not in told, "it did not happen"
+    assert ITS_OWN in {spec.name for spec in METRICS}
+
+
+def test_the_older_a_run_the_rarer_its_samples() -> None:
+    fold = TrackFold(every_s=10.0)
+    day_s = 86_400
+    journal = [one_loss().records[0], *(r.Committed(StateId(0, step), 5.0 * step) for step in range(1, day_s // 5))]
+    at_s = [each.item.at_s - 1.7e9 for record in journal for each in fold.take(record) if isinstance(each.item, Figures)]
+    assert at_s[:3] == [10.0, 20.0, 30.0]
+    assert 500 < len(at_s) < 2500
+    assert at_s[-1] - at_s[-2] == pytest.approx(0.002 * day_s, abs=10.0)
+
+
+# ---- how far it is -----------------------------------------------------------------------------------------------------------------------
+
+
+def test_one_process_at_a_time_sends_a_run_to_a_tracker(tmp_path: Path) -> None:
+    kept = Kept(tmp_path, "mlflow")
+    with pytest.raises(ConfigError, match="another process"):
+        Kept(tmp_path, "mlflow")
+    kept.standing.sent = 7
+    kept.save()
+    kept.close()
+    again = Kept(tmp_path, "mlflow")
+    assert again.standing.sent == 7
+    again.close()
+
+
+def test_a_file_that_says_something_else_counts_for_nothing(tmp_path: Path) -> None:
+    path_of(tmp_path, "mlflow").parent.mkdir()
+    path_of(tmp_path, "mlflow").write_text('{"tracker": "mlflow", "colour": 1}')
+    assert standing(tmp_path, "mlflow").sent == 0
+
+
+# ---- beside a run ------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_process_beside_the_run_sends_it_and_ends_with_it(tmp_path: Path) -> None:
+    story, settings = one_loss("f1").records, TrackSettings(to=("tensorboard",), every_s=0.5, end_s=60.0)
+    writer = JournalWriter(tmp_path / "journal.jsonl")
+    with tracking.tracked(tmp_path, settings):
+        for record in story:
+            writer.append(record)
+        writer.close()
+    assert not senders()
+    assert tracking.in_words(tmp_path, settings) == [f"tensorboard: all of it at {tmp_path / 'tensorboard'}"]
+    told = read_tensorboard(tmp_path / "tensorboard")
+    assert told.figures == singles(expected(story, 0.5).figures)
+    assert json.loads(told.files["report.json"])["run"] == "story"
+
+
+def test_a_tracker_that_never_answers_holds_up_the_end_for_its_time_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "600")
+    (tmp_path / "journal.jsonl").write_bytes(b"".join(map(encode_line, one_loss("f1").records)))
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        url = f"http://127.0.0.1:{deaf.getsockname()[1]}/v1/traces"
+        settings = TrackSettings(to=("otel",), end_s=0.5, otlp_url=url)
+        with tracking.tracked(tmp_path, settings):
+            deaf.settimeout(120.0)
+            line, _ = deaf.accept()  # it has been asked, and says nothing
+        line.close()
+    assert not senders()
+    [said] = tracking.in_words(tmp_path, settings)
+    assert f"fleet track {tmp_path} --track otel" in said
+    assert not standing(tmp_path, "otel").done

@@ -1,0 +1,117 @@
+"""What the page says is wrong: each thing when it is so, and nothing when all is well."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+import pytest
+
+from dashboards.pages.state import run_state
+from dashboards.pages.wrong import wrong
+from fleet.app.follow import Seat
+from fleet.ledger.goodput import Ledger
+from fleet.ledger.report import build_report
+from fleet.ledger.summary import LedgerSummary
+from fleet.protocol.records import DecisionMade, Measurement, RunEnded
+from fleet.protocol.types import StateId
+from tests.golden.journals import Story, one_loss
+from tests.unit.test_metrics import everything
+
+
+def going_on(story: Story | None = None, now_s: float = 7.4, spares: int = 0) -> LedgerSummary:
+    story = story or one_loss("f1")
+    records = [record for record in story.records if not isinstance(record, RunEnded)]
+    return dataclasses.replace(Ledger().apply_all(records).summary(now_s), spares=spares)
+
+
+def test_a_run_that_trains_has_nothing_wrong_nor_has_one_that_completed() -> None:
+    assert wrong(going_on(), []) == []
+    assert wrong(Ledger().apply_all(one_loss("f1").records).summary(), []) == []
+
+
+def test_a_run_that_starts_has_lost_no_rank() -> None:
+    story = Story(world=2)
+    assert wrong(going_on(story, 5.0), []) == []
+
+
+def test_no_progress_is_told_as_the_alert_does() -> None:
+    assert wrong(going_on(now_s=7.32 + 121.9), []) == []
+    assert wrong(going_on(now_s=7.32 + 123), []) == ["No step was committed for 2 m 03 s."]
+
+
+@pytest.mark.parametrize("silent", [True, False])
+def test_ranks_and_spares_that_are_missing(silent: bool) -> None:
+    story = Story(world=3, spares=1)
+    story.view(1, [(0, 0)], 100)
+    lines = wrong(going_on(story, 1.0, spares=1), [], silent=silent)
+    if silent:
+        assert lines == ["It has no end, and nobody writes its journal any more: its driver is gone."]
+    else:
+        assert lines == ["2 of 3 ranks do not train.", "No spare stands by: the next loss makes the world smaller."]
+
+
+def test_faults_that_last_name_whom_they_strike() -> None:
+    seats = [Seat(slot, 0, "trains", struck=("hang",) if slot < 6 else ("slow",)) for slot in range(7)]
+    [line] = wrong(going_on(), seats, struck=("store_gone",))
+    assert line == "Struck now: hang (slots 0, 1, 2, 3 and 2 more), slow (slot 6), store_gone."
+
+
+def test_an_overdue_checkpoint_and_none_at_all() -> None:
+    story = everything()
+    story.ends_us.clear()
+    late = going_on(story, 4.0 + 3 * 60 + 1.2)
+    assert [line for line in wrong(late, []) if "checkpoint" in line] == [
+        "The newest durable checkpoint is old: 3 m 01 s, and one is due every 60.0 s."
+    ]
+    never = dataclasses.replace(late, tallies=dataclasses.replace(late.tallies, last_durable_s=None), checkpoint_latency_s=0.0)
+    assert next(line for line in wrong(never, []) if "checkpoint" in line).startswith("No checkpoint is durable yet after")
+
+
+def test_a_budget_that_ends_is_told_from_nine_tenths_on() -> None:
+    summary = going_on(everything(), 38.0)
+    assert summary.bill is not None
+    spent = summary.bill["total"]["usd"]
+    for budget, told in ((spent / 0.89, False), (spent / 0.91, True)):
+        lines = wrong(dataclasses.replace(summary, budget_usd=budget), [])
+        assert any(line.startswith("91% of the budget") for line in lines) == told
+    assert not [line for line in wrong(dataclasses.replace(summary, tariff=None), []) if "budget" in line]
+
+
+def test_results_that_are_wrong() -> None:
+    story = one_loss()
+    story.records[-1:] = [
+        *(Measurement(StateId(0, 60), name, math.nan, 7.33) for name in ("loss", "a", "b", "c", "d")),
+        Measurement(StateId(0, 60), "accuracy", 0.5, 7.33),
+        DecisionMade("corruption", "go_back", "shard 3", None, 7.33),
+    ]
+    assert wrong(going_on(story), []) == [
+        "Not finite: loss, a, b, c and 1 more.",
+        "Wrong results were found, and acted on: 1 time.",
+    ]
+    broken = dataclasses.replace(going_on(), closes=False)
+    assert wrong(broken, []) == ["The ledger does not close: its figures cannot be trusted."]
+
+
+def test_a_run_that_failed_says_why() -> None:
+    story = one_loss()
+    story.records.pop()
+    story.ended(7340, "failed")
+    assert wrong(Ledger().apply_all(story.records).summary(), []) == ["It is failed: all steps are committed."]
+
+
+def test_the_page_has_the_bill_its_budget_and_what_is_wrong() -> None:
+    story = everything()
+    report = build_report(story.records)
+    state = run_state(report, [], "{}")
+    bill, s = state["bill"], report.summary
+    assert s.bill is not None and s.tariff is not None
+    kept = sum(s.bill["categories"][name]["usd"] for name in ("compute", "exposed_comm", "straggler_wait", "data_wait"))
+    assert bill["lost"]["usd"] + kept + s.bill["pending"]["usd"] == pytest.approx(bill["total"]["usd"], abs=1e-6)
+    left = 0.04 - bill["total"]["usd"]
+    assert bill["budget"]["left_usd"] == pytest.approx(left, abs=1e-6)
+    assert bill["budget"]["lasts_s"] == pytest.approx(left / (2 * s.tariff.per_s["usd"]), rel=1e-3), "two slots"
+    assert bill["per_million_tokens"] and bill["per_step"]
+    assert state["wrong"] == wrong(s, [])
+    json.dumps(state, allow_nan=False)
