@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from actors.connections import Connections
 from actors.lines import Reception
 from actors.messages import DOWN, UP, AgentHello, AgentWelcome, SpanBatch
 from actors.node import NodeAgent
@@ -29,6 +30,8 @@ def test_nothing_overtakes_what_the_last_coordinator_did_not_acknowledge(tmp_pat
 async def _numbers_heard(folder: Path) -> list[int]:
     greeted, told, heard = asyncio.Event(), asyncio.Event(), asyncio.Queue[int]()
 
+    connections = Connections()
+
     async def coordinate(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         assert await Reception((Purpose.AGENT,)).admit(reader, writer) == Purpose.AGENT
         hello = UP.decode(await read_frame(reader))
@@ -41,7 +44,7 @@ async def _numbers_heard(folder: Path) -> list[int]:
             if isinstance(message, SpanBatch):
                 heard.put_nowait(message.number)
 
-    server = await asyncio.start_server(coordinate, "127.0.0.1", 0)
+    server = await asyncio.start_server(connections.serving(coordinate), "127.0.0.1", 0)
     agent = NodeAgent("node0", 0, folder, f"127.0.0.1:{server.sockets[0].getsockname()[1]}", LocalProcesses("node0"))
     agent._batch([spans(0)])  # as it is left when a line breaks
     await agent.start()
@@ -53,3 +56,4 @@ async def _numbers_heard(folder: Path) -> list[int]:
     finally:
         await agent.stop()
         server.close()
+        await connections.close()

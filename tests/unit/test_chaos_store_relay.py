@@ -77,13 +77,15 @@ def test_uploads_are_torn_at_any_byte_and_what_passes_is_whole() -> None:
     async def keep(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         tasks.append(task) if (task := asyncio.current_task()) is not None else None
         data = bytearray()
-        with suppress(OSError):  # it is torn
-            while piece := await reader.read(1 << 16):
-                data += piece
-            writer.write(hashlib.sha256(data).digest())
-            await writer.drain()
-        got.append(len(data))
-        writer.transport.abort()
+        try:
+            with suppress(OSError):  # it is torn
+                while piece := await reader.read(1 << 16):
+                    data += piece
+                writer.write(hashlib.sha256(data).digest())
+                await writer.drain()
+            got.append(len(data))
+        finally:  # also when the test is over before this one is served
+            writer.transport.abort()
 
     async def talk() -> list[bytes | None]:
         store = await asyncio.start_server(keep, "127.0.0.1", 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 import torch
@@ -43,6 +44,23 @@ def test_one_shard_of_the_second_step_is_counted_and_no_other() -> None:
             count.shard_ends()
     assert found == [False, False, True, False, False, False]
     assert count.of_step(16) == 16 * count.of_step(1) > 0
+
+
+def test_a_step_that_was_given_up_is_counted_in_its_next_attempt() -> None:
+    """Before its first shard, and in the middle of one: half a shard is no figure."""
+    loss, _, _ = perceptron()
+    count, whole = FlopCount(), counted(lambda: loss().backward())
+    for _ in range(3):
+        count.step_begins()
+    with suppress(InterruptedError), count.shard():
+        loss()
+        raise InterruptedError
+    assert count.of_step(1) == 0.0
+    count.step_begins()
+    with count.shard():
+        loss().backward()
+    count.shard_ends()
+    assert count.of_step(1) == whole > 0.0
 
 
 def test_what_is_declared_is_not_counted() -> None:

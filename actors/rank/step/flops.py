@@ -17,7 +17,8 @@ from fleet.protocol.records import FLOPS, PEAK
 log = logging.getLogger("fleet.rank.flops")
 UNCOUNTED: AbstractContextManager[None] = nullcontext()
 COUNTED_STEP = 1
-"""The second step of a process: in the first, what is compiled is not compiled yet, and looks as if it were not."""
+"""The second step of a process, or the first behind it in which it has a shard: in the first, what is compiled is not compiled yet, and
+looks as if it were not."""
 
 SETTLED_STEPS = 10
 """After so many steps of a process nothing in it is done for the first time."""
@@ -53,8 +54,9 @@ class FlopCount:
         return {FLOPS: flops, PEAK: self._peak}
 
     def step_begins(self) -> None:
-        """Another step, or another attempt at one."""
-        self._wanted = self._wanted and self._steps <= COUNTED_STEP
+        """Another step, or another attempt at one: what the last attempt left in the middle of a shard is counted again."""
+        if self._counter is not None:
+            self._counter, self._wanted = None, True
         self._steps += 1
 
     def shard(self) -> AbstractContextManager[Any]:
