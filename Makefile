@@ -18,9 +18,13 @@ SPREAD := tests/unit tests/property tests/simulation tests/tidy tests/contract/t
 LONGER := $(addprefix tests/fault/test_,$(addsuffix .py,guide pictures benchmarks nano rehearsal wheel))
 SLOWEST := --durations=12 --durations-min=20
 CHOSEN ?= not truth
-PYTEST = $(BIN)/python -m pytest -m "$(CHOSEN)" $(SLOWEST) -n logical
+ALONE = $(BIN)/python -m pytest -m "$(CHOSEN)" $(SLOWEST)
+PYTEST = $(ALONE) -n logical
+# What failed beside other tests, once more and alone, where AGAIN=1 asks for it (CI does; each night's job does not). Both are printed.
+FAILED = { test -n "$(AGAIN)" && $(ALONE) --last-failed --last-failed-no-failures none
 CLUSTERS := $(addprefix tests/fault/test_,$(addsuffix .py,object_store drivers up))
 HOSTS := tests/hosts
+OF_TEST := $(CLUSTERS) $(addprefix --ignore=,$(SPREAD) $(LONGER) $(HOSTS)) tests
 TOOLS := chromium prometheus fonts-dejavu-core iproute2 util-linux mount procps faketime nftables
 
 .PHONY: tools demo test longer hosts experiments lint docs bench device truth versions clean
@@ -33,20 +37,20 @@ demo: $(READY)
 # which start clusters of their own, come first.
 test: lint tools
 	@: >$(LEFT_OUT); export FLEET_LEFT_OUT=$(abspath $(LEFT_OUT)); failed=0; set -x; \
-	$(PYTEST) --maxprocesses 8 $(SPREAD) || failed=1; \
-	$(PYTEST) --maxprocesses 2 --dist loadfile $(CLUSTERS) $(addprefix --ignore=,$(SPREAD) $(LONGER) $(HOSTS)) tests || failed=1; \
+	$(PYTEST) --maxprocesses 8 $(SPREAD) || $(FAILED) $(SPREAD); } || failed=1; \
+	$(PYTEST) --maxprocesses 2 --dist loadfile $(OF_TEST) || $(FAILED) $(OF_TEST); } || failed=1; \
 	set +x; $(BIN)/python -m tests.support.programs $(LEFT_OUT); exit $$failed
 
 # What users are shown, walked as they would: the guide, pictures, benchmarks in their short form, the wheel.
 longer: $(READY) tools
 	@: >$(LEFT_OUT); export FLEET_LEFT_OUT=$(abspath $(LEFT_OUT)); failed=0; set -x; \
-	$(PYTEST) --maxprocesses 2 --dist loadfile $(LONGER) || failed=1; \
+	$(PYTEST) --maxprocesses 2 --dist loadfile $(LONGER) || $(FAILED) $(LONGER); } || failed=1; \
 	set +x; $(BIN)/python -m tests.support.programs $(LEFT_OUT); exit $$failed
 
 # Ray on several hosts, which are namespaces of this machine: root is needed. Three quarters of an hour, and a third of that in CI.
 hosts: $(READY) tools
 	@: >$(LEFT_OUT); export FLEET_LEFT_OUT=$(abspath $(LEFT_OUT)); failed=0; set -x; \
-	$(BIN)/python -m pytest -m "$(CHOSEN)" $(SLOWEST) $(HOSTS) || failed=1; \
+	$(ALONE) $(HOSTS) || $(FAILED) $(HOSTS); } || failed=1; \
 	set +x; $(BIN)/python -m tests.support.programs $(LEFT_OUT); exit $$failed
 
 # The experiments of experiments/ on such hosts, each to its verdicts.
