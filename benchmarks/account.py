@@ -53,7 +53,7 @@ def forecasts(form: Form) -> dict[str, Any]:
     """Predictions and forecasts of real and of simulated runs, beside what became of them."""
     with tempfile.TemporaryDirectory() as thrown_away:
         folder = Path(os.environ.get(KEEP) or thrown_away)
-        found = measure_forecast(folder, each=form.of(5, 1, 1), quiet=form.of(2, 1, 0), simulated=form.of(400, 400, 20))
+        found = measure_forecast(folder, each=form.of(13, 1, 1), quiet=form.of(2, 1, 0), simulated=form.of(400, 400, 20))
     unknown = [name for name, value in found["figures"].items() if math.isnan(value)]
     figures = {name: value for name, value in found["figures"].items() if name not in unknown}
     samples = {name: values for name, values in found["samples"].items() if values}

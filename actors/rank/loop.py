@@ -24,6 +24,7 @@ from actors.rank.step.engine import Engine, Outcome
 from actors.rank.step.flops import FlopCount
 from actors.rank.step.step import Loop, Step
 from actors.rank.telemetry import usage
+from actors.rank.telemetry.energy import metered
 from actors.rank.telemetry.exchanged import EXCHANGED
 from actors.rank.telemetry.recorder import Recorder
 from actors.rank.zero1.resharding import Resharding
@@ -518,7 +519,7 @@ class Run:
     def _tell_used(self, last: bool) -> None:
         if last or now_us() - self._used_us > usage.every_us(self._settings.world):
             self._used_us = now_us()
-            self._client.say(Used(self._client.protocol.member, *usage.used(), *EXCHANGED.told))
+            self._client.say(Used(self._client.protocol.member, *usage.used(), *EXCHANGED.told, usage.FETCHED.total, *metered()))
 
     def _save(self, move: moves.Save) -> None:
         self._saver.begin(move.request, self._here(), self._choreography.view, self._trained.share())

@@ -302,6 +302,7 @@ COST = Board(
                 USD,
                 (_of_run("fleet_spent_usd"), "so far"),
                 (_of_run("fleet_budget_usd"), "budget"),
+                (_of_run("fleet_store_cost_usd"), "of it for the store"),
                 (f"sum({_of_run('fleet_cost_usd_total', LOST)})", "lost"),
             ),
             lines("Factors", "What got better, what got worse?", SHARE, (_of_run("fleet_factor_ratio"), "{{factor}}")),

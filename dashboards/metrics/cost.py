@@ -27,7 +27,8 @@ def _per_s(summary: LedgerSummary, unit: str) -> float | None:
 
 
 def _spent(unit: str) -> Callable[[LedgerSummary], Samples]:
-    return optional(lambda summary: None if (per_s := _per_s(summary, unit)) is None else per_s * summary.rank_s)
+    """As the bill has it, with what the store has cost."""
+    return optional(lambda summary: None if (bill := summary.bill) is None else bill["total"].get(unit))
 
 
 def _of_faults(unit: str) -> Callable[[LedgerSummary], Samples]:
@@ -85,6 +86,14 @@ COST_METRICS = (
     ),
     MetricSpec("fleet_spent_kwh", GAUGE, (), "The same of energy, in kWh.", "How much energy has it taken?", _spent("kwh")),
     MetricSpec("fleet_emitted_kg", GAUGE, (), "The same of emissions, in kg of CO2.", "What has it emitted?", _spent("kg_co2")),
+    MetricSpec(
+        "fleet_store_cost_usd",
+        GAUGE,
+        (),
+        "USD for the durable store: what lay there, and what was read from it; where `cost.usd_per_gb_*` says what that costs.",
+        "What does the store cost?",
+        optional(lambda s: s.store_bill["usd"] if s.store_bill is not None else None),
+    ),
     MetricSpec(
         "fleet_fault_cost_usd",
         GAUGE,

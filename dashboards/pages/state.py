@@ -10,7 +10,7 @@ from dashboards.pages.curves import curves, fault_marks
 from dashboards.pages.run import COLOURS, interval_decisions
 from dashboards.pages.wrong import wrong
 from fleet.app.follow import LOST, Seat
-from fleet.ledger.bill import UNITS, for_faults, rests_on
+from fleet.ledger.bill import UNITS, for_faults, rests_on, stored_words
 from fleet.ledger.categories import MEANINGS, PENDING
 from fleet.ledger.forecast import FaultCost, forecast, predict
 from fleet.ledger.report import Report, forecast_words, losses_by_size, worth_words
@@ -126,7 +126,7 @@ def _bill(s: LedgerSummary) -> dict[str, Any] | None:
         "per_million_tokens": found["per_million_tokens"],
         "budget": _budget(s, found["total"].get("usd")),
         "units": UNITS,
-        "basis": rests_on(found["basis"]),
+        "basis": rests_on(found["basis"]) + stored_words(found["store"]),
     }
 
 

@@ -13,7 +13,7 @@ from fleet.errors import ConfigError
 HOURS = 24
 BY_HOUR = "g_co2_per_kwh"
 """May be a list of 24 numbers, one for each hour of the day in UTC."""
-PRICES = ("usd_per_rank_hour",)
+PRICES = ("usd_per_rank_hour", "usd_per_gb_month", "usd_per_gb_read")
 SITES = ("pue", "usd_per_kwh", BY_HOUR, "embodied_g_co2_per_rank_hour")
 ABOUT = ("source", "note")
 """What a row may say beside numbers."""

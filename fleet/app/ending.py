@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fleet.ledger.bill import UNITS, for_faults, in_units, rests_on
+from fleet.ledger.bill import UNITS, for_faults, in_units, rests_on, stored_words
 from fleet.ledger.checkers import UNKNOWN, violated
 from fleet.ledger.factors import Factors
 from fleet.ledger.report import duration
@@ -130,7 +130,7 @@ def _cost(data: Mapping[str, Any]) -> str:
     found = data["bill"]
     struck = for_faults(found)
     faults = f"; of it for faults {in_units(struck)}: {_dearest(found)}" if any(struck.values()) else ""
-    return f"{in_units(found['total'])} ({rests_on(found['basis'])}){faults}"
+    return f"{in_units(found['total'])} ({rests_on(found['basis'])}){stored_words(found['store'])}{faults}"
 
 
 def _dearest(found: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fleet.ledger.bill import in_units, rests_on
+from fleet.ledger.bill import in_units, rests_on, stored_words
 from fleet.ledger.checkers import OK, VIOLATED
 from fleet.ledger.report import Report, build_report, duration, forecast_words, losses_by_size, prediction_words, rank_time, worth_words
 from fleet.ledger.scorecard import Score
@@ -87,7 +87,7 @@ def _bill(s: LedgerSummary) -> str:
     each = f"; a kept step {in_units(found['per_step'])}" if found["per_step"] else ""
     dearest = sorted(found["faults"].items(), key=lambda item: -sum(item[1].values()))[:MOST_PRICED]
     priced = [f"  {name:<19} {in_units(amounts)}" for name, amounts in dearest if any(amounts.values())]
-    return "\n".join([f"cost  {in_units(found['total'])} ({rests_on(found['basis'])}){each}", *priced, ""])
+    return "\n".join([f"cost  {in_units(found['total'])} ({rests_on(found['basis'])}){stored_words(found['store'])}{each}", *priced, ""])
 
 
 def _bar(begin: float, share: float, fill: str) -> str:

@@ -1,7 +1,7 @@
 """What rank-seconds cost in money, energy and emissions: of a run, of each category, and of each fault. Pure.
 
 Amounts are what the tariff says of a slot times the slots' seconds, so they add up as the ledger does. What the tariff does not know is
-left out; each amount says on what it rests: ``declared`` by the user, or a ``data sheet``.
+left out; each amount says on what it rests: ``declared`` by the user, ``measured`` by the devices, or a ``data sheet``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from fleet.ledger.health import HOUR_S
 
-DECLARED, DATA_SHEET = "declared", "data sheet"
+DECLARED, MEASURED, DATA_SHEET = "declared", "measured", "data sheet"
 UNITS = {"usd": "USD", "kwh": "kWh", "kg_co2": "kg CO2"}
 
 
@@ -51,28 +51,45 @@ def _mean(by_hour: Sequence[float], unix_s: float, seconds: float) -> float:
     return total / (days * len(by_hour) * HOUR_S + rest_s)
 
 
-def tariff(cost: Mapping[str, Any]) -> Tariff | None:
-    """From the settings of a run, as its journal has them (see ``fleet.settings.cost``); None when they say nothing."""
-    on_energy = _on_energy(cost) if cost.get("watts_per_rank") is not None or cost.get("device") else {}
+def tariff(cost: Mapping[str, Any], measured_w: float | None = None) -> Tariff | None:
+    """From the settings of a run, as its journal has them (see ``fleet.settings.cost``); None when they say nothing.
+
+    Args:
+        cost: what the user says wins.
+        measured_w: what a slot's device draws on average, where devices say it: it wins over the data sheet.
+    """
+    watts, rests_on = _watts(cost, measured_w)
+    on_energy = _on_energy(cost, watts) if watts is not None else {}
     declared: dict[str, float] = {}
-    if (rent := cost.get("usd_per_rank_hour")) is not None:
-        declared["usd"] = rent / HOUR_S
+    if any(cost.get(name) is not None for name in ("usd_per_rank_hour", "usd_per_gb_month", "usd_per_gb_read")):
+        declared["usd"] = (cost.get("usd_per_rank_hour") or 0.0) / HOUR_S
     if made_g := cost.get("embodied_g_co2_per_rank_hour"):
         declared["kg_co2"] = made_g / 1000.0 / HOUR_S
     known = [name for name in UNITS if name in on_energy or name in declared]
-    from_sheet = cost.get("watts_per_rank") is None
-    basis = {name: DATA_SHEET if from_sheet and name in on_energy else DECLARED for name in known}
+    basis = {name: rests_on if name in on_energy else DECLARED for name in known}
     hours = [float(each) / 1000.0 * on_energy["kwh"] for each in cost.get("g_co2_per_kwh_by_hour") or ()] if on_energy else []
     return Tariff({name: on_energy.get(name, 0.0) + declared.get(name, 0.0) for name in known}, basis, tuple(hours)) if known else None
 
 
-def _on_energy(cost: Mapping[str, Any]) -> dict[str, float]:
-    """What a slot's second takes in energy, and costs for it."""
-    from fleet.laws.energy import carbon_kg, energy_kwh, energy_usd, facility_w  # it takes numpy, which most ledgers do without
-    from fleet.laws.hardware import accelerator
+def _watts(cost: Mapping[str, Any], measured_w: float | None) -> tuple[float | None, str]:
+    """Of a slot, and on what that rests; None where nobody knows it."""
+    if (said := cost.get("watts_per_rank")) is not None:
+        return said, DECLARED
+    if measured_w is not None:
+        return measured_w, MEASURED
+    if not cost.get("device"):
+        return None, ""
+    from fleet.laws.hardware import accelerator  # it takes numpy, which most ledgers do without
 
-    watts, price, grid = cost.get("watts_per_rank"), cost.get("usd_per_kwh"), cost.get("g_co2_per_kwh")
-    kwh = energy_kwh(facility_w(accelerator(cost["device"]).power_w if watts is None else watts, cost.get("pue", 1.0)), 1.0)
+    return accelerator(cost["device"]).power_w, DATA_SHEET
+
+
+def _on_energy(cost: Mapping[str, Any], watts: float) -> dict[str, float]:
+    """What a slot's second takes in energy, and costs for it."""
+    from fleet.laws.energy import carbon_kg, energy_kwh, energy_usd, facility_w
+
+    price, grid = cost.get("usd_per_kwh"), cost.get("g_co2_per_kwh")
+    kwh = energy_kwh(facility_w(watts, cost.get("pue", 1.0)), 1.0)
     amounts = {"kwh": kwh}
     if price is not None:
         amounts["usd"] = energy_usd(kwh, price)
@@ -82,18 +99,27 @@ def _on_energy(cost: Mapping[str, Any]) -> dict[str, float]:
 
 
 def bill(found: Tariff, s: Any) -> dict[str, Any]:
-    """The bill of a ``LedgerSummary``, as plain data: its ``categories`` and ``pending`` add up to its ``total``."""
+    """The bill of a ``LedgerSummary``, as plain data: its ``categories``, ``pending`` and ``store`` add up to its ``total``."""
     faults = {item.id: found.of(sum(item.cost.values())) for item in s.incidents}
+    total, store = found.of(s.rank_s), s.store_bill
+    if store is not None:
+        total["usd"] += store["usd"]
     return {
         "basis": dict(found.basis),
-        "total": found.of(s.rank_s),
+        "total": total,
         "categories": {name: found.of(rank_s) for name, rank_s in s.categories.items()},
         "pending": found.of(s.pending_s),
+        "store": store,
         "faults": faults,
-        "per_step": found.of(s.rank_s / s.steps) if s.steps else None,
-        "per_million_tokens": found.of(s.rank_s / (s.steps * s.tokens_per_step) * 1e6) if s.steps and s.tokens_per_step else None,
-        "per_million_samples": found.of(s.rank_s / s.samples.seen * 1e6) if s.samples is not None and s.samples.seen else None,
+        "per_step": _each(total, s.steps),
+        "per_million_tokens": _each(total, s.steps * (s.tokens_per_step or 0) / 1e6),
+        "per_million_samples": _each(total, s.samples.seen / 1e6 if s.samples is not None else 0),
     }
+
+
+def _each(total: Mapping[str, float], count: float) -> dict[str, float] | None:
+    """The share of one of ``count``; None where there is none."""
+    return {name: amount / count for name, amount in total.items()} if count else None
 
 
 def for_faults(found: Mapping[str, Any]) -> dict[str, float]:
@@ -104,6 +130,13 @@ def for_faults(found: Mapping[str, Any]) -> dict[str, float]:
 def in_units(amounts: Mapping[str, float]) -> str:
     """``0.42 USD, 1.2 kWh, 0.58 kg CO2``."""
     return ", ".join(f"{amounts[name]:.3g} {unit}" for name, unit in UNITS.items() if name in amounts)
+
+
+def stored_words(store: Mapping[str, float] | None) -> str:
+    """What of a :func:`bill` the store has cost, as a part of its line; empty where nobody has said what a store costs."""
+    if store is None:
+        return ""
+    return f"; of it for the store {store['usd']:.3g} USD ({store['gb_months']:.3g} GB-months, {store['gb_read']:.3g} GB read)"
 
 
 def rests_on(basis: Mapping[str, str]) -> str:

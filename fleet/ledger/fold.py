@@ -122,6 +122,7 @@ class LedgerFold:
         self.data: DataRead | None = None
         self.said: dict[str, float] = {}
         self.tariff: Tariff | None = None
+        self.cost: dict[str, Any] = {}
         self.device = ""
         self.budget_usd: float | None = None
         self.rollbacks: list[Rollback] = []
@@ -192,7 +193,9 @@ class LedgerFold:
         self.started = record
         said = configuration(record.config)
         self.said = _numbers(said, "queued_s")
-        cost = section(section(said, "settings"), "cost")
+        settings = section(said, "settings")
+        self.cost = cost = dict(section(settings, "cost"))
+        self.tally.started(int(_numbers(section(settings, "checkpoint"), "keep").get("keep", 1)))
         self.tariff, self.device = tariff(cost), str(cost.get("device") or "")
         self.budget_usd = cost.get("budget_usd")
         self.terms = Terms.said(said, record.world, record.spares)

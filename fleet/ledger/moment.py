@@ -11,6 +11,7 @@ from fleet.ledger.fold import LedgerFold
 from fleet.ledger.incidents import incidents, seconds
 from fleet.ledger.samples import trained_on
 from fleet.ledger.slots import NAMES, OTHER_INDEX, PROVISION, STEP_KINDS
+from fleet.ledger.stored import store_bill
 from fleet.ledger.summary import LawTerms, LedgerSummary
 from fleet.protocol.levels import PEERS, STORE
 from fleet.protocol.records import CheckpointRecord
@@ -33,7 +34,7 @@ def summary_of(ledger: LedgerFold, closed: LedgerFold, now_us: int) -> LedgerSum
     times = _slot_times(closed, now_us)
     pending_us, rank_us = sum(times.pending), len(times.rows) * held_us
     totals, settled = _columns(times.rows), _columns([slot.us for slot in ledger.slots])
-    median_us = closed.median_us
+    median_us, stored = closed.median_us, closed.tally.stored
     charged, uncharged = closed.book.charged()
     return LedgerSummary(
         run=started.run,
@@ -88,6 +89,8 @@ def summary_of(ledger: LedgerFold, closed: LedgerFold, now_us: int) -> LedgerSum
         rollbacks=tuple(ledger.rollbacks),
         queued_s=ledger.said.get("queued_s", 0.0),
         tariff=ledger.tariff,
+        cost=ledger.cost,
+        store_bill=store_bill(ledger.cost, stored.byte_s(now_us / 1e6), stored.read_bytes),
         device=ledger.device,
         ranks=sum(totals[:STEP_KINDS]) / closed.productive_us if closed.productive_us > 0 else float(started.world),
         budget_usd=ledger.budget_usd,

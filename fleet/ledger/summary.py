@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fleet.ledger.bill import Tariff, bill
+from fleet.ledger.bill import Tariff, bill, tariff
 from fleet.ledger.factors import Factors, factors
 from fleet.ledger.scorecard import Score
 from fleet.ledger.step_law import StepLaw, run_shares, step_law
@@ -88,7 +88,7 @@ class Used:
     """Of all processes of a slot: the most memory of any, on the host and of its GPU, and what they have sent, in bytes.
 
     ``hidden_s`` of the exchange went on while they computed, in ``exchanges`` of gradients in which that was measured: ``ahead_bytes`` of
-    ``received_bytes`` were there when they were done.
+    ``received_bytes`` were there when they were done. GPUs have taken ``energy_j`` in ``metered_s`` seconds of them.
     """
 
     peak_bytes: int = 0
@@ -98,6 +98,8 @@ class Used:
     hidden_s: float = 0.0
     received_bytes: int = 0
     ahead_bytes: int = 0
+    energy_j: float = 0.0
+    metered_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +198,8 @@ class LedgerSummary:
     queued_s: float = 0.0
     samples: Samples | None = None
     tariff: Tariff | None = None
+    cost: Mapping[str, Any] = field(default_factory=dict)
+    store_bill: Mapping[str, float] | None = None
     device: str = ""
     ranks: float = 1.0
     budget_usd: float | None = None
@@ -211,7 +215,16 @@ class LedgerSummary:
     @property
     def tariff_now(self) -> Tariff | None:
         """What a slot's second has cost on average; None where nobody has said it."""
-        return self.tariff.between(self.started_unix_s, self.now_s - self.started_s) if self.tariff is not None else None
+        if self.tariff is None:
+            return None
+        found = tariff(self.cost, self.measured_w) or self.tariff
+        return found.between(self.started_unix_s, self.now_s - self.started_s)
+
+    @property
+    def measured_w(self) -> float | None:
+        """What the GPU of a slot has drawn on average; None where no GPU says it."""
+        metered_s = sum(used.metered_s for used in self.tallies.usage.values())
+        return sum(used.energy_j for used in self.tallies.usage.values()) / metered_s if metered_s else None
 
     @property
     def bill(self) -> dict[str, Any] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from fleet.ledger.scorecard import Scorecard
+from fleet.ledger.stored import Stored
 from fleet.ledger.summary import Tallies, Used
 from fleet.protocol.records import (
     CheckpointRecord,
@@ -34,9 +35,15 @@ class Tally:
         self._refused: Counter[tuple[str, str]] = Counter()
         self._usage: dict[Member, Usage] = {}
         self._scorecard = Scorecard()
+        self.stored = Stored(1)
+
+    def started(self, keep: int) -> None:
+        """The run has begun, and keeps so many durable checkpoints."""
+        self.stored = Stored(keep)
 
     def add(self, record: Record) -> None:
         self._scorecard.add(record)
+        self.stored.add(record)
         match record:
             case Committed(at_s=at_s):
                 self._commit_s = at_s
@@ -83,5 +90,7 @@ class Tally:
                 before.hidden_s + usage.hidden_us / 1e6,
                 before.received_bytes + usage.received_bytes,
                 before.ahead_bytes + usage.ahead_bytes,
+                before.energy_j + usage.energy_j,
+                before.metered_s + usage.metered_s,
             )
         return found

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any
 
 from fleet.ledger.bill import tariff
 from fleet.ledger.health import HOUR_S
+from fleet.ledger.stored import Stored, store_bill
 from fleet.protocol.decisions import Figures
 from fleet.protocol.records import DecisionMade, Record
 from fleet.settings.cost import CostSettings
@@ -20,35 +22,46 @@ WARNED_AT = 0.9
 @functools.cache
 def usd_per_s(cost: CostSettings) -> float:
     """Of a slot; 0 where nobody has said what it costs."""
-    found = tariff(dataclasses.asdict(cost))
+    found = tariff(_plain(cost))
     return found.per_s.get("usd", 0.0) if found is not None else 0.0
 
 
-class Budget:
-    """What was told of it. A coordinator that was restarted takes it from the journal."""
+@functools.cache
+def _plain(cost: CostSettings) -> dict[str, Any]:
+    return dataclasses.asdict(cost)
 
-    def __init__(self) -> None:
+
+class Budget:
+    """What was told of it, and what lies in the store. A coordinator that was restarted takes both from the journal."""
+
+    def __init__(self, keep: int = 1) -> None:
         self._told_of: float | None = None
+        self._stored = Stored(keep)
 
     def tick(self, settings: RunSettings, held_s: float, now_s: float) -> DecisionMade | None:
         """What is to be journalled, if anything: action warn or stop. ``held_s``: for how long the run has had its machines."""
         budget = settings.cost.budget_usd
         if budget is None:
             return None
-        spent = settings.slots * held_s * usd_per_s(settings.cost)
+        spent = settings.slots * held_s * usd_per_s(settings.cost) + self._store_usd(settings, now_s)
         figures = Figures({"spent_usd": spent, "budget_usd": budget})
         if spent >= budget:
             return DecisionMade(POLICY, "stop", f"it has cost {spent:.4g} USD, and cost.budget_usd is {budget:g}", figures, now_s)
         if spent < WARNED_AT * budget or self._told_of == budget:
             return None
         self._told_of = budget
-        left_s = (budget - spent) / (settings.slots * usd_per_s(settings.cost))
+        left_s = (budget - spent) / (spent / held_s)
         reason = (
             f"{spent:.4g} of {budget:g} USD are spent: it ends in {left_s / HOUR_S:.3g} h, unless cost.budget_usd is raised (fleet set)"
         )
         return DecisionMade(POLICY, "warn", reason, figures, now_s)
 
-    def replay(self, record: Record) -> None:
-        """Take up what was told before the coordinator restarted."""
+    def _store_usd(self, settings: RunSettings, now_s: float) -> float:
+        found = store_bill(_plain(settings.cost), self._stored.byte_s(now_s), self._stored.read_bytes)
+        return found["usd"] if found is not None else 0.0
+
+    def note(self, record: Record) -> None:
+        """A record of the journal, as it is written, or as it was before the coordinator restarted."""
+        self._stored.add(record)
         if isinstance(record, DecisionMade) and record.policy == POLICY and record.action == "warn" and isinstance(record.payload, Figures):
             self._told_of = record.payload.values.get("budget_usd")

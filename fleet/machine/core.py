@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 
 from fleet.ledger import floor
 from fleet.machine import chronicle, departures, ending, evidence, leaving, nodes, proposals, ranks, remedies, replay, ticks, views
+from fleet.machine.budget import Budget
 from fleet.machine.doubts import Doubts
 from fleet.machine.end import end, stop
 from fleet.machine.progress import Progress
@@ -107,6 +108,7 @@ class FleetMachine:
             settings, recovery, placement, lemons or {}, roster=roster, committed=committed, lineage=lineage, started_s=now_s,
             checkpoints=Tiers(settings, roster, interval, peers, checkpoint, rates, now_s), doubts=Doubts(corruption),
             stragglers=Stragglers(straggler), progress=Progress(progress, settings.timeouts.progress_s, now_s),
+            budget=Budget(settings.checkpoint.keep),
         )  # fmt: skip
 
     # ---- the one entry -------------------------------------------------------------------------------------------------------------------
@@ -192,7 +194,8 @@ def _observe_rare(machine: MachineState, event: Event, now_s: float) -> None:
             machine.write(Measurement(event.state, event.name, event.value, now_s))
         case Used(member=member) if machine.current(member):
             exchange = event.exchanges, event.hidden_us, event.received_bytes, event.ahead_bytes
-            machine.write(Usage(member, event.peak_bytes, event.device_peak_bytes, event.sent_bytes, now_s, *exchange))
+            rest = event.fetched_bytes, event.energy_j, event.metered_s
+            machine.write(Usage(member, event.peak_bytes, event.device_peak_bytes, event.sent_bytes, now_s, *exchange, *rest))
         case OnceWanted(member=member, key=key) if machine.current(member):
             machine.out += machine.once.ask(member, key, lambda other: machine.current(other) is not None, now_s)
         case OnceDone(member=member, key=key, result=result) if machine.current(member):

@@ -90,7 +90,7 @@ def _apply(machine: MachineState, record: Record) -> None:
         case DecisionMade(policy="corruption"):
             replay(machine, record)
         case DecisionMade():
-            machine.budget.replay(record)
+            machine.budget.note(record)
             machine.stragglers.replay(record)
             machine.progress.replay(record)
             machine.checkpoints.replay(record)

@@ -206,6 +206,9 @@ class Used:
     hidden_us: int = 0
     received_bytes: int = 0
     ahead_bytes: int = 0
+    fetched_bytes: int = 0
+    energy_j: float = 0.0
+    metered_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

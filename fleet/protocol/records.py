@@ -273,7 +273,8 @@ class Usage:
     other ranks for reductions, in bytes.
 
     In ``exchanges`` of them it was measured how much hid behind the rank's own shards: of ``received_bytes`` those of ``ahead_bytes`` were
-    there when it was done computing, which spared it ``hidden_us``. All are 0 in older journals, and where it cannot be measured.
+    there when it was done computing, which spared it ``hidden_us``. ``fetched_bytes`` of checkpoints were read from the durable store. Its
+    GPU has taken ``energy_j`` in ``metered_s`` seconds. All are 0 in older journals, and where it cannot be measured.
     """
 
     member: Member
@@ -285,6 +286,9 @@ class Usage:
     hidden_us: int = 0
     received_bytes: int = 0
     ahead_bytes: int = 0
+    fetched_bytes: int = 0
+    energy_j: float = 0.0
+    metered_s: float = 0.0
     event: int = field(default=0, compare=False)
 
 

@@ -8,6 +8,12 @@ from dataclasses import dataclass
 from fleet.errors import ConfigError
 from fleet.settings.fields import setting
 
+NUMBERS = (
+    "usd_per_rank_hour", "usd_per_gb_month", "usd_per_gb_read", "usd_per_kwh", "watts_per_rank", "g_co2_per_kwh",
+    "embodied_g_co2_per_rank_hour",
+)  # fmt: skip
+"""Finite, and at least 0, where they are known."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostSettings:
@@ -19,9 +25,13 @@ class CostSettings:
     price: str = setting("", "Row [prices.NAME] of that file: what a slot costs.")
     site: str = setting("", "Row [sites.NAME] of that file: building, energy and emissions.")
     usd_per_rank_hour: float | None = setting(None, "Rent of a slot for an hour, in USD.")
+    usd_per_gb_month: float | None = setting(None, "Price of a GB (10^9 bytes) of durable checkpoints for a month, in USD.")
+    usd_per_gb_read: float | None = setting(None, "Price of a GB of them that a rank reads back (egress), in USD.")
     usd_per_kwh: float | None = setting(None, "Price of energy in USD, where the rent does not have it.")
     device: str = setting("", "Accelerator of a slot, for the watts of its data sheet, such as h100; empty: watts_per_rank says it.")
-    watts_per_rank: float | None = setting(None, "What a slot draws, in watts, without the building; it wins over the data sheet.")
+    watts_per_rank: float | None = setting(
+        None, "What a slot draws, in watts, without the building; it wins over what its GPU says, and that over the data sheet."
+    )
     budget_usd: float | None = setting(None, "Once it has cost so much, the run is stopped in order, and its last state kept.", live=True)
     pue: float = setting(1.0, "Energy of the building over that of its machines (power usage effectiveness).")
     g_co2_per_kwh: float | None = setting(None, "Emissions of the grid, in grams of CO2.")
@@ -29,7 +39,7 @@ class CostSettings:
     embodied_g_co2_per_rank_hour: float = setting(0.0, "Emissions of making the hardware, spread over its life, in grams of CO2.")
 
     def __post_init__(self) -> None:
-        for name in ("usd_per_rank_hour", "usd_per_kwh", "watts_per_rank", "g_co2_per_kwh", "embodied_g_co2_per_rank_hour"):
+        for name in NUMBERS:
             value = getattr(self, name)
             if value is not None and not 0 <= value < math.inf:
                 raise ConfigError(f"cost.{name}", value, "must be a finite number, at least 0", "Leave it out where it is not known.")

@@ -85,7 +85,7 @@ def under_chaos(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory)
     save_trace(faults, folder / "trace.csv")
     chosen = plan(folder, chaos=ChaosSettings(trace=str(folder / "trace.csv"), repair_s=2.0))
     lasts = chosen.settings.options | {"pause_s": "0.7", "tokens": "8"}  # drift is known after half a minute
-    priced = CostSettings(usd_per_rank_hour=2.0, watts_per_rank=700.0, g_co2_per_kwh=300.0, budget_usd=500.0)
+    priced = CostSettings(usd_per_rank_hour=2.0, usd_per_gb_month=0.02, watts_per_rank=700.0, g_co2_per_kwh=300.0, budget_usd=500.0)
     chosen = dataclasses.replace(chosen, settings=dataclasses.replace(chosen.settings, options=lasts, cost=priced))
     begun_s = unix_time_s()
     with watched(folder) as served:

@@ -25,7 +25,7 @@ DISTRIBUTIONS = {
     "grpc": "grpcio", "prometheus_client": "prometheus-client", "grafana_api": "grafana-api", "sklearn": "scikit-learn",
     "grafana_foundation_sdk": "grafana-foundation-sdk", "yaml": "pyyaml", "PIL": "pillow", "chaoslib": "chaostoolkit-lib",
     "tensorboardX": "tensorboardx", "mlflow": "mlflow-skinny", "opentelemetry": "opentelemetry-sdk",
-    "kubernetes_validate": "kubernetes-validate",
+    "kubernetes_validate": "kubernetes-validate", "pynvml": "nvidia-ml-py",
 }  # fmt: skip
 """Imported name -> distribution, where they differ."""
 

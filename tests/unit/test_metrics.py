@@ -62,7 +62,7 @@ def registry_of(*summaries: LedgerSummary) -> CollectorRegistry:
     return registry
 
 
-PRICES = {"usd_per_rank_hour": 2.0, "watts_per_rank": 700.0, "g_co2_per_kwh": 300.0, "budget_usd": 0.04}
+PRICES = {"usd_per_rank_hour": 2.0, "watts_per_rank": 700.0, "g_co2_per_kwh": 300.0, "budget_usd": 0.04, "usd_per_gb_month": 0.02}
 
 
 def everything(began_unix_s: float = 1.7e9) -> Story:

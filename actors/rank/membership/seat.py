@@ -16,6 +16,7 @@ from actors.rank.state.saving import PartsPort
 from actors.rank.state.tracked import TrackedState, receive_state, send_state
 from actors.rank.step.engine import Engine
 from actors.rank.telemetry.recorder import Recorder
+from actors.rank.telemetry.usage import FETCHED
 from actors.rank.zero1.resharding import Resharding
 from fleet.cluster.scheduling import be_ordinary, be_prompt, be_steady
 from fleet.errors import GroupLost, may_pass
@@ -345,11 +346,14 @@ class Seat:
         self._served.reset()
         self._recorder.switch(RESTORE)
         try:
-            return self._parts.load(view.checkpoint)
+            loaded = self._parts.load(view.checkpoint)
         except OSError as error:
             if level_at(view.checkpoint) == STORE and not may_pass(error):
                 raise
             raise GroupBroken(f"the checkpoint of {view.state} cannot be read: {error}", view.generation) from error
+        if level_at(view.checkpoint) == STORE:
+            FETCHED.count(sum(tensor.nbytes for tensor in loaded[1]))
+        return loaded
 
     def _begin(self, move: moves.Begin) -> None:
         assert self._state is not None

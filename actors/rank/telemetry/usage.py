@@ -24,6 +24,8 @@ class Carried:
 
 
 SENT, RECEIVED = Carried(), Carried()
+FETCHED = Carried()
+"""Of checkpoints, from the durable store: that is paid for where a store is."""
 
 
 def every_us(world: int) -> int:
