@@ -20,6 +20,8 @@ MOST_LOSSES = 3
 
 MOST_PRICED = 4
 """So many faults are named with their price."""
+WORTH_A_WORD = 0.001
+"""Of a run's money; what the store costs is told here from that share on, and in the report always."""
 MOST_RANGES = 4
 """Of the steps that were computed twice, the first so many stretches are named."""
 
@@ -130,7 +132,9 @@ def _cost(data: Mapping[str, Any]) -> str:
     found = data["bill"]
     struck = for_faults(found)
     faults = f"; of it for faults {in_units(struck)}: {_dearest(found)}" if any(struck.values()) else ""
-    return f"{in_units(found['total'])} ({rests_on(found['basis'])}){stored_words(found['store'])}{faults}"
+    store = found["store"]
+    stored = stored_words(store) if store and store["usd"] >= WORTH_A_WORD * found["total"]["usd"] else ""
+    return f"{in_units(found['total'])} ({rests_on(found['basis'])}){stored}{faults}"
 
 
 def _dearest(found: Mapping[str, Any]) -> str:
