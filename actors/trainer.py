@@ -6,7 +6,7 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +53,7 @@ def fit(
     *,
     slots: int,
     resources_per_slot: dict[str, float],
+    selector: Mapping[str, str],
     storage_path: str,
     name: str,
     done: Callable[[], bool],
@@ -70,6 +71,8 @@ def fit(
     it ends the run by letting the workers return.
 
     Args:
+        resources_per_slot: what each worker takes of Ray's resources.
+        selector: conditions on the labels of nodes that workers may be on; see ``fleet.settings.per_rank``.
         done: the run has ended; when Ray Train is not back ``backstop_s`` later, its controller is killed.
         stop: give up now: the workers are killed.
         forsaken: leave at once, and all as it is: the cluster is about to end, and what is asked of it would not be answered.
@@ -82,7 +85,13 @@ def fit(
         functools.partial(_bound_to_node, train_fn),
         train_loop_config=train_config,
         backend_config=FleetBackendConfig(),
-        scaling_config=ScalingConfig(num_workers=slots, resources_per_worker=resources_per_slot, placement_strategy="SPREAD"),
+        scaling_config=ScalingConfig(
+            num_workers=slots,
+            resources_per_worker=resources_per_slot,
+            use_gpu=bool(resources_per_slot.get("GPU")),
+            label_selector=dict(selector) or None,
+            placement_strategy="SPREAD",
+        ),
         run_config=RunConfig(
             name=name,
             storage_path=storage_path,

@@ -12,8 +12,11 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, SupportsFloat, TypeVar
 
+import torch
+
 from actors.rank.data.feeds import Feeds
 from actors.rank.data.sampling import seed_step, seeded_alone
+from actors.rank.device import rank_device
 from actors.rank.membership.client import Client
 from actors.rank.membership.seat import Seat
 from actors.rank.once import Figures, Home, OneOfAll, name_of
@@ -99,6 +102,15 @@ class Run:
     def generation(self) -> int:
         """Number of the view that this rank is in, or was in last."""
         return self._client.protocol.generation
+
+    @property
+    def device(self) -> torch.device:
+        """Where this rank trains: its GPU, where ``--gpus-per-rank`` gives it one, and else the CPU. Of several it is the first.
+
+        Raises:
+            ConfigError: the rank has a GPU, and this PyTorch cannot use it.
+        """
+        return rank_device(self._settings.per_rank.gpus)
 
     @property
     def config(self) -> RunSettings:

@@ -109,5 +109,6 @@ class Caretaker:
         self._looks_without_room = self._looks_without_room + 1 if lacking else 0
         if lacking != self._told and (not lacking or self._looks_without_room >= PATIENCE):
             self._told = lacking
-            detail = f"{lacking} ranks have no place: {in_words(self._cluster.slot)}" if lacking else "all ranks have a place again"
+            there = in_words(self._cluster.slot, self._cluster.selector)
+            detail = f"{lacking} ranks have no place: {there}" if lacking else "all ranks have a place again"
             ray.get(self._run.coordinator.report.remote(RoomMissing(lacking, detail)), timeout=CALL_S)

@@ -61,14 +61,15 @@ def _drive(address: str, folder: Path, resume: bool) -> dict[str, str]:
     choice.check(plan.settings.track, os.environ)
     if plan.chaos.on:
         chaos_token.check(plan.chaos_token, Path.home())
-    with JoinedCluster(address, code=environment, told=_for_ray(plan, address, folder)) as cluster:
+    takes, told = plan.settings.per_rank, _for_ray(plan, address, folder)
+    with JoinedCluster(address, takes.takes, takes.selector, code=environment, told=told) as cluster:
         begun = (folder / "journal.jsonl").exists()
         if not begun and plan.resume:
             _fetch(plan, folder)
         here = dataclasses.replace(plan, folder=folder, resume=(resume and begun) or plan.resume)
         examined = {index: cluster.place(index) for index in cluster.alive()}
         if not resume:  # what the last driver had may not be free yet, and the nodes have been asked
-            check_room(plan.settings.slots, cluster.slot, plan.name)
+            check_room(plan.settings.slots, cluster.slot, cluster.selector, plan.name)
             examine(examined)
         here = dataclasses.replace(here, settings=dataclasses.replace(plan.settings, nodes=max(1, len(examined))))
         policy_choice.check(here.settings)

@@ -41,6 +41,7 @@ from fleet.app.rank_logs import logs_of
 from fleet.app.tracking import tracked
 from fleet.cluster import control_store, ray_internals, secret, twin_folder
 from fleet.cluster.clock import MonotonicClock, unix_time_s
+from fleet.cluster.gpus import gpus_for
 from fleet.cluster.joined import JoinedCluster
 from fleet.cluster.local import LocalCluster
 from fleet.cluster.provenance import Code, code_of
@@ -107,7 +108,10 @@ def local_cluster(settings: RunSettings, script: str = "", imports_from: Sequenc
 
     What ``script`` imports from its own folder, and what lies in the folders ``imports_from``, ranks find there, too.
     """
-    with LocalCluster(nodes=settings.nodes, slots_per_node=slots_per_node(settings)) as cluster:
+    gpus = gpus_for(settings)
+    with LocalCluster(
+        nodes=settings.nodes, slots_per_node=slots_per_node(settings), gpus=gpus, gpus_per_rank=settings.per_rank.gpus
+    ) as cluster:
         cluster.connect(imports_from=[str(Path(script).resolve().parent)] if script else imports_from)
         yield cluster
 
@@ -368,6 +372,7 @@ class LiveRun:
             {"spec": spec},
             slots=settings.slots,
             resources_per_slot=dict(self.cluster.slot),
+            selector=self.cluster.selector,
             storage_path=str(self.plan.folder / "ray"),
             name=name,
             done=self._done.is_set,

@@ -28,9 +28,12 @@ FLAGS = {
     "peer_copies": "peer_copies", "seed": "seed", "reduction": "reduction", "optimizer_sharding": "optimizer_sharding",
     "verify": "verify.compute", "preflight": "preflight", "on_store_failure": "checkpoint.on_store_failure", "storage": "storage",
     "on_partition": "on_partition",
+    "gpus_per_rank": "per_rank.gpus", "cpus_per_rank": "per_rank.cpus",
     "recovery": "recovery.policy", "placement": "placement.policy", "straggler": "straggler.policy", "corruption": "corruption.policy",
 }  # fmt: skip
 """Option of ``fleet run`` -> setting. ``--set``, ``--timeout``, ``--checkpoint`` and ``--chaos`` stand for several."""
+LISTS = {"track": "track.to", "resources": "per_rank.resources", "labels": "per_rank.labels"}
+"""Options that may be given several times."""
 
 
 def option(key: str, *names: str, words: str = "") -> Any:
@@ -111,9 +114,8 @@ def settings_of(values: Mapping[str, Any], directory: Path) -> Configuration:
 def flags(values: Mapping[str, Any]) -> dict[str, Any]:
     """Dotted name -> value, of the options that are given. Raises ConfigError."""
     found = {key: values[name] for name, key in FLAGS.items() if values[name] is not None}
+    found |= {key: tuple(values[name]) for name, key in LISTS.items() if values[name]}
     found |= _timeouts(values["timeout"] or [])
-    if values["track"]:
-        found["track.to"] = tuple(values["track"])
     if values["set_"]:
         found["options"] = pairs_of(values["set_"], "--set")
     if values["checkpoint"] is not None:

@@ -8,7 +8,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
@@ -62,6 +62,10 @@ def run(
     world: Annotated[int | None, option("world")] = None,
     spares: Annotated[int | None, option("spares")] = None,
     nodes: Annotated[int | None, option("nodes")] = None,
+    gpus_per_rank: Annotated[float | None, option("per_rank.gpus", "--gpus-per-rank")] = None,
+    cpus_per_rank: Annotated[float | None, option("per_rank.cpus", "--cpus-per-rank")] = None,
+    resources: Annotated[list[str] | None, option("per_rank.resources", "--resources")] = None,
+    labels: Annotated[list[str] | None, option("per_rank.labels", "--labels")] = None,
     shards: Annotated[int | None, option("shards")] = None,
     min_ranks: Annotated[int | None, option("min_ranks")] = None,
     steps: Annotated[int | None, option("steps")] = None,
@@ -103,7 +107,7 @@ def run(
     verbose: Annotated[bool, typer.Option("--verbose", help="Show views and healed faults too, and the whole report at the end.")] = False,
 ) -> None:
     """Train SCRIPT on a local cluster, or on one that is there, through whatever happens to its ranks."""
-    from fleet.app import expects, plans, scripts
+    from fleet.app import expects, scripts
 
     scripts.check_not_shadowed()
     expected = expects.parse_all(expect or [], twin and not plain)
@@ -111,19 +115,26 @@ def run(
         raise typer.Exit(_execute(cli_plain.plan_of(context), False, 0, Show(json_, html, port, verbose), expected, "", ""))
     _check_arguments(arguments or [], repeat, changed_code)
     found = cli_config.settings_of(context.params, Path())
-    settings, given_steps = found.run, steps or 0
-    _check_address(address, detach, nodes, twin)
-    root = Path(RUNS if "://" in settings.storage or address else settings.storage).resolve()
-    others = {"--name": name, "--resume": resume, "--repeat": repeat}
-    name, resume, given_steps = _either(resume_or_start, others, settings.storage, root, given_steps)
-    if resume and _has_ended(resume, script, settings.storage, root, given_steps):
+    root = _root(found.run.storage, address, detach, nodes, twin)
+    name, resume, given_steps = _either(resume_or_start, name, resume, repeat, found.run.storage, root, steps or 0)
+    if resume and _has_ended(resume, script, found.run.storage, root, given_steps):
         raise typer.Exit(0)
     plan = _repeated(repeat, script, root, changed_code) if repeat and not resume else _plan(script, found, name, resume, root, given_steps)
-    plans.check_chaos_allowed(address, allow_chaos, plan.chaos.on)
-    dataclasses.replace(settings, world=twin_world or settings.world, spares=0)  # refused now, not after the run
+    _check_plan(plan, twin_world, address, allow_chaos)
     if detach:
         raise typer.Exit(_leave_to_the_cluster(plan, address, working_dir))
     raise typer.Exit(_execute(plan, twin, twin_world, Show(json_, html, port, verbose), expected, address, working_dir))
+
+
+def _check_plan(plan: RunPlan, twin_world: int, address: str, allow_chaos: bool) -> None:
+    """What would be refused later, also of the twin."""
+    from fleet.app import plans
+    from fleet.cluster.gpus import gpus_for
+
+    plans.check_chaos_allowed(address, allow_chaos, plan.chaos.on)
+    dataclasses.replace(plan.settings, world=twin_world or plan.settings.world, spares=0)
+    if not address:
+        gpus_for(plan.settings)
 
 
 def _check_arguments(arguments: Sequence[str], repeat: str = "", changed_code: bool = False) -> None:
@@ -131,6 +142,12 @@ def _check_arguments(arguments: Sequence[str], repeat: str = "", changed_code: b
         raise ConfigError("--changed-code", "given", "it is about a run that is repeated", "Use it with --repeat RUN.")
     if arguments:
         raise ConfigError("ARGUMENTS", shlex.join(arguments), "a train function is given none", "Use --set key=value; or --plain.")
+
+
+def _root(storage: str, address: str, detach: bool, nodes: int | None, twin: bool) -> Path:
+    """The folder of the runs on this machine. Raises ConfigError for options of a local cluster with one that is joined, and vice versa."""
+    _check_address(address, detach, nodes, twin)
+    return Path(RUNS if "://" in storage or address else storage).resolve()
 
 
 def _check_address(address: str, detach: bool, nodes: int | None, twin: bool) -> None:
@@ -216,14 +233,14 @@ def _plan(script: str, found: Configuration, name: str, resume: str, root: Path,
     )  # fmt: skip
 
 
-def _either(run: str, others: Mapping[str, str], storage: str, root: Path, steps: int) -> tuple[str, str, int]:
+def _either(run: str, name: str, resume: str, repeat: str, storage: str, root: Path, steps: int) -> tuple[str, str, int]:
     """(the name of a run to begin, that of one to go on with, steps that are asked for). Raises ConfigError.
 
-    Of ``run`` it is one or the other; without it as ``others`` say. A run that goes on keeps the number of steps that it began with.
+    Of ``run`` it is one or the other; without it ``name`` and ``resume``. A run that goes on keeps the number of steps that it began with.
     """
     if not run:
-        return others["--name"], others["--resume"], steps
-    for other, value in others.items():
+        return name, resume, steps
+    for other, value in (("--name", name), ("--resume", resume), ("--repeat", repeat)):
         if value:
             raise ConfigError("--resume-or-start", run, f"{other} = {value} is given, too", "Give one of them.")
     if Path(run).name != run:

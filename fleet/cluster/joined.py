@@ -19,6 +19,7 @@ from fleet.cluster.provider import FOLDER_PREFIX, MEMORY, NAMESPACE, Place
 from fleet.cluster.ray_internals import free_by_node
 from fleet.cluster.reach import join
 from fleet.errors import ConfigError, RunFailed
+from fleet.settings.per_rank import meets
 
 SLOT = {"CPU": 1.0}
 """Resources of Ray that one rank takes."""
@@ -35,12 +36,14 @@ class JoinedCluster:
     Args:
         address: ``auto`` (of the node that this process is on), or ``HOST:PORT`` of the head.
         slot: resources of Ray that one rank takes.
+        selector: conditions on Ray's labels of the nodes that ranks may be on, by key; see ``fleet.settings.per_rank``.
         code: what nodes get of this process's code; None: nothing, they have it.
         told: what Ray's API says of this process's job, as its metadata: texts by name.
     """
 
     address: str
     slot: Mapping[str, float] = field(default_factory=lambda: SLOT)
+    selector: Mapping[str, str] = field(default_factory=dict)
     code: Mapping[str, Any] | None = None
     told: Mapping[str, str] = field(default_factory=dict)
     lose_node: Callable[[int], str | None] = lambda index: f"node {index} has no agent"
@@ -78,7 +81,7 @@ class JoinedCluster:
 
     def alive(self) -> Sequence[int]:
         """Indices of the nodes that have room for a rank when nothing else is there; a node without such resources is no worker."""
-        found = [str(node["NodeID"]) for node in nodes() if room(node["Resources"], self.slot) >= 1]
+        found = [str(node["NodeID"]) for node in chosen(self.selector) if room(node["Resources"], self.slot) >= 1]
         with self._lock:
             for name in found:
                 self._indices.setdefault(name, len(self._indices))
@@ -137,28 +140,45 @@ def room(resources: Mapping[str, float], slot: Mapping[str, float]) -> int:
     return min(int(resources.get(name, 0.0) / amount + 1e-9) for name, amount in slot.items() if amount > 0)
 
 
-def rooms(slot: Mapping[str, float]) -> list[tuple[str, int, int]]:
+def chosen(selector: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Ray's nodes that are alive, and whose labels are as asked."""
+    return [node for node in nodes() if meets(node["Labels"], selector)]
+
+
+def rooms(slot: Mapping[str, float], selector: Mapping[str, str]) -> list[tuple[str, int, int]]:
     """(address, for how many ranks there is room now, and for how many when nobody else is there) of each node that has such resources."""
     now = free_by_node()
-    found = [(node, room(now.get(node["NodeID"], {}), slot), room(node["Resources"], slot)) for node in nodes()]
+    found = [(node, room(now.get(node["NodeID"], {}), slot), room(node["Resources"], slot)) for node in chosen(selector)]
     return [(str(node["NodeManagerAddress"]), free, total) for node, free, total in found if total]
 
 
-def in_words(slot: Mapping[str, float]) -> str:
+def in_words(slot: Mapping[str, float], selector: Mapping[str, str]) -> str:
     """What a rank takes, and where there is room for how many."""
     takes = ", ".join(f"{amount:g} {name}" for name, amount in slot.items())
-    there = "; ".join(f"{address}: {free} of {total} free" for address, free, total in rooms(slot))
-    return f"each takes {takes} ({there or 'no node has such resources'})"
+    where = "".join(f", where {key}={condition}" for key, condition in selector.items())
+    there = "; ".join(f"{address}: {free} of {total} free" for address, free, total in rooms(slot, selector))
+    return f"each takes {takes}{where} ({there or 'no node has such resources'})"
 
 
-def check_room(slots: int, slot: Mapping[str, float], name: str) -> None:
+def check_room(slots: int, slot: Mapping[str, float], selector: Mapping[str, str], name: str) -> None:
     """Raises ConfigError when too few slots are free for run ``name``: what is there, what was asked for, and who has the rest."""
-    free = sum(each[1] for each in rooms(slot))
+    _check_labels(selector)
+    free = sum(each[1] for each in rooms(slot, selector))
     if free >= slots:
         return
     holders = ", ".join(sorted({each.removeprefix("run-") for each in run_names()} - {name})) or "no run of Fleet"
-    reason = f"the cluster has room for {free} ranks, {in_words(slot)}; the rest is held by {holders}, or by others"
+    reason = f"the cluster has room for {free} ranks, {in_words(slot, selector)}; the rest is held by {holders}, or by others"
     raise ConfigError("--world and --spares", slots, reason, "Ask for fewer, wait for what runs there, or add nodes.")
+
+
+def _check_labels(selector: Mapping[str, str]) -> None:
+    """Raises ConfigError naming the first condition that no node meets, and what nodes have there."""
+    there = nodes()
+    for key, condition in selector.items():
+        if not any(meets(node["Labels"], {key: condition}) for node in there):
+            values = ", ".join(sorted({node["Labels"][key] for node in there if key in node["Labels"]}))
+            reason = f"no node is like that: {f'of {key} they have {values}' if values else f'none has a label {key}'}"
+            raise ConfigError("per_rank.labels", f"{key}={condition}", reason, "See ray list nodes, and ray start --labels.")
 
 
 def run_names() -> list[str]:

@@ -50,6 +50,8 @@ class LocalCluster:
         dashboard: run Ray's dashboard. Nothing in Fleet needs it; it costs seconds of start-up and 140 MB.
         environment: variables for the nodes' processes and so for the ranks.
         labels: Ray's labels of the first worker nodes, by index: what a rack and its loss are rehearsed with.
+        gpus: ids of GPUs of this machine, as ``CUDA_VISIBLE_DEVICES`` has them; each worker node has as many of them, and no two the same.
+        gpus_per_rank: of which a rank takes so many.
         start_limit_s: how long a node may take to come up.
 
     Raises:
@@ -68,6 +70,8 @@ class LocalCluster:
         dashboard: bool = False,
         environment: dict[str, str] | None = None,
         labels: Sequence[Mapping[str, str]] = (),
+        gpus: Sequence[str] = (),
+        gpus_per_rank: float = 0.0,
         object_store_bytes: int = 80 * 2**20,
         start_limit_s: float = 120.0,
     ) -> None:
@@ -90,7 +94,11 @@ class LocalCluster:
         self._stopped = True
         self.address = ""
         """``host:port`` of the cluster, for ``ray.init``."""
-        self.slot = {RANK_RESOURCE: 1.0}
+        self.slot = {RANK_RESOURCE: 1.0} | ({"GPU": gpus_per_rank} if gpus_per_rank else {})
+        self.selector: Mapping[str, str] = {}
+        self._gpus_per_node = len(gpus) // nodes
+        self._gpus_free = list(gpus)
+        self._gpus_of: dict[str, list[str]] = {}
 
     def start(self) -> LocalCluster:
         """Bring all nodes up. On any error everything that was started is stopped."""
@@ -188,6 +196,9 @@ class LocalCluster:
     def _launch(self, name: str, settings: dict[str, Any]) -> None:
         request = json.dumps({"settings": settings, "dashboard": self._dashboard})
         environment = {**os.environ, **self._extra_environment, processes.CLUSTER_VARIABLE: self.id, processes.NODE_VARIABLE: name}
+        if name != HEAD and self._gpus_per_node:
+            self._gpus_of[name], self._gpus_free = self._gpus_free[: self._gpus_per_node], self._gpus_free[self._gpus_per_node :]
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(self._gpus_of[name])
         with open(self._directory / f"host-{name}.log", "wb") as log:
             self._hosts[name] = subprocess.Popen(
                 [sys.executable, "-c", _HOST, request],
@@ -216,6 +227,7 @@ class LocalCluster:
 
     def _reap(self, name: str) -> None:
         host = self._hosts.pop(name)
+        self._gpus_free += self._gpus_of.pop(name, [])
         for pipe in (host.stdin, host.stdout):
             if pipe is not None:
                 pipe.close()
@@ -230,7 +242,7 @@ class LocalCluster:
             "plasma_store_socket_name": str(self._directory / f"p{name}"),  # Ray's own choice of names races between nodes
             "raylet_socket_name": str(self._directory / f"r{name}"),
             "object_store_memory": self._object_store_bytes,
-            "num_gpus": 0,
+            "num_gpus": self._gpus_per_node if name != HEAD else 0,
             "min_worker_port": 0,
             "max_worker_port": 0,
             "include_log_monitor": False,

@@ -39,6 +39,7 @@ class Cluster(NodePort, Protocol):
         address: ``host:port`` of its control plane.
         shares_folders: files of this process are there on all nodes under the same path.
         slot: resources of Ray that one rank takes.
+        selector: conditions on Ray's labels of the nodes that ranks may be on, by key.
     """
 
     address: str
@@ -48,6 +49,9 @@ class Cluster(NodePort, Protocol):
 
     @property
     def slot(self) -> Mapping[str, float]: ...
+
+    @property
+    def selector(self) -> Mapping[str, str]: ...
 
     def place(self, index: int, limit_s: float = 30.0) -> Place:
         """The node of this index, once Ray knows it. Raises RunFailed."""

@@ -12,6 +12,7 @@ from fleet.errors import ConfigError
 from fleet.protocol.domains import HOST, check_levels
 from fleet.settings.cost import CostSettings
 from fleet.settings.fields import setting
+from fleet.settings.per_rank import PerRankSettings
 from fleet.settings.track import TrackSettings
 
 ORDER = ("heartbeat_s", "park_s", "form_s", "progress_s", "collective_s", "run_s")
@@ -238,6 +239,7 @@ class RunSettings:
     corruption: CorruptionSettings = field(default_factory=CorruptionSettings)
     cost: CostSettings = field(default_factory=CostSettings)
     track: TrackSettings = field(default_factory=TrackSettings)
+    per_rank: PerRankSettings = field(default_factory=PerRankSettings)
 
     @property
     def slots(self) -> int:

@@ -29,6 +29,7 @@ class Run:
         arguments: dict[str, Any] = {
             "slots": slots,
             "resources_per_slot": {RANK_RESOURCE: 1},
+            "selector": {},
             "storage_path": str(folder / "ray"),
             "name": "shield",
         }

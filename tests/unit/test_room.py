@@ -16,9 +16,9 @@ from tests.unit.test_live_settings import machine, written
 
 FREE = {"a": {"CPU": 1.0}, "b": {}}
 NODES = [
-    {"NodeID": "a", "Alive": True, "NodeManagerAddress": "10.0.0.1", "Resources": {"CPU": 2.0}},
-    {"NodeID": "b", "Alive": True, "NodeManagerAddress": "10.0.0.2", "Resources": {"CPU": 3.5}},
-    {"NodeID": "h", "Alive": True, "NodeManagerAddress": "10.0.0.9", "Resources": {"memory": 1.0}},
+    {"NodeID": "a", "Alive": True, "NodeManagerAddress": "10.0.0.1", "Resources": {"CPU": 2.0}, "Labels": {"rack": "r1"}},
+    {"NodeID": "b", "Alive": True, "NodeManagerAddress": "10.0.0.2", "Resources": {"CPU": 3.5, "GPU": 2.0}, "Labels": {"rack": "r2"}},
+    {"NodeID": "h", "Alive": True, "NodeManagerAddress": "10.0.0.9", "Resources": {"memory": 1.0}, "Labels": {}},
 ]
 
 
@@ -38,11 +38,32 @@ def test_there_is_room_for_as_many_ranks_as_the_scarcest_resource_allows(resourc
 
 
 def test_too_few_slots_are_refused_with_what_is_there_and_who_has_the_rest(cluster: None) -> None:
-    joined.check_room(1, {"CPU": 1.0}, "second")
+    joined.check_room(1, {"CPU": 1.0}, {}, "second")
     with pytest.raises(ConfigError) as refused:
-        joined.check_room(2, {"CPU": 1.0}, "second")
+        joined.check_room(2, {"CPU": 1.0}, {}, "second")
     assert "room for 1 ranks, each takes 1 CPU (10.0.0.1: 1 of 2 free; 10.0.0.2: 0 of 3 free)" in str(refused.value)
     assert "held by first, or by others" in str(refused.value)
+
+
+def test_nodes_whose_labels_are_others_have_no_room(cluster: None) -> None:
+    joined.check_room(1, {"CPU": 1.0}, {"rack": "r1"}, "second")
+    with pytest.raises(ConfigError, match=r"room for 0 ranks, each takes 1 CPU, where rack=!r1 \(10.0.0.2: 0 of 3 free\)"):
+        joined.check_room(1, {"CPU": 1.0}, {"rack": "!r1"}, "second")
+
+
+@pytest.mark.parametrize(
+    ("key", "condition", "reason"), [("rack", "r9", "of rack they have r1, r2"), ("rail", "in(a,b)", "none has a label rail")]
+)
+def test_a_label_that_nobody_has_is_refused_by_name(cluster: None, key: str, condition: str, reason: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        joined.check_room(1, {"CPU": 1.0}, {"rack": "!none", key: condition} if key != "rack" else {key: condition}, "second")
+    assert refused.value.field == "per_rank.labels" and refused.value.value == f"{key}={condition}"
+    assert reason in refused.value.reason
+
+
+def test_too_few_gpus_are_told_by_node(cluster: None) -> None:
+    with pytest.raises(ConfigError, match=r"each takes 1 CPU, 1 GPU \(10.0.0.2: 0 of 2 free\)"):
+        joined.check_room(1, {"CPU": 1.0, "GPU": 1.0}, {}, "second")
 
 
 def test_missing_room_is_journalled_and_told_and_so_is_its_end() -> None:

@@ -1,0 +1,27 @@
+"""The device that a rank trains on."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from fleet.errors import ConfigError
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+"""Ray sets it for each rank to the GPUs that it gives it: the first of them is number 0 here."""
+
+
+def rank_device(gpus: float) -> torch.device:
+    """The GPU of a rank that has ``gpus`` of them (or that part of one), and the CPU of one that has none.
+
+    Raises:
+        ConfigError: PyTorch sees no GPU. A rank would train on the CPU then, and nobody would know.
+    """
+    if not gpus:
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        why = "has no CUDA" if torch.version.cuda is None else f"for CUDA {torch.version.cuda} finds no driver or no device"
+        reason = f"the rank has GPU {os.environ.get(VISIBLE, 'nobody knows which')}, and PyTorch {torch.__version__} {why}"
+        raise ConfigError("per_rank.gpus", gpus, reason, "Install PyTorch for CUDA there, see fleet doctor; or train on CPUs.")
+    return torch.device("cuda", 0)
