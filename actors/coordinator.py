@@ -26,12 +26,14 @@ from actors.messages import (
     EvidenceGathered,
     NoticeWanted,
     Operated,
+    PauseWanted,
     SettingAnswer,
     SettingWanted,
     SpanAck,
     SpanBatch,
     ViewChange,
     ViewWanted,
+    Wanted,
 )
 from actors.node import boot_id
 from fleet.cluster.clock import Clock
@@ -40,6 +42,7 @@ from fleet.cluster.refusals import REFUSALS, TELL_S, told
 from fleet.errors import ConfigError, LineRefused, ProtocolError
 from fleet.machine.core import FleetMachine
 from fleet.machine.state import Phase
+from fleet.protocol.causes import EndWhy
 from fleet.protocol.events import (
     Event,
     EvidenceWritten,
@@ -221,13 +224,22 @@ class Coordinator:
         """``fleet set`` or ``fleet drain``: one question. It may hang up."""
         try:
             async with asyncio.timeout(UNPROVEN_S):
-                wanted = _first(await read_frame(reader, LIMITS_BYTES[Purpose.SETTING]), SettingWanted, NoticeWanted)
+                wanted = _first(await read_frame(reader, LIMITS_BYTES[Purpose.SETTING]), SettingWanted, NoticeWanted, PauseWanted)
         except TimeoutError as error:
             raise LineRefused(Reason.SLOW, f"nothing came within {UNPROVEN_S:g} s") from error
         except asyncio.IncompleteReadError:
             return
-        answer = self._change(wanted) if isinstance(wanted, SettingWanted) else self._take_notice(wanted)
-        writer.write(frame(DOWN.encode(answer)))
+        writer.write(frame(DOWN.encode(self._do(wanted))))
+
+    def _do(self, wanted: Wanted) -> SettingAnswer:
+        match wanted:
+            case SettingWanted():
+                return self._change(wanted)
+            case NoticeWanted():
+                return self._take_notice(wanted)
+            case PauseWanted(reason=reason):
+                self._driver.submit(StopRequested(reason, why=EndWhy.PAUSED))
+                return SettingAnswer("the run has ended" if self.ended else "")
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """With one agent, until its line ends."""

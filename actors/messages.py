@@ -105,6 +105,17 @@ class NoticeWanted:
 
 
 @dataclass(frozen=True, slots=True)
+class PauseWanted:
+    """In place of ``SettingWanted``: the run is to end in order, as its user, or who acts for that one, wants its machines back."""
+
+    reason: str
+
+
+Wanted = SettingWanted | NoticeWanted | PauseWanted
+"""What a user may ask of a run that goes on; each is answered by ``SettingAnswer``."""
+
+
+@dataclass(frozen=True, slots=True)
 class SettingAnswer:
     """``refused`` says why nothing was changed; empty when it was. ``way_out`` says what can be given instead."""
 
@@ -133,5 +144,5 @@ class EvidenceGathered:
     ranks: tuple[RankEvidence, ...]
 
 
-UP = Codec([*Event.__args__, AgentHello, SpanBatch, ViewWanted, Operated, SettingWanted, NoticeWanted, EvidenceGathered])
+UP = Codec([*Event.__args__, AgentHello, SpanBatch, ViewWanted, Operated, SettingWanted, NoticeWanted, PauseWanted, EvidenceGathered])
 DOWN = Codec([*Instruction.__args__, AgentWelcome, AgentDismissed, SpanAck, ViewChange, SettingAnswer])

@@ -19,6 +19,8 @@ from typing import Any
 
 import ray
 
+from actors.asking import ask
+from actors.messages import SettingAnswer, Wanted
 from fleet.cluster import mirroring
 from fleet.cluster.linux import die_with_parent
 from fleet.cluster.mirroring import Known, Piece
@@ -131,6 +133,10 @@ class RunSupervisor:
         self._stopping = True
         if self._process is not None and self._process.returncode is None:
             self._process.send_signal(number)
+
+    async def ask(self, wanted: Wanted) -> SettingAnswer:
+        """Ask the run's coordinator; it answers why not, if not. Raises FleetError: nobody answers."""
+        return await asyncio.to_thread(ask, self.folder, wanted)
 
     async def leave(self, forget: bool = False) -> None:
         """Nobody asks any more: once the run has ended, this actor ends too. ``forget``: it was refused, and nothing of it is left."""

@@ -60,7 +60,7 @@ def run_rank(
     torch.manual_seed(settings.seed)
     random.seed(settings.seed)
     store = StoreServer(host)
-    client = Client(slot, token, node, agent_path, store.address, recorder)
+    client = Client(slot, token, node, agent_path, store.address, recorder, settings.timeouts.hangup_s)
     lifeline = Lifeline(lifeline_path(folder, node), token)
     stacks = Stacks(stacks_path(folder, token))
     client.on_inspect = stacks.write

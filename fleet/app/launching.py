@@ -190,7 +190,7 @@ def _twin_world(settings: RunSettings, twin: bool | int) -> int:
     if twin is False or twin == 0:
         return 0
     world = settings.world if twin is True else twin
-    dataclasses.replace(settings, world=world, spares=0)  # refused now, not after the run
+    dataclasses.replace(settings, world=world, max_world=0, spares=0)  # refused now, not after the run
     return world
 
 

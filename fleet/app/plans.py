@@ -299,7 +299,7 @@ def find_run(name: str, root: Path) -> Path:
 
 def twin_of(plan: RunPlan, world: int | None = None) -> RunPlan:
     """The same run without faults and spares, perhaps at another world size: it must end with the same bits."""
-    settings = dataclasses.replace(plan.settings, world=world or plan.settings.world, spares=0, track=TrackSettings())
+    settings = dataclasses.replace(plan.settings, world=world or plan.settings.world, max_world=0, spares=0, track=TrackSettings())
     first = next(read_journal(plan.journal, spans=False))
     assert isinstance(first, RunStarted)
     return dataclasses.replace(

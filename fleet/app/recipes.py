@@ -191,7 +191,7 @@ class LiveRun:
         code = code_of(plan.script) if plan.made_of is None else Code()
         if not resume:
             code.keep(plan.folder)
-        config, slots = describe(plan, code), (settings.world, settings.spares, settings.shards)
+        config, slots = describe(plan, code), (settings.world, settings.slots - settings.world, settings.shards)
         first = RunStarted(VERSION, plan.name, 0.0, 0.0, *slots, config)
         return CoordinatorSpec(
             journal=plan.journal,

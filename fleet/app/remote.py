@@ -19,6 +19,7 @@ import ray
 from ray import cloudpickle
 
 from actors import supervisor
+from actors.messages import SettingAnswer, Wanted
 from actors.rank.shipped import Shipped
 from actors.supervisor import Standing
 from dashboards.trackers import choice
@@ -77,6 +78,11 @@ class RemoteRun:
     def stop(self, reason: str = "") -> None:
         """End the run in order; called again, at once. ``reason`` is this process's: the run notes that its user has stopped it."""
         self._ask(self._handle.stop.remote())
+
+    def ask(self, wanted: Wanted) -> SettingAnswer:
+        """Have the run's coordinator do what is wanted; it answers why not, if not. Raises RunFailed: nobody answers."""
+        answer: SettingAnswer = self._ask(self._handle.ask.remote(wanted))
+        return answer
 
     def pause(self) -> None:
         """Before the cluster is asked again."""

@@ -102,7 +102,7 @@ def scale(asked: Scale, clock: Clock, tell: Told) -> dict[str, Any]:
     quotas = None if asked.cpu_quota is None else Quotas(asked.cpu_quota)
     from fleet.app import recipes
 
-    widest = dataclasses.replace(settings, world=max(asked.worlds))
+    widest = dataclasses.replace(settings, world=max(asked.worlds), max_world=0)
     with recipes.local_cluster(widest, asked.script) as cluster:
         return _Stages(asked, settings, train, cluster, quotas, clock, tell).go()
 
@@ -184,7 +184,7 @@ class _Stages:
         from fleet.app.recipes import LiveRun
 
         name, root = plans.new_name(f"scale-{world}-{Path(self._asked.script).name}"), plans.root_of(self._settings.storage)
-        settings = dataclasses.replace(self._settings, world=world)
+        settings = dataclasses.replace(self._settings, world=world, max_world=0)
         live = LiveRun(
             plans.RunPlan(name=name, folder=root / name, settings=settings, train=self._train, script=self._asked.script), self._cluster
         )

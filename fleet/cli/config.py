@@ -28,7 +28,7 @@ FLAGS = {
     "peer_copies": "peer_copies", "seed": "seed", "reduction": "reduction", "optimizer_sharding": "optimizer_sharding",
     "verify": "verify.compute", "preflight": "preflight", "on_store_failure": "checkpoint.on_store_failure", "storage": "storage",
     "on_partition": "on_partition",
-    "gpus_per_rank": "per_rank.gpus", "cpus_per_rank": "per_rank.cpus",
+    "max_world": "max_world", "gpus_per_rank": "per_rank.gpus", "cpus_per_rank": "per_rank.cpus",
     "recovery": "recovery.policy", "placement": "placement.policy", "straggler": "straggler.policy", "corruption": "corruption.policy",
 }  # fmt: skip
 """Option of ``fleet run`` -> setting. ``--set``, ``--timeout``, ``--checkpoint`` and ``--chaos`` stand for several."""

@@ -94,7 +94,7 @@ def _look(settings: RunSettings, given: bool, measure: bool, say: Callable[[str]
 def _filling(settings: RunSettings, slots: int) -> RunSettings:
     """A run that takes all slots there are."""
     world = max(settings.min_ranks, slots - settings.spares)
-    return dataclasses.replace(settings, world=world, shards=max(settings.shards, world))
+    return dataclasses.replace(settings, world=world, max_world=0, shards=max(settings.shards, world))
 
 
 # ---- what is told ------------------------------------------------------------------------------------------------------------------------

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fleet.cli.config import RUNS, Storage
+from fleet.cli.set_ import Address, Name, have
 from fleet.errors import ConfigError
 
 NOTICE = "30s"
@@ -19,11 +19,12 @@ def register(app: typer.Typer) -> None:
 
 
 def drain(
-    name: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name under --storage.")],
+    name: Name,
     node: Annotated[str, typer.Argument(metavar="NODE", help="Index of the node, or the first letters of Ray's id of it.")],
     notice: Annotated[str, typer.Option(help="How soon it will be taken away, e.g. 30s or 5m.")] = NOTICE,
     withdraw: Annotated[bool, typer.Option("--withdraw", help="It stays after all.")] = False,
     storage: Storage = RUNS,
+    address: Address = "",
 ) -> None:
     """Announce that NODE will be taken away from RUN while that goes on.
 
@@ -31,14 +32,9 @@ def drain(
     node goes.
     """
     from actors.messages import NoticeWanted
-    from fleet.app.plans import find_run
-    from fleet.cli.set_ import ask
 
     notice_s = None if withdraw else _notice_s(notice)
-    folder = find_run(name, Path(storage))
-    refused, way_out = ask(folder, NoticeWanted(node, notice_s, "fleet drain"))
-    if refused:
-        raise ConfigError("NODE", node, refused, way_out)
+    have(name, storage, address, NoticeWanted(node, notice_s, "fleet drain"), "NODE", node)
     print(f"node {node} stays" if notice_s is None else f"node {node} goes in {notice_s:g} s")
 
 

@@ -8,7 +8,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
@@ -66,6 +66,7 @@ def run(
     cpus_per_rank: Annotated[float | None, option("per_rank.cpus", "--cpus-per-rank")] = None,
     resources: Annotated[list[str] | None, option("per_rank.resources", "--resources")] = None,
     labels: Annotated[list[str] | None, option("per_rank.labels", "--labels")] = None,
+    max_world: Annotated[int | None, option("max_world", "--max-world")] = None,
     shards: Annotated[int | None, option("shards")] = None,
     min_ranks: Annotated[int | None, option("min_ranks")] = None,
     steps: Annotated[int | None, option("steps")] = None,
@@ -113,8 +114,7 @@ def run(
     expected = expects.parse_all(expect or [], twin and not plain)
     if plain:
         raise typer.Exit(_execute(cli_plain.plan_of(context), False, 0, Show(json_, html, port, verbose), expected, "", ""))
-    _check_arguments(arguments or [], repeat, changed_code)
-    found = cli_config.settings_of(context.params, Path())
+    found = _settings(context.params)
     root = _root(found.run.storage, address, detach, nodes, twin)
     name, resume, given_steps = _either(resume_or_start, name, resume, repeat, found.run.storage, root, steps or 0)
     if resume and _has_ended(resume, script, found.run.storage, root, given_steps):
@@ -126,13 +126,27 @@ def run(
     raise typer.Exit(_execute(plan, twin, twin_world, Show(json_, html, port, verbose), expected, address, working_dir))
 
 
+def resume(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name under --storage.")],
+) -> None:
+    """Go on with RUN from its newest durable checkpoint: it was paused or stopped, or has failed. Options are those of fleet run."""
+    alone = typer.Typer(add_completion=False)
+    register(alone)
+    command = typer.main.get_command(alone)
+    assert isinstance(command, typer.core.TyperGroup)
+    of_run = command.commands["run"]
+    with of_run.make_context("fleet run", ["--resume", name, *context.args]) as inner:
+        of_run.invoke(inner)
+
+
 def _check_plan(plan: RunPlan, twin_world: int, address: str, allow_chaos: bool) -> None:
     """What would be refused later, also of the twin."""
     from fleet.app import plans
     from fleet.cluster.gpus import gpus_for
 
     plans.check_chaos_allowed(address, allow_chaos, plan.chaos.on)
-    dataclasses.replace(plan.settings, world=twin_world or plan.settings.world, spares=0)
+    dataclasses.replace(plan.settings, world=twin_world or plan.settings.world, max_world=0, spares=0)
     if not address:
         gpus_for(plan.settings)
 
@@ -142,6 +156,12 @@ def _check_arguments(arguments: Sequence[str], repeat: str = "", changed_code: b
         raise ConfigError("--changed-code", "given", "it is about a run that is repeated", "Use it with --repeat RUN.")
     if arguments:
         raise ConfigError("ARGUMENTS", shlex.join(arguments), "a train function is given none", "Use --set key=value; or --plain.")
+
+
+def _settings(given: Mapping[str, Any]) -> Configuration:
+    """What the options come to. Raises ConfigError."""
+    _check_arguments(given["arguments"] or [], given["repeat"], given["changed_code"])
+    return cli_config.settings_of(given, Path())
 
 
 def _root(storage: str, address: str, detach: bool, nodes: int | None, twin: bool) -> Path:
@@ -444,5 +464,6 @@ def _saved_by_script(data: dict[str, Any]) -> str:
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
+    """Add the commands to ``app``."""
     app.command()(run)
+    app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(resume)

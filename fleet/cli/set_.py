@@ -1,70 +1,85 @@
-"""``fleet set``: change a setting of a run that goes on. The coordinator is asked directly; neither Ray nor torch is needed."""
+"""Commands that ask something of a run that goes on: ``fleet set``, ``resize`` and ``pause``."""
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fleet.cli.config import RUNS, Storage
-from fleet.errors import ConfigError, FleetError, LineRefused
+from fleet.errors import ConfigError
 
 if TYPE_CHECKING:
-    from actors.messages import NoticeWanted, SettingWanted
+    from actors.messages import Wanted
 
-ANSWER_S = 10.0
+Name = Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name under --storage.")]
+Address = Annotated[str, typer.Option(help="RUN is one of this Ray cluster: auto, or HOST:PORT; empty: it lies here.")]
+PAUSED = "paused by its user"
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add the commands."""
     app.command("set")(set_)
+    app.command()(resize)
+    app.command()(pause)
 
 
 def set_(
-    name: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name under --storage.")],
+    name: Name,
     pairs: Annotated[list[str], typer.Argument(metavar="KEY=VALUE", help="What to change; several are changed one after the other.")],
     storage: Storage = RUNS,
+    address: Address = "",
 ) -> None:
     """Change settings of RUN while it goes on. Each change is in its journal."""
     from actors.messages import SettingWanted
-    from fleet.app.plans import find_run
 
-    folder = find_run(name, Path(storage))
     for pair in pairs:
         key, sign, text = pair.partition("=")
         if not sign:
             raise ConfigError("KEY=VALUE", pair, "not of the form key=value")
-        refused, way_out = ask(folder, SettingWanted(key, text))
-        if refused:
-            raise ConfigError(key, text, refused, way_out)
+        have(name, storage, address, SettingWanted(key, text), key, text)
         print(f"{key} = {text}")
 
 
-def ask(folder: Path, wanted: SettingWanted | NoticeWanted) -> tuple[str, str]:
-    """Have the coordinator of the run in ``folder`` do what is wanted. Returns why it refuses, or "", and the way out.
+def resize(
+    name: Name,
+    world: Annotated[int, typer.Option(help="Ranks that train from now on: from min_ranks to the --max-world that the run began with.")],
+    storage: Storage = RUNS,
+    address: Address = "",
+) -> None:
+    """Have more or fewer ranks of RUN train, while it goes on.
 
-    Raises FleetError: nobody answers.
+    More are taken in at a step boundary, as soon as they are there. Fewer leave between two steps, and stand by: no step is lost, and the
+    result is the same.
     """
-    from actors.messages import DOWN, UP, SettingAnswer
-    from fleet.cluster import secret
-    from fleet.cluster.lines import Knock
-    from fleet.protocol.proof import ANSWERS_BYTES, Purpose
-    from fleet.protocol.wire import FrameBuffer, frame
-    from fleet.settings.live import ADDRESS_FILE
+    from actors.messages import SettingWanted
+    from fleet.settings.live import WORLD
 
-    try:
-        host, port = (folder / ADDRESS_FILE).read_text().rsplit(":", 1)
-        with socket.create_connection((host, int(port)), timeout=ANSWER_S) as line:
-            proof = Knock(line, Purpose.SETTING, secret.read(folder)).proof()
-            line.sendall(proof + frame(UP.encode(wanted)))
-            buffer, frames = FrameBuffer(ANSWERS_BYTES[Purpose.SETTING]), list[bytes]()
-            while not frames and (data := line.recv(65536)):
-                frames = buffer.feed(data)
-    except LineRefused as error:
-        raise FleetError(f"{folder.name}: who answers at {host}:{port} is not its coordinator, or another run's: {error}") from error
-    except OSError as error:
-        raise FleetError(f"{folder.name}: no coordinator answers, so the run does not go on ({error})") from error
-    answer = DOWN.decode(frames[0]) if frames else SettingAnswer("the coordinator hung up")
-    return str(answer.refused), str(answer.way_out)
+    have(name, storage, address, SettingWanted(WORLD, str(world)), "--world", world)
+    print(f"{name} is to have {world} ranks")
+
+
+def pause(name: Name, storage: Storage = RUNS, address: Address = "") -> None:
+    """Have RUN keep its last step and end, so that its machines are free. ``fleet run --resume RUN`` goes on from that step."""
+    from actors.messages import PauseWanted
+
+    have(name, storage, address, PauseWanted(PAUSED), "RUN", name)
+    there = f" --address {address}" if address else f" --storage {storage}" if storage != RUNS else ""
+    print(f"{name} keeps its last step and ends; fleet run --resume {name}{there} goes on from it")
+
+
+def have(name: str, storage: str, address: str, wanted: Wanted, field: str, value: object) -> None:
+    """Have the run do what is wanted. Raises ConfigError about ``field``: the run refuses it. Raises FleetError: nobody answers."""
+    if address:
+        from fleet.cli.attach import found
+
+        with found(name, address) as there:
+            answer = there.ask(wanted)
+    else:
+        from actors.asking import ask
+        from fleet.app.plans import find_run
+
+        answer = ask(find_run(name, Path(storage)), wanted)
+    if answer.refused:
+        raise ConfigError(field, value, answer.refused, answer.way_out)

@@ -71,7 +71,7 @@ from fleet.protocol.types import Member
 KEPT_BOUNDARIES = 8
 """Durable checkpoints that the ledger can follow a rollback to."""
 GAP_SAMPLES = 4_096
-BUDGET = "cost.budget_usd"
+BUDGET, WORLD = "cost.budget_usd", "world"
 END_NOISE_US = 100_000
 """Spans may end this much after the run, by hosts whose clocks are not quite aligned; the run then ends with the last of them."""
 FINISH_INDEX = NAMES.index("finish")
@@ -125,6 +125,9 @@ class LedgerFold:
         self.cost: dict[str, Any] = {}
         self.device = ""
         self.budget_usd: float | None = None
+        self.world = 0
+        self.resizes: list[tuple[int, int, int]] = []
+        """(ranks more, held until then, trained until then) of each change of the world, in microseconds."""
         self.rollbacks: list[Rollback] = []
         self.cover, self.histories = StepCover(), [(0, 0)]
         self.tally = Tally()
@@ -198,6 +201,7 @@ class LedgerFold:
         self.tally.started(int(_numbers(section(settings, "checkpoint"), "keep").get("keep", 1)))
         self.tariff, self.device = tariff(cost), str(cost.get("device") or "")
         self.budget_usd = cost.get("budget_usd")
+        self.world = record.world
         self.terms = Terms.said(said, record.world, record.spares)
         self.met = Met(_positive(section(said, "fault_rates")))
         self.last_us = start_us = to_us(record.at_s)
@@ -285,7 +289,7 @@ class LedgerFold:
 
     def _members(self, generation: int) -> int:
         assert self.started is not None
-        return self.book.members.get(generation, self.started.world)
+        return self.book.members.get(generation, self.world)
 
     def _enter(self, slot: SlotAccount, record: Spans) -> Spans:
         """Check that the record follows on what the slot has; a new incarnation fills the time before it."""
@@ -433,7 +437,7 @@ class LedgerFold:
     def _view_published(self, record: ViewPublished) -> None:
         assert self.started is not None
         self._seen(record)
-        self.book.published(record, self.started.world)
+        self.book.published(record, self.world)
         self.views_total += 1
         self.view_size = len(record.view.members)
         self.lineage = max(self.lineage, record.view.state.lineage)
@@ -498,6 +502,14 @@ class LedgerFold:
             self.copy_interval_s = told.interval_s
         elif isinstance(told, SettingTo) and told.key == BUDGET:
             self.budget_usd = told.value
+        elif isinstance(told, SettingTo) and told.key == WORLD:
+            self._resized(int(told.value), to_us(record.at_s))
+
+    def _resized(self, world: int, at_us: int) -> None:
+        """The run is to have another world from now on."""
+        held_us = at_us - self.stretches.start_us - self.stretches.down_us
+        self.resizes.append((world - self.world, held_us, self.stretches.trained_us(at_us, None)))
+        self.world = world
 
     def by_phase(self, level: str) -> dict[str, int]:
         return {phase: count for (of, phase), count in self._checkpoint_counts.items() if of == level}

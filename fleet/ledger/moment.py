@@ -47,8 +47,8 @@ def summary_of(ledger: LedgerFold, closed: LedgerFold, now_us: int) -> LedgerSum
         held_s=held_us / 1e6,
         down_s=stretches.down_us / 1e6,
         training_s=trained_us / 1e6,
-        world=started.world,
-        spares=started.spares,
+        world=ledger.world,
+        spares=len(ledger.slots) - ledger.world,
         shards=started.shards,
         categories=seconds(totals),
         slot_us=tuple(times.rows),
@@ -92,7 +92,7 @@ def summary_of(ledger: LedgerFold, closed: LedgerFold, now_us: int) -> LedgerSum
         cost=ledger.cost,
         store_bill=store_bill(ledger.cost, stored.byte_s(now_us / 1e6), stored.read_bytes),
         device=ledger.device,
-        ranks=sum(totals[:STEP_KINDS]) / closed.productive_us if closed.productive_us > 0 else float(started.world),
+        ranks=sum(totals[:STEP_KINDS]) / closed.productive_us if closed.productive_us > 0 else float(ledger.world),
         budget_usd=ledger.budget_usd,
         samples=trained_on(ledger.data, ledger.cover, ledger.histories, ledger.step, ledger.rolled_back_total),
     )
@@ -101,12 +101,14 @@ def summary_of(ledger: LedgerFold, closed: LedgerFold, now_us: int) -> LedgerSum
 def _goodputs(ledger: LedgerFold, step_us: int, held_us: int, trained_us: int, pending: list[int]) -> dict[str, Any]:
     """Shares of the time of which it is known where it went: of the world's slots, of all, while training, and of the wall time."""
     assert ledger.started is not None
-    world, waits_us = ledger.started.world, _of_the_world(ledger, pending)
+    waits_us = _of_the_world(ledger, pending)
+    world_held_us = ledger.world * held_us - sum(more * until_us for more, until_us, _ in ledger.resizes)
+    world_trained_us = ledger.world * trained_us - sum(more * until_us for more, _, until_us in ledger.resizes)
     return {
-        "goodput": _share(step_us, world * held_us - sum(waits_us)),
+        "goodput": _share(step_us, world_held_us - sum(waits_us)),
         "scheduling_goodput": _share(step_us, len(pending) * held_us - sum(pending)),
-        "training_goodput": _share(step_us, world * trained_us - sum(min(each, trained_us) for each in waits_us)),
-        "ettr": _share(ledger.productive_us, held_us - sum(waits_us) / world),
+        "training_goodput": _share(step_us, world_trained_us - sum(min(each, trained_us) for each in waits_us)),
+        "ettr": _share(ledger.productive_us, held_us - sum(waits_us) / ledger.world),
     }
 
 
@@ -152,4 +154,4 @@ def _of_the_world(ledger: LedgerFold, pending: list[int]) -> list[int]:
     assert ledger.started is not None
     seated = {member.slot for member in ledger.book.seated}
     others = sorted((each for slot, each in enumerate(pending) if slot not in seated), reverse=True)
-    return [pending[slot] for slot in seated] + others[: max(0, ledger.started.world - len(seated))]
+    return [pending[slot] for slot in seated] + others[: max(0, ledger.world - len(seated))]

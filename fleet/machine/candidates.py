@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from fleet.machine.roster import Rank, RankPhase
@@ -43,10 +43,17 @@ def situation(machine: MachineState, now_s: float) -> Situation:
         for rank in chosen
     )  # fmt: skip
     starting, settings = len(machine.roster.by_slot) - len(built), machine.settings
+    world = max(room(machine, going), _least(machine, seated))
     return Situation(
-        candidates, room(machine, going), settings.min_ranks, machine.since_s, starting, machine.checkpoints.newest_id,
+        candidates, world, settings.min_ranks, machine.since_s, starting, machine.checkpoints.newest_id,
         replicated=settings.optimizer_sharding == "none",
     )  # fmt: skip
+
+
+def _least(machine: MachineState, seated: Collection[Member]) -> int:
+    """How many ranks of a view that is to be smaller have to stay in it at first: the others have copies of what those that go hold."""
+    settings = machine.settings
+    return len(seated) - settings.optimizer_copies if machine.resized and settings.optimizer_sharding != "none" else 0
 
 
 def room(machine: MachineState, going: int) -> int:

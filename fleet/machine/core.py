@@ -15,7 +15,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from fleet.ledger import floor
-from fleet.machine import chronicle, departures, ending, evidence, leaving, nodes, proposals, ranks, remedies, replay, ticks, views
+from fleet.machine import (
+    chronicle,
+    departures,
+    ending,
+    evidence,
+    leaving,
+    nodes,
+    proposals,
+    ranks,
+    remedies,
+    replay,
+    resizing,
+    ticks,
+    views,
+)
 from fleet.machine.budget import Budget
 from fleet.machine.doubts import Doubts
 from fleet.machine.end import end, stop
@@ -255,6 +269,7 @@ def _while_running(machine: MachineState, now_s: float, ask: bool) -> None:
         return
     if ask:
         departures.tick(machine, view, now_s)
+        resizing.tick(machine, view, now_s)
     if ask and machine.phase == Phase.RUN and machine.proposal is None and machine.stopping is None:
         machine.out += machine.checkpoints.tick(view, now_s)
         machine.out += machine.progress.tick(machine.stragglers.steps_s, now_s)

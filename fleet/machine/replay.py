@@ -58,6 +58,7 @@ def rebuild(machine: MachineState, records: Iterable[Record], now_s: float) -> f
 
 
 def _apply(machine: MachineState, record: Record) -> None:
+    machine.budget.note(record)
     match record:
         case ProcessUp(member=member, process=process, token=token):
             machine.roster.grant(member.slot, member.incarnation)
@@ -90,7 +91,6 @@ def _apply(machine: MachineState, record: Record) -> None:
         case DecisionMade(policy="corruption"):
             replay(machine, record)
         case DecisionMade():
-            machine.budget.note(record)
             machine.stragglers.replay(record)
             machine.progress.replay(record)
             machine.checkpoints.replay(record)

@@ -127,6 +127,7 @@ class MachineState:
     stopping: tuple[EndWhy, str, float] | None = None
     stuck_at: StateId | None = None
     in_person: bool = False
+    resized: bool = False
     grace_until_s: float | None = None
     since_s: float = 0.0
     ticked_s: float = 0.0

@@ -11,6 +11,9 @@ from fleet.settings.run import RunSettings
 LIVE = {key.name: key for key in keys(RunSettings).values() if key.live}
 """By name. What defines the result, or the processes that run, is fixed for a run's life."""
 
+WORLD = "world"
+"""It may change up to ``max_world``; see ``fleet resize``."""
+
 ADDRESS_FILE = "coordinator"
 """In the run's folder: ``host:port`` at which its coordinator listens, while the run goes on."""
 
@@ -30,5 +33,10 @@ def changed(settings: RunSettings, key: str, value: float) -> RunSettings:
         if not value > 0:
             raise ConfigError(key, value, "must be greater than 0 s")
         return dataclasses.replace(settings, checkpoint=dataclasses.replace(settings.checkpoint, policy="fixed", interval_s=value))
+    if key == WORLD:
+        if value < settings.world and settings.optimizer_sharding != "none" and not settings.optimizer_copies:
+            reason = "who leaves would take its part of the optimizer's state along: there is no copy of it"
+            raise ConfigError(key, value, reason, "Use --optimizer-copies 1 or more, or fleet pause and resume with another --world.")
+        return dataclasses.replace(settings, world=int(value), max_world=settings.most)
     inner = dataclasses.replace(getattr(settings, group), **{name: LIVE[key].kind(value)})
     return dataclasses.replace(settings, **{group: inner})

@@ -204,7 +204,8 @@ class VerifySettings:
 class RunSettings:
     """Everything that defines a run, but for the train function and chaos."""
 
-    world: int = setting(4, "Ranks that train.")
+    world: int = setting(4, "Ranks that train.", live=True)
+    max_world: int = setting(0, "Up to so many ranks fleet resize may have train; their slots are held all the time. 0: world.")
     spares: int = setting(0, "Ranks that stand by.")
     nodes: int = setting(2, "Worker nodes of the local cluster.")
     shards: int = setting(16, "Batch shards of each step; fixed for the whole run.")
@@ -243,7 +244,13 @@ class RunSettings:
 
     @property
     def slots(self) -> int:
-        return self.world + self.spares
+        """Of ranks and spares. It is the same whatever the world is now."""
+        return self.most + self.spares
+
+    @property
+    def most(self) -> int:
+        """The largest world that the run may have."""
+        return self.max_world or self.world
 
     def __post_init__(self) -> None:
         self._at_least("world", 1)
@@ -253,9 +260,12 @@ class RunSettings:
         self._at_least("min_ranks", 1)
         self._at_least("peer_copies", 0)
         self._at_least("steps", 0)
-        if self.shards < self.world:
+        if self.max_world and self.world > self.max_world:
+            reason = f"more than max_world = {self.max_world}, which is fixed when a run begins"
+            raise ConfigError("world", self.world, reason, f"Choose {self.min_ranks} to {self.max_world} ranks, or begin with --max-world.")
+        if self.shards < self.most:
             raise ConfigError(
-                "shards", self.shards, f"fewer batch shards than ranks ({self.world}): some ranks would have nothing to compute",
+                "shards", self.shards, f"fewer batch shards than ranks ({self.most}): some ranks would have nothing to compute",
                 "Set shards to a multiple of the largest world size you want.",
             )  # fmt: skip
         if self.min_ranks > self.world:

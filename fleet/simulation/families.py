@@ -54,6 +54,17 @@ def notices_plan(seed: int, *, sharded: bool = False) -> Plan:
     return with_troubles(plan, (*others, *told))
 
 
+def resizes_plan(seed: int, *, sharded: bool = False) -> Plan:
+    """The world is made larger and smaller while the run goes on, within what it was begun with."""
+    rng, plan = stream(seed, "resizes plan"), random_plan(seed, sharded=sharded)
+    most = min(plan.settings.shards, plan.settings.world + rng.choice((0, 1, 1, 2)))
+    plan = replace(plan, settings=replace(plan.settings, max_world=most))
+    plan, others = _on_nodes(plan, rng, rng.choice((1, 2, 2, 3)))
+    others = [trouble for trouble in others if trouble.kind != "partition"]  # its host answers: a rank alone in its view would step on
+    sizes = [rng.randint(plan.settings.min_ranks, most) for _ in range(rng.choice((1, 2, 3, 4)))]
+    return with_troubles(plan, (*others, *(Trouble(kind="resize", at_s=rng.uniform(0.5, 8.0), world=size) for size in sizes)))
+
+
 def _notice(plan: Plan, rng: random.Random) -> Trouble:
     lasts_s = rng.choice((rng.uniform(0.1, 2.0), rng.uniform(2.0, 6.0), rng.uniform(6.0, 15.0)))
     trouble = Trouble(kind="notice", node=rng.randrange(plan.settings.nodes), duration_s=lasts_s, withdrawn=rng.random() < 0.2)

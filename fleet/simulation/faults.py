@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from fleet.protocol.events import FaultReported, NodeLeaves, NodeSilent, NodeStays, StopRequested
+from fleet.errors import ConfigError
+from fleet.protocol.events import FaultReported, NodeLeaves, NodeSilent, NodeStays, SettingChanged, StopRequested
 from fleet.protocol.types import Fault
+from fleet.settings.live import WORLD, changed
 from fleet.simulation.links import HEAD, STORE
 from fleet.simulation.model import POISON
 from fleet.simulation.nodes import BEAT_S, CALLS_AGAIN_S, SimNode
@@ -100,6 +102,8 @@ class Faults:
                 self._node(trouble)
             case "notice":
                 self._announce(trouble, world.clock.now_s + trouble.duration_s)
+            case "resize":
+                self._resize(trouble.world)
             case "cut":
                 self._cut(trouble)
             case "one_way" | "flap" | "isolate_rank" | "bad_link":
@@ -175,6 +179,18 @@ class Faults:
             node.lose(0.0)
             world.submit(NodeSilent(node.name, world.clock.now_s))
             world.clock.after(REBOOT_S, world.add_node)
+
+    def _resize(self, size: int) -> None:
+        """As a live coordinator does: what must not be is refused, and while there is none nobody answers."""
+        coordinator = self.world.coordinator
+        if coordinator is None:
+            return
+        try:
+            changed(coordinator.machine.state.settings, WORLD, size)
+        except ConfigError as error:
+            self.world.note("refused", error.reason)
+        else:
+            self.world.submit(SettingChanged(WORLD, float(size)))
 
     def _cut(self, trouble: Trouble) -> None:
         """Links between the trouble's nodes and the other nodes, and between the coordinator and those that are not on its side."""

@@ -209,6 +209,7 @@ class SimNode(Stoppable):
         ranks = list(self.ranks.values())
         for rank in ranks:
             self.world.clock.after(linger_s, lambda rank=rank: rank.die("its node was lost"))  # type: ignore[misc]
+            self.world.clock.after(self.world.settings.timeouts.hangup_s, lambda rank=rank: rank.alone())  # type: ignore[misc]
             self.world.train.forget(rank.protocol.slot, rank)
 
     def come_back(self) -> None:

@@ -46,7 +46,7 @@ class Trouble:
     Of links, too: one_way (what ``nodes`` send is held up, or what they are sent), flap (cut for a second of every two), isolate_rank
     (the victim's process from all other hosts), bad_link (messages of ``nodes`` are late, or lose packets). Of the store: store_gone
     (nothing gets there), store_refuses (it gives nothing, either), store_slow. Of those who keep a run going: stop_coordinator, stop_agent
-    (they stand still), kill_agent (with its ranks).
+    (they stand still), kill_agent (with its ranks). On purpose: resize (to ``world`` ranks).
 
     Args:
         slot: the victim; None at a point: whoever comes there first.
@@ -81,6 +81,7 @@ class Trouble:
     after: int = 0
     stale: int = 0
     withdrawn: bool = False
+    world: int = 0
     heard: bool = False
     times: int = 1
     severity: float = 1.0

@@ -11,7 +11,7 @@ from typing import Any
 from fleet.errors import Fenced, FleetError, GroupLost, RunOver
 from fleet.protocol.choreography import Choreography, Moves
 from fleet.protocol.events import Event, Raised
-from fleet.protocol.instructions import Instruction
+from fleet.protocol.instructions import Instruction, Park
 from fleet.protocol.lease import Lease
 from fleet.protocol.member import MemberProtocol
 from fleet.protocol.moves import Awaited, Drop, Form, Move, Parting, Settle, Wait, Wake
@@ -137,6 +137,11 @@ class SimRank:
 
     def receive(self, message: Instruction) -> None:
         self.gate(lambda: self._take(message))
+
+    def alone(self) -> None:
+        """Its agent is gone: as a live rank does, it leaves its view by itself."""
+        if self.alive and self.named:
+            self.receive(Park((self.member,), self.protocol.generation))
 
     def _take(self, message: Instruction) -> None:
         self.choreography.hear(message)

@@ -118,7 +118,7 @@ class World:
 
     def _start(self) -> None:
         settings = self.settings
-        self.append(RunStarted(VERSION, "simulated", 0.0, 0.0, settings.world, settings.spares, settings.shards, ""))
+        self.append(RunStarted(VERSION, "simulated", 0.0, 0.0, settings.world, settings.slots - settings.world, settings.shards, ""))
         for _ in range(settings.nodes):
             self.add_node()
         self._raise_coordinator(self.make_machine())

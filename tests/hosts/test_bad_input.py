@@ -116,6 +116,16 @@ def test_too_few_slots_and_a_name_that_is_taken(shell: Shell) -> None:
             shell.head.run(["sh", "-c", f"rm -rf {FOLDER}/runs; mv {FOLDER}/elsewhere {FOLDER}/runs"])
 
 
+def test_resources_and_labels_that_no_node_has(shell: Shell) -> None:
+    worker = shell.cluster.workers[0]
+    rack = f"rack=rack-{worker.hostname}"
+    refusal(shell.run("gpus", "--gpus-per-rank", "1"), "--world and --spares", "room for 0 ranks", "1 GPU", "no node has such resources")
+    few = refusal(shell.run("one", "--labels", rack, world=3, spares=0), "room for 2 ranks", f"where {rack}", f"{worker.address}: 2 of 2")
+    assert not [other for other in shell.cluster.workers[1:] if other.address in few]
+    refusal(shell.run("nowhere", "--labels", "rack=r9"), "per_rank.labels", "rack=r9", f"of rack they have a, rack-{worker.hostname}")
+    refusal(shell.run("rail", "--labels", "rail=!a", "--labels", "rail=b"), "per_rank.labels", "has a condition already")
+
+
 def test_a_store_that_one_node_cannot_use(shell: Shell) -> None:
     poor = shell.cluster.workers[1]
     shell.store.banish(poor)

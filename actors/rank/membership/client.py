@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import select
 import socket
@@ -15,11 +17,13 @@ from fleet.cluster.refusals import told
 from fleet.cluster.scheduling import be_prompt
 from fleet.errors import Fenced
 from fleet.protocol.events import EVENTS, Event
-from fleet.protocol.instructions import INSTRUCTIONS, Inspect, Instruction
+from fleet.protocol.instructions import INSTRUCTIONS, Inspect, Instruction, Park
 from fleet.protocol.member import MemberProtocol
 from fleet.protocol.operations import Operation
-from fleet.protocol.types import Process
+from fleet.protocol.types import Member, Process
 from fleet.protocol.wire import FrameBuffer, connect_unix, frame
+
+log = logging.getLogger("fleet.rank.membership")
 
 BEAT_S = 0.25
 RECONNECT_S = 0.05
@@ -32,9 +36,14 @@ class Client:
     ``lock`` guards ``protocol``; ``changed`` is notified whenever a message arrived. ``on_messages``, ``on_operation``, ``on_inspect`` and
     ``on_beat``, several times a second, are called from the listening thread, the first under the lock: it gives them to the protocol.
     ``on_rehearsal`` from the loop, when one begins and when it is over.
+
+    A rank whose agent has hung up, and is not back within ``hangup_s``, leaves its view by itself: it is given up with its node, and
+    another history may begin. Where it is alone in its view nothing else would hold it up.
     """
 
-    def __init__(self, slot: int, token: str, node: str, agent_path: str, store: str, recorder: Recorder) -> None:
+    def __init__(
+        self, slot: int, token: str, node: str, agent_path: str, store: str, recorder: Recorder, hangup_s: float = math.inf
+    ) -> None:  # fmt: skip
         pid = os.getpid()
         self.protocol = MemberProtocol(slot, token, Process(node, pid, start_ticks(pid)), store)
         self.lock = threading.RLock()
@@ -46,6 +55,7 @@ class Client:
         self.on_rehearsal: Callable[[bool], None] = lambda begins: None
         self._agent_path, self._recorder = agent_path, recorder
         self._stream: socket.socket | None = None
+        self._hangup_s, self._alone_since_s = hangup_s, math.inf
         self._closing = False
         self._said_s = 0.0
         self._thread = threading.Thread(target=self._listen, name="fleet-membership", daemon=True)
@@ -97,9 +107,22 @@ class Client:
             self._recorder.beat()
             stream = self._connected()
             if stream is None:
+                self._look_alone(time.monotonic())
                 time.sleep(RECONNECT_S)
                 continue
             self._serve(stream)
+            self._alone_since_s = time.monotonic()
+
+    def _look_alone(self, now_s: float) -> None:
+        """Leave the view once the agent has been away for too long."""
+        if now_s - self._alone_since_s <= self._hangup_s:
+            return
+        self._alone_since_s = math.inf
+        with self.lock:
+            if (member := self.protocol.incarnation) is not None and self.protocol.released is None:
+                log.warning("this rank's agent is gone: it leaves generation %d", self.protocol.generation)
+                self.on_messages([Park((Member(self.protocol.slot, member),), self.protocol.generation)])
+                self.changed.notify_all()
 
     def _connected(self) -> socket.socket | None:
         try:
