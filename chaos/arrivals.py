@@ -23,7 +23,7 @@ from fleet.errors import ConfigError
 from fleet.laws.reliability import weibull_scale_s
 from fleet.planning.traces.trace import Row, as_text, read_trace
 from fleet.protocol.fault_kinds import KINDS, Cost, FaultKind, Place, kind_of
-from fleet.protocol.fault_parameters import DURATION, SEVERITY
+from fleet.protocol.fault_parameters import DURATION, NOTICE, SEVERITY
 from fleet.protocol.types import Fault
 from fleet.simulation.rng import stream
 
@@ -156,13 +156,14 @@ class _Aim:
         assumed = ASSUMPTIONS.get(component.name)
         kind = kind_of(component.kind)
         self._only_nodes = kind.strikes == (Place.NODE,)
+        self._notice_s = NOTICE.default if kind.announced else 0.0
         self._mean_s = (assumed.duration_s / factor if mean_s is None else mean_s) if assumed and kind.lasts else 0.0
         self._severity = (assumed.severity if severity is None else severity) if assumed and SEVERITY in kind.parameters else 1.0
 
     def fault(self, number: int, at_s: float) -> Fault:
         on_node = self._only_nodes or self._component.per_unit_share
         place = self._target.randrange(self._nodes if on_node else self._world)
-        duration_s = self._length.expovariate(1.0 / self._mean_s) if self._mean_s else 0.0
+        duration_s = self._length.expovariate(1.0 / self._mean_s) if self._mean_s else self._notice_s
         return Fault(
             id=f"{self._component.name}-{number:04d}",
             at_s=at_s,

@@ -14,8 +14,8 @@ from chaos.arrivals import burst_of
 from fleet.protocol.domains import place_of
 from fleet.protocol.events import FaultReported
 from fleet.protocol.fault_kinds import BY_HAND, KNOWN_S, Cost, FaultKind, Heal, Performer, Place, drawn, kind_of
+from fleet.protocol.operations import ANNOUNCE, HEAL, START, WITHDRAW, Operation, operation
 from fleet.protocol.operations import HEAD as HEAD_NODE
-from fleet.protocol.operations import HEAL, START, Operation, operation
 from fleet.protocol.operations import STORE as STORE_NODE
 from fleet.protocol.types import Fault, Member, Process
 
@@ -109,6 +109,7 @@ class Conductor:
         self._min_ranks, self._repair_s, self._max_nodes_down, self._lose_all = min_ranks, repair_s, max_nodes_down, lose_all
         self._sharded = sharded
         self._open: dict[str, _Open] = {}
+        self._announced: dict[str, _Open] = {}
         self._gone: set[Member] = set()
         self._down: set[str] = set()
         self._place: dict[int, int] = {}
@@ -136,7 +137,7 @@ class Conductor:
         """When there is something to do next; infinity when nothing is left."""
         if self._heal_now:
             return -math.inf
-        times = [opened.until_s for opened in self._open.values()]
+        times = [opened.until_s for opened in (*self._open.values(), *self._announced.values())]
         if self._ahead:
             times.append(self._ahead[-1].at_s)
         return min(times, default=float("inf"))
@@ -146,6 +147,7 @@ class Conductor:
         self._settle(world)
         over = [opened for opened in self._open.values() if opened.until_s <= now_s or (self._heal_now and _can_be_healed(opened.fault))]
         actions, self._heal_now = [self._heal(opened, now_s, world) for opened in over], False
+        actions += [self._carry_out(told, now_s, world) for told in list(self._announced.values()) if told.until_s <= now_s]
         while self._ahead and self._ahead[-1].at_s <= now_s:
             actions.append(self._strike(self._ahead.pop(), now_s, world))
         return actions
@@ -162,6 +164,7 @@ class Conductor:
     def _heal_all(self, now_s: float, world: ChaosView, why: str, *, over: bool) -> list[Action]:
         self._settle(world)
         actions = [self._heal(opened, now_s, world, over=over) for opened in list(self._open.values())]
+        actions += [self._withdraw(told, now_s, why, over) for told in list(self._announced.values())]
         while self._ahead:
             actions.append(_suppressed(self._ahead.pop(), now_s, why))
         return actions
@@ -176,7 +179,7 @@ class Conductor:
         if not refused:
             return report
         detail = "; ".join(refused)
-        if report.phase == "executed" and len(refused) == len(answers):
+        if report.phase in ("announced", "executed") and len(refused) == len(answers):
             self._forget(report)
             return replace(report, phase="suppressed", detail=f"refused: {detail}")
         return replace(report, detail=f"{report.detail}; in part refused: {detail}".lstrip("; "))
@@ -254,8 +257,26 @@ class Conductor:
         if why is not None:
             return _suppressed(fault, now_s, why)
         members = tuple(target.member for target in targets)
+        if kind.announced and fault.id not in self._announced:
+            self._announced[fault.id] = _Open(fault, members, now_s + fault.duration_s, hit)
+            return Action(FaultReported(fault, "announced", now_s, members), _orders(fault, kind, ANNOUNCE, hit, world))
         self._opened(fault, members, now_s, hit)
         return Action(FaultReported(fault, "executed", now_s, members), _orders(fault, kind, START, hit, world))
+
+    def _carry_out(self, told: _Open, now_s: float, world: ChaosView) -> Action:
+        """What was announced strikes now, if it may still."""
+        action = self._strike(told.fault, now_s, world)
+        del self._announced[told.fault.id]
+        return action if action.operations else self._taken_back(told, action.report)
+
+    def _withdraw(self, told: _Open, now_s: float, why: str, over: bool) -> Action:
+        del self._announced[told.fault.id]
+        report = FaultReported(told.fault, "suppressed", now_s, (), why)
+        return Action(report) if over else self._taken_back(told, report)
+
+    def _taken_back(self, told: _Open, report: FaultReported) -> Action:
+        """The run is told that it does not come after all."""
+        return Action(report, tuple(operation(told.fault, WITHDRAW, node=node) for node in told.nodes))
 
     def _no_room(self, fault: Fault, hit: tuple[int, ...], world: ChaosView) -> str | None:
         """Nodes of one burst count as one, as those of a rack do."""
@@ -334,6 +355,7 @@ class Conductor:
         """The world refused the fault: it did not happen."""
         self._gone.difference_update(report.members)
         self._open.pop(report.fault.id, None)
+        self._announced.pop(report.fault.id, None)
         self._down.discard(report.fault.id)
 
     def _heal(self, opened: _Open, now_s: float, world: ChaosView, *, over: bool = False) -> Action:

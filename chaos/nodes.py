@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from fleet.protocol.operations import HEAL, START, Acts, Operation, perform
+from typing import Protocol
+
+from fleet.protocol.operations import ANNOUNCE, HEAL, START, WITHDRAW, Acts, Operation, perform
 from fleet.protocol.ports import NodePort
+
+
+class RunNodes(NodePort, Protocol):
+    """The nodes of a run, which can be told that one of them will be taken away."""
+
+    def announce(self, index: int, notice_s: float | None) -> str | None:
+        """Node ``index`` goes in ``notice_s``; None: it stays after all. Returns why nobody could be told, or None."""
+        ...
 
 
 class ClusterNodes:
     """Carries out what is done to the nodes of a cluster."""
 
-    def __init__(self, cluster: NodePort) -> None:
+    def __init__(self, cluster: RunNodes) -> None:
         self._cluster = cluster
 
     def operate(self, order: Operation) -> str | None:
@@ -17,18 +27,30 @@ class ClusterNodes:
         return perform(ACTS, self._cluster, order)
 
 
-def _bring_back(cluster: NodePort, order: Operation) -> None:
+def _bring_back(cluster: RunNodes, order: Operation) -> None:
     """As a new node, whose index the launcher chooses."""
     cluster.add()
 
 
-def _lose(cluster: NodePort, order: Operation) -> str | None:
+def _lose(cluster: RunNodes, order: Operation) -> str | None:
     return cluster.lose(order.node) if order.node is not None else "no node is named"
+
+
+def _announce(cluster: RunNodes, order: Operation) -> str | None:
+    return cluster.announce(order.node, order.duration_s) if order.node is not None else "no node is named"
+
+
+def _withdraw(cluster: RunNodes, order: Operation) -> str | None:
+    return cluster.announce(order.node, None) if order.node is not None else "no node is named"
 
 
 ACTS: Acts = {
     ("lose_node", START): _lose,
     ("lose_node", HEAL): _bring_back,
+    ("maintenance", ANNOUNCE): _announce,
+    ("maintenance", WITHDRAW): _withdraw,
+    ("maintenance", START): _lose,
+    ("maintenance", HEAL): _bring_back,
     ("rack", START): _lose,
     ("rack", HEAL): _bring_back,
 }

@@ -32,6 +32,7 @@ COLOURS = {
     "detect": "#c777a9",
     "reform": "#e69f00",
     "provision": "#6a7279",
+    "maintenance": "#004477",
     "restore": "#56b4e9",
     "checkpoint_stall": "#0072b2",
     "init": "#f0e442",

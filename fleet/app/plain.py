@@ -220,3 +220,7 @@ class _Lost:
 
     def alive(self) -> list[int]:
         return list(self._run.nodes.up())
+
+    def announce(self, index: int, notice_s: float | None) -> str | None:
+        """Nobody in such a job hears it: its node goes all the same."""
+        return None

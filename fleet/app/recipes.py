@@ -493,6 +493,13 @@ class _Nodes:
     def alive(self) -> list[int]:
         return list(self._run.cluster.alive())
 
+    def announce(self, index: int, notice_s: float | None) -> str | None:
+        name = self._run.name_of(index)
+        if not name:
+            return f"node {index} has no agent"
+        ray.get(self._run.coordinator.announce.remote(name, notice_s, "maintenance, as chaos has it"), timeout=ANSWER_S)
+        return None
+
 
 def level_rates(plan: RunPlan) -> LevelRates:
     """Rates of the faults that need the durable checkpoint, and of those that need copies in memory, before the run has met any.

@@ -19,6 +19,7 @@ MEANINGS: Mapping[str, str] = {
     "detect": "A process is lost and nobody knows yet: from its last sign of life until it is declared lost.",
     "reform": "Ranks leave one view and meet in the next one.",
     "provision": "The slot is empty: no process fills it yet, at the start or after a loss.",
+    "maintenance": "The slot is empty: its node was taken away, as was announced before, and no other process fills it yet.",
     "init": "A process starts: imports, model and first connection, until it is ready for its first view.",
     "verify": "Ranks compare their states, or compute a shard again, to find corruption.",
     "idle_spare": "A spare is up and waits until a rank is lost.",

@@ -22,7 +22,7 @@ DATA, STORAGE, SCHEDULING, MEMBERSHIP, JOURNAL = "data", "storage", "scheduling"
 LAYER_OF: Mapping[str, str] = {
     "straggler_wait": COMPUTE, "verify": COMPUTE, "losses": COMPUTE, "exposed_comm": COMMUNICATION, "restore": COMMUNICATION,
     "data_wait": DATA, "checkpoint_stall": STORAGE, "rework": STORAGE, "finish": STORAGE, "provision": SCHEDULING, "idle_spare": SCHEDULING,
-    "init": SCHEDULING, "detect": MEMBERSHIP, "reform": MEMBERSHIP, "other": JOURNAL,
+    "maintenance": SCHEDULING, "init": SCHEDULING, "detect": MEMBERSHIP, "reform": MEMBERSHIP, "other": JOURNAL,
 }  # fmt: skip
 """Metric -> the layer of the system whose cost it is."""
 TERM_NAMES = {"T_compute": "computing", "T_comm": "communication that nothing hides", "T_sync": "coordination"}
@@ -229,8 +229,8 @@ def _cold(summary: LedgerSummary) -> Finding:
 
 
 def _empty(summary: LedgerSummary) -> Finding:
-    empty_s = summary.categories["provision"] - summary.cold_provision_s
-    evidence = [_spent(summary, "provision", empty_s), *_by_fault(summary, "provision")]
+    empty_s = summary.categories["provision"] + summary.categories["maintenance"] - summary.cold_provision_s
+    evidence = [_spent(summary, "provision", empty_s), *_by_fault(summary, "provision"), *_by_fault(summary, "maintenance")]
     idle = _share(summary, "idle_spare")
     evidence.append(
         f"{summary.spares} spares stood by, idle for {idle:.1%} of all rank-seconds." if summary.spares else "There was no spare."

@@ -25,7 +25,6 @@ from fleet.ledger.slots import (
     MAX_COMMITS,
     NAMES,
     OTHER_INDEX,
-    PROVISION,
     REWORK,
     Abandoned,
     Commit,
@@ -37,6 +36,7 @@ from fleet.ledger.stretches import Stretches
 from fleet.ledger.summary import Rollback
 from fleet.ledger.tallies import Tally
 from fleet.ledger.timeline import Timeline
+from fleet.protocol.causes import TakenAway
 from fleet.protocol.decisions import Interval, SettingTo
 from fleet.protocol.levels import PEERS, STORE
 from fleet.protocol.records import (
@@ -323,15 +323,16 @@ class LedgerFold:
 
     def _vacant(self, slot: SlotAccount, end_us: int) -> None:
         """The slot was empty until ``end_us``."""
-        start_us, duration = slot.cursor_us, slot.fill(end_us, PROVISION)
+        category = slot.vacant
+        start_us, duration = slot.cursor_us, slot.fill(end_us, category)
         if not duration:
             return
         if slot.cold:
             self.cold_us += duration
         if slot.incarnation >= 0:
-            self.book.charge(PROVISION, duration, (f"outage-{len(self.stretches.gaps)}" if slot.stopped else str(slot.member),))
+            self.book.charge(category, duration, (f"outage-{len(self.stretches.gaps)}" if slot.stopped else str(slot.member),))
         if self.timeline is not None:
-            self.timeline.paint(slot.slot, start_us, duration, PROVISION)
+            self.timeline.paint(slot.slot, start_us, duration, category)
 
     def _hole(self, slot: SlotAccount, end_us: int) -> None:
         """Time between a process's last span and its death that nobody recorded."""
@@ -426,7 +427,7 @@ class LedgerFold:
             self._trained(record.at_s)
             self.met.lost(record)
         if record.member.incarnation == slot.incarnation:
-            slot.lost_us = to_us(record.at_s)
+            slot.lost_us, slot.away = to_us(record.at_s), isinstance(record.cause, TakenAway)
         if self.timeline is not None:
             self.timeline.mark(record.at_s, "loss", f"{record.member} lost: {record.cause}", record.member.slot)
 

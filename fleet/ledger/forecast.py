@@ -170,7 +170,7 @@ class Times:
         if over:
             self.restore.add(cost["restore"] / lost)
         for mean in (self.refill, self.by_kind.setdefault(kind, Mean(0.0))):
-            mean.add(cost["provision"] + item.init_s + cost["restore"], lost if over else 0)
+            mean.add(cost["provision"] + cost["maintenance"] + item.init_s + cost["restore"], lost if over else 0)
 
 
 # ---- one cost a kind ---------------------------------------------------------------------------------------------------------------------
@@ -340,7 +340,7 @@ def _slot(member: str) -> str:
 
 def _slot_s(item: Any) -> float:
     """How long each of its slots was without a rank that trains."""
-    total: float = item.cost["provision"] + item.init_s + item.cost["restore"]
+    total: float = item.cost["provision"] + item.cost["maintenance"] + item.init_s + item.cost["restore"]
     return total / len(item.members)
 
 

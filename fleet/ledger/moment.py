@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from fleet.ledger.fold import LedgerFold
 from fleet.ledger.incidents import incidents, seconds
 from fleet.ledger.samples import trained_on
-from fleet.ledger.slots import NAMES, OTHER_INDEX, PROVISION, STEP_KINDS
+from fleet.ledger.slots import NAMES, OTHER_INDEX, STEP_KINDS
 from fleet.ledger.stored import store_bill
 from fleet.ledger.summary import LawTerms, LedgerSummary
 from fleet.protocol.levels import PEERS, STORE
@@ -142,7 +142,7 @@ def _slot_times(ledger: LedgerFold, now_us: int) -> Times:
         us, vacant_us = tuple(slot.us), 0
         if slot.empty:
             vacant_us = max(0, now_us - max(slot.cursor_us, slot.lost_us or 0))
-            us = (*us[:PROVISION], us[PROVISION] + vacant_us, *us[PROVISION + 1 :])
+            us = (*us[: slot.vacant], us[slot.vacant] + vacant_us, *us[slot.vacant + 1 :])
             cold_us += vacant_us if slot.cold else 0
         pending[slot.slot] += now_us - slot.cursor_us - vacant_us + sum(duration for _, duration, _ in slot.attempt)
         rows.append(us)

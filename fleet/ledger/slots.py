@@ -35,7 +35,7 @@ if CODES[:STEP_KINDS] != COMPUTE + COMM + STRAGGLER + DATA:
     raise AssertionError(f"the ledger counts on the codes of a step being the first of CATEGORIES, they are {CODES}")
 COMMIT_INDEX, ABANDON_INDEX, HOLD_INDEX = len(CODES), len(CODES) + 1, len(CODES) + 2
 INDEX = {code: index for index, code in enumerate(CODES + COMMIT + ABANDON + HOLD)}
-REWORK, DETECT, PROVISION = INDEX["R"], INDEX["D"], INDEX["P"]
+REWORK, DETECT, PROVISION, MAINTENANCE = INDEX["R"], INDEX["D"], INDEX["P"], INDEX["M"]
 OTHER_INDEX = INDEX[OTHER]
 WAITED = frozenset((INDEX[COMM], INDEX[STRAGGLER]))
 CHARGED = frozenset((INDEX[RESTORE], INDEX[REFORM], INDEX[INIT]))
@@ -115,6 +115,7 @@ class SlotAccount:
 
     __slots__ = (
         "attempt",
+        "away",
         "commits",
         "cursor_us",
         "generation",
@@ -136,6 +137,7 @@ class SlotAccount:
         self.incarnation = self.generation = self.lineage = -1
         self.stepped = -2  # not even in generation -1, that of a process without a view
         self.lost_us: int | None = None
+        self.away = False  # its process left with a node that was taken away, and it has no other since
         self.stopped = False  # its process ended with the cluster, and it has no other since
         self.attempt: list[Piece] = []
         self.commits: list[Commit] = []
@@ -145,6 +147,11 @@ class SlotAccount:
     @property
     def member(self) -> Member:
         return Member(self.slot, self.incarnation)
+
+    @property
+    def vacant(self) -> int:
+        """The category of time in which it is empty."""
+        return MAINTENANCE if self.away else PROVISION
 
     @property
     def empty(self) -> bool:
@@ -162,7 +169,7 @@ class SlotAccount:
 
     def seat(self, incarnation: int, lost_us: int | None) -> None:
         """The next process is in the slot; ``lost_us``: when it is known to have been lost."""
-        self.incarnation, self.lost_us, self.stopped = incarnation, lost_us, False
+        self.incarnation, self.lost_us, self.stopped, self.away = incarnation, lost_us, False, False
 
     def stop(self, gone_us: int, back_us: int) -> None:
         """The run was stopped, and nobody held the slot between these times."""

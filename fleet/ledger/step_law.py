@@ -18,7 +18,7 @@ OF_CATEGORY: Mapping[str, str] = {
     "exposed_comm": COMMUNICATION,
 } | dict.fromkeys(
     (
-        *("straggler_wait", "data_wait", "rework", "checkpoint_stall", "restore", "detect", "reform", "provision", "init"),
+        *("straggler_wait", "data_wait", "rework", "checkpoint_stall", "restore", "detect", "reform", "provision", "maintenance", "init"),
         *("idle_spare", "finish", "other"),
     ),
     COORDINATION,

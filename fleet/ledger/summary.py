@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-COST_NAMES = ("detect", "reform", "provision", "restore", "rework")
+COST_NAMES = ("detect", "reform", "provision", "maintenance", "restore", "rework")
 """Categories that make up the cost of a fault. The ``init`` of replacements is shown beside it."""
 STEP_NAMES = ("compute", "exposed_comm", "straggler_wait", "data_wait")
 

@@ -336,7 +336,7 @@ class CheckpointFailed:
 
 @dataclass(frozen=True, slots=True)
 class FaultReported:
-    """``phase``: planned, aimed, executed, suppressed or healed. ``members`` are the ranks that the fault was aimed at."""
+    """``phase``: planned, announced, aimed, executed, suppressed or healed. ``members`` are the ranks that the fault was aimed at."""
 
     fault: Fault
     phase: FaultPhase

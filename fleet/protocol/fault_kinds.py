@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from fleet.protocol.fault_parameters import DELAY, DURATION, JITTER, LOSS, RATE, SEVERITY, STOPPED, WRITTEN, Parameter
+from fleet.protocol.fault_parameters import DELAY, DURATION, JITTER, LOSS, NOTICE, RATE, SEVERITY, STOPPED, WRITTEN, Parameter
 from fleet.protocol.types import Fault
 
 
@@ -104,6 +104,7 @@ class FaultKind:
         needs_verify: nobody sees it unless what ranks compute is computed again (``verify.compute``).
         whole_rack: it is done to every node of the widest failure domain of the one that it names.
         whole_rail: it is done to the ranks at the same place of every node there; of all nodes where no rack is known.
+        announced: the run is told before, so that nobody is there any more when it strikes.
         in_storm: ``--chaos storm`` has it.
         by_default: chaos plans it though nobody asks for it by name.
         simulated: kinds of trouble that stand for it in ``fleet.simulation``.
@@ -127,6 +128,7 @@ class FaultKind:
     needs_verify: bool = False
     whole_rack: bool = False
     whole_rail: bool = False
+    announced: bool = False
     in_storm: bool = False
     by_default: bool = True
     simulated: tuple[str, ...] = ()
@@ -214,12 +216,29 @@ TABLE = (
         heal=Heal.REPAIR,
         may_cost=(Cost.DEATH, Cost.NODE, Cost.BACK),
         blast_radius="all ranks of the node, its agent, and the copies in its memory",
-        components=("switch_or_cable", "host_parts", "host_maintenance"),
+        components=("switch_or_cable", "host_parts"),
         survived=Check.RANKS_LEFT,
         told="SIGKILL to all of node {node}, {ranks}",
         ends="killed (SIGKILL) with its node",
         in_storm=True,
         simulated=("lose_node",),
+    ),
+    FaultKind(
+        name="maintenance",
+        sentence="A worker node is taken away, as the run was told before: SIGKILL to every process of it, once its notice is over.",
+        strikes=(Place.NODE,),
+        performer=Performer.LAUNCHER,
+        unit=Place.NODE,
+        heal=Heal.REPAIR,
+        may_cost=(Cost.NODE,),
+        blast_radius="the ranks of the node, which have left by then",
+        components=("host_maintenance",),
+        survived=Check.GOES_ON,
+        parameters=(NOTICE,),
+        told="node {node} is taken away, {ranks}",
+        ends="taken away with its node",
+        announced=True,
+        simulated=("notice",),
     ),
     FaultKind(
         name="hang",

@@ -30,6 +30,7 @@ class Parameter:
 DURATION = Parameter("duration_s", "seconds that it lasts", 5.0, 600.0, above=0.0)
 STOPPED = Parameter("duration_s", "seconds that it lasts; who is stopped cannot be told to go on earlier", 5.0, 30.0, above=0.0)
 SEVERITY = Parameter("severity", "how many times slower: 1 is full speed, 2 half of it", 2.0, 100.0, least=1.0)
+NOTICE = Parameter("duration_s", "seconds from its notice until it goes", 5.0, 600.0, above=0.0)
 LOSS = Parameter("loss", "share of packets that are lost, each way", 0.01, 1.0, above=0.0)
 DELAY = Parameter("delay_s", "seconds that each packet takes longer, each way", 0.02, 2.0, least=0.0)
 RATE = Parameter("bytes_per_s", "most bytes a second that each host sends; 0: no limit", 0.0, 1e12, least=0.0)

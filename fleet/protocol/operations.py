@@ -11,6 +11,8 @@ from fleet.protocol.fault_kinds import drawn
 from fleet.protocol.types import Fault, Process
 
 START, HEAL = "start", "heal"
+ANNOUNCE, WITHDRAW = "announce", "withdraw"
+"""Before the start, of a kind that the run is told of."""
 HEAD = -1
 """Stands for the coordinator's host where nodes have indices."""
 STORE = -2
@@ -23,7 +25,7 @@ class Operation:
     """What is to be done for a fault: the one message from the conductor to whoever does it.
 
     It goes to ``process`` (a kind whose unit is the rank) or to worker node ``node``, by its index. ``fault`` is the fault's id, ``phase``
-    is ``START`` or ``HEAL``; ``seed`` draws what the fault leaves open, such as the bit that flips.
+    is one of those above; ``seed`` draws what the fault leaves open, such as the bit that flips.
 
     Of a kind that is done to links, every node gets one: ``hosts`` are the addresses that it is cut off from; ``struck``: this is the
     node that the fault names. ``loss``, ``delay_s``, ``bytes_per_s`` and ``jitter_s`` are the fault's.

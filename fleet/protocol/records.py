@@ -48,13 +48,14 @@ CATEGORIES = {
     "D": "detect",
     REFORM: "reform",
     "P": "provision",
+    "M": "maintenance",
     INIT: "init",
     VERIFY: "verify",
     STANDBY: "idle_spare",
     FINISH: "finish",
     OTHER: "other",
 }
-"""Span code -> ledger category. ``R``, ``D`` and ``P`` are never recorded by a rank: the ledger assigns them."""
+"""Span code -> ledger category. ``R``, ``D``, ``P`` and ``M`` are never recorded by a rank: the ledger assigns them."""
 
 STEP_CODES = frozenset((COMPUTE, COMM, STRAGGLER, DATA))
 """Spans that make up a step: goodput once the step is committed, rework when it is abandoned."""

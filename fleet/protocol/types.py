@@ -148,7 +148,7 @@ class Copy:
     count: int
 
 
-FaultPhase = Literal["planned", "aimed", "executed", "suppressed", "healed"]
+FaultPhase = Literal["planned", "announced", "aimed", "executed", "suppressed", "healed"]
 
 
 @dataclass(frozen=True, slots=True)

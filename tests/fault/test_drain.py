@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 import threading
@@ -11,13 +12,17 @@ from pathlib import Path
 
 import pytest
 
+from chaos.arrivals import save_trace
+from chaos.settings import ChaosSettings
 from fleet.app.plans import RunPlan, RunResult, final_digest
 from fleet.app.recipes import LiveRun
+from fleet.app.report import build_report
 from fleet.cluster.local import LocalCluster
 from fleet.errors import ConfigError
 from fleet.protocol.causes import TakenAway
 from fleet.protocol.decisions import Notice
-from fleet.protocol.records import Committed, DecisionMade, LineageBegun, ProcessLost, ProcessUp, Record, ViewPublished
+from fleet.protocol.records import Committed, DecisionMade, FaultRecord, LineageBegun, ProcessLost, ProcessUp, Record, ViewPublished
+from fleet.protocol.types import Fault
 from fleet.settings.run import CheckpointSettings, RunSettings
 from tests.fault.test_bad_luck import FAST, settings, train_through
 from tests.support import trains
@@ -40,6 +45,21 @@ def plan(folder: Path, spares: int = 1) -> RunPlan:
         options=OPTIONS | {"flags": str(folder), "pause_s": "0.4"},
     )  # fmt: skip
     return RunPlan(name="run", folder=folder / "run", settings=chosen, train=trains.plain)
+
+
+def test_maintenance_comes_with_its_notice_and_costs_no_step(cluster: LocalCluster, tmp_path: Path, undisturbed: str) -> None:
+    """As chaos has it: each node of the three in turn could be the one; its slots are empty for maintenance, and nobody is missed."""
+    save_trace((Fault("m1", 2.0, "host_maintenance", "maintenance", node=0, duration_s=6.0),), tmp_path / "trace.csv")
+    chosen = dataclasses.replace(plan(tmp_path), chaos=ChaosSettings(trace=str(tmp_path / "trace.csv"), repair_s=3.0))
+    result = LiveRun(chosen, cluster).execute()
+    assert result.status == "completed" and final_digest(chosen.folder) == undisturbed
+    kept = records(chosen.folder)
+    assert [one.phase for one in kept if isinstance(one, FaultRecord)] == ["planned", "announced", "executed", "healed"]
+    lost = [one for one in kept if isinstance(one, ProcessLost)]
+    assert lost and all(isinstance(one.cause, TakenAway) and one.generation == -1 for one in lost)
+    assert not any(isinstance(one, LineageBegun) for one in kept)
+    report = build_report(kept).to_dict()
+    assert report["closes"] and report["categories"]["maintenance"] > 0.0
 
 
 class Going:
