@@ -131,13 +131,16 @@ def resume(
     name: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name under --storage.")],
 ) -> None:
     """Go on with RUN from its newest durable checkpoint: it was paused or stopped, or has failed. Options are those of fleet run."""
+    command = _alone()
+    with command.make_context("fleet run", ["--resume", name, *context.args]) as inner:
+        command.invoke(inner)
+
+
+def _alone() -> Any:
+    """``fleet run`` as a command line of its own."""
     alone = typer.Typer(add_completion=False)
-    register(alone)
-    command = typer.main.get_command(alone)
-    assert isinstance(command, typer.core.TyperGroup)
-    of_run = command.commands["run"]
-    with of_run.make_context("fleet run", ["--resume", name, *context.args]) as inner:
-        of_run.invoke(inner)
+    alone.command()(run)
+    return typer.main.get_command(alone)
 
 
 def _check_plan(plan: RunPlan, twin_world: int, address: str, allow_chaos: bool) -> None:
@@ -209,9 +212,7 @@ def checked(script: str, arguments: Sequence[str], directory: Path) -> tuple[Run
     """
     from fleet.app import expects, plans
 
-    alone = typer.Typer(add_completion=False)
-    register(alone)
-    command = typer.main.get_command(alone)
+    command = _alone()
     try:
         context = command.make_context("run", [script, *arguments])
     except typer.Exit:

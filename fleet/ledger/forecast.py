@@ -407,8 +407,10 @@ class Price:
     known: int = 0
 
 
-def coming(rates: Mapping[str, Rate], prices: Mapping[str, Price], ahead_s: float, world: int, always: float) -> Interval:
-    """Goodput of the next ``ahead_s`` seconds, of which a share ``always`` is lost without any fault.
+def coming(
+    rates: Mapping[str, Rate], prices: Mapping[str, Price], ahead_s: float, world: int, always: float, unsure: float = 0.0
+) -> Interval:  # fmt: skip
+    """Goodput of the next ``ahead_s`` seconds, of which a share ``always`` is lost without any fault, known up to a share ``unsure`` of it.
 
     The loss is a sum over a random number of faults. Let a kind come at rate r, of mean m and variance v, and cost c, which differs from
     fault to fault by a share u of it, and whose mean is known up to u / sqrt(1 + n) after n faults. In a time t it then takes t m c, with a
@@ -429,8 +431,8 @@ def coming(rates: Mapping[str, Rate], prices: Mapping[str, Price], ahead_s: floa
     if mean > 0:
         law = Gamma.like(mean, variance)
         least, most = (0.0 if none > 0.05 else law.quantile(0.05)), law.quantile(0.95)
-    shares = [max(0.0, (1.0 - always) * (1.0 - lost_s / whole)) for lost_s in (mean, most, least)]
-    return Interval(*shares)
+    ends = ((mean, always), (most, always * (1 + unsure)), (least, always * (1 - unsure)))
+    return Interval(*(max(0.0, (1.0 - stopped) * (1.0 - lost_s / whole)) for lost_s, stopped in ends))
 
 
 def forecast(s: Any, left_s: float | None = None) -> Forecast | None:
@@ -449,12 +451,19 @@ def _forecast(s: Any, left_s: float | None) -> Forecast | None:
     total = together(rates.values())
     few, many = count_interval(total, ahead_s)
     known = {kind: Interval(rate.mean, *rate.interval()) for kind, rate in rates.items()}
-    always = _saving(s) + s.categories["verify"] / max(s.world_s, 1e-9)
     return Forecast(
-        ahead_s=ahead_s, goodput=coming(rates, prices, ahead_s, s.world, always), faults=Interval(total.mean * ahead_s, few, many),
+        ahead_s=ahead_s, goodput=coming(rates, prices, ahead_s, s.world, *_always(s)), faults=Interval(total.mean * ahead_s, few, many),
         all=Interval(total.mean, *total.interval()), rates=known, inside=met.inside, scored=met.scored,
         spares=spares_wanted(rates, s, prediction.times),
     )  # fmt: skip
+
+
+def _always(s: Any) -> tuple[float, float]:
+    """(share of the world's time that checkpoints and checks take, up to what part of it that is known): as it was so far, once a state was
+    saved; what one of ``n`` saves takes is known up to its spread over sqrt(1 + n), and the bounds are two such deviations away."""
+    saves = s.checkpoints_by_phase.get("durable", 0) + s.copies_by_phase.get("durable", 0)
+    share = s.categories["checkpoint_stall"] / max(s.world_s, 1e-9) if saves else _saving(s)
+    return share + s.categories["verify"] / max(s.world_s, 1e-9), min(1.0, 2 * UNLIKE / math.sqrt(1 + saves))
 
 
 def typical(kind: str, s: Any, times: Times) -> Price:

@@ -23,7 +23,11 @@ FIELDS = {
 """How many fields a record had."""
 GREW: dict[tuple[str, int], list[Any]] = {("DataRead", 3): ["", 0], ("DataRead", 4): [0]}
 """(record, how many fields it had even before) -> what the others are."""
-GREW_SINCE: dict[tuple[str, int], list[Any]] = {("DataRead", 6): [-1, -1, ""], ("Usage", 6): [0, 0, 0, 0]}
+GREW_SINCE: dict[tuple[str, int], list[Any]] = {
+    ("DataRead", 6): [-1, -1, ""],
+    ("Usage", 6): [0, 0, 0, 0, 0, 0.0, 0.0],
+    ("Usage", 10): [0, 0.0, 0.0],
+}
 """The same of version 2, whose newer fields stand before the event."""
 FAULT_GREW: dict[int, list[Any]] = {8: [0.0, 0.0, 0.0, 0.0], 11: [0.0]}
 """The same of the fault within a ``FaultRecord``."""

@@ -47,7 +47,7 @@ def test_racks_fail_only_when_asked_for_with_an_mttf() -> None:
 
 def test_choice_by_kind() -> None:
     assert [c.name for c in CATALOGUE.chosen(kinds=["hang"])] == ["hang"]
-    of_components = {"kill_rank", "lose_node", "hang", "slow", "silent_corruption"}
+    of_components = {"kill_rank", "lose_node", "maintenance", "hang", "slow", "silent_corruption"}
     assert {c.kind for c in CATALOGUE.chosen(kinds=EXECUTABLE)} == of_components
     with pytest.raises(ConfigError, match="no component"):
         CATALOGUE.chosen(kinds=["flip_gradient"])

@@ -62,7 +62,7 @@ def test_the_oldest_and_the_newest_torch_that_is_promised_are_tested() -> None:
 
 def test_ci_is_every_target_of_every_change_with_nothing_left_out() -> None:
     lines = [line for line in RUN.splitlines() if line and not line.startswith("#")]
-    assert lines[-1] == 'make --keep-going CHOSEN="not truth and not slow" test longer hosts </dev/null'
+    assert lines[-1] == 'make --keep-going AGAIN=1 CHOSEN="not truth and not slow" test longer hosts </dev/null'
     assert any(line.startswith("export CI=true") for line in lines)
 
 
@@ -79,5 +79,18 @@ def test_what_one_target_leaves_to_the_other_is_there() -> None:
     [names] = re.findall(r"^LONGER := .*addsuffix \.py,([\w ]+)\)", makefile, re.M)
     assert all((ROOT / f"tests/fault/test_{name}.py").is_file() for name in names.split())
     assert "$(addprefix --ignore=,$(SPREAD) $(LONGER) $(HOSTS)) tests" in makefile
-    assert "--dist loadfile $(LONGER)" in makefile and 'pytest -m "$(CHOSEN)" $(SLOWEST) $(HOSTS)' in makefile
+    assert "--dist loadfile $(LONGER)" in makefile and "$(ALONE) $(HOSTS)" in makefile
+
+
+def test_a_second_try_is_given_to_what_failed_alone_and_only_where_it_is_asked_for() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    [second] = re.findall(r"^FAILED = (.*)$", makefile, re.M)
+    assert second.startswith('{ test -n "$(AGAIN)" && $(ALONE) --last-failed --last-failed-no-failures none')
+    assert makefile.count("|| $(FAILED) ") == 4 == makefile.count("; } || failed=1;")
+    nightly = [step.get("run") for path, name in JOBS if "if" in (job := job_of(path, name)) for step in job["steps"]]
+    assert not [command for command in nightly if command and "AGAIN" in command]
+
+
+def test_hosts_are_one_folder() -> None:
+    makefile = (ROOT / "Makefile").read_text()
     assert "\nHOSTS := tests/hosts\n" in makefile

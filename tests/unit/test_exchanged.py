@@ -99,5 +99,6 @@ def test_two_that_swap_hide_nothing() -> None:
 
 def test_a_journal_from_before_says_nothing_of_it() -> None:
     assert decode_line(b'["Usage",[0,1],500,0,12,4.5,7]') == Usage(Member(0, 1), 500, 0, 12, 4.5, event=7)
+    assert decode_line(b'["Usage",[0,1],500,0,12,4.5,3,120,900,60,7]') == Usage(Member(0, 1), 500, 0, 12, 4.5, 3, 120, 900, 60, event=7)
     now = Usage(Member(0, 1), 500, 0, 12, 4.5, 3, 120, 900, 60, event=7)
     assert decode_line(encode_line(now)) == now
