@@ -149,6 +149,22 @@ class FaultKind:
         return " or ".join(f"a {place.field}" for place in self.strikes if place.field) or "no place"
 
 
+_Node = functools.partial(
+    FaultKind,
+    strikes=(Place.NODE,),
+    performer=Performer.LAUNCHER,
+    unit=Place.NODE,
+    heal=Heal.REPAIR,
+    may_cost=(Cost.DEATH, Cost.NODE, Cost.BACK),
+    survived=Check.RANKS_LEFT,
+)
+"""A row about whole nodes that are gone, and come back."""
+
+_Flip = functools.partial(
+    FaultKind, performer=Performer.PROCESS, heal=Heal.FOUND, may_cost=(Cost.WRONG,), blast_radius="the rank's state", survived=Check.BITS
+)
+"""A row about what is wrong in what a rank holds, or computes."""
+
 _Cut = functools.partial(
     FaultKind,
     strikes=(Place.NODE,),
@@ -207,29 +223,19 @@ TABLE = (
         ends="killed for memory (SIGKILL)",
         simulated=("kill",),
     ),
-    FaultKind(
+    _Node(
         name="lose_node",
         sentence="SIGKILL to every process of a worker node, as when its power fails.",
-        strikes=(Place.NODE,),
-        performer=Performer.LAUNCHER,
-        unit=Place.NODE,
-        heal=Heal.REPAIR,
-        may_cost=(Cost.DEATH, Cost.NODE, Cost.BACK),
         blast_radius="all ranks of the node, its agent, and the copies in its memory",
         components=("switch_or_cable", "host_parts"),
-        survived=Check.RANKS_LEFT,
         told="SIGKILL to all of node {node}, {ranks}",
         ends="killed (SIGKILL) with its node",
         in_storm=True,
         simulated=("lose_node",),
     ),
-    FaultKind(
+    _Node(
         name="maintenance",
         sentence="A worker node is taken away, as the run was told before: SIGKILL to every process of it, once its notice is over.",
-        strikes=(Place.NODE,),
-        performer=Performer.LAUNCHER,
-        unit=Place.NODE,
-        heal=Heal.REPAIR,
         may_cost=(Cost.NODE,),
         blast_radius="the ranks of the node, which have left by then",
         components=("host_maintenance",),
@@ -269,51 +275,33 @@ TABLE = (
         in_storm=True,
         simulated=("slow",),
     ),
-    FaultKind(
+    _Flip(
         name="flip_weight",
         sentence="A bit of one weight that a rank holds, or, as in most real events, some.",
-        performer=Performer.PROCESS,
-        heal=Heal.FOUND,
-        may_cost=(Cost.WRONG,),
-        blast_radius="the rank's state",
-        survived=Check.BITS,
         simulated=("flip",),
     ),
-    FaultKind(
+    _Flip(
         name="flip_optimizer",
         sentence="The same of one number of the optimizer's state.",
-        performer=Performer.PROCESS,
-        heal=Heal.FOUND,
-        may_cost=(Cost.WRONG,),
-        blast_radius="the rank's state",
-        survived=Check.BITS,
         simulated=("flip",),
     ),
-    FaultKind(
+    _Flip(
         name="flip_gradient",
         sentence="The same of one gradient of one shard. Without `--verify` nobody sees it.",
-        performer=Performer.PROCESS,
-        heal=Heal.FOUND,
         may_cost=(Cost.AGAIN,),
         blast_radius="the state of all ranks, where it is not seen",
-        survived=Check.BITS,
         needs_verify=True,
     ),
-    FaultKind(
+    _Flip(
         name="flip_activation",
         sentence="The same of what the first layer gives to the next, once. Without `--verify` nobody sees it.",
-        performer=Performer.PROCESS,
-        heal=Heal.FOUND,
         may_cost=(Cost.AGAIN,),
         blast_radius="the state of all ranks, where it is not seen",
-        survived=Check.BITS,
         needs_verify=True,
     ),
-    FaultKind(
+    _Flip(
         name="nan",
         sentence="One value of one gradient is no number, once.",
-        performer=Performer.PROCESS,
-        heal=Heal.FOUND,
         may_cost=(Cost.AGAIN,),
         blast_radius="the step",
         survived=Check.GOES_ON,
@@ -580,17 +568,11 @@ TABLE = (
         blast_radius="the node, again and again",
         components=("lemon_node",),
     ),
-    FaultKind(
+    _Node(
         name="rack",
         sentence="All nodes of a rack are lost at once: of the widest of `domains` that the node is in.",
-        strikes=(Place.NODE,),
-        performer=Performer.LAUNCHER,
-        unit=Place.NODE,
-        heal=Heal.REPAIR,
-        may_cost=(Cost.DEATH, Cost.NODE, Cost.BACK),
         blast_radius="16 to 72 GPUs",
         components=("rack",),
-        survived=Check.RANKS_LEFT,
         told="SIGKILL to all of the rack of node {node}, {ranks}",
         ends="killed (SIGKILL) with its rack",
         whole_rack=True,

@@ -25,7 +25,7 @@ from fleet.protocol import fault_kinds
 from fleet.protocol.codec import Codec
 from fleet.protocol.fault_kinds import EXECUTABLE, KINDS, TABLE, Cost, FaultKind, Heal, Performer, drawn, kind_of
 from fleet.protocol.fault_parameters import PARAMETERS
-from fleet.protocol.operations import HEAL, START, Acts, Operation, operation, perform
+from fleet.protocol.operations import ANNOUNCE, HEAL, START, WITHDRAW, Acts, Operation, operation, perform
 from fleet.protocol.types import Fault, Member, Process
 from fleet.settings.run import RunSettings
 from fleet.simulation.plan import Trouble
@@ -72,7 +72,8 @@ def test_each_performer_does_what_the_table_says_and_nothing_else(performer: Per
     if performer is Performer.PROCESS:  # it also does the second half of what its agent begins
         own += [kind for kind in TABLE if kind.performer is Performer.CONFINED]
     healed = [kind for kind in own if kind.heal in (Heal.AFTER, Heal.ITSELF, Heal.REPAIR)]
-    assert set(ACTS[performer]) == {(kind.name, START) for kind in own} | {(kind.name, HEAL) for kind in healed}
+    told = {(kind.name, phase) for kind in own if kind.announced for phase in (ANNOUNCE, WITHDRAW)}
+    assert set(ACTS[performer]) == {(kind.name, START) for kind in own} | {(kind.name, HEAL) for kind in healed} | told
 
 
 def test_what_nobody_does_is_refused_with_its_name() -> None:
