@@ -226,6 +226,21 @@ BENCHMARKS: dict[str, Benchmark] = {
             "fleet_forecast_coverage_real_ratio": Target(">=", 0.78, why="at most 0.98"),
         },
     ),
+    "elastic": Benchmark(
+        "What does it cost that a node is taken away after a notice, and that the head is lost?",
+        {
+            "fleet_drain_stall_s_median": Target("<=", "fleet_drain_step_s_median", why="a step"),
+            "fleet_drain_step_s_median": None,
+            "fleet_drain_stall_over_step_ratio_median": None,
+            "fleet_drain_steps_lost_total": Target("=", 0),
+            "fleet_drain_cost_ratio": Target("<=", 0.01, why="of the world's rank-seconds, at a notice of 30 s"),
+            "fleet_autoscaled_replacement_s_median": Target("<=", 18.4, why="Ray's own"),
+            "fleet_resume_after_head_s_median": None,
+            "fleet_head_kills": Target(">=", 10),
+            "fleet_head_lost_over_interval_ratio_max": Target("<=", 1.0, why="one checkpoint's interval"),
+            "fleet_head_bit_identical_ratio": Target("=", 1.0),
+        },
+    ),
     "device": Benchmark(
         "On one GPU: do killed ranks change a bit, how is NCCL left, what does a snapshot cost, and what do CUDA's events say?",
         {

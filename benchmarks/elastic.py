@@ -1,0 +1,212 @@
+"""What does it cost that nodes are taken away, and that the head is lost? On a local cluster, with real processes.
+
+- A node is announced, and goes 30 s later: chaos does both, as a cloud would. Stall: the longest time from one commit to the next between
+  the announcement and some seconds behind the loss, less a median step. Cost: what the fault took of the world's rank-seconds; that its
+  slots are empty until another node is there is told apart.
+- The head is lost: the process that drives the run gets SIGKILL at a random moment, and its whole cluster ends with it, memory and all.
+  ``fleet run --resume-or-start`` is typed again, as a RayJob does it. Measured is the time from the kill to the next commit, and how much
+  training was lost, over the time from one durable checkpoint to the next.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import Form, left_out, run
+from chaos.arrivals import save_trace
+from fleet.errors import FleetError
+from fleet.ledger.goodput import Ledger
+from fleet.protocol.journal import read_journal
+from fleet.protocol.records import Committed, FaultRecord, LineageBegun, Record, RunEnded
+from fleet.protocol.types import Fault
+from fleet.simulation.rng import derive_seed
+
+ROOT = Path(__file__).parents[1]
+SCRIPT = "examples/gpt.py"
+NOTICE_S, BEHIND_S, LIMIT_S, LOOK_S = 30.0, 5.0, 600.0, 0.1
+SAVE_S = 3.0
+"""From one durable checkpoint to the next, where the head is lost."""
+COSTS = ("detect", "reform", "restore", "rework")
+
+
+def _command(folder: Path, *options: str) -> subprocess.Popen[bytes]:
+    """``fleet run`` in a process of its own, with its runs in ``folder``."""
+    with (folder / "output.txt").open("ab") as output:
+        command = [sys.executable, "-m", "fleet", "run", SCRIPT, *options, "--storage", str(folder), "--seed", "7"]
+        return subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output)
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    if child.poll() is None:
+        child.kill()
+        child.wait()
+
+
+# ---- a node is taken away ----------------------------------------------------------------------------------------------------------------
+
+
+def drain(folder: Path, notice_s: float, steps: int, node: int) -> dict[str, float]:
+    """One run from which one node is taken away. Raises RuntimeError when it does not come to its end."""
+    folder.mkdir(parents=True)
+    save_trace((Fault("m1", 8.0, "host_maintenance", "maintenance", node=node, duration_s=notice_s),), folder / "trace.csv")
+    sizes = ("--world", "2", "--spares", "1", "--nodes", "3", "--steps", str(steps))
+    child = _command(folder, "--name", "drain", *sizes, "--chaos", f"trace={folder / 'trace.csv'},repair=5s")
+    try:
+        code = child.wait(LIMIT_S)
+    finally:
+        _end(child)
+    if code:
+        raise RuntimeError(f"the run ended with code {code}: {(folder / 'output.txt').read_text()[-2000:]}")
+    return figures_of(list(read_journal(folder / "drain" / "journal.jsonl")))
+
+
+def figures_of(records: Sequence[Record]) -> dict[str, float]:
+    """Seconds of stall, steps lost, and the fault's share of the world's rank-seconds; and what its empty slots took, in rank-seconds."""
+    phases = {record.phase: record.at_s for record in records if isinstance(record, FaultRecord)}
+    if "executed" not in phases:
+        raise RuntimeError(f"the node was not taken away: {phases}")
+    commits = [record.at_s for record in records if isinstance(record, Committed)]
+    gaps = [(after - before, before) for before, after in itertools.pairwise(commits)]
+    median_s = statistics.median(gap for gap, _ in gaps)
+    near = [gap for gap, at_s in gaps if phases["announced"] <= at_s <= phases["executed"] + BEHIND_S]
+    summary = Ledger().apply_all(records).summary()
+    item = next(incident for incident in summary.incidents if incident.id == "m1")
+    lost = sum(record.from_state.step for record in records if isinstance(record, LineageBegun)) + summary.rolled_back_total
+    return {
+        "stall_s": max(near) - median_s, "step_s": median_s, "steps_lost": float(lost),
+        "cost_ratio": sum(item.cost[name] for name in COSTS) / summary.world_s, "empty_s": item.cost["maintenance"],
+    }  # fmt: skip
+
+
+def drains(form: Form, folder: Path) -> dict[str, Any]:
+    """Several runs, of which each loses another node."""
+    notice_s, steps = form.of(NOTICE_S, NOTICE_S, 4.0), form.of(150, 150, 45)
+    found = [drain(folder / f"drain-{number}", notice_s, steps, number % 3) for number in range(form.of(6, 2, 1))]
+    each = {name: [one[name] for one in found] for name in found[0]}
+    over = [one["stall_s"] / one["step_s"] for one in found]
+    figures = {
+        "fleet_drain_stall_s_median": statistics.median(each["stall_s"]),
+        "fleet_drain_step_s_median": statistics.median(each["step_s"]),
+        "fleet_drain_stall_over_step_ratio_median": statistics.median(over),
+        "fleet_drain_steps_lost_total": sum(each["steps_lost"]),
+        "fleet_drain_cost_ratio": statistics.median(each["cost_ratio"]),
+    }
+    samples = {f"drain_{name}": values for name, values in each.items()}
+    return {"settings": {"notice_s": notice_s}, "figures": figures, "samples": samples, "notes": []}
+
+
+# ---- the head is lost --------------------------------------------------------------------------------------------------------------------
+
+
+class _Head:
+    """A run whose driver is killed again and again."""
+
+    def __init__(self, folder: Path, steps: int, seed: int) -> None:
+        self._folder, self._steps = folder, steps
+        self._draw = random.Random(derive_seed(seed, "head"))
+        self._journal = folder / "head" / "journal.jsonl"
+
+    def start(self, name: str = "head") -> subprocess.Popen[bytes]:
+        sizes = ("--world", "2", "--spares", "0", "--nodes", "1", "--steps", str(self._steps), "--checkpoint", f"{SAVE_S:g}")
+        return _command(self._folder, "--resume-or-start", name, *sizes)
+
+    def records(self) -> list[Record]:
+        try:
+            return list(read_journal(self._journal, spans=False)) if self._journal.exists() else []
+        except FleetError:  # its last line is being written
+            return []
+
+    def trains(self, child: subprocess.Popen[bytes], known: int) -> tuple[float, list[Record]] | None:
+        """(when it was seen, records) once there is a commit beyond the first ``known`` records; None: the run came to its end."""
+        end_s = time.monotonic() + LIMIT_S
+        while time.monotonic() < end_s:
+            found = self.records()
+            if any(isinstance(record, Committed) and record.state.step for record in found[known:]):
+                return time.monotonic(), found
+            if child.poll() is not None:
+                return None
+            time.sleep(LOOK_S)
+        raise TimeoutError(f"no commit within {LIMIT_S:g} s: {(self._folder / 'output.txt').read_text()[-2000:]}")
+
+    def kill(self, child: subprocess.Popen[bytes]) -> tuple[float, list[Record]]:
+        """After a while: when, and what was in the journal then."""
+        time.sleep(self._draw.uniform(SAVE_S / 2, 3 * SAVE_S))
+        os.kill(child.pid, signal.SIGKILL)
+        at_s = time.monotonic()
+        child.wait()
+        return at_s, self.records()
+
+
+def lost_s(before: Sequence[Record], after: Sequence[Record]) -> float:
+    """Training that was done before the kill, and is done again: from the state that the run goes on from to its last commit."""
+    begun = next(record for record in after[len(before) :] if isinstance(record, LineageBegun))
+    commits = [record for record in before if isinstance(record, Committed)]
+    kept = [record.at_s for record in commits if record.state.step <= begun.from_state.step]
+    return max(0.0, commits[-1].at_s - (kept[-1] if kept else commits[0].at_s))
+
+
+def heads(form: Form, folder: Path) -> dict[str, Any]:
+    """One run that is killed so many times, and then comes to its end with the bits of one that was not."""
+    folder.mkdir(parents=True)
+    head, back, lost = _Head(folder, form.of(400, 160, 60), 1), list[float](), list[float]()
+    child = head.start()
+    try:
+        seen = head.trains(child, 0)
+        for _ in range(form.of(10, 3, 1)):
+            if seen is None:
+                break
+            killed_s, before = head.kill(child)
+            child = head.start()
+            seen = head.trains(child, len(before))
+            if seen is not None:
+                back.append(seen[0] - killed_s)
+                lost.append(lost_s(before, seen[1]))
+        code = child.wait(LIMIT_S)
+    finally:
+        _end(child)
+    ended = [record for record in head.records() if isinstance(record, RunEnded)]
+    twin = head.start("twin")
+    try:
+        twin.wait(LIMIT_S)
+    finally:
+        _end(twin)
+    calm = [record for record in read_journal(folder / "twin" / "journal.jsonl", spans=False) if isinstance(record, RunEnded)]
+    same = code == 0 and len(ended) == 1 and ended[0].digest == calm[-1].digest
+    return {
+        "settings": {"save_s": SAVE_S},
+        "figures": {
+            "fleet_resume_after_head_s_median": statistics.median(back),
+            "fleet_head_kills": len(back),
+            "fleet_head_lost_over_interval_ratio_max": max(lost) / SAVE_S,
+            "fleet_head_bit_identical_ratio": float(same),
+        },
+        "samples": {"resume_after_head_s": back, "head_lost_s": lost},
+        "notes": [left_out("fleet_autoscaled_replacement_s_median", "Fleet asks no autoscaler for nodes")],
+    }  # fmt: skip
+
+
+def measure(form: Form) -> dict[str, Any]:
+    """Nodes that go with a notice, then a head that is lost."""
+    with tempfile.TemporaryDirectory() as folder:
+        parts = [drains(form, Path(folder) / "drains"), heads(form, Path(folder) / "heads")]
+    whole: dict[str, Any] = {"settings": {}, "figures": {}, "samples": {}, "notes": []}
+    for part in parts:
+        for name in ("settings", "figures", "samples"):
+            whole[name] |= part[name]
+        whole["notes"] += part["notes"]
+    return whole
+
+
+if __name__ == "__main__":
+    run("elastic", measure)
