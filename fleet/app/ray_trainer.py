@@ -138,16 +138,12 @@ def _split(settings: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 def _scaled(scaling: ray.train.ScalingConfig) -> dict[str, Any]:
     """The world. Raises ConfigError for what a local cluster's ranks cannot have."""
     refused = {
-        "use_gpu": (bool(scaling.use_gpu), "ranks of a local cluster have no GPU", "Leave it out: they train on the CPU."),
         "use_tpu": (bool(scaling.use_tpu), "ranks train with PyTorch on CPUs", "Leave it out."),
         "accelerator_type": (scaling.accelerator_type is not None, "ranks of a local cluster have none", "Leave it out."),
         "trainer_resources": (scaling.trainer_resources is not None, "the coordinator takes no resources", "Leave it out."),
-        "label_selector": (scaling.label_selector is not None, "nodes of a local cluster have no labels", "Leave it out."),
+        "label_selector": (isinstance(scaling.label_selector, list), "ranks are alike", "Give one selector, as a dict."),
         "placement_strategy": (
             scaling.placement_strategy.startswith("STRICT"), "ranks are spread over nodes, as far as there is room", "Set nodes=...",
-        ),
-        "resources_per_worker": (
-            bool(set(scaling.resources_per_worker or {}) - {"CPU"}), "each rank has a slot of its node", "Set threads_per_rank=...",
         ),
     }  # fmt: skip
     for name, (given, reason, way_out) in refused.items():
@@ -157,7 +153,17 @@ def _scaled(scaling: ray.train.ScalingConfig) -> dict[str, Any]:
     least, most = wanted if isinstance(wanted, tuple) else (0, wanted)
     if most < 1:
         raise ConfigError("scaling_config.num_workers", wanted, "a run has at least one rank", "Use num_workers=1.")
-    return {"world": most, **({"min_ranks": least} if least else {})}
+    return {"world": most, **({"min_ranks": least} if least else {}), **_per_rank(scaling)}
+
+
+def _per_rank(scaling: ray.train.ScalingConfig) -> dict[str, Any]:
+    """What each rank takes of Ray, as the settings have it. On a local cluster CPUs are not counted: ranks have slots there."""
+    takes = {name: float(amount) for name, amount in (scaling.resources_per_worker or {}).items() if amount and name != "CPU"}
+    gpus = takes.pop("GPU", 1.0 if scaling.use_gpu else 0.0)
+    found: dict[str, Any] = {"gpus": gpus} if gpus else {}
+    found |= {"resources": tuple(f"{name}={amount:g}" for name, amount in takes.items())} if takes else {}
+    labels = [f"{key}={condition}" for key, condition in (scaling.label_selector or {}).items()]
+    return {"per_rank": found | ({"labels": tuple(labels)} if labels else {})} if found or labels else {}
 
 
 def _run_named(run: ray.train.RunConfig | None, settings: dict[str, Any]) -> tuple[str, Retention]:
@@ -180,7 +186,7 @@ def _run_named(run: ray.train.RunConfig | None, settings: dict[str, Any]) -> tup
 
 def _notes(scaling: ray.train.ScalingConfig, run: ray.train.RunConfig | None) -> Iterator[str]:
     if (scaling.resources_per_worker or {}).get("CPU"):
-        yield "scaling_config.resources_per_worker: each rank has a slot of its node; threads_per_rank says how many threads compute"
+        yield "scaling_config.resources_per_worker: CPUs have no effect; per_rank.cpus is for a joined cluster"
     if run is not None and run.failure_config != ray.train.FailureConfig():
         yield "run_config.failure_config: the run goes on, and ends by itself when the same is lost again and again (budgets)"
     if run is not None and run.logging_config != ray.train.LoggingConfig():

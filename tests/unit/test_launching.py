@@ -31,6 +31,7 @@ from fleet.errors import ConfigError, FleetError, LoopError, RunFailed
 from fleet.ledger.reports import reports
 from fleet.protocol.records import LineageBegun, OnceRecord
 from fleet.protocol.types import Member, StateId, View
+from fleet.settings.per_rank import PerRankSettings
 from policies.recovery import RestartAll
 from storage.reported import ReportedFolders
 
@@ -261,12 +262,25 @@ def loop(config: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("scaling", "per_rank"),
+    [
+        ({"use_gpu": True}, {"gpus": 1.0}),
+        ({"use_gpu": True, "resources_per_worker": {"GPU": 2, "CPU": 8, "NIC": 1}}, {"gpus": 2.0, "resources": ("NIC=1",)}),
+        ({"label_selector": {"rack": "in(a,b)"}}, {"labels": ("rack=in(a,b)",)}),
+        ({"resources_per_worker": {"CPU": 4}}, None),
+    ],
+)
+def test_what_a_worker_takes_is_what_a_rank_takes(scaling: dict[str, Any], per_rank: dict[str, Any] | None) -> None:
+    trainer = fleet.Trainer(loop, scaling_config=ScalingConfig(num_workers=2, **scaling))
+    assert trainer._settings.get("per_rank") == per_rank
+    assert per_rank is None or configured(per_rank=per_rank).run.per_rank == PerRankSettings(**per_rank)
+
+
+@pytest.mark.parametrize(
     ("given", "field"),
     [
-        ({"scaling_config": ScalingConfig(num_workers=2, use_gpu=True)}, "scaling_config.use_gpu"),
-        ({"scaling_config": ScalingConfig(num_workers=2, resources_per_worker={"disk": 1})}, "scaling_config.resources_per_worker"),
+        ({"scaling_config": ScalingConfig(num_workers=2, label_selector=[{"rack": "a"}, {"rack": "b"}])}, "scaling_config.label_selector"),
         ({"scaling_config": ScalingConfig(num_workers=2, placement_strategy="STRICT_PACK")}, "scaling_config.placement_strategy"),
-        ({"scaling_config": ScalingConfig(num_workers=2, label_selector={"a": "b"})}, "scaling_config.label_selector"),
         ({"scaling_config": ScalingConfig(num_workers=0)}, "scaling_config.num_workers"),
         ({"run_config": RunConfig(worker_runtime_env={"pip": ["x"]})}, "run_config.worker_runtime_env"),
         ({"run_config": RunConfig(storage_path="/tmp"), "storage": "x"}, "storage"),

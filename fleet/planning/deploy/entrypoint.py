@@ -24,6 +24,7 @@ def words(spec: Spec, folder: str, address: str = "auto", *, detach: bool = Fals
     """
     return [
         "fleet", "run", posixpath.join(folder, spec.script), "--address", address, "--world", str(spec.world), "--spares", str(spec.spares),
+        *(["--gpus-per-rank", "1"] if spec.nodes.gpus else []),
         "--storage", spec.store, "--resume-or-start", spec.name, *(["--detach"] if detach else []), *spec.arguments,
     ]  # fmt: skip
 
