@@ -19,6 +19,7 @@ from ray import cloudpickle
 from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 
 import fleet
+import fleet.data
 from actors.rank.loop import rank_of_those_behind
 from actors.train_session import Retention
 from chaos.settings import parse_chaos
