@@ -80,6 +80,7 @@ class LocalRuns:
     """Runs that have a cluster of their own on this machine: ``fleet.cluster.queue.Runs``."""
 
     folder: Path
+    tries: int = 1
 
     def command(self, job: Job) -> list[str]:
         return _run(job, "--storage", str(self.folder))
@@ -97,6 +98,7 @@ class ClusterRuns:
 
     folder: Path
     address: str
+    tries: int = 5
 
     def command(self, job: Job) -> list[str]:
         return _run(job, "--address", self.address, "--copy-to", str(self.folder))

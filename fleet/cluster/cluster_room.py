@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import select
 import subprocess
 import sys
@@ -30,13 +31,16 @@ JOIN_S = 60.0
 LOOK_S = 10.0
 AGAIN_S = 10.0
 """A cluster that could not be joined is tried again so much later."""
+FRESH_S = 0.5
+"""Who asks again within so long gets the same answer."""
 Look = Mapping[str, Any]
 """``total`` and ``free``: node -> resources; ``held``: run -> node -> resources."""
 
 
 def look() -> Look:
     """The cluster that this process is connected to."""
-    alive, free, held = nodes(), free_by_node(), held_by_run()
+    held = held_by_run()  # first: a run that takes its room meanwhile is put too little down to, and not too much
+    alive, free = nodes(), free_by_node()
     names = _names(alive)
     return {
         "total": {names[str(node["NodeID"])]: _of(node["Resources"]) for node in alive},
@@ -60,7 +64,8 @@ def _of(resources: Mapping[str, float]) -> dict[str, float]:
 
 def serve() -> None:
     """Answer each line of stdin with a look, until there is none. The first line out says whether the cluster was joined."""
-    out, sys.stdout = sys.stdout, sys.stderr
+    out = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever Ray has to say is no answer
     try:
         with reached(sys.argv[1]):
             _say(out, {"joined": True})
@@ -86,6 +91,7 @@ class ClusterRoom:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
         self._clock, self._retry_s, self._trouble = MonotonicClock(), 0.0, ""
+        self._seen: tuple[float, Look] | None = None
 
     def __enter__(self) -> ClusterRoom:
         with self._lock:
@@ -106,8 +112,11 @@ class ClusterRoom:
         with self._lock:
             if self._process is None:
                 self._rejoin()
+            if self._seen is not None and self._clock.now_s() < self._seen[0] + FRESH_S:
+                return self._seen[1]
             try:
-                return self._ask()
+                self._seen = self._clock.now_s(), self._ask()
+                return self._seen[1]
             except (OSError, ValueError) as error:
                 self._leave()
                 raise self._gone(f"the cluster at {self._address} is not seen any more: {error}") from error
@@ -169,6 +178,7 @@ def shares(seen: Look, jobs: Sequence[Job]) -> tuple[list[Node], list[Job]]:
     """
     free = {name: Counter(resources) for name, resources in seen["free"].items()}
     there = {name: Counter(resources) for name, resources in seen["free"].items()}
+    total = seen["total"]
     placed = []
     for job in jobs:
         has = _slots(seen["held"].get(job.name, {}), job)
@@ -182,7 +192,8 @@ def shares(seen: Look, jobs: Sequence[Job]) -> tuple[list[Node], list[Job]]:
                 has[node] = has.get(node, 0) + here
                 missing -= here
         placed.append(dataclasses.replace(job, placed={node: slots for node, slots in has.items() if slots > 0}))
-    return [Node(name, dict(resources)) for name, resources in there.items()], placed
+    # what is free is told a moment later than who holds what: there is never more than the node has
+    return [Node(name, {each: min(has, total[name].get(each, 0.0)) for each, has in own.items()}) for name, own in there.items()], placed
 
 
 def _slots(held: Mapping[str, Mapping[str, float]], job: Job) -> dict[str, int]:

@@ -47,7 +47,7 @@ class Job:
         owner, team: who handed it in, and whose quota it counts for.
         shape: what a slot takes of a node.
         waits_since_unix_s: since when it waits, if it does; ``waited_s``: how long it has before that, in all.
-        starts: how often it was started.
+        starts: how often it was started; refusals: how often that was refused, one after the other.
         placed: the slots that the queue counts on for it, by node.
         gives_way_to: the run for which it is to end; empty: none.
         leaves_since_unix_s: since when it is to end, for that or because it was cancelled; 0: it is not.
@@ -72,6 +72,7 @@ class Job:
     waits_since_unix_s: float | None = None
     waited_s: float = 0.0
     starts: int = 0
+    refusals: int = 0
     started_unix_s: float = 0.0
     placed: Mapping[str, int] = field(default_factory=dict)
     gives_way_to: str = ""
@@ -130,7 +131,14 @@ class OneMachine:
 
 
 class Runs(Protocol):
-    """How runs are started and ended."""
+    """How runs are started and ended.
+
+    Attributes:
+        tries: how often a run may be refused as it starts before that is its end: others may take the room that was seen.
+    """
+
+    @property
+    def tries(self) -> int: ...
 
     def command(self, job: Job) -> list[str]:
         """The command line of ``job``; it goes on with the run where that was started before."""
@@ -265,13 +273,22 @@ class RunQueue:
         if code is None and (child is not None or _alive(job)):
             return
         self._children.pop(job.name, None)
-        if job.gives_way_to and not job.cancelled and (code in GAVE_WAY or (job.hurried and code != Exit.DONE)):
-            self._noted("released", job, f"its slots are free for {job.gives_way_to}; it waits again")
-            again = dataclasses.replace(job, phase=WAITING, waits_since_unix_s=unix_time_s(), gives_way_to="", placed={})
+        if (why := self._why_again(job, code)) and not job.cancelled:
+            self._noted("released", job, f"{why}; it waits again")
+            refusals = job.refusals + 1 if code == Exit.REFUSED else 0
+            again = dataclasses.replace(job, phase=WAITING, waits_since_unix_s=unix_time_s(), gives_way_to="", placed={}, refusals=refusals)
             self._put(dataclasses.replace(again, leaves_since_unix_s=0.0, told_unix_s=0.0, hurried=False))
             return
         self._noted("end", job, "nobody saw how" if code is None else f"exit code {code}")
         self._put(dataclasses.replace(job, phase=ENDED, exit_code=code, ended_unix_s=unix_time_s()))
+
+    def _why_again(self, job: Job, code: int | None) -> str:
+        """Why a run that has ended is not over; empty: it is."""
+        if job.gives_way_to and (code in GAVE_WAY or (job.hurried and code != Exit.DONE)):
+            return f"its slots are free for {job.gives_way_to}"
+        if code == Exit.REFUSED and job.refusals + 1 < self._runs.tries:
+            return "it was refused as it started: somebody else may have had the room"
+        return ""
 
     def _leaves(self, job: Job) -> Job:
         self._put(dataclasses.replace(job, leaves_since_unix_s=job.leaves_since_unix_s or unix_time_s()))

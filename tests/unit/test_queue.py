@@ -43,6 +43,7 @@ class Waits:
     """Processes in the place of runs: each ends when its file is there, or when it is told to."""
 
     folder: Path
+    tries: int = 1
 
     def command(self, job: Job) -> list[str]:
         return [sys.executable, "-c", UNTIL_TOLD, str(self.folder / f"end-{job.name}"), *job.arguments]
@@ -66,11 +67,11 @@ def noted() -> Noted:
 
 @pytest.fixture
 def make(tmp_path: Path, noted: Noted) -> Make:
-    def queue(slots: int = 4, rules: Rules = Rules()) -> RunQueue:  # noqa: B008
+    def queue(slots: int = 4, rules: Rules = Rules(), tries: int = 1) -> RunQueue:  # noqa: B008
         def note(action: str, job: Job, why: str) -> None:
             noted.append((action, job.name, why))
 
-        return RunQueue(tmp_path / "queue", OneMachine(slots), ByRules(rules), Waits(tmp_path), note)
+        return RunQueue(tmp_path / "queue", OneMachine(slots), ByRules(rules), Waits(tmp_path, tries), note)
 
     return queue
 
@@ -189,6 +190,15 @@ def test_a_run_that_does_not_end_when_told_to_is_ended_at_once(make: Make, tmp_p
     for name in ("high", "low"):
         (tmp_path / f"end-{name}").touch()
     until(lambda: set(phases(queue).values()) == {ENDED}, "both have ended", LIMIT_S)
+
+
+def test_a_run_that_is_refused_as_it_starts_is_tried_again_for_some_times(make: Make, tmp_path: Path, noted: Noted) -> None:
+    queue = make(tries=3)
+    queue.submit(job(tmp_path, "a", 4, code=2))
+    (tmp_path / "end-a").touch()
+    until(lambda: phases(queue)["a"] == ENDED, "it is over", LIMIT_S)
+    assert [action for action, _, _ in noted] == ["start", "released", "resume", "released", "resume", "end"]
+    assert queue.get("a").exit_code == 2
 
 
 def test_what_is_cancelled_while_it_gives_way_does_not_come_back(make: Make, tmp_path: Path) -> None:

@@ -232,6 +232,13 @@ def test_what_others_hold_is_not_the_queues_to_give() -> None:
     assert up.placed == {"a": 2}, "where it is, not where it was counted on"
 
 
+def test_a_node_never_has_more_than_it_has() -> None:
+    """Who holds what is told a moment earlier than what is free."""
+    seen = {"total": {"a": {"CPU": 4.0}}, "free": {"a": {"CPU": 4.0}}, "held": {"up": {"a": {"CPU": 2.0}}}}
+    nodes, _ = shares(seen, [on_cluster("up", 2)])
+    assert nodes[0].resources == {"CPU": 4.0}
+
+
 def test_room_is_put_aside_for_a_run_that_is_about_to_have_it() -> None:
     nodes, placed = shares(SEEN, [on_cluster("up", 3), on_cluster("starts", 2, placed={"b": 2})])
     assert [each.placed for each in placed] == [{"a": 3}, {"b": 2}]
