@@ -127,19 +127,22 @@ class Twin:
                 raise Broken("quota", f"team {team} has {slots} slots")
 
     def _check_order(self, decisions: Iterable[Decision]) -> None:
-        """Nothing starts before one that comes first, unless that one starts too, or its own team's quota keeps it back, not this one's."""
+        """Nothing starts before one that comes first, unless that one starts too, or the quota of its team, another one, keeps that back:
+        the team's first that waits is above it, and the others of the team wait behind that."""
         started = {one.name for one in decisions if isinstance(one, Start)}
-        line = admission.in_turn(self._waiting.values(), self.rules.ageing_s)
-        for at, one in enumerate(line):
+        kept_back = set[str]()
+        passed: list[Asked] = []
+        for one in admission.in_turn(self._waiting.values(), self.rules.ageing_s):
             if one.name not in started:
-                continue
-            for before in line[:at]:
-                if before.name in started:
-                    continue
-                has = sum(each.asked.slots for each in self._running.values() if each.asked.team == before.team)
-                has += sum(each.slots for each in line if each.name in started and each.team == before.team)
-                if before.team == one.team or has + before.slots <= self.rules.quota(before.team):
-                    raise Broken("order", f"{one.name} overtakes {before.name}")
+                passed.append(one)
+                if self._team_has(one.team, started) + one.slots > self.rules.quota(one.team):
+                    kept_back.add(one.team)
+            elif any(before.team == one.team or before.team not in kept_back for before in passed):
+                raise Broken("order", f"{one.name} overtakes {[each.name for each in passed]}")
+
+    def _team_has(self, team: str, started: set[str]) -> int:
+        there = [each.asked for each in self._running.values()] + [each for each in self._waiting.values() if each.name in started]
+        return sum(each.slots for each in there if each.team == team)
 
     def _check_purpose(self, decisions: Sequence[Decision]) -> None:
         """With all gone who were told to, the run for which that was done starts at once."""
