@@ -274,8 +274,9 @@ class WatchServer:
 
     def _all_runs(self) -> list[dict[str, Any]]:
         waiting = [job for job in self.queue.listing()["jobs"] if job["phase"] == "waiting"] if self.queue is not None else []
-        rows = [{"name": job["name"], "status": "queued", "reason": f"waits for {job['slots']} slots"} for job in waiting]
-        return rows + self._feeds.runs()
+        rows = [{"name": job["name"], "status": "queued", "reason": _waits_for(job)} for job in waiting]
+        names = {job["name"] for job in waiting}  # one that gave way has a journal, too
+        return rows + [row for row in self._feeds.runs() if row["name"] not in names]
 
     async def _feed(self, request: web.Request) -> Feed:
         feed = await asyncio.to_thread(self._feeds.get, request.match_info["run"])
@@ -442,6 +443,11 @@ class WatchServer:
             return self._refused(request, "cancel", {}, error)
         self._noted(request, "cancel", {}, job["phase"])
         return web.json_response(job, status=202)
+
+
+def _waits_for(job: Mapping[str, Any]) -> str:
+    again = "it gave way, and goes on when there is room: it " if job.get("starts") else ""
+    return f"{again}waits for {job['slots']} slots"
 
 
 def problem(status: int, detail: str, **more: Any) -> web.Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -89,7 +90,8 @@ class LocalRuns:
         return _has_begun(self.folder, job)
 
     def hurry(self, job: Job) -> None:
-        os.kill(job.pid, signal.SIGTERM)
+        with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+            os.kill(job.pid, signal.SIGTERM)
 
 
 @dataclass(frozen=True)

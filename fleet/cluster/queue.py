@@ -5,6 +5,7 @@ A run outlives the service that started it: another one takes up its file, and k
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -301,7 +302,8 @@ class RunQueue:
             return
         if not job.told_unix_s and (self._runs.listens(job) or now_s > job.leaves_since_unix_s + NOTICE_S):
             self._put(dataclasses.replace(job, told_unix_s=now_s))
-            os.kill(job.pid, signal.SIGTERM)
+            with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+                os.kill(job.pid, signal.SIGTERM)
         elif job.told_unix_s and now_s > job.told_unix_s + NOTICE_S:
             self._noted("hurry", job, f"it has not ended {NOTICE_S:g} s after it was told to")
             self._put(dataclasses.replace(job, told_unix_s=now_s, hurried=True))

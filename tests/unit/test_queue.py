@@ -302,7 +302,7 @@ def test_a_run_is_handed_in_and_taken_back(served: Watched, tmp_path: Path) -> N
     assert (taken.json()["slots"], taken.json()["phase"]) == (3, WAITING)
     assert [one["name"] for one in ask(served, "GET", "/api/queue").json()["jobs"]] == [name]
     [row] = ask(served, "GET", "/api/runs").json()["runs"]
-    assert (row["name"], row["status"]) == (name, "queued")
+    assert (row["name"], row["status"], row["reason"]) == (name, "queued", "waits for 3 slots")
     assert ask(served, "DELETE", f"/api/queue/{name}").json()["phase"] == CANCELLED
     assert ask(served, "DELETE", f"/api/queue/{name}").status_code == 400
     assert ask(served, "DELETE", "/api/queue/nobody").status_code == 404
@@ -360,6 +360,15 @@ def test_only_who_may_and_only_where_there_is_a_queue(served: Watched, tmp_path:
     served.server.queue = None
     for method, path in (("GET", "/api/queue"), ("POST", "/api/queue"), ("DELETE", "/api/queue/a")):
         assert ask(served, method, path, {} if method == "POST" else None).status_code == 409
+
+
+def test_a_run_that_gave_way_is_shown_once_and_as_waiting(served: Watched, tmp_path: Path) -> None:
+    served.write("gave-way", list(one_loss().records))
+    queue = queue_of(served.root, 4)
+    queue.submit(job(tmp_path, "gave-way", 2, starts=1))
+    served.server.queue = Submissions(queue, served.root)
+    [row] = ask(served, "GET", "/api/runs").json()["runs"]
+    assert (row["name"], row["status"]) == ("gave-way", "queued") and "it gave way" in row["reason"]
 
 
 # ---- the ledger --------------------------------------------------------------------------------------------------------------------------

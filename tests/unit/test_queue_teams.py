@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from fleet.cli import main as cli
 from fleet.cli import queue as cli_queue
 from fleet.cli.queue import ByRules, ClusterRuns, LocalRuns, Submissions, queue_of
 from fleet.cli.watch import PRIVATE
+from fleet.cluster import cluster_room
 from fleet.cluster.cluster_room import shares
 from fleet.cluster.queue import CANCELLED, RUNNING, WAITING, Job
 from fleet.errors import ConfigError, RunFailed
@@ -253,6 +255,41 @@ def test_a_node_that_is_gone_takes_its_room_along() -> None:
     nodes, [up] = shares(gone, [on_cluster("up", 2, placed={"a": 2})])
     assert [(node.name, node.resources) for node in nodes] == [("b", {"CPU": 1.0})]
     assert up.placed == {"b": 1}, "what it lost it is to have again"
+
+
+LOOKS = """
+import json, os, sys
+print(json.dumps({"joined": True}), flush=True)
+for _ in sys.stdin:
+    if os.path.exists(sys.argv[1]):
+        sys.exit(1)
+    print(json.dumps({"total": {"a": {"CPU": 4.0}}, "free": {"a": {"CPU": 4.0}}, "held": {}}), flush=True)
+"""
+REFUSES = 'import json; print(json.dumps({"refused": ["--address", "auto", "no cluster is there", "Start one"]}), flush=True)'
+
+
+def test_a_cluster_that_goes_away_is_said_and_seen_again_when_it_is_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    monkeypatch.setattr(cluster_room, "calling", lambda *words: [sys.executable, "-c", LOOKS, str(gone)])
+    monkeypatch.setattr(cluster_room, "FRESH_S", 0.0)
+    with cluster_room.ClusterRoom("auto") as room:
+        assert room.most()[0].resources == {"CPU": 4.0}
+        gone.touch()
+        for _ in range(2):  # the second time it is not tried again yet
+            with pytest.raises(RunFailed, match="not seen any more"):
+                room.nodes([])
+        gone.unlink()
+        monkeypatch.setattr(room, "_retry_s", 0.0)
+        assert room.nodes([])[0][0].name == "a"
+
+
+def test_a_cluster_that_refuses_is_refused_as_by_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_room, "calling", lambda *words: [sys.executable, "-c", REFUSES])
+    with pytest.raises(ConfigError, match="--address = 'auto': no cluster is there. Start one"), cluster_room.ClusterRoom("auto"):
+        pass
+    monkeypatch.setattr(cluster_room, "calling", lambda *words: [sys.executable, "-c", "pass"])
+    with pytest.raises(ConfigError, match="could not be joined"), cluster_room.ClusterRoom("auto"):
+        pass
 
 
 class Away:
