@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from fleet.protocol.queueing import TOP, Asked, Decision, Node, Preempt, Rules, Running, Start
+from fleet.protocol.queueing import ONE_SLOT, TOP, Asked, Decision, Node, Preempt, Rules, Running, Start
+from fleet.settings.per_rank import meets
 
 EPSILON = 1e-9
 
@@ -55,9 +56,9 @@ def never(one: Asked, nodes: Sequence[Node], rules: Rules) -> tuple[str, str]:
     if one.slots > rules.quota(one.team):
         allowed = f"team {one.team} may have {rules.quota(one.team):g} slots at once, and this run needs {one.slots}"
         return allowed, "Ask for fewer ranks and spares, or for another quota: fleet up --quota."
-    most = sum(room(node.resources, one.shape) for node in nodes)
+    most = sum(room(node.resources, one.shape) for node in nodes if meets(node.labels, one.selector))
     if one.slots > most:
-        return f"more than the {most} that this service has for all runs", "See fleet up --slots."
+        return f"more than the {most} that this service has for all runs{_of_kind(one)}", "See fleet up --slots."
     return "", ""
 
 
@@ -127,7 +128,8 @@ class _Line:
         free = self._free(running)
         placed, left = dict[str, int](), one.slots
         for node in self._nodes:
-            if (here := min(left, room(free[node.name], one.shape))) > 0:
+            fits = room(free[node.name], one.shape) if meets(node.labels, one.selector) else 0
+            if (here := min(left, fits)) > 0:
                 placed[node.name] = here
                 left -= here
         return placed if left == 0 else None
@@ -140,6 +142,15 @@ class _Line:
                 for resource, amount in each.asked.shape.items():
                     free[name][resource] = free[name].get(resource, 0.0) - amount * each.placed[name]
         return free
+
+
+def _of_kind(one: Asked) -> str:
+    """What slots of this run are, where they are not any."""
+    if not one.selector and one.shape == ONE_SLOT:
+        return ""
+    takes = " and ".join(f"{amount:g} {name}" for name, amount in one.shape.items())
+    where = "".join(f", on nodes with {key} = {condition}" for key, condition in one.selector.items())
+    return f", each with {takes}{where}"
 
 
 def _without(running: Iterable[Running], those: Iterable[Running]) -> list[Running]:

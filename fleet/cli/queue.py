@@ -130,8 +130,8 @@ def _has_begun(folder: Path, job: Job) -> bool:
 class Submissions:
     """What the API may ask of a queue whose runs go to ``folder``: ``dashboards.server.QueuePort``.
 
-    Bad input is refused here, before it waits for anything. With ``address`` runs go to that cluster, and ``shape`` is what each of their
-    ranks takes there.
+    Bad input is refused here, before it waits for anything. With ``address`` runs go to that cluster, whose room is told in slots of
+    ``shape``.
     """
 
     def __init__(
@@ -151,9 +151,11 @@ class Submissions:
         team = _team(fields["team"], who)
         settings, name = _checked(script, arguments, directory, self._address)
         name = plans.checked_name(name, self._folder) if name else plans.new_name(script)
+        per_rank = settings.per_rank
+        shape, selector = (per_rank.takes, per_rank.selector) if self._address else (dict(ONE_SLOT), {})
         job = Job(
             name=name, script=script, arguments=tuple(_unnamed(arguments)), directory=directory, slots=settings.slots, owner=who.name,
-            priority=fields["priority"], submitted_unix_s=unix_time_s(), team=team, shape=dict(self._shape),
+            priority=fields["priority"], submitted_unix_s=unix_time_s(), team=team, shape=shape, selector=selector,
         )  # fmt: skip
         check_folder(self._queue.folder)
         self._queue.submit(job)

@@ -25,6 +25,7 @@ from fleet.cluster.ray_internals import free_by_node, held_by_run
 from fleet.cluster.reach import reached
 from fleet.errors import ConfigError, RunFailed
 from fleet.protocol.queueing import Node
+from fleet.settings.per_rank import meets
 
 JOIN_S = 60.0
 """The process has so long to start and to join the cluster."""
@@ -34,7 +35,7 @@ AGAIN_S = 10.0
 FRESH_S = 0.5
 """Who asks again within so long gets the same answer."""
 Look = Mapping[str, Any]
-"""``total`` and ``free``: node -> resources; ``held``: run -> node -> resources."""
+"""``total`` and ``free``: node -> resources; ``labels``: node -> its labels; ``held``: run -> node -> resources."""
 
 
 def look() -> Look:
@@ -45,6 +46,7 @@ def look() -> Look:
     return {
         "total": {names[str(node["NodeID"])]: _of(node["Resources"]) for node in alive},
         "free": {names[str(node["NodeID"])]: _of(free.get(node["NodeID"], {})) for node in alive},
+        "labels": {names[str(node["NodeID"])]: dict(node["Labels"]) for node in alive},
         "held": {run: {names[node]: dict(has) for node, has in places.items() if node in names} for run, places in held.items()},
     }
 
@@ -106,7 +108,8 @@ class ClusterRoom:
         return shares(self._look(), jobs)
 
     def most(self) -> list[Node]:
-        return [Node(name, resources) for name, resources in self._look()["total"].items()]
+        seen = self._look()
+        return [Node(name, resources, seen["labels"][name]) for name, resources in seen["total"].items()]
 
     def _look(self) -> Look:
         with self._lock:
@@ -178,7 +181,7 @@ def shares(seen: Look, jobs: Sequence[Job]) -> tuple[list[Node], list[Job]]:
     """
     free = {name: Counter(resources) for name, resources in seen["free"].items()}
     there = {name: Counter(resources) for name, resources in seen["free"].items()}
-    total = seen["total"]
+    total, labels = seen["total"], seen["labels"]
     placed = []
     for job in jobs:
         has = _slots(seen["held"].get(job.name, {}), job)
@@ -186,14 +189,15 @@ def shares(seen: Look, jobs: Sequence[Job]) -> tuple[list[Node], list[Job]]:
             there[node].update(_amounts(job, slots))
         missing = job.slots - sum(has.values())
         for node in [*job.placed, *free]:
-            if missing > 0 and node in free:
+            if missing > 0 and node in free and meets(labels[node], job.selector):
                 here = min(missing, *(int(free[node][name] / amount + 1e-9) for name, amount in job.shape.items()))
                 free[node].subtract(_amounts(job, here))
                 has[node] = has.get(node, 0) + here
                 missing -= here
         placed.append(dataclasses.replace(job, placed={node: slots for node, slots in has.items() if slots > 0}))
     # what is free is told a moment later than who holds what: there is never more than the node has
-    return [Node(name, {each: min(has, total[name].get(each, 0.0)) for each, has in own.items()}) for name, own in there.items()], placed
+    most = {name: {each: min(has, total[name].get(each, 0.0)) for each, has in own.items()} for name, own in there.items()}
+    return [Node(name, own, labels[name]) for name, own in most.items()], placed
 
 
 def _slots(held: Mapping[str, Mapping[str, float]], job: Job) -> dict[str, int]:

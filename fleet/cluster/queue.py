@@ -46,7 +46,7 @@ class Job:
     Args:
         slots: ranks, spares included.
         owner, team: who handed it in, and whose quota it counts for.
-        shape: what a slot takes of a node.
+        shape: what a slot takes of a node; selector: conditions on the node's labels.
         waits_since_unix_s: since when it waits, if it does; ``waited_s``: how long it has before that, in all.
         starts: how often it was started; refusals: how often that was refused, one after the other.
         placed: the slots that the queue counts on for it, by node.
@@ -67,6 +67,7 @@ class Job:
     owner: str = ""
     team: str = ""
     shape: Mapping[str, float] = field(default_factory=lambda: ONE_SLOT)
+    selector: Mapping[str, str] = field(default_factory=dict)
     phase: str = WAITING
     pid: int = 0
     ticks: int = 0
@@ -96,7 +97,7 @@ class Job:
             waits_s = max(0.0, now_s - since_s)
         return Asked(
             name=self.name, slots=self.slots, priority=self.priority, since_s=self.submitted_unix_s, waited_s=self.waited_s + waits_s,
-            team=self.team, shape=self.shape,
+            team=self.team, shape=self.shape, selector=self.selector,
         )  # fmt: skip
 
     def running(self, now_s: float) -> Running:

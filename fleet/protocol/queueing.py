@@ -24,6 +24,7 @@ class Asked:
 
     Args:
         shape: what one slot takes of a node, by the resource's name.
+        selector: conditions on labels of the nodes that it may be on; see ``fleet.settings.per_rank``.
         priority: the greatest starts first.
         since_s: when it was handed in; it keeps that when it gives way.
         waited_s: how long it has waited in all; while it runs it does not grow.
@@ -37,6 +38,7 @@ class Asked:
     waited_s: float = 0.0
     team: str = ""
     shape: Mapping[str, float] = field(default_factory=lambda: ONE_SLOT)
+    selector: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +57,7 @@ class Node:
 
     name: str
     resources: Mapping[str, float]
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

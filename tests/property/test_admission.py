@@ -23,7 +23,7 @@ Patch = pytest.MonkeyPatch
 def queues(draw: st.DrawFn, most: int = 14) -> Twin:
     """Up to ``most`` runs on up to four nodes; priorities from -100 to 100, and short ageing, so that all of it happens."""
     nodes = [
-        Node(f"n{i}", {"CPU": float(draw(st.integers(1, 6))), "GPU": float(draw(st.integers(0, 2)))})
+        Node(f"n{i}", {"CPU": float(draw(st.integers(1, 6))), "GPU": float(draw(st.integers(0, 2)))}, {"rack": str(i % 2)})
         for i in range(draw(st.integers(1, 4)))
     ]
     quotas = draw(st.dictionaries(st.sampled_from(["a", "b", "*"]), st.integers(1, 8), max_size=2))
@@ -37,6 +37,7 @@ def comes(draw: st.DrawFn, name: str) -> Comes:
     asked = Asked(
         name=name, slots=draw(st.integers(1, 8)), priority=draw(st.sampled_from([-100, 0, 40, 90, 99, 100])),
         since_s=float(draw(st.integers(0, 60))), team=draw(st.sampled_from(TEAMS)), shape=draw(st.sampled_from(SHAPES)),
+        selector=draw(st.sampled_from([{}, {}, {"rack": "1"}, {"rack": "!1"}])),
     )  # fmt: skip
     return Comes(asked, draw(st.integers(1, 40)), draw(st.integers(1, 5)))
 
@@ -232,10 +233,15 @@ def the_top_gives_way(patch: Patch) -> None:
     patch.setattr(admission._Line, "_may_leave", wrong)
 
 
+def labels_do_not_matter(patch: Patch) -> None:
+    patch.setattr(admission, "meets", lambda labels, selector: True)
+
+
 MUTATIONS: list[tuple[Callable[[Patch], None], str]] = [
     (part_of_a_gang, "gang"),
     (room_as_one_sum, "capacity"),
     (leavers_count_for_nothing, "capacity"),
+    (labels_do_not_matter, "labels"),
     (each_run_has_the_whole_quota, "quota"),
     (small_ones_overtake, "order"),
     (equals_give_way, "preemption"),
@@ -258,7 +264,10 @@ def directed() -> list[Twin]:
     stream = [Comes(one(f"u{i}", 6, 100, since_s=float(2 * i), shape={"CPU": 1.0}), 2) for i in range(300)]
     poor = [Comes(one("poor", 6, 0, since_s=1.0, shape={"CPU": 1.0}), 9)]
     small = [Comes(one(f"o{i}", 1, 0, since_s=float(i), shape={"CPU": 1.0}), 4) for i in range(60)]
+    racks = [Node("a", {"CPU": 3.0}, {"rack": "1"}), Node("b", {"CPU": 3.0}, {"rack": "2"})]
+    picky = [Comes(one("l", 3, shape={"CPU": 1.0}, selector={"rack": "!1"}), 3)]
     return [
+        Twin(picky, racks, eager),
         Twin(crowd + high, two, eager), Twin(pairs, two, eager), Twin(half, two, eager), Twin(teams, two, Rules(quotas={"a": 3})),
         Twin(stream + poor, two, eager), Twin(small + poor, two, eager),
     ]  # fmt: skip

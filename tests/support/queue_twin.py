@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from fleet.protocol.queueing import TOP, Asked, Decision, Node, Preempt, Rules, Running, Start
+from fleet.settings.per_rank import meets
 from policies import admission
 
 
@@ -114,10 +115,12 @@ class Twin:
 
     def _check_room(self) -> None:
         used: dict[str, Counter[str]] = {node.name: Counter() for node in self.nodes}
-        teams = Counter[str]()
+        teams, labels = Counter[str](), {node.name: node.labels for node in self.nodes}
         for each in self._running.values():
             teams[each.asked.team] += each.asked.slots
             for node, slots in each.placed.items():
+                if not meets(labels[node], each.asked.selector):
+                    raise Broken("labels", f"{each.asked.name} wants {each.asked.selector}, and is on {node}")
                 used[node].update({name: amount * slots for name, amount in each.asked.shape.items()})  # type: ignore[misc]
         for node in self.nodes:
             if any(amount > node.resources.get(name, 0.0) + 1e-6 for name, amount in used[node.name].items()):

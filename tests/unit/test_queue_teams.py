@@ -25,7 +25,7 @@ from fleet.cluster import cluster_room
 from fleet.cluster.cluster_room import shares
 from fleet.cluster.queue import CANCELLED, RUNNING, WAITING, Job
 from fleet.errors import ConfigError, RunFailed
-from fleet.protocol.queueing import Rules
+from fleet.protocol.queueing import Node, Rules
 from tests.support.watching import WRITE_TOKEN, Watched
 from tests.unit.test_queue import SCRIPT, ask, job
 
@@ -217,9 +217,10 @@ def test_what_a_cluster_cannot_have_never_waits(tmp_path: Path, arguments: list[
 
 # ---- the room of a cluster ---------------------------------------------------------------------------------------------------------------
 
-SEEN = {
+SEEN: dict[str, Any] = {
     "total": {"a": {"CPU": 4.0}, "b": {"CPU": 4.0}},
     "free": {"a": {"CPU": 1.0}, "b": {"CPU": 3.0}},
+    "labels": {"a": {}, "b": {"rack": "7"}},
     "held": {"up": {"a": {"CPU": 2.0}}, "somebody": {"a": {"CPU": 1.0}}},
 }
 
@@ -236,7 +237,7 @@ def test_what_others_hold_is_not_the_queues_to_give() -> None:
 
 def test_a_node_never_has_more_than_it_has() -> None:
     """Who holds what is told a moment earlier than what is free."""
-    seen = {"total": {"a": {"CPU": 4.0}}, "free": {"a": {"CPU": 4.0}}, "held": {"up": {"a": {"CPU": 2.0}}}}
+    seen = {"total": {"a": {"CPU": 4.0}}, "free": {"a": {"CPU": 4.0}}, "labels": {"a": {}}, "held": {"up": {"a": {"CPU": 2.0}}}}
     nodes, _ = shares(seen, [on_cluster("up", 2)])
     assert nodes[0].resources == {"CPU": 4.0}
 
@@ -251,7 +252,7 @@ def test_room_is_put_aside_for_a_run_that_is_about_to_have_it() -> None:
 
 
 def test_a_node_that_is_gone_takes_its_room_along() -> None:
-    gone = {"total": {"b": {"CPU": 4.0}}, "free": {"b": {"CPU": 1.0}}, "held": {"up": {}}}
+    gone = {"total": {"b": {"CPU": 4.0}}, "free": {"b": {"CPU": 1.0}}, "labels": {"b": {}}, "held": {"up": {}}}
     nodes, [up] = shares(gone, [on_cluster("up", 2, placed={"a": 2})])
     assert [(node.name, node.resources) for node in nodes] == [("b", {"CPU": 1.0})]
     assert up.placed == {"b": 1}, "what it lost it is to have again"
@@ -263,7 +264,7 @@ print(json.dumps({"joined": True}), flush=True)
 for _ in sys.stdin:
     if os.path.exists(sys.argv[1]):
         sys.exit(1)
-    print(json.dumps({"total": {"a": {"CPU": 4.0}}, "free": {"a": {"CPU": 4.0}}, "held": {}}), flush=True)
+    print(json.dumps({"total": {"a": {"CPU": 4.0}}, "free": {"a": {"CPU": 4.0}}, "labels": {"a": {}}, "held": {}}), flush=True)
 """
 REFUSES = 'import json; print(json.dumps({"refused": ["--address", "auto", "no cluster is there", "Start one"]}), flush=True)'
 
@@ -290,6 +291,35 @@ def test_a_cluster_that_refuses_is_refused_as_by_the_command(monkeypatch: pytest
     monkeypatch.setattr(cluster_room, "calling", lambda *words: [sys.executable, "-c", "pass"])
     with pytest.raises(ConfigError, match="could not be joined"), cluster_room.ClusterRoom("auto"):
         pass
+
+
+class Seen:
+    """A cluster that always looks the same."""
+
+    def nodes(self, jobs: Any) -> Any:
+        return shares(SEEN, jobs)
+
+    def most(self) -> Any:
+        return [Node(name, resources, SEEN["labels"][name]) for name, resources in SEEN["total"].items()]
+
+
+def test_a_rank_has_room_where_it_finds_what_it_takes_and_the_labels_that_it_wants(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    queue = queue_of(tmp_path / "runs", 0, room=Seen(), address="auto")
+    submissions = Submissions(queue, tmp_path / "runs", address="auto")
+
+    def submit(world: int, *settings: str) -> dict[str, Any]:
+        words = ["--world", str(world), *(word for each in settings for word in ("--config", each))]
+        return submissions.submit({**submission(tmp_path), "arguments": words}, Identity("me", operator=True))
+
+    assert submit(4, "per_rank.labels=rack=7")["selector"] == {"rack": "7"}
+    with pytest.raises(ConfigError, match="more than the 4 .* each with 1 CPU, on nodes with rack = 7"):
+        submit(5, "per_rank.labels=rack=7")
+    assert submit(4, "per_rank.cpus=2")["shape"] == {"CPU": 2.0}
+    with pytest.raises(ConfigError, match="more than the 4 .* each with 2 CPU"):
+        submit(5, "per_rank.cpus=2")
+    with pytest.raises(ConfigError, match="more than the 0 .* each with 1 CPU and 1 GPU"):
+        submit(1, "per_rank.gpus=1")
 
 
 class Away:
