@@ -109,10 +109,7 @@ def run(
     verbose: Annotated[bool, typer.Option("--verbose", help="Show views and healed faults too, and the whole report at the end.")] = False,
 ) -> None:
     """Train SCRIPT on a local cluster, or on one that is there, through whatever happens to its ranks."""
-    from fleet.app import expects, scripts
-
-    scripts.check_not_shadowed()
-    expected = expects.parse_all(expect or [], twin and not plain)
+    expected = _expected(expect or [], twin and not plain)
     if plain:
         raise typer.Exit(_execute(cli_plain.plan_of(context), False, 0, Show(json_, html, port, verbose), expected, "", ""))
     found = _settings(context.params)
@@ -160,6 +157,14 @@ def _check_arguments(arguments: Sequence[str], repeat: str = "", changed_code: b
         raise ConfigError("--changed-code", "given", "it is about a run that is repeated", "Use it with --repeat RUN.")
     if arguments:
         raise ConfigError("ARGUMENTS", shlex.join(arguments), "a train function is given none", "Use --set key=value; or --plain.")
+
+
+def _expected(texts: Sequence[str], twin: bool) -> list[Expectation]:
+    """What is expected of the run. Raises ConfigError, also where a folder's names stand before those of libraries."""
+    from fleet.app import expects, scripts
+
+    scripts.check_not_shadowed()
+    return expects.parse_all(texts, twin)
 
 
 def _settings(given: Mapping[str, Any]) -> Configuration:
