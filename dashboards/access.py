@@ -10,14 +10,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from dashboards.identities import Identity, NamedToken, who_has
 from fleet.cluster.clock import unix_time_s
 from fleet.errors import ConfigError
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-WRITE, READ, NOBODY = "write", "read", "nobody"
+WRITE, QUEUE, READ, NOBODY = "write", "queue", "read", "nobody"
+"""What somebody may: all, hand in and take back runs of their team, look, nothing."""
 READ_TOKEN = "read-token"
 """File of the token for those who may only look."""
 MOST_BYTES = 16 << 20
+BY_ITSELF = "the queue"
+"""Who starts runs, and has them give way, in the audit log; no token can have this name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +33,15 @@ class Access:
         read_token: whoever shows it may read; None: everybody may, which is for loopback alone.
         hosts: names under which the server may be called; others are refused, so that no web page can reach it by a name of its own.
             Empty: any.
+        named: tokens of people and programs that may hand in runs, each for its team.
+        operator: the name of whoever shows the write token.
     """
 
     write_token: str
     read_token: str | None = None
     hosts: tuple[str, ...] = LOOPBACK
+    named: tuple[NamedToken, ...] = ()
+    operator: str = "operator"
 
     def __post_init__(self) -> None:
         for name in ("write_token", "read_token"):
@@ -42,14 +50,20 @@ class Access:
                 raise ConfigError(name, "***", "shorter than 16 characters can be guessed", "Make one with `openssl rand -hex 32`.")
 
     def right(self, authorization: str) -> str:
-        """``write``, ``read`` or ``nobody``, for the value of an ``Authorization`` header."""
-        scheme, _, token = authorization.partition(" ")
-        shown = token.strip().encode() if scheme.lower() == "bearer" else b""
-        if hmac.compare_digest(shown, self.write_token.encode()):
-            return WRITE
-        if self.read_token is None or hmac.compare_digest(shown, self.read_token.encode()):
+        """``write``, ``queue``, ``read`` or ``nobody``, for the value of an ``Authorization`` header."""
+        who = self.identity(authorization)
+        if who is not None:
+            return WRITE if who.operator else QUEUE
+        if self.read_token is None or hmac.compare_digest(_shown(authorization), self.read_token.encode()):
             return READ
         return NOBODY
+
+    def identity(self, authorization: str) -> Identity | None:
+        """Who has the token that the header shows; None: somebody without a name, who may look at most."""
+        shown = _shown(authorization)
+        if hmac.compare_digest(shown, self.write_token.encode()):
+            return Identity(self.operator, operator=True)
+        return who_has(shown, self.named)
 
     def knows_host(self, host: str) -> bool:
         """Whether the ``Host`` header names this server."""
@@ -78,18 +92,35 @@ def stored_token(folder: Path, name: str = "token") -> str:
     return token
 
 
+def _shown(authorization: str) -> bytes:
+    scheme, _, token = authorization.partition(" ")
+    return token.strip().encode() if scheme.lower() == "bearer" else b""
+
+
 class Audit:
     """Who did what, one JSON line each, only ever appended to. Anybody can be refused: refusals are kept up to ``MOST_BYTES``."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def write(self, remote: str, right: str, action: str, run: str, asked: Mapping[str, object], outcome: str) -> None:
-        """``right`` is what the token that was shown gives: write, read or nobody."""
-        if right != WRITE and self._path.exists() and self._path.stat().st_size > MOST_BYTES:
+    def write(
+        self, remote: str, right: str, action: str, run: str, asked: Mapping[str, object], outcome: str, who: str = "", team: str = ""
+    ) -> None:
+        """``right`` is what the token that was shown gives; ``who`` and ``team`` are those of its owner."""
+        bounded = right in (READ, NOBODY) or (right == QUEUE and outcome.startswith("refused"))
+        if bounded and self._path.exists() and self._path.stat().st_size > MOST_BYTES:
             return
-        who = {"unix_s": unix_time_s(), "remote": remote, "right": right}
-        line = who | {"action": action, "run": run, "asked": dict(asked), "outcome": outcome}
+        self._append(
+            {"remote": remote, "right": right, "who": who, "team": team, "action": action, "run": run, "asked": dict(asked)}, outcome
+        )
+
+    def done(self, action: str, run: str, owner: str, team: str, why: str) -> None:
+        """What the queue does by itself with somebody's run."""
+        self._append({"who": BY_ITSELF, "team": team, "action": action, "run": run, "owner": owner}, why)
+
+    def _append(self, facts: Mapping[str, object], outcome: str) -> None:
+        line = json.dumps({"unix_s": unix_time_s(), **facts, "outcome": outcome}) + "\n"
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        with open(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a") as file:
-            file.write(json.dumps(line) + "\n")
+        number = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        with open(number, "wb", buffering=0) as file:  # one call: lines of others do not come between
+            file.write(line.encode())

@@ -82,13 +82,32 @@ JOB = {
         "slots": {"type": "integer"},
         "priority": {"type": "integer"},
         "phase": {"type": "string", "enum": ["waiting", "running", "ended", "cancelled"]},
+        "owner": {"type": "string", "description": "Who handed it in."},
+        "team": {"type": "string", "description": "Whose quota it counts for."},
+        "starts": {"type": "integer", "description": "How often it was started: more than once when it gave way."},
+        "gives_way_to": {"type": "string", "description": "The run for which it is to end; empty: none."},
         "exit_code": {"type": ["integer", "null"]},
+    },
+}
+TEAM = {
+    "type": "object",
+    "required": ["name", "slots", "quota"],
+    "properties": {
+        "name": {"type": "string"},
+        "slots": {"type": "integer", "description": "That its runs have now."},
+        "quota": {"type": ["integer", "null"], "description": "That they may have at once; null: no limit."},
     },
 }
 QUEUE = {
     "type": "object",
     "required": ["slots", "free", "jobs"],
-    "properties": {"slots": {"type": "integer"}, "free": {"type": "integer"}, "jobs": {"type": "array", "items": JOB}},
+    "properties": {
+        "slots": {"type": "integer"},
+        "free": {"type": "integer"},
+        "jobs": {"type": "array", "items": JOB},
+        "teams": {"type": "array", "items": TEAM},
+        "trouble": {"type": "string", "description": "Why nothing can be started now; empty: nothing is wrong."},
+    },
 }
 SUBMISSION = {
     "type": "object",
@@ -99,6 +118,7 @@ SUBMISSION = {
         "arguments": {"type": "array", "items": {"type": "string"}, "description": "Options of fleet run."},
         "directory": {"type": "string", "description": "Where the run starts; that of the service unless given."},
         "priority": {"type": "integer", "minimum": -100, "maximum": 100},
+        "team": {"type": "string", "description": "Whose quota it counts for; that of the token unless given."},
     },
 }
 LOG = {
@@ -152,7 +172,8 @@ def _order() -> dict[str, Any]:
 
 def _queue() -> dict[str, Any]:
     listing = _get("Runs that wait for room, and those that had it.", _answers("The queue.", QUEUE, NO_QUEUE), named=False)
-    return {**listing, "post": _change("Hand in a run.", JOB, SUBMISSION, named=False, **NO_QUEUE)}
+    unseen = {"503": _problem("The cluster that runs go to does not answer.")}
+    return {**listing, "post": _change("Hand in a run.", JOB, SUBMISSION, named=False, **NO_QUEUE, **unseen)}
 
 
 def _cancel() -> dict[str, Any]:

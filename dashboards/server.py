@@ -22,13 +22,14 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from dashboards.access import NOBODY, WRITE, Access, Audit
+from dashboards.access import NOBODY, QUEUE, WRITE, Access, Audit
 from dashboards.control_registry import ControlRegistry, Gone
 from dashboards.feeds import Feed, Feeds
+from dashboards.identities import Identity
 from dashboards.openapi import openapi
 from dashboards.pages.logs import log_files, log_piece
 from fleet.cluster.scheduling import give_way
-from fleet.errors import ConfigError
+from fleet.errors import ConfigError, RunFailed
 from fleet.protocol.fault_parameters import PARAMETERS
 
 log = logging.getLogger("fleet.dashboards")
@@ -73,8 +74,8 @@ class ChaosPort(Protocol):
 class QueuePort(Protocol):
     """Runs that wait for room; ``fleet.cli.queue.Submissions`` is one. Each raises ConfigError when it cannot be."""
 
-    def submit(self, asked: Mapping[str, Any]) -> dict[str, Any]: ...
-    def cancel(self, name: str) -> dict[str, Any]: ...
+    def submit(self, asked: Mapping[str, Any], who: Identity) -> dict[str, Any]: ...
+    def cancel(self, name: str, who: Identity) -> dict[str, Any]: ...
     def listing(self) -> dict[str, Any]: ...
 
 
@@ -236,7 +237,10 @@ class WatchServer:
         public = request.path == "/" or request.path.startswith(("/static/", "/runs/")) or request.path == "/openapi.json"
         if right == NOBODY and not public:
             raise web.HTTPUnauthorized(text="a token is needed: Authorization: Bearer TOKEN", headers={"WWW-Authenticate": "Bearer"})
-        if changes and right != WRITE:
+        queues = request.path == "/api/queue" or request.path.startswith("/api/queue/")
+        if changes and right == QUEUE and not queues:
+            raise web.HTTPForbidden(text="your token is for handing in runs; this needs the write token of the service")
+        if changes and right not in (WRITE, QUEUE):
             text = "the write token is needed: Authorization: Bearer TOKEN"
             raise web.HTTPUnauthorized(text=text, headers={"WWW-Authenticate": "Bearer"})
 
@@ -270,8 +274,9 @@ class WatchServer:
 
     def _all_runs(self) -> list[dict[str, Any]]:
         waiting = [job for job in self.queue.listing()["jobs"] if job["phase"] == "waiting"] if self.queue is not None else []
-        rows = [{"name": job["name"], "status": "queued", "reason": f"waits for {job['slots']} slots"} for job in waiting]
-        return rows + self._feeds.runs()
+        rows = [{"name": job["name"], "status": "queued", "reason": _waits_for(job)} for job in waiting]
+        names = {job["name"] for job in waiting}  # one that gave way has a journal, too
+        return rows + [row for row in self._feeds.runs() if row["name"] not in names]
 
     async def _feed(self, request: web.Request) -> Feed:
         feed = await asyncio.to_thread(self._feeds.get, request.match_info["run"])
@@ -385,8 +390,13 @@ class WatchServer:
     def _right(self, request: web.Request) -> str:
         return self._access.right(request.headers.get("Authorization", ""))
 
-    def _noted(self, request: web.Request, action: str, asked: Mapping[str, Any], outcome: str) -> None:
-        self._audit.write(request.remote or "", self._right(request), action, request.match_info.get("run", ""), asked, outcome)
+    def _who(self, request: web.Request) -> Identity | None:
+        return self._access.identity(request.headers.get("Authorization", ""))
+
+    def _noted(self, request: web.Request, action: str, asked: Mapping[str, Any], outcome: str, name: str = "") -> None:
+        who, run = self._who(request), name or request.match_info.get("run", "")
+        mine = (who.name, who.team) if who is not None else ("", "")
+        self._audit.write(request.remote or "", self._right(request), action, run, asked, outcome, *mine)
 
     def _note_refusal(self, request: web.Request, refusal: web.HTTPException) -> None:
         """Who tried to change something and may not, or could not."""
@@ -405,27 +415,39 @@ class WatchServer:
             raise web.HTTPConflict(text="this server starts no runs; that of fleet up does")
         return self.queue
 
+    def _known(self, request: web.Request) -> Identity:
+        who = self._who(request)
+        assert who is not None, "who may change something has a name"
+        return who
+
     async def _queue_listing(self, request: web.Request) -> web.StreamResponse:
         return web.json_response(await asyncio.to_thread(self._queue().listing))  # it waits while runs are being started
 
     async def _queue_submit(self, request: web.Request) -> web.StreamResponse:
-        queue, asked = self._queue(), await _json_body(request)
+        queue, asked, who = self._queue(), await _json_body(request), self._known(request)
         try:
-            job = await asyncio.to_thread(queue.submit, asked)
+            job = await asyncio.to_thread(queue.submit, asked, who)
         except ConfigError as error:
             return self._refused(request, "submit", asked, error)
-        self._noted(request, "submit", asked, job["name"])
+        except RunFailed as error:
+            raise web.HTTPServiceUnavailable(text=error.reason) from None
+        self._noted(request, "submit", asked, job["phase"], job["name"])
         return web.json_response(job, status=202)
 
     async def _queue_cancel(self, request: web.Request) -> web.StreamResponse:
         try:
-            job = await asyncio.to_thread(self._queue().cancel, request.match_info["run"])
+            job = await asyncio.to_thread(self._queue().cancel, request.match_info["run"], self._known(request))
         except KeyError:
             raise web.HTTPNotFound(text="there is no such run in the queue") from None
         except ConfigError as error:
             return self._refused(request, "cancel", {}, error)
         self._noted(request, "cancel", {}, job["phase"])
         return web.json_response(job, status=202)
+
+
+def _waits_for(job: Mapping[str, Any]) -> str:
+    again = "it gave way, and goes on when there is room: it " if job.get("starts") else ""
+    return f"{again}waits for {job['slots']} slots"
 
 
 def problem(status: int, detail: str, **more: Any) -> web.Response:

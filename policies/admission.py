@@ -1,35 +1,167 @@
-"""Which of the runs that wait may start: by priority, then by age, each with all of its ranks or not at all."""
+"""Which runs start, and which give way: whole gangs, real room on each node, quotas of teams, priorities that rise by waiting.
+
+What it promises, of a queue that does as it is told:
+
+- A run has all of its slots or none, on nodes that have room for them; a team never has more than its quota.
+- Nothing overtakes the first in the line that has no room. Whoever is kept back by its team's quota holds up that team alone, and whoever
+  is larger than all that the queue has holds up nobody.
+- A run gives way to one of a greater priority only, and only where that one starts once all who were told have ended.
+- A run that has waited ``(TOP - priority) * ageing_s`` in all is overtaken by no run that was handed in later, and gives way to none. With
+  k runs ahead of it that were handed in earlier, and none that takes longer than D, it starts within ``2 * D * (k + 1)`` from then on: each
+  of them waits for its team's runs to end, and then for those that have the room.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+
+from fleet.protocol.queueing import ONE_SLOT, TOP, Asked, Decision, Node, Preempt, Rules, Running, Start
+from fleet.settings.per_rank import meets
+
+EPSILON = 1e-9
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """A run that waits for ``slots`` slots since ``since_s``. The greatest ``priority`` comes first."""
-
-    name: str
-    slots: int
-    priority: int
-    since_s: float
+def rank(one: Asked, ageing_s: float) -> int:
+    """Its priority, and one more for each ``ageing_s`` that it has waited, up to ``TOP``."""
+    return min(TOP, one.priority + int(one.waited_s // ageing_s)) if ageing_s > 0 else one.priority
 
 
-def in_turn(waiting: Iterable[Waiting]) -> list[Waiting]:
-    """In the order in which they will start."""
-    return sorted(waiting, key=lambda one: (-one.priority, one.since_s, one.name))
+def in_turn(waiting: Iterable[Asked], ageing_s: float = 0.0) -> list[Asked]:
+    """In the order in which they will start: by rank, then by age."""
+    return sorted(waiting, key=lambda one: (-rank(one, ageing_s), one.since_s, one.name))
 
 
-def admit(waiting: Iterable[Waiting], free: int) -> list[str]:
-    """Names of those that start now, when ``free`` slots are free.
-
-    Nothing overtakes the first one that has no room: small runs would keep a large one out for as long as they come.
-    """
-    found: list[str] = []
-    for one in in_turn(waiting):
-        if one.slots > free:
-            break
-        free -= one.slots
-        found.append(one.name)
+def decide(waiting: Sequence[Asked], running: Sequence[Running], nodes: Sequence[Node], rules: Rules) -> list[Decision]:
+    """Who starts now and where, and who gives way to whom."""
+    line, found = _Line(running, nodes, rules), list[Decision]()
+    kept_back = set[str]()
+    for one in in_turn(waiting, rules.ageing_s):
+        if one.team in kept_back or line.too_large(one):
+            continue
+        if (placed := line.place(one)) is not None:
+            line.start(one, placed)
+            found.append(Start(one.name, placed, _why(one, placed)))
+            continue
+        leaving = line.who_leaves(one)
+        if leaving is None and line.over_quota(one):
+            kept_back.add(one.team)
+            continue
+        found += [Preempt(each.asked.name, one.name, _why_not(each.asked, one)) for each in leaving or ()]
+        break
     return found
+
+
+def never(one: Asked, nodes: Sequence[Node], rules: Rules) -> tuple[str, str]:
+    """(why this run can never start, what to do about it); empty texts when it can."""
+    if one.slots > rules.quota(one.team):
+        allowed = f"team {one.team} may have {rules.quota(one.team):g} slots at once, and this run needs {one.slots}"
+        return allowed, "Ask for fewer ranks and spares, or for another quota: fleet up --quota."
+    most = sum(room(node.resources, one.shape) for node in nodes if meets(node.labels, one.selector))
+    if one.slots > most:
+        return f"more than the {most} that this service has for all runs{_of_kind(one)}", "See fleet up --slots."
+    return "", ""
+
+
+def room(resources: Mapping[str, float], shape: Mapping[str, float]) -> int:
+    """How many slots of ``shape`` fit into ``resources``."""
+    return max(0, min((int(resources.get(name, 0.0) / amount + EPSILON) for name, amount in shape.items() if amount > 0), default=0))
+
+
+class _Line:
+    """What is there while decisions are made, one after the other."""
+
+    def __init__(self, running: Sequence[Running], nodes: Sequence[Node], rules: Rules) -> None:
+        self._running, self._nodes, self._rules = list(running), nodes, rules
+
+    def start(self, one: Asked, placed: Mapping[str, int]) -> None:
+        """From here on it counts as running; nobody who comes behind it in this line makes it give way."""
+        self._running.append(Running(asked=one, placed=placed))
+
+    def too_large(self, one: Asked) -> bool:
+        """Whether it would have no room with nobody else there, or is above its team's quota alone."""
+        return self._placed(one, ()) is None or one.slots > self._rules.quota(one.team)
+
+    def over_quota(self, one: Asked) -> bool:
+        """Whether it is its team that has too much already."""
+        return self._over(one, self._running)
+
+    def place(self, one: Asked) -> dict[str, int] | None:
+        """How many of its slots each node gets now; None: it cannot start."""
+        return None if self._over(one, self._running) else self._placed(one, self._running)
+
+    def who_leaves(self, one: Asked) -> list[Running] | None:
+        """Who has to give way so that it can start: nobody else than those that leave already, some more, or None: it does not help."""
+        staying = [each for each in self._running if not each.leaving]
+        if self._fits(one, staying):
+            return []
+        chosen: list[Running] = []
+        for each in self._may_leave(one, staying):
+            chosen.append(each)
+            if self._fits(one, _without(staying, chosen)):
+                return self._needed(one, staying, chosen)
+        return None
+
+    def _may_leave(self, one: Asked, staying: Sequence[Running]) -> list[Running]:
+        """Those of lower priority that did not rise above it by waiting; the lowest first, of those the youngest."""
+        ageing_s = self._rules.ageing_s
+        mine = rank(one, ageing_s)
+        lower = [each for each in staying if each.asked.priority < one.priority and rank(each.asked, ageing_s) < mine]
+        return sorted(lower, key=lambda each: (each.asked.priority, -each.began_s, each.asked.name)) if self._rules.preempts else []
+
+    def _needed(self, one: Asked, staying: Sequence[Running], chosen: Sequence[Running]) -> list[Running]:
+        """Those of ``chosen`` without whom it would not do; whoever was chosen last is spared first."""
+        needed = list(chosen)
+        for each in reversed(chosen):
+            fewer = _without(needed, [each])
+            if self._fits(one, _without(staying, fewer)):
+                needed = fewer
+        return needed
+
+    def _fits(self, one: Asked, staying: Sequence[Running]) -> bool:
+        return not self._over(one, staying) and self._placed(one, staying) is not None
+
+    def _over(self, one: Asked, running: Iterable[Running]) -> bool:
+        has = sum(each.asked.slots for each in running if each.asked.team == one.team)
+        return has + one.slots > self._rules.quota(one.team)
+
+    def _placed(self, one: Asked, running: Iterable[Running]) -> dict[str, int] | None:
+        free = self._free(running)
+        placed, left = dict[str, int](), one.slots
+        for node in self._nodes:
+            fits = room(free[node.name], one.shape) if meets(node.labels, one.selector) else 0
+            if (here := min(left, fits)) > 0:
+                placed[node.name] = here
+                left -= here
+        return placed if left == 0 else None
+
+    def _free(self, running: Iterable[Running]) -> dict[str, dict[str, float]]:
+        """What is left of each node; a node that is gone takes with it what was placed there."""
+        free = {node.name: dict(node.resources) for node in self._nodes}
+        for each in running:
+            for name in each.placed.keys() & free.keys():
+                for resource, amount in each.asked.shape.items():
+                    free[name][resource] = free[name].get(resource, 0.0) - amount * each.placed[name]
+        return free
+
+
+def _of_kind(one: Asked) -> str:
+    """What slots of this run are, where they are not any."""
+    if not one.selector and one.shape == ONE_SLOT:
+        return ""
+    takes = " and ".join(f"{amount:g} {name}" for name, amount in one.shape.items())
+    where = "".join(f", on nodes with {key} = {condition}" for key, condition in one.selector.items())
+    return f", each with {takes}{where}"
+
+
+def _without(running: Iterable[Running], those: Iterable[Running]) -> list[Running]:
+    names = {each.asked.name for each in those}
+    return [each for each in running if each.asked.name not in names]
+
+
+def _why(one: Asked, placed: Mapping[str, int]) -> str:
+    where = ", ".join(f"{slots} on {node}" for node, slots in placed.items())
+    return f"there is room for all of its {one.slots} slots: {where}"
+
+
+def _why_not(leaving: Asked, one: Asked) -> str:
+    return f"{one.name} has priority {one.priority}, and this one {leaving.priority}"

@@ -90,6 +90,7 @@ def run(
     timeout: Annotated[list[str] | None, typer.Option(help="name=seconds, e.g. progress_s=30; repeatable. A wrong one lists all.")] = None,
     storage: Annotated[str | None, option("storage", "--storage", "--store")] = None,
     address: Annotated[str, typer.Option(help="Join a Ray cluster: auto, or HOST:PORT; empty: start a local one.")] = "",
+    copy_to: Annotated[str, typer.Option(help="With --address: where copies of runs' folders lie; empty: runs.")] = "",
     working_dir: Annotated[str, typer.Option(help="With --address: the folder that travels to the nodes; empty: the script's.")] = "",
     detach: Annotated[bool, typer.Option("--detach", help="With --address: begin the run and leave it to the cluster.")] = False,
     allow_chaos: Annotated[bool, typer.Option("--allow-chaos", help="With --address: faults may strike the run on that cluster.")] = False,
@@ -108,14 +109,11 @@ def run(
     verbose: Annotated[bool, typer.Option("--verbose", help="Show views and healed faults too, and the whole report at the end.")] = False,
 ) -> None:
     """Train SCRIPT on a local cluster, or on one that is there, through whatever happens to its ranks."""
-    from fleet.app import expects, scripts
-
-    scripts.check_not_shadowed()
-    expected = expects.parse_all(expect or [], twin and not plain)
+    expected = _expected(expect or [], twin and not plain)
     if plain:
         raise typer.Exit(_execute(cli_plain.plan_of(context), False, 0, Show(json_, html, port, verbose), expected, "", ""))
     found = _settings(context.params)
-    root = _root(found.run.storage, address, detach, nodes, twin)
+    root = _root(found.run.storage, address, copy_to, detach, nodes, twin)
     name, resume, given_steps = _either(resume_or_start, name, resume, repeat, found.run.storage, root, steps or 0)
     if resume and _has_ended(resume, script, found.run.storage, root, given_steps):
         raise typer.Exit(0)
@@ -161,19 +159,30 @@ def _check_arguments(arguments: Sequence[str], repeat: str = "", changed_code: b
         raise ConfigError("ARGUMENTS", shlex.join(arguments), "a train function is given none", "Use --set key=value; or --plain.")
 
 
+def _expected(texts: Sequence[str], twin: bool) -> list[Expectation]:
+    """What is expected of the run. Raises ConfigError, also where a folder's names stand before those of libraries."""
+    from fleet.app import expects, scripts
+
+    scripts.check_not_shadowed()
+    return expects.parse_all(texts, twin)
+
+
 def _settings(given: Mapping[str, Any]) -> Configuration:
     """What the options come to. Raises ConfigError."""
     _check_arguments(given["arguments"] or [], given["repeat"], given["changed_code"])
     return cli_config.settings_of(given, Path())
 
 
-def _root(storage: str, address: str, detach: bool, nodes: int | None, twin: bool) -> Path:
+def _root(storage: str, address: str, copy_to: str, detach: bool, nodes: int | None, twin: bool) -> Path:
     """The folder of the runs on this machine. Raises ConfigError for options of a local cluster with one that is joined, and vice versa."""
-    _check_address(address, detach, nodes, twin)
-    return Path(RUNS if "://" in storage or address else storage).resolve()
+    check_address(address, detach, nodes, twin)
+    if copy_to and not address:
+        raise ConfigError("--copy-to", copy_to, "a local run has its folder under --storage", "Use --storage.")
+    return Path(copy_to or RUNS if "://" in storage or address else storage).resolve()
 
 
-def _check_address(address: str, detach: bool, nodes: int | None, twin: bool) -> None:
+def check_address(address: str, detach: bool, nodes: int | None, twin: bool) -> None:
+    """Whether these options go together. Raises ConfigError."""
     if detach and not address:
         raise ConfigError(
             "--detach", "given", "a local cluster ends with this process", "Give --address, or use fleet up and fleet submit."

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import getpass
+import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,6 +20,7 @@ from fleet.errors import ConfigError
 
 if TYPE_CHECKING:
     from dashboards.feeds import Feeds
+    from dashboards.identities import NamedToken
     from dashboards.server import ChaosPort, WatchServer
     from fleet.app.follow import Follower
 
@@ -63,10 +66,10 @@ def read_token_path(root: Path, host: str) -> Path | None:
 
 
 @contextmanager
-def serving(root: Path, host: str, port: int, per_rank: bool = False) -> Iterator[Watch]:
+def serving(root: Path, host: str, port: int, per_rank: bool = False, named: Sequence[NamedToken] = ()) -> Iterator[Watch]:
     """The live page of the runs under ``root``. Who can reach it from elsewhere must show a token even to read.
 
-    With ``per_rank`` large runs have metrics of each rank, too.
+    With ``per_rank`` large runs have metrics of each rank, too. Who has one of the ``named`` tokens may hand in runs.
 
     Raises ConfigError when it cannot listen there.
     """
@@ -78,7 +81,8 @@ def serving(root: Path, host: str, port: int, per_rank: bool = False) -> Iterato
     token = stored_token(root / PRIVATE)
     kept = read_token_path(root, host)
     read_token = stored_token(kept.parent, kept.name) if kept else None
-    access = Access(token, read_token, () if host in ("0.0.0.0", "::") else (*LOOPBACK, host))
+    hosts = () if host in ("0.0.0.0", "::") else (*LOOPBACK, host)
+    access = Access(token, read_token, hosts, tuple(named), _user())
     with Feeds(root, per_rank) as feeds:
         server = WatchServer(feeds, access, Audit(root / PRIVATE / "audit.jsonl"), host, port)
         server.control_registry = ControlRegistry(root / PRIVATE / "pages", token)
@@ -92,6 +96,14 @@ def serving(root: Path, host: str, port: int, per_rank: bool = False) -> Iterato
             yield Watch(feeds, server, token, read_token)
         finally:
             server.__exit__(None, None, None)
+
+
+def _user() -> str:
+    """Who runs this process; a container may have no name for its user."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"user {os.geteuid()}"
 
 
 def watch(

@@ -168,6 +168,26 @@ def free_by_node() -> dict[str, dict[str, float]]:
     return found
 
 
+def held_by_run(limit_s: float = 5.0) -> dict[str, dict[str, dict[str, float]]]:
+    """Run of Fleet's -> Ray's id of each node -> the resources that its ranks' places hold there. Raises OSError when nobody answers."""
+    import ray
+
+    try:
+        jobs = ray._private.worker.global_worker.gcs_client.get_all_job_info(timeout=limit_s)
+    except ray.exceptions.RpcError as error:
+        raise OSError(f"the control plane does not say which jobs there are: {error}") from error
+    runs = {job.hex(): facts.config.metadata["fleet_run"] for job, facts in jobs.items() if "fleet_run" in facts.config.metadata}
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for name, group in ray.util.placement_group_table().items():
+        run = next((run for job, run in runs.items() if name.endswith(job)), "")
+        for index, node in (group["bundles_to_node_id"] or {}).items():
+            if run and node and group["state"] != "REMOVED":
+                there = found.setdefault(run, {}).setdefault(node, {})
+                for resource, amount in group["bundles"][index].items():
+                    there[resource] = there.get(resource, 0.0) + amount
+    return found
+
+
 def nodes_of_job() -> set[str]:
     """Ray's ids of the nodes on which this job has actors."""
     import ray

@@ -410,6 +410,32 @@ def test_what_is_free_and_where_a_jobs_actors_are_is_told_by_node(cluster: Local
     assert node not in launch_internals.nodes_of_job()
 
 
+HOLDS = """
+import ray, sys
+from ray.job_config import JobConfig
+ray.init(address=sys.argv[1], job_config=JobConfig(metadata={"fleet_run": "mine"}), log_to_driver=False, logging_level="ERROR")
+group = ray.util.placement_group([{sys.argv[2]: 1}])
+ray.get(group.ready())
+print("there", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_what_each_run_holds_is_told_by_its_job(cluster: LocalCluster) -> None:
+    """``get_all_job_info`` of ``global_worker.gcs_client`` has ``config.metadata``; a group's id ends with its job's, and its table has
+    ``bundles``, ``bundles_to_node_id`` and ``state``.
+    """
+    command = [sys.executable, "-c", HOLDS, cluster.address, local.RANK_RESOURCE]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as job:
+        assert job.stdin is not None and job.stdout is not None
+        assert job.stdout.readline() == "there\n"
+        [(node, held)] = launch_internals.held_by_run()["mine"].items()
+        assert held == {local.RANK_RESOURCE: 1.0}
+        assert node in {each["NodeID"] for each in ray.nodes()}
+        job.communicate("\n", timeout=LIMIT_S)
+    until(lambda: "mine" not in launch_internals.held_by_run(), "it goes with its job")
+
+
 def test_a_node_is_taken_out_by_one_call_to_the_control_plane(cluster: LocalCluster) -> None:
     """``UnregisterNodeRequest`` with a ``NodeDeathInfo``, by ``NodeInfoGcsServiceStub`` on the channel of ``init_grpc_channel``."""
     index = cluster.add()

@@ -12,15 +12,19 @@ import psutil
 import pytest
 import requests
 
+from fleet.app.plans import final_digest
 from fleet.app.report import build_report
 from fleet.cluster.processes import calling
 from fleet.protocol.journal import read_journal
-from fleet.protocol.records import Committed, FaultRecord, ProcessLost, Record, RunEnded
+from fleet.protocol.records import Committed, FaultRecord, ProcessLost, Record, Resumed, RunEnded
+from tests.fault.test_bad_luck import STEPS, fault_free
 from tests.golden.journals import one_loss
 from tests.support.programs import program
 from tests.support.prometheus import Server
 from tests.support.waiting import until
 from tests.support.watching import watched
+
+__all__ = ["fault_free"]
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -94,6 +98,47 @@ def test_runs_that_are_handed_in_have_their_turn_and_all_their_ranks(tmp_path: P
     assert [one.summary.status for one in (first, second)] == ["completed", "completed"], (folder / f"{names[1]}.log").read_text()
     assert second.summary.started_unix_s >= first.summary.unix_s(first.summary.now_s)
     assert second.summary.queued_s > first.summary.queued_s > 0
+
+
+def actions(root: Path) -> list[tuple[str, str]]:
+    """(action, run) of each line of the audit log."""
+    lines = (json.loads(line) for line in (root / ".fleet" / "audit.jsonl").read_text().splitlines())
+    return [(line["action"], line["run"]) for line in lines]
+
+
+@pytest.mark.timeout(600)
+def test_a_run_gives_way_to_an_urgent_one_and_ends_with_the_same_bits(tmp_path: Path, fault_free: str) -> None:
+    root, script = tmp_path / "runs", tmp_path / "script.py"
+    script.write_text("from tests.support.trains import plain as train\n")
+    fleet("up", "--storage", str(root), "--port", "0", "--slots", "2", "--preempt")
+    common = ["--world", "2", "--nodes", "1", "--shards", "8", "--set", "norm=layer", "--set", f"flags={tmp_path}", "--storage", str(root)]
+    folder = root / ".fleet" / "queue"
+
+    def phases() -> list[str]:
+        return [json.loads((folder / f"{name}.json").read_text())["phase"] for name in ("low", "high")]
+
+    def submit(name: str, *words: str) -> None:
+        fleet("submit", str(script), "--name", name, *common, *words)
+
+    try:
+        submit("low", "--set", f"steps={STEPS}", "--set", "pause_s=0.5")
+        until(lambda: Committed in kinds(root / "low"), "it trains", 120.0)
+        submit("high", "--priority", "5", "--set", "steps=4")
+        until(lambda: phases() == ["waiting", "running"], "it has given way", 120.0)
+        assert RunEnded in kinds(root / "low"), "it has ended in order"
+        until(lambda: phases() == ["ended", "ended"], "both have ended", 300.0)
+    finally:
+        fleet("down", "--storage", str(root))
+    low, high = (build_report(read_journal(root / name / "journal.jsonl")) for name in ("low", "high"))
+    assert [one.summary.status for one in (low, high)] == ["completed", "completed"], (folder / "low.log").read_text()
+    assert final_digest(root / "low") == fault_free
+    begun = [record for record in read_journal(root / "low" / "journal.jsonl") if isinstance(record, Resumed)]
+    assert len(begun) == 1
+    assert actions(root) == [
+        ("submit", "low"), ("start", "low"), ("submit", "high"), ("preempt", "low"), ("released", "low"), ("start", "high"),
+        ("end", "high"), ("resume", "low"), ("end", "low"),
+    ]  # fmt: skip
+    assert "high has priority 5, and this one 0" in fleet_out("queue", "--audit", "--storage", str(root))
 
 
 def test_fleet_up_serves_all_runs_with_a_prometheus_and_leaves_nothing(tmp_path: Path) -> None:

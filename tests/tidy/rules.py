@@ -17,6 +17,7 @@ CLUSTER = tuple(
     f"fleet.cluster.{name}"
     for name in (
         *(
+            "cluster_room",
             "joined",
             "lean_agent",
             "local",

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import requests
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fleet.app.configuration import configured
 from fleet.app.plans import RunPlan, describe
 from fleet.app.report import build_report, render_table
-from fleet.cli.queue import Submissions, queue_of
+from fleet.cli import queue as cli_queue
+from fleet.cli.queue import ByRules, Submissions, queue_of
 from fleet.cli.watch import PRIVATE
-from fleet.cluster.queue import CANCELLED, ENDED, RUNNING, SUBMITTED, WAITING, Job, RunQueue
+from fleet.cluster import queue as queue_module
+from fleet.cluster.queue import CANCELLED, ENDED, RUNNING, SUBMITTED, WAITING, Job, OneMachine, RunQueue
 from fleet.errors import ConfigError
 from fleet.ledger.report import duration
+from fleet.protocol.queueing import Rules
 from fleet.protocol.records import RunStarted
-from policies.admission import Waiting, admit, in_turn
 from tests.golden.journals import one_loss
 from tests.support.waiting import until
 from tests.support.watching import WRITE_TOKEN, Watched, watched
@@ -33,49 +35,51 @@ UNTIL_TOLD = "import pathlib, sys, time\nwhile not pathlib.Path(sys.argv[1]).exi
 """A process that ends when a file is there, with the exit code that it was given."""
 
 
-def waiting(name: str, slots: int, priority: int = 0, since_s: float = 0.0) -> Waiting:
-    return Waiting(name, slots, priority, since_s)
-
-
-def test_priority_comes_before_age_and_nobody_overtakes() -> None:
-    old, large, urgent = waiting("old", 1, since_s=1.0), waiting("large", 4, since_s=2.0), waiting("urgent", 2, priority=1, since_s=3.0)
-    small = waiting("small", 1, since_s=4.0)
-    assert [one.name for one in in_turn([small, large, old, urgent])] == ["urgent", "old", "large", "small"]
-    assert admit([small, large, old, urgent], 4) == ["urgent", "old"], "small would fit, but large would wait for ever"
-    assert admit([small, large, old, urgent], 8) == ["urgent", "old", "large", "small"]
-    assert admit([large], 3) == [], "all ranks or none"
-
-
-@given(
-    st.lists(st.builds(Waiting, st.uuids().map(str), st.integers(1, 9), st.integers(-2, 2), st.floats(0, 9)), max_size=9),
-    st.integers(0, 30),
-)
-def test_who_starts_has_room_and_is_a_beginning_of_the_line(line: list[Waiting], free: int) -> None:
-    started, turn = admit(line, free), in_turn(line)
-    assert started == [one.name for one in turn[: len(started)]]
-    used = sum(one.slots for one in turn[: len(started)])
-    assert used <= free
-    assert len(started) == len(turn) or used + turn[len(started)].slots > free
-
-
 # ---- real processes ----------------------------------------------------------------------------------------------------------------------
 
 
-def by_age(jobs: Sequence[Job], free: int) -> list[str]:
-    return admit([Waiting(job.name, job.slots, job.priority, job.submitted_unix_s) for job in jobs], free)
+@dataclasses.dataclass(frozen=True)
+class Waits:
+    """Processes in the place of runs: each ends when its file is there, or when it is told to."""
+
+    folder: Path
+    tries: int = 1
+
+    def command(self, job: Job) -> list[str]:
+        return [sys.executable, "-c", UNTIL_TOLD, str(self.folder / f"end-{job.name}"), *job.arguments]
+
+    def listens(self, job: Job) -> bool:
+        return not (self.folder / f"deaf-{job.name}").exists()
+
+    def hurry(self, job: Job) -> None:
+        os.kill(job.pid, signal.SIGKILL)
+
+
+Make = Callable[..., RunQueue]
+Noted = list[tuple[str, str, str]]
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Callable[..., RunQueue]:
-    def command(job: Job) -> list[str]:
-        return [sys.executable, "-c", UNTIL_TOLD, str(tmp_path / f"end-{job.name}"), *job.arguments]
-
-    return lambda slots=4: RunQueue(tmp_path / "queue", slots, by_age, command)
+def noted() -> Noted:
+    """(action, run, why) of all that the queue did."""
+    return []
 
 
-def job(folder: Path, name: str, slots: int, at_s: float = 0.0, code: int = 0) -> Job:
+@pytest.fixture
+def make(tmp_path: Path, noted: Noted) -> Make:
+    def queue(slots: int = 4, rules: Rules = Rules(), tries: int = 1) -> RunQueue:  # noqa: B008
+        def note(action: str, job: Job, why: str) -> None:
+            noted.append((action, job.name, why))
+
+        return RunQueue(tmp_path / "queue", OneMachine(slots), ByRules(rules), Waits(tmp_path, tries), note)
+
+    return queue
+
+
+def job(folder: Path, name: str, slots: int, at_s: float = 0.0, code: int = 0, **more: Any) -> Job:
     return Job(
-        name=name, script="s.py", arguments=(str(code),), directory=str(folder), slots=slots, priority=0, submitted_unix_s=at_s
+        name=name, script="s.py", arguments=(str(code),), directory=str(folder), slots=slots, submitted_unix_s=at_s,
+        **{"priority": 0, **more},
     )  # fmt: skip
 
 
@@ -84,12 +88,11 @@ def phases(queue: RunQueue) -> dict[str, str]:
     return {one.name: one.phase for one in queue.jobs()}
 
 
-def test_a_run_starts_with_all_its_ranks_when_there_is_room(make: Callable[..., RunQueue], tmp_path: Path) -> None:
+def test_a_run_starts_with_all_its_ranks_when_there_is_room(make: Make, tmp_path: Path) -> None:
     queue = make()
     for number, name in enumerate("abc"):
         queue.submit(job(tmp_path, name, slots=3 - number, at_s=number, code=number))
     assert phases(queue) == {"a": RUNNING, "b": WAITING, "c": WAITING}, "c would fit beside a, and keep b waiting"
-    assert queue.free == 1
     (tmp_path / "end-a").touch()
     until(lambda: phases(queue) == {"a": ENDED, "b": RUNNING, "c": RUNNING}, "a has ended", LIMIT_S)
     (tmp_path / "end-b").touch()
@@ -98,7 +101,7 @@ def test_a_run_starts_with_all_its_ranks_when_there_is_room(make: Callable[..., 
     assert [one.exit_code for one in queue.jobs()] == [0, 1, 2]
 
 
-def test_runs_and_those_that_wait_outlive_the_service(make: Callable[..., RunQueue], tmp_path: Path) -> None:
+def test_runs_and_those_that_wait_outlive_the_service(make: Make, tmp_path: Path) -> None:
     first = make()
     first.submit(job(tmp_path, "goes-on", 4))
     first.submit(job(tmp_path, "waits", 4, at_s=1.0))
@@ -114,7 +117,7 @@ def test_runs_and_those_that_wait_outlive_the_service(make: Callable[..., RunQue
     first._children["goes-on"].wait(LIMIT_S)
 
 
-def test_cancelling(make: Callable[..., RunQueue], tmp_path: Path) -> None:
+def test_cancelling(make: Make, tmp_path: Path) -> None:
     queue = make()
     queue.submit(job(tmp_path, "a", 4))
     assert queue.cancel("a").phase == CANCELLED
@@ -125,7 +128,7 @@ def test_cancelling(make: Callable[..., RunQueue], tmp_path: Path) -> None:
         queue.cancel("nobody")
 
 
-def test_what_cannot_be_is_refused(make: Callable[..., RunQueue], tmp_path: Path) -> None:
+def test_what_cannot_be_is_refused(make: Make, tmp_path: Path) -> None:
     queue = make()
     with pytest.raises(ConfigError, match="more than the 4"):
         queue.submit(job(tmp_path, "large", 5))
@@ -136,7 +139,7 @@ def test_what_cannot_be_is_refused(make: Callable[..., RunQueue], tmp_path: Path
         make(slots=0)
 
 
-def test_a_run_whose_folder_is_gone_holds_up_nobody(make: Callable[..., RunQueue], tmp_path: Path) -> None:
+def test_a_run_whose_folder_is_gone_holds_up_nobody(make: Make, tmp_path: Path) -> None:
     queue = make()
     queue.submit(job(tmp_path / "gone", "a", 4))
     queue.submit(job(tmp_path, "b", 4, at_s=1.0))
@@ -144,6 +147,133 @@ def test_a_run_whose_folder_is_gone_holds_up_nobody(make: Callable[..., RunQueue
     assert "could not be started" in (tmp_path / "queue" / "a.log").read_text()
     (tmp_path / "end-b").touch()
     until(lambda: phases(queue)["b"] == ENDED, "b has ended", LIMIT_S)
+
+
+def test_a_run_gives_way_to_one_of_greater_priority_and_goes_on_after_it(make: Make, tmp_path: Path, noted: Noted) -> None:
+    queue = make(rules=Rules(preempts=True))
+    queue.submit(job(tmp_path, "low", 3, at_s=1.0))
+    queue.submit(job(tmp_path, "later", 3, at_s=2.0))
+    assert phases(queue) == {"low": RUNNING, "later": WAITING}
+    (tmp_path / "deaf-low").touch()
+    queue.submit(job(tmp_path, "high", 2, at_s=3.0, priority=1))
+    assert phases(queue) == {"low": RUNNING, "later": WAITING, "high": WAITING}
+    low = queue.get("low")
+    assert (low.gives_way_to, low.told_unix_s) == ("high", 0.0), "it does not hear signals yet"
+    (tmp_path / "deaf-low").unlink()
+    until(lambda: phases(queue) == {"low": WAITING, "later": WAITING, "high": RUNNING}, "low has given way", LIMIT_S)
+    low = queue.get("low")
+    assert (low.submitted_unix_s, low.gives_way_to, low.placed, low.starts) == (1.0, "", {}, 1)
+    (tmp_path / "end-high").touch()
+    until(lambda: phases(queue) == {"low": RUNNING, "later": WAITING, "high": ENDED}, "low goes on, before what came later", LIMIT_S)
+    for name in ("low", "later"):
+        (tmp_path / f"end-{name}").touch()
+    until(lambda: set(phases(queue).values()) == {ENDED}, "all have ended", LIMIT_S)
+    assert [(action, name) for action, name, _ in noted] == [
+        ("start", "low"), ("preempt", "low"), ("released", "low"), ("start", "high"), ("end", "high"), ("resume", "low"), ("end", "low"),
+        ("start", "later"), ("end", "later"),
+    ]  # fmt: skip
+
+
+def test_a_run_that_does_not_end_when_told_to_is_ended_at_once(make: Make, tmp_path: Path, noted: Noted, monkeypatch: Any) -> None:
+    queue = make(rules=Rules(preempts=True))
+    monkeypatch.setattr(
+        sys.modules[__name__], "UNTIL_TOLD", "import signal; signal.signal(15, signal.SIG_IGN); print(flush=True)\n" + UNTIL_TOLD
+    )
+    queue.submit(job(tmp_path, "low", 4, at_s=1.0))
+    assert phases(queue) == {"low": RUNNING}
+    until(lambda: (tmp_path / "queue" / "low.log").read_text() == "\n", "it hears no signal any more", LIMIT_S)
+    queue.submit(job(tmp_path, "high", 4, at_s=2.0, priority=1))
+    assert phases(queue) == {"low": RUNNING, "high": WAITING}
+    monkeypatch.setattr(queue_module, "NOTICE_S", 0.0)
+    until(lambda: phases(queue) == {"low": WAITING, "high": RUNNING}, "it was killed, and waits again", LIMIT_S)
+    assert ("hurry", "low") in [(action, name) for action, name, _ in noted]
+    for name in ("high", "low"):
+        (tmp_path / f"end-{name}").touch()
+    until(lambda: set(phases(queue).values()) == {ENDED}, "both have ended", LIMIT_S)
+
+
+def test_a_run_that_is_refused_as_it_starts_is_tried_again_for_some_times(make: Make, tmp_path: Path, noted: Noted) -> None:
+    queue = make(tries=3)
+    queue.submit(job(tmp_path, "a", 4, code=2))
+    (tmp_path / "end-a").touch()
+    until(lambda: phases(queue)["a"] == ENDED, "it is over", LIMIT_S)
+    assert [action for action, _, _ in noted] == ["start", "released", "resume", "released", "resume", "end"]
+    assert queue.get("a").exit_code == 2
+
+
+def test_what_is_cancelled_while_it_gives_way_does_not_come_back(make: Make, tmp_path: Path) -> None:
+    queue = make(rules=Rules(preempts=True))
+    queue.submit(job(tmp_path, "low", 4, at_s=1.0))
+    phases(queue)
+    (tmp_path / "deaf-low").touch()
+    queue.submit(job(tmp_path, "high", 4, at_s=2.0, priority=1))
+    phases(queue)
+    queue.cancel("low")
+    (tmp_path / "deaf-low").unlink()
+    until(lambda: phases(queue) == {"low": ENDED, "high": RUNNING}, "it ended, and the other one has the room", LIMIT_S)
+    (tmp_path / "end-high").touch()
+    until(lambda: phases(queue)["high"] == ENDED, "high has ended", LIMIT_S)
+
+
+def test_a_run_that_ends_by_itself_while_it_is_told_to_is_over(make: Make, tmp_path: Path) -> None:
+    queue = make(rules=Rules(preempts=True))
+    (tmp_path / "deaf-low").touch()
+    queue.submit(job(tmp_path, "low", 4, at_s=1.0, code=0))
+    phases(queue)
+    queue.submit(job(tmp_path, "high", 4, at_s=2.0, priority=1))
+    phases(queue)
+    (tmp_path / "end-low").touch()
+    until(lambda: phases(queue)["low"] == ENDED, "it completed", LIMIT_S)
+    assert queue.get("low").exit_code == 0
+    (tmp_path / "end-high").touch()
+    until(lambda: phases(queue)["high"] == ENDED, "high has ended", LIMIT_S)
+
+
+def test_a_run_that_gives_way_while_the_service_is_away_goes_on_later(make: Make, tmp_path: Path) -> None:
+    first = make(rules=Rules(preempts=True))
+    first.submit(job(tmp_path, "low", 4, at_s=1.0))
+    phases(first)
+    first.submit(job(tmp_path, "high", 4, at_s=2.0, priority=1))
+    phases(first)
+    first._children["low"].wait(LIMIT_S)
+    second = make(rules=Rules(preempts=True))
+    assert phases(second) == {"low": WAITING, "high": RUNNING}
+    (tmp_path / "end-high").touch()
+    (tmp_path / "end-low").touch()
+    until(lambda: set(phases(second).values()) == {ENDED}, "both have ended", LIMIT_S)
+
+
+def test_quotas_of_teams_are_kept_and_one_that_cannot_be_met_is_refused_by_name(make: Make, tmp_path: Path) -> None:
+    queue = make(slots=8, rules=Rules(quotas={"a": 2}))
+    with pytest.raises(ConfigError, match="team a may have 2 slots at once, and this run needs 3"):
+        queue.submit(job(tmp_path, "large", 3, team="a"))
+    assert queue.jobs() == [] and not list(queue.folder.glob("*.json")), "nothing is half done"
+    for number, team in enumerate("aab"):
+        queue.submit(job(tmp_path, f"{team}{number}", 2, at_s=number, team=team))
+    assert phases(queue) == {"a0": RUNNING, "a1": WAITING, "b2": RUNNING}
+    for name in ("a0", "a1", "b2"):
+        (tmp_path / f"end-{name}").touch()
+    until(lambda: set(phases(queue).values()) == {ENDED}, "all have ended", LIMIT_S)
+
+
+def test_waiting_counts_and_running_does_not() -> None:
+    waits = job(Path(), "a", 1, at_s=100.0)
+    assert waits.asked(130.0).waited_s == 30.0
+    runs = dataclasses.replace(waits, phase=RUNNING, waited_s=30.0)
+    assert runs.asked(500.0).waited_s == 30.0
+    again = dataclasses.replace(runs, phase=WAITING, waits_since_unix_s=500.0)
+    assert (again.asked(510.0).waited_s, again.asked(510.0).since_s) == (40.0, 100.0)
+
+
+def test_a_job_that_an_earlier_version_wrote_is_read(make: Make, tmp_path: Path) -> None:
+    (tmp_path / "queue").mkdir()
+    old = {"name": "old", "script": "s.py", "arguments": ["0"], "directory": str(tmp_path), "slots": 1, "priority": 0}
+    old |= {"submitted_unix_s": 1.0, "phase": "waiting", "pid": 0, "ticks": 0, "exit_code": None, "ended_unix_s": None}
+    (tmp_path / "queue" / "old.json").write_text(json.dumps(old))
+    queue = make()
+    assert phases(queue) == {"old": RUNNING}
+    queue.cancel("old")
+    until(lambda: phases(queue) == {"old": ENDED}, "it was ended", LIMIT_S)
 
 
 # ---- over HTTP ---------------------------------------------------------------------------------------------------------------------------
@@ -172,7 +302,7 @@ def test_a_run_is_handed_in_and_taken_back(served: Watched, tmp_path: Path) -> N
     assert (taken.json()["slots"], taken.json()["phase"]) == (3, WAITING)
     assert [one["name"] for one in ask(served, "GET", "/api/queue").json()["jobs"]] == [name]
     [row] = ask(served, "GET", "/api/runs").json()["runs"]
-    assert (row["name"], row["status"]) == (name, "queued")
+    assert (row["name"], row["status"], row["reason"]) == (name, "queued", "waits for 3 slots")
     assert ask(served, "DELETE", f"/api/queue/{name}").json()["phase"] == CANCELLED
     assert ask(served, "DELETE", f"/api/queue/{name}").status_code == 400
     assert ask(served, "DELETE", "/api/queue/nobody").status_code == 404
@@ -207,8 +337,6 @@ def test_bad_input_never_waits(served: Watched, tmp_path: Path, change: dict[str
 
 
 def test_a_refusal_of_the_service_reads_as_one_of_the_command(served: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fleet.cli import queue as cli_queue
-
     (served.root / PRIVATE).mkdir(exist_ok=True)
     (served.root / PRIVATE / "token").write_text(WRITE_TOKEN)
     monkeypatch.setattr(cli_queue, "running", lambda root: {"url": served.url})
@@ -232,6 +360,15 @@ def test_only_who_may_and_only_where_there_is_a_queue(served: Watched, tmp_path:
     served.server.queue = None
     for method, path in (("GET", "/api/queue"), ("POST", "/api/queue"), ("DELETE", "/api/queue/a")):
         assert ask(served, method, path, {} if method == "POST" else None).status_code == 409
+
+
+def test_a_run_that_gave_way_is_shown_once_and_as_waiting(served: Watched, tmp_path: Path) -> None:
+    served.write("gave-way", list(one_loss().records))
+    queue = queue_of(served.root, 4)
+    queue.submit(job(tmp_path, "gave-way", 2, starts=1))
+    served.server.queue = Submissions(queue, served.root)
+    [row] = ask(served, "GET", "/api/runs").json()["runs"]
+    assert (row["name"], row["status"]) == ("gave-way", "queued") and "it gave way" in row["reason"]
 
 
 # ---- the ledger --------------------------------------------------------------------------------------------------------------------------

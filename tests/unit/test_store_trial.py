@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
+from dashboards.identities import Identity
 from fleet.app import recipes
 from fleet.cli import main as cli
 from fleet.cli import queue as cli_queue
-from fleet.cluster.queue import RunQueue
 from fleet.errors import ConfigError
 from storage.backends import trial
 from storage.backends.files import Files, LocalFiles
@@ -259,12 +259,12 @@ def test_a_service_needs_a_folder_that_takes_files(fleet: Callable[..., tuple[in
 
 def test_a_queue_whose_folder_is_full_takes_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "train.py").write_text("def train(run):\n    pass\n")
-    queue = RunQueue(tmp_path / "queue", 4, lambda waiting, free: [], lambda job: [])
+    queue = cli_queue.queue_of(tmp_path / "runs", 4)
     asked = {"script": "train.py", "arguments": ["--world", "1"], "directory": str(tmp_path), "priority": 0}
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwritev", full)
         with pytest.raises(ConfigError, match="no space"):
-            cli_queue.Submissions(queue, tmp_path).submit(asked)
+            cli_queue.Submissions(queue, tmp_path).submit(asked, Identity("me", operator=True))
     assert queue.jobs() == []
-    name = cli_queue.Submissions(queue, tmp_path).submit(asked)["name"]
+    name = cli_queue.Submissions(queue, tmp_path).submit(asked, Identity("me", operator=True))["name"]
     assert [job.name for job in queue.jobs()] == [name] == [json.loads(path.read_text())["name"] for path in queue.folder.glob("*.json")]

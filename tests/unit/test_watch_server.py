@@ -175,7 +175,7 @@ def test_who_was_refused_is_written_down_too(served: Watched, chaos: ChaosContro
 
 
 def test_refusals_do_not_fill_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(access, "MOST_BYTES", 300)
+    monkeypatch.setattr(access, "MOST_BYTES", 400)
     log = access.Audit(tmp_path / "audit.jsonl")
     for right in ("nobody", "nobody", "nobody", "nobody", "write"):
         log.write("10.0.0.1", right, "/api/queue", "", {}, "outcome")
