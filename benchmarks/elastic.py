@@ -92,7 +92,7 @@ def figures_of(records: Sequence[Record]) -> dict[str, float]:
 def drains(form: Form, folder: Path) -> dict[str, Any]:
     """Several runs, of which each loses another node."""
     notice_s, steps = form.of(NOTICE_S, NOTICE_S, 4.0), form.of(150, 150, 45)
-    found = [drain(folder / f"drain-{number}", notice_s, steps, number % 3) for number in range(form.of(6, 2, 1))]
+    found = [drain(folder / f"drain-{number}", notice_s, steps, number % 3) for number in range(form.of(4, 2, 1))]
     each = {name: [one[name] for one in found] for name in found[0]}
     over = [one["stall_s"] / one["step_s"] for one in found]
     figures = {
@@ -159,7 +159,7 @@ def lost_s(before: Sequence[Record], after: Sequence[Record]) -> float:
 def heads(form: Form, folder: Path) -> dict[str, Any]:
     """One run that is killed so many times, and then comes to its end with the bits of one that was not."""
     folder.mkdir(parents=True)
-    head, back, lost = _Head(folder, form.of(400, 160, 60), 1), list[float](), list[float]()
+    head, back, lost = _Head(folder, form.of(240, 160, 60), 1), list[float](), list[float]()
     child = head.start()
     try:
         seen = head.trains(child, 0)
