@@ -159,6 +159,7 @@ def ended_s(seen: Seen) -> float:
     return next(record.at_s for record in reversed(seen.records) if isinstance(record, RunEnded))
 
 
+@pytest.mark.slow
 def test_ranks_are_where_labels_and_resources_have_them(shell: Shell, undisturbed: Seen) -> None:
     kept = shell.cluster.workers[:2]
     racks = f"rack=in({','.join(f'rack-{worker.hostname}' for worker in kept)})"
