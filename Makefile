@@ -25,7 +25,7 @@ FAILED = { test -n "$(AGAIN)" && $(ALONE) --last-failed --last-failed-no-failure
 CLUSTERS := $(addprefix tests/fault/test_,$(addsuffix .py,object_store drivers up))
 HOSTS := tests/hosts
 OF_TEST := $(CLUSTERS) $(addprefix --ignore=,$(SPREAD) $(LONGER) $(HOSTS)) tests
-TOOLS := chromium prometheus fonts-dejavu-core iproute2 util-linux mount procps faketime nftables
+TOOLS := chromium prometheus fonts-dejavu-core iproute2 util-linux mount procps faketime nftables openssh-client dropbear-bin rsync
 
 .PHONY: tools demo test longer hosts experiments lint docs bench device truth versions clean
 .DEFAULT_GOAL := test
@@ -91,6 +91,7 @@ versions:
 # Tests whose program cannot be installed are left out, and told at the end. CI has all of them.
 tools:
 	@command -v chromium >/dev/null && command -v promtool >/dev/null && command -v prometheus >/dev/null && command -v ip >/dev/null && command -v faketime >/dev/null && command -v nft >/dev/null \
+	  && command -v dropbear >/dev/null && command -v ssh >/dev/null && command -v rsync >/dev/null \
 	  || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
 	    apt-get install -y -qq --no-install-recommends $(TOOLS) >/dev/null; } \
 	  || { echo "Some tests need these programs: apt-get install $(TOOLS)" >&2; test -z "$$CI"; }

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from fleet.protocol.proof import Reason
-from fleet.protocol.records import CheckpointRecord, Committed, ProcessUp, RefusedLines, Resumed, RunEnded, RunStarted
-from tests.support.host_runs import FOLDER, ON_THE_HEAD, Seen, Shell, wait_until_clean
+from fleet.protocol.records import Committed, ProcessUp, RefusedLines, Resumed, RunEnded, RunStarted
+from tests.support.host_runs import FOLDER, ON_THE_HEAD, Seen, Shell, is_durable, wait_until_clean
 from tests.support.host_store import HostStore
 from tests.support.hosts import ROOT
 from tests.support.ray_hosts import RayHosts, ray
@@ -124,7 +124,7 @@ def test_a_detached_run_goes_on_when_its_driver_is_killed(shell: Shell, undistur
     address, folder = ("--address", shell.cluster.head.address), f"{ON_THE_HEAD}/detached"
     begun = shell.run("detached", "--detach", "--set", "pause_s=0.4", "--checkpoint", "2")
     assert begun.returncode == 0 and "goes on without this shell" in begun.stderr, begun.stderr[-3000:]
-    until(lambda: _is_durable(shell.records(folder)), "a commit and a durable checkpoint", 240, tick_s=1.0)
+    until(lambda: _is_kept(shell.records(folder)), "a commit and a durable checkpoint", 240, tick_s=1.0)
     first = _driver(shell, "detached")
     shell.head.run(["kill", "-KILL", str(first)])
     until(lambda: _driver(shell, "detached") not in (0, first), "another process drives the run", 120, tick_s=1.0)
@@ -149,9 +149,8 @@ def _driver(shell: Shell, run: str) -> int:
     return int(found[1]) if found else 0
 
 
-def _is_durable(records: list[Any]) -> bool:
-    kept = [each for each in records if isinstance(each, CheckpointRecord) and (each.phase, each.level) == ("durable", "store")]
-    return bool(kept) and any(isinstance(each, Committed) for each in records)
+def _is_kept(records: list[Any]) -> bool:
+    return is_durable(records) and any(isinstance(each, Committed) for each in records)
 
 
 def ended_s(seen: Seen) -> float:

@@ -8,7 +8,10 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from typer.testing import CliRunner
+
 from fleet.cli.cluster import accepts
+from fleet.cli.main import app
 from fleet.planning.deploy.files import files
 from fleet.planning.deploy.spec import load
 
@@ -99,6 +102,15 @@ def spec_in(folder: Path, whole: dict[str, Any]) -> Path:
     return path
 
 
+def write_files(folder: Path, whole: dict[str, Any], target: str) -> Path:
+    """The folder that ``fleet cluster write`` has made in ``folder``, beside the spec and a script."""
+    to = folder / "deploy"
+    command = ["cluster", "write", "--target", target, "--spec", str(spec_in(folder, whole)), str(to)]
+    done = CliRunner().invoke(app, command, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return to
+
+
 def commands_of(text: str) -> list[list[str]]:
     """Each ``fleet run`` and ``fleet attach`` of a text in which commands may be arguments of others."""
     lines = text.replace("\\\n", " ").splitlines()
@@ -114,4 +126,4 @@ def _words(line: str) -> list[str]:
         return []
 
 
-__all__ = ["PROVIDERS", "SPEC", "WAYS", "accepts", "changed", "commands_of", "content", "spec_in", "written"]
+__all__ = ["PROVIDERS", "SPEC", "WAYS", "accepts", "changed", "commands_of", "content", "spec_in", "write_files", "written"]

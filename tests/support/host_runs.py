@@ -13,7 +13,7 @@ from typing import Any
 
 from fleet.app.follow import open_report
 from fleet.protocol.journal import read_journal
-from fleet.protocol.records import Record, RunEnded
+from fleet.protocol.records import CheckpointRecord, Record, RunEnded
 from tests.support.host_store import HostStore, write
 from tests.support.hosts import HOME, Host
 from tests.support.ray_hosts import RayHosts
@@ -64,6 +64,30 @@ class Seen:
     def digest(self) -> str:
         """Of the final state."""
         return next(record.digest for record in reversed(self.records) if isinstance(record, RunEnded))
+
+
+def copied(host: Host, folder: str, copies: Path) -> Path:
+    """A copy below ``copies`` of the journal of the run in ``folder`` of ``host``, as it is now; empty when there is none."""
+    copy = copies / f"{folder.replace('/', '-').strip('-')}.jsonl"
+    copy.write_text(host.run(["sh", "-c", f"cat '{folder}/journal.jsonl' || true"]).stdout)
+    return copy
+
+
+def records_in(path: Path) -> list[Record]:
+    """What a journal says that may still be written."""
+    return list(read_journal(path, on_torn=lambda message: None)) if path.stat().st_size else []
+
+
+def seen_in(path: Path) -> Seen:
+    """What the journal of an ended run says; an undamaged one, as everything is read."""
+    report, damage = open_report(path)
+    assert not damage
+    return Seen(list(read_journal(path)), report.to_dict())
+
+
+def is_durable(records: Sequence[Record]) -> bool:
+    """Whether a checkpoint lies whole in the store."""
+    return any(isinstance(each, CheckpointRecord) and (each.phase, each.level) == ("durable", "store") for each in records)
 
 
 class Shell:
@@ -120,20 +144,15 @@ class Shell:
 
     def journal(self, folder: str, host: Host | None = None) -> Path:
         """A copy of the journal as it is now; empty when there is none. ``folder``: of the run, on the head unless ``host`` is given."""
-        copy = self._copies / f"{folder.replace('/', '-').strip('-')}.jsonl"
-        copy.write_text((host or self.head).run(["sh", "-c", f"cat '{folder}/journal.jsonl' || true"]).stdout)
-        return copy
+        return copied(host or self.head, folder, self._copies)
 
     def records(self, folder: str) -> list[Record]:
         """What a run's journal says so far."""
-        return list(read_journal(self.journal(folder), on_torn=lambda message: None)) if self.journal(folder).stat().st_size else []
+        return records_in(self.journal(folder))
 
     def seen(self, folder: str) -> Seen:
         """What the journal of an ended run says; an undamaged one, as everything is read."""
-        path = self.journal(folder)
-        report, damage = open_report(path)
-        assert not damage
-        return Seen(list(read_journal(path)), report.to_dict())
+        return seen_in(self.journal(folder))
 
     def go_fast(self) -> None:
         """Ranks pause no longer, on hosts that are up and reached by this process at least."""

@@ -46,10 +46,19 @@ class HostStore:
         self.admit(host)
         until(self._ready, "SeaweedFS serves S3 on a host", LIMIT_S * 2, tick_s=0.5)
 
+    @property
+    def endpoint(self) -> str:
+        """Where it serves."""
+        return f"http://{self._host.address}:{S3_PORT}"
+
+    @property
+    def credentials(self) -> dict[str, str]:
+        """As variables of the environment, for who is not admitted."""
+        return {"AWS_ACCESS_KEY_ID": self._key, "AWS_SECRET_ACCESS_KEY": self._secret}
+
     def admit(self, host: Host) -> None:
         """Write endpoint and credentials where every library of AWS finds them."""
-        endpoint = f"http://{self._host.address}:{S3_PORT}"
-        write(host, ".aws/config", f"[default]\nregion = us-east-1\nendpoint_url = {endpoint}\ns3 =\n  addressing_style = path\n")
+        write(host, ".aws/config", f"[default]\nregion = us-east-1\nendpoint_url = {self.endpoint}\ns3 =\n  addressing_style = path\n")
         write(host, ".aws/credentials", f"[default]\naws_access_key_id = {self._key}\naws_secret_access_key = {self._secret}\n")
 
     def banish(self, host: Host) -> None:

@@ -49,7 +49,7 @@ _subnets = itertools.count(1)
 class Host:
     """One host. Made by :class:`Hosts`; its address, name and link stay the same when it is killed and booted again."""
 
-    def __init__(self, rack: Space, index: int, subnet: int, names: str, sees_tree: bool) -> None:
+    def __init__(self, rack: Space, index: int, subnet: int, names: str, sees_tree: bool, own: Sequence[str] = ()) -> None:
         self.hostname = f"host{index}"
         self.address = f"10.77.{subnet}.{index}"
         self.sees_tree = sees_tree
@@ -59,7 +59,7 @@ class Host:
         """How far clocks are ahead, the monotonic one too, for what is started from now on."""
         self.has_calendar = False
         """From its next boot on the host has a calendar of its own, which :meth:`set_calendar` sets; other clocks are the kernel's."""
-        self._rack, self._names, self._port = rack, names, f"port{index}"
+        self._rack, self._names, self._port, self._own = rack, names, f"port{index}", (*OWN, *own)
         self._network = Space.within(rack, ("--net",), [])
         self._space: Space | None = None
         self._plug(index)
@@ -86,7 +86,7 @@ class Host:
         """
         if self.alive:
             raise RuntimeError(f"{self.hostname} is up: kill it before it boots")
-        steps = [["hostname", self.hostname], *_folders(self.environment_folder, self.sees_tree), [*_NAMES, self._names]]
+        steps = [["hostname", self.hostname], *_folders(self.environment_folder, self.sees_tree, self._own), [*_NAMES, self._names]]
         self._space = Space.within(self._network, ("--mount", "--uts", "--ipc"), steps)
         if self.has_calendar:
             (self.root / SLEEPER[1:]).write_bytes(_sleeper())
@@ -204,13 +204,14 @@ class Hosts:
         count: how many hosts, at most 200.
         with_tree: indices of the hosts that see the source tree (read-only); the others see an empty folder there, so that nothing of this
             project can be imported unless it travels.
+        own: more folders of the machine that each host has for itself, empty when it boots.
     """
 
-    def __init__(self, count: int, with_tree: Iterable[int] = (0,)) -> None:
+    def __init__(self, count: int, with_tree: Iterable[int] = (0,), own: Sequence[str] = ()) -> None:
         if not 1 <= count <= 200:
             raise ValueError(f"{count} hosts: from 1 to 200 have addresses")
         needed()
-        self._count, self._with_tree, self._stack = count, set(with_tree), ExitStack()
+        self._count, self._with_tree, self._own, self._stack = count, set(with_tree), own, ExitStack()
         self._all: list[Host] = []
 
     def __enter__(self) -> Hosts:
@@ -221,7 +222,7 @@ class Hosts:
             """The one process that holds everything."""
             stack.callback(rack.end)
             names = _names(subnet, self._count)
-            self._all = [Host(rack, 1 + index, subnet, names, index in self._with_tree) for index in range(self._count)]
+            self._all = [Host(rack, 1 + index, subnet, names, index in self._with_tree, self._own) for index in range(self._count)]
             for host in self._all:
                 stack.callback(host.remove)
                 host.boot()
@@ -306,29 +307,29 @@ def _switch() -> list[list[str]]:
 _NAMES = ("sh", "-c", 'printf %s "$1" >/run/hosts && mount --bind /run/hosts /etc/hosts', "sh")
 
 
-def _folders(environment: str, sees_tree: bool) -> list[list[str]]:
+def _folders(environment: str, sees_tree: bool, own: Sequence[str]) -> list[list[str]]:
     """The commands that give a host folders of its own, when all that it was born with is read-only.
 
     What it shall see of what they hide is put aside first: the environment may lie inside the source tree, and both at home or in ``/tmp``.
     """
     seen = [sys.base_prefix, *[str(ROOT)] * sees_tree]
-    kept = {environment: sys.prefix, "/sys/fs/cgroup": "/sys/fs/cgroup"} | {path: path for path in seen if _hidden(path)}
+    kept = {environment: sys.prefix, "/sys/fs/cgroup": "/sys/fs/cgroup"} | {path: path for path in seen if _hidden(path, own)}
     aside = {target: f"/mnt/{number}" for number, target in enumerate(kept)}
     steps = [["mount", "-t", "tmpfs", "aside", "/mnt"]]
     for target, source in kept.items():
         steps += [["mkdir", aside[target]], ["mount", "--rbind", source, aside[target]]]
-    steps += [[READ_ONLY], *_bare(sees_tree)]
+    steps += [[READ_ONLY], *_bare(sees_tree, own)]
     for target in kept:
         steps += [["mkdir", "-p", target], ["mount", "--rbind", aside[target], target]]
     return [*steps, ["umount", "-l", "/mnt"], ["chmod", "1777", "/tmp", "/var/tmp", "/dev/shm"]]
 
 
-def _bare(sees_tree: bool) -> list[list[str]]:
+def _bare(sees_tree: bool, folders: Sequence[str]) -> list[list[str]]:
     """Empty folders, and the kernel's as this host's namespaces have them."""
     hidden = [["mount", "-t", "tmpfs", "-o", "ro,size=4k", "hidden", str(ROOT)]] if not sees_tree else []
-    own = [["mount", "-t", "tmpfs", "own", folder] for folder in OWN]
+    own = [["mount", "-t", "tmpfs", "own", folder] for folder in folders]
     return [*hidden, *own, ["mount", "-t", "proc", "proc", "/proc"], ["mount", "-t", "sysfs", "-o", "ro", "sysfs", "/sys"]]
 
 
-def _hidden(path: str) -> bool:
-    return any(Path(path).is_relative_to(folder) for folder in OWN)
+def _hidden(path: str, own: Sequence[str]) -> bool:
+    return any(Path(path).is_relative_to(folder) for folder in own)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import re
+import shlex
 import subprocess
 import tomllib
 from pathlib import Path
@@ -23,6 +24,7 @@ from fleet.planning.deploy.files import base_image
 from fleet.planning.deploy.spec import TARGETS, load
 from tests.support.blocks import ROOT, blocks_of
 from tests.support.deploy import PROVIDERS, WAYS, accepts, changed, commands_of, content, spec_in, written
+from tests.support.written import expanded, variables
 
 RUNNER = CliRunner()
 NOT_A_SECRET = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"
@@ -329,3 +331,26 @@ def test_what_a_machine_of_aws_may_be_told_is_what_ec2_takes() -> None:
              "NetworkInterfaces": "NetworkInterface"}  # fmt: skip
     members = set(model.members) | {each for each in named if each in model.members or named[each] in model.members}
     assert set(keys.known) - members == {"SubnetIds"}, "this one is Ray's"
+
+
+def test_what_kubernetes_would_fill_in_reaches_the_run_as_it_was_said() -> None:
+    told = "a b; $HOME $(HOME) $$ $"
+    document = yaml.safe_load(written("kuberay", env={"GREETING": told}, arguments=["--set", f"note={told}"])["rayjob.yaml"])
+    container = document["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"][0]
+    secrets = {"store-access": {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}}
+    assert variables(container, secrets)["GREETING"] == told
+    assert f"note={told}" in shlex.split(expanded(document["spec"]["entrypoint"], {"HOME": "elsewhere"}))
+
+
+def test_ray_is_stopped_on_every_machine_that_ray_down_does_not_care_for() -> None:
+    def stops(way: str, **more: Any) -> list[str]:
+        lines = written(way, **more)["README.md"].splitlines()
+        return [line for line in lines if line.startswith("ray exec") and "ray stop" in line]
+
+    [line] = stops("ray-up local", image="")
+    here, _, others = shlex.split(line)[-1].partition("; ")
+    assert here.startswith(". ~/venv/bin/activate && ") and here.endswith(" && ray stop")
+    assert others.startswith("for machine in 10.0.0.2 10.0.0.3 10.0.0.4 10.0.0.5; do ssh ") and "ray@$machine" in others
+    [inner] = [word for word in shlex.split(others.replace("; done", "")) if word.startswith("bash --login")]
+    assert shlex.split(inner)[-1] == here
+    assert not stops("ray-up local") and not stops("ray-up aws")

@@ -89,11 +89,12 @@ def _readme(spec: Spec, target: str, folder: str) -> str:
     """What to type."""
     code = {"ray-up": ray_up.CODE, "kuberay": kuberay.CODE}.get(target, "")
     resume = entrypoint.line(entrypoint.resume_words(spec, code))
-    command, attach = entrypoint.line(entrypoint.words(spec, code)), ""
+    command, attach, stop = entrypoint.line(entrypoint.words(spec, code)), "", ""
     if target == "ray-up":
         command = ray_up.on_node(spec, entrypoint.line(entrypoint.words(spec, code, detach=True)))
         attach = ray_up.on_node(spec, f"fleet attach {spec.name}")
+        stop = ray_up.stop(spec)
     return _template(
         "README.md.j2", spec=spec, target=target, title=TITLES[target], folder=shlex.quote(folder), command=command, attach=attach,
-        code=code, resume=resume,
+        stop=stop, code=code, resume=resume,
     )  # fmt: skip

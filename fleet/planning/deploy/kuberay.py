@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from fleet.planning.deploy import entrypoint
-from fleet.planning.deploy.spec import Spec
+from fleet.planning.deploy.spec import Head, Nodes, Spec
 
 RAY = "2.60.0"
 """The version of Ray that is written into files, and that the base image has."""
@@ -32,7 +32,7 @@ def ray_job(spec: Spec) -> dict[str, Any]:
         "kind": "RayJob",
         "metadata": _metadata(spec, queued=True),
         "spec": {
-            "entrypoint": entrypoint.line(entrypoint.words(spec, CODE)),
+            "entrypoint": _literal(entrypoint.line(entrypoint.words(spec, CODE))),
             "shutdownAfterJobFinishes": True,  # Kueue admits no other
             "ttlSecondsAfterFinished": 60,
             "backoffLimit": RETRIES,  # each is a new cluster, on which the same command goes on with the run
@@ -82,16 +82,20 @@ def _cluster(spec: Spec) -> dict[str, Any]:
         "rayVersion": RAY,
         "enableInTreeAutoscaling": False,  # world and spares are admitted together, and stay
         "headGroupSpec": {
-            "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0"},
+            "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0", "disable-usage-stats": "true"} | _store(spec.head),
             "template": _pod(spec, "head"),
         },
         "workerGroupSpecs": [
             {
                 "groupName": "ranks", "replicas": spec.nodes.count, "minReplicas": spec.nodes.count, "maxReplicas": spec.nodes.count,
-                "rayStartParams": {}, **labels, "template": _pod(spec, "worker"),
+                "rayStartParams": _store(spec.nodes), **labels, "template": _pod(spec, "worker"),
             }
         ],
     }  # fmt: skip
+
+
+def _store(part: Head | Nodes) -> dict[str, str]:
+    return {"object-store-memory": str(part.object_store_bytes)}
 
 
 def _pod(spec: Spec, part: str) -> dict[str, Any]:
@@ -147,8 +151,13 @@ def _probe(health: tuple[str, int], silent_s: int) -> dict[str, Any]:
 
 
 def _variables(spec: Spec) -> list[dict[str, Any]]:
-    plain: list[dict[str, Any]] = [{"name": name, "value": value} for name, value in spec.env.items()]
+    plain: list[dict[str, Any]] = [{"name": name, "value": _literal(value)} for name, value in spec.env.items()]
     kept = [
         {"name": key, "valueFrom": {"secretKeyRef": {"name": spec.kuberay.secret, "key": key}}} for key in spec.kuberay.secret_keys
     ]  # fmt: skip
     return [*plain, *kept]
+
+
+def _literal(text: str) -> str:
+    """As Kubernetes must be told it: ``$(NAME)`` in a variable's value, or in a container's arguments, is one that it fills in."""
+    return text.replace("$", "$$") if "$(" in text or "$$" in text else text

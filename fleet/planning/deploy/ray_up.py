@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 from fleet.planning.deploy import entrypoint
-from fleet.planning.deploy.spec import Spec
+from fleet.planning.deploy.spec import Head, Nodes, Spec
 
 CODE = "~/code"
 """Where nodes have the folder of the script."""
 HEAD, WORKER = "head", "ranks"
 """Names of the kinds of nodes."""
 START_HEAD = "ray start --head --port=6379 --autoscaling-config=~/ray_bootstrap_config.yaml --num-cpus=0 --num-gpus=0 --disable-usage-stats"
+FIRST_AUTOSCALER = "RAY_enable_autoscaler_v2=0 "
+"""The second one, which ``ray up`` asks for, takes the head for a worker where machines are there already, and leaves one of them out."""
 FILES = "{ ulimit -n 65536 || true; }"
 """More open files for Ray, where the machine allows them."""
+LOGIN = ("bash", "--login", "-i", "-c")
+"""The shell in which Ray has its commands on nodes."""
 LEFT_BEHIND = (".git", ".venv", "runs", "__pycache__")
 
 
@@ -31,7 +36,7 @@ def cluster(spec: Spec) -> dict[str, Any]:
         "file_mounts": {CODE: "."},
         "rsync_exclude": list(LEFT_BEHIND),
         "setup_commands": list(spec.ray_up.setup),
-        "head_start_ray_commands": [on_node(spec, "ray stop"), on_node(spec, f"{FILES} && {START_HEAD}")],
+        "head_start_ray_commands": [on_node(spec, "ray stop"), on_node(spec, f"{FILES} && {_start_head(spec)}")],
         "worker_start_ray_commands": [on_node(spec, "ray stop"), on_node(spec, f"{FILES} && {_start_worker(spec)}")],
     }
 
@@ -42,14 +47,37 @@ def on_node(spec: Spec, command: str) -> str:
     return " && ".join([*([spec.activate] if spec.activate else []), *exports, command])
 
 
+def stop(spec: Spec) -> str:
+    """What ends Ray on machines that are there, typed on the head before ``ray down``; "" where that does it itself.
+
+    It runs ``ray stop`` on the head alone, and there in no environment. Ray's daemons on other machines miss the head after a minute, and
+    leave others behind. The head comes first: its autoscaler would start Ray again elsewhere.
+    """
+    if spec.ray_up.provider != "local" or spec.image:
+        return ""
+    here, given = on_node(spec, "ray stop"), spec.ray_up
+    key = "-i ~/ray_bootstrap_key.pem " if given.ssh_private_key else ""
+    there = f"ssh -tt -o StrictHostKeyChecking=no {key}{given.ssh_user}@$machine {shlex.quote(entrypoint.line([*LOGIN, here]))}"
+    return f"{here}; for machine in {' '.join(given.worker_ips)}; do {there}; done"
+
+
+def _start_head(spec: Spec) -> str:
+    return f"{FIRST_AUTOSCALER if spec.ray_up.provider == 'local' else ''}{START_HEAD}{_store(spec, spec.head)}"
+
+
 def _start_worker(spec: Spec) -> str:
     """A cloud's node is told by the autoscaler what its kind has; a machine that was there by this command."""
-    start = "ray start --address=$RAY_HEAD_IP:6379 --disable-usage-stats"
+    start = f"ray start --address=$RAY_HEAD_IP:6379 --disable-usage-stats{_store(spec, spec.nodes)}"
     if spec.ray_up.provider != "local":
         return start
     labels = ",".join(f"{name}={value}" for name, value in spec.nodes.labels.items())
     given = [f"--num-cpus={spec.nodes.cpus}", f"--num-gpus={spec.nodes.gpus}", *([f"--labels={labels}"] if labels else [])]
     return f"{start} {entrypoint.line(given)}"
+
+
+def _store(spec: Spec, part: Head | Nodes) -> str:
+    """An option, where ``/dev/shm`` is that of a container, and not half of the machine's memory."""
+    return f" --object-store-memory={part.object_store_bytes}" if spec.image else ""
 
 
 def _docker(spec: Spec) -> dict[str, Any]:

@@ -45,8 +45,13 @@ class Nodes:
     cpus: int = setting(1, "CPUs of each.")
     gpus: int = setting(0, "GPUs of each.")
     memory_gib: int = setting(16, "Memory of each, GiB.")
-    shm_gib: int = setting(4, "`/dev/shm` of each, GiB, out of its memory. Ray's object store lies there, and Fleet needs 64 MiB.")
+    shm_gib: int = setting(4, "`/dev/shm` of each, GiB, out of its memory. Half is for Ray's object store, and Fleet needs 64 MiB.")
     labels: Mapping[str, str] = _texts("Labels of Ray's that each node gets, such as `rack`.")
+
+    @property
+    def object_store_bytes(self) -> int:
+        """Of Ray's object store."""
+        return _object_store_bytes(self.shm_gib)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,16 @@ class Head:
     def shm_gib(self) -> int:
         """`/dev/shm` of the head, out of its memory."""
         return max(1, self.memory_gib // 4)
+
+    @property
+    def object_store_bytes(self) -> int:
+        """Of Ray's object store."""
+        return _object_store_bytes(self.shm_gib)
+
+
+def _object_store_bytes(shm_gib: int) -> int:
+    """Half of ``/dev/shm``. Ray that is not told takes 30 % of a node's memory, and puts it on a disk where ``/dev/shm`` has less."""
+    return shm_gib * 2**30 // 2
 
 
 @dataclass(frozen=True, slots=True)
