@@ -229,8 +229,8 @@ def _cold(summary: LedgerSummary) -> Finding:
 
 
 def _empty(summary: LedgerSummary) -> Finding:
-    empty_s = summary.categories["provision"] + summary.categories["maintenance"] - summary.cold_provision_s
-    evidence = [_spent(summary, "provision", empty_s), *_by_fault(summary, "provision"), *_by_fault(summary, "maintenance")]
+    empty_s = summary.categories["provision"] - summary.cold_provision_s
+    evidence = [_spent(summary, "provision", empty_s), *_by_fault(summary, "provision")]
     idle = _share(summary, "idle_spare")
     evidence.append(
         f"{summary.spares} spares stood by, idle for {idle:.1%} of all rank-seconds." if summary.spares else "There was no spare."
@@ -239,6 +239,15 @@ def _empty(summary: LedgerSummary) -> Finding:
         "Slots stand empty after a loss.", "provision", _of_all(summary, empty_s), COORDINATION, "the scheduler: replacing what was lost",
         "Keep a spare more, or make replacements start faster.", "to idle_spare, which is paid for whether a fault comes or not",
         tuple(evidence),
+    )  # fmt: skip
+
+
+def _maintenance(summary: LedgerSummary) -> Finding:
+    return Finding(
+        "Slots stand empty as nodes are taken away.", "maintenance", _share(summary, "maintenance"), COORDINATION,
+        "the scheduler: maintenance, and machines that a cloud takes back", "Keep a spare more, or have nodes come back earlier.",
+        "to idle_spare, which is paid for whether a node goes or not",
+        (_spent(summary, "maintenance"), *_by_fault(summary, "maintenance")),
     )  # fmt: skip
 
 
@@ -302,7 +311,7 @@ def _places(summary: LedgerSummary) -> list[Finding]:
 
 
 RULES: tuple[Callable[[LedgerSummary], Finding | None], ...] = (
-    _slow_rank, _wire, _data, _checkpoints, _rework, _cold, _empty, _spares, _start, _verification, _unexplained,
+    _slow_rank, _wire, _data, _checkpoints, _rework, _cold, _empty, _maintenance, _spares, _start, _verification, _unexplained,
     _of_faults("detect", "Faults are noticed late.", "failure detection: connections and time-outs",
                "Shorten the time-out that fired, or watch the process itself.", "to false alarms: a slow rank is taken for dead"),
     _of_faults("reform", "Survivors take long to meet again.", "membership and process groups",

@@ -17,6 +17,7 @@ from chaos.confine import Group, memory_group, sweep
 from chaos.daemons import Daemons
 from chaos.processes import this_process
 from fleet.protocol.operations import START, Operation
+from tests.support.waiting import until
 
 TAKES = """
 import sys
@@ -114,7 +115,7 @@ def test_the_kernel_kills_who_takes_memory_and_the_group_goes_with_it(target: su
     said, _ = target.communicate("now\n", timeout=30)
     assert (target.returncode, said) == (-9, "")
     own.close()
-    assert not group.exists()
+    until(lambda: not group.exists(), "the kernel has let the group go")
 
 
 def test_who_is_let_go_has_memory_again(target: subprocess.Popen[str]) -> None:

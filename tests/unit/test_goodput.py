@@ -100,7 +100,7 @@ def test_a_loss_costs_what_it_took_to_notice_reform_replace_restore_and_repeat()
     check_closes(summary)
     loss = incident(summary, "loss-1.0")
     assert {name: pytest.approx(1000 * value) for name, value in loss.cost.items()} == {
-        "detect": 70, "reform": 80 + 20 + 70, "provision": 1000, "restore": 200, "rework": 50 + 50,
+        "detect": 70, "reform": 80 + 20 + 70, "provision": 1000, "maintenance": 0, "restore": 200, "rework": 50 + 50,
     }  # fmt: skip
     assert loss.cost_s == pytest.approx(1.54)
     assert loss.init_s == pytest.approx(0.8)

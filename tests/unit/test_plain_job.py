@@ -273,7 +273,7 @@ def test_nodes_are_groups_of_ranks_that_are_lost_and_come_back() -> None:
 
 
 def test_only_signals_to_processes_strike_a_job_that_is_not_fleets() -> None:
-    assert set(kinds.STRIKES) == {"kill_rank", "lose_node", "hang", "slow"}
+    assert set(kinds.STRIKES) == {"kill_rank", "lose_node", "maintenance", "hang", "slow"}
     assert kinds.why_not("flip_weight").startswith("flip_weight is done by the rank's process")
 
 
