@@ -125,8 +125,8 @@ def test_fleet_drain_announces_withdraws_and_refuses_by_name(cluster: LocalClust
 
     going = Going(plan(tmp_path, spares=0), cluster)
     run, index = str(going.folder), str(going.index_of_a_trainer())
-    with pytest.raises(ConfigError, match=r"NODE = '99': no node of this run\. Its nodes: "):
-        drain(run, "99")
+    with pytest.raises(ConfigError, match=r"NODE = 'nobody': no node of this run\. Its nodes: "):
+        drain(run, "nobody")
     with pytest.raises(ConfigError, match=r"nobody has announced"):
         drain(run, index, withdraw=True)
     with pytest.raises(ConfigError, match=r"--notice = 'soon'"):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from actors.asking import ask
 from actors.messages import SettingWanted
 from fleet.app.report import build_report
-from fleet.cli.set_ import ask
 from fleet.protocol.operations import START, Operation
 from fleet.protocol.records import DecisionMade, ViewPublished
 from fleet.settings.live import ADDRESS_FILE
@@ -22,8 +22,8 @@ SLOW_SLOT = 2
 def slow_down(fleet: PlainFleet) -> None:
     """From step 60 on: by then the detector knows how much times waver. Before that, a threshold is changed as ``fleet set`` does it."""
     (fleet.folder / ADDRESS_FILE).write_text(f"127.0.0.1:{fleet.port}")
-    assert ask(fleet.folder, SettingWanted("straggler.gain", "0.05")) == ("", "")
-    assert "cannot change while a run goes on" in ask(fleet.folder, SettingWanted("world", "5"))[0]
+    assert not ask(fleet.folder, SettingWanted("straggler.gain", "0.05")).refused
+    assert "cannot change while a run goes on" in ask(fleet.folder, SettingWanted("shards", "5")).refused
     fleet.wait_for(lambda: fleet.step >= 60)
     process = next(process for member, process, _ in fleet.census() if member.slot == SLOW_SLOT)
     answer = fleet.call(fleet.coordinator.operate(Operation("s", "slow", START, process, duration_s=FOR_S, severity=SEVERITY)))
