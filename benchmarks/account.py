@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.account_forecast import measure_forecast
 from benchmarks.account_step import STEP_S, step_overhead_all_us
-from benchmarks.harness import Form, left_out, run
+from benchmarks.harness import Form, left_out, run, together
 from benchmarks.machine import step_overhead_us
 from fleet.planning.traces.fit import fit
 from fleet.planning.traces.importing import read_log
@@ -88,13 +88,7 @@ MEASURES = (fits, overheads, counts, forecasts)
 
 def measure(form: Form) -> Mapping[str, Any]:
     """Each of ``MEASURES``, in one result."""
-    whole: dict[str, Any] = {"settings": {}, "figures": {}, "samples": {}, "notes": []}
-    for each in MEASURES:
-        part = each(form)
-        for name in ("settings", "figures", "samples"):
-            whole[name] |= part[name]
-        whole["notes"] += part["notes"]
-    return whole
+    return together(each(form) for each in MEASURES)
 
 
 if __name__ == "__main__":

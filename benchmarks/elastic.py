@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import Form, left_out, run
+from benchmarks.harness import Form, left_out, run, together
 from chaos.arrivals import save_trace
 from fleet.errors import FleetError
 from fleet.ledger.goodput import Ledger
@@ -199,13 +199,7 @@ def heads(form: Form, folder: Path) -> dict[str, Any]:
 def measure(form: Form) -> dict[str, Any]:
     """Nodes that go with a notice, then a head that is lost."""
     with tempfile.TemporaryDirectory() as folder:
-        parts = [drains(form, Path(folder) / "drains"), heads(form, Path(folder) / "heads")]
-    whole: dict[str, Any] = {"settings": {}, "figures": {}, "samples": {}, "notes": []}
-    for part in parts:
-        for name in ("settings", "figures", "samples"):
-            whole[name] |= part[name]
-        whole["notes"] += part["notes"]
-    return whole
+        return together([drains(form, Path(folder) / "drains"), heads(form, Path(folder) / "heads")])
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
@@ -98,6 +98,16 @@ def complete(name: str, measured: Mapping[str, Any]) -> Result:
     if unknown:
         raise ValueError(f"benchmark {name} gives {sorted(unknown)}; the shape is {sorted(parts)}")
     return {"benchmark": name, "machine": machine(), "versions": versions(), **parts, **measured}
+
+
+def together(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """What several measures give, as one."""
+    whole: dict[str, Any] = {"settings": {}, "figures": {}, "samples": {}, "notes": []}
+    for part in parts:
+        for name in ("settings", "figures", "samples"):
+            whole[name] |= part[name]
+        whole["notes"] += part["notes"]
+    return whole
 
 
 def show(result: Result) -> None:

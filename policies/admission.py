@@ -16,9 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from fleet.protocol.queueing import ONE_SLOT, TOP, Asked, Decision, Node, Preempt, Rules, Running, Start
-from fleet.settings.per_rank import meets
-
-EPSILON = 1e-9
+from fleet.settings.per_rank import meets, room
 
 
 def rank(one: Asked, ageing_s: float) -> int:
@@ -60,11 +58,6 @@ def never(one: Asked, nodes: Sequence[Node], rules: Rules) -> tuple[str, str]:
     if one.slots > most:
         return f"more than the {most} that this service has for all runs{_of_kind(one)}", "See fleet up --slots."
     return "", ""
-
-
-def room(resources: Mapping[str, float], shape: Mapping[str, float]) -> int:
-    """How many slots of ``shape`` fit into ``resources``."""
-    return max(0, min((int(resources.get(name, 0.0) / amount + EPSILON) for name, amount in shape.items() if amount > 0), default=0))
 
 
 class _Line:

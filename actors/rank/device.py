@@ -7,9 +7,7 @@ import os
 import torch
 
 from fleet.errors import ConfigError
-
-VISIBLE = "CUDA_VISIBLE_DEVICES"
-"""Ray sets it for each rank to the GPUs that it gives it: the first of them is number 0 here."""
+from fleet.settings.per_rank import VISIBLE
 
 
 def rank_device(gpus: float) -> torch.device:

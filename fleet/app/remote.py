@@ -27,11 +27,12 @@ from fleet.app import chaos_token, plans
 from fleet.app.plans import RunPlan, RunResult
 from fleet.app.shipping import ship
 from fleet.cluster import ray_internals, reach
-from fleet.cluster.joined import SLOT, environment, nodes, room, run_names
+from fleet.cluster.joined import SLOT, environment, nodes, run_names
 from fleet.cluster.mirroring import Copies
 from fleet.cluster.provenance import code_of, provenance
 from fleet.cluster.ray_internals import free_by_node
 from fleet.errors import ConfigError, RunFailed
+from fleet.settings.per_rank import room
 
 ROOT = "~/.fleet/runs"
 """On the head, unless ``--storage`` names a folder from its root on."""

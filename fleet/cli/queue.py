@@ -177,7 +177,7 @@ class Submissions:
         return self._room(jobs) | told
 
     def _room(self, jobs: Sequence[Job]) -> dict[str, Any]:
-        from policies.admission import room
+        from fleet.settings.per_rank import room
 
         try:
             most = sum(room(node.resources, self._shape) for node in self._queue.room.most())

@@ -27,7 +27,7 @@ from fleet.cluster.cluster_room import ClusterRoom
 from fleet.cluster.processes import calling
 from fleet.errors import ConfigError, RunFailed
 from fleet.protocol.queueing import OTHERS, Rules
-from policies.admission import room
+from fleet.settings.per_rank import room
 from storage.backends.urls import redact
 
 console = cli_print.Terminal(stderr=True)

@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 
 from fleet.errors import ConfigError
+from fleet.settings.per_rank import VISIBLE, room
 from fleet.settings.run import RunSettings
 
 DRIVER = Path("/proc/driver/nvidia/gpus")
-VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def visible_gpus() -> list[str]:
@@ -33,10 +33,10 @@ def gpus_for(settings: RunSettings) -> list[str]:
         return []
     found = visible_gpus()
     each = len(found) // settings.nodes
-    room = settings.nodes * int(each / wanted.gpus + 1e-9)
-    if room < settings.slots:
+    ranks = settings.nodes * room({"GPU": each}, {"GPU": wanted.gpus})
+    if ranks < settings.slots:
         reason = (
-            f"this machine has {len(found)} GPUs, {each} for each of {settings.nodes} nodes, which is room for {room} ranks; "
+            f"this machine has {len(found)} GPUs, {each} for each of {settings.nodes} nodes, which is room for {ranks} ranks; "
             f"{settings.world} ranks and {settings.spares} spares were asked for"
         )
         raise ConfigError("per_rank.gpus", wanted.gpus, reason, "Ask for fewer ranks or nodes, or for less of a GPU, such as 0.5.")

@@ -19,7 +19,7 @@ from fleet.cluster.provider import FOLDER_PREFIX, MEMORY, NAMESPACE, Place
 from fleet.cluster.ray_internals import free_by_node
 from fleet.cluster.reach import join
 from fleet.errors import ConfigError, RunFailed
-from fleet.settings.per_rank import meets
+from fleet.settings.per_rank import meets, room
 
 SLOT = {"CPU": 1.0}
 """Resources of Ray that one rank takes."""
@@ -133,11 +133,6 @@ def nodes() -> list[dict[str, Any]]:
 def is_head(node: Mapping[str, Any]) -> bool:
     """Whether the control plane lives on this node."""
     return "node:__internal_head__" in node["Resources"]
-
-
-def room(resources: Mapping[str, float], slot: Mapping[str, float]) -> int:
-    """For how many ranks there is room among ``resources``."""
-    return min(int(resources.get(name, 0.0) / amount + 1e-9) for name, amount in slot.items() if amount > 0)
 
 
 def chosen(selector: Mapping[str, str]) -> list[dict[str, Any]]:

@@ -23,6 +23,7 @@ from fleet.cluster.provider import FOLDER_PREFIX, MEMORY, Place
 from fleet.cluster.quiet import connect
 from fleet.cluster.ray_internals import SYSTEM_CONFIG, UNSEEN, has_token, reread_authentication
 from fleet.errors import ConfigError, RunFailed
+from fleet.settings.per_rank import VISIBLE
 
 RANK_RESOURCE = "fleet_rank"
 """Custom resource of worker nodes: one unit for each slot."""
@@ -198,7 +199,7 @@ class LocalCluster:
         environment = {**os.environ, **self._extra_environment, processes.CLUSTER_VARIABLE: self.id, processes.NODE_VARIABLE: name}
         if name != HEAD and self._gpus_per_node:
             self._gpus_of[name], self._gpus_free = self._gpus_free[: self._gpus_per_node], self._gpus_free[self._gpus_per_node :]
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(self._gpus_of[name])
+            environment[VISIBLE] = ",".join(self._gpus_of[name])
         with open(self._directory / f"host-{name}.log", "wb") as log:
             self._hosts[name] = subprocess.Popen(
                 [sys.executable, "-c", _HOST, request],

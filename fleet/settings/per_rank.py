@@ -14,6 +14,10 @@ WORD = r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
 KEY = re.compile(rf"(?:{WORD}/)?{WORD}")
 CONDITION = re.compile(rf"!?{WORD}|!?in\({WORD}(?:, ?{WORD})*\)")
 """As Ray has them: VALUE, !VALUE, in(A,B) or !in(A,B)."""
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+"""In a process's environment: the GPUs that it may use. Ray sets it for each rank to its own: the first is number 0 there."""
+EPSILON = 1e-9
+"""Three tenths make room for three ranks that take a tenth each."""
 OWN = {"CPU": "per_rank.cpus", "GPU": "per_rank.gpus"}
 """Resources that have a setting of their own."""
 
@@ -61,6 +65,11 @@ class PerRankSettings:
         """The first setting that only a cluster which was joined can meet; empty when there is none."""
         given = {"cpus": self.cpus != 1.0, "resources": bool(self.resources), "labels": bool(self.labels)}
         return next((name for name, told in given.items() if told), "")
+
+
+def room(resources: Mapping[str, float], takes: Mapping[str, float]) -> int:
+    """For how many ranks there is room among ``resources`` when each takes so much; none where they take nothing."""
+    return max(0, min((int(resources.get(name, 0.0) / amount + EPSILON) for name, amount in takes.items() if amount > 0), default=0))
 
 
 def meets(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:

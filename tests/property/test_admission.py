@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.protocol.queueing import TOP, Asked, Node, Preempt, Rules, Start
+from fleet.settings.per_rank import room
 from policies import admission
 from tests.support.queue_twin import Broken, Comes, Twin
 
@@ -54,7 +55,7 @@ def test_no_queue_breaks_a_promise(twin: Twin) -> None:
 def test_a_stream_of_urgent_runs_starves_nobody(twin: Twin, every: int) -> None:
     """An urgent run of the size of the whole cluster comes every few ticks, for ever, as far as the others can see."""
     nodes = twin.nodes
-    most = sum(admission.room(node.resources, SHAPES[0]) for node in nodes)
+    most = sum(room(node.resources, SHAPES[0]) for node in nodes)
     urgent = [Comes(Asked(name=f"u{i}", slots=most, priority=100, since_s=float(every * i), shape=SHAPES[0]), 2) for i in range(150)]
     Twin([*twin.runs, *urgent], nodes, twin.rules, limit=50_000).play()
 
@@ -175,7 +176,7 @@ def room_as_one_sum(patch: Patch) -> None:
     def wrong(self: Any, asked: Asked, running: Any) -> dict[str, int] | None:
         free = self._free(running)
         total = {name: sum(each[name] for each in free.values()) for name in asked.shape}
-        return {self._nodes[0].name: asked.slots} if admission.room(total, asked.shape) >= asked.slots else None
+        return {self._nodes[0].name: asked.slots} if room(total, asked.shape) >= asked.slots else None
 
     patch.setattr(admission._Line, "_placed", wrong)
 

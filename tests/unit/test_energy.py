@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -14,10 +13,12 @@ from actors.rank.telemetry.energy import Device, Energy, Nvml
 from fleet.ledger.bill import DATA_SHEET, DECLARED, MEASURED
 from fleet.ledger.goodput import Ledger
 from fleet.ledger.summary import LedgerSummary
-from fleet.protocol.records import RunStarted, Usage
+from fleet.protocol.records import Usage
 from fleet.protocol.types import Member
-from fleet.settings.cost import CostSettings
-from tests.golden.journals import one_loss
+from tests.unit.test_bill import with_cost
+
+ENDS_S = 7.34
+"""The golden story's."""
 
 
 class MadeUp:
@@ -72,15 +73,9 @@ def test_without_a_gpu_nothing_is_told() -> None:
     assert torch.cuda.is_initialized() or energy.metered() == (0.0, 0.0)
 
 
-def _summary(watts: float | None, **cost: float | str) -> LedgerSummary:
-    records = one_loss().records
-    started = records[0]
-    assert isinstance(started, RunStarted)
-    config = json.loads(started.config)
-    config["settings"] = {**config.get("settings", {}), "cost": dataclasses.asdict(CostSettings(**cost))}  # type: ignore[arg-type]
-    at_s = max(getattr(record, "at_s", 0.0) for record in records)
-    metered = [Usage(Member(slot, 0), 1, 0, 1, at_s, energy_j=10 * watts, metered_s=10.0) for slot in range(2)] if watts else []
-    return Ledger().apply_all([dataclasses.replace(started, config=json.dumps(config)), *records[1:], *metered]).summary()
+def _summary(watts: float | None, **cost: Any) -> LedgerSummary:
+    metered = [Usage(Member(slot, 0), 1, 0, 1, ENDS_S, energy_j=10 * watts, metered_s=10.0) for slot in range(2)] if watts else []
+    return Ledger().apply_all([*with_cost(**cost), *metered]).summary()
 
 
 def test_what_is_measured_wins_over_the_data_sheet_and_what_is_declared_over_both() -> None:

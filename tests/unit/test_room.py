@@ -11,6 +11,7 @@ from fleet.errors import ConfigError
 from fleet.ledger.happenings import Teller
 from fleet.protocol.events import RoomMissing
 from fleet.protocol.records import DecisionMade
+from fleet.settings.per_rank import room
 from tests.golden.journals import Story
 from tests.unit.test_live_settings import machine, written
 
@@ -34,7 +35,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     [({"CPU": 3.5}, {"CPU": 1.0}, 3), ({"CPU": 0.3}, {"CPU": 0.1}, 3), ({"CPU": 4.0}, {"CPU": 1.0, "GPU": 1.0}, 0), ({}, {"CPU": 1.0}, 0)],
 )
 def test_there_is_room_for_as_many_ranks_as_the_scarcest_resource_allows(resources: Any, slot: Any, ranks: int) -> None:
-    assert joined.room(resources, slot) == ranks
+    assert room(resources, slot) == ranks
 
 
 def test_too_few_slots_are_refused_with_what_is_there_and_who_has_the_rest(cluster: None) -> None:

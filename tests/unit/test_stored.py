@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-
 import pytest
 
 from fleet.ledger.goodput import Ledger
@@ -12,12 +9,14 @@ from fleet.ledger.stored import GB, MONTH_S, Stored, store_bill
 from fleet.machine.budget import Budget
 from fleet.protocol.decisions import Figures
 from fleet.protocol.levels import PEERS
-from fleet.protocol.records import CheckpointRecord, Record, RunStarted, Usage
+from fleet.protocol.records import CheckpointRecord, Record, Usage
 from fleet.protocol.types import Member, StateId
 from fleet.settings.cost import CostSettings
 from fleet.settings.run import CheckpointSettings, RunSettings
-from tests.golden.journals import one_loss
+from tests.unit.test_bill import with_cost
 
+ENDS_S = 7.34
+"""The golden story's."""
 SIZE = 2 * int(GB)
 PRICED = {"usd_per_gb_month": 0.5, "usd_per_gb_read": 0.1}
 
@@ -52,13 +51,7 @@ def test_it_is_priced_by_month_and_by_what_is_read_and_by_nothing_else() -> None
 
 
 def _journal(**cost: float) -> list[Record]:
-    records = one_loss().records
-    started = records[0]
-    assert isinstance(started, RunStarted)
-    config = json.loads(started.config)
-    config["settings"] = {**config.get("settings", {}), "cost": dataclasses.asdict(CostSettings(**cost)), "checkpoint": {"keep": 3}}
-    at_s = max(getattr(record, "at_s", 0.0) for record in records)
-    return [dataclasses.replace(started, config=json.dumps(config)), *records[1:], read(0, 0, SIZE, at_s)]
+    return [*with_cost(**cost), read(0, 0, SIZE, ENDS_S)]
 
 
 def test_the_bill_has_it_and_its_parts_add_up() -> None:

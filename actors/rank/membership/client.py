@@ -20,7 +20,7 @@ from fleet.protocol.events import EVENTS, Event
 from fleet.protocol.instructions import INSTRUCTIONS, Inspect, Instruction, Park
 from fleet.protocol.member import MemberProtocol
 from fleet.protocol.operations import Operation
-from fleet.protocol.types import Member, Process
+from fleet.protocol.types import Process
 from fleet.protocol.wire import FrameBuffer, connect_unix, frame
 
 log = logging.getLogger("fleet.rank.membership")
@@ -119,9 +119,9 @@ class Client:
             return
         self._alone_since_s = math.inf
         with self.lock:
-            if (member := self.protocol.incarnation) is not None and self.protocol.released is None:
+            if self.protocol.incarnation is not None and self.protocol.released is None:
                 log.warning("this rank's agent is gone: it leaves generation %d", self.protocol.generation)
-                self.on_messages([Park((Member(self.protocol.slot, member),), self.protocol.generation)])
+                self.on_messages([Park((self.protocol.member,), self.protocol.generation)])
                 self.changed.notify_all()
 
     def _connected(self) -> socket.socket | None:

@@ -6,6 +6,7 @@ several processes compute on one, each is told an equal share of what was taken 
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from typing import Any, Protocol
@@ -85,19 +86,16 @@ class Energy:
         return self._joules, self._metered_s
 
 
-ENERGY = Energy()
-
-
 def metered() -> tuple[float, float]:
     """(joules, seconds) of this process so far; the first time that it computes on a GPU, counting begins."""
-    now_s = time.monotonic()
-    if torch.cuda.is_initialized() and not _tried:
-        _tried.append(True)
-        try:
-            ENERGY.begin(Nvml(), now_s)
-        except OSError as error:
-            log.info("the GPU's energy is not counted: %s", error)
-    return ENERGY.told(now_s)
+    return _of_this_process().told(time.monotonic()) if torch.cuda.is_initialized() else (0.0, 0.0)
 
 
-_tried: list[bool] = []
+@functools.cache
+def _of_this_process() -> Energy:
+    meter = Energy()
+    try:
+        meter.begin(Nvml(), time.monotonic())
+    except OSError as error:
+        log.info("the GPU's energy is not counted: %s", error)
+    return meter
