@@ -6,6 +6,7 @@ committed shows in the next: gradients, random numbers, batches, scaler, schedul
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
@@ -13,10 +14,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, SupportsFloat, TypeVar
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 from actors.rank.data.feeds import Feeds
 from actors.rank.data.sampling import seed_step, seeded_alone
 from actors.rank.device import rank_device
+from actors.rank.fsdp.engine import FsdpEngine
+from actors.rank.fsdp.taken import Unit, mesh_of_one, take_over
 from actors.rank.membership.client import Client
 from actors.rank.membership.seat import Seat
 from actors.rank.once import Figures, Home, OneOfAll, name_of
@@ -85,6 +89,7 @@ class Run:
         self._choreography = self._seat.choreography
         self._steps: Moves = self._choreography.run()
         self._engine: Engine | None = None
+        self._host, self._units = host, tuple[Unit, ...]()
         self._one = OneOfAll(self._seat, recorder)
         self._owed: list[tuple[int, Callable[[], object]]] = []
         self._seated: tuple[View, int] | None = None
@@ -113,6 +118,14 @@ class Run:
         return rank_device(self._settings.per_rank.gpus)
 
     @property
+    def mesh(self) -> DeviceMesh:
+        """What ``fully_shard`` wants: ``fully_shard(block, mesh=run.mesh)``. It has this rank alone, as the others come and go.
+
+        With ``--optimizer-sharding fsdp`` Fleet cuts the model for the ranks that there are; without, each rank keeps all of it.
+        """
+        return mesh_of_one(self.device)
+
+    @property
     def config(self) -> RunSettings:
         """The run's settings."""
         return self._settings
@@ -127,7 +140,11 @@ class Run:
         Raises:
             ConfigError: an object has no ``state_dict``, or the optimizer cannot be sharded as ``--optimizer-sharding`` asks.
         """
+        modules = {name: one for name, one in objects.items() if isinstance(one, torch.nn.Module)}
+        optimizers = {name: one for name, one in objects.items() if isinstance(one, torch.optim.Optimizer)}
+        self._units = take_over(modules, optimizers)
         state = TrackedState(**objects)
+        state.units = {id(each): number for number, unit in enumerate(self._units, 1) for each in unit.parameters}
         if self._settings.optimizer_sharding != "none":
             check_tracked(state, self._settings.threads_per_rank)
         return state
@@ -192,10 +209,16 @@ class Run:
             engine = Engine(state, self._settings, self._recorder, clip_norm)
             self._seat.serve(state, engine, self._loop.total)
             return engine
-        sharded = ShardedEngine(state, self._settings, self._recorder, clip_norm)
+        sharded = self._make_sharded(state, clip_norm)
         copies, levels = self._settings.optimizer_copies, len(self._settings.domains)
         self._seat.serve(state, sharded, self._loop.total, Resharding(sharded, self._client.protocol, copies, self._advance, levels))
         return sharded
+
+    def _make_sharded(self, state: TrackedState, clip_norm: float | None) -> ShardedEngine:
+        if self._settings.optimizer_sharding == "fsdp":
+            called_away = lambda: self._choreography.wanted  # noqa: E731
+            return FsdpEngine(state, self._settings, self._recorder, clip_norm, self._units, self._host, called_away)
+        return ShardedEngine(state, self._settings, self._recorder, clip_norm)
 
     def _rehearse(self) -> Iterator[Step]:
         """A rank that waits to be called runs the loop body once, on its initial state, and forgets it; ``commit`` says False.
@@ -273,7 +296,12 @@ class Run:
         """
         state = self._engine.state if self._engine is not None else None
         target = self._home.target(os.fspath(path))
-        where: str | None = self.once(lambda: self._parts.export(target, model_state(state, model)), name=f"save {target}")
+
+        def export() -> str:
+            with self._trained.whole() if self._engine is not None else contextlib.nullcontext():
+                return self._parts.export(target, model_state(state, model))
+
+        where: str | None = self.once(export, name=f"save {target}")
         return where
 
     def evaluate(self, fn: Callable[[], Mapping[str, float]], *, every: int = 1) -> Figures | None:

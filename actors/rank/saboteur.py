@@ -43,7 +43,7 @@ class Saboteur:
 
     def flip_weight(self, order: Operation) -> None:
         """A bit of the weights."""
-        _flip(self._engine.parameters, random.Random(order.seed))
+        _flip(self._engine.weights, random.Random(order.seed))
 
     def flip_optimizer(self, order: Operation) -> None:
         """A bit of the optimizer's state."""

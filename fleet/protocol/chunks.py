@@ -12,6 +12,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import NamedTuple
 
 from fleet.protocol.domains import Crowd, Place
@@ -72,6 +73,32 @@ def kept(guarded: Sequence[Sequence[int]], rank: int) -> tuple[Chunk, ...]:
     """The chunks of view rank ``rank``: its own, then those that it guards."""
     size = len(guarded)
     return ((size, rank), *((size, owner) for owner in range(size) if rank in guarded[owner]))
+
+
+def lenders(guarded: Sequence[Sequence[int]], owner: int, rank: int) -> tuple[int, ...]:
+    """Whom view rank ``rank`` asks for the chunk of ``owner``, in this order: all who keep it. Different ranks begin with different ones."""
+    keepers = (owner, *guarded[owner])
+    first = rank % len(keepers)
+    return keepers[first:] + keepers[:first]
+
+
+class Loan(Enum):
+    """What becomes of a request for a stretch of the parameters, which is for one state and no other."""
+
+    NOW = "now"
+    LATER = "later"
+    NEVER = "never"
+
+
+def loan(here: StateId | None, wanted: StateId) -> Loan:
+    """A rank that is at ``here`` is asked for parameters of ``wanted``. Only what is committed is lent.
+
+    A rank that has taken a step before its peer knows of it asks early: it is given what it asks for once the peer has taken that step too.
+    """
+    if here == wanted:
+        return Loan.NOW
+    behind = here is not None and here.lineage == wanted.lineage and here.step + 1 == wanted.step
+    return Loan.LATER if behind else Loan.NEVER
 
 
 @dataclass(frozen=True, slots=True)

@@ -217,8 +217,12 @@ class RunSettings:
     peer_copies: int = setting(1, "On how many other nodes the memory keeps a copy of the state; 0: on none.")
     seed: int = setting(0, "Seed of model, data and chaos.")
     reduction: str = setting("tree", "tree (bit-identical) or native (plain all-reduce).")
-    optimizer_sharding: str = setting("none", "none, or zero1: each rank has a part of the optimizer's state.")
-    optimizer_copies: int = setting(1, "With zero1: so many other ranks keep each part, up to 3; 0: any loss goes back to a checkpoint.")
+    optimizer_sharding: str = setting(
+        "none", "none; zero1: each rank has a part of the optimizer's state; fsdp: and of the parameters, as fully_shard cuts the model."
+    )
+    optimizer_copies: int = setting(
+        1, "With zero1 and fsdp: so many other ranks keep each part, up to 3; 0: any loss goes back to a checkpoint."
+    )
     threads_per_rank: int = setting(1, "Threads that a rank computes with.")
     form_delay_s: float = setting(0.0, "Put in before survivors go on; see fleet rehearse.")
     domains: tuple[str, ...] = setting(
@@ -282,12 +286,10 @@ class RunSettings:
 
     def _check_sharding(self) -> None:
         chosen = self.optimizer_sharding
-        if chosen not in ("none", "zero1"):
-            reason = "unknown"
-            raise ConfigError(
-                "optimizer_sharding", chosen, reason, "Choose none, or zero1 (each rank keeps a part of the optimizer's state)."
-            )
-        if chosen == "zero1" and self.reduction == "native":
+        if chosen not in ("none", "zero1", "fsdp"):
+            way_out = "Choose none, zero1 (each rank keeps a part of the optimizer's state), or fsdp (and of the parameters)."
+            raise ConfigError("optimizer_sharding", chosen, "unknown", way_out)
+        if chosen != "none" and self.reduction == "native":
             reason = "the ranks' chunks are those of the fixed-order reduction, and reduction is native"
             raise ConfigError("optimizer_sharding", chosen, reason, "Set reduction to tree.")
         if not 0 <= self.optimizer_copies <= 3:

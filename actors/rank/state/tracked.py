@@ -49,6 +49,9 @@ class TrackedState:
 
     Attributes:
         before_load: called when the state is about to be replaced; who still reads the old one waits there until it has.
+        units: by ``id`` of a parameter, the unit in which ``fully_shard`` has put it, from 1 on.
+        apart: by ``id``, the parameters that ranks have in chunks: they are no part of what :meth:`flat` gives.
+        bring: takes each of these (parameter, value) out of a state that is loaded and has them.
     """
 
     def __init__(self, **objects: Any) -> None:
@@ -59,6 +62,9 @@ class TrackedState:
                 )
         self.objects = dict(objects)
         self.before_load: Callable[[], object] = lambda: None
+        self.units: Mapping[int, int] = {}
+        self.apart: frozenset[int] = frozenset()
+        self.bring: Callable[[torch.Tensor, torch.Tensor], object] = lambda parameter, value: None
         self._seen: dict[int, _Seen] = {}
         self._skeletons = Skeletons()
         self.flat()  # what cannot be written is refused here, and not when a rank was lost
@@ -84,12 +90,24 @@ class TrackedState:
 
     def flat(self, whole: Mapping[str, Any] | None = None) -> Flat:
         """As :meth:`flatten`, and which of the tensors a forward may change. ``whole``: see :meth:`digest`."""
-        parts = {name: _live_state(tracked) for name, tracked in self.objects.items()} | dict(whole or {})
+        parts = self.common() | dict(whole or {})
         found = _Tensors(self._seen)
         skeleton = self._skeletons.write(parts, found.index)
         self._seen = found.seen
         buffers = [tensor for name in self.modules for key, tensor in parts[name].items() if _is_volatile(key, tensor)]
         return Flat(skeleton, found.tensors, frozenset(found.index(tensor) for tensor in buffers))
+
+    def common(self) -> dict[str, Any]:
+        """The state dict of each object, with the live tensors, of what all ranks hold alike."""
+        parts = {name: _live_state(tracked) for name, tracked in self.objects.items()}
+        for name, live in self.spread().items():
+            parts[name] = {key: value for key, value in live.items() if id(value) not in self.apart}
+        return parts
+
+    def spread(self) -> dict[str, dict[str, Any]]:
+        """The state dict of each module that has parameters apart, with the live tensors."""
+        found = {name: dict(_live_state(module)) for name, module in self.modules.items()} if self.apart else {}
+        return {name: live for name, live in found.items() if any(id(value) in self.apart for value in live.values())}
 
     def load(self, skeleton: str, tensors: Sequence[torch.Tensor]) -> None:
         """Take over the state that :meth:`flatten` has described. Tensors may be kept, so they must not change afterwards.
@@ -104,7 +122,24 @@ class TrackedState:
         self.before_load()
         self._seen = {}
         for name, tracked in self.objects.items():
-            tracked.load_state_dict(parts[name])
+            if self.apart and isinstance(tracked, nn.Module):
+                self._load_rest(tracked, parts[name])
+            else:
+                tracked.load_state_dict(parts[name])
+
+    def _load_rest(self, module: nn.Module, part: Mapping[str, Any]) -> None:
+        """What is apart goes to ``bring``, where ``part`` has it; the module takes the rest."""
+        apart = {key: value for key, value in _live_state(module).items() if id(value) in self.apart}
+        for key in apart.keys() & part.keys():
+            if part[key].shape != apart[key].shape:
+                reason = f"the state to load has the shape {tuple(part[key].shape)} for it"
+                raise ConfigError(key, tuple(apart[key].shape), reason, "Load a checkpoint of the same model.")
+            self.bring(apart[key], part[key])
+        found = module.load_state_dict({key: value for key, value in part.items() if key not in apart}, strict=False)
+        missing = set(found.missing_keys) - apart.keys()
+        if missing or found.unexpected_keys:
+            names = sorted(missing) + sorted(found.unexpected_keys)
+            raise ConfigError("model", names[0], "the state to load is that of another model", "Load a checkpoint of the same model.")
 
     def digest(self, step: int, whole: Mapping[str, Any] | None = None) -> str:
         """SHA-256 in hex over all of the state, the random generators and the data cursor; equal on ranks that are equal bit for bit.

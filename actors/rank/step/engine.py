@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,7 +79,7 @@ class Engine:
         self._optimizer = _only(state, torch.optim.Optimizer, "optimizer")
         self._schedulers = [o for o in state.objects.values() if isinstance(o, torch.optim.lr_scheduler.LRScheduler)]
         self._scaler = next((o for o in state.objects.values() if isinstance(o, torch.amp.GradScaler)), None)
-        self._gradients = GradientBuffers(modules, settings.shards)
+        self._gradients = GradientBuffers(modules, settings.shards, state.units)
         if not self._gradients.parameters:
             raise ConfigError("track", sorted(state.objects), "no module with parameters that require a gradient", "Track model=... too.")
         self.device = self._gradients.parameters[0].device
@@ -110,6 +110,21 @@ class Engine:
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
         return self._gradients.parameters
+
+    @property
+    def weights(self) -> list[torch.Tensor]:
+        """The memory of the parameters that is here between steps."""
+        return list(self._gradients.parameters)
+
+    @contextlib.contextmanager
+    def whole(self) -> Iterator[None]:
+        """All parameters of the model can be read here meanwhile, by this rank alone."""
+        yield
+
+    @property
+    def broken(self) -> bool:
+        """Whether what the loop body computes now is of no use, as this rank could not have what it needs for it."""
+        return False
 
     @property
     def figures(self) -> dict[str, float]:

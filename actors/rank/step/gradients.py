@@ -25,26 +25,27 @@ between two multiples is computed by the same instructions as in the whole: in 1
 AVERAGED_BUFFER_LIMIT = 1 << 16
 """Elements; floating-point buffers up to this size are averaged over shards. Larger ones (masks, tables) have to stay constant."""
 
-Key = tuple[torch.dtype, torch.device]
+Key = tuple[torch.dtype, torch.device, int]
+"""What shares a flat buffer: also of one unit, as ``fully_shard`` has cut the model, so that a unit is gathered by itself."""
 
 
 @dataclass(frozen=True)
 class _Place:
     flat: int
     start: int
-    like: torch.Tensor
+    shape: torch.Size
+    strides: tuple[int, ...]
 
     def view(self, flats: Sequence[torch.Tensor]) -> torch.Tensor:
         """This place in ``flats``, with the strides of the tensor that it stands for."""
-        flat = flats[self.flat]
-        return flat.as_strided(self.like.shape, torch.empty_like(self.like, device="meta").stride(), self.start)
+        return flats[self.flat].as_strided(self.shape, self.strides, self.start)
 
 
 class GradientSet:
     """One set of flat buffers, and its views in order of parameters and of averaged buffers."""
 
     def __init__(self, lengths: Mapping[Key, int], parameters: Sequence[_Place], averaged: Sequence[_Place]) -> None:
-        self.flats = [torch.zeros(length, dtype=dtype, device=device) for (dtype, device), length in lengths.items()]
+        self.flats = [torch.zeros(length, dtype=dtype, device=device) for (dtype, device, _), length in lengths.items()]
         self.gradients = [place.view(self.flats) for place in parameters]
         self.changes = [place.view(self.flats) for place in averaged]
 
@@ -84,14 +85,15 @@ class GradientBuffers:
     Args:
         modules: by name, for messages; all parameters that require a gradient are taken, in order.
         shards: number of shards of the run.
+        units: by ``id`` of a parameter, the unit that it belongs to, where that is not the first one, 0.
 
     Attributes:
         parameters: that are trained.
         layout: what the flat buffers look like, without memory.
     """
 
-    def __init__(self, modules: Mapping[str, nn.Module], shards: int) -> None:
-        self._modules, self._shards = modules, shards
+    def __init__(self, modules: Mapping[str, nn.Module], shards: int, units: Mapping[int, int] | None = None) -> None:
+        self._modules, self._shards, self._units = modules, shards, units or {}
         self._mean: GradientSet | None = None
         self.begun = False
         self._reshape()
@@ -107,10 +109,10 @@ class GradientBuffers:
         self.parameters = [parameter for parameter in self._all_parameters if parameter.requires_grad]
         self._sort_buffers()
         self._lengths: dict[Key, int] = {}
-        self._places = [self._place(parameter) for parameter in self.parameters]
+        self._places = [self._place(parameter, self._units.get(id(parameter), 0)) for parameter in self.parameters]
         self._extents = list(self._lengths.values())
         self._change_places = [self._place(buffer.tensor) for buffer in self._averaged]
-        self.layout = [torch.empty(length, dtype=dtype, device="meta") for (dtype, _), length in self._lengths.items()]
+        self.layout = [torch.empty(length, dtype=dtype, device="meta") for (dtype, *_), length in self._lengths.items()]
         self._tainted: GradientSet | None = None  # what a lost group was to bring may still be written there
         self._sums = ShardSums(self._shards, lambda: GradientSet(self._lengths, self._places, self._change_places))
 
@@ -124,11 +126,11 @@ class GradientBuffers:
         self._counted = [buffer for buffer in found if not buffer.tensor.is_floating_point()]
         self._first_count: list[torch.Tensor] = []
 
-    def _place(self, like: torch.Tensor) -> _Place:
-        key = (like.dtype, like.device)
+    def _place(self, like: torch.Tensor, unit: int = 0) -> _Place:
+        key = (like.dtype, like.device, unit)
         start = self._lengths.get(key, 0)
         self._lengths[key] = start + -(-like.numel() // ALIGNMENT) * ALIGNMENT
-        return _Place(list(self._lengths).index(key), start, like)
+        return _Place(list(self._lengths).index(key), start, like.shape, torch.empty_like(like, device="meta").stride())
 
     @property
     def places(self) -> list[tuple[int, int]]:
@@ -148,7 +150,7 @@ class GradientBuffers:
     @property
     def bytes(self) -> int:
         """Size of one set of buffers: what a rank exchanges in a step."""
-        return sum(length * dtype.itemsize for (dtype, _), length in self._lengths.items())
+        return sum(length * dtype.itemsize for (dtype, *_), length in self._lengths.items())
 
     @property
     def trained(self) -> int:

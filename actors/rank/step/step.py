@@ -110,7 +110,7 @@ class Step:
         now = [(self.number, shard) for shard in self.shards + self._engine.checks]
         feed.expect(now + [(self.number + 1, shard) for shard in self._engine.next_due])
         while pending := self._pending():
-            if loop.choreography.wanted:
+            if loop.choreography.wanted or self._engine.broken:
                 self._cut = True
                 return
             shard = pending[0]
@@ -120,7 +120,7 @@ class Step:
             yield from self._compute(shard, batch, self._engine.end_shard)
         recorder.worked()
         for shard in self._engine.checks:
-            if loop.choreography.wanted:
+            if loop.choreography.wanted or self._engine.broken:
                 return
             recorder.switch(VERIFY)
             yield from self._compute(shard, feed.get(self.number, shard), lambda shard, loss: self._engine.end_check(shard))

@@ -46,7 +46,12 @@ class Body:
         modules, optimizer, schedulers, scaler: what is tracked. The optimizer, schedulers and scaler refuse from now on to be stepped in a
             loop body.
         samples: also take digests, and tell the other ranks of a change (:meth:`said`, :meth:`compare`).
+
+    Attributes:
+        apart: by ``id``, parameters that are here only while they are computed with: of these no digests are taken.
     """
+
+    apart: frozenset[int] = frozenset()
 
     def __init__(
         self,
@@ -161,7 +166,8 @@ class Body:
         """A parameter, under the empty name, and the tensors that the optimizer holds of it."""
         parameter = self._parameters[index]
         state = self._optimizer.state.get(parameter, {})
-        return {"": parameter} | {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
+        own = {} if id(parameter) in self.apart else {"": parameter}
+        return own | {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
 
     def _differing(self, before: Mapping[tuple[int, str], int]) -> str:
         """The first of the tensors that is no longer what it was; empty when all are."""

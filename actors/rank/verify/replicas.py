@@ -128,8 +128,9 @@ class Replicas:
     def _refresh(self, step: int) -> None:
         found = xxhash.xxh3_64()
         tensors: list[torch.Tensor] = []
-        for name in sorted(self._state.objects):
-            _walk(self._state.objects[name].state_dict(), found, tensors)
+        common = self._state.common()
+        for name in sorted(common):
+            _walk(common[name], found, tensors)
         self._plain, self._fresh = found.intdigest(), step
         # Flat views are kept; what has another layout is copied for each digest.
         self._memory = [_bytes_of(tensor) if tensor.is_contiguous() else tensor for tensor in tensors if tensor.numel()]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from actors.rank.zero1.pieces import Piece
+from actors.rank.zero1.pieces import PARAMETER, Piece
 from fleet.errors import ConfigError, ProtocolError
 from fleet.protocol.chunks import WHOLE, Chunk, bounds
 
@@ -74,10 +74,10 @@ def in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().as_strided((tensor.numel(),), (1,), tensor.storage_offset())
 
 
-def like_parameter(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """``value``, of the parameter's shape, as a flat tensor in the order of the parameter's memory."""
-    if value.stride() != parameter.stride():
-        value = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+def like_parameter(value: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """``value``, of a parameter's shape, as a flat tensor in the order of the parameter's memory, which has these strides."""
+    if value.stride() != strides:
+        value = torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device).copy_(value)
     return in_memory_order(value)
 
 
@@ -102,6 +102,7 @@ class ChunkedOptimizer:
     ) -> None:
         self.optimizer, self.extents = optimizer, list(extents)
         self.parameters, self.places = list(parameters), list(places)
+        self.strides = [parameter.stride() for parameter in parameters]  # where ranks have chunks of them, they lose theirs
         self._numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
         self.wholes: list[list[torch.Tensor]] = [list(group["params"]) for group in optimizer.param_groups]
         self._slices: list[_Slice] = []
@@ -133,16 +134,25 @@ class ChunkedOptimizer:
 
     def _cut_whole(self) -> None:
         """From the state of whole parameters to that of one chunk, which is all."""
+        pieces = self._whole_pieces()
+        self._probes = [_probe(whole) for whole in self.wholes]
+        self.adopt((WHOLE,), pieces)
+
+    def _whole_pieces(self) -> list[Piece]:
         pieces = []
         for parameter, state in self.optimizer.state.items():
             number = self._numbers[id(parameter)]
             start = self.places[number][1]
-            values = {key: like_parameter(v, parameter) if is_cut(key, v, parameter) else v for key, v in state.items()}
+            strides = self.strides[number]
+            values = {key: like_parameter(v, strides) if is_cut(key, v, parameter) else v for key, v in state.items()}
             pieces.append(Piece(number, start, start + parameter.numel(), values))
-        self._probes = [_probe(whole) for whole in self.wholes]
-        self.adopt((WHOLE,), pieces)
+        return pieces
 
     # ---- stretches ---------------------------------------------------------------------------------------------------------------------
+
+    def number_of(self, value: Any) -> int | None:
+        """The number of a parameter that is kept in chunks; None of all else."""
+        return None
 
     @property
     def state_bytes(self) -> int:
@@ -174,12 +184,12 @@ class ChunkedOptimizer:
         lo, hi = max(lo, start), min(hi, start + self.parameters[number].numel())
         return self.cut(flat, lo, hi) if lo < hi else []
 
-    @staticmethod
-    def shaped(name: str, value: Any, parameter: torch.Tensor) -> Any:
+    def shaped(self, name: str, value: Any, number: int) -> Any:
         """A flat value of all of a parameter in the parameter's own shape; others as they are."""
+        parameter = self.parameters[number]
         if not isinstance(value, torch.Tensor) or name in ONE_A_PARAMETER or value.shape != (parameter.numel(),):
             return value
-        return value.as_strided(parameter.shape, parameter.stride())
+        return value.as_strided(parameter.shape, self.strides[number])
 
     def parts(self, flat: int, lo: int, hi: int) -> list[tuple[int, int, int]]:
         """(parameter, from, to) of all parameters' elements that lie in ``lo..hi`` of a flat buffer."""
@@ -197,6 +207,7 @@ class ChunkedOptimizer:
         for piece in pieces:
             by_parameter[piece.parameter].append(piece)
         probed = [self.optimizer.state.get(probe) for probe in self._probes]
+        self._ground(chunks, by_parameter)
         self.drop_beside()
         self._slices, self.chunks = [], chunks
         state: dict[torch.Tensor, Any] = defaultdict(dict)
@@ -204,14 +215,17 @@ class ChunkedOptimizer:
             numbers = {self._numbers[id(parameter)] for parameter in whole if parameter.requires_grad}
             mine = [_Slice(number, *part, self.view(*part)) for part in self._parts_of(chunks) if part[0] in numbers]
             for one in mine:
-                if values := joined(by_parameter[one.parameter], one.lo, one.hi):
+                if values := _of_optimizer(joined(by_parameter[one.parameter], one.lo, one.hi)):
                     state[one.tensor] = values
-            seen = probed[number] or next((_one_of(piece) for n in numbers for piece in by_parameter[n] if piece.values), None)
+            seen = probed[number] or next((found for n in numbers for piece in by_parameter[n] if (found := _one_of(piece))), None)
             if seen:
                 state[self._probes[number]] = seen
             self.optimizer.param_groups[number]["params"] = [*(one.tensor for one in mine), self._probes[number]]
             self._slices += mine
         self.optimizer.state = state  # type: ignore[assignment]
+
+    def _ground(self, chunks: tuple[Chunk, ...], pieces: Mapping[int, Sequence[Piece]]) -> None:
+        """Make room for what :meth:`view` gives of ``chunks``. All of the parameters are here, so there is nothing to do."""
 
     def _parts_of(self, chunks: Iterable[Chunk]) -> list[tuple[int, int, int]]:
         spans = ((flat, *bounds(length, chunk)) for flat, length in enumerate(self.extents) for chunk in chunks)
@@ -242,13 +256,18 @@ class ChunkedOptimizer:
 
     def cut(self, flat: int, lo: int, hi: int) -> list[Piece]:
         """The state of the elements ``lo..hi`` of a flat buffer, as views. Raises ProtocolError when this rank does not hold it."""
+        have = self._held()
+        return [piece for number, start, stop in self.parts(flat, lo, hi) for piece in _stretch(have.get(number, ()), start, stop)]
+
+    def _held(self) -> Mapping[int, Sequence[Piece]]:
+        """By parameter, all pieces that are here, as views."""
         state = self.optimizer.state
         have: dict[int, list[Piece]] = defaultdict(list)
         for one in self._slices:
             have[one.parameter].append(Piece(one.parameter, one.lo, one.hi, state.get(one.tensor, {})))
         for piece in self._spare:
             have[piece.parameter].append(piece)
-        return [piece for number, start, stop in self.parts(flat, lo, hi) for piece in _stretch(have[number], start, stop)]
+        return have
 
 
 def _probe(whole: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -256,9 +275,14 @@ def _probe(whole: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.zeros(1, dtype=whole[0].dtype, device=whole[0].device)
 
 
+def _of_optimizer(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key != PARAMETER}
+
+
 def _one_of(piece: Piece) -> dict[str, Any]:
-    """A state as that of the piece, for one element."""
-    values = {key: value[:1] if is_stretch(key, value, piece) else value for key, value in piece.values.items()}
+    """A state as that of the piece, for one element; empty where it has none."""
+    found = _of_optimizer(piece.values)
+    values = {key: value[:1] if is_stretch(key, value, piece) else value for key, value in found.items()}
     return {key: torch.zeros_like(value) if isinstance(value, torch.Tensor) else value for key, value in values.items()}
 
 

@@ -16,6 +16,10 @@ ROOM = 16
 """Bytes; each tensor begins at a multiple of it."""
 
 
+PARAMETER = "\0parameter"
+"""Among the values of a piece: the parameter's own elements, where they are kept in chunks too. No optimizer has such a name."""
+
+
 class Piece(NamedTuple):
     """The optimizer's state of elements ``lo..hi``, in coordinates of the flat buffer, which are part of one parameter."""
 

@@ -75,6 +75,7 @@ class Resharding:
         self._give_the_rest(group, view, there)
         guarded = guards([numbered(claim.node, self._depth) for claim in claims], self._copies)
         self._move(group, there, guarded)
+        engine.introduce(group)
         engine.place(target, guarded)
         return target
 

@@ -28,7 +28,7 @@ from actors.rank.step.reduction import Bucket, Chunk, Reducer, cut_points
 from actors.rank.tags import Tag
 from actors.rank.telemetry.recorder import Recorder
 from actors.rank.zero1.chunked import ChunkedOptimizer, check
-from actors.rank.zero1.whole import ShardedTensors, whole_state
+from actors.rank.zero1.whole import ShardedTensors, WholeModule, whole_state
 from fleet.errors import ConfigError
 from fleet.protocol.chunks import WHOLE, Claim, Stretch, bounds, kept, route
 from fleet.protocol.records import COMM
@@ -111,11 +111,15 @@ class ShardedEngine(Engine):
         factor: by which the last gradients were clipped; ``loss`` the mean over shards.
     """
 
+    _chunked = ChunkedOptimizer
+    _gathers = True
+    """After each step the parameters go to all, who have them whole."""
+
     def __init__(self, state: TrackedState, settings: RunSettings, recorder: Recorder, clip_norm: float | None) -> None:
         check_tracked(state, settings.threads_per_rank)
         super().__init__(state, settings, recorder, clip_norm)
         gradients = self._gradients
-        self.chunks = ChunkedOptimizer(self._optimizer, gradients.parameters, gradients.places, gradients.extents)
+        self.chunks = self._chunked(self._optimizer, gradients.parameters, gradients.places, gradients.extents)
         state.replace(self._optimizer, self.chunks)
         self.ready, self.complete, self.factor = False, True, 1.0
         self.loss, self._advanced = math.nan, -1
@@ -157,6 +161,9 @@ class ShardedEngine(Engine):
         self.chunks.drop()
         self._state, self._then = None, []
 
+    def introduce(self, group: Group) -> None:
+        """The members of a view are about to be placed: what they have to know of each other for it. Raises GroupBroken."""
+
     def place(self, state: StateId, guarded: Sequence[Sequence[int]]) -> None:
         """The chunks of the view are here, all at ``state``."""
         self._state, self._guarded, self.complete = state, guarded, True
@@ -189,7 +196,8 @@ class ShardedEngine(Engine):
 
     def digest(self, step: int) -> str:
         """All ranks call it together. Raises GroupBroken."""
-        return self.state.digest(step, {self._name: whole_state(self._group, self.chunks, self.device)})
+        whole = {name: WholeModule(self._group, self.chunks, self.device, live) for name, live in self.state.spread().items()}
+        return self.state.digest(step, {**whole, self._name: whole_state(self._group, self.chunks, self.device)})
 
     def share(self) -> Share:
         return ShardedTensors(self.state, self._name, self.chunks, self._group.rank, self._group.size)
@@ -235,7 +243,7 @@ class ShardedEngine(Engine):
         """Step the chunks that are here. The parameters are complete after :meth:`complete_with`."""
         self._stepped = self.chunks.point(self._gradients.mean_flats)
         super().apply()
-        self.ready, self.complete = False, self._group.size == 1
+        self.ready, self.complete = False, self._group.size == 1 or not self._gathers
         for parameter in self._gradients.parameters:
             parameter.grad = None
 
@@ -250,7 +258,7 @@ class ShardedEngine(Engine):
         self._log, self.factor = None, factor
         self.chunks.drop_beside()
         self.apply()
-        self.complete = False
+        self.complete = not self._gathers
         assert self._state is not None
         self._advanced = self._state.step - 1
 

@@ -11,7 +11,7 @@ from actors.rank.membership.process_group import Group
 from actors.rank.state.saving import WholeTensors
 from actors.rank.state.tracked import Flat, Slice, TrackedState, slices
 from actors.rank.zero1.chunked import ChunkedOptimizer, is_cut, is_stretch, joined
-from actors.rank.zero1.pieces import exchange_pieces
+from actors.rank.zero1.pieces import PARAMETER, exchange_pieces
 from fleet.protocol.chunks import Chunk, rectangles
 
 
@@ -42,18 +42,44 @@ class ShardedTensors(WholeTensors):
         """This rank's tensors alone, and the skeleton of all."""
         chunks = self._chunks
         stand_ins = _stand_ins(chunks)
-        skeleton, tensors, volatile = self.state.flat({self._name: {"param_groups": packed_groups(chunks), "state": stand_ins}})
+        modules = self._modules()
+        whole = {**modules, self._name: {"param_groups": packed_groups(chunks), "state": stand_ins}}
+        skeleton, tensors, volatile = self.state.flat(whole)
         held = [index for index, tensor in enumerate(tensors) if not tensor.is_meta]
         dealt = slices([tensors[index] for index in held], self.count)[self.index]
         self._places = [(held[number], offsets, shape) for number, _, offsets, shape in dealt]
         parts = [part for _, part, _, _ in dealt]
-        names = [(key, name) for key, values in stand_ins.items() for name, value in values.items() if isinstance(value, torch.Tensor)]
-        for index, (key, name) in zip([index for index, tensor in enumerate(tensors) if tensor.is_meta], names, strict=True):
-            for offsets, part in _own(chunks, chunks.numbered[key], name, (self.count, self.index)):
+        names = list(self._absent(modules, stand_ins).values())
+        for index, (number, name) in zip([index for index, tensor in enumerate(tensors) if tensor.is_meta], names, strict=True):
+            for offsets, part in _own(chunks, number, name, (self.count, self.index)):
                 self._places.append((index, offsets, tuple(tensors[index].shape)))
                 parts.append(part)
         changing = frozenset(at for at, (index, *_) in enumerate(self._places) if index in volatile)
         return Flat(skeleton, parts, changing)
+
+    def _modules(self) -> dict[str, dict[str, Any]]:
+        """The state dict of each module that has parameters in chunks, with a tensor without memory for each of these."""
+        found, absent = dict[str, dict[str, Any]](), dict[int, torch.Tensor]()
+        for name, live in self.state.spread().items():
+            for key, value in live.items():
+                if (number := self._chunks.number_of(value)) is not None:
+                    absent.setdefault(number, torch.empty(value.shape, dtype=value.dtype, device="meta"))
+                    live[key] = absent[number]
+            found[name] = live
+        return found
+
+    def _absent(self, modules: Mapping[str, Mapping[str, Any]], stand_ins: Mapping[int, Mapping[str, Any]]) -> dict[int, tuple[int, str]]:
+        """By ``id``, what each tensor without memory stands for (parameter, name of its value), in the order in which a state is walked."""
+        found: dict[int, tuple[int, str]] = {}
+        for name in self.state.objects:
+            for key, value in modules.get(name, {}).items():
+                if isinstance(value, torch.Tensor) and value.is_meta:
+                    number = self._chunks.number_of(self.state.objects[name].get_parameter(key))
+                    assert number is not None
+                    found.setdefault(id(value), (number, PARAMETER))
+            for key, values in stand_ins.items() if name == self._name else ():
+                found |= {id(value): (self._chunks.numbered[key], at) for at, value in values.items() if isinstance(value, torch.Tensor)}
+        return found
 
     def items(self, tensors: Sequence[torch.Tensor]) -> list[Slice]:
         places = zip(self._places, tensors, strict=True)
@@ -76,13 +102,37 @@ class _Walk(Mapping[int, Any]):
         return (key for key, number in self._numbers.items() if self._known[number])
 
     def __getitem__(self, key: int) -> dict[str, Any]:
-        chunks, group, number = self._chunks, self._group, self._numbers[key]
-        mine = chunks.own(number, (group.size, group.rank))
-        pieces = mine + exchange_pieces(group, {peer: mine for peer in range(group.size) if peer != group.rank and mine}, self._device)
-        parameter = chunks.parameters[number]
-        start = chunks.places[number][1]
-        values = joined(pieces, start, start + parameter.numel())
-        return {name: chunks.shaped(name, value, parameter) for name, value in values.items()}
+        number = self._numbers[key]
+        values = _gathered(self._group, self._chunks, number, self._device)
+        return {name: self._chunks.shaped(name, value, number) for name, value in values.items() if name != PARAMETER}
+
+
+class WholeModule(Mapping[str, Any]):
+    """A module's state dict, of which ranks have the parameters in chunks. All ranks read its entries, in the same order."""
+
+    def __init__(self, group: Group, chunks: ChunkedOptimizer, device: torch.device, live: Mapping[str, Any]) -> None:
+        self._group, self._chunks, self._device, self._live = group, chunks, device, live
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._live)
+
+    def __getitem__(self, key: str) -> Any:
+        value = self._live[key]
+        if (number := self._chunks.number_of(value)) is None:
+            return value
+        values = _gathered(self._group, self._chunks, number, self._device)
+        return self._chunks.shaped(PARAMETER, values[PARAMETER], number)
+
+
+def _gathered(group: Group, chunks: ChunkedOptimizer, number: int, device: torch.device) -> dict[str, Any]:
+    """All values of one parameter, flat, from their owners. All ranks call it together."""
+    mine = chunks.own(number, (group.size, group.rank))
+    pieces = mine + exchange_pieces(group, {peer: mine for peer in range(group.size) if peer != group.rank and mine}, device)
+    start = chunks.places[number][1]
+    return joined(pieces, start, start + chunks.parameters[number].numel())
 
 
 def _stand_ins(chunks: ChunkedOptimizer) -> dict[int, dict[str, Any]]:
@@ -112,7 +162,7 @@ def _own(chunks: ChunkedOptimizer, number: int, name: str, chunk: Chunk) -> Iter
             if piece.lo == start:
                 yield (0,) * value.ndim, value
             continue
-        strides = parameter.stride()
+        strides = chunks.strides[number]
         order = sorted(range(parameter.ndim), key=lambda axis: -strides[axis])
         back = [order.index(axis) for axis in range(parameter.ndim)]
         for one in rectangles([parameter.shape[axis] for axis in order], piece.lo - start, piece.hi - start):

@@ -1,0 +1,115 @@
+"""Chunks of the parameters, with the optimizer's state of the same elements."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from actors.rank.zero1.chunked import ChunkedOptimizer, joined, like_parameter
+from actors.rank.zero1.pieces import PARAMETER, Piece
+from fleet.protocol.chunks import Chunk, bounds
+
+
+class _Memory(NamedTuple):
+    flat: int
+    lo: int
+    hi: int
+    elements: torch.Tensor
+
+
+class ChunkedModel(ChunkedOptimizer):
+    """A :class:`ChunkedOptimizer` that also keeps the parameters themselves, of its chunks alone.
+
+    A piece of it has the parameter's elements beside the optimizer's state, under :data:`actors.rank.zero1.pieces.PARAMETER`. So chunks
+    move, are written and are joined as those of an optimizer are. The memory of one chunk of a flat buffer is one stretch: it can be
+    lent as it is.
+    """
+
+    _memory: Sequence[_Memory] = ()
+    _loaded: dict[str, Any] | None = None
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        parameters: Sequence[torch.nn.Parameter],
+        places: Sequence[tuple[int, int]],
+        extents: Sequence[int],
+    ) -> None:
+        self._values: dict[int, torch.Tensor] = {number: parameter for number, parameter in enumerate(parameters)}
+        super().__init__(optimizer, parameters, places, extents)
+        self._values = {}
+
+    # ---- the whole -----------------------------------------------------------------------------------------------------------------------
+
+    def bring(self, parameter: torch.Tensor, value: torch.Tensor) -> None:
+        """Of a whole state that is loaded: what ``parameter`` is in it. See :meth:`settle`."""
+        self._values[self._numbers[id(parameter)]] = value
+
+    def _load_whole(self, state: dict[str, Any]) -> None:
+        """The optimizer's part; the parameters may come before it or behind it."""
+        self._loaded = state
+
+    def settle(self) -> None:
+        """All of a whole state was loaded: it is the one chunk that is held here."""
+        state, self._loaded = self._loaded, None
+        if state is not None:
+            super()._load_whole(state)
+        self._values = {}
+
+    def _whole_pieces(self) -> list[Piece]:
+        state = {piece.parameter: piece.values for piece in super()._whole_pieces()}
+        found = []
+        for number, (parameter, (_, start)) in enumerate(zip(self.parameters, self.places, strict=True)):
+            value = like_parameter(self._values[number].detach(), self.strides[number])
+            found.append(Piece(number, start, start + parameter.numel(), {PARAMETER: value, **state.get(number, {})}))
+        return found
+
+    # ---- chunks --------------------------------------------------------------------------------------------------------------------------
+
+    def _ground(self, chunks: tuple[Chunk, ...], pieces: Mapping[int, Sequence[Piece]]) -> None:
+        spans = [(flat, *bounds(length, chunk)) for flat, length in enumerate(self.extents) for chunk in chunks]
+        memory = []
+        for flat, lo, hi in spans:
+            if lo == hi:
+                continue
+            elements = torch.zeros(hi - lo, dtype=self._kinds[flat].dtype, device=self._kinds[flat].device)
+            memory.append(_Memory(flat, lo, hi, elements))
+            for number, start, stop in self.parts(flat, lo, hi):
+                elements[start - lo : stop - lo] = joined(pieces[number], start, stop)[PARAMETER]
+        self._memory = memory
+
+    @property
+    def _kinds(self) -> dict[int, torch.Tensor]:
+        """By flat buffer, a parameter of it."""
+        return {flat: parameter for parameter, (flat, _) in zip(self.parameters, self.places, strict=True)}
+
+    def elements(self, flat: int, lo: int, hi: int) -> torch.Tensor | None:
+        """Elements ``lo..hi`` of a flat buffer, as a view; None when they are not all here."""
+        for one in self._memory:
+            if one.flat == flat and one.lo <= lo and hi <= one.hi:
+                return one.elements[lo - one.lo : hi - one.lo]
+        return None
+
+    def view(self, number: int, lo: int, hi: int) -> torch.Tensor:
+        found = self.elements(self.places[number][0], lo, hi)
+        assert found is not None, "a view of what is not here"
+        return found
+
+    def number_of(self, value: Any) -> int | None:
+        return self._numbers.get(id(value))
+
+    @property
+    def weights(self) -> list[torch.Tensor]:
+        """All elements that are here."""
+        return [one.elements for one in self._memory]
+
+    def _held(self) -> Mapping[int, Sequence[Piece]]:
+        found: dict[int, list[Piece]] = defaultdict(list)
+        for number, pieces in super()._held().items():
+            for piece in pieces:
+                beside = {} if PARAMETER in piece.values else {PARAMETER: self.view(number, piece.lo, piece.hi)}
+                found[number].append(piece._replace(values={**beside, **piece.values}))
+        return found

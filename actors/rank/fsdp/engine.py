@@ -1,0 +1,227 @@
+"""A step of a model that ``fully_shard`` has cut (``optimizer_sharding = "fsdp"``).
+
+Chunks have the parameters beside the optimizer's state, and move, are guarded and are stepped as in :mod:`actors.rank.zero1.sharded`. What
+differs is that nobody has the whole: a rank gathers a unit of the parameters for its forward, and again for its backward, from whoever
+keeps the chunks. So a step is over when all have stepped their chunks; nothing is sent behind it.
+
+Until a step is applied, all that is gathered is of the state that it begins from, and every chunk of it is with its owner and its guards. When
+an owner is lost meanwhile, its guards are asked, and the forward goes on. When nobody can be asked, what this rank computes is of no use
+(:attr:`FsdpEngine.broken`): its shard counts as not computed, and the loop comes to the next view.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from actors.rank.fsdp.chunks import ChunkedModel
+from actors.rank.fsdp.gathered import Gathered
+from actors.rank.fsdp.lending import Address, Borrower, Lender, Wish
+from actors.rank.fsdp.taken import Unit
+from actors.rank.membership.process_group import Group, GroupBroken
+from actors.rank.state.tracked import TrackedState
+from actors.rank.step.engine import Outcome
+from actors.rank.tags import Tag
+from actors.rank.telemetry.recorder import Recorder
+from actors.rank.zero1.sharded import ShardedEngine
+from fleet.errors import FleetError
+from fleet.protocol.chunks import Loan, bounds, lenders, loan
+from fleet.protocol.member import Offer
+from fleet.protocol.records import COMM
+from fleet.protocol.types import StateId
+from fleet.settings.run import RunSettings
+
+ADDRESS_BYTES = 96
+LATEST_S = 10.0
+"""So long a lender waits for the commit of a step that its peer has committed."""
+
+
+class FsdpEngine(ShardedEngine):
+    """A :class:`ShardedEngine` whose parameters are spread over the ranks, too. See the module.
+
+    Args:
+        units: what is gathered together. Trained parameters that are in none are gathered for the whole of a shard.
+        host: at which this rank lends.
+        called_away: whether the view is about to change.
+    """
+
+    chunks: ChunkedModel
+    _chunked = ChunkedModel
+    _gathers = False
+
+    def __init__(
+        self,
+        state: TrackedState,
+        settings: RunSettings,
+        recorder: Recorder,
+        clip_norm: float | None,
+        units: Sequence[Unit],
+        host: str,
+        called_away: Callable[[], bool] = lambda: False,
+    ) -> None:
+        super().__init__(state, settings, recorder, clip_norm)
+        self._moved = threading.Condition()
+        self._addresses: list[Address] = []
+        self._missed = ""
+        self._in_shard = False
+        self._loop = threading.get_ident()
+        self._lender = Lender(host, self._lend)
+        self._borrower = Borrower(called_away, settings.timeouts.collective_s)
+        state.apart = self.body.apart = frozenset(map(id, self._gradients.parameters))
+        state.bring = self.chunks.bring
+        self._gathered = [self._gathering(unit) for unit in self._with_rest(units)]
+
+    def _with_rest(self, units: Sequence[Unit]) -> list[Unit]:
+        inside = {id(parameter) for unit in units for parameter in unit.parameters}
+        rest = tuple(parameter for parameter in self._gradients.parameters if id(parameter) not in inside)
+        return [*units, *([Unit("what is in no unit", (), rest, keeps=True)] if rest else [])]
+
+    def _gathering(self, unit: Unit) -> Gathered:
+        gradients = self._gradients
+        where = {id(parameter): place for parameter, place in zip(gradients.parameters, gradients.places, strict=True)}
+        places = [(parameter, *where[id(parameter)]) for parameter in unit.parameters if id(parameter) in where]
+        flats = dict.fromkeys(flat for _, flat, _ in places)
+        return Gathered(unit, [(flat, gradients.extents[flat]) for flat in flats], places, self._fill)
+
+    def close(self) -> None:
+        """Nothing is lent, or borrowed, any more."""
+        self._lender.close()
+        self._borrower.close()
+
+    # ---- where this rank stands --------------------------------------------------------------------------------------------------------
+
+    @property
+    def weights(self) -> list[torch.Tensor]:
+        return self.chunks.weights
+
+    @property
+    def broken(self) -> bool:
+        return bool(self._missed)
+
+    def begin(self, state: StateId) -> None:
+        self.chunks.settle()
+        super().begin(state)
+        self._tell_moved()
+
+    def introduce(self, group: Group) -> None:
+        rows = torch.zeros(group.size, ADDRESS_BYTES, dtype=torch.uint8)
+        mine = self._lender.address.packed().ljust(ADDRESS_BYTES, b"\0")
+        group.all_gather(rows, torch.frombuffer(bytearray(mine), dtype=torch.uint8), Tag.CLAIM)
+        self._addresses = [Address.unpacked(row.numpy().tobytes()) for row in rows]
+
+    def place(self, state: StateId, guarded: Sequence[Sequence[int]]) -> None:
+        super().place(state, guarded)
+        self._tell_moved()
+
+    def apply(self) -> None:
+        super().apply()
+        self._tell_moved()
+
+    def _tell_moved(self) -> None:
+        with self._moved:
+            self._moved.notify_all()
+
+    # ---- a shard -----------------------------------------------------------------------------------------------------------------------
+
+    def begin_shard(self) -> None:
+        self._let_go()  # what something beside the steps has gathered may be of an earlier state
+        super().begin_shard()
+        self._missed, self._in_shard = "", True
+        for each in self._gathered:
+            if not each.modules:
+                each.gather()
+
+    def end_shard(self, shard: int, loss: float) -> None:
+        self._let_go()
+        if not self.broken:
+            super().end_shard(shard, loss)
+
+    def end_check(self, shard: int) -> None:
+        self._let_go()
+        if not self.broken:
+            super().end_check(shard)
+
+    def reset(self) -> None:
+        self._let_go()
+        super().reset()
+
+    def hold(self) -> None:
+        self._let_go()
+        super().hold()
+
+    def _let_go(self) -> None:
+        self._in_shard = False
+        for each in self._gathered:
+            each.let_go()
+
+    def reduce(self, offer: Offer, *, early: bool = False) -> Outcome:
+        missed, self._missed = self._missed, ""
+        if missed:
+            raise GroupBroken(missed, self._group.generation)
+        return super().reduce(offer, early=early)
+
+    @contextlib.contextmanager
+    def whole(self) -> Iterator[None]:
+        for each in self._gathered:
+            each.gather()
+        try:
+            yield
+        finally:
+            self._let_go()
+
+    # ---- loans -------------------------------------------------------------------------------------------------------------------------
+
+    def _lend(self, wanted: StateId, flat: int, lo: int, hi: int) -> torch.Tensor | None:
+        """From any thread. What is lent does not change until the borrower has it: the step that would change it waits for its gradients."""
+        with self._moved:
+            self._moved.wait_for(lambda: loan(self._state, wanted) is not Loan.LATER, LATEST_S)
+        if loan(self._state, wanted) is not Loan.NOW:
+            return None
+        found = self.chunks.elements(flat, lo, hi)
+        return found.cpu() if found is not None else None
+
+    def _fill(self, flat: int, memory: torch.Tensor) -> None:
+        timed = threading.get_ident() == self._loop
+        before = self._recorder.code
+        if timed:
+            self._recorder.switch(COMM)
+        self._gather_flat(flat, memory)
+        if timed:
+            self._recorder.switch(before)
+
+    def _gather_flat(self, flat: int, memory: torch.Tensor) -> None:
+        """From this rank's own chunks, and from those who lend the others."""
+        size, extent = len(self._guarded), self.chunks.extents[flat]
+        host = memory if memory.is_cpu else torch.empty(memory.shape, dtype=memory.dtype, pin_memory=True)
+        wanted: list[tuple[tuple[int, ...], Wish]] = []
+        for owner in range(size):
+            lo, hi = bounds(extent, (size, owner))
+            mine = self.chunks.elements(flat, lo, hi)
+            if mine is not None:
+                memory[lo:hi].copy_(mine)
+            elif lo < hi:
+                wanted.append((lenders(self._guarded, owner, self._group.rank), Wish(flat, lo, hi, host[lo:hi])))
+        self._borrow(wanted)
+        for _, wish in wanted if host is not memory else ():
+            memory[wish.lo : wish.hi].copy_(wish.into)
+
+    def _borrow(self, wanted: Sequence[tuple[tuple[int, ...], Wish]]) -> None:
+        """Each stretch from the first lender that has it. Zeros when nobody has: what is computed with them is of no use."""
+        assert self._state is not None
+        while wanted and not self._missed:
+            wishes = [(self._addresses[keepers[0]], wish) for keepers, wish in wanted]
+            wanted = [(wanted[number][0][1:], wanted[number][1]) for number in self._borrower.fetch(self._state, wishes)]
+            if any(not keepers for keepers, _ in wanted):
+                self._miss(wanted)
+        for _, wish in wanted:
+            wish.into.zero_()
+
+    def _miss(self, wanted: Sequence[tuple[tuple[int, ...], Wish]]) -> None:
+        _, wish = next((keepers, wish) for keepers, wish in wanted if not keepers)
+        reason = f"no rank of the view gives elements {wish.lo} to {wish.hi} of flat buffer {wish.flat} of the parameters"
+        if not self._in_shard:
+            raise FleetError(f"{reason}, which something outside of a step needs")
+        self._missed = reason

@@ -1,0 +1,195 @@
+"""Ranks lend each other stretches of parameters while a step is computed.
+
+Parameters do not change between two commits. So whoever keeps a stretch gives it to whoever asks, when he asks: no rank has to come along,
+as in an all-gather. A rank with more shards than another, or a slower one, holds nobody up; one rank alone may evaluate; and when an
+owner is lost in the middle of a forward, a guard is asked in its place.
+
+A loan is one request (token, state, flat buffer, range) and one answer (a byte that says yes, then the bytes) on a connection that stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from actors.rank.telemetry.usage import RECEIVED, SENT
+from fleet.cluster.scheduling import be_prompt
+from fleet.protocol.types import StateId
+
+log = logging.getLogger("fleet.rank")
+REQUEST = struct.Struct(">16sqqqqq")
+YES, NO = b"\1", b"\0"
+TOKEN_BYTES = 16
+LOOK_S = 0.05
+"""How often a rank that waits for a stretch looks whether it is called away."""
+
+
+class Address(NamedTuple):
+    """Where a rank lends, and the word without which it does not."""
+
+    host: str
+    port: int
+    token: bytes
+
+    def packed(self) -> bytes:
+        return self.token + struct.pack(">H", self.port) + self.host.encode()
+
+    @classmethod
+    def unpacked(cls, data: bytes) -> Address:
+        port = struct.unpack_from(">H", data, TOKEN_BYTES)[0]
+        return cls(data[TOKEN_BYTES + 2 :].rstrip(b"\0").decode(), port, data[:TOKEN_BYTES])
+
+
+class Wish(NamedTuple):
+    """Elements ``lo..hi`` of a flat buffer, which belong into ``into``, flat and of that length, in host memory."""
+
+    flat: int
+    lo: int
+    hi: int
+    into: torch.Tensor
+
+
+def _bytes(tensor: torch.Tensor) -> memoryview:
+    return tensor.detach().view(torch.uint8).numpy().data
+
+
+class Lender:
+    """Serves loans from threads of its own, until it is closed.
+
+    Args:
+        host: the address of this rank's node.
+        find: (state, flat buffer, from, to) to the elements as a flat tensor in host memory; None: they are not here. It may wait a while.
+    """
+
+    def __init__(self, host: str, find: Callable[[StateId, int, int, int], torch.Tensor | None]) -> None:
+        self._find, self._token = find, secrets.token_bytes(TOKEN_BYTES)
+        self._listener = socket.create_server((host, 0), backlog=128)
+        self.address = Address(host, self._listener.getsockname()[1], self._token)
+        self._connections: set[socket.socket] = set()
+        threading.Thread(target=self._accept, name="fleet-lender", daemon=True).start()
+
+    def close(self) -> None:
+        for each in (self._listener, *self._connections):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
+    def _accept(self) -> None:
+        be_prompt(children=True)
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:  # closed
+                return
+            self._connections.add(connection)
+            threading.Thread(target=self._serve, args=(connection,), name="fleet-lends", daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        """One peer's requests, in order. Whoever does not know the token is told nothing."""
+        with contextlib.suppress(OSError), connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            request = bytearray(REQUEST.size)
+            while _receive(connection, memoryview(request)):
+                token, lineage, step, flat, lo, hi = REQUEST.unpack(request)
+                if not secrets.compare_digest(token, self._token):
+                    return
+                found = self._find(StateId(lineage, step), flat, lo, hi)
+                if found is None:
+                    connection.sendall(NO)
+                    continue
+                SENT.count(found.nbytes)
+                connection.sendall(YES)
+                connection.sendall(_bytes(found))
+        self._connections.discard(connection)
+
+
+def _receive(connection: socket.socket, into: memoryview) -> bool:
+    """Fill ``into``. False: the peer has ended the connection."""
+    at = 0
+    while at < len(into):
+        count = connection.recv_into(into[at:])
+        if not count:
+            return False
+        at += count
+    return True
+
+
+class Borrower:
+    """Asks for loans, on one connection to each lender. It belongs to one thread at a time.
+
+    Args:
+        called_away: whether there is something else to do than to wait for a lender: the view is about to change.
+        patience_s: so long a lender may take for one stretch.
+    """
+
+    def __init__(self, called_away: Callable[[], bool], patience_s: float) -> None:
+        self._called_away, self._patience_s = called_away, patience_s
+        self._connections: dict[Address, socket.socket] = {}
+
+    def fetch(self, state: StateId, wishes: Sequence[tuple[Address, Wish]]) -> list[int]:
+        """Fill each wish from its lender, all lenders at once; returns the numbers of those that were not to be had there."""
+        asked = [self._ask(state, address, wish) for address, wish in wishes]
+        return [number for number, (address, wish) in enumerate(wishes) if not self._take(address, asked[number], wish)]
+
+    def close(self) -> None:
+        for address in list(self._connections):
+            self._drop(address)
+
+    def _ask(self, state: StateId, address: Address, wish: Wish) -> socket.socket | None:
+        try:
+            connection = self._connections.get(address) or self._connect(address)
+            connection.sendall(REQUEST.pack(address.token, state.lineage, state.step, wish.flat, wish.lo, wish.hi))
+        except OSError as error:
+            log.info("no stretch of the parameters from %s:%d: %s", address.host, address.port, error)
+            self._drop(address)
+            return None
+        return connection
+
+    def _connect(self, address: Address) -> socket.socket:
+        connection = socket.create_connection((address.host, address.port), self._patience_s)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.settimeout(LOOK_S)
+        self._connections[address] = connection
+        return connection
+
+    def _take(self, address: Address, connection: socket.socket | None, wish: Wish) -> bool:
+        if connection is None or self._connections.get(address) is not connection:  # another wish of the same lender has failed
+            return False
+        answer = bytearray(1)
+        try:
+            self._fill(connection, memoryview(answer))
+            if bytes(answer) == NO:
+                return False
+            self._fill(connection, _bytes(wish.into))
+        except OSError as error:
+            log.info("no stretch of the parameters from %s:%d: %s", address.host, address.port, error)
+            self._drop(address)  # what is still to come on it belongs to nobody
+            return False
+        RECEIVED.count(wish.into.nbytes)
+        return True
+
+    def _fill(self, connection: socket.socket, into: memoryview) -> None:
+        at, end_s = 0, time.monotonic() + self._patience_s
+        while at < len(into):
+            try:
+                count = connection.recv_into(into[at:])
+            except TimeoutError:
+                if self._called_away() or time.monotonic() > end_s:
+                    raise
+                continue
+            if not count:
+                raise ConnectionError("the connection has ended")
+            at += count
+
+    def _drop(self, address: Address) -> None:
+        if (connection := self._connections.pop(address, None)) is not None:
+            connection.close()

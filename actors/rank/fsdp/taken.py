@@ -1,0 +1,130 @@
+"""What PyTorch's ``fully_shard`` has marked is taken over: which parameters are gathered together, and when they are let go.
+
+FSDP2 cuts each parameter for a mesh of ranks that never changes, and gathers it with collectives of a process group that cannot lose a
+member. Neither outlives a lost rank. So its modules are read for what the user has asked for (which modules make a unit, whether a unit is
+let go behind its forward), and become plain modules again, whose parameters :mod:`actors.rank.fsdp.engine` keeps in chunks.
+
+All that is known here of FSDP2's inside is in :func:`_groups` and :func:`_release`; ``tests/contract/test_fsdp_facts.py`` holds it to that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule
+
+from fleet.errors import ConfigError
+
+MESH = "Give fully_shard mesh=run.mesh: Fleet cuts the model for the ranks that there are, and again when they change."
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Parameters that are gathered together.
+
+    Attributes:
+        name: of the first of its modules, as ``named_modules`` has it.
+        modules: whose forward needs the parameters.
+        parameters: plain ones, of the whole shape.
+        keeps: they stay from the forward on until the backward is done with them: of the outermost unit, or when the user asks for it.
+    """
+
+    name: str
+    modules: tuple[nn.Module, ...]
+    parameters: tuple[nn.Parameter, ...]
+    keeps: bool
+
+
+def mesh_of_one(device: torch.device) -> DeviceMesh:
+    """A mesh of this process alone. It makes PyTorch's default process group, of one rank, where there is none: a mesh needs it."""
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    return DeviceMesh(device.type, [dist.get_rank()])
+
+
+def take_over(modules: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]) -> tuple[Unit, ...]:
+    """The units of ``modules``, outer ones first, which are plain modules from now on, as the optimizers' parameters are plain ones.
+
+    Raises:
+        ConfigError: the mesh is of several ranks, or the policy is one that Fleet does not carry out.
+    """
+    units: list[Unit] = []
+    swapped: dict[int, nn.Parameter] = {}
+    seen: set[int] = set()
+    for root, module in modules.items():
+        outermost = True
+        for path, child in list(module.named_modules()):
+            if not isinstance(child, FSDPModule) or id(child) in seen:
+                continue
+            name = ".".join(filter(None, (root, path)))
+            state = child._get_fsdp_state()
+            inside = tuple(getattr(state, "_modules", None) or (child,))
+            seen |= {id(each) for each in inside}
+            for group in _groups(state):
+                parameters = tuple(_plain(name, group, swapped))
+                keeps = outermost if state._auto_reshard_after_forward else group.post_forward_mesh_info is None
+                units.append(Unit(name, inside, parameters, keeps))
+            outermost = False
+            _release(state, inside)
+    for optimizer in optimizers.values() if swapped else ():
+        _swap(optimizer, swapped)
+    return tuple(units)
+
+
+def _groups(state: Any) -> list[Any]:
+    """FSDP2's groups of parameters, none of which is empty."""
+    found = getattr(state, "_fsdp_param_groups", None)
+    if found is None:  # before PyTorch 2.12 a module had at most one
+        found = [state._fsdp_param_group] if state._fsdp_param_group is not None else []
+    return [group for group in found if group.fsdp_params]
+
+
+def _plain(name: str, group: Any, swapped: dict[int, nn.Parameter]) -> Iterator[nn.Parameter]:
+    """A group's parameters, put back where they were before they were cut."""
+    if group.mesh_info.mesh.size() != 1:
+        raise ConfigError("fully_shard", name, f"its mesh has {group.mesh_info.mesh.size()} ranks, which Fleet cannot change", MESH)
+    if isinstance(group.offload_policy, CPUOffloadPolicy):
+        raise ConfigError("fully_shard", name, "its parameters are to lie in host memory (CPUOffloadPolicy)", "Leave offload_policy out.")
+    policy = group.mp_policy
+    if policy.param_dtype or policy.reduce_dtype or policy.output_dtype:
+        reason = f"its policy computes in other types than the parameters have: {policy}"
+        raise ConfigError("fully_shard", name, reason, "Leave mp_policy out, and use torch.autocast in the loop body.")
+    for each in group.fsdp_params:
+        cut, where = each.sharded_param, each._module_info
+        plain = nn.Parameter(cut.to_local().detach().clone(), requires_grad=cut.requires_grad)
+        swapped[id(cut)] = plain
+        places = [(where.module, where.param_name), *zip(where.shared_modules, where.shared_param_names, strict=True)]
+        for module, key in places:
+            module._parameters[key] = plain
+        yield plain
+
+
+def _release(state: Any, modules: tuple[nn.Module, ...]) -> None:
+    """FSDP2 does nothing for these modules from now on."""
+    for handle in (state._pre_forward_hook_handle, state._post_forward_hook_handle):
+        handle.remove()
+    for group in _groups(state):
+        hooks = (group._module_to_pre_save_state_dict_hook_handle, group._module_to_pre_load_state_dict_hook_handle)
+        for handle in (handle for each in hooks for handle in each.values()):
+            handle.remove()
+        for parameter in group.fsdp_params:
+            parameter._post_load_hook_handle.remove()
+    for module in modules:
+        module.__class__ = type(module).__mro__[2]  # the user's: FSDP2 has put its own two before it
+        for inner in module.modules():
+            inner.__dict__.pop("_is_fsdp_managed_module", None)  # torch.compile looks at these
+            inner.__dict__.pop("_fsdp_use_orig_params", None)
+
+
+def _swap(optimizer: torch.optim.Optimizer, swapped: Mapping[int, nn.Parameter]) -> None:
+    if any(id(parameter) in swapped for parameter in optimizer.state):
+        reason = "it has state already, for parameters that fully_shard has cut"
+        raise ConfigError("optimizer", type(optimizer).__name__, reason, "Track it before its first step; --resume brings a state.")
+    for group in optimizer.param_groups:
+        group["params"] = [swapped.get(id(parameter), parameter) for parameter in group["params"]]
