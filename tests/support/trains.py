@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 
 from fleet.errors import LoopError
 
@@ -34,8 +35,22 @@ NORMS = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
 """With the first a forward changes buffers, so a newcomer computes in its first step; with the second it does not."""
 
 
-def build(width: int = 32, norm: str = "batch") -> tuple[nn.Module, torch.optim.Optimizer, Any]:
+def cut_of(run: Any) -> Callable[[nn.Sequential], None]:
+    """The middle of the model is a unit, its first layer is one, and the rest is."""
+
+    def cut(model: nn.Sequential) -> None:
+        for each in (model[0], model[1], model):
+            fully_shard(each, mesh=run.mesh)
+
+    return cut
+
+
+def build(
+    width: int = 32, norm: str = "batch", cut: Callable[[nn.Sequential], None] | None = None
+) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
     model = nn.Sequential(nn.Linear(FEATURES, width), NORMS[norm](width), nn.ReLU(), nn.Dropout(0.1), nn.Linear(width, 1))
+    if cut is not None:
+        cut(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     return model, optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
 
@@ -63,7 +78,8 @@ def die() -> None:
 
 
 def _loop(run: Any, in_shard: Callable[..., None] | None = None, tail: Callable[..., None] | None = None, loss: Any = None) -> None:
-    model, optimizer, scheduler = build(int(run.options.get("width", "32")), run.options.get("norm", "batch"))
+    cut = cut_of(run) if "units" in run.options else None
+    model, optimizer, scheduler = build(int(run.options.get("width", "32")), run.options.get("norm", "batch"), cut)
     state = run.track(model=model, optimizer=optimizer, scheduler=scheduler)
     pause_s = float(run.options.get("pause_s", "0.01"))
     for step in run.steps(state, total=int(run.options.get("steps", "40")), clip_norm=1.0):
@@ -179,6 +195,36 @@ def dies_between_sums_and_commit(run: Any) -> None:
 
     Group.all_gather = all_gather  # type: ignore[method-assign]
     ShardedEngine.advance = advances  # type: ignore[method-assign]
+    _loop(run)
+
+
+def dies_in_forward(run: Any) -> None:
+    """Slot 1 is killed in step 10 as it has gathered its first unit, once: its peers are about to gather the next from it."""
+    from actors.rank.fsdp.gathered import Gathered
+
+    original = Gathered.gather
+
+    def gather(self: Any) -> None:
+        original(self)
+        if run.slot == 1 and run._step.number == 10 and run._step.shard >= 0 and once(run, "forward"):
+            die()
+
+    Gathered.gather = gather  # type: ignore[method-assign]
+    _loop(run)
+
+
+def dies_in_backward(run: Any) -> None:
+    """Slot 1 is killed in the middle of a backward of step 10, once."""
+    from actors.rank.fsdp.gathered import Gathered
+
+    original = Gathered._before_backward
+
+    def before(self: Any, gradient: Tensor) -> None:
+        original(self, gradient)
+        if run.slot == 1 and run._step.number == 10 and once(run, "backward"):
+            die()
+
+    Gathered._before_backward = before  # type: ignore[method-assign]
     _loop(run)
 
 

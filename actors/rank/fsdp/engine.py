@@ -26,7 +26,7 @@ from actors.rank.state.tracked import TrackedState
 from actors.rank.step.engine import Outcome
 from actors.rank.tags import Tag
 from actors.rank.telemetry.recorder import Recorder
-from actors.rank.zero1.sharded import ShardedEngine
+from actors.rank.zero1.sharded import Routes, ShardedEngine
 from fleet.errors import FleetError
 from fleet.protocol.chunks import Loan, bounds, lenders, loan
 from fleet.protocol.member import Offer
@@ -120,6 +120,9 @@ class FsdpEngine(ShardedEngine):
         super().apply()
         self._tell_moved()
 
+    def gather(self, group: Group, routes: Routes) -> None:
+        """Nothing is behind a step that was taken: nobody has the parameters whole."""
+
     def _tell_moved(self) -> None:
         with self._moved:
             self._moved.notify_all()
@@ -210,8 +213,8 @@ class FsdpEngine(ShardedEngine):
 
     def _borrow(self, wanted: Sequence[tuple[tuple[int, ...], Wish]]) -> None:
         """Each stretch from the first lender that has it. Zeros when nobody has: what is computed with them is of no use."""
-        assert self._state is not None
         while wanted and not self._missed:
+            assert self._state is not None, "before its first view a rank has all parameters"
             wishes = [(self._addresses[keepers[0]], wish) for keepers, wish in wanted]
             wanted = [(wanted[number][0][1:], wanted[number][1]) for number in self._borrower.fetch(self._state, wishes)]
             if any(not keepers for keepers, _ in wanted):

@@ -1,0 +1,84 @@
+"""Models that ``fully_shard`` has cut, on real processes: through any loss that leaves one copy they end with the bits of whole replicas."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleet.protocol.records import CheckpointRecord, LineageBegun, ViewPublished
+from fleet.settings.run import CheckpointSettings, RunSettings
+from tests.fault.test_bad_luck import of, settings, survived, train_through
+from tests.fault.test_bit_identity import storm, strike
+from tests.support import trains
+from tests.support.plain import PlainFleet
+
+CUT = {"width": "1021", "units": "yes"}
+
+
+def cut(folder: Path, world: int = 4, **changes: Any) -> RunSettings:
+    return settings(folder, world=world, **{"optimizer_sharding": "fsdp", "options": CUT, **changes})
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The digest of an undisturbed run of whole replicas, of another world size."""
+    folder = tmp_path_factory.mktemp("whole")
+    outcome, _, digest = train_through(trains.plain, cut(folder, world=2, optimizer_sharding="none"), folder)
+    assert outcome.status == "completed"
+    return digest
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+def test_no_world_size_changes_a_bit(world: int, tmp_path: Path, whole: str) -> None:
+    outcome, records, digest = train_through(trains.plain, cut(tmp_path, world=world), tmp_path)
+    survived(outcome, records, digest, whole)
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.truth) for seed in range(1, 12))])
+def test_a_storm_changes_no_bit(seed: int, tmp_path: Path, whole: str) -> None:
+    kills = storm(seed, 4)
+    outcome, records, digest = train_through(trains.plain, cut(tmp_path), tmp_path, lambda fleet: strike(fleet, kills))
+    survived(outcome, records, digest, whole)
+    assert len(of(ViewPublished, records)) >= 2, "no kill changed the view"
+    guard_too = any(other != slot and later - step <= 1 for (step, slot), (later, other) in itertools.pairwise(kills))
+    assert guard_too or not of(LineageBegun, records), "state was lost although a copy was left"
+
+
+@pytest.mark.parametrize("train", [trains.dies_in_forward, trains.dies_in_backward, trains.dies_between_sums_and_commit])
+def test_a_rank_lost_at_a_moment_of_the_step(train: Callable[[Any], None], tmp_path: Path, whole: str) -> None:
+    """Its peers gather from its guard, or take the step that it has taken: nothing is lost."""
+    outcome, records, digest = train_through(train, cut(tmp_path, world=3), tmp_path)
+    survived(outcome, records, digest, whole)
+    assert len(of(ViewPublished, records)) >= 2
+    assert not of(LineageBegun, records)
+
+
+def test_an_owner_lost_with_its_guard_goes_back_to_the_checkpoint(tmp_path: Path, whole: str) -> None:
+    """No copy is left. All ranks find so, and begin again from the parts that all had written."""
+
+    def misfortune(fleet: PlainFleet) -> None:
+        fleet.wait_for(lambda: fleet.coordinator.machine.state.checkpoints.newest_id)
+        for slot in range(3):  # of four ranks on one node, each guards one
+            fleet.kill(slot)
+
+    chosen = cut(tmp_path, nodes=1, checkpoint=CheckpointSettings(policy="fixed", interval_s=0.2))
+    outcome, records, digest = train_through(trains.plain, chosen, tmp_path, misfortune)
+    survived(outcome, records, digest, whole)
+    assert of(LineageBegun, records)
+    assert any(record.phase == "durable" for record in of(CheckpointRecord, records))
+
+
+def test_with_two_copies_two_may_be_lost_at_once(tmp_path: Path, whole: str) -> None:
+    def misfortune(fleet: PlainFleet) -> None:
+        fleet.wait_for(lambda: fleet.step >= 10)
+        for slot in (0, 1):
+            fleet.kill(slot)
+
+    chosen = cut(tmp_path, nodes=1, optimizer_copies=2)
+    outcome, records, digest = train_through(trains.plain, chosen, tmp_path, misfortune)
+    survived(outcome, records, digest, whole)
+    assert not of(LineageBegun, records)
