@@ -15,6 +15,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ def measure(form: Form) -> dict[str, Any]:
     there = torch.cuda.is_available()
     sizes = form.of(Sizes(4, 20, 450, 0.1, 256, 4), Sizes(4, 10, 250, 0.1, 256, 4), Sizes(2, 1, 60, 0.25, 64, 1))
     parts = [_part(("fleet", "twin", "alone"), lambda: _ranks(sizes, "cuda" if there else "cpu"))]
+    parts.append(_part(("cut",), lambda: _cut(replace(sizes, kills=sizes.kills // 2 or 1, cut=True), "cuda" if there else "cpu")))
     if there:
         parts.append(_part(("nccl",), lambda: _nccl(form.of(6, 4, 1))))
         parts.append(_part(("snapshot",), lambda: _snapshot(form.of(21, 21, 1), form.of(8, 5, 1))))
@@ -59,6 +61,11 @@ def _part(names: Sequence[str], do: Callable[[], dict[str, Any]]) -> dict[str, A
 def _ranks(sizes: Sizes, device: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="device-") as folder:
         return device_ranks.measure(sizes, device, Path(folder))
+
+
+def _cut(sizes: Sizes, device: str) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="device-cut-") as folder:
+        return device_ranks.measure_cut(sizes, device, Path(folder))
 
 
 def _nccl(rounds: int) -> dict[str, Any]:

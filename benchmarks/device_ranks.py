@@ -19,7 +19,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 
+from actors.rank.fsdp.taken import mesh_of_one
 from benchmarks.peers.common import Commit, EventLog, Kill, Timeline, full_again, median_step_s, samples_lost, stall_s
 from benchmarks.peers.fleet_run import generous
 from fleet.ledger.goodput import Ledger
@@ -43,7 +45,8 @@ Samples = dict[str, list[float]]
 
 @dataclass(frozen=True)
 class Sizes:
-    """``pause_s`` is waited in each step while ranks are killed, so that there are steps left for all ``kills``."""
+    """``pause_s`` is waited in each step while ranks are killed, so that there are steps left for all ``kills``. With ``cut`` the model is
+    one that ``fully_shard`` has cut, of which ranks have chunks where they are killed, and the whole where they are not."""
 
     world: int
     kills: int
@@ -51,6 +54,7 @@ class Sizes:
     pause_s: float
     width: int
     layers: int
+    cut: bool = False
 
 
 class Text(torch.utils.data.Dataset[Tensor]):
@@ -88,7 +92,8 @@ class Transformer(nn.Module):
         self.token, self.place = nn.Embedding(BYTES, width), nn.Embedding(CONTEXT, width)
         self.blocks = nn.Sequential(*(Block(width) for _ in range(layers)), nn.LayerNorm(width), nn.Linear(width, BYTES))
 
-    def loss(self, text: Tensor) -> Tensor:
+    def forward(self, text: Tensor) -> Tensor:
+        """The mean loss."""
         found = self.blocks(self.token(text[:, :-1]) + self.place.weight)
         return nn.functional.cross_entropy(found.flatten(0, 1), text[:, 1:].flatten())
 
@@ -124,13 +129,15 @@ def train(run: Any) -> None:
     told, folder = run.options, Path(run.options["folder"])
     device = torch.device(told["device"])
     model = Transformer(int(told["width"]), int(told["layers"])).to(device)
+    for part in (*(one for one in model.modules() if isinstance(one, Block)), model) if told["cut"] else ():
+        fully_shard(part, mesh=mesh_of_one(device))
     state = run.track(model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-3))
     log, calm = EventLog(folder / "events", run.slot), folder / "calm"
     walls = Walls(folder, run.slot, device, timed=told["pause_s"] == "0")
     for step in run.steps(state, total=int(told["steps"]), clip_norm=1.0):
         for text in step.batches(Text(), batch_size=BATCH):
             with walls.shard():
-                step.backward(model.train().loss(text.to(device)))
+                step.backward(model.train()(text.to(device)))
         if told["pause_s"] != "0" and not calm.exists():
             time.sleep(float(told["pause_s"]))
         committed = step.commit()
@@ -187,10 +194,11 @@ def settings_of(sizes: Sizes, world: int, kills: int, device: str, folder: Path)
     """Of a run on ``world`` ranks. Kills come from outside and are unknown to the run, so that its budgets have to leave room for them."""
     pause = str(sizes.pause_s) if kills else "0"
     told = {"device": device, "folder": str(folder), "steps": str(sizes.steps), "pause_s": pause}
-    shape = {"width": str(sizes.width), "layers": str(sizes.layers)}
+    shape = {"width": str(sizes.width), "layers": str(sizes.layers), "cut": "yes" if sizes.cut else ""}
     copies = CheckpointSettings(policy="fixed", interval_s=STORE_S, peer_interval_s=PEERS_S)
     return RunSettings(
-        world=world, nodes=2, shards=SHARDS, seed=SEED, options=told | shape, budgets=generous(), checkpoint=copies, timeouts=Timeouts()
+        world=world, nodes=2, shards=SHARDS, seed=SEED, options=told | shape, budgets=generous(), checkpoint=copies, timeouts=Timeouts(),
+        optimizer_sharding="fsdp" if sizes.cut and kills else "none",
     )  # fmt: skip
 
 
@@ -286,6 +294,25 @@ def events_against_walls(alone: Ran, samples: Samples) -> dict[str, float]:
         "fleet_events_step_ms_median": statistics.median(samples["fleet_events_step_ms"]),
         "fleet_events_wall_ms_median": statistics.median(samples["fleet_events_wall_ms"]),
         "fleet_events_over_wall_ratio": statistics.median(ms / wall_ms for ms, wall_ms in both),
+    }
+
+
+def measure_cut(sizes: Sizes, device: str, folder: Path) -> dict[str, Any]:
+    """A model in chunks, through kills, beside a single rank that has the whole."""
+    struck, whole = run(sizes, sizes.world, sizes.kills, device, folder / "struck"), run(sizes, 1, 0, device, folder / "whole")
+    commits = struck.timeline.commits()
+    samples = {name.replace("fleet_", "fleet_cut_"): values for name, values in recoveries(commits, struck.kills, sizes.world).items()}
+    stalls = samples["fleet_cut_stall_s"]
+    told = f"cut: {struck.status} with {struck.digest[:16]}, whole on one rank: {whole.status} with {whole.digest[:16]}"
+    return {
+        "figures": {
+            "fleet_cut_kills": len(struck.kills),
+            "fleet_cut_bit_identical": float(struck.status == "completed" and struck.digest == whole.digest != ""),
+            "fleet_cut_stall_s_median": statistics.median(stalls) if stalls else float("nan"),
+            "fleet_cut_samples_lost_total": samples_lost(commits, struck.timeline.lost_lines, 0.0, float("inf")),
+        },
+        "samples": samples,
+        "notes": [told],
     }
 
 

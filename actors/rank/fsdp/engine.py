@@ -12,6 +12,7 @@ an owner is lost meanwhile, its guards are asked, and the forward goes on. When 
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
@@ -27,7 +28,7 @@ from actors.rank.step.engine import Outcome
 from actors.rank.tags import Tag
 from actors.rank.telemetry.recorder import Recorder
 from actors.rank.zero1.sharded import Routes, ShardedEngine
-from fleet.errors import FleetError
+from fleet.errors import ConfigError, FleetError
 from fleet.protocol.chunks import Loan, bounds, lenders, loan
 from fleet.protocol.member import Offer
 from fleet.protocol.records import COMM
@@ -134,11 +135,14 @@ class FsdpEngine(ShardedEngine):
         super().begin_shard()
         self._missed, self._in_shard = "", True
         for each in self._gathered:
+            each.used = False
             if not each.modules:
                 each.gather()
 
     def end_shard(self, shard: int, loss: float) -> None:
         self._let_go()
+        if math.isnan(loss) and not self.broken:
+            self._check_used()
         if not self.broken:
             super().end_shard(shard, loss)
 
@@ -146,6 +150,14 @@ class FsdpEngine(ShardedEngine):
         self._let_go()
         if not self.broken:
             super().end_check(shard)
+
+    def _check_used(self) -> None:
+        """A loss that is no number comes from parameters that were read where they had been let go, if nobody has asked for them."""
+        for unit in self._gathered:
+            if not unit.used:
+                reason = "its forward was not called, and the loss is not a number: its parameters are gathered around its forward alone"
+                way_out = "Call the module itself, not another of its methods; or leave it to the unit around it."
+                raise ConfigError("fully_shard", unit.name, reason, way_out)
 
     def reset(self) -> None:
         self._let_go()

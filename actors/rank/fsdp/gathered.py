@@ -19,6 +19,10 @@ from actors.rank.fsdp.taken import Unit
 class Gathered:
     """One unit, as this rank computes it.
 
+    Attributes:
+        here: its parameters are.
+        used: they were gathered since this was set to false.
+
     Args:
         flats: by flat buffer of the unit, its number and length.
         places: by parameter, (number of the flat buffer, element at which it begins).
@@ -40,7 +44,7 @@ class Gathered:
             (parameter, self._flats[flat].as_strided(parameter.shape, stride, start), _nothing(parameter))
             for (parameter, flat, start), stride in zip(places, strides, strict=True)
         ]
-        self.here = True
+        self.here, self.used = True, False
         self._in_backward, self._waited = False, 0
         self.let_go()
         for module in unit.modules:
@@ -51,6 +55,7 @@ class Gathered:
 
     def gather(self) -> None:
         """The parameters are here."""
+        self.used = True
         if self.here:
             return
         for flat, memory in self._flats.items():
