@@ -136,7 +136,7 @@ class Recorded(Place):
             super().lose(groups)
             return
         self._stages[-1].struck.set()
-        if self._recording.operation == "hangs":
+        if self._recording.operation != "fails":
             groups[0].interrupt("rank 1 is lost")
 
     def let_go(self) -> None:
@@ -431,7 +431,7 @@ def main(arguments: Sequence[str]) -> int:
     until_s = time.monotonic() + ALL_S
     asked = [place for place in PLACES if place.gpus or arguments != ["--device"]]
     held = [ask_aside(place, max(min(PLACE_S, until_s - time.monotonic()), 5.0)) for place in asked]
-    return not all(held)
+    return int(not all(held))
 
 
 if __name__ == "__main__":

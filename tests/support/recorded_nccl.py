@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 
 LIMIT_S = 60.0
-LATE_LOOKS = 3
+PAUSE_S, LATE_LOOKS = 0.001, 3
 """So often one looks at an operation before it has failed."""
 H200 = "benchmarks.device on one H200, torch 2.11, NCCL 2.28.9: "
 
@@ -28,7 +28,7 @@ class Recording:
     name: str
     source: str
     making: Literal["made", "refused", "refused on one", "never back"] = "made"
-    operation: Literal["hangs", "fails"] = "hangs"
+    operation: Literal["hangs", "hangs in a look", "fails"] = "hangs"
     abort: Literal["back", "late", "fails"] = "back"
     says: str = ""
 
@@ -36,6 +36,12 @@ class Recording:
 RECORDINGS = (
     Recording("works, and hangs without a peer", H200 + "a rank whose peer never came was not back 6 s after its abort; made in 23 ms"),
     Recording("aborts slowly", H200 + "an abort took 0.98 to 1.0 s, idle or busy, and no new one waited for it", abort="late"),
+    Recording(
+        "hangs in a look",
+        "torch's code: whoever looks at an operation takes a lock that an abort holds until it is back",
+        operation="hangs in a look",
+        abort="late",
+    ),
     Recording(
         "refuses to abort",
         "torch's abort raises what NCCL answers to it, an error of CUDA on that device, too",
@@ -196,13 +202,17 @@ class RecordedWork:
         if self._done:
             return True
         if not stage.struck.is_set():
-            with nccl.fabric.lock:
-                self._done = self._moves()
-            return self._done
-        if stage.recording.operation == "fails":
+            self._done = self._moved()
+            while stage.recording.operation == "hangs in a look" and not (self._done or stage.released.wait(PAUSE_S)):
+                self._done = self._moved()
+        elif stage.recording.operation == "fails":
             self._looks += 1
             self._done = self._failed = self._looks > LATE_LOOKS
         return self._done
+
+    def _moved(self) -> bool:
+        with self._nccl.fabric.lock:
+            return self._moves()
 
     def ends_late(self) -> None:
         """Its kernels end, long after it was left, and what they write is wrong."""
