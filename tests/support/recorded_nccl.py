@@ -16,6 +16,8 @@ from typing import Any, Literal
 import torch
 
 LIMIT_S = 60.0
+COMM_ERROR = 2
+"""Of torch's ``WorkResult``."""
 PAUSE_S, LATE_LOOKS = 0.001, 3
 """So often one looks at an operation before it has failed."""
 H200 = "benchmarks.device on one H200, torch 2.11, NCCL 2.28.9: "
@@ -31,6 +33,8 @@ class Recording:
     operation: Literal["hangs", "hangs in a look", "fails"] = "hangs"
     abort: Literal["back", "late", "fails"] = "back"
     says: str = ""
+    words: bool = True
+    """Whether torch can say it in Python."""
 
 
 RECORDINGS = (
@@ -56,6 +60,12 @@ RECORDINGS = (
     ),
     Recording(
         "fails late and says nothing", "not seen of NCCL; torch passes on what an error says, and may say nothing", operation="fails"
+    ),
+    Recording(
+        "fails late, as a number",
+        "torch 2.11: Work.exception() raises TypeError, found or not; its result is 0, or 2 for an error of the communicator",
+        operation="fails",
+        words=False,
     ),
     Recording(
         "fails late, then aborts slowly",
@@ -133,7 +143,7 @@ class RecordedNccl:
 
     def __init__(self, stage: Stage, rank: int, fabric: _Fabric) -> None:
         self.stage, self.rank, self.fabric = stage, rank, fabric
-        self.aborts, self.looks_after_abort = 0, 0
+        self.aborts, self.looks_after_abort, self.left = 0, 0, False
         self.works = list[RecordedWork]()
         self._sums = itertools.count()
         self._coalesced: list[tuple[torch.Tensor, int]] | None = None
@@ -180,6 +190,7 @@ class RecordedNccl:
             raise RuntimeError(self.stage.recording.says)
         if self.stage.recording.abort == "late":
             self.stage.released.wait(LIMIT_S)
+        self.left = True
 
 
 class RecordedWork:
@@ -193,7 +204,15 @@ class RecordedWork:
     def synchronize(self) -> None:
         """The caller's stream waits: here there is none."""
 
+    def get_future_result(self) -> torch.futures.Future[int]:
+        result = torch.futures.Future[int]()
+        if self._done:
+            result.set_result(COMM_ERROR if self._failed else 0)
+        return result
+
     def exception(self) -> RuntimeError | None:
+        if not self._nccl.stage.recording.words:
+            raise TypeError("Unable to convert function return value to a Python type!")
         return RuntimeError(self._nccl.stage.recording.says) if self._failed else None
 
     def is_completed(self) -> bool:

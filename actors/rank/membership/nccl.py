@@ -143,10 +143,19 @@ class Operation:
                 raise RuntimeError(f"an operation of NCCL was not complete within {limit_s:g} s")
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-        failure = self._work.exception()
-        if failure is not None:
-            raise RuntimeError(first_line(failure))
+        if failure := failure_of(self._work):
+            raise RuntimeError(failure)
         return not self._communicator.left
+
+
+def failure_of(work: Any) -> str:
+    """What NCCL found when it was last looked at; empty when nothing."""
+    try:
+        error = work.exception()
+    except TypeError:  # torch before 2.13 has no words for it in Python
+        result = work.get_future_result()
+        return f"NCCL failed, with torch's result {result.value()}" if result.done() and result.value() else ""
+    return "" if error is None else first_line(error)
 
 
 def first_line(error: object) -> str:
