@@ -73,7 +73,8 @@ bench: $(BENCH_READY)
 # What needs a GPU. Nothing is set up for it: a Python with torch for CUDA and Fleet's small dependencies is enough, Ray is not used.
 device:
 	mkdir -p runs/bench
-	$(USED) -m benchmarks.device $(DEVICE_FLAGS) --json runs/bench/device.json
+	failed=0; $(USED) -m tests.contract.communicators --device || failed=1; \
+	$(USED) -m benchmarks.device $(DEVICE_FLAGS) --json runs/bench/device.json || failed=1; exit $$failed
 
 truth: $(READY)
 	FLEET_SEEDS=$(TRUTH_SEEDS) $(BIN)/python -m pytest -m truth

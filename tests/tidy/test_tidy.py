@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 GENERATED = {"__pycache__", "runs", "build", "dist", "site"}
 
 SKIPPED: dict[str, str] = {
-    "tests/support/programs.py": "without root nobody can install a browser or Prometheus; where CI is set, whatever is skipped fails",
+    "tests/support/programs.py": "nobody can install a GPU, or without root a browser; in CI what is skipped but for want of a GPU fails",
 }
 """Test file -> why some of its tests may be skipped or fail."""
 

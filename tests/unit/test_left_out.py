@@ -56,6 +56,16 @@ def test_in_ci_nothing_may_be_left_out(tmp_path: Path) -> None:
     assert "left out: 2 tests (no-such-program is not installed): an error, as CI is set" in said
 
 
+def test_in_ci_what_needs_hardware_is_told_and_no_failure(tmp_path: Path) -> None:
+    (tmp_path / "test_gpu.py").write_text(
+        "from tests.support.programs import hardware\n\ndef test_that_needs_one():\n    hardware('CUDA GPU')\n\n"
+        "def test_that_has_it():\n    hardware('')\n"
+    )
+    code, said = outcome(tmp_path, "-n", "0", "--ignore", str(tmp_path / "test_it.py"), **{CI: "true"})
+    assert code == 0, said
+    assert "left out: 1 test (this machine has no CUDA GPU)\n" in said
+
+
 def test_a_file_of_tests_that_skips_itself_is_told_too(tmp_path: Path) -> None:
     (tmp_path / "test_whole.py").write_text("import pytest\npytest.importorskip('no_such_package')\n")
     code, said = outcome(tmp_path, "-n", "0", **{CI: "true"})

@@ -19,7 +19,8 @@ import pytest
 import torch
 
 from actors.rank.membership import nccl
-from actors.rank.membership.process_group import LOCAL_SEND_BYTES, Forming, Group, GroupBroken, StoreServer, Work
+from actors.rank.membership.connections import LOCAL_SEND_BYTES
+from actors.rank.membership.process_group import Forming, Group, GroupBroken, StoreServer, Work
 from actors.rank.membership.store import Exchange, StoreClient
 from fleet.cluster import secret
 from tests.support.waiting import until
@@ -270,7 +271,7 @@ def test_connections_within_a_machine_hold_little(store: StoreServer) -> None:
     groups = form_all(store, 3)
 
     def sizes() -> list[int]:
-        return [sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) for group in groups for sock in group._ends._connections()]
+        return [sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) for group in groups for sock in group._ends.connections()]
 
     until(lambda: set(sizes()) == {2 * min(LOCAL_SEND_BYTES, allowed)}, "all of them do")  # Linux doubles it, for what it notes itself
     assert on_all(groups, lambda group: group.all_reduce(torch.ones(1 << 20))) == [None] * 3
@@ -382,7 +383,7 @@ def test_an_interrupt_does_not_wait_for_the_abort_which_comes_once(store: StoreS
     """An abort takes a second; and two of one communicator at a time lock each other up."""
     fake_nccl(monkeypatch, ["a", "b"])
     groups = [part.wait() for part in form_on_gpus(store)]
-    wires = groups[0]._nccl
+    wires = groups[0]._nccl.made
     wires.held.clear()
     groups[0].interrupt("a peer is lost")
     groups[0].close()
@@ -415,14 +416,54 @@ def test_a_forming_can_be_interrupted_while_nccl_waits_for_a_rank(store: StoreSe
     until(lambda: len(made.aborts) == 2, "both aborts", BOUND_S)
 
 
-def test_what_nccl_says_ends_the_forming(store: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> None:
-        raise RuntimeError("Duplicate GPU detected")
+def test_where_nccl_refuses_all_exchange_by_gloo_and_say_why(
+    store: StoreServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those who have made theirs leave it: all do the same."""
+    made = FakeNccl()
 
-    fake_nccl(monkeypatch, ["a", "b"], refuse)
-    for part in form_on_gpus(store):
-        with pytest.raises(GroupBroken, match="Duplicate GPU"):
-            part.wait()
+    def wires(_: object, rank: int, *__: Any) -> FakeNccl:
+        if rank == 0:
+            raise RuntimeError("Duplicate GPU detected\nand more")
+        return made
+
+    fake_nccl(monkeypatch, ["a", "b", "c"], wires)
+    groups = [part.wait() for part in form_on_gpus(store, 3)]
+    assert all(group.receives_ahead for group in groups)
+    until(lambda: len(made.aborts) == 2, "both aborts", BOUND_S)
+    said = [record.getMessage() for record in caplog.records]
+    assert any("exchanges by gloo" in line and line.endswith("Duplicate GPU detected") for line in said)
+    assert len([line for line in said if "exchanges by gloo" in line]) == 3
+    close_all(groups)
+
+
+def test_a_peer_that_is_lost_while_nccl_waits_ends_the_forming(store: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its connections say so; NCCL would wait, and the time for it is not over."""
+    reached, comes = threading.Semaphore(0), threading.Event()
+
+    def wires(*_: Any) -> FakeNccl:
+        reached.release()
+        comes.wait(BOUND_S)
+        return FakeNccl()
+
+    fake_nccl(monkeypatch, ["a", "b"], wires)
+    stays, lost = form_on_gpus(store)
+    assert all(reached.acquire(timeout=BOUND_S) for _ in range(2))
+    lost.interrupt("it is lost")
+    until(lambda: stays.done, "the end of the forming", BOUND_S / 4)  # half of the bound is for NCCL
+    with pytest.raises(GroupBroken, match="forming at"):
+        stays.wait()
+    comes.set()
+
+
+@pytest.mark.parametrize("backend", ["gloo", None])
+def test_one_rank_that_keeps_to_gloo_has_all_do_so(store: StoreServer, monkeypatch: pytest.MonkeyPatch, backend: str | None) -> None:
+    fake_nccl(monkeypatch, ["a", "b"])
+    told = {"generation": 1, "size": 2, "device": torch.device("cuda"), "timeout_s": BOUND_S, "host": HOST}
+    parts = [Forming(store=store.address, rank=rank, backend=backend if rank else None, **told) for rank in range(2)]  # type: ignore[arg-type]
+    groups = [part.wait() for part in parts]
+    assert [group.receives_ahead for group in groups] == [backend == "gloo"] * 2
+    close_all(groups)
 
 
 def rank_that_waits(store: str, rank: int, size: int, parent: Connection) -> None:

@@ -1,6 +1,7 @@
 """NCCL as a view uses it: a communicator that is made while the view forms, and left by abort. Not verified on several GPUs yet.
 
-A communicator is never shrunk, nor mended: the next view has one of its own, on a new prefix of that view's store.
+A communicator is never shrunk, nor mended: the next view has one of its own, on a new prefix of that view's store. Whoever waits for it
+watches from outside: torch's own watchers are off, as they would end the process.
 """
 
 from __future__ import annotations
@@ -8,16 +9,22 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from actors.rank.tags import Tag
+
 log = logging.getLogger("fleet.rank")
 
 OFF = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING", "TORCH_NCCL_DUMP_ON_TIMEOUT")
 """Of torch's watchers of NCCL none may end the process, or look into a store that is there for the forming only."""
+SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 2e-5, 5e-4
+"""Between two looks at an operation: each pause is twice the one before, as what was not there soon takes a while."""
 
 
 def wires(store: Any, rank: int, size: int, device: torch.device, timeout_s: float) -> Any:
@@ -41,32 +48,36 @@ class Making:
 
     def __init__(self, store: Any, rank: int, size: int, device: torch.device, timeout_s: float, name: str) -> None:
         self._asked = (store, rank, size, device, timeout_s)
-        self._lock, self._told, self._found = threading.Lock(), threading.Event(), list[Any]()
+        self._lock, self._told, self._found = threading.Lock(), threading.Event(), list[Communicator | Exception]()
         threading.Thread(target=self._make, name=name, daemon=True).start()
 
-    def wait(self, timeout_s: float) -> Any:
-        """The communicator. Raises why it was given up, what went wrong, and TimeoutError."""
+    def wait(self, timeout_s: float) -> Communicator:
+        """The communicator, once. Raises why it was given up, what went wrong, and TimeoutError."""
         if not self._told.wait(timeout_s):
             self.give_up(TimeoutError(f"NCCL was not there within {timeout_s:g} s"))
-        found = self._found[0]
-        if isinstance(found, Exception):
-            raise found
-        return found
+        found = self._found.pop()
+        try:
+            if isinstance(found, Exception):
+                raise found
+            return found
+        finally:
+            del found  # a frame of its own trace that holds the error would keep what other frames hold: sockets
 
     def give_up(self, reason: Exception) -> None:
         """From any thread: the communicator is not wanted any more. One that is there already belongs to who waited for it."""
         self._tell(reason)
 
     def _make(self) -> None:
+        _, _, _, device, limit_s = self._asked
         try:
-            made = wires(*self._asked)
+            made = Communicator(wires(*self._asked), device, limit_s)
         except (RuntimeError, OSError) as error:
             self._tell(error)
             return
         if not self._tell(made):
-            abort(made)
+            made.abort()
 
-    def _tell(self, found: Any) -> bool:
+    def _tell(self, found: Communicator | Exception) -> bool:
         """The first one decides."""
         with self._lock:
             if self._told.is_set():
@@ -76,12 +87,80 @@ class Making:
             return True
 
 
-def abort(made: Any) -> None:
-    """End what is under way. It takes a second, may fail, and may not come back: nothing of that communicator is used any more."""
+class Communicator:
+    """What a group asks of ``made``, a process group of torch: two kinds of operations, and an abort.
+
+    Operations belong to one thread at a time; :meth:`abort` may come from any other. An operation is bounded by ``limit_s``.
+    """
+
+    def __init__(self, made: Any, device: torch.device, limit_s: float) -> None:
+        self.made, self._device, self.limit_s = made, device, limit_s
+        self.left = False
+
+    def exchange(self, sends: Sequence[tuple[torch.Tensor, int]], receives: Sequence[tuple[torch.Tensor, int]]) -> Operation:
+        """Begin to send and to receive ``(tensor, peer)`` pairs, as one: single ones could wait for each other."""
+        self.made._start_coalescing(self._device)
+        for tensor, peer in receives:
+            self.made.recv([tensor], peer, Tag.PLAIN)
+        for tensor, peer in sends:
+            self.made.send([tensor], peer, Tag.PLAIN)
+        return Operation(self, self.made._end_coalescing(self._device))
+
+    def all_reduce(self, tensor: torch.Tensor) -> Operation:
+        """Begin to sum ``tensor`` over ranks, in place."""
+        return Operation(self, self.made.allreduce([tensor]))
+
+    def abort(self) -> None:
+        """End what is under way. It takes a second, may fail, and may not come back: nothing of the communicator is used any more."""
+        self.left = True
+        try:
+            self.made.abort()
+        except RuntimeError as error:
+            log.warning("a communicator of NCCL was not aborted: %s", error)
+
+
+class Operation:
+    """One of a :class:`Communicator`, under way on a stream of its own."""
+
+    def __init__(self, communicator: Communicator, work: Any) -> None:
+        self._communicator, self._work = communicator, work
+
+    def follow(self) -> None:
+        """From now on the caller's stream waits for it, the caller does not: what is done there to its tensors comes after it, even when
+        it is left and its kernels end late."""
+        self._work.synchronize()
+
+    def wait(self) -> bool:
+        """Block until it is complete; False once the communicator is left. Raises RuntimeError when it fails, or takes too long.
+
+        torch's own wait would abort what has failed, which takes a second and is for the group to do. A look may hang while that goes on,
+        so it is for a thread that may be left behind.
+        """
+        limit_s = self._communicator.limit_s
+        until_s, pause_s = time.monotonic() + limit_s, SHORTEST_PAUSE_S
+        while not self._communicator.left and not self._work.is_completed():
+            if time.monotonic() > until_s:
+                raise RuntimeError(f"an operation of NCCL was not complete within {limit_s:g} s")
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        if failure := failure_of(self._work):
+            raise RuntimeError(failure)
+        return not self._communicator.left
+
+
+def failure_of(work: Any) -> str:
+    """What NCCL found when it was last looked at; empty when nothing."""
     try:
-        made.abort()
-    except RuntimeError as error:
-        log.warning("a communicator of NCCL was not aborted: %s", error)
+        error = work.exception()
+    except TypeError:  # torch before 2.13 has no words for it in Python
+        result = work.get_future_result()
+        return f"NCCL failed, with torch's result {result.value()}" if result.done() and result.value() else ""
+    return "" if error is None else first_line(error)
+
+
+def first_line(error: object) -> str:
+    """What torch says, without where in its code it was; that it says nothing may not become another error."""
+    return (str(error).splitlines() or [""])[0] or type(error).__name__
 
 
 def device_name(device: torch.device) -> str:

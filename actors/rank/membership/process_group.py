@@ -2,7 +2,7 @@
 
 Ranks do not use ``torch.distributed``'s default group, which cannot be left once a peer has died. A :class:`Group` always has gloo for
 tensors in host memory. On CUDA it has NCCL beside it where each rank has a GPU of its own: NCCL refuses two ranks on one. Where they share
-one, and when asked for ``backend="gloo"``, it stages through pinned host memory.
+one, when any rank was asked for ``backend="gloo"``, and when any could not make its communicator, all stage through pinned host memory.
 """
 
 from __future__ import annotations
@@ -10,13 +10,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import os
+import logging
 import queue
-import socket
-import stat
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -24,6 +21,8 @@ import torch
 import torch.distributed as dist
 
 from actors.rank.membership import nccl as _nccl
+from actors.rank.membership.connections import Ends, listening
+from actors.rank.membership.nccl import first_line
 from actors.rank.membership.store import Exchange, StoreClient, StoreServer, TorchStore
 from actors.rank.tags import Tag
 from actors.rank.telemetry.usage import RECEIVED, SENT
@@ -32,63 +31,20 @@ from fleet.errors import GroupLost
 
 __all__ = ["Forming", "Group", "GroupBroken", "StoreServer", "Work", "warm_up"]
 
-Address = tuple[str, int]
+log = logging.getLogger("fleet.rank")
+
 _one_device_at_a_time = threading.Lock()
 Transfer = tuple[torch.Tensor, int]
-LOCAL_SEND_BYTES = 256 << 10
-"""Between ranks of one machine a message is copied from memory to memory. The kernel lets megabytes of it be under way, and its copies then
-come from memory each time; with so much the reader still finds them in a cache, and a reduction takes a third less time."""
-Signal = queue.SimpleQueue[None]
-"""For one who waits, once: ``put`` wakes it. An event does the same with two locks and some 20 us of the interpreter."""
-Errand = tuple[Callable[[], None], Signal]
+Signal = queue.SimpleQueue[BaseException | None]
+"""For one who waits, once: ``put`` wakes it, with what it is to raise. An event does the same with two locks and some 20 us of the
+interpreter. Nothing else keeps an error: one held by a frame of its own trace keeps the group's sockets until circles are looked for."""
+Errand = tuple[Callable[[], BaseException | None], Signal]
+MAKING_SHARE = 0.5
+"""Of the time in which a group has to form: how long a communicator may take. The rest is for doing without."""
 
 
 class GroupBroken(GroupLost):
     """A group of real connections is broken, or could not be formed."""
-
-
-def _tcp_sockets() -> Iterator[socket.socket]:
-    """A duplicate of each TCP socket that this process has open. The duplicate cannot be reused under us; the number could."""
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            if stat.S_ISSOCK(os.stat(f"/proc/self/fd/{name}").st_mode):
-                with socket.socket(fileno=os.dup(int(name))) as duplicate:
-                    if duplicate.family in (socket.AF_INET, socket.AF_INET6) and duplicate.type == socket.SOCK_STREAM:
-                        yield duplicate
-
-
-def _listening() -> set[Address]:
-    return {s.getsockname()[:2] for s in _tcp_sockets() if s.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)}
-
-
-@dataclass
-class _Ends:
-    """The TCP addresses by which a group's own connections are known: ``near`` on this rank, ``far`` on its peers."""
-
-    near: set[Address] = field(default_factory=set)
-    far: set[Address] = field(default_factory=set)
-
-    def shut_down(self) -> None:
-        """End those connections. Nothing else wakes a thread that waits in gloo.
-
-        A listening socket has no peer and is left alone: gloo ends the process when one fails.
-        """
-        for connection in self._connections():
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-
-    def keep_cached(self) -> None:
-        """Of the connections within this machine: less is on its way at a time, see :data:`LOCAL_SEND_BYTES`."""
-        for connection in self._connections():
-            with contextlib.suppress(OSError):
-                if connection.getpeername()[0] == connection.getsockname()[0]:
-                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LOCAL_SEND_BYTES)
-
-    def _connections(self) -> Iterator[socket.socket]:
-        for connection in _tcp_sockets():
-            with contextlib.suppress(OSError):
-                if connection.getpeername()[:2] in self.far or connection.getsockname()[:2] in self.near:
-                    yield connection
 
 
 def _gloo(store: Any, rank: int, size: int, device: Any, timeout_s: float) -> Any:
@@ -112,7 +68,7 @@ class Work:
     loop does not wait in gloo: another thread does, which is back with the time-out. See :meth:`Group.watched` and :meth:`Group.aside`.
     """
 
-    __slots__ = ("_after", "_group", "_receives", "_sends", "_stream")
+    __slots__ = ("_after", "_before", "_group", "_receives", "_sends")
 
     def __init__(
         self,
@@ -120,29 +76,28 @@ class Work:
         receives: Sequence[Any],
         sends: Sequence[Any] = (),
         after: Callable[[], None] | None = None,
-        stream: bool = False,
+        before: Callable[[], None] | None = None,
     ) -> None:
-        self._group, self._receives, self._sends, self._after = group, receives, sends, after
-        self._stream = stream  # NCCL: it is the caller's stream that waits, and an interrupt ends that
+        self._group, self._receives, self._sends = group, receives, sends
+        self._before, self._after = before, after  # the wait, in the caller's own thread, as streams are a thread's own
 
     def arrived(self) -> None:
         """Block until all receives are complete. Raises GroupBroken when a peer is lost, on time-out, and on ``Group.interrupt``."""
-        self._group.watched(self._awaited)()
+        self._approach()
+        self._group.watched(self._receives)()
         self._land()
 
     def wait(self) -> None:
         """Block until all are complete; raises as :meth:`arrived` does."""
         self._group.complete([self])
 
-    @property
-    def _awaited(self) -> Sequence[Any]:
-        """The receives that another thread waits for."""
-        return () if self._stream else self._receives
+    def _approach(self) -> None:
+        """What the caller has to do itself, ahead of the wait."""
+        if self._before is not None:
+            self._before()
 
     def _land(self) -> None:
-        """What the caller has to do itself, once what is waited for elsewhere is complete."""
-        if self._stream:
-            self._group._complete(self._receives)
+        """And once what is waited for elsewhere is complete."""
         if self._after is not None:
             self._after()
 
@@ -157,8 +112,8 @@ class _Errands:
         self._name, self._closed = name, False
         self._idle: list[queue.SimpleQueue[Errand | None]] = []
 
-    def run(self, call: Callable[[], None], settled: Signal) -> None:
-        """From any thread; tells ``settled`` when it is done. ``call`` raises nothing."""
+    def run(self, call: Callable[[], BaseException | None], settled: Signal) -> None:
+        """From any thread; tells ``settled`` when it is done, and what it returned. ``call`` raises nothing."""
         try:
             calls = self._idle.pop()
         except IndexError:
@@ -177,10 +132,11 @@ class _Errands:
         be_prompt(children=False)
         while (errand := calls.get()) is not None:
             call, settled = errand
-            call()
+            failure = call()
             del errand, call  # and what it held: the next one may be long in coming
             self._idle.append(calls)
-            settled.put(None)
+            settled.put(failure)
+            del settled, failure
             if self._closed:  # perhaps since before this thread was idle
                 self.close()
 
@@ -192,18 +148,26 @@ class Group:
     """
 
     def __init__(
-        self, generation: int, rank: int, size: int, device: torch.device, gloo: Any = None, nccl: Any = None, ends: _Ends | None = None
+        self, generation: int, rank: int, size: int, device: torch.device, gloo: Any = None, nccl: Any = None, ends: Ends | None = None
     ) -> None:
+        """``nccl`` is a :class:`nccl.Communicator`; see :meth:`carry_by`."""
         self.generation, self.rank, self.size, self.device = generation, rank, size, device
-        self._gloo, self._nccl = gloo, nccl
+        self._gloo, self._aborts = gloo, list[Callable[[], None]]()
+        self._nccl: Any = None
         self._ends = ends
         self._stop = ""
         self._waits: set[Signal] = set()
         self._errands = _Errands(f"fleet-group-{generation}")
-        self._aborts = [] if nccl is None else [functools.partial(_nccl.abort, nccl)]
         self._turn = threading.Lock()  # of what runs aside: held but for its waits
         self._aside = 0  # the thread that does
         self._gathered: Work | None = None
+        if nccl is not None:
+            self.carry_by(nccl)
+
+    def carry_by(self, nccl: Any) -> None:
+        """From now on NCCL carries what is on the group's device. Ahead of the first operation with such tensors."""
+        self._nccl = nccl
+        self._aborts.append(nccl.abort)
 
     @classmethod
     def form(
@@ -236,9 +200,11 @@ class Group:
         """The error to raise: what interrupted the group when it was interrupted, ``reason`` otherwise."""
         return GroupBroken(self._stop or reason, self.generation)
 
-    def _wires(self, tensor: torch.Tensor) -> Any:
+    def _wires(self, tensor: torch.Tensor) -> tuple[Any, Any]:
+        """Of gloo and NCCL the one that carries it, and None. Asked for once an operation, as the group may be closed meanwhile."""
+        gloo, nccl = self._gloo, self._nccl
         self._go_on()
-        return self._nccl if tensor.is_cuda and self._nccl is not None else self._gloo
+        return (None, nccl) if nccl is not None and tensor.device.type == self.device.type else (gloo, None)
 
     @property
     def receives_ahead(self) -> bool:
@@ -246,7 +212,8 @@ class Group:
         return self._nccl is None
 
     def _staged(self, tensor: torch.Tensor) -> bool:
-        return tensor.is_cuda and self._nccl is None
+        """Whether gloo carries it, and cannot reach it."""
+        return tensor.is_cuda
 
     def start(self, sends: Sequence[Transfer], receives: Sequence[Transfer], tag: int = Tag.PLAIN) -> Work:
         """Begin to send and to receive ``(tensor, peer)`` pairs; the n-th send to a peer under ``tag`` meets its n-th receive from here.
@@ -261,17 +228,20 @@ class Group:
         SENT.count(sum(each.nbytes for each, _ in sends))
         RECEIVED.count(sum(each.nbytes for each, _ in receives))
         tensor = (sends or receives)[0][0]
-        wires = self._wires(tensor)
+        gloo, nccl = self._wires(tensor)
         try:
-            if tensor.is_cuda and wires is self._nccl:
-                return self._start_nccl(wires, sends, receives)
+            if nccl is not None:
+                return self._watching(nccl.exchange(sends, receives))
             if self._staged(tensor):
-                return self._start_staged(wires, sends, receives, tag)
-            incoming = [wires.recv([t], peer, tag) for t, peer in receives]
-            outgoing = [wires.send([t], peer, tag) for t, peer in sends]
+                return self._start_staged(gloo, sends, receives, tag)
+            incoming = [gloo.recv([t], peer, tag) for t, peer in receives]
+            outgoing = [gloo.send([t], peer, tag) for t, peer in sends]
         except RuntimeError as error:
-            raise self.broken(str(error).splitlines()[0]) from error
+            raise self.broken(first_line(error)) from error
         return Work(self, incoming, outgoing)
+
+    def _watching(self, operation: _nccl.Operation) -> Work:
+        return Work(self, [operation], before=operation.follow)
 
     def _complete(self, works: Sequence[Any]) -> None:
         """Block until gloo or NCCL says that they are."""
@@ -281,11 +251,13 @@ class Group:
                 if not work.wait():
                     raise self.broken("an operation was aborted")
         except RuntimeError as error:
-            raise self.broken(str(error).splitlines()[0]) from error
+            raise self.broken(first_line(error)) from error
 
     def complete(self, works: Sequence[Work]) -> None:
         """Block until all sends and receives of ``works`` are complete; raises as :meth:`Work.arrived` does."""
-        self.watched([operation for work in works for operation in (*work._awaited, *work._sends)])()
+        for work in works:
+            work._approach()
+        self.watched([operation for work in works for operation in (*work._receives, *work._sends)])()
         for work in works:
             work._land()
 
@@ -294,10 +266,10 @@ class Group:
         return self.watched([send for work in works for send in work._sends])
 
     def watched(self, operations: Sequence[Any]) -> Callable[[], None]:
-        """What to call to block until all ``operations`` of gloo are complete. It raises as :meth:`Work.arrived` does.
+        """What to call to block until all ``operations`` are complete. It raises as :meth:`Work.arrived` does.
 
-        Another thread waits for them from now on, so that an interrupt ends the wait, whatever gloo does; it is back with the time-out.
-        In :meth:`aside` that is the thread at hand.
+        Another thread waits for them from now on, so that an interrupt ends the wait, whatever gloo or NCCL does; that thread is back with
+        the time-out. In :meth:`aside` it is the thread at hand.
         """
         if not operations:
             return _nothing
@@ -344,39 +316,28 @@ class Group:
 
     def _errand(self, errand: Callable[[], None]) -> Callable[[], None]:
         """Have another thread do it: what to call to block until it is done, or interrupted; that raises as the errand does."""
-        settled, failed = Signal(), list[BaseException]()
+        settled = Signal()
 
-        def run() -> None:
+        def run() -> BaseException | None:
             try:
                 errand()
             except BaseException as error:  # noqa: BLE001 - whoever waits for it raises it
-                failed.append(error)
+                return error
+            return None
 
         def wait() -> None:
             self._waits.add(settled)
-            if not self._stop:
-                settled.get()
+            failure = None if self._stop else settled.get()
             self._waits.discard(settled)
-            self._go_on()
-            if failed:
-                raise failed[0]
+            try:
+                self._go_on()
+                if failure is not None:
+                    raise failure
+            finally:
+                del failure
 
         self._errands.run(run, settled)
         return wait
-
-    def _start_nccl(self, wires: Any, sends: Sequence[Transfer], receives: Sequence[Transfer]) -> Work:
-        """One NCCL group call, as single sends and receives could wait for each other."""
-        wires._start_coalescing(self.device)
-        for tensor, peer in receives:
-            wires.recv([tensor], peer, Tag.PLAIN)
-        for tensor, peer in sends:
-            wires.send([tensor], peer, Tag.PLAIN)
-        return Work(self, [wires._end_coalescing(self.device)], after=self._settle, stream=True)
-
-    def _settle(self) -> None:
-        """An NCCL error shows only once the stream is idle; an interrupt ends the kernels that wait for a lost peer."""
-        torch.cuda.current_stream(self.device).synchronize()
-        self._go_on()
 
     def _start_staged(self, wires: Any, sends: Sequence[Transfer], receives: Sequence[Transfer], tag: int) -> Work:
         """By way of host memory, pinned when there is a GPU; torch's host allocator keeps pinned blocks for the next call."""
@@ -410,21 +371,20 @@ class Group:
 
     def start_all_reduce(self, tensor: torch.Tensor) -> Work:
         """Sum over ranks, in place, in the library's own order: its bits depend on the world size."""
-        wires = self._wires(tensor)
-        if self.size == 1:
+        gloo, nccl = self._wires(tensor)
+        if self.size == 1 and nccl is None:
             return Work(self, ())
         by_a_ring = 2 * (self.size - 1) * tensor.nbytes // self.size
         SENT.count(by_a_ring)
         RECEIVED.count(by_a_ring)
-        host = _host_like(tensor).copy_(tensor) if self._staged(tensor) else tensor
         try:
-            work = wires.allreduce([host])
+            if nccl is not None:
+                return self._watching(nccl.all_reduce(tensor))
+            host = _host_like(tensor).copy_(tensor) if self._staged(tensor) else tensor
+            work = gloo.allreduce([host])
         except RuntimeError as error:
-            raise self.broken(str(error).splitlines()[0]) from error
-        if host is not tensor:
-            return Work(self, [work], after=lambda: _discard(tensor.copy_(host)))
-        nccl = wires is self._nccl
-        return Work(self, [work], after=self._settle if nccl else None, stream=nccl)
+            raise self.broken(first_line(error)) from error
+        return Work(self, [work], after=None if host is tensor else lambda: _discard(tensor.copy_(host)))
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
         self.start_all_reduce(tensor).wait()
@@ -482,14 +442,13 @@ class Forming:
         backend: str | None = None,
         operation_s: float | None = None,
     ) -> None:
-        self._store, self._host, self._device = store, host, device
-        self._nccl = device.type == "cuda" and backend != "gloo"
+        self._store, self._host, self._device, self._backend = store, host, device, backend
         self._generation, self._rank, self._size, self._timeout_s = generation, rank, size, timeout_s
         self._operation_s = operation_s or timeout_s
         self._lock, self._settled = threading.Lock(), threading.Event()
         self._group: Group | None = None
         self._error = ""
-        self._ends = _Ends()
+        self._ends = Ends()
         self._devices: dict[str, str] = {}  # by where a rank listens
         self._making: _nccl.Making | None = None
         self._client: StoreClient | None = None
@@ -539,20 +498,21 @@ class Forming:
             self._settle(self._meet())
             self._ends.keep_cached()  # nobody waits for this
         except (RuntimeError, OSError, GroupBroken) as error:
-            self._settle(None, f"forming at {self._store}: {str(error).splitlines()[0]}")
+            self._settle(None, f"forming at {self._store}: {first_line(error)}")
 
     def _meet(self) -> Group:
         client = self._client = StoreClient(self._store, self._generation, self._timeout_s)
         with contextlib.closing(client):
             self._go_on()
-            gloo = self._gloo_wires(client)
-            nccl = self._nccl_wires(client) if self._nccl and self._each_has_its_own else None
-        group = Group(self._generation, self._rank, self._size, self._device, gloo, nccl, self._ends)
-        try:  # nobody is done before everybody is: a rank that closed at once would break those that still connect
-            group.all_gather(torch.empty(self._size, 1), torch.zeros(1))
-        except GroupBroken:
-            group.close()
-            raise
+            group = Group(self._generation, self._rank, self._size, self._device, self._gloo_wires(client), ends=self._ends)
+            try:  # nobody is done before everybody is: a rank that closed at once would break those that still connect
+                if self._each_has_its_own:
+                    self._agree(group, client)
+                else:
+                    group.all_gather(torch.empty(self._size, 1), torch.zeros(1))
+            except GroupBroken:
+                group.close()
+                raise
         return group
 
     def _go_on(self) -> None:
@@ -562,12 +522,13 @@ class Forming:
 
     def _gloo_wires(self, client: StoreClient) -> Any:
         with _one_device_at_a_time:
-            before = _listening()
+            before = listening()
             device = dist.ProcessGroupGloo.create_device(hostname=self._host)
-            mine = _listening() - before
+            mine = listening() - before
         self._ends.near |= mine
         self._go_on()
-        said = json.dumps([sorted(mine), _nccl.device_name(self._device)]).encode()
+        name = "" if self._backend == "gloo" else _nccl.device_name(self._device)
+        said = json.dumps([sorted(mine), name]).encode()
         return _gloo(Exchange(client, "gloo", self._size, said, self._learn), self._rank, self._size, device, self._operation_s)
 
     def _learn(self, said: bytes) -> None:
@@ -577,14 +538,51 @@ class Forming:
         self._devices[str(ends)] = name
         self._go_on()
 
-    def _nccl_wires(self, client: StoreClient) -> Any:
-        store = TorchStore(client, "nccl")
-        self._making = _nccl.Making(store, self._rank, self._size, self._device, self._operation_s, f"fleet-nccl-{self._generation}")
-        if self.done:  # who interrupted it did not see that yet
-            self._making.give_up(GroupBroken(self._error, self._generation))
-        return self._making.wait(self._timeout_s)
-
     @property
     def _each_has_its_own(self) -> bool:
-        """Whether no two ranks share a device: all ranks find the same, as all were told by all."""
-        return len(set(self._devices.values())) == self._size
+        """Whether each rank has a device for NCCL, and no two the same one: all ranks find the same, as all were told by all."""
+        names = set(self._devices.values())
+        return len(names) == self._size and "" not in names
+
+    def _agree(self, group: Group, client: StoreClient) -> None:
+        """NCCL carries what is on the devices if every rank has made its communicator, and else gloo does; all ranks find the same."""
+        making = self._begin_making(client)
+        has = dict[int, bool]()
+        heard = group._errand(functools.partial(self._hear, group, making, has))
+        mine, why = None, ""
+        try:
+            mine = making.wait(self._timeout_s * MAKING_SHARE)
+        except (RuntimeError, OSError) as error:
+            why = first_line(error)
+        self._go_on()
+        said = torch.tensor([float(mine is not None)])
+        sent = group.start([(said, peer) for peer in group.peers], [])
+        heard()
+        sent.wait()
+        if mine is not None and all(has.values()):
+            group.carry_by(mine)
+            return
+        if mine is not None:
+            group._errands.run(mine.abort, Signal())
+        log.warning("generation %d exchanges by gloo: NCCL is not there: %s", self._generation, why or "not on all ranks")
+
+    def _hear(self, group: Group, making: _nccl.Making, has: dict[int, bool]) -> None:
+        """In a thread of its own, told by each peer whether it has a communicator. NCCL would wait for one that has none, so who still
+        makes its own gives up then. Each rank asks its next ones first, so that whoever waits hears of it from one that waits no more."""
+        said = torch.zeros(1)
+        try:
+            for peer in group.peers:
+                group._complete([group._gloo.recv([said], peer, Tag.PLAIN)])
+                has[peer] = bool(said)
+                if not said:
+                    making.give_up(RuntimeError(f"rank {peer} has no communicator"))
+        except GroupBroken as error:
+            making.give_up(GroupBroken(error.reason, error.generation))
+            raise
+
+    def _begin_making(self, client: StoreClient) -> _nccl.Making:
+        name = f"fleet-nccl-{self._generation}"
+        self._making = making = _nccl.Making(TorchStore(client, "nccl"), self._rank, self._size, self._device, self._operation_s, name)
+        if self.done:  # who interrupted it did not see that yet
+            making.give_up(GroupBroken(self._error, self._generation))
+        return making
