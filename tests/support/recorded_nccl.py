@@ -148,7 +148,7 @@ class RecordedNccl:
         self._sums = itertools.count()
         self._coalesced: list[tuple[torch.Tensor, int]] | None = None
 
-    def _start_coalescing(self, _: torch.device) -> None:
+    def _start_coalescing(self) -> None:
         assert self._coalesced is None
         self._coalesced = []
 
@@ -161,7 +161,7 @@ class RecordedNccl:
         with self.fabric.lock:
             self.fabric.mail[self.rank, to].append(tensors[0].clone())
 
-    def _end_coalescing(self, _: torch.device) -> RecordedWork:
+    def _end_coalescing(self) -> RecordedWork:
         assert self._coalesced is not None
         pending, self._coalesced = self._coalesced, None
 

@@ -99,12 +99,12 @@ class Communicator:
 
     def exchange(self, sends: Sequence[tuple[torch.Tensor, int]], receives: Sequence[tuple[torch.Tensor, int]]) -> Operation:
         """Begin to send and to receive ``(tensor, peer)`` pairs, as one: single ones could wait for each other."""
-        self.made._start_coalescing(self._device)
+        self.made._start_coalescing()
         for tensor, peer in receives:
             self.made.recv([tensor], peer, Tag.PLAIN)
         for tensor, peer in sends:
             self.made.send([tensor], peer, Tag.PLAIN)
-        return Operation(self, self.made._end_coalescing(self._device))
+        return Operation(self, self.made._end_coalescing())
 
     def all_reduce(self, tensor: torch.Tensor) -> Operation:
         """Begin to sum ``tensor`` over ranks, in place."""
