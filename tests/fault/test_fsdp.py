@@ -1,4 +1,4 @@
-"""Models that ``fully_shard`` has cut, on real processes: through any loss that leaves one copy they end with the bits of whole replicas."""
+"""Models that ``fully_shard`` has cut, on real processes: through losses that leave a copy they end with the bits of whole replicas."""
 
 from __future__ import annotations
 

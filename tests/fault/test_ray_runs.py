@@ -183,13 +183,14 @@ def test_a_users_bug_ends_the_run_with_the_users_traceback(cluster: LocalCluster
     assert "actors" not in result.detail
 
 
-def test_with_sharded_optimizer_state_a_rank_is_lost_and_then_ray_trains_controller(
-    cluster: LocalCluster, tmp_path: Path, truth: str
+@pytest.mark.parametrize("sharding", ["zero1", "fsdp"])
+def test_with_sharded_state_a_rank_is_lost_and_then_ray_trains_controller(
+    sharding: str, cluster: LocalCluster, tmp_path: Path, truth: str
 ) -> None:
     """A guard has the rank's part. With the controller all ranks die: the agents have copies in their memory, the store has none."""
     chosen, results, before = plan(tmp_path), list[RunResult](), controllers(cluster)
     copies = CheckpointSettings(policy="fixed", interval_s=3600.0, peer_interval_s=0.5)
-    chosen = dataclasses.replace(chosen, settings=dataclasses.replace(chosen.settings, checkpoint=copies, optimizer_sharding="zero1"))
+    chosen = dataclasses.replace(chosen, settings=dataclasses.replace(chosen.settings, checkpoint=copies, optimizer_sharding=sharding))
     live = LiveRun(chosen, cluster)
     thread = threading.Thread(target=lambda: results.append(live.execute()))
     thread.start()

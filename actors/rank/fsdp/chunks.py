@@ -38,7 +38,7 @@ class ChunkedModel(ChunkedOptimizer):
         places: Sequence[tuple[int, int]],
         extents: Sequence[int],
     ) -> None:
-        self._values: dict[int, torch.Tensor] = {number: parameter for number, parameter in enumerate(parameters)}
+        self._values: dict[int, torch.Tensor] = dict(enumerate(parameters))
         super().__init__(optimizer, parameters, places, extents)
         self._values = {}
 

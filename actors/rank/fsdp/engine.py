@@ -4,9 +4,9 @@ Chunks have the parameters beside the optimizer's state, and move, are guarded a
 differs is that nobody has the whole: a rank gathers a unit of the parameters for its forward, and again for its backward, from whoever
 keeps the chunks. So a step is over when all have stepped their chunks; nothing is sent behind it.
 
-Until a step is applied, all that is gathered is of the state that it begins from, and every chunk of it is with its owner and its guards. When
-an owner is lost meanwhile, its guards are asked, and the forward goes on. When nobody can be asked, what this rank computes is of no use
-(:attr:`FsdpEngine.broken`): its shard counts as not computed, and the loop comes to the next view.
+Until a step is applied, all that is gathered is of the state that it begins from, and every chunk of it is with its owner and its guards.
+When an owner is lost meanwhile, its guards are asked, and the forward goes on. When nobody can be asked, what this rank computes is of no
+use (:attr:`FsdpEngine.broken`): its shard counts as not computed, and the loop comes to the next view.
 """
 
 from __future__ import annotations
@@ -135,7 +135,6 @@ class FsdpEngine(ShardedEngine):
         super().begin_shard()
         self._missed, self._in_shard = "", True
         for each in self._gathered:
-            each.used = False
             if not each.modules:
                 each.gather()
 
@@ -152,7 +151,7 @@ class FsdpEngine(ShardedEngine):
             super().end_check(shard)
 
     def _check_used(self) -> None:
-        """A loss that is no number comes from parameters that were read where they had been let go, if nobody has asked for them."""
+        """A loss that is no number comes from parameters that were read where they had been let go, if they were never gathered."""
         for unit in self._gathered:
             if not unit.used:
                 reason = "its forward was not called, and the loss is not a number: its parameters are gathered around its forward alone"
@@ -190,7 +189,7 @@ class FsdpEngine(ShardedEngine):
     # ---- loans -------------------------------------------------------------------------------------------------------------------------
 
     def _lend(self, wanted: StateId, flat: int, lo: int, hi: int) -> torch.Tensor | None:
-        """From any thread. What is lent does not change until the borrower has it: the step that would change it waits for its gradients."""
+        """From any thread. What is lent does not change until the borrower has it: the step that changes it waits for its gradients."""
         with self._moved:
             self._moved.wait_for(lambda: loan(self._state, wanted) is not Loan.LATER, LATEST_S)
         if loan(self._state, wanted) is not Loan.NOW:

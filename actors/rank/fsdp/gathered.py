@@ -1,7 +1,7 @@
 """When the parameters of a unit are gathered, and when they are let go: around its forward, and around its backward.
 
-While a unit is let go, its parameters have their shapes, but no memory: whoever reads them finds NaN. The memory that autograd has saved views
-of is the same for each gathering (its storage is emptied and filled again), so a backward finds there what the forward had.
+While a unit is let go, its parameters have their shapes, but no memory: whoever reads them finds NaN. The memory that autograd has saved
+views of is the same for each gathering (its storage is emptied and filled again), so a backward finds there what the forward had.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Gathered:
 
     Attributes:
         here: its parameters are.
-        used: they were gathered since this was set to false.
+        used: they were gathered before.
 
     Args:
         flats: by flat buffer of the unit, its number and length.

@@ -77,8 +77,8 @@ class ShardedTensors(WholeTensors):
                     number = self._chunks.number_of(self.state.objects[name].get_parameter(key))
                     assert number is not None
                     found.setdefault(id(value), (number, PARAMETER))
-            for key, values in stand_ins.items() if name == self._name else ():
-                found |= {id(value): (self._chunks.numbered[key], at) for at, value in values.items() if isinstance(value, torch.Tensor)}
+            for index, values in stand_ins.items() if name == self._name else ():
+                found |= {id(value): (self._chunks.numbered[index], at) for at, value in values.items() if isinstance(value, torch.Tensor)}
         return found
 
     def items(self, tensors: Sequence[torch.Tensor]) -> list[Slice]:
