@@ -29,7 +29,7 @@ from actors.rank.tags import Tag
 from actors.rank.telemetry.recorder import Recorder
 from actors.rank.zero1.sharded import Routes, ShardedEngine
 from fleet.errors import ConfigError, FleetError
-from fleet.protocol.chunks import Loan, bounds, lenders, loan
+from fleet.protocol.chunks import Claim, Loan, bounds, lenders, loan
 from fleet.protocol.member import Offer
 from fleet.protocol.records import COMM
 from fleet.protocol.types import StateId
@@ -67,7 +67,7 @@ class FsdpEngine(ShardedEngine):
         self._moved = threading.Condition()
         self._addresses: list[Address] = []
         self._missed = ""
-        self._in_shard = False
+        self._in_shard, self._still = False, True
         self._loop = threading.get_ident()
         self._lender = Lender(host, self._lend)
         self._borrower = Borrower(called_away, settings.timeouts.collective_s)
@@ -105,7 +105,12 @@ class FsdpEngine(ShardedEngine):
     def begin(self, state: StateId) -> None:
         self.chunks.settle()
         super().begin(state)
-        self._tell_moved()
+        self._stand(still=True)
+
+    def claim(self, node: int) -> Claim:
+        """From here to :meth:`place` chunks may move; when they do not come to it, all is as before, and :meth:`hold` says so."""
+        self._stand(still=False)
+        return super().claim(node)
 
     def introduce(self, group: Group) -> None:
         rows = torch.zeros(group.size, ADDRESS_BYTES, dtype=torch.uint8)
@@ -115,17 +120,20 @@ class FsdpEngine(ShardedEngine):
 
     def place(self, state: StateId, guarded: Sequence[Sequence[int]]) -> None:
         super().place(state, guarded)
-        self._tell_moved()
+        self._stand(still=True)
 
     def apply(self) -> None:
+        self._stand(still=False)
         super().apply()
-        self._tell_moved()
+        self._stand(still=True)
 
     def gather(self, group: Group, routes: Routes) -> None:
         """Nothing is behind a step that was taken: nobody has the parameters whole."""
 
-    def _tell_moved(self) -> None:
+    def _stand(self, *, still: bool) -> None:
+        """Whether what is here stays as it is: whoever waits for a loan looks again."""
         with self._moved:
+            self._still = still
             self._moved.notify_all()
 
     # ---- a shard -----------------------------------------------------------------------------------------------------------------------
@@ -165,6 +173,7 @@ class FsdpEngine(ShardedEngine):
     def hold(self) -> None:
         self._let_go()
         super().hold()
+        self._stand(still=True)
 
     def _let_go(self) -> None:
         self._in_shard = False
@@ -191,8 +200,8 @@ class FsdpEngine(ShardedEngine):
     def _lend(self, wanted: StateId, flat: int, lo: int, hi: int) -> torch.Tensor | None:
         """From any thread. What is lent does not change until the borrower has it: the step that changes it waits for its gradients."""
         with self._moved:
-            self._moved.wait_for(lambda: loan(self._state, wanted) is not Loan.LATER, LATEST_S)
-        if loan(self._state, wanted) is not Loan.NOW:
+            self._moved.wait_for(lambda: loan(self._state, wanted, still=self._still) is not Loan.LATER, LATEST_S)
+        if loan(self._state, wanted, still=self._still) is not Loan.NOW:
             return None
         found = self.chunks.elements(flat, lo, hi)
         return found.cpu() if found is not None else None
