@@ -576,9 +576,10 @@ class Forming:
                 has[peer] = bool(said)
                 if not said:
                     making.give_up(RuntimeError(f"rank {peer} has no communicator"))
-        except GroupBroken as error:
-            making.give_up(GroupBroken(error.reason, error.generation))
-            raise
+        except (RuntimeError, GroupBroken) as error:  # gloo refuses to receive at all, or the receive fails
+            lost = f"rank {peer} was lost: {first_line(error)}"
+            making.give_up(GroupBroken(lost, group.generation))
+            raise GroupBroken(lost, group.generation) from error
 
     def _begin_making(self, client: StoreClient) -> _nccl.Making:
         name = f"fleet-nccl-{self._generation}"
