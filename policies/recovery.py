@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +10,8 @@ from typing import Self
 
 from fleet.errors import ConfigError
 from fleet.protocol.decisions import Budget, Candidates, Decision, Survivors
+from fleet.protocol.domains import SEPARATOR
+from fleet.protocol.topology import WINDOW_S
 from fleet.protocol.types import Candidate, Formation, Loss, Situation, outnumbered
 from fleet.settings.fields import setting
 from fleet.settings.run import Budgets, RunSettings
@@ -96,7 +99,18 @@ class ReformPromoteRegrow:
         out.append((f"slot {last.slot}, with no step committed in between,", fruitless, budgets.slot_fruitless))
         out += [(f"slot {slot}", n, budgets.slot) for slot, n in slots.most_common(1)]
         out += [(f"a rank of node {node}", n, budgets.node) for node, n in nodes.most_common(1)]
-        return [*out, ("a rank", len(recent), budgets.total)]
+        return [*out, ("a rank", len(recent) - _lost_together(recent), budgets.total)]
+
+
+def _lost_together(recent: Sequence[Loss]) -> int:
+    """How many of these add nothing to the count of all losses: a domain that is lost with all of its ranks is one loss."""
+    last_s, repeats = dict[str, float](), 0
+    for loss in recent:
+        widest = loss.domain.partition(SEPARATOR)[0]
+        if widest:
+            repeats += loss.at_s - last_s.get(widest, -math.inf) <= WINDOW_S
+            last_s[widest] = loss.at_s
+    return repeats
 
 
 class RestartAll(ReformPromoteRegrow):

@@ -70,21 +70,39 @@ def seated(candidates: Sequence[Candidate], size: int) -> tuple[Member, ...]:
     if size == 1:
         return tuple(candidate.member for candidate in ranked)
     places = [_place(candidate) for candidate in ranked]
-    best, kept = together(places, size), _kept(ranked, size)
-    rest = [index for index in range(len(ranked)) if index not in {index for group in kept for index in group}]
-    stable = [*kept, *(tuple(rest[index] for index in group) for group in together([places[index] for index in rest], size))]
-    chosen = stable if whole(places, stable, size) == whole(places, best, size) else best
+    best, filled = together(places, size), _filled(ranked, places, size)
+    ways = ([*some, *_others(some, places, size)] for some in (filled, [group for group in filled if _stays(group, ranked)]))
+    reached = whole(places, best, size)
+    chosen = next((way for way in ways if whole(places, way, size) == reached), best)
     groups = sorted(([ranked[index] for index in group] for group in chosen), key=lambda group: _order(group, size))
     return tuple(candidate.member for group in groups for candidate in _in_group(group, size))
 
 
-def _kept(ranked: Sequence[Candidate], size: int) -> list[Group]:
-    """The groups of the present view of which nobody is gone."""
-    before = defaultdict[int, list[int]](list)
+def _filled(ranked: Sequence[Candidate], places: Sequence[Place], size: int) -> list[Group]:
+    """The groups of the present view, those that lack fewest first: each made whole by the newcomers nearest to it, if there are enough."""
+    before, newcomers = defaultdict[int, list[int]](list), list[int]()
     for index, candidate in enumerate(ranked):
-        if candidate.view_rank >= 0:
-            before[candidate.view_rank // size].append(index)
-    return [tuple(group) for _, group in sorted(before.items()) if len(group) == size]
+        (before[candidate.view_rank // size] if candidate.view_rank >= 0 else newcomers).append(index)
+    found = list[Group]()
+    for group in sorted(before.values(), key=lambda group: (-len(group), group)):
+        here = [places[index] for index in group]
+        near = sorted(newcomers, key=lambda index: (-_shared([*here, places[index]]), index))[: size - len(group)]
+        if len(group) + len(near) == size:
+            found.append((*group, *near))
+            newcomers = [index for index in newcomers if index not in near]
+    return found
+
+
+def _stays(group: Group, ranked: Sequence[Candidate]) -> bool:
+    """Whether all of it was in the view before: nobody of it is gone."""
+    return all(ranked[index].view_rank >= 0 for index in group)
+
+
+def _others(some: Sequence[Group], places: Sequence[Place], size: int) -> list[Group]:
+    """Whoever is in none of these groups, in groups."""
+    inside = {index for group in some for index in group}
+    rest = [index for index in range(len(places)) if index not in inside]
+    return [tuple(rest[index] for index in group) for group in together([places[index] for index in rest], size)]
 
 
 def _order(group: Sequence[Candidate], size: int) -> tuple[bool, float, Member]:

@@ -40,6 +40,16 @@ def check_levels(levels: Sequence[str]) -> None:
         raise ConfigError("domains", renamed[0], f"{HOST} is the host itself, and no label", f"Write {HOST}, or choose another name.")
 
 
+def check_labels(levels: Sequence[str], nodes: Sequence[Mapping[str, str]]) -> None:
+    """Refuse a level whose label none of these nodes has: then nothing is known of what fails together there. Raises ConfigError."""
+    for level in levels:
+        if level != HOST and not any(labels.get(label_of(level)) for labels in nodes):
+            known = sorted({label for labels in nodes for label in labels if not label.startswith("ray.io/node-")})
+            reason = f"no node has a label {label_of(level)}; they have {', '.join(known) or 'none'}"
+            way_out = f"Start nodes with ray start --labels {label_of(level)}=..., or set {VARIABLE} for them and for the run."
+            raise ConfigError("domains", level, reason, way_out)
+
+
 def level_name(level: str) -> str:
     """What people call a level: ``nvlink`` of ``nvlink=ray.io/gpu-domain``; of a label alone, the label."""
     return level.partition("=")[0]

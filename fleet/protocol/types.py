@@ -230,7 +230,8 @@ class Situation:
 @dataclass(frozen=True, slots=True)
 class Loss:
     """A process that ended. ``injected`` ones were put in by chaos and count towards no budget. ``step`` is where it was, -1 before
-    training; ``committed`` is the run's last committed step at the time."""
+    training; ``committed`` is the run's last committed step at the time. ``domain``: the path of its node, where it was lost with that and
+    the run says what fails together."""
 
     slot: int
     node: str
@@ -240,6 +241,7 @@ class Loss:
     injected: bool
     detail: str
     committed: int = 0
+    domain: str = ""
 
 
 @dataclass(frozen=True, slots=True)
