@@ -84,7 +84,7 @@ def _filled(ranked: Sequence[Candidate], places: Sequence[Place], size: int) -> 
     for index, candidate in enumerate(ranked):
         (before[candidate.view_rank // size] if candidate.view_rank >= 0 else newcomers).append(index)
     found = list[Group]()
-    for group in sorted(before.values(), key=lambda group: (-len(group), group)):
+    for _, group in sorted(before.items(), key=lambda item: (-len(item[1]), item[0])):
         here = [places[index] for index in group]
         near = sorted(newcomers, key=lambda index: (-_shared([*here, places[index]]), index))[: size - len(group)]
         if len(group) + len(near) == size:
