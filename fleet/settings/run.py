@@ -222,7 +222,7 @@ class RunSettings:
     threads_per_rank: int = setting(1, "Threads that a rank computes with.")
     form_delay_s: float = setting(0.0, "Put in before survivors go on; see fleet rehearse.")
     domains: tuple[str, ...] = setting(
-        (HOST,), "Labels of Ray nodes (or NAME=LABEL) that say what fails together, from narrow to wide; host: the host. See placement.md."
+        (HOST,), "Labels of Ray nodes (or NAME=LABEL) that say what fails together, from narrow to wide; host: the host. docs/placement.md."
     )
     replica_size: int = setting(1, "So many ranks, one after the other, are a group that placement keeps in one domain; 1: no groups.")
     storage: str = setting("runs", "Folder or fsspec URL for journals and checkpoints.")
