@@ -34,7 +34,7 @@ class Losses:
         return record
 
     def note(self, rank: Rank, seated: bool, now_s: float) -> None:
-        """``rank`` is gone since now: for :meth:`of_nodes`."""
+        """``rank`` is gone since now, and nobody wanted that: for :meth:`of_nodes`."""
         self._recent = [each for each in self._recent if each[0] >= now_s - WINDOW_S]
         self._recent.append((now_s, rank.process.node, rank.member, seated))
 

@@ -14,12 +14,14 @@ from fleet.ledger.happenings import Teller
 from fleet.protocol.causes import AgentHungUp
 from fleet.protocol.decisions import Beside, DomainLost, Lacking, Split
 from fleet.protocol.domains import check_labels, locate, place_of
+from fleet.protocol.events import NodeJoined, NodeLost
 from fleet.protocol.records import DecisionMade, ProcessLost, RunStarted
-from fleet.protocol.topology import Gone, asked, in_words, lacking, lost_domain, shared
+from fleet.protocol.topology import WINDOW_S, Gone, asked, in_words, lacking, lost_domain, shared
 from fleet.protocol.types import Loss, Member
 from fleet.settings.live import changed
 from fleet.settings.run import Budgets, RunSettings
 from policies.recovery import ReformPromoteRegrow
+from tests.unit.test_machine import Bench
 
 LEVELS = ("rack", "block=fleet.dev/block")
 
@@ -184,3 +186,49 @@ def test_a_label_that_nobody_has_is_refused_by_name_with_those_that_they_have() 
         check_labels(LEVELS, nodes)
     assert (refused.value.field, refused.value.value) == ("domains", "block=fleet.dev/block")
     check_labels(("host",), [{}])
+
+
+# ---- as the machine tells it -------------------------------------------------------------------------------------------------------------
+
+
+def two_racks() -> Bench:
+    """Two ranks on each of n0 and n1, which are in one rack, and another node in another rack."""
+    bench = Bench(nodes=3, domains=("rack",)).start()
+    bench.tell(NodeJoined("n0", 0, domain="a"), NodeJoined("n1", 1, domain="a"), NodeJoined("n2", 2, domain="b"))
+    return bench
+
+
+def told_lost(bench: Bench) -> list[DomainLost]:
+    return [one.payload for one in bench.journal if isinstance(one, DecisionMade) and isinstance(one.payload, DomainLost)]
+
+
+def test_the_last_node_of_a_rack_makes_it_a_loss_of_the_rack() -> None:
+    bench = two_racks()
+    bench.tell(NodeLost("n0", AgentHungUp(), bench.now_s))
+    assert not told_lost(bench)
+    bench.now_s += WINDOW_S - 1
+    bench.tell(NodeJoined("n2", 2, domain="b"), NodeLost("n1", AgentHungUp(), bench.now_s))
+    (lost,) = told_lost(bench)
+    assert (lost.level, lost.domain, lost.nodes) == ("rack", "a", ("n0", "n1"))
+    assert lost.members == ((0, 0), (1, 0), (2, 0), (3, 0))
+
+
+def test_a_node_that_is_back_and_nodes_that_are_lost_later_are_no_loss_of_a_rack() -> None:
+    bench = two_racks()
+    bench.tell(NodeLost("n0", AgentHungUp(), bench.now_s), NodeJoined("n0", 0, domain="a"), NodeLost("n1", AgentHungUp(), bench.now_s))
+    assert not told_lost(bench), "n0 is there"
+    late = two_racks()
+    late.tell(NodeLost("n0", AgentHungUp(), late.now_s))
+    late.now_s += WINDOW_S + 1
+    late.tell(NodeLost("n1", AgentHungUp(), late.now_s))
+    assert not told_lost(late), "two losses, of two nodes"
+
+
+def test_a_rack_that_was_announced_to_go_is_no_loss() -> None:
+    bench = two_racks()
+    roster = bench.machine.state.roster
+    for node in ("n0", "n1"):
+        roster.leaving[node] = bench.now_s + 1.0
+        roster.let_go.add(node)
+        bench.tell(NodeLost(node, AgentHungUp(), bench.now_s))
+    assert not told_lost(bench)
