@@ -35,9 +35,9 @@ def together(places: Sequence[Place], size: int) -> list[Group]:
         above = defaultdict[Place, list[int]](list)
         for domain in sorted(pools, key=lambda domain: pools[domain]):
             inside = pools[domain]
-            whole = len(inside) // size * size if len(domain) == depth else 0  # a place with fewer levels waits for its own
-            found += [tuple(inside[start : start + size]) for start in range(0, whole, size)]
-            above[domain[:-1] if len(domain) == depth else domain] += inside[whole:]
+            full = len(inside) // size * size if len(domain) == depth else 0  # a place with fewer levels waits for its own
+            found += [tuple(inside[start : start + size]) for start in range(0, full, size)]
+            above[domain[:-1] if len(domain) == depth else domain] += inside[full:]
         pools = above
     rest = tuple(pools[()])
     return [*found, rest] if rest else found
