@@ -292,7 +292,7 @@ class Coordinator:
         clock_us = int(self._driver.clock.now_s() * 1e6)
         lease_s = self.machine.state.settings.timeouts.heartbeat_s * LEASE
         line.send(AgentWelcome(boot_id(), hello.sent_us, clock_us, self._offset_us, lease_s))
-        self._driver.submit(NodeJoined(hello.node, hello.index, hello.unfit))
+        self._driver.submit(NodeJoined(hello.node, hello.index, hello.unfit, hello.domain))
         return line
 
     def _hung_up(self, line: AgentLine | None) -> None:

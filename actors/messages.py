@@ -14,13 +14,15 @@ from fleet.protocol.types import Member, ViewDelta
 
 @dataclass(frozen=True, slots=True)
 class AgentHello:
-    """First frame of a connection. ``boot`` names the host's boot: where it equals the coordinator's, the clocks are one."""
+    """First frame of a connection. ``boot`` names the host's boot: where it equals the coordinator's, the clocks are one. ``domain`` is the
+    node's domain path."""
 
     node: str
     index: int
     boot: str
     sent_us: int
     unfit: str = ""
+    domain: str = ""
 
 
 @dataclass(frozen=True, slots=True)

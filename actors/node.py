@@ -302,7 +302,8 @@ class NodeAgent:
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Until the line ends, which is an error, or until this node is dismissed."""
         await knock(reader, writer, Purpose.AGENT)
-        writer.write(frame(UP.encode(AgentHello(self.node, self.index, boot_id(), now_us(), self.unfit))))
+        domain = os.environ.get(domains.VARIABLE, "")
+        writer.write(frame(UP.encode(AgentHello(self.node, self.index, boot_id(), now_us(), self.unfit, domain))))
         welcome = DOWN.decode(await read_frame(reader))
         if isinstance(welcome, AgentDismissed):
             self._go(welcome.reason)

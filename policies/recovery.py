@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,10 +10,12 @@ from typing import Self
 
 from fleet.errors import ConfigError
 from fleet.protocol.decisions import Budget, Candidates, Decision, Survivors
+from fleet.protocol.domains import SEPARATOR
+from fleet.protocol.topology import WINDOW_S
 from fleet.protocol.types import Candidate, Formation, Loss, Situation, outnumbered
 from fleet.settings.fields import setting
 from fleet.settings.run import Budgets, RunSettings
-from policies.spread import promoted
+from policies.topology import joining, seated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,19 +63,18 @@ class ReformPromoteRegrow:
                 return Formation(Decision("wait", reason, there, situation.since_s + self.start_s))
         survivors = sum(candidate.seated for candidate in chosen)
         reason = f"{survivors} ranks left, {len(chosen) - survivors} promoted or new"
-        members = tuple(candidate.member for candidate in sorted(chosen, key=lambda c: c.member))
-        return Formation(Decision("form", reason, there), members)
+        return Formation(Decision("form", reason, there), seated(chosen, situation.replica_size))
 
     def grow(self, situation: Situation, now_s: float) -> Formation:
-        seated = [candidate for candidate in situation.candidates if candidate.seated]
+        present = [candidate for candidate in situation.candidates if candidate.seated]
         waiting = [candidate for candidate in situation.candidates if not candidate.seated]
-        room = situation.world - len(seated)
+        room = situation.world - len(present)
         if not waiting or room <= 0:
             return Formation(Decision("wait", "nobody to add" if not waiting else "the world is full"))
         if now_s < (settled_s := situation.since_s + self.settle_s):
             return Formation(Decision("wait", "the survivors first take the step that broke", valid_until_s=settled_s))
-        members = tuple(sorted(candidate.member for candidate in (*seated, *promoted(waiting, seated, room))))
-        return Formation(Decision("grow", f"{len(members) - len(seated)} of {room} missing ranks are ready"), members)
+        members = seated([*present, *joining(waiting, present, room, situation.replica_size)], situation.replica_size)
+        return Formation(Decision("grow", f"{len(members) - len(present)} of {room} missing ranks are ready"), members)
 
     def judge(self, losses: Sequence[Loss], now_s: float) -> Decision:
         recent = [loss for loss in losses if not loss.injected and now_s - loss.at_s <= self.budgets.window_s]
@@ -97,7 +99,18 @@ class ReformPromoteRegrow:
         out.append((f"slot {last.slot}, with no step committed in between,", fruitless, budgets.slot_fruitless))
         out += [(f"slot {slot}", n, budgets.slot) for slot, n in slots.most_common(1)]
         out += [(f"a rank of node {node}", n, budgets.node) for node, n in nodes.most_common(1)]
-        return [*out, ("a rank", len(recent), budgets.total)]
+        return [*out, ("a rank", len(recent) - _lost_together(recent), budgets.total)]
+
+
+def _lost_together(recent: Sequence[Loss]) -> int:
+    """How many of these add nothing to the count of all losses: a domain that is lost with all of its ranks is one loss."""
+    last_s, repeats = dict[str, float](), 0
+    for loss in recent:
+        widest = loss.domain.partition(SEPARATOR)[0]
+        if widest:
+            repeats += loss.at_s - last_s.get(widest, -math.inf) <= WINDOW_S
+            last_s[widest] = loss.at_s
+    return repeats
 
 
 class RestartAll(ReformPromoteRegrow):
@@ -125,20 +138,22 @@ def _first(situation: Situation) -> list[Candidate]:
 
     Unless there are too few without it, or it brings something: when newcomers are more than half of the view, or each rank holds a part.
     """
-    known = [candidate for candidate in _preferred(situation.candidates) if candidate.seated or _holds_state(candidate)]
+    size = situation.replica_size
+    known = [candidate for candidate in _preferred(situation.candidates, size) if candidate.seated or _holds_state(candidate)]
     fresh = [candidate for candidate in situation.candidates if not candidate.seated and not _holds_state(candidate)]
-    chosen = known[: situation.world] + promoted(fresh, known, situation.world - len(known))
+    chosen = known[: situation.world] + joining(fresh, known, situation.world - len(known), size)
     left = [candidate for candidate in chosen if candidate.seated or _holds_state(candidate)]
     enough = len(left) >= situation.min_ranks and not outnumbered(len(chosen) - len(left), len(chosen)) and any(map(_holds_state, left))
     return left if situation.replicated and enough else chosen
 
 
-def _preferred(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Holders of the newest clean state first, then other survivors; by slot among equals."""
+def _preferred(candidates: Sequence[Candidate], size: int) -> list[Candidate]:
+    """Holders of the newest clean state first, then other survivors; by slot among equals, and the first groups where there are groups."""
 
-    def rank(candidate: Candidate) -> tuple[bool, int, int, bool, int]:
+    def rank(candidate: Candidate) -> tuple[bool, int, int, bool, int, int]:
         state = candidate.state
         held = (-state.lineage, -state.step) if state is not None and _holds_state(candidate) else (0, 0)
-        return (not _holds_state(candidate), *held, not candidate.seated, candidate.member.slot)
+        group = candidate.view_rank // size if size > 1 and candidate.view_rank >= 0 else 0
+        return (not _holds_state(candidate), *held, not candidate.seated, group, candidate.member.slot)
 
     return sorted(candidates, key=rank)

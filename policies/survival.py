@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fleet.protocol.chunks import guards
-from fleet.protocol.domains import HOST, place_of
+from fleet.protocol.decisions import Lacking
+from fleet.protocol.domains import HOST, level_name, place_of
+from fleet.protocol.topology import lacking
 from fleet.settings.run import RunSettings
 from policies.placement import copies
+from policies.topology import together
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,17 @@ def seats(sites: Sequence[Site], slots: int) -> tuple[str, ...]:
     return tuple(found)
 
 
+def lacks(sites: Sequence[Site], settings: RunSettings) -> Lacking:
+    """What the placement of the ranks that train lacks of what ``domains`` and ``replica_size`` ask for."""
+    places = {site.node: place_of(site.path, site.node) for site in sites}
+    homes = seats(sites, settings.slots)[: settings.world]
+    ranked = [homes[index] for group in together([places[node] for node in homes], settings.replica_size) for index in group]
+    kept = copies(ranked, {site.node: site.path for site in sites}, settings.peer_copies)
+    domains = {node: place[:-1] for node, place in places.items()}
+    copied = [[domains[node] for node in nodes] for nodes in kept]
+    return lacking([domains[node] for node in ranked], copied, settings.replica_size, settings.domains)
+
+
 def risks(sites: Sequence[Site], settings: RunSettings) -> list[Risk]:
     """For each domain that holds nodes, from wide to narrow. One that holds the very nodes of a wider one is not told again."""
     homes, places = seats(sites, settings.slots), {site.node: place_of(site.path) for site in sites}
@@ -78,7 +92,7 @@ def risks(sites: Sequence[Site], settings: RunSettings) -> list[Risk]:
             inside = tuple(site.node for site in sites if places[site.node][:level] == domain)
             if inside not in seen:
                 seen.add(inside)
-                name = settings.domains[-level] if depth == len(settings.domains) else "domain"
+                name = level_name(settings.domains[-level]) if depth == len(settings.domains) else "domain"
                 found.append(_risk(name, "/".join(domain), inside, homes, sites, settings))
     return found
 

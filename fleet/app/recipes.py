@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import logging
 import math
+import os
 import secrets
 import shutil
 import sys
@@ -52,7 +53,7 @@ from fleet.ledger.forecast import REFILL_S
 from fleet.ledger.health import HOUR_S, histories
 from fleet.machine.core import FleetMachine
 from fleet.protocol.decisions import Decision
-from fleet.protocol.domains import locate
+from fleet.protocol.domains import HOST, VARIABLE, check_labels, locate
 from fleet.protocol.events import FaultReported, FloorReached
 from fleet.protocol.fault_kinds import Cost, Performer, kind_of
 from fleet.protocol.instructions import EndRun
@@ -143,6 +144,12 @@ def preflight() -> Decision:
     return admit(judge(measure(FATAL_XIDS, gather=False)))
 
 
+def _check_domains(levels: Sequence[str], cluster: Cluster) -> None:
+    """Raises ConfigError when no node has a label that is to say what fails together, and nothing else says it."""
+    if any(level != HOST for level in levels) and VARIABLE not in os.environ:
+        check_labels(levels, [cluster.place(index).labels for index in cluster.alive()])
+
+
 def agents_at_first(settings: RunSettings) -> int:
     """So many nodes of a cluster get an agent before a rank is placed there: for all slots, and for where they go after losses."""
     return 2 * settings.slots + 2
@@ -162,6 +169,8 @@ class LiveRun:
 
     def __init__(self, plan: RunPlan, cluster: Cluster, unfit: Mapping[int, Decision] | None = None) -> None:
         self.plan, self.cluster, self._unfit = plan, cluster, unfit or {}
+        if not plan.resume:  # what is lost may have had them
+            _check_domains(plan.settings.domains, cluster)
         self.shm = cluster.folder()
         self.store_url = store_url(plan)
         self.home = home_of(plan) if cluster.shares_folders else Home(plan.folder, base=f"{self.store_url}/saved")

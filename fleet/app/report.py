@@ -242,7 +242,7 @@ def _levels(report: Report) -> str:
 def _row(item: Incident, started_s: float) -> list[str]:
     members = ",".join(item.members[:2]) + (f",+{len(item.members) - 2}" if len(item.members) > 2 else "")
     what = item.kind if item.component == "unknown" else f"{item.kind} {item.component}"
-    what = f"stopped for {duration(item.down_s)}" if item.down_s else what
+    what = f"stopped for {duration(item.down_s)}" if item.down_s else item.domain or what
     costs = [duration(item.cost[name]) if item.cost[name] else "-" for name in COST_NAMES]
     shown = what if item.phases else what[:MOST_CAUSE]  # what chaos did has a name; a cause is a sentence
     return [item.id, duration(item.at_s - started_s), shown, members or "-", *costs, duration(item.cost_s), duration(item.stall_s)]

@@ -36,6 +36,7 @@ class Found:
     settings: RunSettings
     risks: list[Risk]
     shortage: str
+    lacks: str
     links: list[Link]
     pairs: int
     outliers: list[Outlier]
@@ -74,7 +75,9 @@ def _look(settings: RunSettings, given: bool, measure: bool, say: Callable[[str]
     from actors.link_survey import Survey
     from fleet.app import link_preflight
     from fleet.cluster.reach import nodes_seen
+    from fleet.protocol.decisions import Lacking
     from fleet.protocol.domains import VARIABLE, place_of
+    from fleet.protocol.topology import asked, in_words
     from policies import links, survival
 
     nodes = nodes_seen(settings.domains)
@@ -87,8 +90,9 @@ def _look(settings: RunSettings, given: bool, measure: bool, say: Callable[[str]
     if not sites:
         raise ConfigError("--address", "the cluster", "no node has a slot for a rank", "Give its nodes GPUs or CPUs.")
     run = settings if given else _filling(settings, sum(site.slots for site in sites))
-    outliers = links.judge(measured, places)
-    return Found(nodes, run, survival.risks(sites, run), survival.shortage(sites, run), measured, every, outliers)
+    outliers, lacks = links.judge(measured, places), survival.lacks(sites, run)
+    told = in_words(lacks) if lacks != Lacking() and (asked(run.domains) or run.replica_size > 1) else ""
+    return Found(nodes, run, survival.risks(sites, run), survival.shortage(sites, run), told, measured, every, outliers)
 
 
 def _filling(settings: RunSettings, slots: int) -> RunSettings:
@@ -110,6 +114,7 @@ def as_plain(found: Found) -> dict[str, Any]:
         "run": {"world": run.world, "spares": run.spares, "min_ranks": run.min_ranks, "domains": list(run.domains)},
         "nodes": [dataclasses.asdict(node) for node in found.nodes],
         "shortage": found.shortage,
+        "lacks": found.lacks,
         "risks": [
             {**dataclasses.asdict(risk), "survives": risk.survives, "told": sentences(risk, run)} for risk in found.risks
         ],
@@ -134,6 +139,8 @@ def tell(found: Found) -> None:
     console.print(Text(f"\nA run of {found.settings.world} ranks and {found.settings.spares} spares here:", style="bold"))
     if found.shortage:
         console.print(found.shortage, style="red", markup=False)
+    if found.lacks:
+        console.print(found.lacks, style="yellow", markup=False)
     for risk in found.risks:
         style = "" if risk.survives else "yellow"
         console.print("- " + " ".join(sentences(risk, found.settings)), style=style, markup=False)

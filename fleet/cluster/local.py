@@ -136,7 +136,8 @@ class LocalCluster:
         while time.monotonic() < deadline_s:
             for node in ray.nodes():
                 if node["Alive"] and node_resource(index) in node["Resources"]:
-                    return Place(str(node["NodeID"]), HOST, f"{socket.gethostname()}/{index}")
+                    labels = {str(name): str(value) for name, value in node["Labels"].items()}
+                    return Place(str(node["NodeID"]), HOST, f"{socket.gethostname()}/{index}", labels)
             time.sleep(0.1)
         raise RunFailed(f"node {index} of the local cluster is not known to Ray after {limit_s:g} s")
 

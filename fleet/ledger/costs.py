@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from fleet.errors import LedgerError
 from fleet.ledger.met import looks_like
 from fleet.ledger.slots import CODES, Charge
+from fleet.protocol.decisions import DomainLost
 from fleet.protocol.fault_kinds import Cost, kind_of
 from fleet.protocol.records import FaultRecord, LossExplained, ProcessLost, ViewPublished
 from fleet.protocol.types import Fault, Member, StateId
@@ -41,6 +42,10 @@ class Loss:
     views: list[int] = field(default_factory=list)
     like: str = "kill_rank"
     """The kind of fault that it looks like, where no fault explains it."""
+    domain: str = ""
+    """The domain that was lost as a whole, and this with it: ``rack a: 2 nodes, 4 ranks``."""
+    together: int = 0
+    """The same number for all that were lost with it; 0: it was lost alone."""
     down_us: int = 0
     """Of an outage: how long nobody held a machine, which is in no category."""
 
@@ -67,6 +72,7 @@ class CostBook:
         self.seated: frozenset[Member] = frozenset()
         self._downs: list[tuple[int, int]] = []
         self._unsettled: list[Loss] = []
+        self._domains = 0
 
     # ---- what happened
 
@@ -78,6 +84,16 @@ class CostBook:
             self._broken.setdefault(record.generation, []).append(loss)
             loss.before = self._committed
             self._unsettled.append(loss)
+
+    def domain_lost(self, told: DomainLost) -> None:
+        """These losses are one. A wider domain that is lost then takes the place of those in it."""
+        nodes, ranks = (
+            f"{count} {what}{'s' if count != 1 else ''}" for count, what in ((len(told.nodes), "node"), (len(told.members), "rank"))
+        )
+        self._domains += 1
+        for slot, incarnation in told.members:
+            if (loss := self.losses.get(f"{slot}.{incarnation}")) is not None:
+                loss.domain, loss.together = f"{told.level} {told.domain}: {nodes}, {ranks}", self._domains
 
     def explained(self, record: LossExplained) -> None:
         """How the process of a loss has ended."""

@@ -37,7 +37,7 @@ from fleet.ledger.summary import Rollback
 from fleet.ledger.tallies import Tally
 from fleet.ledger.timeline import Timeline
 from fleet.protocol.causes import TakenAway
-from fleet.protocol.decisions import Interval, SettingTo
+from fleet.protocol.decisions import DomainLost, Interval, SettingTo
 from fleet.protocol.levels import PEERS, STORE
 from fleet.protocol.records import (
     CheckpointRecord,
@@ -501,6 +501,8 @@ class LedgerFold:
             self.interval_s = told.interval_s
         elif isinstance(told, Interval) and record.policy == f"interval of {PEERS}":
             self.copy_interval_s = told.interval_s
+        elif isinstance(told, DomainLost):
+            self.book.domain_lost(told)
         elif isinstance(told, SettingTo) and told.key == BUDGET:
             self.budget_usd = told.value
         elif isinstance(told, SettingTo) and told.key == WORLD:

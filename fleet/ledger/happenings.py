@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 
 from fleet.app.rank_logs import named
 from fleet.ledger.report import duration
-from fleet.protocol.causes import Evicted, ProcessEnded
+from fleet.protocol.causes import AgentHungUp, AgentSilent, Evicted, ProcessEnded
+from fleet.protocol.decisions import DomainLost
+from fleet.protocol.domains import HOST
 from fleet.protocol.fault_kinds import kind_of
 from fleet.protocol.levels import PEERS, STORE
 from fleet.protocol.records import (
@@ -24,7 +26,10 @@ from fleet.protocol.records import (
     Resumed,
     RunStarted,
     ViewPublished,
+    configuration,
+    section,
 )
+from fleet.protocol.topology import asked
 from fleet.protocol.types import Fault, Member
 
 PATIENCE_S = 2.0
@@ -36,6 +41,7 @@ COSTLY = {
     "lemons": ("keep_out",),
     "preflight": ("keep_out",),
     "room": ("warn", "recovered"),
+    "placement": ("loosen", "meet"),
     "partition": ("wait", "recovered"),
     "floor": ("stop",),
     "budget": ("warn", "stop"),
@@ -59,12 +65,14 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """``unexplained``: the loss that is told, while nobody has said how its process ended."""
+    """``unexplained``: the loss that is told, while nobody has said how its process ended. ``with_node``: whom its node has taken
+    along, while the node may be one of a domain that is lost as a whole."""
 
     line: Line
     since_s: float
     fault: str | None = None
     unexplained: ProcessLost | None = None
+    with_node: Member | None = None
 
 
 class Teller:
@@ -79,6 +87,7 @@ class Teller:
         self._started_s = 0.0
         self._step = self._total = 0
         self._viewed = False
+        self._has_domains = False
         self._faults: dict[str, Fault] = {}
         self._struck: set[str] = set()
         self._hung: set[str] = set()
@@ -89,13 +98,17 @@ class Teller:
         if isinstance(record, LossExplained):
             self._explain(record)
             return self._released(now_s)
+        if isinstance(record, DecisionMade) and isinstance(record.payload, DomainLost):
+            taken = {Member(*member) for member in record.payload.members}
+            self._waiting = [waiting for waiting in self._waiting if waiting.with_node not in taken]
         line = self._line(record)
         if isinstance(record, FaultRecord) and record.phase == "executed":
             self._struck.add(record.fault.id)
             return [*([line] if line else []), *self._released(now_s)]
         if line is None:
             return []
-        self._waiting.append(_Waiting(line, now_s, *self._waits_for(record)))
+        with_node = self._has_domains and isinstance(record, ProcessLost) and isinstance(record.cause, AgentHungUp | AgentSilent)
+        self._waiting.append(_Waiting(line, now_s, *self._waits_for(record), getattr(record, "member", None) if with_node else None))
         return self._released(now_s)
 
     def due(self, now_s: float) -> list[Line]:
@@ -131,7 +144,7 @@ class Teller:
     def _ready(self, waiting: _Waiting, now_s: float) -> bool:
         if now_s - waiting.since_s > PATIENCE_S:
             return True
-        return waiting.unexplained is None and (waiting.fault is None or waiting.fault in self._struck)
+        return waiting.unexplained is None and waiting.with_node is None and (waiting.fault is None or waiting.fault in self._struck)
 
     # ---- words ---------------------------------------------------------------------------------------------------------------------------
 
@@ -145,8 +158,9 @@ class Teller:
 
     def _words(self, record: Record) -> Iterator[tuple[str, str, str]]:
         match record:
-            case RunStarted(at_s=at_s):
+            case RunStarted(at_s=at_s, config=config):
                 self._started_s = at_s
+                self._has_domains = asked(section(configuration(config), "settings").get("domains", (HOST,)))
             case Committed(state=state):
                 self._step = state.step
             case DataRead(total_steps=total):
@@ -163,6 +177,8 @@ class Teller:
                 yield "*", cause if gap else f"{cause}; the ranks trained on", STRUCK
             case CheckpointRecord():
                 yield from self._of_checkpoint(record)
+            case DecisionMade(reason=reason, payload=DomainLost()):
+                yield "-", reason, BAD
             case DecisionMade(policy=policy, action=action, reason=reason) if policy == "store" or action in COSTLY.get(policy, ()):
                 yield "*", f"{policy}: {action.replace('_', ' ')}: {reason}", STRUCK
             case EvidenceKept(incident=incident, reason=reason, path=path) if incident not in self._hung:

@@ -18,16 +18,24 @@ def seconds(us: Iterable[int]) -> dict[str, float]:
 
 
 def incidents(book: CostBook, charged: Charged, median_us: float) -> list[Incident]:
-    """Faults in the order in which they were first heard of, then losses that no fault explains, and outages."""
+    """Faults in the order in which they were first heard of, then losses that no fault explains, and outages.
+
+    What one domain has taken along when it was lost is one loss.
+    """
     explained: dict[str, list[Loss]] = {name: [] for name in book.faults}
-    alone: list[Loss] = []
+    alone: list[list[Loss]] = []
+    together: dict[int, list[Loss]] = {}
     for loss in book.losses.values():
         if loss.fault in explained:
             explained[loss.fault].append(loss)
+        elif loss.together in together:
+            together[loss.together].append(loss)
         else:
-            alone.append(loss)
+            alone.append([loss])
+            if loss.together:
+                together[loss.together] = alone[-1]
     incidents = [_of_fault(book, charged, name, losses, median_us) for name, losses in explained.items()]
-    return incidents + [_of_loss(book, charged, loss, median_us) for loss in alone]
+    return incidents + [_of_losses(book, charged, losses, median_us) for losses in alone]
 
 
 def _of_fault(book: CostBook, charged: Charged, name: str, losses: list[Loss], median_us: float) -> Incident:
@@ -38,18 +46,19 @@ def _of_fault(book: CostBook, charged: Charged, name: str, losses: list[Loss], m
     lost, costs = tuple(loss.id for loss in losses), _costs(book, charged, losses, median_us)
     return Incident(
         name, at_s, fault.component, fault.kind, fault.slot, fault.node, phases, lost, tuple(loss.cause for loss in losses), *costs,
-        seats=_seats(losses), like=fault.kind,
+        seats=_seats(losses), like=fault.kind, domain=next((loss.domain for loss in losses if loss.domain), ""),
     )  # fmt: skip
 
 
-def _of_loss(book: CostBook, charged: Charged, loss: Loss, median_us: float) -> Incident:
-    costs = _costs(book, charged, [loss], median_us)
+def _of_losses(book: CostBook, charged: Charged, losses: list[Loss], median_us: float) -> Incident:
+    """Of one loss, or of all that one domain has taken along."""
+    loss, costs = losses[0], _costs(book, charged, losses, median_us)
     if loss.id.startswith("outage-"):
         return Incident(loss.id, loss.at_us / 1e6, "run", "outage", None, None, (), (), (loss.cause,), *costs, loss.down_us / 1e6)
-    slot = int(loss.id.partition(".")[0])
+    slot, lost, causes = int(loss.id.partition(".")[0]), tuple(loss.id for loss in losses), tuple(loss.cause for loss in losses)
     return Incident(
-        f"loss-{loss.id}", loss.at_us / 1e6, "unknown", "loss", slot, None, (), (loss.id,), (loss.cause,), *costs,
-        seats=_seats([loss]), like=loss.like,
+        f"loss-{loss.id}", loss.at_us / 1e6, "unknown", "loss", slot, None, (), lost, causes, *costs,
+        seats=_seats(losses), like=loss.like, domain=loss.domain,
     )  # fmt: skip
 
 

@@ -40,6 +40,7 @@ class Incident:
         down_s: of an outage: how long the run was stopped and nobody held a machine. In no category, and no part of any cost.
         seats: how many of its members were in a view.
         like: the kind of fault that it is, or looks like where none explains it.
+        domain: the failure domain that was lost as a whole by it, with how many nodes and ranks; empty: none was.
     """
 
     id: str
@@ -58,6 +59,7 @@ class Incident:
     down_s: float = 0.0
     seats: int = 0
     like: str = ""
+    domain: str = ""
 
     @property
     def cost_s(self) -> float:

@@ -34,11 +34,12 @@ def situation(machine: MachineState, now_s: float) -> Situation:
     chosen = next((some for some in (admitted, staying) if len(some) >= machine.settings.min_ranks), there)
     going = sum(rank.process.node in machine.roster.leaving for rank in chosen)
     floor = machine.doubts.floor(StateId(0, 0)) if machine.checkpoints.newest_id is None else StateId(0, 0)
-    domains = machine.checkpoints.domains
+    domains = machine.checkpoints.domains | machine.roster.domains
+    ranks = {member: rank for rank, member in enumerate(machine.view.members)} if machine.view else {}
     candidates = tuple(
         Candidate(
             rank.member, rank.process.node, rank.state, rank.dirty or (rank.state or floor) < floor, rank.member in seated,
-            domains.get(rank.process.node, ""),
+            domains.get(rank.process.node, ""), ranks.get(rank.member, -1),
         )
         for rank in chosen
     )  # fmt: skip
@@ -46,7 +47,7 @@ def situation(machine: MachineState, now_s: float) -> Situation:
     world = max(room(machine, going), _least(machine, seated))
     return Situation(
         candidates, world, settings.min_ranks, machine.since_s, starting, machine.checkpoints.newest_id,
-        replicated=settings.optimizer_sharding == "none",
+        replicated=settings.optimizer_sharding == "none", replica_size=settings.replica_size,
     )  # fmt: skip
 
 

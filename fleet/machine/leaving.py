@@ -6,6 +6,7 @@ stands, or is given up when its time is over (``press``). What comes after that 
 
 from __future__ import annotations
 
+from fleet.machine import topology
 from fleet.machine.end import end
 from fleet.machine.evidence import inspect
 from fleet.machine.roster import STOOD_STILL_S, Rank
@@ -28,6 +29,7 @@ from fleet.protocol.decisions import Gathering, OfView
 from fleet.protocol.events import Explained, FaultReported, Heartbeat, Lost, Raised
 from fleet.protocol.instructions import Cancel, Evict, Park
 from fleet.protocol.records import FaultRecord, LossExplained
+from fleet.protocol.topology import asked
 from fleet.protocol.types import Member
 
 LOOP, RAISED = "a mistake of the train function, not the hardware", "the train function raised"
@@ -49,9 +51,12 @@ def node_lost(machine: MachineState, node: str, cause: NodeCause, at_s: float, n
     """A node is gone with all its ranks."""
     ranks = [rank for rank in machine.roster.by_slot.values() if rank.process.node == node]
     told = [(rank, _announced(machine, rank, cause)) for rank in ranks]
+    path = machine.roster.domains.get(node, "")
     machine.roster.gone(node)
     for rank, why in told:
-        drop(machine, rank, why, at_s, now_s)
+        drop(machine, rank, why, at_s, now_s, path=path)
+    if machine.phase != Phase.END:
+        topology.node_gone(machine, node, path, now_s)
 
 
 def _announced(machine: MachineState, rank: Rank, cause: Cause) -> Cause:
@@ -128,16 +133,18 @@ def struck(machine: MachineState, event: FaultReported) -> None:
 # ---- what follows ------------------------------------------------------------------------------------------------------------------------
 
 
-def drop(machine: MachineState, rank: Rank, cause: Cause, at_s: float, now_s: float, detail: str = "") -> None:
-    """Forget a rank; if it was seated, the others must gather."""
+def drop(machine: MachineState, rank: Rank, cause: Cause, at_s: float, now_s: float, detail: str = "", path: str = "") -> None:
+    """Forget a rank; if it was seated, the others must gather. ``path``: of its node, where it is lost with that."""
     member = rank.member
     if machine.phase == Phase.END or machine.current(member) is None:
         return
     machine.roster.remove(rank)
     seated = machine.seated(member)
     generation = machine.view.generation if machine.view is not None and seated else -1
-    machine.write(machine.losses.lost(rank, cause, at_s, generation, machine.committed.step, detail))
+    domain = path if asked(machine.settings.domains) else ""
+    machine.write(machine.losses.lost(rank, cause, at_s, generation, machine.committed.step, detail, domain))
     if incident(cause):
+        machine.losses.note(rank, seated, now_s)
         machine.checkpoints.lost(now_s)
     if seated and machine.phase in (Phase.RUN, Phase.FORM):
         gather(machine, now_s, GatherWhy.LOST, f"rank {member} lost: {cause}", member, in_person=False)

@@ -8,6 +8,7 @@ from fleet.machine.roster import Rank
 from fleet.protocol.causes import Cause, TrainRaised
 from fleet.protocol.events import FaultReported
 from fleet.protocol.records import FaultRecord, ProcessLost
+from fleet.protocol.topology import WINDOW_S
 from fleet.protocol.types import Loss, Member
 
 
@@ -18,21 +19,36 @@ class Losses:
         self.all: list[Loss] = []
         self.causes: list[str] = []
         self._raised_at: set[int] = set()
+        self._recent: list[tuple[float, str, Member, bool]] = []
         self._injected: dict[Member, str] = {}
 
-    def lost(self, rank: Rank, cause: Cause, at_s: float, generation: int, committed: int, detail: str) -> ProcessLost:
-        """Note that ``rank`` is gone; returns what the journal should hold. ``generation``: the view it was in, or -1."""
+    def lost(self, rank: Rank, cause: Cause, at_s: float, generation: int, committed: int, detail: str, domain: str = "") -> ProcessLost:
+        """Note that ``rank`` is gone; returns what the journal should hold. ``generation``: the view it was in, or -1.
+
+        ``domain``: the path of its node, where it is lost with that.
+        """
         fault = self._injected.pop(rank.member, None)
         record = ProcessLost(rank.member, cause, at_s, fault, generation, rank.step, rank.shard, detail)
         self.causes.append(str(rank.member))
-        self._count(record, rank.process.node, committed)
+        self._count(record, rank.process.node, committed, domain)
         return record
 
-    def _count(self, record: ProcessLost, node: str, committed: int) -> None:
+    def note(self, rank: Rank, seated: bool, now_s: float) -> None:
+        """``rank`` is gone since now, and nobody wanted that: for :meth:`of_nodes`."""
+        self._recent = [each for each in self._recent if each[0] >= now_s - WINDOW_S]
+        self._recent.append((now_s, rank.process.node, rank.member, seated))
+
+    def of_nodes(self, nodes: Iterable[str], since_s: float) -> list[tuple[Member, bool]]:
+        """Who was lost on these nodes since then, up to :data:`WINDOW_S` ago, and whether it was in the view."""
+        inside = set(nodes)
+        return sorted((member, seated) for at_s, node, member, seated in self._recent if node in inside and at_s >= since_s)
+
+    def _count(self, record: ProcessLost, node: str, committed: int, domain: str = "") -> None:
         if isinstance(record.cause, TrainRaised):
             self._raised_at.add(record.step)
         detail = record.detail or str(record.cause)
-        self.all.append(Loss(record.member.slot, node, record.at_s, record.step, record.shard, record.fault is not None, detail, committed))
+        where = record.member.slot, node, record.at_s, record.step, record.shard
+        self.all.append(Loss(*where, record.fault is not None, detail, committed, domain))
 
     def raised_before(self, step: int) -> bool:
         """Whether the train function raised at this step before, in whichever rank."""

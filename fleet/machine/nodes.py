@@ -11,6 +11,9 @@ def joined(machine: MachineState, event: NodeJoined, now_s: float) -> None:
     """Its agent is there. One that is kept out is told once, with the reason; its ranks wait beside the run."""
     roster = machine.roster
     roster.back(event.node, now_s)
+    roster.lost_nodes.pop(event.node, None)
+    if event.domain:
+        roster.domains[event.node] = event.domain
     if event.node in roster.kept_out:
         return
     lemon = machine.lemons.get(event.index)

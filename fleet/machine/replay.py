@@ -11,7 +11,7 @@ from fleet.machine.roster import Rank
 from fleet.machine.settings import configure
 from fleet.machine.state import MachineState, Phase
 from fleet.protocol.causes import ClusterEnded
-from fleet.protocol.decisions import Concluded, Notice, OfView, SettingTo
+from fleet.protocol.decisions import Concluded, Lacking, Notice, OfView, SettingTo
 from fleet.protocol.records import (
     Committed,
     DataFiles,
@@ -86,6 +86,8 @@ def _apply(machine: MachineState, record: Record) -> None:
             ending.take_up(machine, reason, kept, record.at_s)
         case DecisionMade(payload=SettingTo(key=key, value=value)):
             configure(machine, key, value)
+        case DecisionMade(payload=Lacking() as told):
+            machine.lacking = told
         case DecisionMade(payload=Notice() as told):
             departures.replay(machine, told)
         case DecisionMade(policy="corruption"):

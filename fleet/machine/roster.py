@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from fleet.protocol.causes import AgentHungUp, AgentSilent, NodeCause
 from fleet.protocol.events import Heartbeat
+from fleet.protocol.topology import Gone
 from fleet.protocol.types import Member, Process, StateId
 from fleet.settings.run import Timeouts
 
@@ -63,7 +64,8 @@ class Rank:
 class Roster:
     """The live rank of each slot, and what is known of the dead.
 
-    ``leaving``: nodes that will be taken away, and when; ``let_go``: those of them that no view has ranks of any more.
+    ``domains``: the domain path of each node that has said it, ``lost_nodes`` those that were lost of late. ``leaving``: nodes that will be
+    taken away, and when; ``let_go``: those of them that no view has ranks of any more.
     """
 
     by_slot: dict[int, Rank] = field(default_factory=dict)
@@ -71,6 +73,8 @@ class Roster:
     kept_out: set[str] = field(default_factory=set)
     leaving: dict[str, float] = field(default_factory=dict)
     let_go: set[str] = field(default_factory=set)
+    domains: dict[str, str] = field(default_factory=dict)
+    lost_nodes: dict[str, Gone] = field(default_factory=dict)
     silent: dict[str, float] = field(default_factory=dict)
     late: set[str] = field(default_factory=set)
     incarnations: dict[int, int] = field(default_factory=dict)
@@ -125,6 +129,7 @@ class Roster:
     def gone(self, node: str) -> None:
         """Forget a node."""
         self.nodes.pop(node, None)
+        self.domains.pop(node, None)
         self.silent.pop(node, None)
         self.late.discard(node)
         self.unannounce(node)

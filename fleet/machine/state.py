@@ -18,7 +18,7 @@ from fleet.machine.roster import Rank, RankPhase, Roster
 from fleet.machine.stragglers import Stragglers
 from fleet.machine.tiers import Tiers
 from fleet.protocol.causes import EndWhy
-from fleet.protocol.decisions import Action, AnyPayload, Decision
+from fleet.protocol.decisions import Action, AnyPayload, Decision, Lacking
 from fleet.protocol.instructions import Instruction, Write
 from fleet.protocol.once import Once
 from fleet.protocol.ports import PlacementPolicy, RecoveryPolicy
@@ -90,6 +90,7 @@ class MachineState:
         deadline_s: until when a view has to be left, or formed; ``sent_s``: when the last word about that was sent.
         stuck_at: what was committed when nobody moved the last time.
         in_person: the training loop itself has to answer when it is told to leave.
+        lacking: what the newest view's placement lacks of what was asked for.
         stopping: (why, in words, until when its last checkpoint is waited for) once the run is told to stop.
         grace_until_s: until when ranks may report to a coordinator that has restarted.
         away: nodes that all wait for since they are silent; ``alone``: nobody at all is heard. See ``partitions.py``.
@@ -128,6 +129,7 @@ class MachineState:
     stuck_at: StateId | None = None
     in_person: bool = False
     resized: bool = False
+    lacking: Lacking = field(default_factory=Lacking)
     grace_until_s: float | None = None
     since_s: float = 0.0
     ticked_s: float = 0.0

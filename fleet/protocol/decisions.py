@@ -20,7 +20,8 @@ RecoveryAction = Literal[
 StragglerAction = Literal["accuse", "clear", "unknown", "tolerate", "rebalance", "replace", "evict"]
 CorruptionAction = Literal["carry_on", "evict", "recompute", "retry", "stop", "go_back", "begin_anew"]
 OtherAction = Literal["conclude", "set", "keep", "save", "warn", "recovered", "keep_out", "admit", "leave", "stay", "let_go"]
-Action = Literal[RecoveryAction, StragglerAction, CorruptionAction, OtherAction]
+PlacementAction = Literal["loosen", "meet", "lost"]
+Action = Literal[RecoveryAction, StragglerAction, CorruptionAction, PlacementAction, OtherAction]
 
 
 class Payload(Tagged):
@@ -331,10 +332,57 @@ class Notice(Payload):
         return {} if self.until_s is None else {"until_s": self.until_s}
 
 
+# ---- placement ---------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Split(Tagged):
+    """A group that spans several ``domains`` of ``level``; ``within``: the level and the domain that holds it, "" where none does."""
+
+    replica: int
+    level: str
+    domains: tuple[str, ...]
+    within: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Beside(Tagged):
+    """A view rank all of whose copies lie in ``domain``, as it does itself."""
+
+    rank: int
+    level: str
+    domain: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lacking(Payload):
+    """What a placement lacks of what was asked for; see :mod:`fleet.protocol.topology`."""
+
+    split: tuple[Split, ...] = ()
+    beside: tuple[Beside, ...] = ()
+
+    def figures(self) -> dict[str, float]:
+        return {"split_replicas": float(len(self.split)), "ranks_beside_their_copies": float(len(self.beside))}
+
+
+@dataclass(frozen=True, slots=True)
+class DomainLost(Payload):
+    """All ``nodes`` of a domain are lost within a short time, and ``members`` (slot, incarnation) of the run with them."""
+
+    level: str
+    domain: str
+    nodes: tuple[str, ...]
+    members: tuple[tuple[int, int], ...]
+    seats: int
+
+    def figures(self) -> dict[str, float]:
+        return {"nodes": float(len(self.nodes)), "ranks": float(len(self.members)), "in_view": float(self.seats)}
+
+
 AnyPayload = (
     Figures | Gathering | Candidates | Survivors | Budget | OfView | StoodStill | Delay | Suspect | Prices | Votes | Cleared | TakenBack
     | Doubtful | Concluded | SettingTo | TimeOut | Interval | StoreOutage | Lemon | Checked | KeptOut
-    | Notice
+    | Notice | Lacking | DomainLost
 )  # fmt: skip
 
 

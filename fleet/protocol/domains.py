@@ -29,12 +29,36 @@ Place = tuple[Any, ...]
 
 
 def check_levels(levels: Sequence[str]) -> None:
-    """Refuse names of labels that cannot be the levels of domain paths. Raises ConfigError."""
+    """Refuse what cannot be the levels of domain paths: labels, or ``NAME=LABEL``. Raises ConfigError."""
     if not 1 <= len(levels) <= MOST_LEVELS:
         reason = f"domains have 1 to {MOST_LEVELS} levels"
         raise ConfigError("domains", tuple(levels), reason, f"Name labels of nodes from narrow to wide; {HOST} is the host, the default.")
-    if len(set(levels)) < len(levels) or not all(levels):
+    names, labels = [level_name(level) for level in levels], [label_of(level) for level in levels]
+    if len(set(names)) < len(names) or len(set(labels)) < len(labels) or not all((*names, *labels)):
         raise ConfigError("domains", tuple(levels), "a level is empty, or there twice", "Name each label once, from narrow to wide.")
+    if renamed := [level for level in levels if HOST in (level_name(level), label_of(level)) and level != HOST]:
+        raise ConfigError("domains", renamed[0], f"{HOST} is the host itself, and no label", f"Write {HOST}, or choose another name.")
+
+
+def check_labels(levels: Sequence[str], nodes: Sequence[Mapping[str, str]]) -> None:
+    """Refuse a level whose label none of these nodes has: then nothing is known of what fails together there. Raises ConfigError."""
+    for level in levels:
+        if level != HOST and not any(labels.get(label_of(level)) for labels in nodes):
+            known = sorted({label for labels in nodes for label in labels if not label.startswith("ray.io/node-")})
+            reason = f"no node has a label {label_of(level)}; they have {', '.join(known) or 'none'}"
+            way_out = f"Start nodes with ray start --labels {label_of(level)}=..., or set {VARIABLE} for them and for the run."
+            raise ConfigError("domains", level, reason, way_out)
+
+
+def level_name(level: str) -> str:
+    """What people call a level: ``nvlink`` of ``nvlink=ray.io/gpu-domain``; of a label alone, the label."""
+    return level.partition("=")[0]
+
+
+def label_of(level: str) -> str:
+    """The label that a level is read from."""
+    name, equals, label = level.partition("=")
+    return label if equals else name
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +73,13 @@ def locate(labels: Mapping[str, str], host: str, levels: Sequence[str], override
     """Where a node with these ``labels`` lies.
 
     Args:
-        levels: names of labels, from narrow to wide; ``host`` among them is the host itself.
+        levels: labels, or ``NAME=LABEL``, from narrow to wide; ``host`` among them is the host itself.
         override: its path, where somebody has said it (``FLEET_DOMAIN``); labels do not count then.
     """
     if override:
         return Located(override)
-    names = [host if level == HOST else labels.get(level) or host for level in levels]
-    missing = tuple(level for level in levels if level != HOST and not labels.get(level))
+    names = [host if level == HOST else labels.get(label_of(level)) or host for level in levels]
+    missing = tuple(label_of(level) for level in levels if level != HOST and not labels.get(label_of(level)))
     return Located(SEPARATOR.join(name.replace(SEPARATOR, "_") for name in reversed(names)), missing)
 
 

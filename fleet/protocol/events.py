@@ -14,11 +14,12 @@ from fleet.protocol.types import Copy, DataFile, Fault, FaultPhase, Finding, Mem
 @dataclass(frozen=True, slots=True)
 class NodeJoined:
     """A node agent is up. ``index`` is the node's place among the cluster's nodes, for chaos and placement. ``unfit`` says what its
-    pre-flight check has found, empty when it may join."""
+    pre-flight check has found, empty when it may join. ``domain``: its domain path, "" when it is not known."""
 
     node: str
     index: int
     unfit: str = ""
+    domain: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,11 +100,17 @@ class ViewDelta:
     copies: tuple[tuple[str, ...], ...] = ()
 
 
+def _in_order(before: tuple[Member, ...], after: tuple[Member, ...]) -> bool:
+    """Whether those that are in both come in the same order in both."""
+    both = set(before) & set(after)
+    return [member for member in before if member in both] == [member for member in after if member in both]
+
+
 def view_delta(base: View, view: View) -> ViewDelta:
-    """The delta that turns ``base`` into ``view``; size is O(members changed + ranks' shard ranges)."""
+    """The delta that turns ``base`` into ``view``; size is O(members changed + ranks' shard ranges), of all where they change places."""
     keep = set(view.members)
-    removed = tuple(i for i, member in enumerate(base.members) if member not in keep)
-    known = set(base.members)
+    known = set(base.members) if _in_order(base.members, view.members) else set[Member]()
+    removed = tuple(i for i, member in enumerate(base.members) if member not in keep or not known)
     added = tuple((i, member) for i, member in enumerate(view.members) if member not in known)
     return ViewDelta(
         base.generation, view.generation, removed, added, view.ranges, view.donor, view.receivers, view.state, view.store, view.checkpoint,
@@ -191,7 +197,8 @@ class Pulse:
 class Candidate:
     """A live rank that could be in the next view. ``state`` is None when it holds none; ``seated``: it is in the present view.
 
-    ``domain``: the domain path of its node, see :mod:`fleet.protocol.domains`; "" when it is not known.
+    ``domain``: the domain path of its node, see :mod:`fleet.protocol.domains`; "" when it is not known. ``view_rank``: its rank in the
+    present view, or -1.
     """
 
     member: Member
@@ -200,13 +207,14 @@ class Candidate:
     dirty: bool
     seated: bool
     domain: str = ""
+    view_rank: int = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
     """What a recovery policy looks at. ``since_s``: when the run last had a working view, or when it started.
 
-    ``replicated``: each rank holds all of the state.
+    ``replicated``: each rank holds all of the state. ``replica_size``: so many view ranks, one after the other, are a group.
     """
 
     candidates: tuple[Candidate, ...]
@@ -216,12 +224,14 @@ class Situation:
     starting: int
     checkpoint: str | None
     replicated: bool = True
+    replica_size: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
     """A process that ended. ``injected`` ones were put in by chaos and count towards no budget. ``step`` is where it was, -1 before
-    training; ``committed`` is the run's last committed step at the time."""
+    training; ``committed`` is the run's last committed step at the time. ``domain``: the path of its node, where it was lost with that and
+    the run says what fails together."""
 
     slot: int
     node: str
@@ -231,6 +241,7 @@ class Loss:
     injected: bool
     detail: str
     committed: int = 0
+    domain: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -226,8 +226,9 @@ class RunSettings:
     threads_per_rank: int = setting(1, "Threads that a rank computes with.")
     form_delay_s: float = setting(0.0, "Put in before survivors go on; see fleet rehearse.")
     domains: tuple[str, ...] = setting(
-        (HOST,), "Labels of Ray nodes that say what fails together, from narrow to wide; host: the host. See docs/placement.md."
+        (HOST,), "Labels of Ray nodes (or NAME=LABEL) that say what fails together, from narrow to wide; host: the host. docs/placement.md."
     )
+    replica_size: int = setting(1, "So many ranks, one after the other, are a group that placement keeps in one domain; 1: no groups.")
     storage: str = setting("runs", "Folder or fsspec URL for journals and checkpoints.")
     preflight: bool = setting(False, "Check each node before its ranks join; see fleet doctor.")
     options: Mapping[str, str] = field(
@@ -272,6 +273,7 @@ class RunSettings:
                 "shards", self.shards, f"fewer batch shards than ranks ({self.most}): some ranks would have nothing to compute",
                 "Set shards to a multiple of the largest world size you want.",
             )  # fmt: skip
+        self._check_groups()
         if self.min_ranks > self.world:
             raise ConfigError("min_ranks", self.min_ranks, f"more than the world of {self.world} ranks: the run could never start")
         if not 0 <= self.form_delay_s < float("inf"):
@@ -283,6 +285,14 @@ class RunSettings:
             raise ConfigError("on_partition", self.on_partition, "unknown", way_out)
         check_levels(self.domains)
         self._check_sharding()
+
+    def _check_groups(self) -> None:
+        self._at_least("replica_size", 1)
+        for name in ("world", "max_world"):
+            if getattr(self, name) % self.replica_size:
+                reason = f"does not divide {name} = {getattr(self, name)}: one group would be smaller than the others"
+                way_out = f"Choose a divisor of the ranks that train, or a {name} that is a multiple of {self.replica_size}."
+                raise ConfigError("replica_size", self.replica_size, reason, way_out)
 
     def _check_sharding(self) -> None:
         chosen = self.optimizer_sharding

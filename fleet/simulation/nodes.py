@@ -62,7 +62,7 @@ class SimNode(Stoppable):
         """To a coordinator that may be a new one: tell it all that it should know."""
         if not (self.alive and self.reachable):
             return
-        self.up(NodeJoined(self.name, self.index))
+        self.up(NodeJoined(self.name, self.index, domain=self.domain))
         self._told = None
         self.tell_copies()
         for lost in self._lost.values():

@@ -173,10 +173,15 @@ def _with_copies(plan: Plan, rng: random.Random) -> tuple[Plan, tuple[Trouble, .
 
 
 def racks_plan(seed: int, *, sharded: bool = False) -> Plan:
-    """As :func:`random_plan` on two or three racks of one or two nodes, of which one is lost at once, beside the troubles of the seed."""
+    """As :func:`random_plan` on two or three racks of one or two nodes, of which one is lost at once, beside the troubles of the seed.
+
+    Half of those with an even world have groups of two ranks.
+    """
     rng, plan = stream(seed, "racks"), random_plan(seed, sharded=sharded)
     rack, racks = rng.choice((1, 2, 2)), rng.choice((2, 2, 3))
-    settings = replace(plan.settings, nodes=rack * racks, peer_copies=rng.choice((1, 1, 2)))
+    settings = replace(plan.settings, nodes=rack * racks, peer_copies=rng.choice((1, 1, 2)), domains=("rack",))
+    if settings.world % 2 == 0 and stream(seed, "groups").random() < 0.5:
+        settings = replace(settings, replica_size=2)
     lost, at_s = rng.randrange(racks), rng.uniform(0.5, 6.0)
     ill = [Trouble(kind="lose_node", at_s=at_s, node=rack * lost + node, heard=rng.random() < 0.5) for node in range(rack)]
     well = [Trouble(kind="join", at_s=at_s + rng.uniform(1.0, 5.0)) for _ in range(rack)]

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from fleet.protocol.decisions import Lacking
 from fleet.settings.run import RunSettings
-from policies.survival import Risk, Site, risks, seats, sentences, shortage
+from policies.survival import Risk, Site, lacks, risks, seats, sentences, shortage
 
 RACKS = [Site(f"n{i}", f"rack-{i // 2}/h{i}", 2) for i in range(4)]
 RUN = RunSettings(world=4, spares=0, domains=("host", "rack"))
@@ -82,3 +83,13 @@ def test_the_words_have_the_figures() -> None:
 def test_what_does_not_fit_is_said_with_figures() -> None:
     assert shortage(RACKS, RUN) == ""
     assert shortage(RACKS, replace(RUN, world=8, spares=1)) == "world 8 and 1 spares take 9 slots, and the cluster has 8"
+
+
+def test_what_a_placement_would_lack_is_known_before_a_run() -> None:
+    grouped = replace(RUN, replica_size=2)
+    assert lacks(RACKS, grouped) == Lacking(), "each rack holds two of four ranks: a group"
+    uneven = [Site("n0", "rack-0/h0", 2), Site("n1", "rack-0/h1", 1), Site("n2", "rack-1/h2", 1)]
+    found = lacks(uneven, grouped)
+    assert [(each.replica, each.level, each.domains) for each in found.split] == [(1, "host", ("rack-0/h1", "rack-1/h2"))]
+    one_rack = [replace(site, path=f"rack-0/{site.node}") for site in RACKS]
+    assert {(each.level, each.domain) for each in lacks(one_rack, RUN).beside} == {("rack", "rack-0")}

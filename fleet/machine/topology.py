@@ -1,0 +1,46 @@
+"""What ``FleetMachine`` says of failure domains: what a new view's placement lacks, and that all nodes of a domain are gone."""
+
+from __future__ import annotations
+
+from fleet.machine.state import MachineState
+from fleet.protocol import topology
+from fleet.protocol.decisions import DomainLost, Lacking, PlacementAction
+from fleet.protocol.domains import place_of
+from fleet.protocol.records import DecisionMade
+from fleet.protocol.topology import Gone, asked
+from fleet.protocol.types import View
+
+
+def tell_lacking(machine: MachineState, view: View, now_s: float) -> None:
+    """Journal what the placement of ``view`` lacks of what was asked for, where that is other than it was of the last."""
+    settings = machine.settings
+    if not asked(settings.domains) and settings.replica_size == 1:
+        return
+    paths = machine.checkpoints.domains | machine.roster.domains
+    memories = {memory.address: place_of(memory.domain) for memory in machine.checkpoints.memories.values()}
+    homes = [machine.roster.by_slot[member.slot].process.node for member in view.members]
+    ranks = [place_of(paths.get(node, "")) for node in homes]
+    copies = [[memories.get(address, ()) for address in kept] for kept in view.copies] if asked(settings.domains) else []
+    found = topology.lacking(ranks, copies, settings.replica_size, settings.domains)
+    if found != machine.lacking:
+        machine.lacking = found
+        action: PlacementAction = "loosen" if found != Lacking() else "meet"
+        machine.write(DecisionMade("placement", action, topology.in_words(found), found, now_s))
+
+
+def node_gone(machine: MachineState, node: str, path: str, now_s: float) -> None:
+    """A node is lost: where it was the last of a domain whose nodes are lost within a short time, that is one loss, with its own line."""
+    levels, gone = machine.settings.domains, machine.roster.lost_nodes
+    for name in [name for name, each in gone.items() if each.at_s < now_s - topology.WINDOW_S]:
+        del gone[name]
+    if not path or not asked(levels):
+        return
+    gone[node] = Gone(place_of(path), now_s)
+    domain, nodes = topology.lost_domain(node, gone, map(place_of, machine.roster.domains.values()))
+    losses = machine.losses.of_nodes(nodes, now_s - topology.WINDOW_S)
+    if losses:
+        level, name = topology.named(domain, levels, len(gone[node].place))
+        told = DomainLost(level, name, nodes, tuple((each.slot, each.incarnation) for each, _ in losses), sum(seat for _, seat in losses))
+        seats = f"{told.seats} of them in the view" if told.seats != len(losses) else "all of them in the view"
+        words = f"{level} {name} is lost: {len(nodes)} nodes with {len(losses)} ranks, {seats}"
+        machine.write(DecisionMade("domains", "lost", words, told, now_s))

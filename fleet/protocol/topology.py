@@ -1,0 +1,123 @@
+"""What a placement lacks of what was asked for, and which domains are lost as a whole: facts, whoever has decided. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from fleet.protocol.decisions import Beside, Lacking, Split
+from fleet.protocol.domains import HOST, Place, level_name
+
+WINDOW_S = 10.0
+"""Nodes of one domain that are lost within so long of each other are lost by one cause: a silent node is known after ``node_s``."""
+
+
+def asked(levels: Sequence[str]) -> bool:
+    """Whether a run says what fails together beyond the host, which is the default: else nothing was asked for that could be missed."""
+    return tuple(levels) != (HOST,)
+
+
+def named(domain: Place, levels: Sequence[str], deepest: int) -> tuple[str, str]:
+    """(name of its level, its path) of a domain, where paths have ``deepest`` levels: as many as ``levels`` unless somebody set them."""
+    name = level_name(levels[-len(domain)]) if deepest == len(levels) and domain else "domain"
+    return name, "/".join(domain)
+
+
+def shared(places: Iterable[Place]) -> Place:
+    """The narrowest domain that all of these are in; () where that is none."""
+    found: Place | None = None
+    for place in places:
+        found = place if found is None else found[: next((i for i, (a, b) in enumerate(zip(found, place, strict=False)) if a != b), None)]
+        found = found[: len(place)]
+    return found or ()
+
+
+# ---- what a placement lacks --------------------------------------------------------------------------------------------------------------
+
+
+def lacking(ranks: Sequence[Place], copies: Sequence[Sequence[Place]], size: int, levels: Sequence[str]) -> Lacking:
+    """Groups that lie farther apart than a domain would hold them, and ranks whose copies lie beside them.
+
+    Args:
+        ranks: the domains of each view rank's node, from wide to narrow; () when they are not known.
+        copies: of each view rank, the same of every node that keeps a copy of its part.
+        size: ranks of a group; those of the last one may be fewer.
+        levels: as the setting ``domains`` has them.
+    """
+    deepest = max(map(len, ranks), default=0)
+    narrowest = max((len(domain) for domain, count in _counts(ranks).items() if count >= size), default=0)
+    groups = [ranks[start : start + size] for start in range(0, len(ranks) - size + 1, size)]
+    split = [_split(number, group, narrowest or 1, levels, deepest) for number, group in enumerate(groups)]
+    beside = [Beside(rank, *named(common, levels, deepest)) for rank, common in _besides(ranks, copies)]
+    return Lacking(tuple(each for each in split if each is not None) if size > 1 else (), tuple(beside))
+
+
+def _counts(ranks: Sequence[Place]) -> dict[Place, int]:
+    counts = defaultdict[Place, int](int)
+    for place in ranks:
+        for depth in range(1, len(place) + 1):
+            counts[place[:depth]] += 1
+    return counts
+
+
+def _split(number: int, group: Sequence[Place], narrowest: int, levels: Sequence[str], deepest: int) -> Split | None:
+    """A group that spans domains of the narrowest level of which one holds a whole group, or of the widest where none does."""
+    held, spanned = shared(group), sorted({place[:narrowest] for place in group})
+    if len(spanned) == 1 or any(len(each) < narrowest for each in spanned):  # or nobody has said where they are
+        return None
+    level, _ = named(spanned[0], levels, deepest)
+    within = " ".join(named(held, levels, deepest)) if held else ""
+    return Split(number, level, tuple("/".join(each) for each in spanned), within)
+
+
+def _besides(ranks: Sequence[Place], copies: Sequence[Sequence[Place]]) -> list[tuple[int, Place]]:
+    """(view rank, domain) of each whose copies all lie in one domain with it."""
+    commons = [(rank, shared([place, *kept])) for rank, (place, kept) in enumerate(zip(ranks, copies, strict=False)) if kept]
+    return [(rank, common) for rank, common in commons if common]
+
+
+def in_words(found: Lacking) -> str:
+    """What is lost by it, for people."""
+    said = [_of_split(each) for each in found.split]
+    together = defaultdict[tuple[str, str], list[int]](list)
+    for each in found.beside:
+        together[each.level, each.domain].append(each.rank)
+    for (level, domain), ranks in together.items():
+        whose = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+        said.append(f"all copies of {whose} share {level} {domain} with it: its loss leaves the durable checkpoint alone")
+    return "; ".join(said) or "every group is in one domain, and every part has a copy in another"
+
+
+def _of_split(each: Split) -> str:
+    spans = f"replica {each.replica} spans {each.level} {' and '.join(each.domains)}: its members exchange across them"
+    return f"{spans}, within {each.within}" if each.within else spans
+
+
+# ---- a domain that is lost ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """A node that was lost: where it was, and when."""
+
+    place: Place
+    at_s: float
+
+
+def lost_domain(node: str, gone: Mapping[str, Gone], there: Iterable[Place]) -> tuple[Place, tuple[str, ...]]:
+    """(the widest domain of ``node`` of which no node is left, its nodes that were lost with it); ((), ()) where that is nothing more.
+
+    Args:
+        gone: the nodes that are lost, ``node`` among them.
+        there: where those that are left are.
+    """
+    place, left = gone[node].place, list(there)
+    for depth in range(1, len(place) + 1):
+        domain = place[:depth]
+        if any(other[:depth] == domain for other in left):
+            continue
+        since_s = gone[node].at_s - WINDOW_S
+        inside = tuple(sorted(name for name, each in gone.items() if each.place[:depth] == domain and each.at_s >= since_s))
+        return (domain, inside) if len(inside) > 1 else ((), ())
+    return (), ()

@@ -1,0 +1,171 @@
+"""Which ranks are a group: groups stay within the narrowest domain that holds them, and a newcomer makes one of them whole. Pure.
+
+A group is a run of ``replica_size`` view ranks, such as those that hold one replica of a model among them. Ray decides on which node a
+process starts; which rank of which group it is, or that it stands by, is decided here, and again whenever a view changes.
+
+A domain with n ranks holds at most floor(n / size) whole groups. Grouping within the narrowest domains first, and what is left over within
+the next wider ones, reaches that bound in every domain at once: the floors of the parts, and of what they leave, add up to the floor of
+the whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+from fleet.protocol.domains import Crowd, Place, place_of
+from fleet.protocol.types import Candidate, Member
+from policies.spread import promoted
+
+Group = tuple[int, ...]
+"""Indices of its members."""
+
+
+def together(places: Sequence[Place], size: int) -> list[Group]:
+    """All of ``places``, by index, in groups of ``size``; who is left over is a shorter one, the last.
+
+    Args:
+        places: where each lies: its domains from wide to narrow, then its node.
+    """
+    pools, found = defaultdict[Place, list[int]](list), list[Group]()
+    for index, place in enumerate(places):
+        pools[place].append(index)
+    for depth in range(max(map(len, places), default=0), -1, -1):
+        above = defaultdict[Place, list[int]](list)
+        for domain in sorted(pools, key=lambda domain: pools[domain]):
+            inside = pools[domain]
+            full = len(inside) // size * size if len(domain) == depth else 0  # a place with fewer levels waits for its own
+            found += [tuple(inside[start : start + size]) for start in range(0, full, size)]
+            above[domain[:-1] if len(domain) == depth else domain] += inside[full:]
+        pools = above
+    rest = tuple(pools[()])
+    return [*found, rest] if rest else found
+
+
+def whole(places: Sequence[Place], groups: Sequence[Group], size: int) -> tuple[int, ...]:
+    """How many groups lie within one domain, at each level from none to the narrowest."""
+    counts = Counter(_shared([places[index] for index in group]) for group in groups if len(group) == size)
+    depth = max(map(len, places), default=0)
+    return tuple(sum(count for level, count in counts.items() if level >= least) for least in range(depth + 1))
+
+
+def _shared(places: Sequence[Place]) -> int:
+    """At how many levels, from the widest on, these are in one domain."""
+    depth = 0
+    while all(len(place) > depth for place in places) and len({place[: depth + 1] for place in places}) == 1:
+        depth += 1
+    return depth
+
+
+# ---- who is which rank -------------------------------------------------------------------------------------------------------------------
+
+
+def seated(candidates: Sequence[Candidate], size: int) -> tuple[Member, ...]:
+    """These in the order of view ranks. Groups that are whole stay as they are, unless others then lie farther apart than they need.
+
+    Whoever stays in its group keeps its place there, and a newcomer takes the place of the one that it stands in for.
+    """
+    ranked = sorted(candidates, key=lambda candidate: candidate.member)
+    if size == 1:
+        return tuple(candidate.member for candidate in ranked)
+    places = [_place(candidate) for candidate in ranked]
+    best, filled = together(places, size), _filled(ranked, places, size)
+    ways = ([*some, *_others(some, places, size)] for some in (filled, [group for group in filled if _stays(group, ranked)]))
+    reached = whole(places, best, size)
+    chosen = next((way for way in ways if whole(places, way, size) == reached), best)
+    groups = sorted(([ranked[index] for index in group] for group in chosen), key=lambda group: _order(group, size))
+    return tuple(candidate.member for group in groups for candidate in _in_group(group, size))
+
+
+def _filled(ranked: Sequence[Candidate], places: Sequence[Place], size: int) -> list[Group]:
+    """The groups of the present view, those that lack fewest first: each made whole by the newcomers nearest to it, if there are enough."""
+    before, newcomers = defaultdict[int, list[int]](list), list[int]()
+    for index, candidate in enumerate(ranked):
+        (before[candidate.view_rank // size] if candidate.view_rank >= 0 else newcomers).append(index)
+    found = list[Group]()
+    for _, group in sorted(before.items(), key=lambda item: (-len(item[1]), item[0])):
+        here = [places[index] for index in group]
+        near = sorted(newcomers, key=lambda index: (-_shared([*here, places[index]]), index))[: size - len(group)]
+        if len(group) + len(near) == size:
+            found.append((*group, *near))
+            newcomers = [index for index in newcomers if index not in near]
+    return found
+
+
+def _stays(group: Group, ranked: Sequence[Candidate]) -> bool:
+    """Whether all of it was in the view before: nobody of it is gone."""
+    return all(ranked[index].view_rank >= 0 for index in group)
+
+
+def _others(some: Sequence[Group], places: Sequence[Place], size: int) -> list[Group]:
+    """Whoever is in none of these groups, in groups."""
+    inside = {index for group in some for index in group}
+    rest = [index for index in range(len(places)) if index not in inside]
+    return [tuple(rest[index] for index in group) for group in together([places[index] for index in rest], size)]
+
+
+def _order(group: Sequence[Candidate], size: int) -> tuple[bool, float, Member]:
+    """A shorter group comes last, one that was there before others."""
+    ranks = [candidate.view_rank for candidate in group if candidate.view_rank >= 0]
+    return len(group) < size, min(ranks, default=math.inf), min(candidate.member for candidate in group)
+
+
+def _in_group(group: Sequence[Candidate], size: int) -> list[Candidate]:
+    """By the place that each had in its group; who had none, or one that is taken, has one that is free."""
+    by_place, others = dict[int, Candidate](), list[Candidate]()
+    for candidate in sorted(group, key=lambda candidate: (candidate.view_rank < 0, candidate.view_rank, candidate.member)):
+        place = candidate.view_rank % size
+        if candidate.view_rank < 0 or place in by_place:
+            others.append(candidate)
+        else:
+            by_place[place] = candidate
+    free = (place for place in range(size) if place not in by_place)
+    by_place.update(zip(free, others, strict=False))
+    return [by_place[place] for place in sorted(by_place)]
+
+
+# ---- who trains, and who stands by -------------------------------------------------------------------------------------------------------
+
+
+def joining(waiting: Sequence[Candidate], members: Sequence[Candidate], room: int, size: int) -> list[Candidate]:
+    """Up to ``room`` of ``waiting``: those that make a group whole again in its domain, then whole groups, each in the domain with fewest.
+
+    Groups of one: as :func:`policies.spread.promoted` has it.
+    """
+    if size == 1:
+        return promoted(waiting, members, room)
+    left, chosen = sorted(waiting, key=lambda candidate: candidate.member), list[Candidate]()
+    counts = Counter(domain for candidate in members for domain in _domains(candidate))
+    crowd = Crowd(map(_place, members))
+    while left and len(chosen) < room:
+        for candidate in _next(left, counts, crowd, room - len(chosen), size):
+            left.remove(candidate)
+            chosen.append(candidate)
+            counts.update(_domains(candidate))
+            crowd.add(_place(candidate))
+    return chosen
+
+
+def _next(left: Sequence[Candidate], counts: Counter[Place], crowd: Crowd, room: int, size: int) -> list[Candidate]:
+    """Who of ``left`` makes a group whole in the best domain for that; where there is none, the one that is farthest from all."""
+    there = defaultdict[Place, list[Candidate]](list)
+    for candidate in left:
+        for domain in _domains(candidate):
+            there[domain].append(candidate)
+    missing = {domain: size - counts[domain] % size for domain in there if domain}
+    possible = [domain for domain, wanted in missing.items() if wanted <= min(room, len(there[domain]))]
+    if not possible:
+        return [min(left, key=lambda candidate: crowd.of(_place(candidate)))]
+    new = {domain: missing[domain] == size for domain in possible}
+    best = min(possible, key=lambda domain: (new[domain], -len(domain), missing[domain], crowd.of(domain), there[domain][0].member))
+    return there[best][: missing[best]]
+
+
+def _domains(candidate: Candidate) -> list[Place]:
+    place = _place(candidate)
+    return [place[:depth] for depth in range(len(place) + 1)]
+
+
+def _place(candidate: Candidate) -> Place:
+    return place_of(candidate.domain, candidate.node)
