@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from fleet.protocol.causes import GatherWhy
+from fleet.protocol.causes import EndWhy, GatherWhy
 from fleet.protocol.codec import Tagged
 
 RecoveryAction = Literal[
@@ -19,7 +19,7 @@ RecoveryAction = Literal[
 ]  # fmt: skip
 StragglerAction = Literal["accuse", "clear", "unknown", "tolerate", "rebalance", "replace", "evict"]
 CorruptionAction = Literal["carry_on", "evict", "recompute", "retry", "stop", "go_back", "begin_anew"]
-OtherAction = Literal["conclude", "set", "keep", "save", "warn", "recovered", "keep_out", "admit", "leave", "stay", "let_go"]
+OtherAction = Literal["conclude", "stop", "set", "keep", "save", "warn", "recovered", "keep_out", "admit", "leave", "stay", "let_go"]
 Action = Literal[RecoveryAction, StragglerAction, CorruptionAction, OtherAction]
 
 
@@ -244,6 +244,16 @@ class Concluded(Payload):
 
 
 @dataclass(frozen=True, slots=True)
+class Stopping(Payload):
+    """The run is to end in order."""
+
+    why: EndWhy
+
+    def figures(self) -> dict[str, float]:
+        return {}
+
+
+@dataclass(frozen=True, slots=True)
 class SettingTo(Payload):
     """The user has changed a setting; on and off are 1 and 0."""
 
@@ -334,7 +344,7 @@ class Notice(Payload):
 AnyPayload = (
     Figures | Gathering | Candidates | Survivors | Budget | OfView | StoodStill | Delay | Suspect | Prices | Votes | Cleared | TakenBack
     | Doubtful | Concluded | SettingTo | TimeOut | Interval | StoreOutage | Lemon | Checked | KeptOut
-    | Notice
+    | Notice | Stopping
 )  # fmt: skip
 
 
