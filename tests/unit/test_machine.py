@@ -11,7 +11,7 @@ import pytest
 
 from fleet.machine.core import FleetMachine
 from fleet.machine.roster import STOOD_STILL_S
-from fleet.protocol.causes import AgentHungUp, AgentSilent, Departure, EndWhy, ProcessEnded
+from fleet.protocol.causes import AgentHungUp, AgentSilent, Departure, ProcessEnded
 from fleet.protocol.events import (
     CheckpointDurable,
     CopiesHeld,
@@ -30,7 +30,6 @@ from fleet.protocol.events import (
     PartWritten,
     Raised,
     Ready,
-    StopRequested,
     Tick,
 )
 from fleet.protocol.instructions import (
@@ -39,7 +38,6 @@ from fleet.protocol.instructions import (
     EndRun,
     Evict,
     Fence,
-    Halt,
     Instruction,
     Park,
     Propose,
@@ -436,58 +434,6 @@ def test_a_rank_lost_at_the_finish_calls_the_others_back() -> None:
     bench = Bench(world=3).start(STEP_3)
     bench.tell(Finished(member(0), 1, STEP_4, "digest"))
     assert only(Park, bench.tell(Lost(member(1), ProcessEnded(), 0.0))).members == (member(0), member(2))
-
-
-def halted(bench: Bench) -> list[Instruction]:
-    """Both ranks wait behind step 4; what is said then."""
-    return bench.tell(*(Finished(member(slot), 1, STEP_4, "digest", halted=True) for slot in range(2)))
-
-
-def test_a_stop_halts_the_ranks_and_waits_for_their_checkpoint() -> None:
-    bench = Bench(world=2).start(STEP_3)
-    assert only(Halt, bench.tell(StopRequested("enough"))).members == (member(0), member(1))
-    assert only(Halt, bench.after(1.0)).generation == 1, "said again until they wait"
-    save = only(SaveCheckpoint, halted(bench))
-    assert bench.of(Committed)[-1].state == STEP_4
-    parts = [PartWritten(member(slot), save.request, "c4", STEP_4, Part(f"p{slot}", 1, "", (slot,)), 0.1) for slot in range(2)]
-    order = only(CommitCheckpoint, bench.tell(*parts))
-    assert [part.name for part in order.parts] == ["p0", "p1"]
-    said = bench.tell(CheckpointDurable("c4", STEP_4, 2, 0.1, 0.2))
-    assert only(EndRun, said) == EndRun("stopped", "enough", "", EndWhy.STOPPED)
-
-
-def test_a_stop_with_an_error_is_a_failure_at_once() -> None:
-    bench = Bench(world=2).start(STEP_3)
-    assert only(EndRun, bench.tell(StopRequested("Ray Train ended", "ControllerError"))).status == "failed"
-
-
-def test_a_stop_of_ranks_that_hold_what_is_kept_ends_at_once() -> None:
-    bench = Bench(world=2, interval_s=1.0).start(STEP_3)
-    only(SaveCheckpoint, bench.after(1.5))
-    bench.tell(StopRequested("enough"))
-    bench.tell(CheckpointDurable("c4", STEP_4, 2, 0.1, 0.2))
-    assert only(EndRun, halted(bench)).why is EndWhy.STOPPED
-
-
-def test_a_stop_is_not_waited_for_when_ranks_come_to_no_end_of_their_step_or_the_store_fails() -> None:
-    bench = Bench(world=2).start(STEP_3)
-    bench.tell(StopRequested("enough"))
-    limit_s = bench.machine.state.settings.timeouts.park_s
-    assert not [one for one in bench.after(limit_s - 0.5) if isinstance(one, EndRun)]
-    assert only(EndRun, bench.after(1.0)).status == "stopped"
-    bench = Bench(world=2).start(STEP_3)
-    bench.tell(StopRequested("enough"))
-    save = only(SaveCheckpoint, halted(bench))
-    assert not [one for one in bench.after(limit_s + 1.0) if isinstance(one, EndRun)], "it is being written"
-    assert only(EndRun, bench.tell(PartFailed(member(0), save.request, "the disk is full"))).status == "stopped"
-
-
-def test_ranks_that_halted_for_a_coordinator_whose_journal_lost_it_do_not_complete_the_run() -> None:
-    bench = Bench(world=2).start(STEP_3)
-    save = only(SaveCheckpoint, halted(bench))
-    parts = [PartWritten(member(slot), save.request, "c4", STEP_4, Part(f"p{slot}", 1, "", (slot,)), 0.1) for slot in range(2)]
-    bench.tell(*parts)
-    assert only(EndRun, bench.tell(CheckpointDurable("c4", STEP_4, 2, 0.1, 0.2))).status == "stopped"
 
 
 def test_parts_of_an_older_request_or_of_strangers_do_not_count() -> None:
