@@ -416,6 +416,8 @@ class Rebuilt(Checker):
         for what in self._compared:
             one, other = getattr(living, what), getattr(rebuilt, what)
             self.require(one == other, f"{what} is {one}, rebuilt it is {other}")
+        told = [machine.stopping is not None for machine in (living, rebuilt)]
+        self.require(told[0] == told[1] or "lineage" not in self._compared, f"whether it is told to stop: {told[0]}, rebuilt {told[1]}")
         for what in ("newest_id", "newest_state"):
             one, other = getattr(living.checkpoints.store, what), getattr(rebuilt.checkpoints.store, what)
             self.require(one == other, f"{what} of the checkpoints is {one}, rebuilt it is {other}")
