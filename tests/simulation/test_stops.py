@@ -98,7 +98,7 @@ def test_a_run_whose_ranks_went_on_while_the_last_checkpoint_is_written_is_caugh
     monkeypatch.setattr(stopping, "halt", ask)
     monkeypatch.setattr(stopping, "is_over", lambda machine, now_s: right(machine, now_s) or (
         machine.stopping.generation == machine.view.generation and not machine.checkpoints.pending))  # fmt: skip
-    assert "in order" in {simulate(stops_plan(seed)).broken for seed in range(MOST)}
+    assert any(simulate(stops_plan(seed)).broken == "in order" for seed in range(MOST))
 
 
 def test_a_rank_that_halts_by_itself_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,4 +111,4 @@ def test_a_rank_that_halts_by_itself_is_caught(monkeypatch: pytest.MonkeyPatch) 
         return agreed
 
     monkeypatch.setattr(MemberProtocol, "agree", wrong)
-    assert "agreement" in {simulate(stops_plan(seed)).broken for seed in range(MOST)}
+    assert any(simulate(stops_plan(seed)).broken == "agreement" for seed in range(MOST))
