@@ -42,6 +42,7 @@ from actors.deaths import Condition
 
 REPLACEMENT_FAILED = (RayError, RayTrainError)
 """What a replacement raises that did not come up."""
+TURN_S = 0.5
 KV_NAMESPACE = b"fleet_placement_groups"
 LEFT_OUT = (WorkingDirectorySetupCallback, PlacementGroupCleanerCallback, DatasetsCallback)
 """Ray's callbacks that a run does without: workers stay in the directory they start in, so that a script's relative paths hold;
@@ -161,12 +162,17 @@ class FixedSize(FixedScalingPolicy):
         """There is nobody to ask."""
 
 
+class Left(Exception):
+    """Nobody waits for the controller any more."""
+
+
 class Trainer(DataParallelTrainer):
     """Ray Train's trainer, whose controller is of a class of ours and can be killed."""
 
     controller_class: type[Controller]
     controller_environment: dict[str, str]
     _controller: Any = None
+    _left = False
 
     def _create_default_callbacks(self) -> list[Any]:
         return [callback for callback in super()._create_default_callbacks() if not isinstance(callback, LEFT_OUT)]
@@ -181,8 +187,19 @@ class Trainer(DataParallelTrainer):
             "runtime_env": {"env_vars": {**get_env_vars_to_propagate(), **self.controller_environment}},
         }
         self._controller = ray.remote(**options)(self.controller_class).remote(**arguments)
-        ray.get(self._controller.run.remote())
-        return ray.get(self._controller.get_result.remote())
+        self._answer(self._controller.run.remote())
+        return self._answer(self._controller.get_result.remote())
+
+    def _answer(self, call: Any) -> Any:
+        """Wait for it, in turns: Ray's own wait would only end with the process's leave of the cluster. Raises Left."""
+        while not ray.wait([call], timeout=TURN_S)[0]:
+            if self._left:
+                raise Left
+        return ray.get(call)
+
+    def leave(self) -> None:
+        """Whoever waits for the controller soon waits no more, and leaves it as it is."""
+        self._left = True
 
     def kill_controller(self) -> None:
         """Its workers are ended with it. May be called before it exists."""

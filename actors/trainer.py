@@ -24,6 +24,8 @@ log = logging.getLogger("fleet.trainer")
 CHECK_S = 0.5
 UNWIND_S = 10.0
 """How long Ray's own call may take to return once the controller is killed."""
+LEAVE_S = 5.0
+"""How long its thread may take to see that the cluster is forsaken."""
 
 TrainFunction = Callable[[dict[str, Any]], Any]
 
@@ -118,13 +120,17 @@ class _Fit:
 
     def run(self) -> FitOutcome:
         start_s = time.monotonic()
-        threading.Thread(target=self._train, name="fleet-ray-train", daemon=True).start()
+        thread = threading.Thread(target=self._train, name="fleet-ray-train", daemon=True)
+        thread.start()
         forced = False
         try:
             ending = self._wait()
         finally:
             if not self._forsaken():
                 forced = self._unwind()
+            else:  # Ray ends a process, with code 1, that leaves a cluster while a thread of it still frees what it held there
+                self._trainer.leave()
+                thread.join(LEAVE_S)
         seconds = time.monotonic() - start_s
         if ending == "back" and self._error is not None and not self._done():
             return FitOutcome("failed", self._error, seconds)

@@ -88,8 +88,8 @@ ANSWER_S = 90.0
 START_S = 60.0
 STOP_S = 20.0
 NOTICES_S = 1.0
-LEFT_S = 2.0
-"""For threads that ask a cluster which is lost."""
+LEFT_S = 5.0
+"""For threads that ask a cluster which is lost: no thread may be in Ray when this process leaves it, else Ray ends the process."""
 
 
 def slots_per_node(settings: RunSettings) -> int:

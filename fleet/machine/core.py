@@ -27,12 +27,13 @@ from fleet.machine import (
     remedies,
     replay,
     resizing,
+    stopping,
     ticks,
     views,
 )
 from fleet.machine.budget import Budget
 from fleet.machine.doubts import Doubts
-from fleet.machine.end import end, stop
+from fleet.machine.end import end
 from fleet.machine.progress import Progress
 from fleet.machine.roster import Roster
 from fleet.machine.settings import on_setting
@@ -231,7 +232,7 @@ def _observe_rare(machine: MachineState, event: Event, now_s: float) -> None:
         case EvidenceWritten() | FilesFound() | Implausible() | Reads():
             evidence.note(machine, event, now_s)
         case StopRequested():
-            stop(machine, event, now_s)
+            stopping.stop(machine, event, now_s)
         case _ if (said_by := getattr(event, "member", None)) is None or (machine.current(said_by) and machine.seated(said_by)):
             machine.out += machine.checkpoints.handle(event, machine.view, now_s)
 
@@ -241,8 +242,8 @@ def _observe_rare(machine: MachineState, event: Event, now_s: float) -> None:
 
 def _reconcile(machine: MachineState, now_s: float, ask: bool) -> None:
     """Do something about the difference between what is and what should be; ``ask`` the policies too."""
-    if machine.stopping is not None and (not machine.checkpoints.pending or now_s > machine.stopping[2]):
-        end(machine, machine.stopping[0], machine.stopping[1], "", now_s)
+    if machine.stopping is not None and stopping.is_over(machine, now_s):
+        end(machine, machine.stopping.why, machine.stopping.reason, "", now_s)
     elif machine.grace_until_s is not None:
         return
     elif machine.phase == Phase.GATHER:
@@ -263,6 +264,9 @@ def _while_running(machine: MachineState, now_s: float, ask: bool) -> None:
         ending.complete(machine, now_s)
     elif machine.finished:
         return
+    elif machine.stopping is not None:
+        stopping.halt(machine, now_s)
+        return
     elif machine.proposal is not None:
         proposals.watch(machine, now_s)
     elif ask and proposals.try_grow(machine, now_s):
@@ -270,7 +274,7 @@ def _while_running(machine: MachineState, now_s: float, ask: bool) -> None:
     if ask:
         departures.tick(machine, view, now_s)
         resizing.tick(machine, view, now_s)
-    if ask and machine.phase == Phase.RUN and machine.proposal is None and machine.stopping is None:
+    if ask and machine.phase == Phase.RUN and machine.proposal is None:
         machine.out += machine.checkpoints.tick(view, now_s)
         machine.out += machine.progress.tick(machine.stragglers.steps_s, now_s)
         remedies.tick(machine, now_s)

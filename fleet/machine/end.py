@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 from fleet.machine.state import MachineState, Phase
 from fleet.protocol.causes import EndWhy
-from fleet.protocol.events import StopRequested
 from fleet.protocol.instructions import EndRun, Release
 from fleet.protocol.records import RunEnded, status_of
 from fleet.protocol.types import Member
@@ -28,12 +27,3 @@ def release(machine: MachineState, members: Iterable[Member]) -> None:
     members = tuple(members)
     if members and machine.ended is not None:
         machine.say(Release(members, machine.ended.reason))
-
-
-def stop(machine: MachineState, event: StopRequested, now_s: float) -> None:
-    """End at once what has failed already; else save once more, and end then."""
-    if event.error:
-        end(machine, EndWhy.DRIVER_FAILED, event.reason, event.error, now_s)
-    elif machine.stopping is None:
-        machine.stopping = (event.why, event.reason, now_s + machine.settings.timeouts.park_s)
-        machine.out += machine.checkpoints.request(machine.view, now_s) if machine.phase == Phase.RUN and machine.view else []

@@ -12,6 +12,7 @@ from fleet.machine.end import end, release
 from fleet.machine.leaving import gather, heard
 from fleet.machine.roster import Rank, RankPhase
 from fleet.machine.state import ALL, MachineState, Phase
+from fleet.machine.stopping import waits_unasked
 from fleet.machine.views import note_commits
 from fleet.protocol.causes import EndWhy, GatherWhy
 from fleet.protocol.decisions import Concluded
@@ -21,7 +22,7 @@ from fleet.protocol.types import Member
 
 
 def complete(machine: MachineState, now_s: float) -> None:
-    """All members of the view wait at the finish barrier: keep what they hold, then let them go on behind the loop."""
+    """All members of the view wait at the finish barrier: keep what they hold, then let them go on behind the loop, or end the stop."""
     assert machine.view is not None
     finished = [machine.roster.by_slot[member.slot] for member in machine.view.members]
     note_commits(machine, now_s)
@@ -33,7 +34,9 @@ def complete(machine: MachineState, now_s: float) -> None:
         return
     machine.ending.digest = digests.pop() or ""
     store = machine.checkpoints.store
-    if store.holds(machine.committed):
+    if machine.stopping is not None and (store.holds(machine.committed) or store.lost_final):
+        end(machine, machine.stopping.why, machine.stopping.reason, "", now_s)
+    elif store.holds(machine.committed):
         _conclude(machine, EndWhy.ALL_STEPS, ALL, now_s)
     elif store.lost_final:
         _conclude(machine, EndWhy.NOT_SAVED, f"{ALL}, and the final checkpoint could not be kept: {store.last_failure}", now_s)
@@ -62,6 +65,8 @@ def take_up(machine: MachineState, reason: str, kept: bool, now_s: float) -> Non
 def seen(machine: MachineState, event: Finished | Left, now_s: float) -> None:
     """A member of the view has the run's last state, and may be behind the loop already: a coordinator that died may have let it go on."""
     told = isinstance(event, Left) or event.concluded
+    if isinstance(event, Finished) and event.halted:
+        waits_unasked(machine, now_s)
     if machine.phase != Phase.CONCLUDE and told:
         _conclude(machine, EndWhy.ALL_STEPS, ALL, now_s)
     if machine.phase == Phase.CONCLUDE:

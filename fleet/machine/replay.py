@@ -9,9 +9,10 @@ from fleet.machine.corruption import replay
 from fleet.machine.losses import Losses
 from fleet.machine.roster import Rank
 from fleet.machine.settings import configure
-from fleet.machine.state import MachineState, Phase
+from fleet.machine.state import MachineState, Phase, Stop
+from fleet.machine.stopping import patience_s
 from fleet.protocol.causes import ClusterEnded
-from fleet.protocol.decisions import Concluded, Lacking, Notice, OfView, SettingTo
+from fleet.protocol.decisions import Concluded, Lacking, Notice, OfView, SettingTo, Stopping
 from fleet.protocol.records import (
     Committed,
     DataFiles,
@@ -53,6 +54,8 @@ def rebuild(machine: MachineState, records: Iterable[Record], now_s: float) -> f
         rank.heard = False
     if machine.phase not in (Phase.CONCLUDE, Phase.END):
         machine.phase = Phase.RUN if machine.view is not None else Phase.GATHER
+    if machine.stopping is not None:
+        machine.stopping.until_s = now_s + patience_s(machine)
     machine.checkpoints.restarted(now_s)
     return last_s
 
@@ -84,6 +87,8 @@ def _apply(machine: MachineState, record: Record) -> None:
             _settle_proposal(machine, action == "enter", generation)
         case DecisionMade(reason=reason, payload=Concluded(kept=kept)):
             ending.take_up(machine, reason, kept, record.at_s)
+        case DecisionMade(reason=reason, payload=Stopping(why=why)):
+            machine.stopping = Stop(why, reason, record.at_s)
         case DecisionMade(payload=SettingTo(key=key, value=value)):
             configure(machine, key, value)
         case DecisionMade(payload=Lacking() as told):
@@ -136,6 +141,7 @@ def move(machine: MachineState, records: Iterable[Record], now_s: float) -> list
     """Bring a new machine to where the journal of another cluster ends; all ranks are gone. Returns what is to be written of them."""
     machine.down_s += max(0.0, now_s - rebuild(machine, records, now_s))
     machine.phase, machine.ended, machine.view, machine.proposal = Phase.GATHER, None, None, None
+    machine.stopping = None
     machine.checkpoints.moved(now_s)
     gone = []
     for rank in machine.roster.in_order():

@@ -57,6 +57,17 @@ class Ending:
 
 
 @dataclass(slots=True)
+class Stop:
+    """The run is to end in order: why, in words, and until when ranks are waited for. ``generation``: the view told last, at ``sent_s``."""
+
+    why: EndWhy
+    reason: str
+    until_s: float
+    generation: int = -1
+    sent_s: float = 0.0
+
+
+@dataclass(slots=True)
 class Evidence:
     """Numbers the hangs of a run."""
 
@@ -91,7 +102,7 @@ class MachineState:
         stuck_at: what was committed when nobody moved the last time.
         in_person: the training loop itself has to answer when it is told to leave.
         lacking: what the newest view's placement lacks of what was asked for.
-        stopping: (why, in words, until when its last checkpoint is waited for) once the run is told to stop.
+        stopping: once the run is told to stop; see ``stopping.py``.
         grace_until_s: until when ranks may report to a coordinator that has restarted.
         away: nodes that all wait for since they are silent; ``alone``: nobody at all is heard. See ``partitions.py``.
         data: what is trained on; ``files``: (its digest, number of the first of some files) that are written down -> with their digests.
@@ -125,7 +136,7 @@ class MachineState:
     missing: set[Member] = field(default_factory=set)
     finished: set[Member] = field(default_factory=set)
     ended: RunEnded | None = None
-    stopping: tuple[EndWhy, str, float] | None = None
+    stopping: Stop | None = None
     stuck_at: StateId | None = None
     in_person: bool = False
     resized: bool = False

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from fleet.machine import partitions
-from fleet.machine.end import stop
 from fleet.machine.evidence import inspect
 from fleet.machine.leaving import drop, end_hang, gather, judge_losses, node_lost, press
 from fleet.machine.roster import STOOD_STILL_S, Rank, RankPhase
 from fleet.machine.state import MachineState, Phase
+from fleet.machine.stopping import stop
 from fleet.machine.views import note_commits
 from fleet.protocol.causes import EndWhy, GatherWhy, NoHeartbeat, NoProgress, NotHeardOf
 from fleet.protocol.decisions import StoodStill

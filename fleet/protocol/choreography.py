@@ -231,7 +231,7 @@ class Choreography:
         if not self.protocol.called and not self.over:
             yield Rehearse()
         while (yield from self._sit_down()):
-            while not self.over and self.here.step < self.total:
+            while not self.over and not self._at_the_end:
                 step = self.here.step
                 yield Compute(step)
                 yield from self._attempt(step)
@@ -239,6 +239,11 @@ class Choreography:
             if not self.over and (yield from self._finish()):
                 return True
         return False
+
+    @property
+    def _at_the_end(self) -> bool:
+        """No step follows: the run's last one is taken, or all have agreed to halt here."""
+        return self.here.step >= self.total or self.protocol.halted
 
     def step_aside(self) -> None:
         """The loop goes on without need of its group."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from fleet.protocol.causes import GatherWhy
+from fleet.protocol.causes import EndWhy, GatherWhy
 from fleet.protocol.codec import Tagged
 
 RecoveryAction = Literal[
@@ -19,7 +19,7 @@ RecoveryAction = Literal[
 ]  # fmt: skip
 StragglerAction = Literal["accuse", "clear", "unknown", "tolerate", "rebalance", "replace", "evict"]
 CorruptionAction = Literal["carry_on", "evict", "recompute", "retry", "stop", "go_back", "begin_anew"]
-OtherAction = Literal["conclude", "set", "keep", "save", "warn", "recovered", "keep_out", "admit", "leave", "stay", "let_go"]
+OtherAction = Literal["conclude", "stop", "set", "keep", "save", "warn", "recovered", "keep_out", "admit", "leave", "stay", "let_go"]
 PlacementAction = Literal["loosen", "meet", "lost"]
 Action = Literal[RecoveryAction, StragglerAction, CorruptionAction, PlacementAction, OtherAction]
 
@@ -245,6 +245,16 @@ class Concluded(Payload):
 
 
 @dataclass(frozen=True, slots=True)
+class Stopping(Payload):
+    """The run is to end in order."""
+
+    why: EndWhy
+
+    def figures(self) -> dict[str, float]:
+        return {}
+
+
+@dataclass(frozen=True, slots=True)
 class SettingTo(Payload):
     """The user has changed a setting; on and off are 1 and 0."""
 
@@ -382,7 +392,7 @@ class DomainLost(Payload):
 AnyPayload = (
     Figures | Gathering | Candidates | Survivors | Budget | OfView | StoodStill | Delay | Suspect | Prices | Votes | Cleared | TakenBack
     | Doubtful | Concluded | SettingTo | TimeOut | Interval | StoreOutage | Lemon | Checked | KeptOut
-    | Notice | Lacking | DomainLost
+    | Notice | Stopping | Lacking | DomainLost
 )  # fmt: skip
 
 

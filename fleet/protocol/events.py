@@ -149,13 +149,17 @@ class Raised:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The rank has committed the run's last step and waits at the finish barrier. ``concluded``: it was told to go on behind the loop."""
+    """The rank has committed the run's last step and waits at the finish barrier. ``concluded``: it was told to go on behind the loop.
+
+    ``halted``: it is the last step before a stop, and more were to follow.
+    """
 
     member: Member
     generation: int
     state: StateId
     digest: str
     concluded: bool = False
+    halted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,15 @@ class CommitCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class Halt:
+    """The run is told to stop: the next step after which all members agree on it is the last. Wait there, as after the run's last step."""
+
+    members: tuple[Member, ...]
+    generation: int
+    event: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Conclude:
     """The last step is committed by all, and kept: run the code behind the loop, then report ``Left``."""
 
@@ -167,7 +176,7 @@ class EndRun:
 
 
 Instruction = (
-    Welcome | Park | Publish | Propose | Cancel | SaveCheckpoint | CommitCheckpoint | Conclude | OnceAnswer | Release | Fence | Evict
+    Welcome | Park | Publish | Propose | Cancel | SaveCheckpoint | CommitCheckpoint | Halt | Conclude | OnceAnswer | Release | Fence | Evict
     | Inspect | Operation | Write | EndRun
 )  # fmt: skip
 INSTRUCTIONS = Codec(Instruction.__args__)

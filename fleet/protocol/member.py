@@ -14,6 +14,7 @@ from fleet.protocol.instructions import (
     Cancel,
     Conclude,
     Fence,
+    Halt,
     Instruction,
     OnceAnswer,
     Park,
@@ -30,6 +31,8 @@ NOTHING, INTERRUPT = "", "interrupt"
 
 Offer = tuple[int, ...]
 """What a rank says at a step boundary; see :meth:`MemberProtocol.offer`."""
+NO_VIEW, LAST_STEP = -1, -2
+"""What it says in place of a proposal's generation: it has none that is formed; it was told to halt."""
 
 
 class MemberProtocol:
@@ -43,6 +46,7 @@ class MemberProtocol:
 
     Attributes:
         sharded: a part of the state is spread over the ranks, so that it moves whenever the view changes.
+        halted: all members of the view have agreed that the step they have just taken is the last, as the run is to stop.
         concluded: the last step is committed by all and kept: the code behind the loop may run.
         answers: what the coordinator has said of what is done once, by key; see ``fleet.protocol.once``.
     """
@@ -60,6 +64,7 @@ class MemberProtocol:
         self.forming = False
         self.aside = False
         self.sharded = False
+        self.halted = False
         self.concluded = False
         self.answers: dict[str, OnceAnswer] = {}
         self._testimony: Finding | None = None
@@ -71,6 +76,7 @@ class MemberProtocol:
         self._proposal_formed = False
         self._offered = False
         self._cancelled = False
+        self._told_to_halt = False
         self._save_requests: dict[str, int] = {}
         self._saved: set[int] = set()
 
@@ -130,6 +136,8 @@ class MemberProtocol:
                 if generation == self.generation:
                     level = level_of(request)
                     self._save_requests[level] = max(self._save_requests.get(level, 0), request)
+            case Halt(members=members, generation=generation) if self._me_in(members):
+                self._told_to_halt = self._told_to_halt or generation == self.generation
             case Conclude(members=members, generation=generation) if self._me_in(members):
                 self._on_conclude(generation)
             case OnceAnswer(members=members, key=key) if self._me_in(members):
@@ -221,6 +229,7 @@ class MemberProtocol:
     def _sit(self, view: View) -> None:
         self.view, self.forming, self._status, self._testimony = view, True, None, None
         self._save_requests, self._saved, self._part = {}, set(), None
+        self._told_to_halt = self.halted = False
         if self._proposal and self._proposal.generation <= view.generation:
             self._drop_proposal()
 
@@ -255,9 +264,9 @@ class MemberProtocol:
         return self.state
 
     def finished(self, digest: str) -> None:
-        """The last step is committed; wait at the barrier."""
+        """The last step is committed, of the run or before a stop; wait at the barrier."""
         assert self.view is not None and self.state is not None
-        self._say(Finished(self.member, self.view.generation, self.state, digest))
+        self._say(Finished(self.member, self.view.generation, self.state, digest, halted=self.halted))
 
     @property
     def asked_to_save(self) -> bool:
@@ -309,15 +318,18 @@ class MemberProtocol:
     def offer(self) -> Offer:
         """This rank's part of the agreement that travels with each step's reduction.
 
-        (proposal that it has formed or -1; of each level the newest checkpoint request of this view, or 0 once it is served).
+        (the proposal that it has formed, ``NO_VIEW``, or ``LAST_STEP``; of each level the newest checkpoint request of this view, or 0 once
+        it is served).
         """
-        self._offered = self._proposal is not None and self._proposal_formed
-        offered = self._proposal.generation if self._offered and self._proposal else -1
+        self._offered = self._proposal is not None and self._proposal_formed and not self._told_to_halt
+        offered = self._proposal.generation if self._offered and self._proposal else LAST_STEP if self._told_to_halt else NO_VIEW
         requests = [self._save_requests.get(level.name, 0) for level in LEVELS]
         return offered, *(request if request not in self._saved else 0 for request in requests)
 
     def agree(self, offers: list[Offer]) -> tuple[View | None, int | None]:
         """All members' offers -> (view to enter after this step or None, checkpoint request to serve after this step or None).
+
+        They may agree to halt there instead, then :attr:`halted` is true.
 
         Done only when all offer the same; of two requests that of the first level comes first, and the other at the next boundary.
         Every member sees the same offers and looks at nothing else, so all decide alike; a member that
@@ -327,6 +339,7 @@ class MemberProtocol:
         proposal = self._proposal
         enter = proposal if proposal is not None and generations == {proposal.generation} else None
         self.withdraw(entered=enter is not None)
+        self.halted = generations == {LAST_STEP}
         save = next((request for level in requests if len(level) == 1 for request in level if request), 0)
         self._saved.add(save)
         return enter, save or None

@@ -380,6 +380,8 @@ class RefusedLines:
 COMPLETED: Final = "completed"
 UNSAVED: Final = "completed, not saved"
 """How a run ends that has committed all its steps: with its final checkpoint, or without."""
+STOPPED: Final = "stopped"
+"""How a run ends that was told to, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,7 +409,7 @@ def status_of(why: EndWhy) -> EndStatus:
         case EndWhy.NOT_SAVED:
             return UNSAVED
         case EndWhy.STOPPED | EndWhy.STORE_FAILED | EndWhy.TIME_IS_UP | EndWhy.BUDGET_SPENT | EndWhy.PAUSED:
-            return "stopped"
+            return STOPPED
     return "failed"
 
 

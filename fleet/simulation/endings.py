@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fleet.protocol.records import COMPLETED, CheckpointRecord, Record, RunEnded
+from fleet.protocol.records import COMPLETED, STOPPED, CheckpointRecord, Committed, Record, RunEnded
 from fleet.protocol.types import StateId
 from fleet.simulation.checker import Checker
 from fleet.simulation.ranks import SimRank
@@ -32,6 +32,28 @@ class Kept(Checker):
         assert state is not None
         right = rank.corrupt or self.fault_free(rank.weights, state)
         self.require(right and not rank.protocol.dirty, f"{rank} goes on behind the loop with other weights than the fault-free run's")
+
+
+class InOrder(Checker):
+    """A run that is stopped ends with a checkpoint of its last commit, unless its ranks or its store have taken too long for that."""
+
+    name = "in order"
+
+    def __init__(self, world: Stage) -> None:
+        super().__init__(world)
+        self._durable: set[StateId] = set()
+        self._last: StateId | None = None
+
+    def record(self, record: Record) -> None:
+        match record:
+            case CheckpointRecord(level="store", phase="durable", state=state):
+                self._durable.add(state)
+            case Committed(state=state):
+                self._last = state
+            case RunEnded(status=status, at_s=at_s) if status == STOPPED and self._last is not None:
+                in_time = at_s - self.world.faults.asked_s <= self.world.settings.timeouts.park_s
+                kept = f"its last commit is {self._last}, and of its checkpoints {max(self._durable, default=None)} is the last"
+                self.require(not in_time or self._last in self._durable, f"the run was stopped in order; {kept}")
 
 
 class DoneOnce(Checker):

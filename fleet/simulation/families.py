@@ -65,6 +65,15 @@ def resizes_plan(seed: int, *, sharded: bool = False) -> Plan:
     return with_troubles(plan, (*others, *(Trouble(kind="resize", at_s=rng.uniform(0.5, 8.0), world=size) for size in sizes)))
 
 
+def stops_plan(seed: int, *, sharded: bool = False) -> Plan:
+    """The run is told to stop, while it trains or is made whole again; in half of the seeds it trains long enough not to end before."""
+    rng, plan = stream(seed, "stops plan"), random_plan(seed, sharded=sharded)
+    plan, others = _on_nodes(plan, rng, rng.choice((1, 2, 2, 3)))
+    plan = replace(plan, steps=plan.steps * rng.choice((1, 10)), save_every_s=rng.choice((0.3, 1.5, 1000.0)))
+    stop = _somewhen(Trouble(kind="stop"), plan, rng)
+    return with_troubles(plan, (*(trouble for trouble in others if trouble.kind != "stop"), stop))
+
+
 def _notice(plan: Plan, rng: random.Random) -> Trouble:
     lasts_s = rng.choice((rng.uniform(0.1, 2.0), rng.uniform(2.0, 6.0), rng.uniform(6.0, 15.0)))
     trouble = Trouble(kind="notice", node=rng.randrange(plan.settings.nodes), duration_s=lasts_s, withdrawn=rng.random() < 0.2)

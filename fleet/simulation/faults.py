@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from fleet.errors import ConfigError
 from fleet.protocol.events import FaultReported, NodeLeaves, NodeSilent, NodeStays, SettingChanged, StopRequested
@@ -24,11 +25,12 @@ REBOOT_S = 5.0
 
 
 class Faults:
-    """Fires each trouble as often as it says (``times``), and counts what was fired."""
+    """Fires each trouble as often as it says (``times``), and counts what was fired. ``asked_s``: when the run was first told to stop."""
 
     def __init__(self, world: Stage, troubles: tuple[Trouble, ...]) -> None:
         self.world = world
         self.fired = 0
+        self.asked_s = math.inf
         self._rng = world.stream("faults")
         self._aimed: list[Trouble] = [trouble for trouble in troubles if trouble.point]
         for trouble in troubles:
@@ -149,6 +151,7 @@ class Faults:
     def _stop(self) -> None:
         """The driver asks until it is heard: a coordinator may have died with the word."""
         if not self.world.over:
+            self.asked_s = min(self.asked_s, self.world.clock.now_s)
             self.world.submit(StopRequested("the user wants to stop"))
             self.world.clock.after(1.0, self._stop)
 

@@ -34,7 +34,7 @@ from fleet.protocol.slowness import ACTIONS
 from fleet.protocol.types import Member, StateId, View
 from fleet.simulation.checker import Checker, Homes, Violation
 from fleet.simulation.corruption import Corruption
-from fleet.simulation.endings import DoneOnce, Kept
+from fleet.simulation.endings import DoneOnce, InOrder, Kept
 from fleet.simulation.model import POISON, gradient
 from fleet.simulation.outages import Durable, SavesAlone
 from fleet.simulation.partitions import AllWait, Excused, OneHistory
@@ -244,10 +244,10 @@ class Agreement(Checker):
 
     def __init__(self, world: Stage) -> None:
         super().__init__(world)
-        self._agreed: dict[tuple[int, str, int], tuple[int, int | None]] = {}
+        self._agreed: dict[tuple[int, str, int], tuple[int, int | None, bool]] = {}
 
     def agreed(self, rank: SimRank, view: View, number: int, enter: View | None, save: int | None) -> None:
-        mine = (enter.generation if enter is not None else -1, save)
+        mine = (enter.generation if enter is not None else -1, save, rank.protocol.halted)
         first = self._agreed.setdefault((view.generation, view.store, number), mine)
         # One that was told to leave has dropped its proposal; its peers are about to be told so too.
         self.require(mine == first or rank.protocol.interrupted, f"{rank} decides {mine} after reduction {number}, another {first}")
@@ -416,6 +416,8 @@ class Rebuilt(Checker):
         for what in self._compared:
             one, other = getattr(living, what), getattr(rebuilt, what)
             self.require(one == other, f"{what} is {one}, rebuilt it is {other}")
+        told = [machine.stopping is not None for machine in (living, rebuilt)]
+        self.require(told[0] == told[1] or "lineage" not in self._compared, f"whether it is told to stop: {told[0]}, rebuilt {told[1]}")
         for what in ("newest_id", "newest_state"):
             one, other = getattr(living.checkpoints.store, what), getattr(rebuilt.checkpoints.store, what)
             self.require(one == other, f"{what} of the checkpoints is {one}, rebuilt it is {other}")
@@ -540,7 +542,7 @@ class Traffic(Checker):
 
 CHECKERS: tuple[type[Checker], ...] = (
     Donor, Dirty, Stale, Repeat, TwoPhase, OneIncarnation, ExactlyOnce, Corruption, Identical, Agreement, WholeCheckpoint, Restored,
-    Persisted, Journal, Rebuilt, Kept, DoneOnce, Ends, BudgetsHold, HealthyStay, ChangesBounded, Traffic, AllWait, OneHistory,
+    Persisted, Journal, Rebuilt, Kept, InOrder, DoneOnce, Ends, BudgetsHold, HealthyStay, ChangesBounded, Traffic, AllWait, OneHistory,
     Durable, SavesAlone, Excused,
 )  # fmt: skip
 HOOKS = (

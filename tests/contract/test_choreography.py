@@ -21,7 +21,7 @@ from fleet.errors import RunOver
 from fleet.protocol import moves
 from fleet.protocol.choreography import Choreography, Moves
 from fleet.protocol.events import Event, Finished, Formed, Joined, Left, OnceDone, OnceWanted, Parked, Ready
-from fleet.protocol.instructions import Conclude, Instruction, OnceAnswer, Park, Propose, Publish, Release, Welcome
+from fleet.protocol.instructions import Conclude, Halt, Instruction, OnceAnswer, Park, Propose, Publish, Release, Welcome
 from fleet.protocol.lease import Lease
 from fleet.protocol.member import Offer
 from fleet.protocol.moves import Compute, Move, Wait
@@ -267,6 +267,18 @@ def test_after_the_last_step_it_waits_at_the_barrier_and_is_called_behind_the_lo
     assert driver.said == [Finished(ME, 1, StateId(0, TOTAL), "")]
     driver.hear(Conclude((ME,), 1))
     assert driver.choreography.protocol.concluded
+
+
+def test_a_rank_that_halts_waits_at_the_barrier_and_goes_on_when_it_is_called_again(driver: Driver) -> None:
+    seated(driver)
+    driver.hear(Halt((ME,), 1))
+    driver.computed()
+    assert driver.said == [Finished(ME, 1, StateId(0, 1), "", halted=True)]
+    driver.hear(Park((ME,), 1), Publish(view(2)))
+    assert driver.asked.count(Compute) == 2
+    driver.computed()
+    driver.computed()
+    assert driver.said[-1] == Finished(ME, 2, StateId(0, TOTAL), "")
 
 
 def test_what_is_done_once_is_done_by_who_is_told_to(driver: Driver) -> None:

@@ -62,6 +62,8 @@ def test_ctrl_c_stops_in_order_and_leaves_nothing_behind(tmp_path: Path) -> None
     assert "stopping in order" in said
     assert "watch it at http://127.0.0.1:" in said
     assert json.loads((tmp_path / "report.json").read_text())["status"] == "stopped"
+    kept = records(folder)
+    assert durable(kept)[-1].state == [record for record in kept if isinstance(record, Committed)][-1].state
     _, alive = psutil.wait_procs(family, timeout=10)
     assert not alive
 

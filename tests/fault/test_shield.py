@@ -238,3 +238,18 @@ def test_fit_returns_early_on_request(cluster: LocalCluster, tmp_path: Path) -> 
     stop.set()
     assert run.returned().status == "stopped"
     until(lambda: not _lives(ranks[0].pid), "the rank is gone")
+
+
+def test_whoever_forsakes_a_cluster_has_no_thread_left_in_ray(cluster: LocalCluster, tmp_path: Path) -> None:
+    """Ray ends a process, with code 1, that leaves a cluster while a thread of it frees what it held there."""
+    forsaken, before = threading.Event(), set(threading.enumerate())
+    run = Run(tmp_path, slots=1, forsaken=forsaken.is_set)
+    [rank] = run.whole().values()
+    in_ray = [thread for thread in threading.enumerate() if thread.name == "fleet-ray-train" and thread not in before]
+    assert len(in_ray) == 1
+    forsaken.set()
+    assert run.returned().status == "stopped"
+    assert not in_ray[0].is_alive()
+    assert _lives(rank.pid), "all of it is left as it is"
+    run.finish()
+    until(lambda: not _lives(rank.pid), "the rank is gone")

@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
+from fleet.protocol.records import LineageBegun, Record
 from tests.support.deploy import write_files
-from tests.support.host_runs import ON_THE_HEAD, TRAIN, copied, is_durable, records_in, seen_in
+from tests.support.host_runs import FAST, ON_THE_HEAD, TRAIN, copied, is_durable, records_in, seen_in
 from tests.support.host_store import HostStore, write
 from tests.support.hosts import ROOT, Host, Hosts
+from tests.support.journals import durable
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(1200)
@@ -98,11 +100,14 @@ def test_the_script_trains_to_the_end_and_all_ends_with_it(allocation: Allocatio
 
 
 @pytest.mark.slow
-def test_all_ends_when_the_job_is_cancelled(allocation: Allocation, tmp_path: Path) -> None:
+def test_all_ends_when_the_job_is_cancelled_and_the_run_goes_on_when_it_is_handed_in_again(allocation: Allocation, tmp_path: Path) -> None:
     before, folder = allocation.pids(), f"{ON_THE_HEAD}/gpt"
 
+    def records() -> list[Record]:
+        return records_in(copied(allocation.first, folder, tmp_path))
+
     def kept() -> bool:
-        return is_durable(records_in(copied(allocation.first, folder, tmp_path)))
+        return is_durable(records())
 
     script = allocation.sbatch()
     until(lambda: script.poll() is not None or kept(), "a checkpoint is in the store", WAIT_S, tick_s=1.0)
@@ -110,4 +115,13 @@ def test_all_ends_when_the_job_is_cancelled(allocation: Allocation, tmp_path: Pa
     allocation.scancel()
     said, _ = script.communicate(timeout=WAIT_S)
     assert script.returncode != 0, said[-4000:]
+    assert allocation.pids() == before
+    saved = durable(records())[-1].state.step
+    for host in allocation.hosts:
+        host.run(["touch", FAST])
+    said, _ = (again := allocation.sbatch()).communicate(timeout=WAIT_S)
+    assert again.returncode == 0, said[-4000:]
+    seen, [begun] = seen_in(copied(allocation.first, folder, tmp_path)), [one for one in records() if isinstance(one, LineageBegun)]
+    assert seen.status == "completed" and seen.report["closes"]
+    assert begun.from_state.step >= saved > 0
     assert allocation.pids() == before

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 PORT = 6818
+REAP_S = 0.2
 KILL_WAIT_S = 30.0
 """Slurm's own: from SIGTERM to SIGKILL."""
 PR_SET_CHILD_SUBREAPER = 36
@@ -49,6 +50,7 @@ def slurmd() -> None:
     """Run one task for each connection, until this process is ended."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1)
     with socket.create_server(("", PORT)) as server:
+        threading.Thread(target=_reap_forever, daemon=True).start()
         print("ready", flush=True)
         while True:
             threading.Thread(target=_serve, args=(server.accept()[0],), daemon=True).start()
@@ -66,13 +68,26 @@ def _serve(connection: socket.socket) -> None:
 
 
 _tasks = dict[int, subprocess.Popen[bytes]]()
+_starting = threading.Lock()
+
+
+def _reap_forever() -> None:
+    """Take leave of orphans that have ended, as Slurm's steps do: who waits for their end, such as ``ray stop``, would wait in vain."""
+    while True:
+        time.sleep(REAP_S)
+        with _starting:
+            for pid, (parent, state) in _processes().items():
+                if parent == os.getpid() and state == "Z" and pid not in _tasks:
+                    with contextlib.suppress(ChildProcessError):
+                        os.waitpid(pid, os.WNOHANG)
 
 
 def _task(asked: dict[str, Any], connection: socket.socket) -> int:
     """Run it to its end, then end what is left of its step on this host; its code."""
     pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    task = subprocess.Popen(asked["command"], env=asked["env"], cwd=asked["cwd"], start_new_session=True, **pipes)
-    _tasks[task.pid] = task
+    with _starting:
+        task = subprocess.Popen(asked["command"], env=asked["env"], cwd=asked["cwd"], start_new_session=True, **pipes)
+        _tasks[task.pid] = task
     pump = threading.Thread(target=_pump, args=(task, connection), daemon=True)
     pump.start()
     code = task.wait()
@@ -112,13 +127,20 @@ def _end_step() -> None:
         time.sleep(0.05)
 
 
-def _started() -> list[int]:
-    """PIDs of all that this process has started, and of all that those have: orphans come back to this one."""
-    parents = {}
+def _processes() -> dict[int, tuple[int, str]]:
+    """PID of each process of this host -> (that of its parent, its state)."""
+    found = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it has ended
             pid, _, rest = path.read_text().partition(" (")
-            parents[int(pid)] = int(rest.rpartition(") ")[2].split()[1])
+            state, parent = rest.rpartition(") ")[2].split()[:2]
+            found[int(pid)] = int(parent), state
+    return found
+
+
+def _started() -> list[int]:
+    """PIDs of all that this process has started, and of all that those have: orphans come back to this one."""
+    parents = {pid: parent for pid, (parent, _) in _processes().items()}
     found, fresh = set[int](), {os.getpid()}
     while fresh:
         fresh = {pid for pid, parent in parents.items() if parent in fresh} - found

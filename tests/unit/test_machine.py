@@ -11,7 +11,7 @@ import pytest
 
 from fleet.machine.core import FleetMachine
 from fleet.machine.roster import STOOD_STILL_S
-from fleet.protocol.causes import AgentHungUp, AgentSilent, Departure, EndWhy, ProcessEnded
+from fleet.protocol.causes import AgentHungUp, AgentSilent, Departure, ProcessEnded
 from fleet.protocol.events import (
     CheckpointDurable,
     CopiesHeld,
@@ -30,7 +30,6 @@ from fleet.protocol.events import (
     PartWritten,
     Raised,
     Ready,
-    StopRequested,
     Tick,
 )
 from fleet.protocol.instructions import (
@@ -437,24 +436,9 @@ def test_a_rank_lost_at_the_finish_calls_the_others_back() -> None:
     assert only(Park, bench.tell(Lost(member(1), ProcessEnded(), 0.0))).members == (member(0), member(2))
 
 
-def test_a_stop_waits_for_its_checkpoint() -> None:
-    bench = Bench(world=2).start(STEP_3)
-    save = only(SaveCheckpoint, bench.tell(StopRequested("enough")))
-    parts = [PartWritten(member(slot), save.request, "c4", STEP_4, Part(f"p{slot}", 1, "", (slot,)), 0.1) for slot in range(2)]
-    order = only(CommitCheckpoint, bench.tell(*parts))
-    assert [part.name for part in order.parts] == ["p0", "p1"]
-    said = bench.tell(CheckpointDurable("c4", STEP_4, 2, 0.1, 0.2))
-    assert only(EndRun, said) == EndRun("stopped", "enough", "", EndWhy.STOPPED)
-
-
-def test_a_stop_with_an_error_is_a_failure_at_once() -> None:
-    bench = Bench(world=2).start(STEP_3)
-    assert only(EndRun, bench.tell(StopRequested("Ray Train ended", "ControllerError"))).status == "failed"
-
-
 def test_parts_of_an_older_request_or_of_strangers_do_not_count() -> None:
-    bench = Bench(world=2).start(STEP_3)
-    save = only(SaveCheckpoint, bench.tell(StopRequested("enough")))
+    bench = Bench(world=2, interval_s=1.0).start(STEP_3)
+    save = only(SaveCheckpoint, bench.after(1.5))
     part = Part("p", 1, "", (0,))
     assert not bench.tell(PartWritten(member(0), save.request - 1, "c", STEP_4, part, 0.1))
     assert not bench.tell(PartWritten(member(5), save.request, "c", STEP_4, part, 0.1))

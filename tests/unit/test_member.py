@@ -8,8 +8,8 @@ import pytest
 
 from fleet.protocol.causes import Departure
 from fleet.protocol.events import Finished, Formed, Joined, Parked, Ready
-from fleet.protocol.instructions import Cancel, Fence, Park, Propose, Publish, Release, SaveCheckpoint, Welcome
-from fleet.protocol.member import INTERRUPT, NOTHING, MemberProtocol
+from fleet.protocol.instructions import Cancel, Fence, Halt, Park, Propose, Publish, Release, SaveCheckpoint, Welcome
+from fleet.protocol.member import INTERRUPT, LAST_STEP, NOTHING, MemberProtocol
 from fleet.protocol.types import Member, Process, StateId, View
 
 ME, PEER, NEW = Member(0, 2), Member(1, 0), Member(2, 0)
@@ -238,6 +238,30 @@ def test_requests_of_both_levels_are_served_one_after_the_other_and_neither_wait
     assert seated.agree([(-1, 4, 5), (-1, 0, 5)]) == (None, 5), "the peer has not heard of the store's"
     assert seated.agree([(-1, 4, 0), (-1, 4, 0)]) == (None, 4)
     assert seated.offer() == (-1, 0, 0)
+
+
+def test_a_rank_halts_when_all_say_so_and_enters_nothing_then(seated: MemberProtocol) -> None:
+    seated.receive(Propose(view(6, ME, PEER, NEW)))
+    seated.proposal_formed(6)
+    assert seated.agree([seated.offer(), (6, 0, 0)])[0] is not None and not seated.halted
+    seated.receive(Halt((ME,), 4))
+    assert seated.offer() == (6, 0, 0), "another generation was meant"
+    seated.receive(Halt((ME,), 5))
+    assert seated.offer() == (LAST_STEP, 0, 0)
+    assert seated.agree([(LAST_STEP, 0, 0), (6, 0, 0)]) == (None, None) and not seated.halted
+    assert seated.agree([(LAST_STEP, 0, 0), (LAST_STEP, 0, 0)]) == (None, None) and seated.halted
+    seated.finished("digest")
+    assert seated.outbox[-1] == Finished(ME, 5, HERE, "digest", halted=True)
+
+
+def test_who_has_halted_goes_on_in_the_next_view(seated: MemberProtocol) -> None:
+    seated.receive(Halt((ME,), 5))
+    seated.agree([seated.offer()])
+    seated.broken("a peer is gone")
+    seated.receive(Publish(view(6, ME)))
+    seated.next_view()
+    seated.formed(HERE)
+    assert not seated.halted and seated.offer() == (-1, 0, 0)
 
 
 def test_a_checkpoint_request_of_another_generation_is_refused(seated: MemberProtocol) -> None:
