@@ -6,7 +6,7 @@ import multiprocessing
 from collections.abc import Callable, Mapping, Sequence
 
 from fleet.protocol.types import Ranges
-from fleet.simulation.families import daemons_plan, links_plan, notices_plan, resizes_plan, stores_plan
+from fleet.simulation.families import daemons_plan, gathers_plan, links_plan, notices_plan, resizes_plan, stores_plan
 from fleet.simulation.plan import Plan, cut_plan, flipped_plan, racks_plan, random_plan, slow_plan
 from fleet.simulation.world import Outcome, World
 from fleet.testing import Policies
@@ -23,8 +23,9 @@ FAMILIES = {
     "daemons": daemons_plan,
     "notices": notices_plan,
     "resizes": resizes_plan,
+    "gathers": lambda seed, *, sharded: gathers_plan(seed),
 }
-"""Families of runs, each with troubles of its own. In odd seeds the optimizer's state is spread over the ranks."""
+"""Families of runs, each with troubles of its own. In odd seeds the optimizer's state is spread over the ranks; in ``gathers`` all is, in each."""
 
 
 class Placement:
