@@ -90,11 +90,17 @@ class Loan(Enum):
     NEVER = "never"
 
 
-def loan(here: StateId | None, wanted: StateId) -> Loan:
+def loan(here: StateId | None, wanted: StateId, *, still: bool = True) -> Loan:
     """A rank that is at ``here`` is asked for parameters of ``wanted``. Only what is committed is lent.
 
     A rank that has taken a step before its peer knows of it asks early: it is given what it asks for once the peer has taken that step too.
+
+    Args:
+        still: false while what the rank holds changes: it takes a step, or the chunks of a view come to their places. Whoever is done first
+            asks then; and of a step that is being taken there is nothing whole to give.
     """
+    if not still:
+        return Loan.LATER
     if here == wanted:
         return Loan.NOW
     behind = here is not None and here.lineage == wanted.lineage and here.step + 1 == wanted.step

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from fleet.protocol import moves
 from fleet.protocol.chunks import Chunk, Claim, Loan, bounds, lenders, loan
-from fleet.protocol.types import StateId, View
+from fleet.protocol.types import Member, StateId, View
 from fleet.simulation.clockwork import Future, Steps
 from fleet.simulation.groups import Broken, Group
 from fleet.simulation.model import POISON
@@ -55,7 +55,8 @@ class GatheringRank(ShardedRank):
         self.open: list[Request] = []
         self._early: list[Request] = []
         self._lenders: list[GatheringRank] = []
-        self._place = 0
+        self._told: dict[Member, GatheringRank] = {}
+        self._place, self._still, self._missed_in = 0, True, -1
         self._hops = self.world.stream("loans", self.protocol.token)
         self._carriers |= {moves.Advance: self._follow}
 
@@ -72,24 +73,28 @@ class GatheringRank(ShardedRank):
     def _begin(self, move: moves.Begin) -> Steps:
         self.at_state = None
         yield from super()._begin(move)
-        self._moved()
+        self._settle()
 
     def _complete(self, group: Group, there: Sequence[Claim]) -> Steps:
         """Nothing is behind a step that was taken: nobody has the parameters whole."""
         yield from ()
 
     def _move(self, group: Group, there: Sequence[Claim], target: StateId) -> Steps:
-        """Once a rank has its chunks it tells where it lends them: so nobody asks one that does not have them yet."""
-        yield from super()._move(group, there, target)
-        if self.at("introduced"):
-            yield self._pause()
-        told = yield group.exchange(self.member, "addresses", self)
-        self._lenders = [told[member] for member in group.view.members]
+        """They tell each other where they lend before anybody drops what it had: nothing that can fail is between that and the view's state."""
+        self._still = False
+        try:
+            self._told = yield group.exchange(self.member, "addresses", self)
+            if self.at("introduced"):
+                yield self._pause()
+            yield from super()._move(group, there, target)
+        finally:
+            self._settle()
 
     def _adopt(self, view: View, guarded: Sequence[Sequence[int]], value: int, target: StateId) -> None:
         super()._adopt(view, guarded, value, target)
         self.guarded, self._place, self.missed = guarded, view.rank_of(self.member), ""
-        self._moved()
+        self._lenders = [self._told[member] for member in view.members]
+        self._settle()
 
     # ---- a step --------------------------------------------------------------------------------------------------------------------------
 
@@ -130,17 +135,20 @@ class GatheringRank(ShardedRank):
         self.world.note("missed", self, state, chunk)
         self.world.watch.missed(self, state, [self._lenders[each] for each in (chunk[1], *self.guarded[chunk[1]])])
         self.missed = f"no rank of the view gives chunk {chunk} of the parameters"
+        self._missed_in = self.protocol.generation
 
     def _reduce(self, move: moves.Reduce) -> Steps:
         missed, self.missed = self.missed, ""
         if missed:
+            self.world.watch.cut(self, self._missed_in, self.choreography.view)
             raise Broken(missed)
         reduced: Sum = yield from super()._reduce(move)
         return reduced
 
     def _advance(self, move: moves.Apply | moves.Advance) -> Steps:
+        self._still = False
         yield from super()._advance(move)
-        self._moved()
+        self._settle()
 
     def _follow(self, move: moves.Advance) -> Steps:
         yield from self._advance(move)
@@ -190,8 +198,9 @@ class GatheringRank(ShardedRank):
         lo, hi = bounds(LENGTH, chunk)
         return any(start <= lo and hi <= stop for start, stop in (bounds(LENGTH, one) for one in self.chunks))
 
-    def _moved(self) -> None:
-        """This rank is at another state: those who were early may be given theirs now."""
+    def _settle(self) -> None:
+        """This rank may be at another state: those who were early may be given theirs now."""
+        self._still = True
         early, self._early = self._early, []
         for request in early:
             self._lend(request)
@@ -203,7 +212,7 @@ class GatheringRank(ShardedRank):
 
     def _lend(self, request: Request) -> None:
         try:
-            match loan(self.at_state, request.state):
+            match loan(self.at_state, request.state, still=self._still):
                 case Loan.LATER:
                     self._early.append(request)
                 case Loan.NOW if self._has(request.chunk):

@@ -546,7 +546,7 @@ CHECKERS: tuple[type[Checker], ...] = (
 )  # fmt: skip
 HOOKS = (
     *("record", "truncated", "sent", "told", "checkpoint", "restored", "end"),
-    *("meet", "sit", "seated", "contribute", "completed", "reduced", "agreed", "commit", "save", "placed", "lent", "missed", "behind", "did"),
+    *("meet", "sit", "seated", "contribute", "completed", "reduced", "agreed", "commit", "save", "placed", "lent", "missed", "cut", "behind", "did"),
 )
 
 

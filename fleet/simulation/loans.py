@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fleet.protocol.types import StateId
+from fleet.protocol.types import StateId, View
 from fleet.simulation.checker import Checker
 from fleet.simulation.gathering import GatheringRank, Loaned
 from fleet.simulation.ranks import SimRank
@@ -39,6 +39,10 @@ class Lends(Checker):
             return
         can = [keeper for keeper in keepers if keeper is not rank and keeper.at_state == state and self._could(rank, keeper)]
         self.require(not can, f"{rank} computes nothing, as nobody lends it parameters of {state}; {', '.join(map(str, can))} could")
+
+    def cut(self, rank: GatheringRank, generation: int, view: View) -> None:
+        """``rank`` leaves ``view``, as it missed a part of the parameters in ``generation``."""
+        self.require(generation == view.generation, f"{rank} breaks generation {view.generation} for what it missed in {generation}")
 
     def _could(self, rank: SimRank, keeper: SimRank) -> bool:
         cut = self.world.links.was_cut(rank.end, keeper.end, LATELY_S)
