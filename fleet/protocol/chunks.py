@@ -76,7 +76,7 @@ def kept(guarded: Sequence[Sequence[int]], rank: int) -> tuple[Chunk, ...]:
 
 
 def lenders(guarded: Sequence[Sequence[int]], owner: int, rank: int) -> tuple[int, ...]:
-    """Whom view rank ``rank`` asks for the chunk of ``owner``, in this order: all who keep it. Different ranks begin with different ones."""
+    """Whom view rank ``rank`` asks for the chunk of ``owner``, in this order: all who keep it. Ranks begin with different ones."""
     keepers = (owner, *guarded[owner])
     first = rank % len(keepers)
     return keepers[first:] + keepers[:first]

@@ -65,8 +65,8 @@ def resizes_plan(seed: int, *, sharded: bool = False) -> Plan:
     return with_troubles(plan, (*others, *(Trouble(kind="resize", at_s=rng.uniform(0.5, 8.0), world=size) for size in sizes)))
 
 
-def gathers_plan(seed: int) -> Plan:
-    """The parameters are spread, too, and gathered on demand: the run of the seed in one of the families, and losses while ranks lend."""
+def gathers_plan(seed: int, *, sharded: bool = True) -> Plan:
+    """Always sharded. The parameters are spread, too, and gathered on demand: the run of the seed in one of the families, and losses while ranks lend."""
     rng = stream(seed, "gathers plan")
     plan = rng.choice((random_plan, random_plan, racks_plan, cut_plan, links_plan, stores_plan, daemons_plan, notices_plan, resizes_plan))(
         seed, sharded=True

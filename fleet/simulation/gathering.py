@@ -33,7 +33,7 @@ class Loaned(NamedTuple):
 
 @dataclass(eq=False)
 class Request:
-    """One stretch that ``borrower`` asks one lender for. ``answer`` resolves to a :class:`Loaned`, or to None: it is not to be had there."""
+    """One stretch that ``borrower`` asks one lender for. ``answer``: a :class:`Loaned`, or None: it is not to be had there."""
 
     borrower: GatheringRank
     state: StateId
@@ -80,7 +80,7 @@ class GatheringRank(ShardedRank):
         yield from ()
 
     def _move(self, group: Group, there: Sequence[Claim], target: StateId) -> Steps:
-        """They tell each other where they lend before anybody drops what it had: nothing that can fail is between that and the view's state."""
+        """They tell each other where they lend before anybody drops what it had: nothing that can fail comes behind that."""
         self._still = False
         try:
             self._told = yield group.exchange(self.member, "addresses", self)
@@ -97,6 +97,10 @@ class GatheringRank(ShardedRank):
         self._settle()
 
     # ---- a step --------------------------------------------------------------------------------------------------------------------------
+
+    def _compute(self, move: moves.Compute) -> Steps:
+        if not self.missed:
+            yield from super()._compute(move)
 
     def _parameters(self) -> Steps:
         """Gathered for the forward, and again for the backward. None: what is computed with them is of no use."""
@@ -166,7 +170,7 @@ class GatheringRank(ShardedRank):
         request = Request(self, state, chunk, clock.now_s + self.world.settings.timeouts.collective_s)
         arrives = lambda: self.world.links.bring(lender.end, {self.end}, lambda: lender.asked(request))  # noqa: E731
         clock.after(self._hops.uniform(*HOP_S), arrives)
-        self._look(request)
+        clock.after(LOOK_S, lambda: self.gate(lambda: self._look(request)))
         return request
 
     def _look(self, request: Request) -> None:

@@ -540,13 +540,29 @@ class Traffic(Checker):
 
 
 CHECKERS: tuple[type[Checker], ...] = (
-    Donor, Dirty, Stale, Repeat, TwoPhase, Gathers, Lends, Copies, OneIncarnation, ExactlyOnce, Corruption, Identical, Agreement, WholeCheckpoint, Restored,
+    Donor, Dirty, Stale, Repeat, TwoPhase, OneIncarnation, ExactlyOnce, Corruption, Identical, Agreement, WholeCheckpoint, Restored,
     Persisted, Journal, Rebuilt, Kept, DoneOnce, Ends, BudgetsHold, HealthyStay, ChangesBounded, Traffic, AllWait, OneHistory,
-    Durable, SavesAlone, Excused,
+    Durable, SavesAlone, Excused, Gathers, Lends, Copies,
 )  # fmt: skip
 HOOKS = (
     *("record", "truncated", "sent", "told", "checkpoint", "restored", "end"),
-    *("meet", "sit", "seated", "contribute", "completed", "reduced", "agreed", "commit", "save", "placed", "lent", "missed", "cut", "behind", "did"),
+    *(
+        "meet",
+        "sit",
+        "seated",
+        "contribute",
+        "completed",
+        "reduced",
+        "agreed",
+        "commit",
+        "save",
+        "placed",
+        "lent",
+        "missed",
+        "cut",
+        "behind",
+        "did",
+    ),
 )
 
 

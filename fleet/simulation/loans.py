@@ -1,4 +1,4 @@
-"""The checkers of parameters that are spread over the ranks and gathered on demand, and of the copies without which there is nothing to gather."""
+"""The checkers of parameters that are spread over the ranks and gathered on demand, and of the copies that this needs."""
 
 from __future__ import annotations
 

@@ -23,9 +23,9 @@ FAMILIES = {
     "daemons": daemons_plan,
     "notices": notices_plan,
     "resizes": resizes_plan,
-    "gathers": lambda seed, *, sharded: gathers_plan(seed),
+    "gathers": gathers_plan,
 }
-"""Families of runs, each with troubles of its own. In odd seeds the optimizer's state is spread over the ranks; in ``gathers`` all is, in each."""
+"""Families of runs, each with troubles of its own. In odd seeds the optimizer's state is spread over the ranks, in ``gathers`` all, always."""
 
 
 class Placement:
