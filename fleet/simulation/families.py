@@ -66,7 +66,7 @@ def resizes_plan(seed: int, *, sharded: bool = False) -> Plan:
 
 
 def gathers_plan(seed: int, *, sharded: bool = True) -> Plan:
-    """Always sharded. The parameters are spread, too, and gathered on demand: the run of the seed in one of the families, and losses while ranks lend."""
+    """Always sharded, parameters too, which are gathered on demand: a run of one of the families, and losses while ranks lend."""
     rng = stream(seed, "gathers plan")
     plan = rng.choice((random_plan, random_plan, racks_plan, cut_plan, links_plan, stores_plan, daemons_plan, notices_plan, resizes_plan))(
         seed, sharded=True

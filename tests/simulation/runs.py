@@ -25,7 +25,7 @@ FAMILIES = {
     "resizes": resizes_plan,
     "gathers": gathers_plan,
 }
-"""Families of runs, each with troubles of its own. In odd seeds the optimizer's state is spread over the ranks, in ``gathers`` all, always."""
+"""Families of runs, each with troubles of its own. In odd seeds the optimizer's state is spread over ranks; in ``gathers`` all is."""
 
 
 class Placement:
