@@ -9,7 +9,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fleet.simulation.plan import POINTS, SHARDED_POINTS, Plan, Trouble, random_plan, with_troubles
+from fleet.simulation.plan import POINTS, SHARDED_POINTS, Plan, Trouble, cut_plan, racks_plan, random_plan, with_troubles
 from fleet.simulation.rng import stream
 
 CLOSES_S = 0.3
@@ -72,6 +72,28 @@ def stops_plan(seed: int, *, sharded: bool = False) -> Plan:
     plan = replace(plan, steps=plan.steps * rng.choice((1, 10)), save_every_s=rng.choice((0.3, 1.5, 1000.0)))
     stop = _somewhen(Trouble(kind="stop"), plan, rng)
     return with_troubles(plan, (*(trouble for trouble in others if trouble.kind != "stop"), stop))
+
+
+def gathers_plan(seed: int, *, sharded: bool = True) -> Plan:
+    """Always sharded, parameters too, which are gathered on demand: a run of one of the families, and losses while ranks lend."""
+    rng = stream(seed, "gathers plan")
+    plan = rng.choice((random_plan, random_plan, racks_plan, cut_plan, links_plan, stores_plan, daemons_plan, notices_plan, resizes_plan))(
+        seed, sharded=True
+    )
+    settings = replace(plan.settings, optimizer_sharding="fsdp")
+    ill = [_while_lending(plan, rng) for _ in range(rng.choice((0, 1, 1, 2)))]
+    return with_troubles(replace(plan, settings=settings), (*plan.troubles, *ill))
+
+
+def _while_lending(plan: Plan, rng: random.Random) -> Trouble:
+    """A rank that lends or borrows, or is about to say where it lends, is killed or stands still; or nodes are cut off just then."""
+    point, step = rng.choice(("gathering", "gathering", "lending", "lending", "lending", "introduced")), rng.randrange(plan.steps)
+    slot, duration_s = rng.choice((None, rng.randrange(plan.settings.slots))), rng.choice((rng.uniform(0.01, 0.3), rng.uniform(0.3, 6.0)))
+    kind = rng.choice(("kill", "kill", "freeze", "cut"))
+    if kind == "cut" and plan.settings.nodes > 1:
+        nodes = tuple(rng.sample(range(plan.settings.nodes), 1))
+        return Trouble(kind="cut", point=point, step=step, nodes=nodes, duration_s=duration_s, with_head=rng.random() < 0.3)
+    return Trouble(kind="freeze" if kind == "cut" else kind, point=point, step=step, slot=slot, duration_s=duration_s)
 
 
 def _notice(plan: Plan, rng: random.Random) -> Trouble:

@@ -12,6 +12,7 @@ from fleet.protocol.instructions import Evict, Fence, Instruction, Park, Propose
 from fleet.protocol.reach import LEASE, Reach
 from fleet.protocol.types import Copy, Member
 from fleet.simulation.clockwork import Stoppable
+from fleet.simulation.gathering import GatheringRank
 from fleet.simulation.links import AGAIN_S, HEAD
 from fleet.simulation.memory import SimMemory
 from fleet.simulation.ranks import SimRank
@@ -19,6 +20,8 @@ from fleet.simulation.sharded import ShardedRank
 from fleet.simulation.stage import Stage
 from fleet.simulation.steps import SteppingRank
 
+KINDS = {"none": SteppingRank, "zero1": ShardedRank, "fsdp": GatheringRank}
+"""Of ranks, by how their state is spread."""
 BEAT_S = 0.2
 KEPT_LOST = 64
 UNHEARD_S = 1.2
@@ -266,7 +269,7 @@ class SimTrain:
             return
         node = min(nodes, key=lambda node: (self._used(node), node.index))
         self._numbers += 1
-        kind = ShardedRank if self.world.settings.optimizer_sharding == "zero1" else SteppingRank
+        kind = KINDS[self.world.settings.optimizer_sharding]
         rank = kind(self.world, slot, node, self._numbers, self.world.stream("rank", self._numbers))
         self.current[slot] = rank
         self.processes.append(rank)

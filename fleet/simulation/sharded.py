@@ -138,10 +138,14 @@ class ShardedRank(SteppingRank):
             if there[rank].state is not None:  # somebody may have dropped what it had
                 self.beside_chunks = tuple(chunk for chunk in dict.fromkeys(self.beside_chunks + wanted) if chunk not in self.chunks)
             raise
-        self.chunks, self.value, self.at_state, self.log, self.beside_chunks = wanted, value, target, None, ()
-        self.world.watch.placed(self, view, guarded, target, value)
+        self._adopt(view, guarded, value, target)
         if self.at("placed"):
             yield self._pause()
+
+    def _adopt(self, view: View, guarded: Sequence[Sequence[int]], value: int, target: StateId) -> None:
+        self.chunks = kept(guarded, view.rank_of(self.member))
+        self.value, self.at_state, self.log, self.beside_chunks = value, target, None, ()
+        self.world.watch.placed(self, view, guarded, target, value)
 
     # ---- a step ------------------------------------------------------------------------------------------------------------------------
 

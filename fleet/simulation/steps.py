@@ -253,13 +253,21 @@ class SteppingRank(SimRank):
             self.where = (move.step, shard)
             if self.at("compute"):
                 yield self._pause()
-            self.held[shard] = gradient(self.weights, move.step, shard)
+            weights = yield from self._parameters()
+            if weights is None:
+                break
+            self.held[shard] = gradient(weights, move.step, shard)
             if number == middle:
                 began_s = self.world.clock.now_s
                 yield self.rng.uniform(*self.world.plan.jitter) * self.world.plan.shard_s * len(due) * self.slowness
                 self._own = [float(len(due)), self.world.clock.now_s - began_s]
             number += 1
         self.where = (move.step, -1)
+
+    def _parameters(self) -> Steps:
+        """From which a shard is computed. None: they cannot be had."""
+        yield from ()
+        return self.weights
 
     def _reduce(self, move: moves.Reduce) -> Steps:
         view, group = self.choreography.view, self.group

@@ -6,7 +6,7 @@ import multiprocessing
 from collections.abc import Callable, Mapping, Sequence
 
 from fleet.protocol.types import Ranges
-from fleet.simulation.families import daemons_plan, links_plan, notices_plan, resizes_plan, stops_plan, stores_plan
+from fleet.simulation.families import daemons_plan, gathers_plan, links_plan, notices_plan, resizes_plan, stops_plan, stores_plan
 from fleet.simulation.plan import Plan, cut_plan, flipped_plan, racks_plan, random_plan, slow_plan
 from fleet.simulation.world import Outcome, World
 from fleet.testing import Policies
@@ -24,8 +24,9 @@ FAMILIES = {
     "notices": notices_plan,
     "resizes": resizes_plan,
     "stops": stops_plan,
+    "gathers": gathers_plan,
 }
-"""Families of runs, each with troubles of its own. In odd seeds the optimizer's state is spread over the ranks."""
+"""Families of runs, each with troubles of its own. In odd seeds the optimizer's state is spread over ranks; in ``gathers`` all is."""
 
 
 class Placement:

@@ -1,0 +1,75 @@
+"""The checkers of parameters that are spread over the ranks and gathered on demand, and of the copies that this needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fleet.protocol.types import StateId, View
+from fleet.simulation.checker import Checker
+from fleet.simulation.gathering import GatheringRank, Loaned
+from fleet.simulation.ranks import SimRank
+from fleet.simulation.sharded import ShardedRank
+
+LATELY_S = 12.0
+"""A keeper that stood still, or could not be reached, within so long may have been asked then."""
+
+
+class Gathers(Checker):
+    """5, with parameters that are spread: a step is computed from what is committed alone, and of exactly the state that it begins from."""
+
+    name = "gathers"
+
+    def lent(self, rank: GatheringRank, lender: GatheringRank, state: StateId, loaned: Loaned) -> None:
+        """``rank`` has what it asked ``lender`` for: parameters of ``state``."""
+        here = rank.protocol.state
+        self.require(state == here, f"{rank} begins a step from {here}, and gathers parameters of {state}")
+        self.require(loaned.state == state, f"{lender} is at {loaned.state} and lends {rank} parameters of {state}")
+        right = self.fault_free(loaned.value, state) or lender.corrupt
+        self.require(right, f"{lender} lends {rank} what are no parameters of {state}")
+
+
+class Lends(Checker):
+    """With parameters that are spread: a shard is computed wherever one of those who keep them can be asked."""
+
+    name = "lends"
+
+    def missed(self, rank: GatheringRank, state: StateId, keepers: Sequence[GatheringRank]) -> None:
+        """Nobody has given ``rank`` what ``keepers`` keep."""
+        if rank.choreography.wanted or self._was_still(rank):
+            return
+        can = [keeper for keeper in keepers if keeper is not rank and keeper.at_state == state and self._could(rank, keeper)]
+        self.require(not can, f"{rank} computes nothing, as nobody lends it parameters of {state}; {', '.join(map(str, can))} could")
+
+    def cut(self, rank: GatheringRank, generation: int, view: View) -> None:
+        """``rank`` leaves ``view``, as it missed a part of the parameters in ``generation``."""
+        self.require(generation == view.generation, f"{rank} breaks generation {view.generation} for what it missed in {generation}")
+
+    def _could(self, rank: SimRank, keeper: SimRank) -> bool:
+        cut = self.world.links.was_cut(rank.end, keeper.end, LATELY_S)
+        return keeper.alive and not self._was_still(keeper) and not cut
+
+    def _was_still(self, rank: SimRank) -> bool:
+        return rank.frozen_s >= 0 or self.world.clock.now_s - rank.thawed_s < LATELY_S
+
+
+class Copies(Checker):
+    """5, with sharded state: once a view has formed, no chunk has fewer copies than are promised for longer than a step."""
+
+    name = "copies"
+
+    def commit(self, rank: SimRank, state: StateId) -> None:
+        """All members of the view have taken this step, or are about to: what they hold is what was promised when it formed."""
+        view = rank.protocol.view
+        if not isinstance(rank, ShardedRank) or view is None or rank.protocol.forming:
+            return
+        members = [self.process(member) for member in view.members]
+        there = [one for one in members if isinstance(one, ShardedRank) and one.alive and one.protocol.view == view]
+        size = len(members)
+        if len(there) < size:
+            return  # somebody is lost already, or called away: the next view is about to form
+        due = 1 + min(self.world.settings.optimizer_copies, size - 1)
+        near = (state, StateId(state.lineage, state.step - 1))
+        for owner in range(size):
+            keep = [one for one in there if one.at_state in near and (size, owner) in one.chunks]
+            few = f"of chunk {owner} of {size} in generation {view.generation} there are {len(keep)} at {state}, {due} are due"
+            self.require(len(keep) >= due, few)

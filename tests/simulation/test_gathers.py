@@ -1,0 +1,169 @@
+"""Ranks that gather their parameters on demand: every invariant holds through random troubles, and what breaks the loans is caught."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from fleet.protocol.chunks import Chunk, Loan
+from fleet.protocol.records import LineageBegun
+from fleet.protocol.types import StateId
+from fleet.simulation import gathering as gathering_module
+from fleet.simulation import sharded as sharded_module
+from fleet.simulation.gathering import GatheringRank
+from fleet.simulation.plan import Plan, Trouble, small, with_troubles
+from fleet.simulation.world import Outcome
+from tests.simulation.runs import COMMAND, failed_of, in_parts, simulate, simulate_family
+
+Patch = pytest.MonkeyPatch
+SEEDS = int(os.environ.get("FLEET_SEEDS", "200"))
+MOST = 120
+
+
+def failed(seeds: range) -> list[str]:
+    return failed_of("gathers", seeds)
+
+
+def test_every_invariant_holds_in_every_seed() -> None:
+    reports = in_parts(failed, SEEDS, 50)
+    assert not reports, "\n\n".join(reports[:3])
+
+
+def run(*troubles: Trouble, copies: int = 1, seed: int = 1) -> Outcome:
+    """Three nodes of two ranks: what is on one node has its copies on another."""
+    settings = dataclasses.replace(small(6, nodes=3), optimizer_sharding="fsdp", optimizer_copies=copies)
+    plan = with_troubles(Plan(seed=seed, settings=settings, steps=12, capacity=6, save_every_s=0.3), troubles)
+    outcome = simulate(plan, keep_trace=True)
+    assert not outcome.broken, outcome.report(COMMAND)
+    assert outcome.status == "completed", outcome.reason
+    assert outcome.world.faults.fired >= len(troubles)
+    return outcome
+
+
+def rollbacks(outcome: Outcome) -> int:
+    return sum(isinstance(record, LineageBegun) for record in outcome.world.journal)
+
+
+def missed(outcome: Outcome) -> int:
+    return sum(" missed " in line for line in outcome.trace)
+
+
+def test_without_a_loss_every_rank_has_what_it_asks_for() -> None:
+    outcome = run()
+    assert rollbacks(outcome) == missed(outcome) == 0
+
+
+@pytest.mark.parametrize("point", ["gathering", "lending", "reducing", "ready", "decided", "mutating", "committed"])
+def test_one_rank_lost_anywhere_in_a_step_costs_no_state(point: str) -> None:
+    assert not any(rollbacks(run(Trouble(kind="kill", point=point, step=5), seed=seed)) for seed in range(6))
+
+
+@pytest.mark.parametrize("point", ["introduced", "placing", "placed"])
+def test_one_rank_lost_while_a_newcomer_takes_its_chunks_costs_none_either(point: str) -> None:
+    """The one that comes for a rank that was lost has chunks then, or those who have had them still do."""
+    first = Trouble(kind="kill", point="compute", step=3, slot=1)
+    assert not any(rollbacks(run(first, Trouble(kind="kill", point=point, step=3, slot=0), copies=2, seed=seed)) for seed in range(6))
+
+
+def lose_a_lender(seed: int) -> Outcome:
+    return run(Trouble(kind="kill", point="lending", step=5), seed=seed)
+
+
+def runs_that_missed() -> int:
+    """Some do in any case: a rank that waits for a lender which is in the next view already gives up as it is called there."""
+    return sum(missed(lose_a_lender(seed)) > 0 for seed in range(MOST // 10))
+
+
+def test_where_nobody_lends_the_shard_is_not_computed_and_the_next_view_goes_on() -> None:
+    outcomes = [run(Trouble(kind="kill", point="lending", step=5), copies=0, seed=seed) for seed in range(MOST // 10)]
+    assert any(map(missed, outcomes)), "nobody missed anything in any of the runs"
+    assert all(rollbacks(outcome) == 1 for outcome in outcomes), "without a copy one loss goes back to a checkpoint"
+
+
+def test_all_copies_lost_goes_back_to_the_newest_checkpoint() -> None:
+    assert rollbacks(run(Trouble(kind="kill", point="gathering", step=8, slots=(0, 1, 2, 3, 4)))) == 1
+
+
+# ---- mutations ---------------------------------------------------------------------------------------------------------------------------
+
+
+def lends_what_is_a_step_behind(patch: Patch) -> None:
+    right = gathering_module.loan
+
+    def wrong(here: StateId | None, wanted: StateId, *, still: bool = True) -> Loan:
+        found = right(here, wanted, still=still)
+        return Loan.NOW if found is Loan.LATER and still else found
+
+    patch.setattr(gathering_module, "loan", wrong)
+
+
+def lends_while_it_changes(patch: Patch) -> None:
+    right = gathering_module.loan
+
+    def wrong(here: StateId | None, wanted: StateId, *, still: bool = True) -> Loan:
+        return right(here, wanted, still=True)
+
+    patch.setattr(gathering_module, "loan", wrong)
+
+
+def guards_one_copy_less(patch: Patch) -> None:
+    right = sharded_module.guards
+    patch.setattr(sharded_module, "guards", lambda places, copies: right(places, copies - 1))
+
+
+def does_not_keep_what_it_guards(patch: Patch) -> None:
+    right = sharded_module.kept
+
+    def wrong(guarded: Sequence[Sequence[int]], rank: int) -> tuple[Chunk, ...]:
+        return right(guarded, rank)[:1]
+
+    patch.setattr(sharded_module, "kept", wrong)
+
+
+def asks_the_owner_alone(patch: Patch) -> None:
+    patch.setattr(gathering_module, "lenders", lambda guarded, owner, rank: (owner,))
+
+
+def what_was_missed_is_missed_for_ever(patch: Patch) -> None:
+    right = GatheringRank._adopt
+
+    def wrong(self: GatheringRank, *arguments: Any) -> None:
+        missed = self.missed
+        right(self, *arguments)
+        self.missed = missed
+
+    patch.setattr(GatheringRank, "_adopt", wrong)
+
+
+MUTATIONS = {
+    lends_what_is_a_step_behind: ("gathers",),
+    lends_while_it_changes: ("lends", "gathers"),
+    guards_one_copy_less: ("two-phase", "copies"),
+    does_not_keep_what_it_guards: ("copies",),
+    asks_the_owner_alone: ("lends",),
+    what_was_missed_is_missed_for_ever: ("lends",),
+}
+
+
+@pytest.mark.parametrize(("mutation", "names"), MUTATIONS.items(), ids=[mutation.__name__ for mutation in MUTATIONS])
+def test_a_mutation_is_caught(mutation: Callable[[Patch], None], names: tuple[str, ...], monkeypatch: Patch) -> None:
+    mutation(monkeypatch)
+    found = next((broken for seed in range(MOST) if (broken := simulate_family("gathers", seed).broken)), "")
+    assert found in names, f"{mutation.__name__}: {found or 'nothing'} was broken first, in up to {MOST} runs"
+
+
+def test_a_guard_is_asked_where_the_owner_is_lost_and_the_shard_is_computed(monkeypatch: Patch) -> None:
+    """When guards are not asked, it shows where no checker looks, too: more shards are missed."""
+    right = runs_that_missed()
+    monkeypatch.setattr(gathering_module.GatheringRank, "_miss", _missing_unseen)
+    asks_the_owner_alone(monkeypatch)
+    assert runs_that_missed() >= right + 3
+
+
+def _missing_unseen(self: GatheringRank, state: StateId, chunk: Chunk) -> None:
+    self.world.note("missed", self, state, chunk)
+    self.missed, self._missed_in = "nobody gives it", self.protocol.generation
