@@ -225,7 +225,10 @@ class LiveRun:
         levels = self.plan.settings.domains
         links = functools.partial(LocalLinks, store=functools.partial(addresses_of, self.store_url))
         self.domains[index] = locate(place.labels, place.name, levels).path
-        self.agents[index] = start_agent(place.id, index, self.shm, self.address, processes, memory, check, trial, levels, links, Daemons)
+        notice_s = self.plan.settings.timeouts.notice_s
+        self.agents[index] = start_agent(
+            place.id, index, self.shm, self.address, processes, memory, check, trial, levels, links, Daemons, notice_s
+        )
         self.agents[index].begin.remote(self._secret)
 
     def cut_off(self, order: Operation) -> None:

@@ -7,6 +7,7 @@ what to do when one does not hold any more. Imports stand inside the functions: 
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import tempfile
@@ -17,6 +18,7 @@ from typing import Any
 
 from fleet.cluster import lean_agent, setup_worker
 
+log = logging.getLogger("fleet.cluster.ray_internals")
 HTTP2_OPENS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 """What a client says first: the preface and its settings, of which there are none (RFC 9113, section 3.4). A server tells its own."""
 SYSTEM_CONFIG = {
@@ -139,6 +141,21 @@ def reread_authentication() -> None:
 
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()
+
+
+def take_sigterm(heard: Callable[[], object]) -> None:
+    """In this worker SIGTERM calls ``heard``, in its main thread, and ends nothing.
+
+    Only the main thread may set a handler, and an actor with a loop never has that thread. Ray's handler is there, is run within a moment,
+    and ends the process by a function that it looks up each time.
+    """
+    from ray._private import worker
+
+    def told(message: str, exit_code: int = 0) -> None:
+        log.debug("%s", message)
+        heard()
+
+    worker.raise_sys_exit_with_custom_error_message = told
 
 
 def ignored_in(folder: Path, excluded: Sequence[str]) -> Callable[[Path], bool]:

@@ -62,6 +62,7 @@ class Timeouts:
     finish_s: float = setting(3600.0, "How long the code behind the loop may take.")
     store_s: float = setting(60.0, "Durable checkpoints may fail for so long before the run says what it would lose.")
     run_s: float | None = setting(None, "The run is stopped in order after so long.", live=True)
+    notice_s: float = setting(30.0, "A node whose agent gets SIGTERM is taken to go in so long: Kubernetes waits as long by itself.")
 
     def __post_init__(self) -> None:
         given = {name: value for name in self.__slots__ if (value := getattr(self, name)) is not None}

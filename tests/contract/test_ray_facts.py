@@ -7,12 +7,16 @@ Paths below are those of Ray 2.60, under ``ray/train/v2/_internal/execution``.
 from __future__ import annotations
 
 import ast
+import asyncio
 import dataclasses
+import functools
 import importlib
 import inspect
 import json
 import logging
+import os
 import re
+import signal
 import subprocess
 import sys
 import textwrap
@@ -463,6 +467,17 @@ def test_nodes_that_drain_are_told_with_their_time(cluster: LocalCluster) -> Non
     cluster.lose(index)
 
 
+def test_a_worker_ends_at_sigterm_by_a_function_that_is_looked_up_each_time(cluster: LocalCluster) -> None:
+    """``raise_sys_exit_with_custom_error_message``, with these arguments. An actor with a loop of its own hears of it, too."""
+    handler = ast.unparse(ast.parse(textwrap.dedent(inspect.getsource(worker.Worker.main_loop))))
+    assert "raise_sys_exit_with_custom_error_message('The process receives a SIGTERM.', exit_code=1)" in handler
+    listener = ray.remote(num_cpus=0)(Listener).remote()
+    pid = ray.get(listener.listen.remote(), timeout=60)
+    os.kill(pid, signal.SIGTERM)
+    assert ray.get(listener.heard.remote(), timeout=60) == pid
+    ray.kill(listener)
+
+
 def test_errors_of_polls_tell_a_time_out_from_a_death() -> None:
     """``SeamedWorkerGroup.condition`` reads them."""
     assert issubclass(WorkerHealthCheckTimeoutError, RayTrainError) and issubclass(WorkerHealthCheckFailedError, RayTrainError)
@@ -483,6 +498,21 @@ def _used(source: str) -> Iterator[str]:
     """The last part of each internal name of Ray's that a source uses."""
     for _, name in rules.rays_internals(ast.parse(source)):
         yield name.rpartition(".")[2]
+
+
+class Listener:
+    """An actor that hears SIGTERM and goes on."""
+
+    def __init__(self) -> None:
+        self._told = asyncio.Event()
+
+    async def listen(self) -> int:
+        launch_internals.take_sigterm(functools.partial(asyncio.get_running_loop().call_soon_threadsafe, self._told.set))
+        return os.getpid()
+
+    async def heard(self) -> int:
+        await self._told.wait()
+        return os.getpid()
 
 
 @pytest.mark.parametrize("module", WALL, ids=lambda module: str(module.__name__))
