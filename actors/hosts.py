@@ -33,7 +33,7 @@ from fleet.machine.core import FleetMachine
 from fleet.machine.state import Phase
 from fleet.protocol.decisions import Decision
 from fleet.protocol.domains import HOST
-from fleet.protocol.events import FaultReported, FloorReached, RoomMissing
+from fleet.protocol.events import FaultReported, FloorReached, NodesWanted, RoomMissing
 from fleet.protocol.fault_kinds import Performer, kind_of
 from fleet.protocol.instructions import EndRun, Write
 from fleet.protocol.journal import JournalWriter, read_journal
@@ -228,7 +228,7 @@ class CoordinatorHost:
     async def stop_run(self, reason: str, error: str = "") -> None:
         self._coordinator.stop_run(reason, error)
 
-    async def report(self, event: FaultReported | FloorReached | RoomMissing) -> None:
+    async def report(self, event: FaultReported | FloorReached | RoomMissing | NodesWanted) -> None:
         """From whoever conducts chaos, or looks after the run's place on the cluster."""
         self._coordinator.report(event)
 
@@ -256,6 +256,10 @@ class CoordinatorHost:
     async def lost_nodes(self) -> dict[str, float]:
         """Ray's ids of the nodes that the run has lost, and for how long they have been away, in seconds."""
         return self._coordinator.lost_nodes()
+
+    async def going_nodes(self) -> list[str]:
+        """Ray's ids of the nodes that the run has lost, or that were announced to be taken away."""
+        return [*self._coordinator.lost_nodes(), *self._coordinator.machine.state.roster.leaving]
 
     async def dismiss(self, node: str) -> bool:
         """See :meth:`Coordinator.dismiss`."""

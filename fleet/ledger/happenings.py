@@ -36,6 +36,7 @@ COSTLY = {
     "lemons": ("keep_out",),
     "preflight": ("keep_out",),
     "room": ("warn", "recovered"),
+    "nodes": ("ask", "came", "withdraw"),
     "partition": ("wait", "recovered"),
     "floor": ("stop",),
     "budget": ("warn", "stop"),

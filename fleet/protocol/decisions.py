@@ -20,7 +20,8 @@ RecoveryAction = Literal[
 StragglerAction = Literal["accuse", "clear", "unknown", "tolerate", "rebalance", "replace", "evict"]
 CorruptionAction = Literal["carry_on", "evict", "recompute", "retry", "stop", "go_back", "begin_anew"]
 OtherAction = Literal["conclude", "set", "keep", "save", "warn", "recovered", "keep_out", "admit", "leave", "stay", "let_go"]
-Action = Literal[RecoveryAction, StragglerAction, CorruptionAction, OtherAction]
+AskAction = Literal["ask", "came", "withdraw"]
+Action = Literal[RecoveryAction, StragglerAction, CorruptionAction, OtherAction, AskAction]
 
 
 class Payload(Tagged):
@@ -331,10 +332,18 @@ class Notice(Payload):
         return {} if self.until_s is None else {"until_s": self.until_s}
 
 
+@dataclass(frozen=True, slots=True)
+class NodesAsked(Payload):
+    """So many ranks lack a place on the cluster, for which nodes are asked; or did so for ``waited_s``."""
+
+    ranks: float
+    waited_s: float | None = None
+
+
 AnyPayload = (
     Figures | Gathering | Candidates | Survivors | Budget | OfView | StoodStill | Delay | Suspect | Prices | Votes | Cleared | TakenBack
     | Doubtful | Concluded | SettingTo | TimeOut | Interval | StoreOutage | Lemon | Checked | KeptOut
-    | Notice
+    | Notice | NodesAsked
 )  # fmt: skip
 
 

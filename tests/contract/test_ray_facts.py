@@ -72,10 +72,11 @@ from actors import fork_server, hosts, ray_internals
 from actors.backend import FleetBackend, FleetBackendConfig
 from actors.ray_internals import PatientFailurePolicy
 from actors.shield import ShieldedController, ShieldedWorkerGroup
-from fleet.cluster import lean_agent, local
+from fleet.cluster import lean_agent, local, nodes_asked
 from fleet.cluster import ray_internals as launch_internals
 from fleet.cluster.clock import unix_time_s
 from fleet.cluster.local import LocalCluster
+from fleet.errors import ConfigError
 from tests.support.waiting import until
 from tests.tidy import rules
 
@@ -476,6 +477,31 @@ def test_a_worker_ends_at_sigterm_by_a_function_that_is_looked_up_each_time(clus
     os.kill(pid, signal.SIGTERM)
     assert ray.get(listener.heard.remote(), timeout=60) == pid
     ray.kill(listener)
+
+
+def test_an_autoscaler_is_known_by_what_it_reports(cluster: LocalCluster) -> None:
+    """``get_cluster_status`` of ``global_worker.gcs_client`` with ``timeout_s`` gives a ``GetClusterStatusReply``, whose
+    ``autoscaling_state`` has an ``autoscaler_state_version``: 0 where none reports. One that does is in ``tests/fault/test_autoscaled.py``.
+    """
+    assert not launch_internals.has_autoscaler()
+    with pytest.raises(ConfigError, match="no autoscaler reports to the cluster at here"):
+        nodes_asked.check("here")
+
+
+def test_places_that_are_asked_for_are_told_apart_by_the_name_of_their_group(cluster: LocalCluster) -> None:
+    """``placement_group_table`` has ``name``, ``state`` and ``bundles_to_node_id`` of each."""
+    group = nodes_asked.Group({local.RANK_RESOURCE: 1.0}, {})
+    before = launch_internals.places_of_job()
+    group.ask(1)
+    assert group.wait(60)
+    kept = launch_internals.places_of_job(asked=True)
+    assert sum(kept.values()) == 1 and set(kept) <= {str(node["NodeID"]) for node in ray.nodes()}
+    there = next(iter(kept))
+    group.ask(1, [there])
+    assert group.wait(60) and there not in launch_internals.places_of_job(asked=True)
+    assert launch_internals.places_of_job() == before
+    group.ask(0)
+    until(lambda: not launch_internals.places_of_job(asked=True), "nothing is asked for")
 
 
 def test_errors_of_polls_tell_a_time_out_from_a_death() -> None:

@@ -21,6 +21,7 @@ from tests.support.waiting import until
 KIND, IDLE_S = "rank", 3.0
 OBJECT_STORE_BYTES = 80_000_000
 HOST = "127.0.0.1"
+PROVIDER = "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider"
 
 
 @dataclass(frozen=True)
@@ -50,13 +51,13 @@ class Autoscaled:
 def _config(address: str, slots: int, most: int, labels: Mapping[str, str]) -> dict[str, Any]:
     from ray.autoscaler._private.fake_multi_node.node_provider import FAKE_HEAD_NODE_ID
 
-    provider = {"type": "fake_multinode", "launch_multiple": True, "head_node_id": FAKE_HEAD_NODE_ID, "gcs_address": address}
+    provider = {"type": "external", "module": PROVIDER, "launch_multiple": True, "head_node_id": FAKE_HEAD_NODE_ID, "gcs_address": address}
     resources = {"CPU": slots, "object_store_memory": OBJECT_STORE_BYTES}
     worker = {"resources": resources, "node_config": {}, "labels": dict(labels), "min_workers": 0, "max_workers": most}
     head = {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0}
-    empty: dict[str, Any] = dict.fromkeys(("auth", "file_mounts"), {})
+    empty: dict[str, Any] = {key: {} for key in ("auth", "file_mounts")}
     lists = ("setup_commands", "initialization_commands", "head_setup_commands", "worker_setup_commands", "cluster_synced_files")
-    empty |= dict.fromkeys((*lists, "head_start_ray_commands", "worker_start_ray_commands", "rsync_exclude", "rsync_filter"), [])
+    empty |= {key: [] for key in (*lists, "head_start_ray_commands", "worker_start_ray_commands", "rsync_exclude", "rsync_filter")}
     return empty | {
         "cluster_name": "fleet", "max_workers": most, "provider": provider, "head_node_type": "ray.head.default", "upscaling_speed": 1.0,
         "idle_timeout_minutes": IDLE_S / 60, "available_node_types": {"ray.head.default": head, KIND: worker},
