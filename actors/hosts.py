@@ -27,7 +27,6 @@ from fleet.cluster.clock import Clock, MonotonicClock, unix_time_s
 from fleet.cluster.linux import die_with_parent
 from fleet.cluster.ports import free_port
 from fleet.cluster.provider import FOLDER_PREFIX
-from fleet.cluster.ray_internals import take_sigterm
 from fleet.cluster.scheduling import be_prompt
 from fleet.machine.core import FleetMachine
 from fleet.machine.state import Phase
@@ -281,6 +280,14 @@ StoreTrial = Callable[[], Any]
 """Tries the store from the process that it is called in; returns what failed, or None."""
 
 
+Listen = Callable[[Callable[[], object]], None]
+"""Has what it is given called when this process gets SIGTERM, which ends it no more."""
+
+
+def _deaf(heard: Callable[[], object]) -> None:
+    """For agents that SIGTERM ends as any process of Ray's."""
+
+
 def _untried() -> None:
     """For a node that comes later: a run that has begun goes on while its store is away."""
 
@@ -291,7 +298,7 @@ class AgentHost:
     async def __init__(  # type: ignore[misc]  # Ray awaits it
         self, node: str, index: int, folder: Path, coordinator: str, processes: Callable[[], ProcessPort],
         memory: Callable[[], MemoryPort] | None, preflight: Preflight | None, trial: StoreTrial | None, levels: Sequence[str],
-        links: LinkMaker, daemons: DaemonMaker, notice_s: float,
+        links: LinkMaker, daemons: DaemonMaker, notice_s: float, on_sigterm: Listen,
     ) -> None:  # fmt: skip
         be_prompt(children=False)
         domains.settle(levels)
@@ -308,7 +315,7 @@ class AgentHost:
         kept = memory() if memory is not None else None
         self._agent = NodeAgent(node, index, folder, coordinator, processes(), kept, unfit, links=links, daemons=daemons)
         self._notice_s, self._going = notice_s, list[asyncio.Task[None]]()
-        take_sigterm(functools.partial(asyncio.get_running_loop().call_soon_threadsafe, self._told_to_end))
+        on_sigterm(functools.partial(asyncio.get_running_loop().call_soon_threadsafe, self._told_to_end))
         try:
             await self.begin(secret.read(folder))  # of an agent that is started again
         except FileNotFoundError:
@@ -375,21 +382,22 @@ def start_coordinator(spec: CoordinatorSpec) -> Any:
 def start_agent(
     node: str, index: int, folder: Path, coordinator: str, processes: Callable[[], ProcessPort], memory: Callable[[], MemoryPort] | None,
     preflight: Preflight | None = None, trial: StoreTrial | None = None, levels: Sequence[str] = (HOST,), links: LinkMaker = NoLinks,
-    daemons: DaemonMaker = NoDaemons, notice_s: float = NOTICE_S,
+    daemons: DaemonMaker = NoDaemons, notice_s: float = NOTICE_S, on_sigterm: Listen = _deaf,
 ) -> Any:  # fmt: skip
     """Create the agent actor of ``node``; ``memory`` makes what keeps copies for other nodes, ``trial`` tries the store meanwhile.
 
     It connects once it was told to ``begin``.
 
     With ``preflight`` the node is checked first, and its ranks join no view when that fails. ``levels``: of its failure domains, as the
-    setting ``domains`` names them. ``notice_s``: so long after SIGTERM to the agent its node is taken to go.
+    setting ``domains`` names them. ``notice_s``: so long after SIGTERM to the agent, which it hears by ``on_sigterm``, its node is taken to
+    go.
     """
     strategy = NodeAffinitySchedulingStrategy(node, soft=False)
     options = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": 3, "scheduling_strategy": strategy}
     return (
         ray.remote(AgentHost)
         .options(**options)
-        .remote(node, index, folder, coordinator, processes, memory, preflight, trial, levels, links, daemons, notice_s)
+        .remote(node, index, folder, coordinator, processes, memory, preflight, trial, levels, links, daemons, notice_s, on_sigterm)
     )
 
 

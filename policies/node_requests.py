@@ -107,7 +107,8 @@ class NodeRequests:
         return (told,)
 
     def _idle(self, nodes: Sequence[NodeSeen], short: int, now_s: float) -> tuple[str, ...]:
-        """None while ranks look for a place: they may find it there."""
-        unused = [node.name for node in nodes if node.agent and not (node.goes or node.held or node.kept)] if not short else []
+        """None while ranks look for a place, or none has one yet: they may find it there."""
+        placed = not short and any(node.held for node in nodes)
+        unused = [node.name for node in nodes if placed and node.agent and not (node.goes or node.held or node.kept)]
         self.idle_s = {name: self.idle_s.get(name, now_s) for name in unused}
         return tuple(sorted(name for name, since_s in self.idle_s.items() if now_s - since_s >= IDLE_S))

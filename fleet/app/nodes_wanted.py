@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import ray
 
 from fleet.cluster import ray_internals
+from fleet.cluster.clock import Clock, MonotonicClock
 from fleet.cluster.joined import JoinedCluster, chosen
 from fleet.cluster.nodes_asked import Group
 from fleet.protocol.events import NodesWanted
@@ -32,14 +31,14 @@ class Asking(Protocol):
 class NodeAsker:
     """Looks how the run is placed whenever it is told to, and asks for what is missing until it is closed."""
 
-    def __init__(self, run: Asking, cluster: JoinedCluster, clock_s: Callable[[], float] = time.monotonic) -> None:
-        self._run, self._cluster, self._clock_s = run, cluster, clock_s
+    def __init__(self, run: Asking, cluster: JoinedCluster, clock: Clock | None = None) -> None:
+        self._run, self._cluster, self._clock = run, cluster, clock or MonotonicClock()
         self._requests, self._group = NodeRequests(), Group(cluster.slot, cluster.selector)
 
     def look(self) -> None:
         """Raises RayError, TimeoutError, OSError: the cluster does not answer, and is asked again with the next look."""
         unplaced, seen = ray_internals.unplaced(), self._nodes()
-        wish = self._requests.look(seen, unplaced, self._clock_s())
+        wish = self._requests.look(seen, unplaced, self._clock.now_s())
         self._group.ask(wish.places, wish.avoid)
         for name in wish.let_go:
             if (index := self._cluster.index_of(name)) is not None:

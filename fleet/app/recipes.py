@@ -228,7 +228,19 @@ class LiveRun:
         self.domains[index] = locate(place.labels, place.name, levels).path
         notice_s = self.plan.settings.timeouts.notice_s
         self.agents[index] = start_agent(
-            place.id, index, self.shm, self.address, processes, memory, check, trial, levels, links, Daemons, notice_s
+            place.id,
+            index,
+            self.shm,
+            self.address,
+            processes,
+            memory,
+            check,
+            trial,
+            levels,
+            links,
+            Daemons,
+            notice_s,
+            ray_internals.take_sigterm,
         )
         self.agents[index].begin.remote(self._secret)
 

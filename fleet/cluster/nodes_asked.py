@@ -6,19 +6,13 @@ outlives who called it. A placement group belongs to its job: Ray removes it whe
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fleet.cluster import ray_internals
-from fleet.cluster.joined import rooms
 from fleet.errors import ConfigError
 
-log = logging.getLogger("fleet.cluster.nodes_asked")
 NODE_ID = "ray.io/node-id"
-SETTLE_S, LOOK_S = 10.0, 0.2
-"""What was given back is told as free a moment later."""
 WAY_OUT = "Leave it out, or join a cluster that was started with autoscaler version 2."
 
 
@@ -60,19 +54,14 @@ def check(address: str) -> None:
         raise ConfigError("ask_for_nodes", True, f"no autoscaler reports to the cluster at {address}", WAY_OUT)
 
 
-def await_room(slots: int, slot: Mapping[str, float], selector: Mapping[str, str], limit_s: float) -> None:
-    """Ask for nodes until there is room for ``slots`` ranks, for up to ``limit_s``. Who cannot begin then is told so as ever."""
-    if _free(slot, selector) >= slots:
-        return
-    log.info("nodes are asked for: there is room for %d of %d ranks", _free(slot, selector), slots)
+def await_room(slots: int, slot: Mapping[str, float], selector: Mapping[str, str], limit_s: float) -> Group | None:
+    """Ask for nodes until there is room for ``slots`` ranks, for up to ``limit_s``. The room is held by what is returned; None: there is none.
+
+    It is given up once something of the run is on each node: else one that is idle for too long goes while the run begins.
+    """
     group = Group(slot, selector)
     group.ask(slots)
-    came = group.wait(limit_s)
+    if group.wait(limit_s):
+        return group
     group.ask(0)
-    end_s = time.monotonic() + SETTLE_S
-    while came and _free(slot, selector) < slots and time.monotonic() < end_s:
-        time.sleep(LOOK_S)
-
-
-def _free(slot: Mapping[str, float], selector: Mapping[str, str]) -> int:
-    return sum(free for _, free, _ in rooms(slot, selector))
+    return None

@@ -64,7 +64,15 @@ def test_no_node_with_a_place_of_the_run_is_let_go(nodes: list[NodeSeen], unplac
     let_go = requests.look(nodes, unplaced, IDLE_S).let_go
     by_name = {node.name: node for node in nodes}
     assert all(by_name[name].agent and not by_name[name].held and not by_name[name].goes for name in let_go)
-    assert not (lacking(nodes, unplaced) and let_go)
+    assert not let_go or (not lacking(nodes, unplaced) and any(node.held for node in nodes))
+
+
+def test_a_node_without_places_is_let_go_after_a_while_and_not_before_ranks_are_placed() -> None:
+    requests, used, idle = NodeRequests(), NodeSeen("a", held=1, agent=True), NodeSeen("b", agent=True)
+    assert requests.look([dataclasses.replace(used, held=0), idle], 0, 0.0).let_go == ()
+    assert requests.look([dataclasses.replace(used, held=0), idle], 0, 2 * IDLE_S).let_go == ()
+    assert requests.look([used, idle], 0, 2 * IDLE_S).let_go == ()
+    assert requests.look([used, idle], 0, 3 * IDLE_S).let_go == ("b",)
 
 
 def test_a_lost_node_is_asked_for_and_what_came_is_kept_until_ray_gives_it_up() -> None:
