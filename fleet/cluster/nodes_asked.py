@@ -55,7 +55,7 @@ def check(address: str) -> None:
 
 
 def await_room(slots: int, slot: Mapping[str, float], selector: Mapping[str, str], limit_s: float) -> Group | None:
-    """Ask for nodes until there is room for ``slots`` ranks, for up to ``limit_s``. The room is held by what is returned; None: there is none.
+    """Ask for nodes until there is room for ``slots`` ranks, for up to ``limit_s``. What is returned holds it; None: there is none.
 
     It is given up once something of the run is on each node: else one that is idle for too long goes while the run begins.
     """

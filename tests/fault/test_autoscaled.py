@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -68,20 +68,50 @@ def home_of_the_last(found: list[Record]) -> str:
     return homes[view.members[-1]]
 
 
+class Going:
+    """``fleet run`` in a process of its own."""
+
+    def __init__(self, cluster: Autoscaled, folder: Path, *options: str) -> None:
+        self.folder, self.child = folder, begin(cluster, folder, *options)
+
+    def records(self) -> list[Record]:
+        return kept(self.folder)
+
+    def wait(self, condition: Callable[[list[Record]], bool], what: str, limit_s: float) -> None:
+        until(lambda: condition(self.records()) or self.child.poll() is not None, what, limit_s)
+        assert condition(self.records()), self.said()
+
+    def said(self) -> str:
+        driver = self.folder / "runs" / "run" / "driver.log"
+        return (self.folder / "output.txt").read_text()[-3000:] + (driver.read_text()[-3000:] if driver.exists() else "")
+
+    def end(self, limit_s: float) -> None:
+        code = self.child.wait(limit_s)
+        assert code == 0, self.said()
+
+    def close(self) -> None:
+        if self.child.poll() is None:
+            self.child.kill()
+        self.child.wait()
+
+
+def trains(found: list[Record]) -> bool:
+    return sum(isinstance(one, Committed) for one in found) >= 5
+
+
 def test_a_lost_node_is_asked_for_again_and_all_go_at_the_end(cluster: Autoscaled, tmp_path: Path) -> None:
     """From no node at all: the run waits for two, loses one, gets a third in its place, and ends with the bits of its twin."""
-    child = begin(cluster, tmp_path, "--world", "2", "--ask-for-nodes", "--twin", "--json", "report.json", "--set", "steps=120")
+    going = Going(cluster, tmp_path, "--world", "2", "--ask-for-nodes", "--twin", "--json", "report.json", "--set", "steps=120")
     try:
-        until(lambda: sum(isinstance(one, Committed) for one in kept(tmp_path)) >= 5, "two nodes came, and it trains", 180)
-        victim = home_of_the_last(kept(tmp_path))
+        going.wait(trains, "two nodes came, and it trains", 180)
+        victim = home_of_the_last(going.records())
         cluster.kill_node(victim)
-        until(lambda: [one.action for one in asked(kept(tmp_path))] == ["ask", "came"], "another node came", 120)
-        assert child.wait(300) == 0, (tmp_path / "output.txt").read_text()[-3000:]
+        going.wait(lambda found: [one.action for one in asked(found)] == ["ask", "came"], "another node came", 120)
+        going.end(300)
     finally:
-        child.kill()
-        child.wait()
-    found = kept(tmp_path)
-    assert [len(one.view.members) for one in found if isinstance(one, ViewPublished)][:3] == [2, 1, 2]
-    assert home_of_the_last(found) not in ("", victim)
+        going.close()
+    found = going.records()
+    sizes = [len(one.view.members) for one in found if isinstance(one, ViewPublished)]
+    assert sizes[:3] == [2, 1, 2] and home_of_the_last(found) != victim
     assert json.loads((tmp_path / "report.json").read_text())["twin"]["equal"]
     until(lambda: len(cluster.raylets()) == 1, "nodes without work are let go", 90)
