@@ -127,7 +127,7 @@ def replacement(cluster: Autoscaled, folder: Path, steps: int) -> dict[str, floa
 def measure(form: Form) -> dict[str, Any]:
     """Fleet and Ray in turn, on a cluster of its own each time: an idle node of the last one would be there already."""
     fleets, rays = list[dict[str, float]](), list[float]()
-    for number in range(form.of(5, 3, 1)):
+    for number in range(form.of(5, 2, 1)):
         with tempfile.TemporaryDirectory(prefix="fleet-", dir="/tmp") as name:
             folder = Path(name)
             (folder / "a").mkdir()
