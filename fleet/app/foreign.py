@@ -72,7 +72,8 @@ class Caretaker:
 
     def _tend_forever(self) -> None:
         while not self._over() and not self._wake.wait(LOOK_S):
-            for what in (self._greet, self._collect, self._dismiss, self._ask, self._look_for_room):
+            # to collect comes last: it waits for agents that are gone
+            for what in (self._greet, self._ask, self._dismiss, self._look_for_room, self._collect):
                 try:
                     what()
                 except (ray.exceptions.RayError, TimeoutError, OSError) as error:
