@@ -53,6 +53,7 @@ from fleet.protocol.events import (
     NodeLeaves,
     NodeSilent,
     NodeStays,
+    NodesWanted,
     RoomMissing,
     SettingChanged,
     StopRequested,
@@ -366,7 +367,7 @@ class Coordinator:
     def stop_run(self, reason: str, error: str = "") -> None:
         self._driver.submit(StopRequested(reason, error))
 
-    def report(self, event: FaultReported | RoomMissing | FloorReached) -> None:
+    def report(self, event: FaultReported | RoomMissing | NodesWanted | FloorReached) -> None:
         """From the process that drives the run."""
         self._driver.submit(event)
 

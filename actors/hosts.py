@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib
 import logging
 import os
@@ -31,7 +32,7 @@ from fleet.machine.core import FleetMachine
 from fleet.machine.state import Phase
 from fleet.protocol.decisions import Decision
 from fleet.protocol.domains import HOST
-from fleet.protocol.events import FaultReported, FloorReached, RoomMissing
+from fleet.protocol.events import FaultReported, FloorReached, NodesWanted, RoomMissing
 from fleet.protocol.fault_kinds import Performer, kind_of
 from fleet.protocol.instructions import EndRun, Write
 from fleet.protocol.journal import JournalWriter, read_journal
@@ -61,6 +62,9 @@ An optimizer's first step imports ``torch._dynamo``, which takes as long as ``to
 """
 
 MIRROR_S = 5.0
+NOTICE_S = 30.0
+RAYS_OWN_S = 0.5
+"""Ray itself sends SIGTERM to a worker whose job or owner is gone, and SIGKILL a tenth of a second later: who lives on by now is meant."""
 
 
 @dataclass(frozen=True)
@@ -223,7 +227,7 @@ class CoordinatorHost:
     async def stop_run(self, reason: str, error: str = "") -> None:
         self._coordinator.stop_run(reason, error)
 
-    async def report(self, event: FaultReported | FloorReached | RoomMissing) -> None:
+    async def report(self, event: FaultReported | FloorReached | RoomMissing | NodesWanted) -> None:
         """From whoever conducts chaos, or looks after the run's place on the cluster."""
         self._coordinator.report(event)
 
@@ -252,6 +256,10 @@ class CoordinatorHost:
         """Ray's ids of the nodes that the run has lost, and for how long they have been away, in seconds."""
         return self._coordinator.lost_nodes()
 
+    async def going_nodes(self) -> list[str]:
+        """Ray's ids of the nodes that the run has lost, or that were announced to be taken away."""
+        return [*self._coordinator.lost_nodes(), *self._coordinator.machine.state.roster.leaving]
+
     async def dismiss(self, node: str) -> bool:
         """See :meth:`Coordinator.dismiss`."""
         return self._coordinator.dismiss(node)
@@ -272,6 +280,14 @@ StoreTrial = Callable[[], Any]
 """Tries the store from the process that it is called in; returns what failed, or None."""
 
 
+Listen = Callable[[Callable[[], object]], None]
+"""Has what it is given called when this process gets SIGTERM, which ends it no more."""
+
+
+def _deaf(heard: Callable[[], object]) -> None:
+    """For agents that SIGTERM ends as any process of Ray's."""
+
+
 def _untried() -> None:
     """For a node that comes later: a run that has begun goes on while its store is away."""
 
@@ -282,7 +298,7 @@ class AgentHost:
     async def __init__(  # type: ignore[misc]  # Ray awaits it
         self, node: str, index: int, folder: Path, coordinator: str, processes: Callable[[], ProcessPort],
         memory: Callable[[], MemoryPort] | None, preflight: Preflight | None, trial: StoreTrial | None, levels: Sequence[str],
-        links: LinkMaker, daemons: DaemonMaker,
+        links: LinkMaker, daemons: DaemonMaker, notice_s: float, on_sigterm: Listen,
     ) -> None:  # fmt: skip
         be_prompt(children=False)
         domains.settle(levels)
@@ -298,6 +314,8 @@ class AgentHost:
         unfit = decision.reason if decision is not None and decision.action == "keep_out" else ""
         kept = memory() if memory is not None else None
         self._agent = NodeAgent(node, index, folder, coordinator, processes(), kept, unfit, links=links, daemons=daemons)
+        self._notice_s, self._going = notice_s, list[asyncio.Task[None]]()
+        on_sigterm(functools.partial(asyncio.get_running_loop().call_soon_threadsafe, self._told_to_end))
         try:
             await self.begin(secret.read(folder))  # of an agent that is started again
         except FileNotFoundError:
@@ -316,6 +334,23 @@ class AgentHost:
         """Ray starts no actor again on a node that is out; its daemon there may take a while to hear of that, and is not waited for."""
         await self._agent.dismissed.wait()
         await self.close()
+        os._exit(0)
+
+    def _told_to_end(self) -> None:
+        """By SIGTERM: a cloud, a scheduler or an operator takes away what is here. Said twice it says nothing new."""
+        if not self._going:
+            self._going.append(asyncio.create_task(self._leave_in_time()))
+
+    async def _leave_in_time(self) -> None:
+        """Serve on until the notice is over: meanwhile the ranks here leave the view. If the node is still there, Ray starts another agent,
+        which needs the folder, and the node is in the run again."""
+        await asyncio.sleep(min(RAYS_OWN_S, self._notice_s))
+        left_s = max(0.0, self._notice_s - RAYS_OWN_S)
+        self._agent.leave_in(left_s)
+        await asyncio.sleep(left_s)
+        await self._agent.end_ranks(RAYS_OWN_S)
+        await self._agent.stop()
+        self._forks.close()
         os._exit(0)
 
     async def ready(self) -> str:
@@ -347,21 +382,22 @@ def start_coordinator(spec: CoordinatorSpec) -> Any:
 def start_agent(
     node: str, index: int, folder: Path, coordinator: str, processes: Callable[[], ProcessPort], memory: Callable[[], MemoryPort] | None,
     preflight: Preflight | None = None, trial: StoreTrial | None = None, levels: Sequence[str] = (HOST,), links: LinkMaker = NoLinks,
-    daemons: DaemonMaker = NoDaemons,
+    daemons: DaemonMaker = NoDaemons, notice_s: float = NOTICE_S, on_sigterm: Listen = _deaf,
 ) -> Any:  # fmt: skip
     """Create the agent actor of ``node``; ``memory`` makes what keeps copies for other nodes, ``trial`` tries the store meanwhile.
 
     It connects once it was told to ``begin``.
 
     With ``preflight`` the node is checked first, and its ranks join no view when that fails. ``levels``: of its failure domains, as the
-    setting ``domains`` names them.
+    setting ``domains`` names them. ``notice_s``: so long after SIGTERM to the agent, which it hears by ``on_sigterm``, its node is taken to
+    go.
     """
     strategy = NodeAffinitySchedulingStrategy(node, soft=False)
     options = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": 3, "scheduling_strategy": strategy}
     return (
         ray.remote(AgentHost)
         .options(**options)
-        .remote(node, index, folder, coordinator, processes, memory, preflight, trial, levels, links, daemons)
+        .remote(node, index, folder, coordinator, processes, memory, preflight, trial, levels, links, daemons, notice_s, on_sigterm)
     )
 
 

@@ -49,7 +49,7 @@ from fleet.errors import LineRefused
 from fleet.machine.roster import STOOD_STILL_S
 from fleet.protocol import domains
 from fleet.protocol.causes import ProcessEnded
-from fleet.protocol.events import EVENTS, CopiesHeld, Explained, Heartbeat, Joined, Lost, StepsTimed
+from fleet.protocol.events import EVENTS, CopiesHeld, Explained, Heartbeat, Joined, Lost, NodeLeaves, StepsTimed
 from fleet.protocol.instructions import INSTRUCTIONS, Evict, Fence, Inspect, Instruction, Park, Propose, Publish, Welcome
 from fleet.protocol.operations import Operation, perform
 from fleet.protocol.ports import DaemonPort, LinkPort, MemoryPort, ProcessPort
@@ -66,6 +66,7 @@ CUT_S = 1.0
 RECONNECT_S, CONNECT_S = 0.05, 2.0
 UNHEARD_S = 3.0
 """A line on which nothing was acknowledged for so long is given up: the kernel would hold on to it for a quarter of an hour."""
+TOLD_TO_END = "its agent got SIGTERM"
 REFUSED_S = 0.5
 """Until an agent tries again that the coordinator did not understand: it may be restarted, with the secret of its run."""
 EXPLAIN_S, LOOK_S = 5.0, 0.05
@@ -103,12 +104,13 @@ DaemonMaker = Callable[[], DaemonPort]
 
 @dataclass(slots=True)
 class Uplink:
-    """The line to the coordinator, and what must not be lost when it breaks."""
+    """The line to the coordinator, and what must not be lost when it breaks. ``goes_us``: when the node will be taken away, if it will."""
 
     writer: asyncio.StreamWriter | None = None
     unacked: deque[SpanBatch] = field(default_factory=deque)
     lost: dict[Member, Lost] = field(default_factory=dict)
     number: int = 0
+    goes_us: int | None = None
 
     def send(self, *messages: Any) -> None:
         if self.writer is not None and not self.writer.is_closing():
@@ -310,7 +312,7 @@ class NodeAgent:
             return
         self._align(welcome)
         self._up.writer = writer  # not before: what is not acknowledged yet goes first, or it counts as never told
-        for message in [*self._up.unacked, *self._up.lost.values()]:
+        for message in [*self._up.unacked, *self._up.lost.values(), *self._notice()]:
             self._up.send(message)
         self._told = None
         self._tell_copies()
@@ -318,6 +320,25 @@ class NodeAgent:
             self._hang_up_on(rank)  # it says hello again at once, with its last status: the coordinator may be a new one
         while not self.dismissed.is_set():
             self._take(DOWN.decode(await read_frame(reader, ANSWERS_BYTES[Purpose.AGENT])))
+
+    def leave_in(self, notice_s: float) -> None:
+        """Announce that this node goes, now and to each coordinator that is new. The first word counts."""
+        if self._up.goes_us is None:
+            self._up.goes_us = now_us() + round(notice_s * 1e6)
+            log.warning("this agent was told to end: its node is announced to go in %g s", notice_s)
+            self._up.send(*self._notice())
+
+    def _notice(self) -> list[NodeLeaves]:
+        return [NodeLeaves(self.node, self._run_s(self._up.goes_us), TOLD_TO_END)] if self._up.goes_us is not None else []
+
+    async def end_ranks(self, limit_s: float) -> None:
+        """Kill this node's ranks, and tell that they are gone before the line goes, too."""
+        for rank in self._ranks.values():
+            self._kill(rank)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                while self._ranks:
+                    await asyncio.sleep(LOOK_S)
 
     def _go(self, reason: str) -> None:
         """The run goes on without this node: its ranks end here, before they try anything more."""
@@ -514,7 +535,7 @@ def _shift(record: Spans, offset_us: int) -> Spans:
 
 def socket_path(folder: Path, node: str) -> str:
     """Where the agent of ``node`` listens. Unix socket paths hold about 100 characters."""
-    return str(folder / f"agent-{node[:16]}.sock")
+    return str(folder / f"agent-{node[-16:]}.sock")
 
 
 def ring_path(folder: Path, token: str) -> Path:

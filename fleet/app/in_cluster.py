@@ -25,6 +25,7 @@ from fleet.app import chaos_token, policy_choice
 from fleet.app.link_preflight import kept_out
 from fleet.app.plans import RunPlan, RunResult, store_url
 from fleet.app.recipes import LiveRun
+from fleet.cluster import nodes_asked
 from fleet.cluster.joined import JoinedCluster, check_room, examine
 from fleet.errors import ConfigError, FleetError
 
@@ -67,15 +68,30 @@ def _drive(address: str, folder: Path, resume: bool) -> dict[str, str]:
         if not begun and plan.resume:
             _fetch(plan, folder)
         here = dataclasses.replace(plan, folder=folder, resume=(resume and begun) or plan.resume)
+        held = _ask_for_nodes(plan, cluster, resume)
         examined = {index: cluster.place(index) for index in cluster.alive()}
         if not resume:  # what the last driver had may not be free yet, and the nodes have been asked
-            check_room(plan.settings.slots, cluster.slot, cluster.selector, plan.name)
+            if held is None:
+                check_room(plan.settings.slots, cluster.slot, cluster.selector, plan.name)
             examine(examined)
         here = dataclasses.replace(here, settings=dataclasses.replace(plan.settings, nodes=max(1, len(examined))))
         policy_choice.check(here.settings)
         live = LiveRun(here, cluster, kept_out(examined, log.info) if here.settings.preflight else None)
+        if held is not None:
+            held.ask(0)  # agents keep the nodes until ranks are placed
         _obey_signals(live)
         return _told(live.execute())
+
+
+def _ask_for_nodes(plan: RunPlan, cluster: JoinedCluster, resume: bool) -> nodes_asked.Group | None:
+    """If that is wanted, wait for as many as the run needs, and hold their room. Raises ConfigError: there is nobody to ask."""
+    if not plan.settings.ask_for_nodes:
+        return None
+    nodes_asked.check(cluster.address)
+    if resume:  # what the last driver had may not be free yet
+        return None
+    log.info("nodes are asked for: %d places", plan.settings.slots)
+    return nodes_asked.await_room(plan.settings.slots, cluster.slot, cluster.selector, plan.settings.timeouts.nodes_s)
 
 
 def _for_ray(plan: RunPlan, address: str, folder: Path) -> dict[str, str]:

@@ -114,6 +114,14 @@ def check_chaos_allowed(address: str | None, allowed: bool, on: bool = True) -> 
         raise ConfigError("--chaos", "on", reason, "Add --allow-chaos (Python: allow_chaos=True): what strikes is done to this run alone.")
 
 
+def check_asks(address: str | None, asks: bool) -> None:
+    """Only a cluster that was there before can be asked for nodes. Raises ConfigError."""
+    if asks and not address:
+        raise ConfigError(
+            "ask_for_nodes", True, "a local cluster has the nodes that it was started with", "Give --address, or leave it out."
+        )
+
+
 def store_url(plan: RunPlan) -> str:
     """Where the run's checkpoints lie: beside the journal, or under the storage that was asked for."""
     return url_of(plan.settings.storage, plan.name, plan.folder)

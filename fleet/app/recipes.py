@@ -180,12 +180,12 @@ class LiveRun:
         self.agents: dict[int, Any] = {}
         self.places: dict[int, Place] = {}
         self.domains: dict[int, str] = {}
+        self._cut_until_s: dict[str, float] = {}
         alive = cluster.alive()
         self._mark = "" if cluster.shares_folders or not self.store_url.startswith("file://") else leave_mark(self.store_url)
         for index in alive if cluster.shares_folders else alive[: agents_at_first(plan.settings)]:
             self.add_agent(index, functools.partial(try_store, self.store_url, self._mark))
         self.nodes = _Nodes(self)
-        self._cut_until_s: dict[str, float] = {}
         self._clock = MonotonicClock()
         self._stop = threading.Event()
         self._done = threading.Event()
@@ -226,6 +226,7 @@ class LiveRun:
 
     def add_agent(self, index: int, trial: Callable[[], Failure | None] | None = None) -> None:
         place = self.places[index] = self.cluster.place(index)
+        self._cut_until_s.pop(place.id, None)
         memory = functools.partial(PeerMemory, place.host) if self.plan.settings.peer_copies else None
         check: Callable[[], Decision] | None = preflight if self.plan.settings.preflight else None
         if (decision := self._unfit.get(index)) is not None:
@@ -234,7 +235,22 @@ class LiveRun:
         levels = self.plan.settings.domains
         links = functools.partial(LocalLinks, store=functools.partial(addresses_of, self.store_url))
         self.domains[index] = locate(place.labels, place.name, levels).path
-        self.agents[index] = start_agent(place.id, index, self.shm, self.address, processes, memory, check, trial, levels, links, Daemons)
+        notice_s = self.plan.settings.timeouts.notice_s
+        self.agents[index] = start_agent(
+            place.id,
+            index,
+            self.shm,
+            self.address,
+            processes,
+            memory,
+            check,
+            trial,
+            levels,
+            links,
+            Daemons,
+            notice_s,
+            ray_internals.take_sigterm,
+        )
         self.agents[index].begin.remote(self._secret)
 
     def cut_off(self, order: Operation) -> None:
@@ -320,16 +336,20 @@ class LiveRun:
         """Of a run on a cluster that is not this process's."""
         if not isinstance(self.cluster, JoinedCluster):
             return None
-        return Caretaker(self, self.cluster, self.plan.folder, self._stop.is_set, agents_at_first(self.plan.settings))
+        settings = self.plan.settings
+        return Caretaker(self, self.cluster, self.plan.folder, self._stop.is_set, agents_at_first(settings), settings.ask_for_nodes)
 
     def _fell(self, index: int) -> str | None:
         """All that this run has on a node ends at once: ranks live no longer than what forked them, and that no longer than the agent."""
-        agent = self.agents.pop(index, None)
-        if agent is None:
+        if index not in self.agents:
             return f"node {index} has no agent"
-        self._cut_until_s[self.name_of(index)] = math.inf  # Ray's node lives, and is not ours to take out
-        ray.kill(agent, no_restart=True)
+        self.let_go(index)
         return None
+
+    def let_go(self, index: int) -> None:
+        """Nothing of this run is on a node any more: Ray counts an agent as work, and an autoscaler takes no node away that works."""
+        self._cut_until_s[self.name_of(index)] = math.inf  # Ray's node lives, and is not ours to take out
+        ray.kill(self.agents.pop(index), no_restart=True)
 
     def _check_store(self) -> None:
         """Each node's agent has tried it since it was started. Of a run that cannot begin nothing is left."""

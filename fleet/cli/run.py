@@ -80,6 +80,7 @@ def run(
     optimizer_sharding: Annotated[str | None, option("optimizer_sharding")] = None,
     verify: Annotated[float | None, option("verify.compute")] = None,
     preflight: Annotated[bool | None, option("preflight", "--preflight")] = None,
+    ask_for_nodes: Annotated[bool | None, option("ask_for_nodes", "--ask-for-nodes")] = None,
     checkpoint: Annotated[str | None, option("checkpoint.policy", "--checkpoint", "--interval", words=CHECKPOINT)] = None,
     on_store_failure: Annotated[str | None, option("checkpoint.on_store_failure")] = None,
     on_partition: Annotated[str | None, option("on_partition")] = None,
@@ -147,6 +148,7 @@ def _check_plan(plan: RunPlan, twin_world: int, address: str, allow_chaos: bool)
     from fleet.cluster.gpus import gpus_for
 
     plans.check_chaos_allowed(address, allow_chaos, plan.chaos.on)
+    plans.check_asks(address, plan.settings.ask_for_nodes)
     dataclasses.replace(plan.settings, world=twin_world or plan.settings.world, max_world=0, spares=0)
     if not address:
         gpus_for(plan.settings)

@@ -7,9 +7,11 @@ what to do when one does not hold any more. Imports stand inside the functions: 
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +19,9 @@ from typing import Any
 
 from fleet.cluster import lean_agent, setup_worker
 
+ASKED = "fleet-asks-for-nodes"
+"""Name of the placement groups by which runs ask for nodes: no rank is ever placed in one."""
+log = logging.getLogger("fleet.cluster.ray_internals")
 HTTP2_OPENS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 """What a client says first: the preface and its settings, of which there are none (RFC 9113, section 3.4). A server tells its own."""
 SYSTEM_CONFIG = {
@@ -141,6 +146,21 @@ def reread_authentication() -> None:
     AuthenticationTokenLoader.instance().reset_cache()
 
 
+def take_sigterm(heard: Callable[[], object]) -> None:
+    """In this worker SIGTERM calls ``heard``, in its main thread, and ends nothing.
+
+    Only the main thread may set a handler, and an actor with a loop never has that thread. Ray's handler is there, is run within a moment,
+    and ends the process by a function that it looks up each time.
+    """
+    from ray._private import worker
+
+    def told(message: str, exit_code: int = 0) -> None:
+        log.debug("%s", message)
+        heard()
+
+    worker.raise_sys_exit_with_custom_error_message = told
+
+
 def ignored_in(folder: Path, excluded: Sequence[str]) -> Callable[[Path], bool]:
     """Whether a file of ``folder`` stays behind when Ray sends that: by ``excluded``, ``.rayignore`` and ``.gitignore``."""
     from ray._private.runtime_env.packaging import _get_excludes, get_excludes_from_ignore_files
@@ -196,14 +216,35 @@ def nodes_of_job() -> set[str]:
     return {str(facts["Address"]["NodeID"]) for facts in actors.values() if facts["State"] == "ALIVE"}
 
 
-def unplaced() -> int:
-    """How many of this job's workers have no node: their places wait for room, or for a node to be given up."""
+def places_of_job(asked: bool = False) -> Counter[str]:
+    """How many places this job has on each node of Ray's; those of "" wait for room, or for a node to be given up.
+
+    ``asked``: only those that were asked for in a placement group called ``ASKED``, and else none of these.
+    """
     import ray
 
     job = ray.get_runtime_context().get_job_id()  # it ends the id of each of the job's placement groups
-    groups = [group for name, group in ray.util.placement_group_table().items() if name.endswith(job)]
-    waiting = [group for group in groups if group["state"] in ("PENDING", "RESCHEDULING")]
-    return sum(not node for group in waiting for node in (group["bundles_to_node_id"] or {}).values())
+    groups = [group for name, group in ray.util.placement_group_table().items() if name.endswith(job) and group["state"] != "REMOVED"]
+    mine = [group for group in groups if (group["name"] == ASKED) == asked]
+    return Counter(str(node or "") for group in mine for node in (group["bundles_to_node_id"] or {}).values())
+
+
+def unplaced() -> int:
+    """How many of this job's workers have no node."""
+    return places_of_job()[""]
+
+
+def has_autoscaler(limit_s: float = 5.0) -> bool:
+    """Whether an autoscaler (version 2) reports to this cluster's control plane. Raises OSError when nobody answers."""
+    import ray
+    from ray.core.generated.autoscaler_pb2 import GetClusterStatusReply
+
+    reply = GetClusterStatusReply()
+    try:
+        reply.ParseFromString(ray._private.worker.global_worker.gcs_client.get_cluster_status(timeout_s=limit_s))
+    except ray.exceptions.RpcError as error:
+        raise OSError(f"the control plane does not say whether there is an autoscaler: {error}") from error
+    return int(reply.autoscaling_state.autoscaler_state_version) > 0
 
 
 def draining(limit_s: float = 2.0) -> dict[str, float]:

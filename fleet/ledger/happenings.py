@@ -42,6 +42,7 @@ COSTLY = {
     "preflight": ("keep_out",),
     "room": ("warn", "recovered"),
     "placement": ("loosen", "meet"),
+    "nodes": ("ask", "came", "withdraw"),
     "partition": ("wait", "recovered"),
     "floor": ("stop",),
     "budget": ("warn", "stop"),

@@ -41,7 +41,7 @@ from fleet.machine.state import MachineState, Phase
 from fleet.machine.stragglers import Stragglers
 from fleet.machine.tiers import FaultRates, Tiers
 from fleet.protocol.causes import GatherWhy
-from fleet.protocol.decisions import Decision, Figures
+from fleet.protocol.decisions import Decision, Figures, NodesAsked
 from fleet.protocol.events import (
     CopiesHeld,
     Event,
@@ -64,6 +64,7 @@ from fleet.protocol.events import (
     NodeLost,
     NodeSilent,
     NodeStays,
+    NodesWanted,
     OnceDone,
     OnceWanted,
     Parked,
@@ -227,6 +228,8 @@ def _observe_rare(machine: MachineState, event: Event, now_s: float) -> None:
             on_setting(machine, event, now_s)
         case RoomMissing(ranks=ranks, detail=detail):
             machine.write(DecisionMade("room", "warn" if ranks else "recovered", detail, Figures({"ranks": float(ranks)}), now_s))
+        case NodesWanted(action=action, ranks=ranks, detail=detail, waited_s=waited_s):
+            machine.write(DecisionMade("nodes", action, detail, NodesAsked(float(ranks), waited_s), now_s))
         case FloorReached():
             machine.write(floor.stops(event, now_s))
         case EvidenceWritten() | FilesFound() | Implausible() | Reads():

@@ -21,7 +21,8 @@ StragglerAction = Literal["accuse", "clear", "unknown", "tolerate", "rebalance",
 CorruptionAction = Literal["carry_on", "evict", "recompute", "retry", "stop", "go_back", "begin_anew"]
 OtherAction = Literal["conclude", "stop", "set", "keep", "save", "warn", "recovered", "keep_out", "admit", "leave", "stay", "let_go"]
 PlacementAction = Literal["loosen", "meet", "lost"]
-Action = Literal[RecoveryAction, StragglerAction, CorruptionAction, PlacementAction, OtherAction]
+AskAction = Literal["ask", "came", "withdraw"]
+Action = Literal[RecoveryAction, StragglerAction, CorruptionAction, PlacementAction, OtherAction, AskAction]
 
 
 class Payload(Tagged):
@@ -342,6 +343,14 @@ class Notice(Payload):
         return {} if self.until_s is None else {"until_s": self.until_s}
 
 
+@dataclass(frozen=True, slots=True)
+class NodesAsked(Payload):
+    """So many ranks lack a place on the cluster, for which nodes are asked; or did so for ``waited_s``."""
+
+    ranks: float
+    waited_s: float | None = None
+
+
 # ---- placement ---------------------------------------------------------------------------------------------------------------------------
 
 
@@ -392,7 +401,7 @@ class DomainLost(Payload):
 AnyPayload = (
     Figures | Gathering | Candidates | Survivors | Budget | OfView | StoodStill | Delay | Suspect | Prices | Votes | Cleared | TakenBack
     | Doubtful | Concluded | SettingTo | TimeOut | Interval | StoreOutage | Lemon | Checked | KeptOut
-    | Notice | Stopping | Lacking | DomainLost
+    | Notice | Stopping | Lacking | DomainLost | NodesAsked
 )  # fmt: skip
 
 

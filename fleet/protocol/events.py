@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from fleet.protocol.causes import Cause, Departure, EndWhy, NodeCause, ProcessEnded
 from fleet.protocol.codec import Codec
+from fleet.protocol.decisions import AskAction
 from fleet.protocol.levels import STORE
 from fleet.protocol.slowness import RankTimes
 from fleet.protocol.types import Copy, DataFile, Fault, FaultPhase, Finding, Member, Part, Process, Pulse, StateId
@@ -387,6 +388,17 @@ class RoomMissing:
 
 
 @dataclass(frozen=True, slots=True)
+class NodesWanted:
+    """The run asks its cluster for nodes: ``ask``; they ``came``; or it does without, ``withdraw``. ``ranks`` have no place, or had none
+    for ``waited_s``; ``detail`` says it for people."""
+
+    action: AskAction
+    ranks: int
+    detail: str
+    waited_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SettingChanged:
     """The user changes a setting of the running run; on and off are 1 and 0. See ``fleet.settings.live``."""
 
@@ -433,6 +445,7 @@ Event = (
     | EvidenceWritten
     | StopRequested
     | RoomMissing
+    | NodesWanted
     | FloorReached
     | SettingChanged
     | Tick

@@ -62,6 +62,8 @@ class Timeouts:
     finish_s: float = setting(3600.0, "How long the code behind the loop may take.")
     store_s: float = setting(60.0, "Durable checkpoints may fail for so long before the run says what it would lose.")
     run_s: float | None = setting(None, "The run is stopped in order after so long.", live=True)
+    nodes_s: float = setting(900.0, "With ask_for_nodes: how long a run waits for its nodes before it begins.")
+    notice_s: float = setting(30.0, "A node whose agent gets SIGTERM is taken to go in so long: Kubernetes waits as long by itself.")
 
     def __post_init__(self) -> None:
         given = {name: value for name in self.__slots__ if (value := getattr(self, name)) is not None}
@@ -230,6 +232,9 @@ class RunSettings:
     )
     replica_size: int = setting(1, "So many ranks, one after the other, are a group that placement keeps in one domain; 1: no groups.")
     storage: str = setting("runs", "Folder or fsspec URL for journals and checkpoints.")
+    ask_for_nodes: bool = setting(
+        False, "Ask the autoscaler of a cluster that was joined for nodes that the run lacks, and let go of those it does without."
+    )
     preflight: bool = setting(False, "Check each node before its ranks join; see fleet doctor.")
     options: Mapping[str, str] = field(
         default_factory=dict, metadata={"meaning": "What the train function reads as run.options; see --set."}

@@ -7,12 +7,16 @@ Paths below are those of Ray 2.60, under ``ray/train/v2/_internal/execution``.
 from __future__ import annotations
 
 import ast
+import asyncio
 import dataclasses
+import functools
 import importlib
 import inspect
 import json
 import logging
+import os
 import re
+import signal
 import subprocess
 import sys
 import textwrap
@@ -68,10 +72,11 @@ from actors import fork_server, hosts, ray_internals
 from actors.backend import FleetBackend, FleetBackendConfig
 from actors.ray_internals import PatientFailurePolicy
 from actors.shield import ShieldedController, ShieldedWorkerGroup
-from fleet.cluster import lean_agent, local
+from fleet.cluster import lean_agent, local, nodes_asked
 from fleet.cluster import ray_internals as launch_internals
 from fleet.cluster.clock import unix_time_s
 from fleet.cluster.local import LocalCluster
+from fleet.errors import ConfigError
 from tests.support.waiting import until
 from tests.tidy import rules
 
@@ -463,6 +468,42 @@ def test_nodes_that_drain_are_told_with_their_time(cluster: LocalCluster) -> Non
     cluster.lose(index)
 
 
+def test_a_worker_ends_at_sigterm_by_a_function_that_is_looked_up_each_time(cluster: LocalCluster) -> None:
+    """``raise_sys_exit_with_custom_error_message``, with these arguments. An actor with a loop of its own hears of it, too."""
+    handler = ast.unparse(ast.parse(textwrap.dedent(inspect.getsource(worker.Worker.main_loop))))
+    assert "raise_sys_exit_with_custom_error_message('The process receives a SIGTERM.', exit_code=1)" in handler
+    listener = ray.remote(num_cpus=0)(Listener).remote()
+    pid = ray.get(listener.listen.remote(), timeout=60)
+    os.kill(pid, signal.SIGTERM)
+    assert ray.get(listener.heard.remote(), timeout=60) == pid
+    ray.kill(listener)
+
+
+def test_an_autoscaler_is_known_by_what_it_reports(cluster: LocalCluster) -> None:
+    """``get_cluster_status`` of ``global_worker.gcs_client`` with ``timeout_s`` gives a ``GetClusterStatusReply``, whose
+    ``autoscaling_state`` has an ``autoscaler_state_version``: 0 where none reports. One that does is in ``tests/fault/test_autoscaled.py``.
+    """
+    assert not launch_internals.has_autoscaler()
+    with pytest.raises(ConfigError, match="no autoscaler reports to the cluster at here"):
+        nodes_asked.check("here")
+
+
+def test_places_that_are_asked_for_are_told_apart_by_the_name_of_their_group(cluster: LocalCluster) -> None:
+    """``placement_group_table`` has ``name``, ``state`` and ``bundles_to_node_id`` of each."""
+    group = nodes_asked.Group({local.RANK_RESOURCE: 1.0}, {})
+    before = launch_internals.places_of_job()
+    group.ask(1)
+    assert group.wait(60)
+    kept = launch_internals.places_of_job(asked=True)
+    assert sum(kept.values()) == 1 and set(kept) <= {str(node["NodeID"]) for node in ray.nodes()}
+    there = next(iter(kept))
+    group.ask(1, [there])
+    assert group.wait(60) and there not in launch_internals.places_of_job(asked=True)
+    assert launch_internals.places_of_job() == before
+    group.ask(0)
+    until(lambda: not launch_internals.places_of_job(asked=True), "nothing is asked for")
+
+
 def test_errors_of_polls_tell_a_time_out_from_a_death() -> None:
     """``SeamedWorkerGroup.condition`` reads them."""
     assert issubclass(WorkerHealthCheckTimeoutError, RayTrainError) and issubclass(WorkerHealthCheckFailedError, RayTrainError)
@@ -483,6 +524,21 @@ def _used(source: str) -> Iterator[str]:
     """The last part of each internal name of Ray's that a source uses."""
     for _, name in rules.rays_internals(ast.parse(source)):
         yield name.rpartition(".")[2]
+
+
+class Listener:
+    """An actor that hears SIGTERM and goes on."""
+
+    def __init__(self) -> None:
+        self._told = asyncio.Event()
+
+    async def listen(self) -> int:
+        launch_internals.take_sigterm(functools.partial(asyncio.get_running_loop().call_soon_threadsafe, self._told.set))
+        return os.getpid()
+
+    async def heard(self) -> int:
+        await self._told.wait()
+        return os.getpid()
 
 
 @pytest.mark.parametrize("module", WALL, ids=lambda module: str(module.__name__))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -10,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from chaos.arrivals import save_trace
@@ -138,3 +141,51 @@ def test_fleet_drain_announces_withdraws_and_refuses_by_name(cluster: LocalClust
     assert result.status == "completed" and final_digest(going.folder) == undisturbed
     assert going.told() == ["leave", "leave", "stay"]
     assert [len(one.view.members) for one in records(going.folder) if isinstance(one, ViewPublished)] == [2]
+
+
+def agent_of(going: Going, index: int) -> int:
+    """The pid of a node's agent: it forks the node's ranks by its server, whose parent it is."""
+    home = going.live.places[index].id
+    ranks = [one.process.pid for one in records(going.folder) if isinstance(one, ProcessUp) and one.process.node == home]
+    return psutil.Process(ranks[-1]).parents()[1].pid
+
+
+def came_again(kept: list[Record], node: str) -> bool:
+    """Whether a process has come up on a node from which one was lost before."""
+    lost_s = min((one.at_s for one in kept if isinstance(one, ProcessLost)), default=float("inf"))
+    return any(isinstance(one, ProcessUp) and one.process.node == node and one.at_s > lost_s for one in kept)
+
+
+def test_sigterm_to_an_agent_is_its_nodes_notice_and_costs_no_step(cluster: LocalCluster, tmp_path: Path, undisturbed: str) -> None:
+    chosen = plan(tmp_path)
+    limits = dataclasses.replace(FAST, notice_s=NOTICE_S)
+    going = Going(dataclasses.replace(chosen, settings=dataclasses.replace(chosen.settings, timeouts=limits)), cluster)
+    index = going.index_of_a_trainer()
+    agent = agent_of(going, index)
+    os.kill(agent, signal.SIGTERM)
+    os.kill(agent, signal.SIGTERM)
+    going.wait(lambda kept: "let_go" in going.told(), "its ranks leave")
+    assert psutil.pid_exists(agent), "it serves until the notice is over"
+    until(lambda: not psutil.pid_exists(agent), "it ends in order", NOTICE_S + 30)
+    home = going.live.places[index].id
+    going.wait(lambda kept: came_again(kept, home), "the node has not gone after all, and is in the run again")
+    result = going.end()
+    assert result.status == "completed", result
+    assert final_digest(going.folder) == undisturbed
+    kept = records(going.folder)
+    assert going.told() == ["leave", "let_go"]
+    lost = [one for one in kept if isinstance(one, ProcessLost)]
+    assert lost and all(isinstance(one.cause, TakenAway) and one.generation == -1 for one in lost)
+    assert not [one for one in kept if isinstance(one, LineageBegun)]
+    assert [len(one.view.members) for one in kept if isinstance(one, ViewPublished)][:3] == [2, 3, 2]
+    report = build_report(kept).to_dict()
+    assert report["closes"] and report["categories"]["maintenance"] > 0.0
+
+
+def test_agents_that_a_run_ends_with_announce_nothing(cluster: LocalCluster, tmp_path: Path, undisturbed: str) -> None:
+    chosen = plan(tmp_path)
+    going = Going(dataclasses.replace(chosen, settings=dataclasses.replace(chosen.settings, steps=20)), cluster)
+    agents = [agent_of(going, going.index_of_a_trainer())]
+    assert going.end().status == "completed"
+    until(lambda: not any(psutil.pid_exists(pid) for pid in agents), "its agents have ended")
+    assert going.told() == []

@@ -10,6 +10,7 @@ from actors.lines import Reception
 from actors.messages import DOWN, UP, AgentHello, AgentWelcome, SpanBatch
 from actors.node import NodeAgent
 from chaos.processes import LocalProcesses
+from fleet.protocol.events import NodeLeaves
 from fleet.protocol.proof import Purpose
 from fleet.protocol.records import Spans
 from fleet.protocol.types import Member
@@ -53,6 +54,40 @@ async def _numbers_heard(folder: Path) -> list[int]:
         agent._up.send(*agent._batch([spans(10)]))  # as each report does
         told.set()
         return [await heard.get(), await heard.get()]
+    finally:
+        await agent.stop()
+        server.close()
+        await connections.close()
+
+
+def test_an_agent_that_is_told_to_end_says_so_to_each_coordinator_with_the_same_time(tmp_path: Path) -> None:
+    first, again = asyncio.run(asyncio.wait_for(_notices_heard(tmp_path), LIMIT_S))
+    assert first == again, "the first SIGTERM counts, and a coordinator that is new hears of it"
+    assert first.node == "node0" and "SIGTERM" in first.why
+
+
+async def _notices_heard(folder: Path) -> tuple[NodeLeaves, NodeLeaves]:
+    heard, connections = asyncio.Queue[NodeLeaves](), Connections()
+
+    async def coordinate(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        assert await Reception((Purpose.AGENT,)).admit(reader, writer) == Purpose.AGENT
+        hello = UP.decode(await read_frame(reader))
+        assert isinstance(hello, AgentHello)
+        writer.write(frame(DOWN.encode(AgentWelcome(hello.boot, hello.sent_us, 0, 0))))
+        while True:
+            message = UP.decode(await read_frame(reader))
+            if isinstance(message, NodeLeaves):
+                heard.put_nowait(message)
+                writer.close()
+                return
+
+    server = await asyncio.start_server(connections.serving(coordinate), "127.0.0.1", 0)
+    agent = NodeAgent("node0", 0, folder, f"127.0.0.1:{server.sockets[0].getsockname()[1]}", LocalProcesses("node0"))
+    await agent.start()
+    try:
+        agent.leave_in(30.0)
+        agent.leave_in(5.0)
+        return await heard.get(), await heard.get()
     finally:
         await agent.stop()
         server.close()

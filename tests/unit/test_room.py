@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
+from fleet.app.plans import check_asks
 from fleet.cluster import joined
 from fleet.errors import ConfigError
 from fleet.ledger.happenings import Teller
-from fleet.protocol.events import RoomMissing
+from fleet.protocol.decisions import NodesAsked
+from fleet.protocol.events import NodesWanted, RoomMissing
 from fleet.protocol.records import DecisionMade
 from fleet.settings.per_rank import room
 from tests.golden.journals import Story
@@ -82,3 +84,22 @@ def test_missing_room_is_journalled_and_told_and_so_is_its_end() -> None:
         "room: warn: 2 ranks have no place: each takes 1 CPU",
         "room: recovered: all ranks have a place again",
     ]
+
+
+def test_nodes_that_are_asked_for_are_journalled_with_the_time_that_they_took() -> None:
+    run = machine()
+    events = (NodesWanted("ask", 2, "nodes are asked for"), NodesWanted("came", 2, "nodes came", 4.5))
+    records = [one for event in events for one in written(list(run.handle(event, 1.0))) if isinstance(one, DecisionMade)]
+    assert [(one.policy, one.action, one.payload) for one in records] == [
+        ("nodes", "ask", NodesAsked(2.0)), ("nodes", "came", NodesAsked(2.0, 4.5))
+    ]  # fmt: skip
+    teller = Teller()
+    told = [str(line) for record in [*Story(world=3).records, *records] for line in teller.take(record, 0.0)]
+    assert any("nodes are asked for" in line for line in told) and any("nodes came" in line for line in told)
+
+
+def test_a_local_cluster_is_asked_for_nothing() -> None:
+    check_asks("auto", True)
+    check_asks(None, False)
+    with pytest.raises(ConfigError, match="ask_for_nodes = True: a local cluster has the nodes"):
+        check_asks("", True)

@@ -29,7 +29,7 @@ CONNECT_S = 5.0
 
 def lifeline_path(folder: Path, node: str) -> str:
     """Where the agent of ``node`` takes lifelines."""
-    return str(folder / f"life-{node[:16]}.sock")
+    return str(folder / f"life-{node[-16:]}.sock")
 
 
 class Lifeline:

@@ -1,0 +1,149 @@
+"""How soon is a lost node replaced on a cluster that grows by itself? Ray's autoscaler (version 2), with its provider of fake nodes.
+
+A run of two ranks on two nodes has one of them killed: its raylet and all below it at once. Measured is the time from the kill to the first
+step that is committed with a rank of the node that came for it. Beside it, on another such cluster, two plain actors of Ray in a placement
+group: the time from the same kill to the first answer of the lost one, which Ray has started again on the node that came.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import Form, run
+from fleet.cluster.clock import unix_time_s
+from fleet.errors import FleetError
+from fleet.protocol.decisions import NodesAsked, OfView
+from fleet.protocol.journal import read_journal
+from fleet.protocol.records import Committed, DecisionMade, ProcessUp, Record, RunEnded, RunStarted, ViewPublished
+from tests.support.autoscaled import Autoscaled, autoscaled
+
+ROOT = Path(__file__).parents[1]
+SCRIPT = "examples/gpt.py"
+LIMIT_S, LOOK_S, WARM_STEPS = 300.0, 0.1, 10
+
+PLAIN = """
+import json, os, sys, time
+import psutil, ray
+from ray.util import placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+class Plain:
+    def where(self):
+        return os.getppid(), ray.get_runtime_context().get_node_id()
+
+ray.init(sys.argv[1], log_to_driver=False)
+group = placement_group([{"CPU": 1.0}] * 2, strategy="SPREAD")
+assert group.wait(120)
+always = {"num_cpus": 1, "max_restarts": -1, "max_task_retries": -1}
+plain = ray.remote(Plain)
+actors = [plain.options(**always, scheduling_strategy=PlacementGroupSchedulingStrategy(group, index)).remote() for index in range(2)]
+(_, _), (raylet, node) = ray.get([actor.where.remote() for actor in actors])
+victim = psutil.Process(raylet)
+for process in [victim, *victim.children(recursive=True)]:
+    process.kill()
+began_s = time.monotonic()
+_, after = ray.get(actors[1].where.remote(), timeout=240)
+assert after != node
+print(json.dumps({"replaced_s": time.monotonic() - began_s}))
+"""
+
+
+def plain(cluster: Autoscaled) -> float:
+    """Seconds until a plain actor of Ray, whose node is killed, answers from another one."""
+    command = [sys.executable, "-c", PLAIN, cluster.address]
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **cluster.env}, capture_output=True, text=True, timeout=LIMIT_S, check=True)
+    return float(json.loads(done.stdout.splitlines()[-1])["replaced_s"])
+
+
+def _records(journal: Path) -> list[Record]:
+    try:
+        return list(read_journal(journal, spans=False)) if journal.exists() else []
+    except FleetError:  # its last line is being written
+        return []
+
+
+def _homes(found: Sequence[Record]) -> list[str]:
+    """The nodes of the newest view's ranks."""
+    view = [one.view for one in found if isinstance(one, ViewPublished)][-1]
+    up = {one.member: one.process.node for one in found if isinstance(one, ProcessUp)}
+    return [up[member] for member in view.members]
+
+
+def replaced_s(found: Sequence[Record], killed_unix_s: float) -> float:
+    """From the kill to the first step that is committed with a rank of a node that the run did not have before. Raises StopIteration."""
+    started = next(one for one in found if isinstance(one, RunStarted))
+    killed_s = started.at_s + killed_unix_s - started.unix_time_s
+    up = {one.member: one.process.node for one in found if isinstance(one, ProcessUp)}
+    before = {one.process.node for one in found if isinstance(one, ProcessUp) and one.at_s < killed_s}
+    views = [one for one in found if isinstance(one, ViewPublished) and one.at_s >= killed_s]
+    new = next(one for one in views if any(up[member] not in before for member in one.view.members))
+    entered = next(
+        one.at_s if isinstance(one, DecisionMade) else new.at_s
+        for one in found
+        if (not new.graceful and one is new)
+        or (isinstance(one, DecisionMade) and one.action == "enter" and one.payload == OfView(new.view.generation))
+    )
+    return next(one.at_s for one in found if isinstance(one, Committed) and one.at_s > entered) - killed_s
+
+
+def replacement(cluster: Autoscaled, folder: Path, steps: int) -> dict[str, float]:
+    """One run that loses one node. Raises RuntimeError when it does not come to its end."""
+    folder.mkdir(parents=True)
+    places = ("--address", cluster.address, "--storage", str(folder), "--copy-to", str(folder / "copies"), "--name", "lost")
+    sizes = ("--world", "2", "--spares", "0", "--steps", str(steps), "--seed", "7", "--labels", "kind=rank", "--ask-for-nodes")
+    command = [sys.executable, "-m", "fleet", "run", SCRIPT, *places, *sizes]
+    journal = folder / "lost" / "journal.jsonl"
+    with (folder / "output.txt").open("ab") as output:
+        child = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **cluster.env}, stdout=output, stderr=output)
+    try:
+        end_s = time.monotonic() + LIMIT_S
+        while sum(isinstance(one, Committed) for one in _records(journal)) < WARM_STEPS:
+            if child.poll() is not None or time.monotonic() > end_s:
+                raise RuntimeError(f"it does not train: {(folder / 'output.txt').read_text()[-2000:]}")
+            time.sleep(LOOK_S)
+        cluster.kill_node(_homes(_records(journal))[-1])
+        killed_s = unix_time_s()
+        code = child.wait(LIMIT_S)
+    finally:
+        if child.poll() is None:
+            child.kill()
+            child.wait()
+    found = _records(journal)
+    if code or not any(isinstance(one, RunEnded) for one in found):
+        raise RuntimeError(f"the run ended with code {code}: {(folder / 'output.txt').read_text()[-2000:]}")
+    asked = [one.payload for one in found if isinstance(one, DecisionMade) and isinstance(one.payload, NodesAsked)]
+    return {"replaced_s": replaced_s(found, killed_s), "came_s": next(one.waited_s or 0.0 for one in asked if one.waited_s is not None)}
+
+
+def measure(form: Form) -> dict[str, Any]:
+    """Fleet and Ray in turn, on a cluster of its own each time: an idle node of the last one would be there already."""
+    fleets, rays = list[dict[str, float]](), list[float]()
+    for number in range(form.of(5, 2, 1)):
+        with tempfile.TemporaryDirectory(prefix="fleet-", dir="/tmp") as name:
+            folder = Path(name)
+            (folder / "a").mkdir()
+            with autoscaled(folder / "a", slots=1, most=4, labels={"kind": "rank"}) as cluster:
+                fleets.append(replacement(cluster, folder / f"run-{number}", form.of(300, 300, 200)))
+            (folder / "b").mkdir()
+            with autoscaled(folder / "b", slots=1, most=4) as cluster:
+                rays.append(plain(cluster))
+    figures = {
+        "fleet_autoscaled_replacement_s_median": statistics.median(one["replaced_s"] for one in fleets),
+        "ray_autoscaled_replacement_s_median": statistics.median(rays),
+        "fleet_node_came_s_median": statistics.median(one["came_s"] for one in fleets),
+    }
+    samples = {"autoscaled_replacement_s": [one["replaced_s"] for one in fleets], "ray_autoscaled_replacement_s": rays}
+    return {"settings": {}, "figures": figures, "samples": samples | {"node_came_s": [one["came_s"] for one in fleets]}, "notes": []}
+
+
+if __name__ == "__main__":
+    run("autoscaled", measure)

@@ -1,0 +1,76 @@
+"""What a run on an autoscaled cluster asks for while it goes on: places for ranks whose node is lost, or is about to go."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import ray
+
+from fleet.cluster import ray_internals
+from fleet.cluster.clock import Clock, MonotonicClock
+from fleet.cluster.joined import JoinedCluster, chosen
+from fleet.cluster.nodes_asked import Group
+from fleet.protocol.events import NodesWanted
+from fleet.settings.per_rank import room
+from policies.node_requests import NodeRequests, NodeSeen, Told
+
+CALL_S = 5.0
+
+
+class Asking(Protocol):
+    """The run that asks."""
+
+    agents: dict[int, Any]
+    coordinator: Any
+
+    def is_cut_off(self, name: str) -> bool: ...
+
+    def let_go(self, index: int) -> None: ...
+
+
+class NodeAsker:
+    """Looks how the run is placed whenever it is told to, and asks for what is missing until it is closed."""
+
+    def __init__(self, run: Asking, cluster: JoinedCluster, clock: Clock | None = None) -> None:
+        self._run, self._cluster, self._clock = run, cluster, clock or MonotonicClock()
+        self._requests, self._group = NodeRequests(), Group(cluster.slot, cluster.selector)
+
+    def look(self) -> None:
+        """Raises RayError, TimeoutError, OSError: the cluster does not answer, and is asked again with the next look."""
+        unplaced, seen = ray_internals.unplaced(), self._nodes()
+        wish = self._requests.look(seen, unplaced, self._clock.now_s())
+        self._group.ask(wish.places, wish.avoid)
+        for name in wish.let_go:
+            if (index := self._cluster.index_of(name)) is not None:
+                self._run.let_go(index)
+        for told in wish.told:
+            event = NodesWanted(told.action, told.ranks, self._in_words(told), told.waited_s)
+            ray.get(self._run.coordinator.report.remote(event), timeout=CALL_S)
+
+    def kept(self) -> set[str]:
+        """Nodes that came and wait for ranks: they are prepared for them."""
+        return {node for node in ray_internals.places_of_job(asked=True) if node}
+
+    def close(self) -> None:
+        """Ask for nothing any more."""
+        self._group.ask(0)
+
+    def _nodes(self) -> list[NodeSeen]:
+        going = set(ray.get(self._run.coordinator.going_nodes.remote(), timeout=CALL_S))
+        held, kept, free = ray_internals.places_of_job(), ray_internals.places_of_job(asked=True), ray_internals.free_by_node()
+        with_agent = set(self._run.agents)
+        found = []
+        for node in chosen(self._cluster.selector):
+            name = str(node["NodeID"])
+            goes = name in going and not self._run.is_cut_off(name)
+            agent = self._cluster.index_of(name) in with_agent
+            found.append(NodeSeen(name, held[name], kept[name], room(free.get(name, {}), self._cluster.slot), goes, agent))
+        return found
+
+    def _in_words(self, told: Told) -> str:
+        if told.action == "ask":
+            takes = ", ".join(f"{amount:g} {name}" for name, amount in self._cluster.slot.items())
+            where = "".join(f", where {key}={condition}" for key, condition in self._cluster.selector.items())
+            return f"nodes are asked for: {told.ranks} ranks lack a place; each takes {takes}{where}"
+        ends = "nodes came" if told.action == "came" else "no node is needed any more"
+        return f"{ends} for {told.ranks} ranks, {told.waited_s:.1f} s after they were asked for"
