@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from actors.rank.fsdp.lending import REQUEST, YES, Address, Borrower, Lender, Wish
+from actors.rank.fsdp.lending import REQUEST, YES, Address, Borrower, Lender, Lent, Wish
 from fleet.protocol.chunks import Loan, lenders, loan
 from fleet.protocol.types import StateId
 
@@ -18,8 +18,8 @@ HERE = StateId(0, 7)
 VALUES = torch.arange(1 << 20, dtype=torch.float32)
 
 
-def find(state: StateId, flat: int, lo: int, hi: int) -> torch.Tensor | None:
-    return VALUES[lo:hi] if (state, flat) == (HERE, 3) else None
+def find(state: StateId, flat: int, lo: int, hi: int) -> Lent | None:
+    return Lent(VALUES[lo:hi], lambda: True) if (state, flat) == (HERE, 3) else None
 
 
 @pytest.fixture
@@ -70,10 +70,10 @@ def test_a_wait_ends_when_the_rank_is_called_away() -> None:
     """A lender that is stopped answers nothing, and holds nobody up; what it says later belongs to no other request."""
     asked, go_on = threading.Event(), threading.Event()
 
-    def slow(state: StateId, flat: int, lo: int, hi: int) -> torch.Tensor | None:
+    def slow(state: StateId, flat: int, lo: int, hi: int) -> Lent | None:
         asked.set()
         go_on.wait(20)
-        return VALUES[lo:hi]
+        return Lent(VALUES[lo:hi], lambda: True)
 
     lender, borrower = Lender("127.0.0.1", slow), Borrower(asked.is_set, 20.0)
     first, second = wish(0, 10), wish(10, 20)
@@ -84,6 +84,13 @@ def test_a_wait_ends_when_the_rank_is_called_away() -> None:
     assert torch.equal(second.into, VALUES[10:20])
     for each in (lender, borrower, patient):
         each.close()
+
+
+def test_what_has_changed_on_its_way_does_not_count(borrower: Borrower) -> None:
+    said = iter([False, True])
+    lender = Lender("127.0.0.1", lambda state, flat, lo, hi: Lent(VALUES[lo:hi], lambda: next(said)))
+    assert borrower.fetch(HERE, [(lender.address, wish(0, 10)), (lender.address, wish(5, 9))]) == [0]
+    lender.close()
 
 
 def test_half_an_answer_is_no_answer(borrower: Borrower) -> None:

@@ -20,7 +20,7 @@ import torch
 
 from actors.rank.fsdp.chunks import ChunkedModel
 from actors.rank.fsdp.gathered import Gathered
-from actors.rank.fsdp.lending import Address, Borrower, Lender, Wish
+from actors.rank.fsdp.lending import Address, Borrower, Lender, Lent, Wish
 from actors.rank.fsdp.taken import Unit
 from actors.rank.membership.process_group import Group, GroupBroken
 from actors.rank.state.tracked import TrackedState
@@ -29,13 +29,15 @@ from actors.rank.tags import Tag
 from actors.rank.telemetry.recorder import Recorder
 from actors.rank.zero1.sharded import Routes, ShardedEngine
 from fleet.errors import ConfigError, FleetError
-from fleet.protocol.chunks import Claim, Loan, bounds, lenders, loan
+from fleet.protocol.chunks import Loan, bounds, lenders, loan
 from fleet.protocol.member import Offer
 from fleet.protocol.records import COMM
 from fleet.protocol.types import StateId
 from fleet.settings.run import RunSettings
 
 ADDRESS_BYTES = 96
+SILENT_S = 15.0
+"""A lender that says nothing for so long is left for the next one. It is longer than a lender may wait itself:"""
 LATEST_S = 10.0
 """So long a lender waits for the commit of a step that its peer has committed."""
 
@@ -67,10 +69,11 @@ class FsdpEngine(ShardedEngine):
         self._moved = threading.Condition()
         self._addresses: list[Address] = []
         self._missed = ""
-        self._in_shard, self._still = False, True
+        self._in_shard, self._still, self._changes = False, True, 0
+        self._met: list[Address] = []
         self._loop = threading.get_ident()
         self._lender = Lender(host, self._lend)
-        self._borrower = Borrower(called_away, settings.timeouts.collective_s)
+        self._borrower = Borrower(lambda: self._in_shard and called_away(), min(SILENT_S, settings.timeouts.collective_s))
         state.apart = self.body.apart = frozenset(map(id, self._gradients.parameters))
         state.bring = self.chunks.bring
         self._gathered = [self._gathering(unit) for unit in self._with_rest(units)]
@@ -103,29 +106,32 @@ class FsdpEngine(ShardedEngine):
         return bool(self._missed)
 
     def begin(self, state: StateId) -> None:
-        self.chunks.settle()
-        super().begin(state)
-        self._stand(still=True)
+        with self.moving():
+            self.chunks.settle()
+            super().begin(state)
 
-    def claim(self, node: int) -> Claim:
-        """From here to :meth:`place` chunks may move; when they do not come to it, all is as before, and :meth:`hold` says so."""
+    @contextlib.contextmanager
+    def moving(self) -> Iterator[None]:
+        """What is held here, or its state, changes meanwhile: whoever asks for a loan waits."""
         self._stand(still=False)
-        return super().claim(node)
+        try:
+            yield
+        finally:
+            self._stand(still=True)
 
     def introduce(self, group: Group) -> None:
         rows = torch.zeros(group.size, ADDRESS_BYTES, dtype=torch.uint8)
         mine = self._lender.address.packed().ljust(ADDRESS_BYTES, b"\0")
         group.all_gather(rows, torch.frombuffer(bytearray(mine), dtype=torch.uint8), Tag.CLAIM)
-        self._addresses = [Address.unpacked(row.numpy().tobytes()) for row in rows]
+        self._met = [Address.unpacked(row.numpy().tobytes()) for row in rows]
 
     def place(self, state: StateId, guarded: Sequence[Sequence[int]]) -> None:
         super().place(state, guarded)
-        self._stand(still=True)
+        self._addresses, self._missed = self._met, ""
 
     def apply(self) -> None:
-        self._stand(still=False)
-        super().apply()
-        self._stand(still=True)
+        with self.moving():
+            super().apply()
 
     def gather(self, group: Group, routes: Routes) -> None:
         """Nothing is behind a step that was taken: nobody has the parameters whole."""
@@ -134,6 +140,7 @@ class FsdpEngine(ShardedEngine):
         """Whether what is here stays as it is: whoever waits for a loan looks again."""
         with self._moved:
             self._still = still
+            self._changes += not still
             self._moved.notify_all()
 
     # ---- a shard -----------------------------------------------------------------------------------------------------------------------
@@ -173,7 +180,6 @@ class FsdpEngine(ShardedEngine):
     def hold(self) -> None:
         self._let_go()
         super().hold()
-        self._stand(still=True)
 
     def _let_go(self) -> None:
         self._in_shard = False
@@ -197,14 +203,15 @@ class FsdpEngine(ShardedEngine):
 
     # ---- loans -------------------------------------------------------------------------------------------------------------------------
 
-    def _lend(self, wanted: StateId, flat: int, lo: int, hi: int) -> torch.Tensor | None:
-        """From any thread. What is lent does not change until the borrower has it: the step that changes it waits for its gradients."""
+    def _lend(self, wanted: StateId, flat: int, lo: int, hi: int) -> Lent | None:
+        """From any thread. In its view, what is lent does not change until the borrower has it: the step that changes it waits for its
+        gradients. A rank that is no longer in the view may ask while a step is taken: it is told that what it got is of no use."""
         with self._moved:
             self._moved.wait_for(lambda: loan(self._state, wanted, still=self._still) is not Loan.LATER, LATEST_S)
-        if loan(self._state, wanted, still=self._still) is not Loan.NOW:
-            return None
-        found = self.chunks.elements(flat, lo, hi)
-        return found.cpu() if found is not None else None
+            if loan(self._state, wanted, still=self._still) is not Loan.NOW:
+                return None
+            found, changes = self.chunks.elements(flat, lo, hi), self._changes
+        return None if found is None else Lent(found.cpu(), lambda: self._changes == changes)
 
     def _fill(self, flat: int, memory: torch.Tensor) -> None:
         timed = threading.get_ident() == self._loop

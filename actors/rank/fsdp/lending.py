@@ -4,7 +4,8 @@ Parameters do not change between two commits. So whoever keeps a stretch gives i
 as in an all-gather. A rank with more shards than another, or a slower one, holds nobody up; one rank alone may evaluate; and when an
 owner is lost in the middle of a forward, a guard is asked in its place.
 
-A loan is one request (token, state, flat buffer, range) and one answer (a byte that says yes, then the bytes) on a connection that stays.
+A loan is one request (token, state, flat buffer, range) and one answer (a byte that says yes, the bytes, and a byte that says that they have not
+changed meanwhile) on a connection that stays.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ log = logging.getLogger("fleet.rank")
 REQUEST = struct.Struct(">16sqqqqq")
 YES, NO = b"\1", b"\0"
 TOKEN_BYTES = 16
+REACH_S = 1.0
+"""So long one attempt to connect may take."""
 LOOK_S = 0.05
 """How often a rank that waits for a stretch looks whether it is called away."""
 
@@ -59,6 +62,13 @@ class Wish(NamedTuple):
     into: torch.Tensor
 
 
+class Lent(NamedTuple):
+    """What is lent: elements as a flat tensor in host memory, and whether they are still what they were."""
+
+    elements: torch.Tensor
+    unchanged: Callable[[], bool]
+
+
 def _bytes(tensor: torch.Tensor) -> memoryview:
     """The memory of a flat tensor, which has to be kept meanwhile. By its address: what numpy has seen could not be let go any more."""
     return memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
@@ -69,10 +79,10 @@ class Lender:
 
     Args:
         host: the address of this rank's node.
-        find: (state, flat buffer, from, to) to the elements as a flat tensor in host memory; None: they are not here. It may wait a while.
+        find: (state, flat buffer, from, to) to what is lent; None: it is not here. It may wait a while.
     """
 
-    def __init__(self, host: str, find: Callable[[StateId, int, int, int], torch.Tensor | None]) -> None:
+    def __init__(self, host: str, find: Callable[[StateId, int, int, int], Lent | None]) -> None:
         self._find, self._token = find, secrets.token_bytes(TOKEN_BYTES)
         self._listener = socket.create_server((host, 0), backlog=128)
         self.address = Address(host, self._listener.getsockname()[1], self._token)
@@ -108,9 +118,10 @@ class Lender:
                 if found is None:
                     connection.sendall(NO)
                     continue
-                SENT.count(found.nbytes)
+                SENT.count(found.elements.nbytes)
                 connection.sendall(YES)
-                connection.sendall(_bytes(found))
+                connection.sendall(_bytes(found.elements))
+                connection.sendall(YES if found.unchanged() else NO)
         self._connections.discard(connection)
 
 
@@ -130,7 +141,7 @@ class Borrower:
 
     Args:
         called_away: whether there is something else to do than to wait for a lender: the view is about to change.
-        patience_s: so long a lender may take for one stretch.
+        patience_s: so long a lender may say nothing.
     """
 
     def __init__(self, called_away: Callable[[], bool], patience_s: float) -> None:
@@ -157,11 +168,20 @@ class Borrower:
         return connection
 
     def _connect(self, address: Address) -> socket.socket:
-        connection = socket.create_connection((address.host, address.port), self._patience_s)
+        connection = self._reach(address)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.settimeout(LOOK_S)
         self._connections[address] = connection
         return connection
+
+    def _reach(self, address: Address) -> socket.socket:
+        end_s = time.monotonic() + self._patience_s
+        while True:
+            try:
+                return socket.create_connection((address.host, address.port), min(REACH_S, self._patience_s))
+            except TimeoutError:  # of a host that is silent
+                if self._called_away() or time.monotonic() > end_s:
+                    raise
 
     def _take(self, address: Address, connection: socket.socket | None, wish: Wish) -> bool:
         if connection is None or self._connections.get(address) is not connection:  # another wish of the same lender has failed
@@ -172,12 +192,13 @@ class Borrower:
             if bytes(answer) == NO:
                 return False
             self._fill(connection, _bytes(wish.into))
+            self._fill(connection, memoryview(answer))
         except OSError as error:
             log.info("no stretch of the parameters from %s:%d: %s", address.host, address.port, error)
             self._drop(address)  # what is still to come on it belongs to nobody
             return False
         RECEIVED.count(wish.into.nbytes)
-        return True
+        return bytes(answer) == YES
 
     def _fill(self, connection: socket.socket, into: memoryview) -> None:
         at, end_s = 0, time.monotonic() + self._patience_s
@@ -190,7 +211,7 @@ class Borrower:
                 continue
             if not count:
                 raise ConnectionError("the connection has ended")
-            at += count
+            at, end_s = at + count, time.monotonic() + self._patience_s
 
     def _drop(self, address: Address) -> None:
         if (connection := self._connections.pop(address, None)) is not None:

@@ -60,6 +60,10 @@ class Resharding:
 
         When a chunk is with no member, all find so, and call themselves dirty. A later view may have it; if none has, a new history begins.
         """
+        with self._engine.moving():
+            return self._exchange(group, view)
+
+    def _exchange(self, group: Group, view: View) -> StateId:
         engine, me = self._engine, group.rank
         claims = exchange_claims(group, engine.claim(self._node))
         target = claims[view.donor].state
@@ -74,8 +78,8 @@ class Resharding:
         self._complete(group, there)
         self._give_the_rest(group, view, there)
         guarded = guards([numbered(claim.node, self._depth) for claim in claims], self._copies)
+        engine.introduce(group)  # before chunks move: whoever has moved his is placed
         self._move(group, there, guarded)
-        engine.introduce(group)
         engine.place(target, guarded)
         return target
 

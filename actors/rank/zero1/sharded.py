@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
@@ -160,6 +161,10 @@ class ShardedEngine(Engine):
         self.reset()
         self.chunks.drop()
         self._state, self._then = None, []
+
+    def moving(self) -> AbstractContextManager[None]:
+        """Around what changes what is held here."""
+        return nullcontext()
 
     def introduce(self, group: Group) -> None:
         """The members of a view are about to be placed: what they have to know of each other for it. Raises GroupBroken."""
