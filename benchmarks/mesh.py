@@ -3,22 +3,25 @@
 - A step without faults, beside the plain loop of PyTorch's FSDP2: the same model, the same samples a rank, one thread a rank, gloo on the
   loopback interface. Both are started once, and take blocks of steps in turn, the one that goes first alternating. The ratio is the median
   of the pairs' ratios, its interval that of 10,000 bootstrap samples of the pairs.
-- Ranks that train are killed (SIGKILL, from outside), with a spare: stalls as in `recovery`, samples lost by the ledger, and the bits at the
-  end beside those of an undisturbed run.
+  What the processors did in all ranks is told, too: it hardly depends on what else the machine does.
+- Ranks that train are killed (SIGKILL, from outside), with a spare: stalls as in `recovery`, samples lost by the ledger, and the bits at
+  the end beside those of an undisturbed run.
 - What a rank holds of parameters and optimizer state, and its resident memory beside that of a rank of FSDP2.
 
-Coordinator, agents and ranks are real; Ray is not there (:mod:`benchmarks.device_ranks` says what is in its place). :mod:`benchmarks.mesh_ranks`
-has what ranks do.
+Coordinator, agents and ranks are real; Ray is not there (:mod:`benchmarks.device_ranks` says what is in its place). What ranks do is in
+:mod:`benchmarks.mesh_ranks`.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -64,18 +67,27 @@ def settings_of(shape: Shape, world: int, folder: Path, spares: int = 0, **told:
 # ---- without faults ----------------------------------------------------------------------------------------------------------------------
 
 
+@dataclass
+class Side:
+    """What was seen of Fleet, or of FSDP2: by pair, ms a step by the clock and of the processors in all ranks; by rank, memory."""
+
+    step_ms: list[float] = field(default_factory=list)
+    cpu_ms: list[float] = field(default_factory=list)
+    memory: list[dict[str, int]] = field(default_factory=list)
+
+
 @contextmanager
 def both(settings: RunSettings, folder: Path) -> Iterator[Callable[[str, int], float]]:
-    """Fleet's ranks and FSDP2's, all started. Yields a function that calls for a block of one side, and returns seconds a step."""
+    """Fleet's ranks and FSDP2's, all started. Yields a function that has one side take a block, and says how many seconds it took."""
     FORKED.set_forkserver_preload([*PRELOADED, mesh_ranks.__name__])
-    world, steps = settings.world, int(settings.options["block"])
+    world, last = settings.world, (int(settings.options["steps"]) - 1) // int(settings.options["block"])
     peers = [FORKED.Process(target=mesh_ranks.native, args=(settings.options, rank, world), daemon=True) for rank in range(world)]
 
     def turn(side: str, block: int) -> float:
         begin_s = time.monotonic()
         (folder / f"{side}-{block}").touch()
         until(lambda: len(_ends(folder, side, block)) == world, f"the end of block {block} of {side}", LIMIT_S, tick_s=0.005)
-        return (max(_ends(folder, side, block)) - begin_s) / steps
+        return max(end_s for end_s, _ in _ends(folder, side, block)) - begin_s
 
     with PlainFleet(mesh_ranks.paired, settings, folder, respawn=False) as fleet:
         for peer in peers:
@@ -83,7 +95,7 @@ def both(settings: RunSettings, folder: Path) -> Iterator[Callable[[str, int], f
         try:
             yield turn
             for side in SIDES:
-                (folder / f"{side}-{(int(settings.options['steps']) - 1) // steps}").touch()
+                (folder / f"{side}-{last}").touch()
             fleet.wait(LIMIT_S)
         finally:
             for peer in peers:
@@ -91,26 +103,32 @@ def both(settings: RunSettings, folder: Path) -> Iterator[Callable[[str, int], f
                 peer.kill()
 
 
-def _ends(folder: Path, side: str, block: int) -> list[float]:
+def _ends(folder: Path, side: str, block: int) -> list[tuple[float, float]]:
+    """(when a block ended, seconds of a processor until then) of each rank that has come so far."""
     logs = [path.read_text().splitlines() for path in folder.glob(f"{side}-*.turns")]
-    return [float(log[block]) for log in logs if len(log) > block]
+    pairs = [log[block].split() for log in logs if len(log) > block]
+    return [(float(pair[0]), float(pair[1])) for pair in pairs if len(pair) == 2]
 
 
-def in_turns(shape: Shape, world: int, pairs: int, block: int, folder: Path) -> tuple[dict[str, list[float]], dict[str, list[dict[str, int]]]]:
-    """(milliseconds a step of each side, by pair; memory of each rank, by side). A pair before them warms up."""
+def in_turns(shape: Shape, world: int, pairs: int, block: int, folder: Path) -> dict[str, Side]:
+    """A pair before those that count warms up."""
     folder.mkdir()
-    times: dict[str, list[float]] = {side: [] for side in SIDES}
+    found = {side: Side() for side in SIDES}
     with both(settings_of(shape, world, folder, block=block, steps=(pairs + 1) * block + 1), folder) as turn:
         for number in range(pairs + 1):
             for side in SIDES[:: -1 if number % 2 else 1]:
-                times[side].append(turn(side, number) * 1e3)
-    memory = {side: [json.loads(path.read_text()) for path in sorted(folder.glob(f"{side}-*.memory"))] for side in SIDES}
-    return {side: values[1:] for side, values in times.items()}, memory
+                found[side].step_ms.append(turn(side, number) * 1e3 / block)
+    for side, one in found.items():
+        used_s = [sum(cpu_s for _, cpu_s in _ends(folder, side, number)) for number in range(pairs + 1)]
+        one.cpu_ms = [(after - before) * 1e3 / block for before, after in itertools.pairwise(used_s)]
+        one.step_ms = one.step_ms[1:]
+        one.memory = [json.loads(path.read_text()) for path in sorted(folder.glob(f"{side}-*.memory"))]
+    return found
 
 
-def ratio_of(name: str, times: dict[str, list[float]]) -> dict[str, float]:
+def ratio_of(name: str, fleet: Sequence[float], native: Sequence[float]) -> dict[str, float]:
     """Median of the pairs' ratios, and its 95% interval where there are two pairs or more."""
-    ratios = np.array(times["fleet"]) / np.array(times["native"])
+    ratios = np.array(fleet) / np.array(native)
     found = {name: float(np.median(ratios))}
     if len(ratios) > 1:
         interval = stats.bootstrap((ratios,), np.median, n_resamples=10_000, method="percentile", rng=SEED).confidence_interval
@@ -123,11 +141,13 @@ def steps(form: Form, folder: Path) -> dict[str, Any]:
     pairs, block, shape = form.of(16, 12, 1), form.of(6, 4, 1), form.of(STEPPED, STEPPED, SMALLEST)
     figures, samples = dict[str, float](), dict[str, list[float]]()
     for world in (2, 4):
-        times, _ = in_turns(shape, world, pairs, block, folder / f"steps-{world}")
-        figures |= ratio_of(f"fleet_fsdp_step_over_native_ratio_{world}_ranks", times)
-        for side, values in times.items():
-            name = f"{'fleet_fsdp' if side == 'fleet' else 'native_fsdp2'}_step_{world}_ranks_ms"
-            samples[name], figures[f"{name}_median"] = values, statistics.median(values)
+        sides = in_turns(shape, world, pairs, block, folder / f"steps-{world}")
+        fleet, native = sides["fleet"], sides["native"]
+        figures |= ratio_of(f"fleet_fsdp_step_over_native_ratio_{world}_ranks", fleet.step_ms, native.step_ms)
+        figures |= ratio_of(f"fleet_fsdp_cpu_over_native_ratio_{world}_ranks", fleet.cpu_ms, native.cpu_ms)
+        for system, one in (("fleet_fsdp", fleet), ("native_fsdp2", native)):
+            samples |= {f"{system}_step_{world}_ranks_ms": one.step_ms, f"{system}_cpu_{world}_ranks_ms": one.cpu_ms}
+    figures |= {f"{name}_median": statistics.median(values) for name, values in samples.items()}
     told = f"steps are of {parameters_of(shape)[0]:,} bytes of parameters, {shape.samples} samples a rank, {block} steps a block"
     alone = [left_out(f"_ratio_{world}_ranks_{end}", "one pair") for world in (2, 4) for end in ("low", "high")] if pairs == 1 else []
     return {"settings": {"pairs": pairs}, "figures": figures, "samples": samples, "notes": [told, *alone]}
@@ -136,23 +156,24 @@ def steps(form: Form, folder: Path) -> dict[str, Any]:
 def memory(form: Form, folder: Path) -> dict[str, Any]:
     """What a rank of four holds, and has resident, at the second size."""
     shape, world = form.of(KILLED["10m"], KILLED["10m"], SMALLEST), 4
-    _, found = in_turns(shape, world, 1, 2, folder / "memory")
+    sides = in_turns(shape, world, 1, 2, folder / "memory")
+    fleet, native = sides["fleet"].memory, sides["native"].memory
     whole, block = parameters_of(shape)
     bound = (whole + 2 * whole) * 2 / world + block  # AdamW has two numbers beside each parameter; there is one copy
-    held = [one["weights"] + one["state"] for one in found["fleet"]]
-    beyond = {side: [one["peak"] - one["before"] for one in ranks] for side, ranks in found.items()}
-    figures = {
-        "fleet_fsdp_held_bytes_max": max(held),
-        "fleet_fsdp_held_over_bound_ratio": max(held) / bound,
-        "fleet_fsdp_weights_bytes_max": max(one["weights"] for one in found["fleet"]),
-        "fleet_fsdp_state_bytes_max": max(one["state"] for one in found["fleet"]),
-        "fleet_fsdp_peak_resident_bytes": max(one["peak"] for one in found["fleet"]),
-        "native_fsdp2_peak_resident_bytes": max(one["peak"] for one in found["native"]),
-        "fleet_fsdp_peak_beyond_start_bytes": max(beyond["fleet"]),
-        "native_fsdp2_peak_beyond_start_bytes": max(beyond["native"]),
+    samples = {
+        "fleet_fsdp_held_bytes": [one["weights"] + one["state"] for one in fleet],
+        "fleet_fsdp_peak_beyond_start_bytes": [one["peak"] - one["before"] for one in fleet],
+        "native_fsdp2_peak_beyond_start_bytes": [one["peak"] - one["before"] for one in native],
+        "fleet_fsdp_resident_beyond_start_bytes": [one["resident"] - one["before"] for one in fleet],
+        "native_fsdp2_resident_beyond_start_bytes": [one["resident"] - one["before"] for one in native],
     }
-    samples = {"fleet_fsdp_held_bytes": held, **{f"{side}_peak_beyond_start_bytes": values for side, values in beyond.items()}}
-    told = f"memory is of {world} ranks with {whole:,} bytes of parameters, of which {block:,} are a block's"
+    figures = {
+        **{f"{name}_max": max(values) for name, values in samples.items()},
+        "fleet_fsdp_held_over_bound_ratio": max(samples["fleet_fsdp_held_bytes"]) / bound,
+        "fleet_fsdp_peak_resident_bytes": max(one["peak"] for one in fleet),
+        "native_fsdp2_peak_resident_bytes": max(one["peak"] for one in native),
+    }
+    told = f"memory is of {world} ranks with {whole:,} bytes of parameters, of which {block:,} are a block's; (1 + 1) / {world} is held"
     return {"settings": {}, "figures": figures, "samples": samples, "notes": [told]}
 
 
@@ -179,7 +200,7 @@ def kills(form: Form, folder: Path) -> dict[str, Any]:
     pause_s, each = form.of(0.25, 0.25, 0.1), form.of(14, 14, 60)
     runs = {name: trained(shape, each * (count[name] + 1), count[name], pause_s, folder / name) for name, shape in shapes.items()}
     twin = trained(shapes["10m"], each * (count["10m"] + 1), 0, pause_s, folder / "twin")
-    samples = {}
+    samples: dict[str, list[float]] = {}
     for name, run in runs.items():
         found = recoveries(run.timeline.commits(), run.kills, WORLD)
         samples |= {key.replace("fleet", f"fleet_fsdp_kill_{name}"): values for key, values in found.items()}

@@ -67,12 +67,12 @@ class Turns:
         self._log = (self._folder / f"{side}-{rank}.turns").open("a", buffering=1)
 
     def before(self, step: int) -> None:
-        """Note that a block has ended, and wait for the next one."""
+        """Note when a block has ended, and the processor time of all threads until then; and wait for the next one."""
         block, within = divmod(step, self._steps)
         if within:
             return
         if block:
-            self._log.write(f"{time.monotonic():.6f}\n")
+            self._log.write(f"{time.monotonic():.6f} {time.process_time():.6f}\n")
         while not (self._folder / f"{self._side}-{block}").exists():
             time.sleep(POLL_S)
 
