@@ -197,7 +197,7 @@ def kills(form: Form, folder: Path) -> dict[str, Any]:
     """Ten million parameters with a twin; one and fifty million without."""
     shapes = form.of(KILLED, KILLED, {"10m": SMALLEST})
     count = form.of({"1m": 6, "10m": 24, "50m": 4}, {"1m": 3, "10m": 20, "50m": 2}, {"10m": 1})
-    pause_s, each = form.of(0.25, 0.25, 0.1), form.of(14, 14, 60)
+    pause_s, each = form.of(0.25, 0.25, 0.1), form.of(12, 10, 60)
     runs = {name: trained(shape, each * (count[name] + 1), count[name], pause_s, folder / name) for name, shape in shapes.items()}
     twin = trained(shapes["10m"], each * (count["10m"] + 1), 0, pause_s, folder / "twin")
     samples: dict[str, list[float]] = {}
