@@ -9,9 +9,10 @@ would. All ranks share one GPU, so they exchange by gloo over pinned host memory
 from __future__ import annotations
 
 import os
+import signal
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from actors.rank.fsdp.taken import mesh_of_one
 from benchmarks.peers.common import Commit, EventLog, Kill, Timeline, full_again, median_step_s, samples_lost, stall_s
 from benchmarks.peers.fleet_run import generous
 from fleet.ledger.goodput import Ledger
+from fleet.machine.roster import RankPhase
 from fleet.protocol.events import StepsTimed
 from fleet.protocol.levels import STORE
 from fleet.protocol.records import CheckpointRecord, ProcessLost, ProcessUp
@@ -149,8 +151,8 @@ def train(run: Any) -> None:
 class Fleet(PlainFleet):
     """Also keeps what agents told of the ranks' steps: (slot, step) -> milliseconds that the shards took, by the device's own events."""
 
-    def __init__(self, settings: RunSettings, folder: Path) -> None:
-        super().__init__(train, settings, folder)
+    def __init__(self, settings: RunSettings, folder: Path, trains: Callable[[Any], None]) -> None:
+        super().__init__(trains, settings, folder)
         self.timed_ms: dict[tuple[int, int], float] = {}
 
     async def start_coordinator(self, port: int) -> int:
@@ -171,10 +173,15 @@ class Fleet(PlainFleet):
             for step, us in zip(rank.steps, rank.compute_us, strict=True):
                 self.timed_ms[rank.member.slot, step] = us / 1e3
 
+    def seated(self) -> dict[int, int]:
+        """Slot -> pid of the ranks that train."""
+        return {member.slot: process.pid for member, process, seated in self.census() if seated}
+
     def whole(self, without: set[int]) -> bool:
-        """Whether all slots train, none by a process of ``without``."""
-        seated = [process.pid for _, process, seated in self.census() if seated]
-        return len(seated) == self.settings.world and not without & set(seated)
+        """Whether as many train as are to, none by a process of ``without``, and all spares are ready."""
+        seated = self.seated().values()
+        ready = [rank for rank in self.coordinator.machine.state.roster.in_order() if rank.phase is not RankPhase.STARTING]
+        return len(seated) == self.settings.world and not without & set(seated) and len(ready) == self.settings.slots
 
 
 @dataclass
@@ -204,10 +211,15 @@ def settings_of(sizes: Sizes, world: int, kills: int, device: str, folder: Path)
 
 def run(sizes: Sizes, world: int, kills: int, device: str, folder: Path) -> Ran:
     """Train to the end, through ``kills``. Raises TimeoutError when the run, or a replacement, takes too long."""
+    return through(settings_of(sizes, world, kills, device, folder), folder, train, kills, sizes.pause_s)
+
+
+def through(settings: RunSettings, folder: Path, trains: Callable[[Any], None], kills: int, pause_s: float) -> Ran:
+    """The same of any train function, of this or of a preloaded module."""
     FORKED.set_forkserver_preload([*PRELOADED, __name__])
     folder.mkdir()
-    with Fleet(settings_of(sizes, world, kills, device, folder), folder) as fleet:
-        killed = _kill(fleet, sizes, kills)
+    with Fleet(settings, folder, trains) as fleet:
+        killed = _kill(fleet, kills, pause_s)
         (folder / "calm").touch()
         outcome = fleet.wait(RUN_S)
         ended = fleet.coordinator.machine.state.ended
@@ -215,14 +227,14 @@ def run(sizes: Sizes, world: int, kills: int, device: str, folder: Path) -> Ran:
         return Ran(outcome.status, digest, killed, fleet.records(), Timeline(folder / "events"), fleet.timed_ms, _walls(folder))
 
 
-def _kill(fleet: Fleet, sizes: Sizes, kills: int) -> list[Kill]:
-    """One rank after the other, each once the one before is replaced, at random moments, until the run is over."""
+def _kill(fleet: Fleet, kills: int, pause_s: float) -> list[Kill]:
+    """One rank that trains after the other, each once the one before is replaced, at random moments, until the run is over."""
     draw, killed = stream(SEED, "device kills"), list[Kill]()
     while _whole_again(fleet, killed) and len(killed) < kills:
-        time.sleep(draw.random() * sizes.pause_s)
-        slot = draw.randrange(sizes.world)
-        killed.append(Kill(time.monotonic(), slot, fleet.processes[slot].pid))
-        fleet.kill(slot)
+        time.sleep(draw.random() * pause_s)
+        slot, pid = draw.choice(sorted(fleet.seated().items()))
+        killed.append(Kill(time.monotonic(), slot, pid))
+        os.kill(pid, signal.SIGKILL)
     return killed
 
 

@@ -248,6 +248,30 @@ BENCHMARKS: dict[str, Benchmark] = {
             "fleet_node_came_s_median": None,
         },
     ),
+    "mesh": Benchmark(
+        "What does it cost to keep parameters and optimizer state in chunks by rank, with copies, beside PyTorch's FSDP2?",
+        {
+            **{
+                f"fleet_fsdp_step_over_native_ratio_{world}_ranks{end}": None if end else Target("<=", 1.25)
+                for world in (2, 4)
+                for end in ("", "_low", "_high")
+            },
+            "fleet_fsdp_cpu_over_native_ratio_2_ranks": None,
+            "fleet_fsdp_cpu_over_native_ratio_4_ranks": None,
+            "fleet_fsdp_kills": Target(">=", 20),
+            "fleet_fsdp_kill_stall_s_median": None,
+            "fleet_fsdp_kill_1m_stall_s_median": None,
+            "fleet_fsdp_kill_50m_stall_s_median": None,
+            "fleet_fsdp_kill_full_again_s_median": None,
+            "fleet_fsdp_samples_lost_total": Target("=", 0),
+            "fleet_fsdp_bit_identical_ratio": Target("=", 1.0, why="with an undisturbed run"),
+            "fleet_fsdp_held_over_bound_ratio": Target("<=", 1.0, why="(1 + copies) / ranks of parameters and state, and one layer"),
+            "fleet_fsdp_peak_resident_bytes": None,
+            "native_fsdp2_peak_resident_bytes": None,
+            "fleet_fsdp_peak_beyond_start_bytes_max": None,
+            "native_fsdp2_peak_beyond_start_bytes_max": None,
+        },
+    ),
     "device": Benchmark(
         "On one GPU: do killed ranks change a bit, how is NCCL left, what does a snapshot cost, and what do CUDA's events say?",
         {

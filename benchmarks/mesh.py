@@ -1,0 +1,234 @@
+"""`mesh`: what does it cost to keep parameters and optimizer state in chunks by rank (``optimizer_sharding = "fsdp"``), with copies?
+
+- A step without faults, beside the plain loop of PyTorch's FSDP2: the same model, the same samples a rank, one thread a rank, gloo on the
+  loopback interface. Both are started once, and take blocks of steps in turn, the one that goes first alternating. The ratio is the median
+  of the pairs' ratios, its interval that of 10,000 bootstrap samples of the pairs.
+  What the processors did in all ranks is told, too: it hardly depends on what else the machine does.
+- Ranks that train are killed (SIGKILL, from outside), with a spare: stalls as in `recovery`, samples lost by the ledger, and the bits at
+  the end beside those of an undisturbed run.
+- What a rank holds of parameters and optimizer state, and its resident memory beside that of a rank of FSDP2.
+
+Coordinator, agents and ranks are real; Ray is not there (:mod:`benchmarks.device_ranks` says what is in its place). What ranks do is in
+:mod:`benchmarks.mesh_ranks`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from benchmarks import harness, mesh_ranks
+from benchmarks.device_ranks import Ran, Transformer, recoveries, through
+from benchmarks.harness import Form, left_out, together
+from benchmarks.mesh_ranks import Shape
+from benchmarks.peers.fleet_run import generous
+from fleet.ledger.goodput import Ledger
+from fleet.settings.run import CheckpointSettings, RunSettings, StragglerSettings
+from tests.support.plain import FORKED, PRELOADED, PlainFleet
+from tests.support.waiting import until
+
+SEED, NODES, LIMIT_S, FAR_S = 7, 2, 240.0, 3600.0
+SIDES = ("fleet", "native")
+STEPPED = Shape(192, 4, 8)
+"""The model of examples/gpt.py, but for its context."""
+KILLED = {"1m": Shape(128, 5, 1), "10m": Shape(320, 8, 1), "50m": Shape(720, 8, 1)}
+SMALLEST = Shape(64, 2, 1)
+WORLD, SPARES = 3, 1
+"""Where ranks are killed."""
+
+
+def parameters_of(shape: Shape) -> tuple[int, int]:
+    """(bytes of all parameters, of a block's)."""
+    model = Transformer(shape.width, shape.layers)
+    bytes_of = [sum(one.nbytes for one in part.parameters()) for part in (model, model.blocks[0])]
+    return bytes_of[0], bytes_of[1]
+
+
+def settings_of(shape: Shape, world: int, folder: Path, spares: int = 0, **told: object) -> RunSettings:
+    """Nothing is written to the store, or copied, beside the steps; and nobody is called slow because this machine is."""
+    options = {**shape.told(), "folder": str(folder), **{name: str(value) for name, value in told.items()}}
+    return RunSettings(
+        world=world, spares=spares, nodes=NODES, shards=world, seed=SEED, optimizer_sharding="fsdp", options=options, budgets=generous(),
+        checkpoint=CheckpointSettings(policy="fixed", interval_s=FAR_S, peer_interval_s=FAR_S), straggler=StragglerSettings(enabled=False),
+    )  # fmt: skip
+
+
+# ---- without faults ----------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Side:
+    """What was seen of Fleet, or of FSDP2: by pair, ms a step by the clock and of the processors in all ranks; by rank, memory."""
+
+    step_ms: list[float] = field(default_factory=list)
+    cpu_ms: list[float] = field(default_factory=list)
+    memory: list[dict[str, int]] = field(default_factory=list)
+
+
+@contextmanager
+def both(settings: RunSettings, folder: Path) -> Iterator[Callable[[str, int], float]]:
+    """Fleet's ranks and FSDP2's, all started. Yields a function that has one side take a block, and says how many seconds it took."""
+    FORKED.set_forkserver_preload([*PRELOADED, mesh_ranks.__name__])
+    world, last = settings.world, (int(settings.options["steps"]) - 1) // int(settings.options["block"])
+    peers = [FORKED.Process(target=mesh_ranks.native, args=(settings.options, rank, world), daemon=True) for rank in range(world)]
+
+    def turn(side: str, block: int) -> float:
+        begin_s = time.monotonic()
+        (folder / f"{side}-{block}").touch()
+        until(lambda: len(_ends(folder, side, block)) == world, f"the end of block {block} of {side}", LIMIT_S, tick_s=0.005)
+        return max(end_s for end_s, _ in _ends(folder, side, block)) - begin_s
+
+    with PlainFleet(mesh_ranks.paired, settings, folder, respawn=False) as fleet:
+        for peer in peers:
+            peer.start()
+        try:
+            yield turn
+            for side in SIDES:
+                (folder / f"{side}-{last}").touch()
+            fleet.wait(LIMIT_S)
+        finally:
+            for peer in peers:
+                peer.join(10)
+                peer.kill()
+
+
+def _ends(folder: Path, side: str, block: int) -> list[tuple[float, float]]:
+    """(when a block ended, seconds of a processor until then) of each rank that has come so far."""
+    logs = [path.read_text().splitlines() for path in folder.glob(f"{side}-*.turns")]
+    pairs = [log[block].split() for log in logs if len(log) > block]
+    return [(float(pair[0]), float(pair[1])) for pair in pairs if len(pair) == 2]
+
+
+def in_turns(shape: Shape, world: int, pairs: int, block: int, folder: Path) -> dict[str, Side]:
+    """A pair before those that count warms up."""
+    folder.mkdir()
+    found = {side: Side() for side in SIDES}
+    with both(settings_of(shape, world, folder, block=block, steps=(pairs + 1) * block + 1), folder) as turn:
+        for number in range(pairs + 1):
+            for side in SIDES[:: -1 if number % 2 else 1]:
+                found[side].step_ms.append(turn(side, number) * 1e3 / block)
+    for side, one in found.items():
+        used_s = [sum(cpu_s for _, cpu_s in _ends(folder, side, number)) for number in range(pairs + 1)]
+        one.cpu_ms = [(after - before) * 1e3 / block for before, after in itertools.pairwise(used_s)]
+        one.step_ms = one.step_ms[1:]
+        one.memory = [json.loads(path.read_text()) for path in sorted(folder.glob(f"{side}-*.memory"))]
+    return found
+
+
+def ratio_of(name: str, fleet: Sequence[float], native: Sequence[float]) -> dict[str, float]:
+    """Median of the pairs' ratios, and its 95% interval where there are two pairs or more."""
+    ratios = np.array(fleet) / np.array(native)
+    found = {name: float(np.median(ratios))}
+    if len(ratios) > 1:
+        interval = stats.bootstrap((ratios,), np.median, n_resamples=10_000, method="percentile", rng=SEED).confidence_interval
+        found |= {f"{name}_low": float(interval.low), f"{name}_high": float(interval.high)}
+    return found
+
+
+def steps(form: Form, folder: Path) -> dict[str, Any]:
+    """The step of both, at 2 and at 4 ranks."""
+    pairs, block, shape = form.of(16, 12, 1), form.of(6, 4, 1), form.of(STEPPED, STEPPED, SMALLEST)
+    figures, samples = dict[str, float](), dict[str, list[float]]()
+    for world in (2, 4):
+        sides = in_turns(shape, world, pairs, block, folder / f"steps-{world}")
+        fleet, native = sides["fleet"], sides["native"]
+        figures |= ratio_of(f"fleet_fsdp_step_over_native_ratio_{world}_ranks", fleet.step_ms, native.step_ms)
+        figures |= ratio_of(f"fleet_fsdp_cpu_over_native_ratio_{world}_ranks", fleet.cpu_ms, native.cpu_ms)
+        for system, one in (("fleet_fsdp", fleet), ("native_fsdp2", native)):
+            samples |= {f"{system}_step_{world}_ranks_ms": one.step_ms, f"{system}_cpu_{world}_ranks_ms": one.cpu_ms}
+    figures |= {f"{name}_median": statistics.median(values) for name, values in samples.items()}
+    told = f"steps are of {parameters_of(shape)[0]:,} bytes of parameters, {shape.samples} samples a rank, {block} steps a block"
+    alone = [left_out(f"_ratio_{world}_ranks_{end}", "one pair") for world in (2, 4) for end in ("low", "high")] if pairs == 1 else []
+    return {"settings": {"pairs": pairs}, "figures": figures, "samples": samples, "notes": [told, *alone]}
+
+
+def memory(form: Form, folder: Path) -> dict[str, Any]:
+    """What a rank of four holds, and has resident, at the second size."""
+    shape, world = form.of(KILLED["10m"], KILLED["10m"], SMALLEST), 4
+    sides = in_turns(shape, world, 1, 2, folder / "memory")
+    fleet, native = sides["fleet"].memory, sides["native"].memory
+    whole, block = parameters_of(shape)
+    bound = (whole + 2 * whole) * 2 / world + block  # AdamW has two numbers beside each parameter; there is one copy
+    samples = {
+        "fleet_fsdp_held_bytes": [one["weights"] + one["state"] for one in fleet],
+        "fleet_fsdp_peak_beyond_start_bytes": [one["peak"] - one["before"] for one in fleet],
+        "native_fsdp2_peak_beyond_start_bytes": [one["peak"] - one["before"] for one in native],
+        "fleet_fsdp_resident_beyond_start_bytes": [one["resident"] - one["before"] for one in fleet],
+        "native_fsdp2_resident_beyond_start_bytes": [one["resident"] - one["before"] for one in native],
+    }
+    figures = {
+        **{f"{name}_max": max(values) for name, values in samples.items()},
+        "fleet_fsdp_held_over_bound_ratio": max(samples["fleet_fsdp_held_bytes"]) / bound,
+        "fleet_fsdp_peak_resident_bytes": max(one["peak"] for one in fleet),
+        "native_fsdp2_peak_resident_bytes": max(one["peak"] for one in native),
+    }
+    told = f"memory is of {world} ranks with {whole:,} bytes of parameters, of which {block:,} are a block's; (1 + 1) / {world} is held"
+    return {"settings": {}, "figures": figures, "samples": samples, "notes": [told]}
+
+
+# ---- through kills -----------------------------------------------------------------------------------------------------------------------
+
+
+def trained(shape: Shape, total: int, kills: int, pause_s: float, folder: Path) -> Ran:
+    settings = settings_of(shape, WORLD, folder, SPARES, steps=total, pause_s=pause_s if kills else 0.0)
+    return through(settings, folder, mesh_ranks.struck, kills, pause_s)
+
+
+def lost(run: Ran) -> int:
+    """Samples, as the ledger counts them."""
+    counted = Ledger().apply_all(run.records).summary().samples
+    if counted is None:
+        raise ValueError("the journal does not say what the run was trained on")
+    return counted.skipped + counted.repeated + counted.taken_back
+
+
+def kills(form: Form, folder: Path) -> dict[str, Any]:
+    """Ten million parameters with a twin; one and fifty million without."""
+    shapes = form.of(KILLED, KILLED, {"10m": SMALLEST})
+    count = form.of({"1m": 6, "10m": 24, "50m": 4}, {"1m": 3, "10m": 20, "50m": 2}, {"10m": 1})
+    pause_s, each = form.of(0.25, 0.25, 0.1), form.of(12, 10, 60)
+    runs = {name: trained(shape, each * (count[name] + 1), count[name], pause_s, folder / name) for name, shape in shapes.items()}
+    twin = trained(shapes["10m"], each * (count["10m"] + 1), 0, pause_s, folder / "twin")
+    samples: dict[str, list[float]] = {}
+    for name, run in runs.items():
+        found = recoveries(run.timeline.commits(), run.kills, WORLD)
+        samples |= {key.replace("fleet", f"fleet_fsdp_kill_{name}"): values for key, values in found.items()}
+    stalls = {name: statistics.median(samples[f"fleet_fsdp_kill_{name}_stall_s"]) for name in shapes}
+    figures = {
+        "fleet_fsdp_kills": len(runs["10m"].kills),
+        "fleet_fsdp_kill_stall_s_median": stalls["10m"],
+        **{f"fleet_fsdp_kill_{name}_stall_s_median": stall for name, stall in stalls.items() if name != "10m"},
+        "fleet_fsdp_kill_full_again_s_median": statistics.median(samples["fleet_fsdp_kill_10m_full_again_s"]),
+        "fleet_fsdp_samples_lost_total": sum(map(lost, runs.values())),
+        "fleet_fsdp_bit_identical_ratio": float(runs["10m"].status == "completed" and runs["10m"].digest == twin.digest != ""),
+    }
+    ends = [f"{name}: {parameters_of(shape)[0] // 4:,} parameters, {len(runs[name].kills)} kills" for name, shape in shapes.items()]
+    told = f"{WORLD} ranks and a spare, a pause of {pause_s} s in each step: {'; '.join(ends)}; of 10m {_ended(runs['10m'], twin)}"
+    missing = [left_out(f"_{name}_", f"not a size of the {form} form") for name in KILLED if name not in shapes]
+    return {"settings": {"kills": count}, "figures": figures, "samples": samples, "notes": [told, *missing]}
+
+
+def _ended(run: Ran, twin: Ran) -> str:
+    return ", ".join(f"{name} {one.status} with {one.digest[:16]}" for name, one in (("the run", run), ("its twin", twin)))
+
+
+def measure(form: Form, parts: Sequence[Callable[[Form, Path], dict[str, Any]]] = (steps, memory, kills)) -> dict[str, Any]:
+    """Fleet's fsdp beside FSDP2: steps without faults, memory, and kills."""
+    with tempfile.TemporaryDirectory(prefix="mesh-") as folder:
+        return together([part(form, Path(folder)) for part in parts])
+
+
+if __name__ == "__main__":
+    harness.as_rank("benchmarks.mesh")
+    harness.run("mesh", measure)

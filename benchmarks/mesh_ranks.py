@@ -1,0 +1,147 @@
+"""For `mesh`: what ranks do, Fleet's and those of PyTorch's own FSDP2.
+
+Both train one model, which ``fully_shard`` cuts block by block, on as many samples a rank, with one thread. They take *turns*: blocks of
+steps, each of which begins when the driver calls for it by a file, and ends when a rank comes to the step behind it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.utils.data import default_collate
+
+from actors.rank.fsdp.engine import FsdpEngine
+from benchmarks.device_ranks import SEED, Block, Text, Transformer
+from benchmarks.peers.common import EventLog
+
+POLL_S = 0.002
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A transformer's width and layers, and the samples that a rank computes in a step."""
+
+    width: int
+    layers: int
+    samples: int
+
+    def told(self) -> dict[str, str]:
+        return {name: str(value) for name, value in asdict(self).items()}
+
+
+class Trained(Transformer):
+    """Its forward is its loss: ``fully_shard`` gathers around a forward."""
+
+    def forward(self, text: torch.Tensor) -> torch.Tensor:
+        return self.loss(text)
+
+
+def cut(told: Mapping[str, str], mesh: DeviceMesh) -> tuple[Trained, torch.optim.Optimizer]:
+    """Each block is a unit, and what is around them is one."""
+    model = Trained(int(told["width"]), int(told["layers"]))
+    for block in model.blocks:
+        if isinstance(block, Block):
+            fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+
+# ---- in turns ----------------------------------------------------------------------------------------------------------------------------
+
+
+class Turns:
+    """One rank's part. ``steps`` are in a block; ``SIDE-BLOCK`` is the file that calls for one."""
+
+    def __init__(self, told: Mapping[str, str], side: str, rank: int) -> None:
+        self._folder, self._side, self._steps = Path(told["folder"]), side, int(told["block"])
+        self._log = (self._folder / f"{side}-{rank}.turns").open("a", buffering=1)
+
+    def before(self, step: int) -> None:
+        """Note when a block has ended, and the processor time of all threads until then; and wait for the next one."""
+        block, within = divmod(step, self._steps)
+        if within:
+            return
+        if block:
+            self._log.write(f"{time.monotonic():.6f} {time.process_time():.6f}\n")
+        while not (self._folder / f"{self._side}-{block}").exists():
+            time.sleep(POLL_S)
+
+
+class Memory:
+    """What a rank had resident when it began, and at most, as the kernel counts it."""
+
+    def __init__(self, told: Mapping[str, str], side: str, rank: int) -> None:
+        self._file, self._before = Path(told["folder"]) / f"{side}-{rank}.memory", _status_bytes("VmRSS")
+
+    def write(self, **beside: int) -> None:
+        found = {"before": self._before, "resident": _status_bytes("VmRSS"), "peak": _status_bytes("VmHWM"), **beside}
+        self._file.write_text(json.dumps(found))
+
+
+def _status_bytes(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name + ":"))
+
+
+def paired(run: Any) -> None:
+    """Fleet's side."""
+    told, last = run.options, int(run.options["steps"]) - 1
+    memory, turns = Memory(told, "fleet", run.slot), Turns(told, "fleet", run.slot)
+    model, optimizer = cut(told, run.mesh)
+    data, batch = Text(), run.shards * int(told["samples"])
+    for step in run.steps(run.track(model=model, optimizer=optimizer), total=last + 1):
+        if step.number == last:
+            engine = cast(FsdpEngine, run._engine)
+            memory.write(weights=sum(one.nbytes for one in engine.weights), state=engine.chunks.state_bytes)
+        turns.before(step.number)
+        for text in step.batches(data, batch_size=batch):
+            step.backward(model.train()(text))
+        step.commit()
+
+
+def native(told: Mapping[str, str], rank: int, world: int) -> None:
+    """PyTorch's: its gathering, its reduce-scatter, no copies. Its samples are not drawn, but taken in order, which costs it nothing."""
+    torch.set_num_threads(1)
+    torch.manual_seed(SEED)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    memory, turns = Memory(told, "native", rank), Turns(told, "native", rank)
+    dist.init_process_group("gloo", init_method=f"file://{told['folder']}/store", rank=rank, world_size=world)
+    model, optimizer = cut(told, init_device_mesh("cpu", (world,)))
+    data, samples, last = Text(), int(told["samples"]), int(told["steps"]) - 1
+    for step in range(last + 1):
+        if step == last:
+            memory.write()
+        turns.before(step)
+        first = (step * world + rank) * samples
+        model.train()(default_collate([data[number] for number in range(first, first + samples)])).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    dist.destroy_process_group()
+
+
+# ---- through kills -----------------------------------------------------------------------------------------------------------------------
+
+
+def struck(run: Any) -> None:
+    """Logs each commit; waits in each step while ranks are killed, so that there are steps left for all kills."""
+    told, folder = run.options, Path(run.options["folder"])
+    model, optimizer = cut(told, run.mesh)
+    log, calm, pause_s = EventLog(folder / "events", run.slot), folder / "calm", float(told["pause_s"])
+    data, batch = Text(), run.shards * int(told["samples"])
+    for step in run.steps(run.track(model=model, optimizer=optimizer), total=int(told["steps"]), clip_norm=1.0):
+        for text in step.batches(data, batch_size=batch):
+            step.backward(model.train()(text))
+        if pause_s and not calm.exists():
+            time.sleep(pause_s)
+        if step.commit():
+            log.write(step.number, batch, "commit", run.generation)
