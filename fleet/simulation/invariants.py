@@ -547,25 +547,9 @@ CHECKERS: tuple[type[Checker], ...] = (
     Durable, SavesAlone, Excused, Gathers, Lends, Copies,
 )  # fmt: skip
 HOOKS = (
-    *("record", "truncated", "sent", "told", "checkpoint", "restored", "end"),
-    *(
-        "meet",
-        "sit",
-        "seated",
-        "contribute",
-        "completed",
-        "reduced",
-        "agreed",
-        "commit",
-        "save",
-        "placed",
-        "lent",
-        "missed",
-        "cut",
-        "behind",
-        "did",
-    ),
-)
+    "record", "truncated", "sent", "told", "checkpoint", "restored", "end", "meet", "sit", "seated", "contribute", "completed", "reduced",
+    "agreed", "commit", "save", "placed", "lent", "missed", "cut", "behind", "did",
+)  # fmt: skip
 
 
 class Watch:

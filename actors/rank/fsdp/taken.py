@@ -101,7 +101,7 @@ def _plain(name: str, group: Any, swapped: dict[int, nn.Parameter]) -> Iterator[
         swapped[id(cut)] = plain
         places = [(where.module, where.param_name), *zip(where.shared_modules, where.shared_param_names, strict=True)]
         for module, key in places:
-            module._parameters[key] = plain
+            setattr(module, key, plain)
         yield plain
 
 
