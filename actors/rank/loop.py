@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -48,6 +49,7 @@ from fleet.protocol.records import COMPUTE, FINISH
 from fleet.protocol.types import StateId, View
 from fleet.settings.run import RunSettings
 
+log = logging.getLogger("fleet.rank")
 T = TypeVar("T")
 MEASURE_EVERY_US = 500_000
 
@@ -144,6 +146,10 @@ class Run:
         optimizers = {name: one for name, one in objects.items() if isinstance(one, torch.optim.Optimizer)}
         self._units = take_over(modules, optimizers)
         state = TrackedState(**objects)
+        if self._units and self._settings.optimizer_sharding != "fsdp" and self.slot == 0:
+            log.warning(
+                "fully_shard has cut the model in %d units, and each rank has it whole: see --optimizer-sharding fsdp", len(self._units)
+            )
         state.units = {id(each): number for number, unit in enumerate(self._units, 1) for each in unit.parameters}
         if self._settings.optimizer_sharding != "none":
             check_tracked(state, self._settings.threads_per_rank)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
 from actors.rank.fsdp.engine import FsdpEngine
@@ -39,9 +40,11 @@ def tracked() -> tuple[TrackedState, tuple[Unit, ...]]:
     return state, units
 
 
-def make(sharding: str, size: int, ring: Path) -> tuple[Engine, TrackedState]:
+def make(
+    sharding: str, size: int, ring: Path, build: Callable[[], tuple[TrackedState, tuple[Unit, ...]]] = tracked
+) -> tuple[Engine, TrackedState]:
     settings = RunSettings(world=size, shards=SHARDS, optimizer_sharding=sharding)
-    state, units = tracked()
+    state, units = build()
     if sharding == "none":
         return Engine(state, settings, Recorder(ring, 0), 0.5), state
     return FsdpEngine(state, settings, Recorder(ring, 0), 0.5, units, "127.0.0.1"), state
@@ -75,3 +78,69 @@ def test_the_bits_are_those_of_whole_replicas(size: int, tmp_path: Path, whole: 
     found = trained("fsdp", size, tmp_path)
     assert {each for each, _ in found} == {digest}
     assert sum(parameter_bytes for _, parameter_bytes in found) <= min(size, 2) * whole_bytes * 1.02
+
+
+# ---- four million parameters, prime, tied and frozen ------------------------------------------------------------------------------------
+
+
+class Words(nn.Module):
+    """Its head has the embedding's weights, and its first layer is frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(4001, 499), nn.Linear(499, 4001, bias=False)
+        self.inner = nn.Sequential(nn.Linear(499, 1999), nn.Tanh(), nn.Linear(1999, 499))
+        self.head.weight = self.embedding.weight
+        self.inner[0].requires_grad_(False)
+
+    def forward(self, words: Tensor) -> Tensor:
+        return self.head(self.inner(self.embedding(words)))
+
+
+def words() -> tuple[TrackedState, tuple[Unit, ...]]:
+    with ONE_AT_A_TIME, torch.random.fork_rng():
+        torch.manual_seed(2)
+        model = Words()
+        for part in (model.inner, model):
+            fully_shard(part, mesh=mesh_of_one(CPU))
+    optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=1e-3)
+    units = take_over({"model": model}, {"optimizer": optimizer})
+    state = TrackedState(model=model, optimizer=optimizer)
+    state.units = {id(each): number for number, unit in enumerate(units, 1) for each in unit.parameters}
+    return state, units
+
+
+def digest_of_words(sharding: str, size: int, folder: Path) -> str:
+    def rank(group: Group) -> str:
+        engine, state = make(sharding, size, folder / f"{sharding}-{size}-{group.rank}", words)
+        seat(engine, group)
+        for step in range(2):
+            for shard in engine.due:
+                draw = torch.Generator().manual_seed(100 * step + shard)
+                text = torch.randint(4001, (3,), generator=draw)
+                engine.begin_shard()
+                loss = nn.functional.cross_entropy(state.objects["model"](text[:-1]), text[1:])
+                loss.backward()
+                engine.end_shard(shard, float(loss.detach()))
+            assert engine.reduce((-1, 0, 0)).culprit is None
+            engine.apply()
+            engine.finish(lambda: None)
+        found = engine.digest(2)
+        group.all_gather(torch.empty(group.size, 1), torch.zeros(1))
+        if isinstance(engine, FsdpEngine):
+            engine.close()
+        return found
+
+    [found] = set(with_groups(size, rank))
+    return str(found)
+
+
+@pytest.fixture(scope="module")
+def whole_words(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return digest_of_words("none", 1, tmp_path_factory.mktemp("words"))
+
+
+@pytest.mark.parametrize("size", range(2, 9))
+def test_prime_tied_and_frozen_weights_have_one_digest_at_every_world(size: int, tmp_path: Path, whole_words: str) -> None:
+    """Whether it divides the eight shards or not."""
+    assert digest_of_words("fsdp", size, tmp_path) == whole_words
