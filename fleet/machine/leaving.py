@@ -21,6 +21,7 @@ from fleet.protocol.causes import (
     GivenUp,
     NodeCause,
     Rule,
+    Superseded,
     TakenAway,
     TrainRaised,
     incident,
@@ -143,8 +144,9 @@ def drop(machine: MachineState, rank: Rank, cause: Cause, at_s: float, now_s: fl
     generation = machine.view.generation if machine.view is not None and seated else -1
     domain = path if asked(machine.settings.domains) else ""
     machine.write(machine.losses.lost(rank, cause, at_s, generation, machine.committed.step, detail, domain))
-    if incident(cause):
+    if incident(cause) or cause == Evicted(Superseded()):  # the newer process may be heard of before the silence of the old one is
         machine.losses.note(rank, seated, now_s)
+    if incident(cause):
         machine.checkpoints.lost(now_s)
     if seated and machine.phase in (Phase.RUN, Phase.FORM):
         gather(machine, now_s, GatherWhy.LOST, f"rank {member} lost: {cause}", member, in_person=False)

@@ -73,7 +73,7 @@ class Ranks:
 
     def step(self, number: int, count: int) -> None:
         for buffers, chunks in list(zip(self.buffers, self.chunks, strict=True))[:count]:
-            flats = [torch.zeros(length, dtype=dtype) for (dtype, _), length in buffers._lengths.items()]
+            flats = [torch.zeros(length, dtype=dtype) for (dtype, *_), length in buffers._lengths.items()]
             for place, value in zip(buffers._places, gradients(buffers.parameters, number), strict=True):
                 place.view(flats).copy_(value)
             chunks.point(flats)
