@@ -49,6 +49,20 @@ def cluster() -> Iterator[LocalCluster]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def unconnected() -> Iterator[None]:
+    """Tests of other files may have left this process in the cluster of the session; it is there again afterwards."""
+    import ray  # who starts no cluster does without
+
+    from fleet.cluster.quiet import connect
+
+    before = ray.get_runtime_context().gcs_address if ray.is_initialized() else ""
+    ray.shutdown()
+    yield
+    if before:
+        connect(before)
+
+
 @pytest.fixture(scope="session")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeaweedServer]:
     """An object store of this session's own. Who stops or kills one starts one."""

@@ -16,7 +16,6 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from actors import domains
 from actors.link_survey import Survey
 from fleet.cluster.local import LocalCluster, node_resource
-from fleet.cluster.quiet import connect
 from fleet.cluster.reach import nodes_seen, reached
 from fleet.protocol.domains import VARIABLE
 from policies.links import admit, pairs, rounds
@@ -25,14 +24,7 @@ LIMIT_S = 120.0
 LABELS = [{"rack": "r1"}, {"rack": "r1"}, {"rack": "r2"}]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def unconnected() -> Iterator[None]:
-    """Tests of other files may have left this process in the cluster of the session; it is there again afterwards."""
-    before = ray.get_runtime_context().gcs_address if ray.is_initialized() else ""
-    ray.shutdown()
-    yield
-    if before:
-        connect(before)
+pytestmark = pytest.mark.usefixtures("unconnected")
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ RACKS = ["a", "b", "a", "b"]
 
 
 @pytest.fixture
-def racks() -> Iterator[LocalCluster]:
+def racks(unconnected: None) -> Iterator[LocalCluster]:
     with LocalCluster(4, slots_per_node=2, labels=[{"fleet.dev/rack": rack} for rack in RACKS]) as there:
         there.connect()
         yield there
