@@ -21,7 +21,7 @@ from actors.rank.data.feeds import Feeds
 from actors.rank.data.sampling import seed_step, seeded_alone
 from actors.rank.device import rank_device
 from actors.rank.fsdp.engine import FsdpEngine
-from actors.rank.fsdp.taken import Unit, mesh_of_one, take_over
+from actors.rank.fsdp.taken import Unit, mesh_of_one, numbers, take_over
 from actors.rank.membership.client import Client
 from actors.rank.membership.seat import Seat
 from actors.rank.once import Figures, Home, OneOfAll, name_of
@@ -150,7 +150,7 @@ class Run:
             log.warning(
                 "fully_shard has cut the model in %d units, and each rank has it whole: see --optimizer-sharding fsdp", len(self._units)
             )
-        state.units = {id(each): number for number, unit in enumerate(self._units, 1) for each in unit.parameters}
+        state.units = numbers(self._units)
         if self._settings.optimizer_sharding != "none":
             check_tracked(state, self._settings.threads_per_rank)
         return state

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from fleet.protocol.records import CheckpointRecord, LineageBegun, ViewPublished
+from fleet.protocol.records import LineageBegun, ViewPublished
 from fleet.settings.run import CheckpointSettings, RunSettings
 from tests.fault.test_bad_luck import of, settings, survived, train_through
 from tests.fault.test_bit_identity import storm, strike
+from tests.fault.test_sharded_optimizer import goes_back_to_the_checkpoint
 from tests.support import trains
 from tests.support.plain import PlainFleet
 
@@ -59,17 +60,8 @@ def test_a_rank_lost_at_a_moment_of_the_step(train: Callable[[Any], None], tmp_p
 
 def test_an_owner_lost_with_its_guard_goes_back_to_the_checkpoint(tmp_path: Path, whole: str) -> None:
     """No copy is left. All ranks find so, and begin again from the parts that all had written."""
-
-    def misfortune(fleet: PlainFleet) -> None:
-        fleet.wait_for(lambda: fleet.coordinator.machine.state.checkpoints.newest_id)
-        for slot in range(3):  # of four ranks on one node, each guards one
-            fleet.kill(slot)
-
     chosen = cut(tmp_path, nodes=1, checkpoint=CheckpointSettings(policy="fixed", interval_s=0.2))
-    outcome, records, digest = train_through(trains.plain, chosen, tmp_path, misfortune)
-    survived(outcome, records, digest, whole)
-    assert of(LineageBegun, records)
-    assert any(record.phase == "durable" for record in of(CheckpointRecord, records))
+    goes_back_to_the_checkpoint(chosen, tmp_path, whole)
 
 
 def test_with_two_copies_two_may_be_lost_at_once(tmp_path: Path, whole: str) -> None:

@@ -58,14 +58,19 @@ def test_a_rank_lost_within_the_commit(train: Callable[[Any], None], tmp_path: P
 
 def test_an_owner_lost_with_its_guard_goes_back_to_the_checkpoint(tmp_path: Path, unsharded: str) -> None:
     """No copy is left. All ranks find so, and begin again from the parts that all had written."""
+    chosen = sharded(tmp_path, nodes=1, checkpoint=CheckpointSettings(policy="fixed", interval_s=0.2))
+    goes_back_to_the_checkpoint(chosen, tmp_path, unsharded)
+
+
+def goes_back_to_the_checkpoint(chosen: RunSettings, folder: Path, truth: str) -> None:
+    """Four ranks on one node, three of which are lost at once behind a checkpoint."""
 
     def misfortune(fleet: PlainFleet) -> None:
         fleet.wait_for(lambda: fleet.coordinator.machine.state.checkpoints.newest_id)
         for slot in range(3):  # of four ranks on one node, each guards one
             fleet.kill(slot)
 
-    chosen = sharded(tmp_path, nodes=1, checkpoint=CheckpointSettings(policy="fixed", interval_s=0.2))
-    outcome, records, digest = train_through(trains.plain, chosen, tmp_path, misfortune)
-    survived(outcome, records, digest, unsharded)
+    outcome, records, digest = train_through(trains.plain, chosen, folder, misfortune)
+    survived(outcome, records, digest, truth)
     assert of(LineageBegun, records)
     assert any(record.phase == "durable" for record in of(CheckpointRecord, records))

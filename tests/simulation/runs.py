@@ -5,9 +5,10 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Callable, Mapping, Sequence
 
+from fleet.protocol.records import LineageBegun
 from fleet.protocol.types import Ranges
 from fleet.simulation.families import daemons_plan, gathers_plan, links_plan, notices_plan, resizes_plan, stops_plan, stores_plan
-from fleet.simulation.plan import Plan, cut_plan, flipped_plan, racks_plan, random_plan, slow_plan
+from fleet.simulation.plan import Plan, Trouble, cut_plan, flipped_plan, racks_plan, random_plan, slow_plan, with_troubles
 from fleet.simulation.world import Outcome, World
 from fleet.testing import Policies
 from policies.placement import copies, weighted_ranges
@@ -78,3 +79,17 @@ def failed_of(family: str, seeds: range) -> list[str]:
     """What was broken in these seeds, and how to repeat it."""
     outcomes = [simulate_family(family, seed) for seed in seeds]
     return [outcome.report(f"{COMMAND} --family {family}") for outcome in outcomes if outcome.broken]
+
+
+def completed(plan: Plan, *troubles: Trouble) -> Outcome:
+    """A run through ``troubles``, all of which have struck: it completed, and no invariant was broken."""
+    outcome = simulate(with_troubles(plan, troubles), keep_trace=True)
+    assert not outcome.broken, outcome.report(COMMAND)
+    assert outcome.status == "completed", outcome.reason
+    assert outcome.world.faults.fired >= len(troubles)
+    return outcome
+
+
+def rollbacks(outcome: Outcome) -> int:
+    """How often the run went back to a checkpoint, or to its first state."""
+    return sum(isinstance(record, LineageBegun) for record in outcome.world.journal)

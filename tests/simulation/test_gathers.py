@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 
 from fleet.protocol.chunks import Chunk, Loan
-from fleet.protocol.records import LineageBegun
 from fleet.protocol.types import StateId
 from fleet.simulation import gathering as gathering_module
 from fleet.simulation import sharded as sharded_module
 from fleet.simulation.gathering import GatheringRank
-from fleet.simulation.plan import Plan, Trouble, small, with_troubles
+from fleet.simulation.plan import Plan, Trouble, small
 from fleet.simulation.world import Outcome
-from tests.simulation.runs import COMMAND, failed_of, in_parts, simulate, simulate_family
+from tests.simulation.runs import completed, failed_of, in_parts, rollbacks, simulate_family
 
 Patch = pytest.MonkeyPatch
 SEEDS = int(os.environ.get("FLEET_SEEDS", "200"))
@@ -36,16 +35,7 @@ def test_every_invariant_holds_in_every_seed() -> None:
 def run(*troubles: Trouble, copies: int = 1, seed: int = 1) -> Outcome:
     """Three nodes of two ranks: what is on one node has its copies on another."""
     settings = dataclasses.replace(small(6, nodes=3), optimizer_sharding="fsdp", optimizer_copies=copies)
-    plan = with_troubles(Plan(seed=seed, settings=settings, steps=12, capacity=6, save_every_s=0.3), troubles)
-    outcome = simulate(plan, keep_trace=True)
-    assert not outcome.broken, outcome.report(COMMAND)
-    assert outcome.status == "completed", outcome.reason
-    assert outcome.world.faults.fired >= len(troubles)
-    return outcome
-
-
-def rollbacks(outcome: Outcome) -> int:
-    return sum(isinstance(record, LineageBegun) for record in outcome.world.journal)
+    return completed(Plan(seed=seed, settings=settings, steps=12, capacity=6, save_every_s=0.3), *troubles)
 
 
 def missed(outcome: Outcome) -> int:

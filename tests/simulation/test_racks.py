@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from fleet.protocol.decisions import DomainLost, Lacking
-from fleet.protocol.records import DecisionMade, LineageBegun, ViewPublished
+from fleet.protocol.records import DecisionMade, ViewPublished
 from fleet.simulation import nodes as nodes_module
 from fleet.simulation.plan import Plan, Trouble, racks_plan, small, with_troubles
 from fleet.simulation.world import Outcome
-from tests.simulation.runs import in_parts, simulate
+from tests.simulation.runs import in_parts, rollbacks, simulate
 
 SEEDS = int(os.environ.get("FLEET_SEEDS", "200"))
 MOST = 40
@@ -49,10 +49,6 @@ def lose_a_rack(seed: int, first: int = 2, apart: int = 1, **settings: object) -
     assert not outcome.broken, outcome.report("")
     assert outcome.status == "completed", outcome.reason
     return outcome
-
-
-def rollbacks(outcome: Outcome) -> int:
-    return sum(isinstance(record, LineageBegun) for record in outcome.world.journal)
 
 
 def test_each_chunk_of_the_optimizers_state_outlives_a_rack() -> None:

@@ -10,12 +10,12 @@ import pytest
 
 from fleet.protocol import chunks as chunks_module
 from fleet.protocol.chunks import Claim
-from fleet.protocol.records import CheckpointRecord, LineageBegun, ViewPublished
+from fleet.protocol.records import CheckpointRecord, ViewPublished
 from fleet.protocol.types import StateId
 from fleet.simulation import sharded as sharded_module
-from fleet.simulation.plan import Plan, Trouble, small, with_troubles
+from fleet.simulation.plan import Plan, Trouble, small
 from fleet.simulation.world import Outcome
-from tests.simulation.runs import COMMAND, in_parts, simulate, simulate_seed
+from tests.simulation.runs import COMMAND, completed, in_parts, rollbacks, simulate_seed
 
 Patch = pytest.MonkeyPatch
 SEEDS = int(os.environ.get("FLEET_SEEDS", "300"))
@@ -34,15 +34,7 @@ def test_every_invariant_holds_in_every_seed() -> None:
 
 def run(*troubles: Trouble, world: int = 4, nodes: int = 2, seed: int = 1) -> Outcome:
     settings = dataclasses.replace(small(world, nodes=nodes), optimizer_sharding="zero1")
-    outcome = simulate(with_troubles(Plan(seed=seed, settings=settings, steps=12, capacity=4), troubles), keep_trace=True)
-    assert not outcome.broken, outcome.report(COMMAND)
-    assert outcome.status == "completed", outcome.reason
-    assert outcome.world.faults.fired >= len(troubles)
-    return outcome
-
-
-def rollbacks(outcome: Outcome) -> int:
-    return sum(isinstance(record, LineageBegun) for record in outcome.world.journal)
+    return completed(Plan(seed=seed, settings=settings, steps=12, capacity=4), *troubles)
 
 
 @pytest.mark.parametrize("point", ["reducing", "ready", "decided", "mutating", "gathering", "committed"])

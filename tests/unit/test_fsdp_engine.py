@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
 from actors.rank.fsdp.engine import FsdpEngine
-from actors.rank.fsdp.taken import Unit, mesh_of_one, take_over
+from actors.rank.fsdp.taken import Unit, mesh_of_one, numbers, take_over
 from actors.rank.membership.process_group import Group
 from actors.rank.state.tracked import TrackedState
 from actors.rank.step.engine import Engine
@@ -36,7 +36,7 @@ def tracked() -> tuple[TrackedState, tuple[Unit, ...]]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     units = take_over({"model": model}, {"optimizer": optimizer})
     state = TrackedState(model=model, optimizer=optimizer, scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 2))
-    state.units = {id(each): number for number, unit in enumerate(units, 1) for each in unit.parameters}
+    state.units = numbers(units)
     return state, units
 
 
@@ -106,7 +106,7 @@ def words() -> tuple[TrackedState, tuple[Unit, ...]]:
     optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=1e-3)
     units = take_over({"model": model}, {"optimizer": optimizer})
     state = TrackedState(model=model, optimizer=optimizer)
-    state.units = {id(each): number for number, unit in enumerate(units, 1) for each in unit.parameters}
+    state.units = numbers(units)
     return state, units
 
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from actors.rank.fsdp.lending import REQUEST, YES, Address, Borrower, Lender, Lent, Wish
-from fleet.protocol.chunks import Loan, lenders, loan
 from fleet.protocol.types import StateId
 
 HERE = StateId(0, 7)
@@ -121,26 +120,3 @@ def test_a_lender_that_is_closed_leaves_no_thread() -> None:
     while threading.active_count() > before:
         assert time.monotonic() < end_s, [thread.name for thread in threading.enumerate()]
         time.sleep(0.01)
-
-
-def test_each_keeper_is_asked_once_and_ranks_begin_with_different_ones() -> None:
-    guarded = ((1, 2), (2,), ())
-    assert {frozenset(lenders(guarded, 0, rank)) for rank in range(5)} == {frozenset({0, 1, 2})}
-    assert {lenders(guarded, 0, rank)[0] for rank in range(3)} == {0, 1, 2}
-    assert lenders(guarded, 2, 7) == (2,)
-
-
-@pytest.mark.parametrize(
-    ("here", "said"),
-    [
-        (HERE, Loan.NOW),
-        (StateId(0, 6), Loan.LATER),
-        (StateId(0, 5), Loan.NEVER),
-        (StateId(0, 8), Loan.NEVER),
-        (StateId(1, 7), Loan.NEVER),
-        (StateId(1, 6), Loan.NEVER),
-        (None, Loan.NEVER),
-    ],
-)
-def test_only_the_committed_state_that_was_asked_for_is_lent(here: StateId | None, said: Loan) -> None:
-    assert loan(here, HERE) is said

@@ -59,3 +59,10 @@ def test_only_what_is_committed_is_lent_and_to_whoever_is_a_step_ahead_soon(here
 def test_nothing_is_said_while_what_is_held_changes(here: StateId | None) -> None:
     """It is neither the old nor the new; and a rank that is about to have its chunks is asked by those who have theirs."""
     assert loan(here, AT, still=False) is Loan.LATER
+
+
+def test_keepers_that_are_not_evenly_spread_are_each_asked_once() -> None:
+    uneven = ((1, 2), (2,), ())
+    assert {frozenset(lenders(uneven, 0, rank)) for rank in range(5)} == {frozenset({0, 1, 2})}
+    assert {lenders(uneven, 0, rank)[0] for rank in range(3)} == {0, 1, 2}
+    assert lenders(uneven, 2, 7) == (2,)

@@ -9,7 +9,7 @@ All that is known here of FSDP2's inside is in :func:`_groups` and :func:`_relea
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,11 @@ class Unit:
     modules: tuple[nn.Module, ...]
     parameters: tuple[nn.Parameter, ...]
     keeps: bool
+
+
+def numbers(units: Sequence[Unit]) -> dict[int, int]:
+    """By ``id`` of a parameter, the number of its unit, from 1 on."""
+    return {id(parameter): number for number, unit in enumerate(units, 1) for parameter in unit.parameters}
 
 
 def mesh_of_one(device: torch.device) -> DeviceMesh:

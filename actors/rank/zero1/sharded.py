@@ -174,9 +174,10 @@ class ShardedEngine(Engine):
         self._state, self._guarded, self.complete = state, guarded, True
         assert isinstance(self._reducer, ShardedReducer)
         self._reducer.guarded = guarded
-        size = len(guarded)
-        held = [kept(guarded, rank) for rank in range(size)]
-        self._routes = [[route(held, [WHOLE], extent, rank) for extent in self.chunks.extents] for rank in range(size)]
+        if self._gathers:
+            size = len(guarded)
+            held = [kept(guarded, rank) for rank in range(size)]
+            self._routes = [[route(held, [WHOLE], extent, rank) for extent in self.chunks.extents] for rank in range(size)]
         self._forget_log()
 
     def reset(self) -> None:
