@@ -39,16 +39,9 @@ class Shape:
         return {name: str(value) for name, value in asdict(self).items()}
 
 
-class Trained(Transformer):
-    """Its forward is its loss: ``fully_shard`` gathers around a forward."""
-
-    def forward(self, text: torch.Tensor) -> torch.Tensor:
-        return self.loss(text)
-
-
-def cut(told: Mapping[str, str], mesh: DeviceMesh) -> tuple[Trained, torch.optim.Optimizer]:
+def cut(told: Mapping[str, str], mesh: DeviceMesh) -> tuple[Transformer, torch.optim.Optimizer]:
     """Each block is a unit, and what is around them is one."""
-    model = Trained(int(told["width"]), int(told["layers"]))
+    model = Transformer(int(told["width"]), int(told["layers"]))
     for block in model.blocks:
         if isinstance(block, Block):
             fully_shard(block, mesh=mesh)
