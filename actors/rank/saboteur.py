@@ -84,6 +84,9 @@ class Saboteur:
     def _after_backward(self, spoil: Callable[[Sequence[torch.Tensor]], object]) -> None:
         """Once, between a shard's backward and its sum."""
         engine, right = self._engine, self._engine.end_shard
+        if engine.leave_through is not None:
+            engine.leave_through.append(spoil)
+            return
 
         def wrong(shard: int, loss: float) -> None:
             engine.end_shard = right  # type: ignore[method-assign]
@@ -107,10 +110,10 @@ class Saboteur:
         engine, right = self._engine, self._engine.begin_shard
         self._healed.clear()
 
-        def wrong() -> None:
+        def wrong(shard: int) -> None:
             engine.begin_shard = right  # type: ignore[method-assign]
             self._healed.wait(order.duration_s)
-            right()
+            right(shard)
 
         engine.begin_shard = wrong  # type: ignore[method-assign]
 

@@ -107,6 +107,31 @@ def loan(here: StateId | None, wanted: StateId, *, still: bool = True) -> Loan:
     return Loan.LATER if behind else Loan.NEVER
 
 
+class Turn(NamedTuple):
+    """Which attempt at a step this is: the view's generation, and how often the step was computed anew in it."""
+
+    generation: int
+    attempt: int
+
+
+def gift(here: tuple[StateId | None, Turn], brought: tuple[StateId, Turn], *, still: bool = True) -> Loan:
+    """A rank computes a step from ``here``; a peer brings it a part of a gradient, of the step from ``brought``. Pure.
+
+    Whoever is ahead, in a newer view, with the next step, or with the next attempt, is told once this rank has come there, too. What belongs
+    to an earlier attempt is of no use: its sum was given up.
+
+    Args:
+        still: see :func:`loan`.
+    """
+    mine, theirs = here[1], brought[1]
+    if theirs.generation != mine.generation:
+        return Loan.LATER if theirs.generation > mine.generation else Loan.NEVER
+    fate = loan(here[0], brought[0], still=still)
+    if fate is not Loan.NOW or theirs.attempt == mine.attempt:
+        return fate
+    return Loan.LATER if theirs.attempt > mine.attempt else Loan.NEVER
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
     """What one member says when a view begins.

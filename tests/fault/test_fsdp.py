@@ -33,16 +33,22 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
     return digest
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 5])
-def test_no_world_size_changes_a_bit(world: int, tmp_path: Path, whole: str) -> None:
-    outcome, records, digest = train_through(trains.plain, cut(tmp_path, world=world), tmp_path)
+@pytest.fixture(params=["step", "shard"])
+def sync(request: pytest.FixtureRequest) -> str:
+    """When gradients leave a rank."""
+    return str(request.param)
+
+
+@pytest.mark.parametrize(("world", "sync"), [(1, "step"), (2, "step"), (3, "step"), (5, "step"), (1, "shard"), (3, "shard"), (5, "shard")])
+def test_no_world_size_changes_a_bit(world: int, sync: str, tmp_path: Path, whole: str) -> None:
+    outcome, records, digest = train_through(trains.plain, cut(tmp_path, world=world, gradient_sync=sync), tmp_path)
     survived(outcome, records, digest, whole)
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.truth) for seed in range(1, 12))])
-def test_a_storm_changes_no_bit(seed: int, tmp_path: Path, whole: str) -> None:
+def test_a_storm_changes_no_bit(seed: int, sync: str, tmp_path: Path, whole: str) -> None:
     kills = storm(seed, 4)
-    outcome, records, digest = train_through(trains.plain, cut(tmp_path), tmp_path, lambda fleet: strike(fleet, kills))
+    outcome, records, digest = train_through(trains.plain, cut(tmp_path, gradient_sync=sync), tmp_path, lambda fleet: strike(fleet, kills))
     survived(outcome, records, digest, whole)
     assert len(of(ViewPublished, records)) >= 2, "no kill changed the view"
     guard_too = any(other != slot and later - step <= 1 for (step, slot), (later, other) in itertools.pairwise(kills))
@@ -50,9 +56,9 @@ def test_a_storm_changes_no_bit(seed: int, tmp_path: Path, whole: str) -> None:
 
 
 @pytest.mark.parametrize("train", [trains.dies_in_forward, trains.dies_in_backward, trains.dies_between_sums_and_commit])
-def test_a_rank_lost_at_a_moment_of_the_step(train: Callable[[Any], None], tmp_path: Path, whole: str) -> None:
+def test_a_rank_lost_at_a_moment_of_the_step(train: Callable[[Any], None], sync: str, tmp_path: Path, whole: str) -> None:
     """Its peers gather from its guard, or take the step that it has taken: nothing is lost."""
-    outcome, records, digest = train_through(train, cut(tmp_path, world=3), tmp_path)
+    outcome, records, digest = train_through(train, cut(tmp_path, world=3, gradient_sync=sync), tmp_path)
     survived(outcome, records, digest, whole)
     assert len(of(ViewPublished, records)) >= 2
     assert not of(LineageBegun, records)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
 from actors.rank.fsdp.engine import FsdpEngine
+from actors.rank.fsdp.streamed import StreamedEngine
 from actors.rank.fsdp.taken import Unit, mesh_of_one, numbers, take_over
 from actors.rank.membership.process_group import Group
 from actors.rank.state.tracked import TrackedState
@@ -43,11 +44,12 @@ def tracked() -> tuple[TrackedState, tuple[Unit, ...]]:
 def make(
     sharding: str, size: int, ring: Path, build: Callable[[], tuple[TrackedState, tuple[Unit, ...]]] = tracked
 ) -> tuple[Engine, TrackedState]:
-    settings = RunSettings(world=size, shards=SHARDS, optimizer_sharding=sharding)
+    settings = RunSettings(world=size, shards=SHARDS, optimizer_sharding="fsdp" if sharding == "streamed" else sharding)
     state, units = build()
     if sharding == "none":
         return Engine(state, settings, Recorder(ring, 0), 0.5), state
-    return FsdpEngine(state, settings, Recorder(ring, 0), 0.5, units, "127.0.0.1"), state
+    kind = StreamedEngine if sharding == "streamed" else FsdpEngine
+    return kind(state, settings, Recorder(ring, 0), 0.5, units, "127.0.0.1"), state
 
 
 def trained(sharding: str, size: int, folder: Path) -> list[tuple[str, int]]:
@@ -71,11 +73,12 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, int]:
     return trained("none", 1, tmp_path_factory.mktemp("whole"))[0]
 
 
+@pytest.mark.parametrize("sharding", ["fsdp", "streamed"])
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_the_bits_are_those_of_whole_replicas(size: int, tmp_path: Path, whole: tuple[str, int]) -> None:
+def test_the_bits_are_those_of_whole_replicas(sharding: str, size: int, tmp_path: Path, whole: tuple[str, int]) -> None:
     """And the ranks together have each chunk of each unit twice, but for what is left free between parameters."""
     digest, whole_bytes = whole
-    found = trained("fsdp", size, tmp_path)
+    found = trained(sharding, size, tmp_path)
     assert {each for each, _ in found} == {digest}
     assert sum(parameter_bytes for _, parameter_bytes in found) <= min(size, 2) * whole_bytes * 1.02
 
@@ -118,7 +121,7 @@ def digest_of_words(sharding: str, size: int, folder: Path) -> str:
             for shard in engine.due:
                 draw = torch.Generator().manual_seed(100 * step + shard)
                 text = torch.randint(4001, (3,), generator=draw)
-                engine.begin_shard()
+                engine.begin_shard(shard)
                 loss = nn.functional.cross_entropy(state.objects["model"](text[:-1]), text[1:])
                 loss.backward()
                 engine.end_shard(shard, float(loss.detach()))

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from actors.rank.fsdp.lending import REQUEST, YES, Address, Borrower, Lender, Lent, Wish
+from actors.rank.fsdp.lending import WIRE, YES, Address, Borrower, Lender, Lent, Request, Wish
 from fleet.protocol.types import StateId
 
 HERE = StateId(0, 7)
@@ -61,7 +61,7 @@ def test_a_lender_that_is_gone_is_told_at_once(lender: Lender, borrower: Borrowe
 
 def test_whoever_does_not_know_the_token_is_told_nothing(lender: Lender) -> None:
     with socket.create_connection(lender.address[:2], 10.0) as connection:
-        connection.sendall(REQUEST.pack(b"x" * 16, 0, 7, 3, 0, 10))
+        connection.sendall(Request(HERE, 3, 0, 10).packed(b"x" * 16))
         assert connection.recv(1) == b""
 
 
@@ -98,7 +98,7 @@ def test_half_an_answer_is_no_answer(borrower: Borrower) -> None:
         def serve() -> None:
             connection, _ = listener.accept()
             with connection:
-                connection.recv(REQUEST.size)
+                connection.recv(WIRE.size)
                 connection.sendall(YES + bytes(20))
 
         threading.Thread(target=serve, daemon=True).start()

@@ -27,7 +27,7 @@ def bits(tensors: list[torch.Tensor]) -> list[bytes]:
 def test_a_weight_that_flips_between_forward_and_backward_lets_the_step_go_on(seed: int, tmp_path: Path) -> None:
     model, optimizer, _ = build(norm="layer")
     engine = Engine(TrackedState(model=model, optimizer=optimizer), RunSettings(world=1, shards=1), Recorder(tmp_path / "rank", 0), None)
-    engine.begin_shard()
+    engine.begin_shard(0)
     inputs, wanted = map(torch.stack, zip(*(Numbers()[index] for index in range(4)), strict=True))
     loss = (model(inputs) - wanted).square().mean()
     before = bits(engine.parameters)

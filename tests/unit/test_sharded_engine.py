@@ -42,7 +42,7 @@ def tracked() -> TrackedState:
 def compute(engine: Engine, state: TrackedState, step: int, shards: Sequence[int]) -> None:
     for shard in shards:
         x = torch.randn(4, 16, generator=torch.Generator().manual_seed(100 * step + shard))
-        engine.begin_shard()
+        engine.begin_shard(shard)
         loss = (state.objects["model"](x) - x.sum(1, keepdim=True)).square().mean()
         loss.backward()
         engine.end_shard(shard, float(loss.detach()))

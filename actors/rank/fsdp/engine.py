@@ -20,7 +20,7 @@ import torch
 
 from actors.rank.fsdp.chunks import ChunkedModel
 from actors.rank.fsdp.gathered import Gathered
-from actors.rank.fsdp.lending import Address, Borrower, Lender, Lent, Wish
+from actors.rank.fsdp.lending import Address, Borrower, Keep, Lender, Lent, Wish
 from actors.rank.fsdp.taken import Unit
 from actors.rank.membership.process_group import Group, GroupBroken
 from actors.rank.state.tracked import TrackedState
@@ -53,6 +53,8 @@ class FsdpEngine(ShardedEngine):
 
     chunks: ChunkedModel
     _chunked = ChunkedModel
+    _keep: Keep | None = None
+    """Who takes what others bring."""
     _gathers = False
 
     def __init__(
@@ -72,7 +74,7 @@ class FsdpEngine(ShardedEngine):
         self._in_shard, self._still, self._changes = False, True, 0
         self._met: list[Address] = []
         self._loop = threading.get_ident()
-        self._lender = Lender(host, self._lend)
+        self._lender = Lender(host, self._lend, self._keep)
         self._borrower = Borrower(lambda: self._in_shard and called_away(), min(SILENT_S, settings.timeouts.collective_s))
         state.apart = self.body.apart = frozenset(map(id, self._gradients.parameters))
         state.bring = self.chunks.bring
@@ -88,7 +90,7 @@ class FsdpEngine(ShardedEngine):
         where = {id(parameter): place for parameter, place in zip(gradients.parameters, gradients.places, strict=True)}
         places = [(parameter, *where[id(parameter)]) for parameter in unit.parameters if id(parameter) in where]
         flats = dict.fromkeys(flat for _, flat, _ in places)
-        return Gathered(unit, [(flat, gradients.extents[flat]) for flat in flats], places, self._fill)
+        return Gathered(unit, [(flat, gradients.extents[flat]) for flat in flats], places, self._fill, self._behind_backward)
 
     def close(self) -> None:
         """Nothing is lent, or borrowed, any more."""
@@ -132,6 +134,10 @@ class FsdpEngine(ShardedEngine):
     def apply(self) -> None:
         with self.moving():
             super().apply()
+            self._begin_step()
+
+    def _begin_step(self) -> None:
+        """The state is that of the next step, and nobody has anything from here yet."""
 
     def gather(self, group: Group, routes: Routes) -> None:
         """Nothing is behind a step that was taken: nobody has the parameters whole."""
@@ -145,9 +151,12 @@ class FsdpEngine(ShardedEngine):
 
     # ---- a shard -----------------------------------------------------------------------------------------------------------------------
 
-    def begin_shard(self) -> None:
+    def _behind_backward(self, unit: Gathered) -> None:
+        """All gradients of ``unit`` are there."""
+
+    def begin_shard(self, shard: int) -> None:
         self._let_go()  # what something beside the steps has gathered may be of an earlier state
-        super().begin_shard()
+        super().begin_shard(shard)
         self._missed, self._in_shard = "", True
         for each in self._gathered:
             if not each.modules:

@@ -27,6 +27,7 @@ class Gathered:
         flats: by flat buffer of the unit, its number and length.
         places: by parameter, (number of the flat buffer, element at which it begins).
         fill: (number of a flat buffer, memory of its length): the parameters are to be there when it returns.
+        behind_backward: is called once all gradients are there, if all parameters take part.
     """
 
     def __init__(
@@ -35,11 +36,14 @@ class Gathered:
         flats: Sequence[tuple[int, int]],
         places: Sequence[tuple[nn.Parameter, int, int]],
         fill: Callable[[int, torch.Tensor], None],
+        behind_backward: Callable[[Gathered], None] = lambda unit: None,
     ) -> None:
+        self._behind_backward = behind_backward
         self.name, self.modules, self._keeps, self._fill = unit.name, unit.modules, unit.keeps, fill
         like = {flat: next(parameter for parameter, at, _ in places if at == flat) for flat, _ in flats}
         self._flats = {flat: torch.empty(length, dtype=like[flat].dtype, device=like[flat].device) for flat, length in flats}
         strides = [torch.empty_like(parameter, device="meta").stride() for parameter, *_ in places]
+        self._places = [(parameter, flat, start, stride) for (parameter, flat, start), stride in zip(places, strides, strict=True)]
         self._views = [
             (parameter, self._flats[flat].as_strided(parameter.shape, stride, start), _nothing(parameter))
             for (parameter, flat, start), stride in zip(places, strides, strict=True)
@@ -96,7 +100,28 @@ class Gathered:
         """The last one lets the unit go. One that takes no part is never told of; then the end of the shard does."""
         self._waited += 1
         if self._waited == len(self._views):
+            self._behind_backward(self)
             self.let_go()
+
+    @property
+    def flats(self) -> list[int]:
+        """The numbers of its flat buffers."""
+        return list(self._flats)
+
+    @property
+    def gradients(self) -> list[torch.Tensor]:
+        """Those that are there."""
+        return [parameter.grad for parameter, *_ in self._places if parameter.grad is not None]
+
+    def pack(self) -> dict[int, torch.Tensor]:
+        """By flat buffer, its gradients, in memory of their own; the parameters have none any more. Where there is none it is zero."""
+        packed = {flat: torch.zeros(memory.shape, dtype=memory.dtype, device=memory.device) for flat, memory in self._flats.items()}
+        for parameter, flat, start, stride in self._places:
+            if parameter.grad is not None:
+                found = parameter.grad.detach()
+                packed[flat].as_strided(parameter.shape, stride, start).copy_(found.to_dense() if found.is_sparse else found)
+                parameter.grad = None
+        return packed
 
 
 def _nothing(parameter: torch.Tensor) -> torch.Tensor:

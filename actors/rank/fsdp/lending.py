@@ -5,7 +5,8 @@ as in an all-gather. A rank with more shards than another, or a slower one, hold
 owner is lost in the middle of a forward, a guard is asked in its place.
 
 A loan is one request (token, state, flat buffer, range) and one answer (a byte that says yes, the bytes, and a byte that says that they
-have not changed meanwhile) on a connection that stays.
+have not changed meanwhile) on a connection that stays. On such a connection others also bring what belongs to this rank: a request that is
+a gift has its bytes behind it, and one byte for an answer. See :mod:`actors.rank.fsdp.sending`.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
 from actors.rank.telemetry.usage import RECEIVED, SENT
 from fleet.cluster.scheduling import be_prompt
+from fleet.protocol.chunks import Turn
 from fleet.protocol.types import StateId
 
 log = logging.getLogger("fleet.rank")
-REQUEST = struct.Struct(">16sqqqqq")
 YES, NO = b"\1", b"\0"
 TOKEN_BYTES = 16
 REACH_S = 1.0
@@ -53,6 +54,36 @@ class Address(NamedTuple):
         return cls(data[TOKEN_BYTES + 2 :].rstrip(b"\0").decode(), port, data[:TOKEN_BYTES])
 
 
+class Request(NamedTuple):
+    """For elements ``lo..hi`` of a flat buffer, of ``state``; or with elements that follow it, if it is a gift.
+
+    Attributes:
+        gift: elements follow. The other fields are those of a gift.
+        turn: of the view and of the attempt at the step that it belongs to.
+        shard: whose gradient it is; :data:`SUM`: it is the mean over all shards.
+    """
+
+    state: StateId
+    flat: int
+    lo: int
+    hi: int
+    gift: bool = False
+    turn: Turn = Turn(-1, 0)
+    shard: int = -1
+
+    def packed(self, token: bytes) -> bytes:
+        return WIRE.pack(token, self.gift, self.state.lineage, self.state.step, self.flat, self.lo, self.hi, *self.turn, self.shard)
+
+    @classmethod
+    def unpacked(cls, data: bytes | bytearray) -> tuple[bytes, Request]:
+        """(token, request)."""
+        token, gift, lineage, step, flat, lo, hi, generation, attempt, shard = WIRE.unpack(data)
+        return token, cls(StateId(lineage, step), flat, lo, hi, gift, Turn(generation, attempt), shard)
+
+
+WIRE = struct.Struct(">16s?8q")
+
+
 class Wish(NamedTuple):
     """Elements ``lo..hi`` of a flat buffer, which belong into ``into``, flat and of that length, in host memory."""
 
@@ -69,9 +100,19 @@ class Lent(NamedTuple):
     unchanged: Callable[[], bool]
 
 
-def _bytes(tensor: torch.Tensor) -> memoryview:
+def bytes_of(tensor: torch.Tensor) -> memoryview:
     """The memory of a flat tensor, which has to be kept meanwhile. By its address: what numpy has seen could not be let go any more."""
     return memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
+
+
+class Keep(Protocol):
+    """Takes gifts, from any thread."""
+
+    def room(self, request: Request) -> torch.Tensor:
+        """For the elements of a gift: flat, in host memory. Raises OSError when it is of something that this rank does not know."""
+
+    def take(self, request: Request, elements: torch.Tensor) -> bool:
+        """They have come. False: they are of no use. It may wait a while."""
 
 
 class Lender:
@@ -80,10 +121,11 @@ class Lender:
     Args:
         host: the address of this rank's node.
         find: (state, flat buffer, from, to) to what is lent; None: it is not here. It may wait a while.
+        keep: what is done with a gift: room for its elements, and what takes them; None: they are of no use.
     """
 
-    def __init__(self, host: str, find: Callable[[StateId, int, int, int], Lent | None]) -> None:
-        self._find, self._token = find, secrets.token_bytes(TOKEN_BYTES)
+    def __init__(self, host: str, find: Callable[[StateId, int, int, int], Lent | None], keep: Keep | None = None) -> None:
+        self._find, self._keep, self._token = find, keep, secrets.token_bytes(TOKEN_BYTES)
         self._listener = socket.create_server((host, 0), backlog=128)
         self.address = Address(host, self._listener.getsockname()[1], self._token)
         self._connections: set[socket.socket] = set()
@@ -109,20 +151,35 @@ class Lender:
         """One peer's requests, in order. Whoever does not know the token is told nothing."""
         with contextlib.suppress(OSError), connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            request = bytearray(REQUEST.size)
-            while _receive(connection, memoryview(request)):
-                token, lineage, step, flat, lo, hi = REQUEST.unpack(request)
+            data = bytearray(WIRE.size)
+            while _receive(connection, memoryview(data)):
+                token, request = Request.unpacked(data)
                 if not secrets.compare_digest(token, self._token):
                     return
-                found = self._find(StateId(lineage, step), flat, lo, hi)
-                if found is None:
-                    connection.sendall(NO)
-                    continue
-                SENT.count(found.elements.nbytes)
-                connection.sendall(YES)
-                connection.sendall(_bytes(found.elements))
-                connection.sendall(YES if found.unchanged() else NO)
+                if request.gift:
+                    self._accept_gift(connection, request)
+                else:
+                    self._lend(connection, request)
         self._connections.discard(connection)
+
+    def _lend(self, connection: socket.socket, request: Request) -> None:
+        found = self._find(request.state, request.flat, request.lo, request.hi)
+        if found is None:
+            connection.sendall(NO)
+            return
+        SENT.count(found.elements.nbytes)
+        connection.sendall(YES)
+        connection.sendall(bytes_of(found.elements))
+        connection.sendall(YES if found.unchanged() else NO)
+
+    def _accept_gift(self, connection: socket.socket, request: Request) -> None:
+        if self._keep is None:
+            raise ConnectionError("nothing can be brought to this rank")  # its bytes would be taken for a request
+        room = self._keep.room(request)
+        if not _receive(connection, bytes_of(room)):
+            raise ConnectionError("the connection ended within a gift")
+        RECEIVED.count(room.nbytes)
+        connection.sendall(YES if self._keep.take(request, room) else NO)
 
 
 def _receive(connection: socket.socket, into: memoryview) -> bool:
@@ -160,7 +217,7 @@ class Borrower:
     def _ask(self, state: StateId, address: Address, wish: Wish) -> socket.socket | None:
         try:
             connection = self._connections.get(address) or self._connect(address)
-            connection.sendall(REQUEST.pack(address.token, state.lineage, state.step, wish.flat, wish.lo, wish.hi))
+            connection.sendall(Request(state, wish.flat, wish.lo, wish.hi).packed(address.token))
         except OSError as error:
             log.info("no stretch of the parameters from %s:%d: %s", address.host, address.port, error)
             self._drop(address)
@@ -191,7 +248,7 @@ class Borrower:
             self._fill(connection, memoryview(answer))
             if bytes(answer) == NO:
                 return False
-            self._fill(connection, _bytes(wish.into))
+            self._fill(connection, bytes_of(wish.into))
             self._fill(connection, memoryview(answer))
         except OSError as error:
             log.info("no stretch of the parameters from %s:%d: %s", address.host, address.port, error)

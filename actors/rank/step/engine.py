@@ -72,6 +72,9 @@ class Engine:
         clip_norm: the gradient's norm is clipped to this.
     """
 
+    _leave = False
+    """Whether gradients of units leave the rank in the backward."""
+
     def __init__(self, state: TrackedState, settings: RunSettings, recorder: Recorder, clip_norm: float | None) -> None:
         self.state, self._recorder, self._clip_norm = state, recorder, clip_norm
         self._shards = settings.shards
@@ -79,7 +82,7 @@ class Engine:
         self._optimizer = _only(state, torch.optim.Optimizer, "optimizer")
         self._schedulers = [o for o in state.objects.values() if isinstance(o, torch.optim.lr_scheduler.LRScheduler)]
         self._scaler = next((o for o in state.objects.values() if isinstance(o, torch.amp.GradScaler)), None)
-        self._gradients = GradientBuffers(modules, settings.shards, state.units)
+        self._gradients = GradientBuffers(modules, settings.shards, state.units, leave=self._leave)
         if not self._gradients.parameters:
             raise ConfigError("track", sorted(state.objects), "no module with parameters that require a gradient", "Track model=... too.")
         self.device = self._gradients.parameters[0].device
@@ -106,6 +109,9 @@ class Engine:
 
     def _make_reducer(self, settings: RunSettings) -> Reducer:
         return Reducer(settings.shards, "native" if settings.reduction == "native" else "ordered")
+
+    leave_through: list[Callable[[Sequence[torch.Tensor]], object]] | None = None
+    """Where gradients leave in the backward: what is done to the next ones that do, once."""
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
@@ -228,7 +234,7 @@ class Engine:
         if promise is not None and promise[0] is group:
             mine: Collection[int] = promise[1]
         else:
-            mine = self._gradients.held
+            mine = self._brings
             asking = group.peers if begun else [peer for peer in group.peers if peer in receivers]
             self._tell(group, [] if self._rank in receivers else asking, mine)
         masks = torch.zeros(group.size, self._shards, dtype=torch.uint8)
@@ -236,6 +242,11 @@ class Engine:
         group.start([], [(masks[peer], peer) for peer in givers], Tag.HELD).wait()
         told = [frozenset(mask.nonzero().flatten().tolist()) for mask in masks]
         return [frozenset(mine) if rank == self._rank else shards for rank, shards in enumerate(told)]
+
+    @property
+    def _brings(self) -> frozenset[int]:
+        """The shards of the step at hand that count in a view that begins within it."""
+        return self._gradients.held
 
     def _share(self, shares: Shares) -> None:
         kept = {shard for lo, hi in shares.kept[self._rank] for shard in range(lo, hi)}
@@ -270,7 +281,8 @@ class Engine:
         """Of all of the state, after ``step`` steps; the same on all ranks."""
         return self.state.digest(step)
 
-    def begin_shard(self) -> None:
+    def begin_shard(self, shard: int) -> None:
+        """Right before the forward of ``shard``."""
         self._stopwatch.begin()
         self._gradients.begin_step()
         self._gradients.begin_shard()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -42,11 +43,19 @@ class _Place:
 
 
 class GradientSet:
-    """One set of flat buffers, and its views in order of parameters and of averaged buffers."""
+    """One set of flat buffers, and its views in order of parameters and of averaged buffers.
 
-    def __init__(self, lengths: Mapping[Key, int], parameters: Sequence[_Place], averaged: Sequence[_Place]) -> None:
-        self.flats = [torch.zeros(length, dtype=dtype, device=device) for (dtype, device, _), length in lengths.items()]
-        self.gradients = [place.view(self.flats) for place in parameters]
+    Flat buffers whose gradients leave the rank in the backward (``leave``) are empty, and their parameters have no view.
+    """
+
+    def __init__(
+        self, lengths: Mapping[Key, int], parameters: Sequence[_Place], averaged: Sequence[_Place], leave: Collection[int] = ()
+    ) -> None:
+        found = enumerate(lengths.items())
+        self.flats: list[Any] = [
+            torch.zeros(0 if flat in leave else length, dtype=dtype, device=device) for flat, ((dtype, device, _), length) in found
+        ]
+        self.gradients = [None if place.flat in leave else place.view(self.flats) for place in parameters]
         self.changes = [place.view(self.flats) for place in averaged]
 
 
@@ -86,14 +95,17 @@ class GradientBuffers:
         modules: by name, for messages; all parameters that require a gradient are taken, in order.
         shards: number of shards of the run.
         units: by ``id`` of a parameter, the unit that it belongs to, where that is not the first one, 0.
+        leave: gradients of units leave the rank in the backward: they are summed elsewhere, and are not kept here.
 
     Attributes:
         parameters: that are trained.
         layout: what the flat buffers look like, without memory.
     """
 
-    def __init__(self, modules: Mapping[str, nn.Module], shards: int, units: Mapping[int, int] | None = None) -> None:
-        self._modules, self._shards, self._units = modules, shards, units or {}
+    def __init__(
+        self, modules: Mapping[str, nn.Module], shards: int, units: Mapping[int, int] | None = None, *, leave: bool = False
+    ) -> None:
+        self._modules, self._shards, self._units, self._leave = modules, shards, units or {}, leave
         self._mean: GradientSet | None = None
         self.begun = False
         self._reshape()
@@ -114,7 +126,7 @@ class GradientBuffers:
         self._change_places = [self._place(buffer.tensor) for buffer in self._averaged]
         self.layout = [torch.empty(length, dtype=dtype, device="meta") for (dtype, *_), length in self._lengths.items()]
         self._tainted: GradientSet | None = None  # what a lost group was to bring may still be written there
-        self._sums = ShardSums(self._shards, lambda: GradientSet(self._lengths, self._places, self._change_places))
+        self._sums = ShardSums(self._shards, lambda: GradientSet(self._lengths, self._places, self._change_places, self.leaving))
 
     def _sort_buffers(self) -> None:
         found = list(_named_buffers(self._modules))
@@ -141,6 +153,11 @@ class GradientBuffers:
     def extents(self) -> list[int]:
         """By flat buffer, how many of its first elements are gradients; what comes after them are changes of buffers."""
         return self._extents + [0] * (len(self._lengths) - len(self._extents))
+
+    @property
+    def leaving(self) -> frozenset[int]:
+        """The flat buffers whose gradients are summed elsewhere."""
+        return frozenset(flat for flat, (*_, unit) in enumerate(self._lengths) if self._leave and unit)
 
     @property
     def constant(self) -> bool:
@@ -189,7 +206,8 @@ class GradientBuffers:
             changes: list[torch.Tensor | None] = [
                 torch.where(b.tensor == c, torch.zeros_like(c), b.tensor - c) for b, c in zip(self._averaged, self._committed, strict=True)
             ]
-            _collect([parameter.grad for parameter in self.parameters] + changes, into.gradients + into.changes, joined)
+            kept = [(p.grad, view) for p, view in zip(self.parameters, into.gradients, strict=True) if view is not None]
+            _collect([grad for grad, _ in kept] + changes, [view for _, view in kept] + into.changes, joined)
         if not self._first_count:
             self._first_count = [buffer.tensor.clone() for buffer in self._counted]
         self._sums.add(shard, into, joined)
@@ -247,6 +265,8 @@ class GradientBuffers:
 
     def _forget_mean(self) -> None:
         if self._mean is not None:
+            for flat in self.leaving:
+                self._mean.flats[flat] = torch.zeros(0, dtype=self.layout[flat].dtype, device=self.parameters[0].device)
             self._sums.put_back(self._mean)
             self._mean = None
 
@@ -266,6 +286,12 @@ class GradientBuffers:
         """What :meth:`take_mean` gave is the step's mean again."""
         self._forget_mean()
         self._mean = mean
+
+    def bring(self, means: Mapping[int, Any]) -> None:
+        """By flat buffer that is summed elsewhere, what stands in its place in the step's mean until the step ends."""
+        assert self._mean is not None, "bring() without reduce()"
+        for flat, mean in means.items():
+            self._mean.flats[flat] = mean
 
     def borrow(self) -> GradientSet:
         """A set of buffers to use for something else, between steps; contents undefined, and again to be once it is given back."""

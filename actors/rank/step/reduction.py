@@ -72,6 +72,10 @@ class ShardSums(Generic[Set]):
     def put_back(self, buffers: Set) -> None:
         self._free.append(buffers)
 
+    def forget_free(self) -> None:
+        """Free sets are not kept for the next shard."""
+        self._free.clear()
+
     @property
     def held(self) -> frozenset[int]:
         """The shards whose gradients are in the sums."""
@@ -329,7 +333,8 @@ class Reducer:
         assert self._group is not None
         self._add([found[rank][number] for rank, number in self._order], [rank != self._group.rank for rank, _ in self._order], out)
 
-    def _mean(self, total: torch.Tensor) -> None:
+    def mean(self, total: torch.Tensor) -> None:
+        """The sum of all shards becomes their mean, in place; integers stay as they are."""
         if not (total.is_floating_point() or total.is_complex()):
             return
         if self.shards & (self.shards - 1):
@@ -343,13 +348,13 @@ class Reducer:
             for other in partials[1:]:
                 into.add_(other)
             group.all_reduce(into)
-            self._mean(into)
+            self.mean(into)
 
     def _add_up(self, local: Sequence[Sequence[torch.Tensor]], out: Sequence[torch.Tensor]) -> None:
         """One rank has it all, and so its sums are one."""
         for into, whole in zip(out, *local, strict=True):
             into.copy_(whole)
-            self._mean(into)
+            self.mean(into)
 
     def _add(self, leaves: list[torch.Tensor], arrived: list[bool], out: torch.Tensor) -> None:
         """Add ``leaves`` in tree order into ``out``. Only those that ``arrived`` are scratch: this rank's own sums stay as they are.
@@ -365,7 +370,7 @@ class Reducer:
             torch.add(leaves[left], leaves[right], out=out)
         else:
             out.copy_(leaves[0])
-        self._mean(out)
+        self.mean(out)
 
     # ---- two ranks, and little to sum --------------------------------------------------------------------------------------------------
 

@@ -132,7 +132,8 @@ class ShardedEngine(Engine):
 
     def _make_reducer(self, settings: RunSettings) -> Reducer:
         reducer = ShardedReducer(settings.shards)
-        reducer.extents = self._gradients.extents
+        leaving = self._gradients.leaving
+        reducer.extents = [0 if flat in leaving else extent for flat, extent in enumerate(self._gradients.extents)]
         return reducer
 
     # ---- where this rank stands --------------------------------------------------------------------------------------------------------
@@ -237,8 +238,8 @@ class ShardedEngine(Engine):
         chunks = [[Chunk(flat, *bounds(extent, (size, index))) for flat, extent in enumerate(extents)] for index in range(size)]
         return SplitNorms(chunks if self._clip_norm is not None else [()] * size, extents)
 
-    def begin_shard(self) -> None:
-        super().begin_shard()
+    def begin_shard(self, shard: int) -> None:
+        super().begin_shard(shard)
         if self._gradients.parameters is not self._known:
             reason = "a parameter's was changed during the run, and chunks of the optimizer's state are cut by it"
             raise ConfigError("requires_grad", "changed", reason, 'Set it before run.track, or optimizer_sharding = "none".')
