@@ -80,3 +80,16 @@ def test_with_two_copies_two_may_be_lost_at_once(tmp_path: Path, whole: str) -> 
     outcome, records, digest = train_through(trains.plain, chosen, tmp_path, misfortune)
     survived(outcome, records, digest, whole)
     assert not of(LineageBegun, records)
+
+
+def test_a_second_backward_of_a_shard_is_not_lost(tmp_path: Path) -> None:
+    """Gradients that have left at the first one were half of what they are: the step is computed anew, and they wait for the end of a shard."""
+    digests = []
+    for sync in ("step", "shard"):
+        folder = tmp_path / sync
+        folder.mkdir()
+        outcome, records, digest = train_through(trains.in_halves, cut(folder, world=3, gradient_sync=sync), folder)
+        assert outcome.status == "completed", outcome.reason
+        digests.append(digest)
+    assert digests[0] == digests[1] != ""
+    assert len(of(ViewPublished, records)) >= 2

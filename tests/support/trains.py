@@ -99,6 +99,18 @@ def plain(run: Any) -> None:
     _loop(run)
 
 
+def in_halves(run: Any) -> None:
+    """From step 5 on two backwards for each shard, with half of its samples each. Step 12 has a loss that is no number, the first time."""
+    model, optimizer, _ = build(int(run.options["width"]), cut=cut_of(run))
+    for step in run.steps(run.track(model=model, optimizer=optimizer), total=40, clip_norm=1.0):
+        for x, y in step.batches(Numbers(), batch_size=64):
+            spoilt = step.number == 12 and run.slot == 0 and once(run, "spoilt")
+            halves = (slice(0, len(x) // 2), slice(len(x) // 2, None)) if step.number >= 5 else (slice(None),)
+            for half in halves:
+                step.backward(((model(x[half]) - y[half]) ** 2).mean() * (float("nan") if spoilt else 0.5))
+        step.commit()
+
+
 def with_environment(run: Any) -> None:
     """The same with variables of the test's own: a rank has those of the fork server, which began before the test."""
     os.environ.update(word.split("=", 1) for word in run.options["environment"].split())
