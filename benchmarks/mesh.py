@@ -40,6 +40,8 @@ from tests.support.waiting import until
 
 SEED, NODES, LIMIT_S, FAR_S = 7, 2, 240.0, 3600.0
 SIDES = ("fleet", "native")
+SYNCS = {"step": "", "shard": "leaving_"}
+"""How gradients are summed, and what names have of it."""
 STEPPED = Shape(192, 4, 8)
 """The model of examples/gpt.py, but for its context."""
 KILLED = {"1m": Shape(128, 5, 1), "10m": Shape(320, 8, 1), "50m": Shape(720, 8, 1)}
@@ -55,11 +57,11 @@ def parameters_of(shape: Shape) -> tuple[int, int]:
     return bytes_of[0], bytes_of[1]
 
 
-def settings_of(shape: Shape, world: int, folder: Path, spares: int = 0, **told: object) -> RunSettings:
+def settings_of(shape: Shape, world: int, folder: Path, spares: int = 0, sync: str = "step", **told: object) -> RunSettings:
     """Nothing is written to the store, or copied, beside the steps; and nobody is called slow because this machine is."""
     options = {**shape.told(), "folder": str(folder), **{name: str(value) for name, value in told.items()}}
     return RunSettings(
-        world=world, spares=spares, nodes=NODES, shards=world, seed=SEED, optimizer_sharding="fsdp", options=options, budgets=generous(),
+        world=world, spares=spares, nodes=NODES, shards=world, seed=SEED, optimizer_sharding="fsdp", gradient_sync=sync, options=options, budgets=generous(),
         checkpoint=CheckpointSettings(policy="fixed", interval_s=FAR_S, peer_interval_s=FAR_S), straggler=StragglerSettings(enabled=False),
     )  # fmt: skip
 
@@ -110,11 +112,11 @@ def _ends(folder: Path, side: str, block: int) -> list[tuple[float, float]]:
     return [(float(pair[0]), float(pair[1])) for pair in pairs if len(pair) == 2]
 
 
-def in_turns(shape: Shape, world: int, pairs: int, block: int, folder: Path) -> dict[str, Side]:
+def in_turns(shape: Shape, world: int, pairs: int, block: int, folder: Path, sync: str = "step") -> dict[str, Side]:
     """A pair before those that count warms up."""
     folder.mkdir()
     found = {side: Side() for side in SIDES}
-    with both(settings_of(shape, world, folder, block=block, steps=(pairs + 1) * block + 1), folder) as turn:
+    with both(settings_of(shape, world, folder, sync=sync, block=block, steps=(pairs + 1) * block + 1), folder) as turn:
         for number in range(pairs + 1):
             for side in SIDES[:: -1 if number % 2 else 1]:
                 found[side].step_ms.append(turn(side, number) * 1e3 / block)
@@ -137,42 +139,51 @@ def ratio_of(name: str, fleet: Sequence[float], native: Sequence[float]) -> dict
 
 
 def steps(form: Form, folder: Path) -> dict[str, Any]:
-    """The step of both, at 2 and at 4 ranks."""
+    """The step of both, at 2 and at 4 ranks; with gradients that leave in the backward at both, too."""
     pairs, block, shape = form.of(16, 12, 1), form.of(6, 4, 1), form.of(STEPPED, STEPPED, SMALLEST)
     figures, samples = dict[str, float](), dict[str, list[float]]()
-    for world in (2, 4):
-        sides = in_turns(shape, world, pairs, block, folder / f"steps-{world}")
-        fleet, native = sides["fleet"], sides["native"]
-        figures |= ratio_of(f"fleet_fsdp_step_over_native_ratio_{world}_ranks", fleet.step_ms, native.step_ms)
-        figures |= ratio_of(f"fleet_fsdp_cpu_over_native_ratio_{world}_ranks", fleet.cpu_ms, native.cpu_ms)
+    for world, sync in itertools.product((2, 4), SYNCS):
+        sides = in_turns(shape, world, pairs, block, folder / f"steps-{world}-{sync}", sync)
+        fleet, native, named = sides["fleet"], sides["native"], f"{SYNCS[sync]}{world}_ranks"
+        figures |= ratio_of(f"fleet_fsdp_step_over_native_ratio_{named}", fleet.step_ms, native.step_ms)
+        figures |= ratio_of(f"fleet_fsdp_cpu_over_native_ratio_{named}", fleet.cpu_ms, native.cpu_ms)
         for system, one in (("fleet_fsdp", fleet), ("native_fsdp2", native)):
-            samples |= {f"{system}_step_{world}_ranks_ms": one.step_ms, f"{system}_cpu_{world}_ranks_ms": one.cpu_ms}
+            samples |= {f"{system}_step_{named}_ms": one.step_ms, f"{system}_cpu_{named}_ms": one.cpu_ms}
     figures |= {f"{name}_median": statistics.median(values) for name, values in samples.items()}
     told = f"steps are of {parameters_of(shape)[0]:,} bytes of parameters, {shape.samples} samples a rank, {block} steps a block"
-    alone = [left_out(f"_ratio_{world}_ranks_{end}", "one pair") for world in (2, 4) for end in ("low", "high")] if pairs == 1 else []
+    alone = (
+        [
+            left_out(f"_ratio_{sync}{world}_ranks_{end}", "one pair")
+            for sync in SYNCS.values()
+            for world in (2, 4)
+            for end in ("low", "high")
+        ]
+        if pairs == 1
+        else []
+    )
     return {"settings": {"pairs": pairs}, "figures": figures, "samples": samples, "notes": [told, *alone]}
 
 
 def memory(form: Form, folder: Path) -> dict[str, Any]:
-    """What a rank of four holds, and has resident, at the second size."""
+    """What a rank of four holds, and has resident, at the second size, whenever gradients leave it."""
     shape, world = form.of(KILLED["10m"], KILLED["10m"], SMALLEST), 4
-    sides = in_turns(shape, world, 1, 2, folder / "memory")
-    fleet, native = sides["fleet"].memory, sides["native"].memory
     whole, block = parameters_of(shape)
+    figures, samples = dict[str, float](), dict[str, list[float]]()
+    for sync, name in SYNCS.items():
+        sides = in_turns(shape, world, 1, 2, folder / f"memory-{sync}", sync)
+        fleet, native = sides["fleet"].memory, sides["native"].memory
+        samples |= {
+            f"fleet_fsdp_{name}held_bytes": [one["weights"] + one["state"] for one in fleet],
+            f"fleet_fsdp_{name}peak_beyond_start_bytes": [one["peak"] - one["before"] for one in fleet],
+            f"native_fsdp2_{name}peak_beyond_start_bytes": [one["peak"] - one["before"] for one in native],
+            f"fleet_fsdp_{name}resident_beyond_start_bytes": [one["resident"] - one["before"] for one in fleet],
+            f"native_fsdp2_{name}resident_beyond_start_bytes": [one["resident"] - one["before"] for one in native],
+        }
+        figures[f"fleet_fsdp_{name}peak_resident_bytes"] = max(one["peak"] for one in fleet)
+        figures[f"native_fsdp2_{name}peak_resident_bytes"] = max(one["peak"] for one in native)
     bound = (whole + 2 * whole) * 2 / world + block  # AdamW has two numbers beside each parameter; there is one copy
-    samples = {
-        "fleet_fsdp_held_bytes": [one["weights"] + one["state"] for one in fleet],
-        "fleet_fsdp_peak_beyond_start_bytes": [one["peak"] - one["before"] for one in fleet],
-        "native_fsdp2_peak_beyond_start_bytes": [one["peak"] - one["before"] for one in native],
-        "fleet_fsdp_resident_beyond_start_bytes": [one["resident"] - one["before"] for one in fleet],
-        "native_fsdp2_resident_beyond_start_bytes": [one["resident"] - one["before"] for one in native],
-    }
-    figures = {
-        **{f"{name}_max": max(values) for name, values in samples.items()},
-        "fleet_fsdp_held_over_bound_ratio": max(samples["fleet_fsdp_held_bytes"]) / bound,
-        "fleet_fsdp_peak_resident_bytes": max(one["peak"] for one in fleet),
-        "native_fsdp2_peak_resident_bytes": max(one["peak"] for one in native),
-    }
+    figures |= {f"{name}_max": max(values) for name, values in samples.items()}
+    figures["fleet_fsdp_held_over_bound_ratio"] = max(samples["fleet_fsdp_held_bytes"]) / bound
     told = f"memory is of {world} ranks with {whole:,} bytes of parameters, of which {block:,} are a block's; (1 + 1) / {world} is held"
     return {"settings": {}, "figures": figures, "samples": samples, "notes": [told]}
 

@@ -115,10 +115,10 @@ class Turn(NamedTuple):
 
 
 def gift(here: tuple[StateId | None, Turn], brought: tuple[StateId, Turn], *, still: bool = True) -> Loan:
-    """A rank computes a step from ``here``; a peer brings it a part of a gradient, of the step from ``brought``. Pure.
+    """A rank computes a step from ``here``; a peer brings it a part of a gradient, of the step from ``brought``.
 
-    Whoever is ahead, in a newer view, with the next step, or with the next attempt, is told once this rank has come there, too. What belongs
-    to an earlier attempt is of no use: its sum was given up.
+    Whoever is ahead, in a newer view, with the next step, or with the next attempt, is told once this rank has come there, too. What
+    belongs to an earlier attempt is of no use: its sum was given up.
 
     Args:
         still: see :func:`loan`.

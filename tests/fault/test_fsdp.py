@@ -83,7 +83,7 @@ def test_with_two_copies_two_may_be_lost_at_once(tmp_path: Path, whole: str) -> 
 
 
 def test_a_second_backward_of_a_shard_is_not_lost(tmp_path: Path) -> None:
-    """Gradients that have left at the first one were half of what they are: the step is computed anew, and they wait for the end of a shard."""
+    """What has left at the first one is half of it: the step is computed anew, and gradients wait for the end of a shard."""
     digests = []
     for sync in ("step", "shard"):
         folder = tmp_path / sync

@@ -50,13 +50,16 @@ class StreamedEngine(FsdpEngine):
         host: str,
         called_away: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._sums = Sums(settings.shards, lambda total: self._reducer.mean(total))
+        self._sums = Sums(settings.shards, self._mean_of)
         self._sender = Sender(called_away, min(SILENT_S, settings.timeouts.collective_s))
         self._turn, self._met_in, self._seat = NOWHERE, (NOWHERE.generation, 1, 0), 0
         self._shard, self._gone, self._early = -1, set[int](), True
         self._keep = self
         self.leave_through = []
         super().__init__(state, settings, recorder, clip_norm, units, host, called_away)
+
+    def _mean_of(self, total: torch.Tensor) -> None:
+        self._reducer.mean(total)
 
     def close(self) -> None:
         super().close()
