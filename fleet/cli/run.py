@@ -78,6 +78,7 @@ def run(
     faults: Annotated[str | None, typer.Option(help="With --chaos: the mix of faults of a log of yours, from fleet traces fit.")] = None,
     reduction: Annotated[str | None, option("reduction")] = None,
     optimizer_sharding: Annotated[str | None, option("optimizer_sharding")] = None,
+    parameter_copies: Annotated[int | None, option("optimizer_copies", "--parameter-copies")] = None,
     verify: Annotated[float | None, option("verify.compute")] = None,
     preflight: Annotated[bool | None, option("preflight", "--preflight")] = None,
     ask_for_nodes: Annotated[bool | None, option("ask_for_nodes", "--ask-for-nodes")] = None,
