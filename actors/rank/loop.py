@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from actors.rank.data.feeds import Feeds
 from actors.rank.data.sampling import seed_step, seeded_alone
 from actors.rank.device import rank_device
+from actors.rank.fsdp import room
 from actors.rank.fsdp.engine import FsdpEngine
 from actors.rank.fsdp.streamed import StreamedEngine
 from actors.rank.fsdp.taken import Unit, mesh_of_one, numbers, take_over
@@ -141,7 +142,8 @@ class Run:
                 schedulers and a ``torch.amp.GradScaler`` are stepped by ``commit``. The same names in every run of a script.
 
         Raises:
-            ConfigError: an object has no ``state_dict``, or the optimizer cannot be sharded as ``--optimizer-sharding`` asks.
+            ConfigError: an object has no ``state_dict``, the optimizer cannot be sharded as ``--optimizer-sharding`` asks, or a unit of
+                ``fully_shard`` is too large for this rank.
         """
         modules = {name: one for name, one in objects.items() if isinstance(one, torch.nn.Module)}
         optimizers = {name: one for name, one in objects.items() if isinstance(one, torch.optim.Optimizer)}
@@ -152,6 +154,8 @@ class Run:
                 "fully_shard has cut the model in %d units, and each rank has it whole: see --optimizer-sharding fsdp", len(self._units)
             )
         state.units = numbers(self._units)
+        if self._units and self._settings.optimizer_sharding == "fsdp":
+            room.check(self._units, room.free_bytes(self.device))
         if self._settings.optimizer_sharding != "none":
             check_tracked(state, self._settings.threads_per_rank)
         return state

@@ -156,11 +156,21 @@ def describe(plan: RunPlan, code: Code | None = None) -> str:
 def check(settings: RunSettings, chaos: ChaosSettings) -> None:
     """Refuse what no single setting shows to be impossible. Raises ConfigError."""
     policy_choice.check(settings, imported=False)
+    _check_copies(settings)
     chaos.plan(seed=settings.seed, world=settings.slots, nodes=settings.nodes)
     in_memory, interval_s = settings.nodes > 1 and settings.peer_copies > 0, settings.checkpoint.interval_s
     if chaos.lose_all and not in_memory and interval_s is not None and interval_s >= chaos.duration_s:
         reason = f"no node keeps copies in its memory, and the first durable checkpoint comes after {interval_s:g} s, when chaos is over"
         raise ConfigError("chaos.lose_all", "yes", reason, "Use two nodes with --peer-copies 1, or a shorter --checkpoint interval.")
+
+
+def _check_copies(settings: RunSettings) -> None:
+    """More copies than other ranks would promise what cannot be kept. A single one is the default, also of a world of one rank."""
+    copies, others = settings.optimizer_copies, settings.most - 1
+    if settings.optimizer_sharding != "none" and copies > max(1, others):
+        reason = f"a part is kept by its owner and by so many other ranks, and a world of {settings.most} has {others} others"
+        way_out = f"Use --parameter-copies {max(1, others)} or fewer, or a --world of {copies + 1} or more."
+        raise ConfigError("optimizer_copies", copies, reason, way_out)
 
 
 def is_completed(folder: Path) -> bool:

@@ -79,6 +79,7 @@ def run(
     reduction: Annotated[str | None, option("reduction")] = None,
     optimizer_sharding: Annotated[str | None, option("optimizer_sharding")] = None,
     gradient_sync: Annotated[str | None, option("gradient_sync")] = None,
+    parameter_copies: Annotated[int | None, option("optimizer_copies", "--parameter-copies")] = None,
     verify: Annotated[float | None, option("verify.compute")] = None,
     preflight: Annotated[bool | None, option("preflight", "--preflight")] = None,
     ask_for_nodes: Annotated[bool | None, option("ask_for_nodes", "--ask-for-nodes")] = None,

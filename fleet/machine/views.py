@@ -98,8 +98,20 @@ def begin_lineage(machine: MachineState, now_s: float) -> StateId:
     machine.lineage += 1
     if rolled_back:
         machine.once.roll_back(start)
-        machine.write(LineageBegun(machine.lineage, start, now_s, "no rank holds a clean state"))
+        machine.write(LineageBegun(machine.lineage, start, now_s, _why_back(machine)))
     return StateId(machine.lineage, start.step)
+
+
+SPREAD = {"zero1": "optimizer's state", "fsdp": "parameters"}
+
+
+def _why_back(machine: MachineState) -> str:
+    """Of a state that is spread, ranks may be left who have parts of it."""
+    spread = SPREAD.get(machine.settings.optimizer_sharding)
+    if spread is None or all(rank.state is None for rank in machine.roster.by_slot.values()):
+        return "no rank holds a clean state"
+    copies = machine.settings.optimizer_copies
+    return f"some of the {spread} was lost with all who kept it, its owner and its {copies} cop{'y' if copies == 1 else 'ies'}"
 
 
 def sit(machine: MachineState, view: View, now_s: float) -> None:

@@ -361,6 +361,7 @@ class Choreography:
         elif self.protocol.state is not None or self.protocol.dirty:
             raise FleetError("there is no checkpoint to go back to, and this rank's initial state is gone: a fresh process has to begin")
         yield Begin(view, loaded)
+        self.protocol.begun(view.state)
 
     def _reduce_early(self) -> Moves:
         """A newcomer waits for its state. Where it brings nothing to the step at hand, its part in the sum does not have to wait for that.

@@ -237,6 +237,10 @@ class MemberProtocol:
         """State is about to be overwritten."""
         self.dirty = True
 
+    def begun(self, state: StateId) -> None:
+        """A new history begins here: the rank holds ``state``, whole. Should its group break before others have theirs, it still does."""
+        self.state, self.dirty = state, False
+
     def formed(self, state: StateId) -> None:
         """The process group works and the rank holds ``state``."""
         assert self.view is not None

@@ -14,7 +14,7 @@ from fleet.settings.run import CheckpointSettings, RunSettings
 from tests.fault.test_bad_luck import of, settings, survived, train_through
 from tests.fault.test_bit_identity import storm, strike
 from tests.fault.test_sharded_optimizer import goes_back_to_the_checkpoint
-from tests.support import trains
+from tests.support import native_fsdp, trains
 from tests.support.plain import PlainFleet
 
 CUT = {"width": "1021", "units": "yes"}
@@ -43,6 +43,13 @@ def sync(request: pytest.FixtureRequest) -> str:
 def test_no_world_size_changes_a_bit(world: int, sync: str, tmp_path: Path, whole: str) -> None:
     outcome, records, digest = train_through(trains.plain, cut(tmp_path, world=world, gradient_sync=sync), tmp_path)
     survived(outcome, records, digest, whole)
+
+
+def test_the_native_reduction_of_fsdp2_is_not_bit_identical(tmp_path: Path) -> None:
+    """The control: the same script of plain PyTorch has the bits of its world. So the equality above is no property of the model."""
+    two, again, four = (native_fsdp.digest_of(world, tmp_path / name) for world, name in ((2, "one"), (2, "two"), (4, "three")))
+    assert two == again, "it is not even the same twice, so that it says nothing about worlds"
+    assert two != four
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.truth) for seed in range(1, 12))])

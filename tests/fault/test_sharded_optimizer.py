@@ -15,6 +15,7 @@ from tests.fault.test_bad_luck import of, settings, survived, train_through
 from tests.fault.test_bit_identity import storm, strike
 from tests.support import trains
 from tests.support.plain import PlainFleet
+from tests.unit.test_happenings import told
 
 WIDE = {"width": "1024"}
 """Thirteen blocks, so that every rank has some."""
@@ -72,5 +73,8 @@ def goes_back_to_the_checkpoint(chosen: RunSettings, folder: Path, truth: str) -
 
     outcome, records, digest = train_through(trains.plain, chosen, folder, misfortune)
     survived(outcome, records, digest, truth)
-    assert of(LineageBegun, records)
+    spread = "parameters" if chosen.optimizer_sharding == "fsdp" else "optimizer's state"
+    why = f"some of the {spread} was lost with all who kept it, its owner and its 1 copy"
+    assert of(LineageBegun, records)[0].reason == why
+    assert any("goes on from step" in line and line.endswith(why) for line in told(records)), "the terminal does not say why"
     assert any(record.phase == "durable" for record in of(CheckpointRecord, records))

@@ -28,6 +28,13 @@ def test_every_invariant_holds_when_a_rack_is_lost_in_any_seed() -> None:
     assert not reports, "\n\n".join(reports[:3])
 
 
+def test_a_checkpoint_that_one_rank_has_loaded_outlives_the_view_that_began_with_it() -> None:
+    """Of sharded state, in seed 205: the memory that held the other half is lost while the members tell what they have."""
+    outcome = simulate(racks_plan(205, sharded=True))
+    assert not outcome.broken, outcome.report("fleet.simulation.plan.racks_plan(205, sharded=True):")
+    assert rollbacks(outcome) == 1
+
+
 def test_racks_are_lost_in_these_seeds() -> None:
     """Else the test above shows little."""
     plans = [racks_plan(seed) for seed in range(MOST)]

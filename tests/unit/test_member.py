@@ -41,6 +41,16 @@ def seated(rank: MemberProtocol) -> MemberProtocol:
     return rank
 
 
+def test_a_history_that_began_here_is_held_although_its_group_broke(rank: MemberProtocol) -> None:
+    """The chunks of the others were on their way. A checkpoint that it came from may be gone by now."""
+    rank.receive(Publish(view(5, ME, PEER)))
+    assert rank.next_view() is not None
+    rank.receiving()
+    rank.begun(HERE)
+    rank.broken("peer 1.0 is gone")
+    assert rank.outbox[-1] == Parked(ME, 5, HERE, False, Departure.BROKEN, "peer 1.0 is gone")
+
+
 def test_it_has_no_name_before_it_is_welcomed() -> None:
     protocol = MemberProtocol(0, "token", Process("n0", 1, 1), "host:1")
     assert protocol.status() == [Joined(0, "token", Process("n0", 1, 1), "host:1", None)]

@@ -44,7 +44,7 @@ def check(optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parame
     """Raises ConfigError for what cannot be sharded without changing bits."""
     name = type(optimizer).__name__
     if type(optimizer) not in ELEMENTWISE:
-        raise ConfigError("optimizer", name, 'it is not known to work element by element, as optimizer_sharding = "zero1" needs', WAY_OUT)
+        raise ConfigError("optimizer", name, "it is not known to work element by element, as a state that is cut needs", WAY_OUT)
     known = {id(parameter) for parameter in parameters}
     for group in optimizer.param_groups:
         if group.get("differentiable"):

@@ -1,0 +1,56 @@
+"""Whether a rank has room for what it gathers: a unit that it cannot hold is refused before the first step, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from actors.rank.fsdp.taken import Unit
+from fleet.errors import ConfigError
+
+AT_ONCE = 2
+"""Units that are here together: the outermost one, or that whose backward ends, beside that whose forward or backward begins."""
+GIB = 1 << 30
+NO_LIMIT = "max"
+
+
+def free_bytes(device: torch.device, proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int:
+    """What this process can still take on ``device``: of the GPU's memory; or of the host's, and of its control groups' (cgroup v2)."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    told = dict(line.split(":", 1) for line in (proc / "meminfo").read_text().splitlines())
+    host = int(told["MemAvailable"].split()[0]) * 1024
+    return min([host, *_left_in(proc, groups)])
+
+
+def _left_in(proc: Path, groups: Path) -> Iterator[int]:
+    """Of each group that this process is in, up to the outermost, what it may still take. What the kernel can drop counts as free."""
+    path = next((line[3:] for line in (proc / "self/cgroup").read_text().splitlines() if line.startswith("0::")), "")
+    inner = groups / path.strip("/")
+    for group in (inner, *inner.parents):
+        limit, used = group / "memory.max", group / "memory.current"
+        if limit.is_file() and (most := limit.read_text().strip()) != NO_LIMIT:
+            stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+            yield int(most) - int(used.read_text()) + int(stat.get("inactive_file", 0))
+        if group == groups:
+            return
+
+
+def check(units: Sequence[Unit], free: int) -> None:
+    """Before the first step, while this rank holds the whole model, which it lets go. Raises ConfigError: a unit is too large.
+
+    Args:
+        free: bytes that are free beside the whole model.
+    """
+    sizes = [sum(parameter.nbytes for parameter in unit.parameters) for unit in units]
+    room, needed = free + sum(sizes), sum(sorted(sizes)[-AT_ONCE:])
+    if needed > room:
+        largest = max(range(len(units)), key=sizes.__getitem__)
+        reason = (
+            f"its parameters are {sizes[largest] / GIB:.3g} GiB, {AT_ONCE} units are gathered at once, {needed / GIB:.3g} GiB in all, "
+            f"and this rank has room for {room / GIB:.3g} GiB"
+        )
+        way_out = "Call fully_shard on parts of it, so that less is gathered at once; or give each rank more memory."
+        raise ConfigError("fully_shard", units[largest].name, reason, way_out)

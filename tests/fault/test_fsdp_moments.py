@@ -1,0 +1,63 @@
+"""A rank is killed at every moment of a step of a model that is spread over the ranks: nothing is lost, and no bit is changed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleet.protocol.records import LineageBegun, ViewPublished
+from fleet.settings.run import CheckpointSettings, RunSettings
+from tests.fault.test_bad_luck import of, settings, survived, train_through
+from tests.support import moments, trains
+from tests.support.moments import MOMENTS, Moment
+
+STEPS = {"width": "1021", "units": "yes", "steps": "14", "pause_s": "0.01"}
+CHECKPOINTS = ("in-a-checkpoint", "writes-a-checkpoint")
+
+
+def cut(folder: Path, moment: str = "", **changes: Any) -> RunSettings:
+    return settings(folder, **{"optimizer_sharding": "fsdp", "options": {**STEPS, "moment": moment}, **changes})
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The digest of an undisturbed run of whole replicas, of another world size."""
+    folder = tmp_path_factory.mktemp("whole")
+    outcome, _, digest = train_through(trains.plain, cut(folder, world=1, optimizer_sharding="none"), folder)
+    assert outcome.status == "completed"
+    return digest
+
+
+def held(train: Callable[[Any], None], chosen: RunSettings, folder: Path, truth: str, struck: str = "second") -> None:
+    """It was struck, went on in another view, and lost no state."""
+    outcome, records, digest = train_through(train, chosen, folder)
+    assert (Path(chosen.options["flags"]) / struck).exists(), "no rank ever came to the moment"
+    survived(outcome, records, digest, truth, other_ratio=0.05)
+    assert len(of(ViewPublished, records)) >= 2
+    assert not of(LineageBegun, records)
+
+
+@pytest.mark.parametrize(("name", "moment"), [(name, moment) for name, moment in MOMENTS.items() if not moment.second])
+def test_a_rank_is_killed(name: str, moment: Moment, tmp_path: Path, whole: str) -> None:
+    changes = {"checkpoint": CheckpointSettings(policy="fixed", interval_s=0.05)} if name in CHECKPOINTS else {}
+    held(moments.dies_at, cut(tmp_path, name, world=3, nodes=1, **changes), tmp_path, whole)
+
+
+@pytest.mark.parametrize("name", [name for name, moment in MOMENTS.items() if moment.second])
+def test_a_second_one_is_killed_in_the_view_that_follows(name: str, tmp_path: Path, whole: str) -> None:
+    """Two copies: of what both kept there is a third."""
+    held(moments.dies_at, cut(tmp_path, name, world=4, optimizer_copies=2), tmp_path, whole)
+
+
+@pytest.mark.parametrize(
+    ("train", "spares"), [(moments.a_joining_rank_dies, 1), (moments.a_joining_rank_dies, 0), (moments.a_giver_dies, 1)]
+)
+def test_a_rank_is_killed_while_another_joins(train: Callable[[Any], None], spares: int, tmp_path: Path, whole: str) -> None:
+    """Steps take long enough that another process is up before the last."""
+    chosen = cut(tmp_path, world=3, spares=spares, optimizer_copies=2)
+    options = {**chosen.options, **({} if spares else {"pause_s": "0.25"})}
+    held(train, dataclasses.replace(chosen, options=options), tmp_path, whole)

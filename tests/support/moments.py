@@ -1,0 +1,145 @@
+"""Every moment of a step of a model whose parameters are spread over the ranks, and how a test kills a rank right there.
+
+A moment is a method of what a rank runs, and what of it has happened when the process dies: nothing yet, or all of it. Each strikes once,
+in slot 1, at or after step :data:`AT`. A test goes through :data:`MOMENTS`; ``dies_at`` is the train function of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from actors.rank.tags import Tag
+from tests.support import trains
+
+AT, VICTIM = 6, 1
+
+
+class Moment(NamedTuple):
+    """A place in the code of a rank.
+
+    Attributes:
+        what: of the step happens then.
+        method: ``module:Class.method``, all of which is in :mod:`actors.rank`.
+        behind: the process dies as the method returns; otherwise as it is called.
+        when: of the arguments of the call, which are meant.
+        second: slot 2 has died before, in a forward, and this comes in the view that follows.
+    """
+
+    what: str
+    method: str
+    behind: bool = False
+    when: Callable[..., bool] = lambda *arguments, **named: True
+    second: bool = False
+
+
+def tagged(tag: int) -> Callable[..., bool]:
+    return lambda group, out, inp, under=0: under == tag
+
+
+def sums(group: Any, *arguments: Any, **named: Any) -> bool:
+    """Of messages, those with gradients."""
+    tag = arguments[2] if len(arguments) > 2 else named.get("tag", 0)
+    return int(tag) >= Tag.BUCKETS
+
+
+def for_loop(engine: Any, offer: Any, *, early: bool = False) -> bool:
+    return not early
+
+
+FSDP, ZERO1 = "actors.rank.fsdp", "actors.rank.zero1"
+GROUP = "actors.rank.membership.process_group:Group"
+MOMENTS = {
+    "before-the-first-gather": Moment("a shard is about to begin", f"{FSDP}.engine:FsdpEngine.begin_shard"),
+    "asks-for-a-stretch": Moment("it has asked a lender, who is about to answer", f"{FSDP}.lending:Borrower._ask", behind=True),
+    "lends-a-stretch": Moment("a peer has asked it for a stretch", f"{FSDP}.engine:FsdpEngine._lend"),
+    "in-a-forward": Moment("a unit is gathered for its forward", f"{FSDP}.gathered:Gathered._before_forward", behind=True),
+    "behind-a-forward": Moment("a unit is let go behind its forward", f"{FSDP}.gathered:Gathered._behind_forward", behind=True),
+    "in-a-backward": Moment("a unit is gathered for its backward", f"{FSDP}.gathered:Gathered._before_backward", behind=True),
+    "a-shard-is-done": Moment("all gradients of a shard are there", f"{FSDP}.engine:FsdpEngine.end_shard", behind=True),
+    "before-the-sum": Moment("all its gradients are done", f"{FSDP}.engine:FsdpEngine.reduce", when=for_loop),
+    "in-the-sum": Moment("the first gradients are on their way", f"{GROUP}.start", True, sums),
+    "before-ready": Moment("it has its sums, and tells nobody", f"{GROUP}.all_gather", False, tagged(Tag.READY)),
+    "behind-ready": Moment("all know that all have their sums", f"{GROUP}.all_gather", True, tagged(Tag.READY)),
+    "before-apply": Moment("the step is decided and not taken", f"{FSDP}.engine:FsdpEngine.apply"),
+    "in-apply": Moment("chunks are at their gradients, and are being stepped", f"{FSDP}.chunks:ChunkedModel.point", behind=True),
+    "behind-apply": Moment("the step is taken, and the coordinator does not know", f"{FSDP}.engine:FsdpEngine.apply", behind=True),
+    "in-a-checkpoint": Moment("its share of the state is about to be copied", "actors.rank.state.saving:Saver.begin"),
+    "writes-a-checkpoint": Moment("a part is about to be written", "actors.rank.state.saving:Saver._write"),
+    "at-the-end": Moment("the digest of the whole is taken", f"{FSDP}.engine:FsdpEngine.digest"),
+    "claims": Moment("the view behind a loss begins", f"{ZERO1}.resharding:Resharding._exchange", second=True),
+    "introduced": Moment("lenders know each other, chunks do not move yet", f"{FSDP}.engine:FsdpEngine.introduce", True, second=True),
+    "chunks-move": Moment("chunks are about to move", f"{ZERO1}.resharding:Resharding._move", second=True),
+    "chunks-moved": Moment("chunks have moved, and nobody has dropped the old ones", f"{FSDP}.chunks:ChunkedModel.adopt", second=True),
+    "placed": Moment("the old chunks are dropped", f"{FSDP}.engine:FsdpEngine.place", True, second=True),
+}  # fmt: skip
+
+
+def dies_at(run: Any) -> None:
+    """Slot 1 dies at the moment that the option ``moment`` names, once; of some moments slot 2 has died before, in the same step."""
+    moment = MOMENTS[run.options["moment"]]
+    if moment.second:
+        _strike(run, "first", 2, MOMENTS["in-a-forward"], lambda: True)
+        first = Path(run.options["flags"]) / "first"
+        _strike(run, "second", VICTIM, moment, first.exists)
+    else:
+        _strike(run, "second", VICTIM, moment, lambda: True)
+    trains.plain(run)
+
+
+def a_joining_rank_dies(run: Any) -> None:
+    """Slot 1 is lost; whoever comes for it, a spare or another process, is killed as chunks are about to come to it, once."""
+    from actors.rank.fsdp.engine import FsdpEngine
+
+    placed: list[int] = []
+    place = FsdpEngine.place
+
+    def noted(engine: Any, state: Any, guarded: Any) -> None:
+        place(engine, state, guarded)
+        placed.append(state.step)
+
+    FsdpEngine.place = noted  # type: ignore[method-assign]
+    _strike(run, "first", VICTIM, MOMENTS["in-a-forward"], lambda: True)
+    first = Path(run.options["flags"]) / "first"
+    _strike(run, "second", None, MOMENTS["chunks-move"], lambda: first.exists() and not placed, at=-1)
+    trains.plain(run)
+
+
+def a_giver_dies(run: Any) -> None:
+    """Slot 1 is lost; slot 2 is killed when it has given all but the chunks to whoever comes for slot 1, once."""
+    gives = Moment("", f"{ZERO1}.resharding:Resharding._give_the_rest", True, _with_a_newcomer)
+    _strike(run, "first", VICTIM, MOMENTS["in-a-forward"], lambda: True)
+    _strike(run, "second", 2, gives, (Path(run.options["flags"]) / "first").exists)
+    trains.plain(run)
+
+
+def _with_a_newcomer(resharding: Any, group: Any, view: Any, there: Any) -> bool:
+    return any(claim.state is None for claim in there)
+
+
+def _strike(run: Any, name: str, slot: int | None, moment: Moment, also: Callable[[], bool], at: int = AT) -> None:
+    """Put the death into the method."""
+    module, _, path = moment.method.partition(":")
+    kind, method = path.split(".")
+    owner = getattr(import_module(module), kind)
+    right = getattr(owner, method)
+
+    def due(*arguments: Any, **named: Any) -> bool:
+        here = run._here_or_none()
+        there = at < 0 or (here is not None and here.step >= at)
+        return (slot is None or run.slot == slot) and there and also() and moment.when(*arguments, **named)
+
+    @wraps(right)
+    def wrong(*arguments: Any, **named: Any) -> Any:
+        mine = due(*arguments, **named)
+        if mine and not moment.behind and trains.once(run, name):
+            trains.die()
+        found = right(*arguments, **named)
+        if mine and moment.behind and trains.once(run, name):
+            trains.die()
+        return found
+
+    setattr(owner, method, wrong)
