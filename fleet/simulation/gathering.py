@@ -119,7 +119,8 @@ class GatheringRank(ShardedRank):
         assert state is not None, "before its first view a rank has all parameters"
         chunks = [(size, owner) for owner in range(size)]
         found = {self.value} if any(map(self._has, chunks)) else set()
-        wanted = [(lenders(self.guarded, chunk[1], self._place), chunk) for chunk in chunks if not self._has(chunk)]
+        groups = self.world.settings.replica_ranks
+        wanted = [(lenders(self.guarded, chunk[1], self._place, self.places, groups), chunk) for chunk in chunks if not self._has(chunk)]
         while wanted and not self.missed:
             asked = [(keepers, self._ask(self._lenders[keepers[0]], state, chunk)) for keepers, chunk in wanted]
             wanted = []
@@ -128,7 +129,7 @@ class GatheringRank(ShardedRank):
                 if loaned is None:
                     wanted.append((keepers[1:], request.chunk))
                 else:
-                    self.world.watch.lent(self, self._lenders[keepers[0]], state, loaned)
+                    self.world.watch.lent(self, self._lenders[keepers[0]], state, loaned, request.chunk)
                     found.add(loaned.value)
             for keepers, chunk in wanted:
                 if not keepers:
