@@ -133,12 +133,12 @@ def loan(here: StateId | None, wanted: StateId, *, still: bool = True) -> Loan:
 
 
 class Run(NamedTuple):
-    """``count`` chunks of one size, each ``step`` behind the one before it."""
+    """``total`` chunks of one size, each ``step`` behind the one before it."""
 
     size: int
     first: int
     step: int
-    count: int
+    total: int
 
 
 def runs(chunks: Sequence[Chunk]) -> list[Run]:
@@ -146,9 +146,9 @@ def runs(chunks: Sequence[Chunk]) -> list[Run]:
     found: list[Run] = []
     for size, index in chunks:
         last = found[-1] if found else Run(0, 0, 0, 0)
-        step = index - last.first if last.count == 1 else last.step
-        if last.size == size and index == last.first + step * last.count:
-            found[-1] = Run(size, last.first, step, last.count + 1)
+        step = index - last.first if last.total == 1 else last.step
+        if last.size == size and index == last.first + step * last.total:
+            found[-1] = Run(size, last.first, step, last.total + 1)
         else:
             found.append(Run(size, index, 0, 1))
     return found
@@ -156,7 +156,7 @@ def runs(chunks: Sequence[Chunk]) -> list[Run]:
 
 def chunks_of(found: Sequence[Run]) -> tuple[Chunk, ...]:
     """What :func:`runs` has told."""
-    return tuple((run.size, run.first + run.step * number) for run in found for number in range(run.count))
+    return tuple((run.size, run.first + run.step * number) for run in found for number in range(run.total))
 
 
 @dataclass(frozen=True, slots=True)

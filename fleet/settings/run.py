@@ -230,9 +230,7 @@ class RunSettings:
     domains: tuple[str, ...] = setting(
         (HOST,), "Labels of Ray nodes (or NAME=LABEL) that say what fails together, from narrow to wide; host: the host. docs/placement.md."
     )
-    replica_size: int = setting(
-        1, "So many ranks, one after the other, are a group in one domain; with fsdp it keeps one replica. 1: no groups."
-    )
+    replica_size: int = setting(1, "So many ranks, one after the other, are a group in one domain, with fsdp a replica; 1: no groups.")
     storage: str = setting("runs", "Folder or fsspec URL for journals and checkpoints.")
     ask_for_nodes: bool = setting(
         False, "Ask the autoscaler of a cluster that was joined for nodes that the run lacks, and let go of those it does without."

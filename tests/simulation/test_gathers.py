@@ -99,9 +99,9 @@ def test_a_spare_that_takes_a_members_place_costs_no_state(point: str) -> None:
 @pytest.mark.parametrize("point", ["introduced", "placing", "placed"])
 def test_another_lost_while_the_spare_takes_its_chunks_costs_none_either(point: str) -> None:
     """The third group has them."""
-    first = Trouble(kind="kill", point="compute", step=3, slot=1)
+    first = Trouble(kind="kill", point="compute", step=3)
     for seed in range(4):
-        outcome = run(first, Trouble(kind="kill", point=point, step=3, slot=0), copies=0, seed=seed, replica_size=2, spares=1)
+        outcome = run(first, Trouble(kind="kill", point=point, step=3), copies=0, seed=seed, replica_size=2, spares=1)
         assert rollbacks(outcome) == 0
 
 
