@@ -45,11 +45,12 @@ class Lends(_Reaches):
 
     name = "lends"
 
-    def missed(self, rank: GatheringRank, state: StateId, keepers: Sequence[GatheringRank]) -> None:
-        """Nobody has given ``rank`` what ``keepers`` keep."""
+    def missed(self, rank: GatheringRank, state: StateId, keepers: Sequence[GatheringRank], chunk: Chunk) -> None:
+        """Nobody has given ``rank`` what ``keepers`` keep; but who is in another view by now has other chunks, of the same state."""
         if rank.choreography.wanted or self._was_still(rank):
             return
-        can = [keeper for keeper in keepers if keeper is not rank and keeper.at_state == state and self._could(rank, keeper)]
+        there = [keeper for keeper in keepers if keeper is not rank and keeper.at_state == state and keeper.has(chunk)]
+        can = [keeper for keeper in there if self._could(rank, keeper)]
         self.require(not can, f"{rank} computes nothing, as nobody lends it parameters of {state}; {', '.join(map(str, can))} could")
 
     def cut(self, rank: GatheringRank, generation: int, view: View) -> None:

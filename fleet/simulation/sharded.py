@@ -129,12 +129,12 @@ class ShardedRank(SteppingRank):
         """Each chunk to its owner and its guards; the old ones are dropped once all have the new."""
         view = group.view
         rank = view.rank_of(self.member)
-        self.places = [numbered(claim.node, self._depth) for claim in there]
-        guarded = guards(self.places, self.world.settings.optimizer_copies, self.world.settings.replica_ranks)
+        places = [numbered(claim.node, self._depth) for claim in there]
+        guarded = guards(places, self.world.settings.optimizer_copies, self.world.settings.replica_ranks)
         told = yield group.exchange(self.member, "pieces", self.value)
         wanted = kept(guarded, rank)
         values = [told[member] for member in view.members]
-        value = self._assembled([claim.chunks for claim in there], values, wanted, rank, self.places)
+        value = self._assembled([claim.chunks for claim in there], values, wanted, rank, places)
         if self.at("placing"):
             yield self._pause()
         yield self.rng.uniform(0.01, 0.1)
@@ -144,6 +144,7 @@ class ShardedRank(SteppingRank):
             if there[rank].state is not None:  # somebody may have dropped what it had
                 self.beside_chunks = tuple(chunk for chunk in dict.fromkeys(self.beside_chunks + wanted) if chunk not in self.chunks)
             raise
+        self.places = places
         self._adopt(view, guarded, value, target)
         if self.at("placed"):
             yield self._pause()
