@@ -62,7 +62,8 @@ def settings_of(shape: Shape, world: int, folder: Path, spares: int = 0, replica
     """Nothing is written to the store, or copied, beside the steps; and nobody is called slow because this machine is."""
     options = {**shape.told(), "folder": str(folder), **{name: str(value) for name, value in told.items()}}
     return RunSettings(
-        world=world, spares=spares, nodes=NODES, shards=world, replica_size=replica_size, seed=SEED, optimizer_sharding="fsdp", options=options, budgets=generous(),
+        world=world, spares=spares, nodes=NODES, shards=world, seed=SEED, replica_size=replica_size, optimizer_sharding="fsdp",
+        options=options, budgets=generous(),
         checkpoint=CheckpointSettings(policy="fixed", interval_s=FAR_S, peer_interval_s=FAR_S), straggler=StragglerSettings(enabled=False),
     )  # fmt: skip
 

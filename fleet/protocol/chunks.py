@@ -141,6 +141,10 @@ class Run(NamedTuple):
     total: int
 
 
+RUN_NUMBERS = len(Run._fields)
+"""So many numbers tell a run."""
+
+
 def runs(chunks: Sequence[Chunk]) -> list[Run]:
     """The same chunks in few words, in their order: a member of a group has one chunk of each group, at equal distances."""
     found: list[Run] = []

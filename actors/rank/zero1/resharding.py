@@ -13,7 +13,22 @@ from actors.rank.tags import Tag
 from actors.rank.zero1.chunked import MOST_RUNS
 from actors.rank.zero1.pieces import Piece, exchange_pieces
 from actors.rank.zero1.sharded import Routes, ShardedEngine
-from fleet.protocol.chunks import WHOLE, Chunk, Claim, Run, chunks_of, follows, guards, kept, lenders, lost, route, runs, settled
+from fleet.protocol.chunks import (
+    RUN_NUMBERS,
+    WHOLE,
+    Chunk,
+    Claim,
+    Run,
+    chunks_of,
+    follows,
+    guards,
+    kept,
+    lenders,
+    lost,
+    route,
+    runs,
+    settled,
+)
 from fleet.protocol.domains import VARIABLE, Place, number, numbered, place_of
 from fleet.protocol.member import MemberProtocol
 from fleet.protocol.types import StateId, View
@@ -24,7 +39,7 @@ def exchange_claims(group: Group, mine: Claim) -> list[Claim]:
     lineage, step = (mine.state.lineage, mine.state.step) if mine.state is not None else (-1, -1)
     told = runs(mine.chunks)
     flags = [lineage, step, mine.ready, mine.factor, mine.complete, mine.node, len(told)]
-    row = torch.zeros(len(flags) + len(Run._fields) * MOST_RUNS, dtype=torch.float64)
+    row = torch.zeros(len(flags) + RUN_NUMBERS * MOST_RUNS, dtype=torch.float64)
     numbers = [*map(float, flags), *(float(number) for run in told for number in run)]
     row[: len(numbers)] = torch.tensor(numbers, dtype=torch.float64)
     rows = torch.empty(group.size, len(row), dtype=torch.float64)
@@ -34,8 +49,8 @@ def exchange_claims(group: Group, mine: Claim) -> list[Claim]:
 
 def _claim(row: list[float]) -> Claim:
     lineage, step, ready, factor, complete, node, count = row[:7]
-    numbers, width = list(map(int, row[7:])), len(Run._fields)
-    told = [Run(*numbers[start : start + width]) for start in range(0, width * int(count), width)]
+    numbers = list(map(int, row[7:]))
+    told = [Run(*numbers[start : start + RUN_NUMBERS]) for start in range(0, RUN_NUMBERS * int(count), RUN_NUMBERS)]
     state = StateId(int(lineage), int(step)) if step >= 0 else None
     return Claim(state, bool(ready), factor, bool(complete), int(node), chunks_of(told))
 
