@@ -6,6 +6,7 @@
   What the processors did in all ranks is told, too: it hardly depends on what else the machine does.
 - Ranks that train are killed (SIGKILL, from outside), with a spare: stalls as in `recovery`, samples lost by the ledger, and the bits at
   the end beside those of an undisturbed run.
+- The same with two groups of two ranks, each of which is a replica (HSDP): one member is killed after the other.
 - What a rank holds of parameters and optimizer state, and its resident memory beside that of a rank of FSDP2.
 
 Coordinator, agents and ranks are real; Ray is not there (:mod:`benchmarks.device_ranks` says what is in its place). What ranks do is in
@@ -48,6 +49,8 @@ KILLED = {"1m": Shape(128, 5, 1), "10m": Shape(320, 8, 1), "50m": Shape(720, 8, 
 SMALLEST = Shape(64, 2, 1)
 WORLD, SPARES = 3, 1
 """Where ranks are killed."""
+GROUPED, GROUP = 4, 2
+"""Where they are killed out of groups: ranks in all, and in each."""
 
 
 def parameters_of(shape: Shape) -> tuple[int, int]:
@@ -57,12 +60,14 @@ def parameters_of(shape: Shape) -> tuple[int, int]:
     return bytes_of[0], bytes_of[1]
 
 
-def settings_of(shape: Shape, world: int, folder: Path, spares: int = 0, sync: str = "step", **told: object) -> RunSettings:
+def settings_of(
+    shape: Shape, world: int, folder: Path, spares: int = 0, replica_size: int = 1, sync: str = "step", **told: object
+) -> RunSettings:
     """Nothing is written to the store, or copied, beside the steps; and nobody is called slow because this machine is."""
     options = {**shape.told(), "folder": str(folder), **{name: str(value) for name, value in told.items()}}
     return RunSettings(
-        world=world, spares=spares, nodes=NODES, shards=world, seed=SEED, optimizer_sharding="fsdp", gradient_sync=sync, options=options,
-        budgets=generous(),
+        world=world, spares=spares, nodes=NODES, shards=world, seed=SEED, replica_size=replica_size, optimizer_sharding="fsdp",
+        gradient_sync=sync, options=options, budgets=generous(),
         checkpoint=CheckpointSettings(policy="fixed", interval_s=FAR_S, peer_interval_s=FAR_S), straggler=StragglerSettings(enabled=False),
     )  # fmt: skip
 
@@ -192,8 +197,8 @@ def memory(form: Form, folder: Path) -> dict[str, Any]:
 # ---- through kills -----------------------------------------------------------------------------------------------------------------------
 
 
-def trained(shape: Shape, total: int, kills: int, pause_s: float, folder: Path) -> Ran:
-    settings = settings_of(shape, WORLD, folder, SPARES, steps=total, pause_s=pause_s if kills else 0.0)
+def trained(shape: Shape, total: int, kills: int, pause_s: float, folder: Path, world: int = WORLD, replica_size: int = 1) -> Ran:
+    settings = settings_of(shape, world, folder, SPARES, replica_size, steps=total, pause_s=pause_s if kills else 0.0)
     return through(settings, folder, mesh_ranks.struck, kills, pause_s)
 
 
@@ -231,11 +236,30 @@ def kills(form: Form, folder: Path) -> dict[str, Any]:
     return {"settings": {"kills": count}, "figures": figures, "samples": samples, "notes": [told, *missing]}
 
 
+def groups(form: Form, folder: Path) -> dict[str, Any]:
+    """Members of two groups that are replicas of each other; the twin has no groups."""
+    shape, count = form.of(KILLED["10m"], KILLED["10m"], SMALLEST), form.of(24, 12, 1)
+    pause_s, each = form.of(0.25, 0.25, 0.1), form.of(12, 10, 60)
+    total = each * (count + 1)
+    run = trained(shape, total, count, pause_s, folder / "groups", GROUPED, GROUP)
+    twin = trained(shape, total, 0, pause_s, folder / "groups-twin", GROUPED)
+    found = recoveries(run.timeline.commits(), run.kills, GROUPED)
+    samples = {key.replace("fleet", "fleet_group_kill"): values for key, values in found.items()}
+    figures = {
+        "fleet_group_kills": len(run.kills),
+        **{f"{name}_median": statistics.median(samples[name]) for name in ("fleet_group_kill_stall_s", "fleet_group_kill_full_again_s")},
+        "fleet_group_samples_lost_total": lost(run),
+        "fleet_group_bit_identical_ratio": float(run.status == "completed" and run.digest == twin.digest != ""),
+    }
+    told = f"groups: {GROUPED} ranks in groups of {GROUP} and a spare, {parameters_of(shape)[0] // 4:,} parameters; {_ended(run, twin)}"
+    return {"settings": {"group_kills": count}, "figures": figures, "samples": samples, "notes": [told]}
+
+
 def _ended(run: Ran, twin: Ran) -> str:
     return ", ".join(f"{name} {one.status} with {one.digest[:16]}" for name, one in (("the run", run), ("its twin", twin)))
 
 
-def measure(form: Form, parts: Sequence[Callable[[Form, Path], dict[str, Any]]] = (steps, memory, kills)) -> dict[str, Any]:
+def measure(form: Form, parts: Sequence[Callable[[Form, Path], dict[str, Any]]] = (steps, memory, kills, groups)) -> dict[str, Any]:
     """Fleet's fsdp beside FSDP2: steps without faults, memory, and kills."""
     with tempfile.TemporaryDirectory(prefix="mesh-") as folder:
         return together([part(form, Path(folder)) for part in parts])

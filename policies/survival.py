@@ -116,7 +116,11 @@ def _chunks(members: Sequence[str], lost: set[str], sites: Sequence[Site], setti
     if settings.optimizer_sharding == "none":
         return 0 if any(node not in lost for node in members) else len(members)
     paths = {site.node: site.path for site in sites}
-    placed = guards([place_of(paths[node], node) for node in members], settings.optimizer_copies)
+    if settings.replica_ranks > 1:
+        homes = [place_of(paths[node], node) for node in members]
+        members = [members[index] for group in together(homes, settings.replica_ranks) for index in group]
+    places = [place_of(paths[node], node) for node in members]
+    placed = guards(places, settings.optimizer_copies, settings.replica_ranks)
     return sum(all(members[rank] in lost for rank in (owner, *chosen)) for owner, chosen in enumerate(placed))
 
 

@@ -48,6 +48,7 @@ from fleet.protocol.levels import places
 from fleet.protocol.moves import Advance, Attempted, Compute, Move, Rehearse
 from fleet.protocol.once import BEGIN, END
 from fleet.protocol.records import COMPUTE, FINISH
+from fleet.protocol.topology import DIMENSIONS, coordinate
 from fleet.protocol.types import StateId, View
 from fleet.settings.run import RunSettings
 
@@ -125,9 +126,16 @@ class Run:
     def mesh(self) -> DeviceMesh:
         """What ``fully_shard`` wants: ``fully_shard(block, mesh=run.mesh)``. It has this rank alone, as the others come and go.
 
-        With ``--optimizer-sharding fsdp`` Fleet cuts the model for the ranks that there are; without, each rank keeps all of it.
+        With ``--optimizer-sharding fsdp`` Fleet cuts the model for the ranks that there are; without, each rank keeps all of it. Its
+        dimension is ``shard``; where groups of ranks are replicas (``replica_size``) it has two, ``replicate`` and ``shard``.
         """
-        return mesh_of_one(self.device)
+        return mesh_of_one(self.device, DIMENSIONS if self._settings.replica_ranks > 1 else DIMENSIONS[-1:])
+
+    @property
+    def coordinate(self) -> Mapping[str, int]:
+        """Where this rank is now among those that train, by dimension: ``{"replicate": 0, "shard": 1}`` is the second rank of the first
+        replica. It changes with the view, as ``rank`` does."""
+        return coordinate(self.rank, self._settings.optimizer_sharding == "fsdp", self._settings.replica_ranks)
 
     @property
     def config(self) -> RunSettings:
@@ -222,7 +230,8 @@ class Run:
             return engine
         sharded = self._make_sharded(state, clip_norm)
         copies, levels = self._settings.optimizer_copies, len(self._settings.domains)
-        self._seat.serve(state, sharded, self._loop.total, Resharding(sharded, self._client.protocol, copies, self._advance, levels))
+        resharding = Resharding(sharded, self._client.protocol, copies, self._advance, levels, self._settings.replica_ranks)
+        self._seat.serve(state, sharded, self._loop.total, resharding)
         return sharded
 
     def _make_sharded(self, state: TrackedState, clip_norm: float | None) -> ShardedEngine:

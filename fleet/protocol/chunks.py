@@ -3,6 +3,9 @@
 A flat buffer is cut into *chunks* at multiples of :data:`BLOCK` elements: chunk ``(size, index)`` is the ``index``-th of ``size``.
 View rank ``i`` of a view of ``size`` ranks owns chunk ``(size, i)``, and guards copies of a few others. When the view changes, each says
 what it holds as a :class:`Claim`; all see the same claims, so all decide alike who gives what to whom.
+
+With groups of ``replica_size`` ranks, those that come one after the other, each full group holds all chunks among its members: the one at
+place ``c`` of its group has the chunks of all ranks at place ``c`` of theirs.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
 
-from fleet.protocol.domains import Crowd, Place
+from fleet.protocol.domains import Crowd, Place, shared_levels
 from fleet.protocol.types import StateId
 
 BLOCK = 1024
@@ -32,29 +35,39 @@ def bounds(length: int, chunk: Chunk) -> tuple[int, int]:
     return min(length, blocks * index // size * BLOCK), min(length, blocks * (index + 1) // size * BLOCK)
 
 
-def guards(places: Sequence[Place], copies: int) -> tuple[tuple[int, ...], ...]:
-    """By chunk, the view ranks that keep a copy of it: in other failure domains than its owner and each other, the widest first.
+def guards(places: Sequence[Place], copies: int, replica_size: int = 1) -> tuple[tuple[int, ...], ...]:
+    """By chunk, the view ranks that keep a copy of it: its owner's siblings in other groups, then others until there are ``copies``.
 
-    None keeps more than twice as many as is even, and within that the loss of any one domain leaves each chunk wherever it can: every
-    chunk gets its first copy before any gets a second one, and the largest domain's, which fewest ranks lie outside of, come first.
+    Those others are in other failure domains than who keeps it already, the widest first. None keeps more than twice as many as is
+    even, and within that the loss of any one domain leaves each chunk wherever it can: every chunk gets its first copy before any gets a
+    second one, and the largest domain's, which fewest ranks lie outside of, come first.
 
     Args:
         places: by view rank, its failure domains from wide to narrow, and its node.
-        copies: how many copies; there are fewer when there are not as many other ranks.
+        copies: how many copies there are at least; fewer when there are not as many other ranks.
+        replica_size: so many ranks, one after the other, are a group; 1: no groups.
     """
     size, sizes = len(places), Counter(place[:1] for place in places)
-    load, found = [0] * size, [list[int]() for _ in places]
+    found = [siblings(size, owner, replica_size) for owner in range(size)]
+    kept = Counter(rank for chosen in found for rank in chosen)
+    load = [kept[rank] for rank in range(size)]
     ranks: dict[Place, list[int]] = defaultdict(list)
     for rank, place in enumerate(places):
         ranks[place].append(rank)
     order = sorted(range(size), key=lambda owner: -sizes[places[owner][:1]])
-    for _ in range(min(copies, size - 1)):
-        for owner in order:
+    for due in range(1, min(copies, size - 1) + 1):
+        for owner in (owner for owner in order if len(found[owner]) < due):
             crowd = Crowd(places[rank] for rank in (owner, *found[owner]))
             peer = _least(owner, {owner, *found[owner]}, ranks, crowd, load, 2 * copies)
             load[peer] += 1
             found[owner].append(peer)
     return tuple(map(tuple, found))
+
+
+def siblings(size: int, rank: int, replica_size: int) -> list[int]:
+    """Of each full group but the rank's own, the member at the same place in it."""
+    full = size // replica_size if replica_size > 1 else 0
+    return [group * replica_size + rank % replica_size for group in range(full) if group != rank // replica_size]
 
 
 def _least(owner: int, taken: Collection[int], ranks: Mapping[Place, Sequence[int]], crowd: Crowd, load: Sequence[int], most: int) -> int:
@@ -75,11 +88,23 @@ def kept(guarded: Sequence[Sequence[int]], rank: int) -> tuple[Chunk, ...]:
     return ((size, rank), *((size, owner) for owner in range(size) if rank in guarded[owner]))
 
 
-def lenders(guarded: Sequence[Sequence[int]], owner: int, rank: int) -> tuple[int, ...]:
-    """Whom view rank ``rank`` asks for the chunk of ``owner``, in order: all who keep it. Different ranks begin with different ones."""
+def lenders(
+    guarded: Sequence[Sequence[int]], owner: int, rank: int, places: Sequence[Place] = (), replica_size: int = 1
+) -> tuple[int, ...]:
+    """Whom view rank ``rank`` asks for the chunk of ``owner``, in order: all who keep it. Different ranks begin with different ones.
+
+    Where there are groups, whoever is in its own comes first, then those who are near. A full group so gathers within itself.
+
+    Args:
+        places: as for :func:`guards`; () when they are not known.
+    """
     keepers = (owner, *guarded[owner])
     first = rank % len(keepers)
-    return keepers[first:] + keepers[:first]
+    turned = keepers[first:] + keepers[:first]
+    if replica_size == 1:
+        return turned
+    nearness = {keeper: shared_levels(places[keeper], places[rank]) for keeper in keepers} if places else dict.fromkeys(keepers, 0)
+    return tuple(sorted(turned, key=lambda keeper: (keeper // replica_size != rank // replica_size, -nearness[keeper])))
 
 
 class Loan(Enum):
@@ -132,6 +157,37 @@ def gift(here: tuple[StateId | None, Turn], brought: tuple[StateId, Turn], *, st
     return Loan.LATER if theirs.attempt > mine.attempt else Loan.NEVER
 
 
+class Run(NamedTuple):
+    """``total`` chunks of one size, each ``step`` behind the one before it."""
+
+    size: int
+    first: int
+    step: int
+    total: int
+
+
+RUN_NUMBERS = len(Run._fields)
+"""So many numbers tell a run."""
+
+
+def runs(chunks: Sequence[Chunk]) -> list[Run]:
+    """The same chunks in few words, in their order: a member of a group has one chunk of each group, at equal distances."""
+    found: list[Run] = []
+    for size, index in chunks:
+        last = found[-1] if found else Run(0, 0, 0, 0)
+        step = index - last.first if last.total == 1 else last.step
+        if last.size == size and index == last.first + step * last.total:
+            found[-1] = Run(size, last.first, step, last.total + 1)
+        else:
+            found.append(Run(size, index, 0, 1))
+    return found
+
+
+def chunks_of(found: Sequence[Run]) -> tuple[Chunk, ...]:
+    """What :func:`runs` has told."""
+    return tuple((run.size, run.first + run.step * number) for run in found for number in range(run.total))
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
     """What one member says when a view begins.
@@ -178,11 +234,16 @@ class Stretch(NamedTuple):
     source: int
 
 
-def route(held: Sequence[Sequence[Chunk]], wanted: Sequence[Chunk], length: int, rank: int) -> list[Stretch]:
-    """Where view rank ``rank`` finds the chunks ``wanted``: with itself if it can, else with the others in turn. In order, without overlap.
+def route(
+    held: Sequence[Sequence[Chunk]], wanted: Sequence[Chunk], length: int, rank: int, places: Sequence[Place] = ()
+) -> list[Stretch]:  # fmt: skip
+    """Where view rank ``rank`` finds the chunks ``wanted``: with itself if it can, else with those who are nearest in turn.
+
+    In order, without overlap.
 
     Args:
         held: by view rank, the chunks that it holds.
+        places: as for :func:`guards`; (): nobody is nearer than another.
     """
     spans = [[bounds(length, chunk) for chunk in chunks] for chunks in held]
     goals = [bounds(length, chunk) for chunk in wanted]
@@ -191,13 +252,16 @@ def route(held: Sequence[Sequence[Chunk]], wanted: Sequence[Chunk], length: int,
     for number, (lo, hi) in enumerate(itertools.pairwise(cuts)):
         if any(start <= lo and hi <= stop for start, stop in goals):
             holders = [peer for peer, span in enumerate(spans) if any(start <= lo and hi <= stop for start, stop in span)]
-            found.append(Stretch(lo, hi, _choose(holders, rank, number)))
+            found.append(Stretch(lo, hi, _choose(holders, rank, number, places)))
     return found
 
 
-def _choose(holders: Sequence[int], rank: int, number: int) -> int:
+def _choose(holders: Sequence[int], rank: int, number: int, places: Sequence[Place]) -> int:
     if rank in holders:
         return rank
+    if places and holders:
+        nearness = [shared_levels(places[peer], places[rank]) for peer in holders]
+        holders = [peer for peer, levels in zip(holders, nearness, strict=True) if levels == max(nearness)]
     return holders[(rank + number) % len(holders)] if holders else -1
 
 

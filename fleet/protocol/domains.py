@@ -108,6 +108,11 @@ def numbered(packed: int, depth: int) -> Place:
     return tuple(packed >> bits * level & (1 << bits) - 1 for level in reversed(range(depth)))
 
 
+def shared_levels(one: Place, other: Place) -> int:
+    """At how many levels, from the widest on, two places are in one domain."""
+    return next((level for level, (mine, theirs) in enumerate(zip(one, other, strict=False)) if mine != theirs), min(len(one), len(other)))
+
+
 class Crowd:
     """How many lie in which domain already. ``of`` a place says, from the widest level on, how many share its domain there."""
 

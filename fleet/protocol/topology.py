@@ -33,6 +33,21 @@ def shared(places: Iterable[Place]) -> Place:
     return found or ()
 
 
+DIMENSIONS = ("replicate", "shard")
+"""Of the mesh that ranks are in, from the outermost on."""
+
+
+def coordinate(rank: int, sharded: bool, replica_size: int) -> dict[str, int]:
+    """Where view rank ``rank`` is in each dimension: in which replica, and at which place in it. Of whole replicas each rank has one.
+
+    Ranks that make no whole group are counted as if they did: theirs is the last one.
+    """
+    if not sharded:
+        return dict(zip(DIMENSIONS, (rank, 0), strict=True))
+    where = divmod(rank, replica_size) if replica_size > 1 else (0, rank)
+    return dict(zip(DIMENSIONS, where, strict=True))
+
+
 # ---- what a placement lacks --------------------------------------------------------------------------------------------------------------
 
 

@@ -233,7 +233,7 @@ class RunSettings:
     domains: tuple[str, ...] = setting(
         (HOST,), "Labels of Ray nodes (or NAME=LABEL) that say what fails together, from narrow to wide; host: the host. docs/placement.md."
     )
-    replica_size: int = setting(1, "So many ranks, one after the other, are a group that placement keeps in one domain; 1: no groups.")
+    replica_size: int = setting(1, "So many ranks, one after the other, are a group in one domain, with fsdp a replica; 1: no groups.")
     storage: str = setting("runs", "Folder or fsspec URL for journals and checkpoints.")
     ask_for_nodes: bool = setting(
         False, "Ask the autoscaler of a cluster that was joined for nodes that the run lacks, and let go of those it does without."
@@ -254,6 +254,11 @@ class RunSettings:
     cost: CostSettings = field(default_factory=CostSettings)
     track: TrackSettings = field(default_factory=TrackSettings)
     per_rank: PerRankSettings = field(default_factory=PerRankSettings)
+
+    @property
+    def replica_ranks(self) -> int:
+        """So many ranks, one after the other, keep one replica of a sharded model among them; 1: all ranks of a view keep one."""
+        return self.replica_size if self.optimizer_sharding == "fsdp" else 1
 
     @property
     def slots(self) -> int:

@@ -81,8 +81,19 @@ def gathers_plan(seed: int, *, sharded: bool = True) -> Plan:
         seed, sharded=True
     )
     settings = replace(plan.settings, optimizer_sharding="fsdp")
+    plan = replace(plan, settings=settings)
+    if stream(seed, "replicas").random() < 0.4:
+        plan = _in_groups(plan, stream(seed, "replicas plan"))
     ill = [_while_lending(plan, rng) for _ in range(rng.choice((0, 1, 1, 2)))]
-    return with_troubles(replace(plan, settings=settings), (*plan.troubles, *ill))
+    return with_troubles(plan, (*plan.troubles, *ill))
+
+
+def _in_groups(plan: Plan, rng: random.Random) -> Plan:
+    """Two or three groups of ranks that are replicas of each other; a world that does not divide by them is refused."""
+    world, size = rng.choice(((4, 2), (4, 2), (6, 2), (6, 3)))
+    most = 6 if plan.settings.max_world else 0
+    settings = replace(plan.settings, world=world, max_world=most, replica_size=size if most % size == 0 else 2)
+    return replace(plan, settings=settings, capacity=max(plan.capacity, -(-settings.slots // settings.nodes)))
 
 
 def _while_lending(plan: Plan, rng: random.Random) -> Trouble:

@@ -118,8 +118,9 @@ class GatheringRank(ShardedRank):
         state, size = self.at_state, len(self.guarded)
         assert state is not None, "before its first view a rank has all parameters"
         chunks = [(size, owner) for owner in range(size)]
-        found = {self.value} if any(map(self._has, chunks)) else set()
-        wanted = [(lenders(self.guarded, chunk[1], self._place), chunk) for chunk in chunks if not self._has(chunk)]
+        found = {self.value} if any(map(self.has, chunks)) else set()
+        groups = self.world.settings.replica_ranks
+        wanted = [(lenders(self.guarded, chunk[1], self._place, self.places, groups), chunk) for chunk in chunks if not self.has(chunk)]
         while wanted and not self.missed:
             asked = [(keepers, self._ask(self._lenders[keepers[0]], state, chunk)) for keepers, chunk in wanted]
             wanted = []
@@ -128,7 +129,7 @@ class GatheringRank(ShardedRank):
                 if loaned is None:
                     wanted.append((keepers[1:], request.chunk))
                 else:
-                    self.world.watch.lent(self, self._lenders[keepers[0]], state, loaned)
+                    self.world.watch.lent(self, self._lenders[keepers[0]], state, loaned, request.chunk)
                     found.add(loaned.value)
             for keepers, chunk in wanted:
                 if not keepers:
@@ -137,7 +138,7 @@ class GatheringRank(ShardedRank):
 
     def _miss(self, state: StateId, chunk: Chunk) -> None:
         self.world.note("missed", self, state, chunk)
-        self.world.watch.missed(self, state, [self._lenders[each] for each in (chunk[1], *self.guarded[chunk[1]])])
+        self.world.watch.missed(self, state, [self._lenders[each] for each in (chunk[1], *self.guarded[chunk[1]])], chunk)
         self.missed = f"no rank of the view gives chunk {chunk} of the parameters"
         self._missed_in = self.protocol.generation
 
@@ -198,7 +199,7 @@ class GatheringRank(ShardedRank):
         for request in pending:
             self._answer(request, None)
 
-    def _has(self, chunk: Chunk) -> bool:
+    def has(self, chunk: Chunk) -> bool:
         lo, hi = bounds(LENGTH, chunk)
         return any(start <= lo and hi <= stop for start, stop in (bounds(LENGTH, one) for one in self.chunks))
 
@@ -219,7 +220,7 @@ class GatheringRank(ShardedRank):
             match loan(self.at_state, request.state, still=self._still):
                 case Loan.LATER:
                     self._early.append(request)
-                case Loan.NOW if self._has(request.chunk):
+                case Loan.NOW if self.has(request.chunk):
                     self.at("lending")
                     self.gate(lambda: self._send(request))
                 case _:

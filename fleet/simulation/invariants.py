@@ -35,7 +35,7 @@ from fleet.protocol.types import Member, StateId, View
 from fleet.simulation.checker import Checker, Homes, Violation
 from fleet.simulation.corruption import Corruption
 from fleet.simulation.endings import DoneOnce, InOrder, Kept
-from fleet.simulation.loans import Copies, Gathers, Lends
+from fleet.simulation.loans import Copies, Gathers, Lends, Near
 from fleet.simulation.model import POISON, gradient
 from fleet.simulation.outages import Durable, SavesAlone
 from fleet.simulation.partitions import AllWait, Excused, OneHistory
@@ -544,7 +544,7 @@ class Traffic(Checker):
 CHECKERS: tuple[type[Checker], ...] = (
     Donor, Dirty, Stale, Repeat, TwoPhase, OneIncarnation, ExactlyOnce, Corruption, Identical, Agreement, WholeCheckpoint, Restored,
     Persisted, Journal, Rebuilt, Kept, InOrder, DoneOnce, Ends, BudgetsHold, HealthyStay, ChangesBounded, Traffic, AllWait, OneHistory,
-    Durable, SavesAlone, Excused, Gathers, Lends, Copies,
+    Durable, SavesAlone, Excused, Gathers, Lends, Near, Copies,
 )  # fmt: skip
 HOOKS = (
     "record", "truncated", "sent", "told", "checkpoint", "restored", "end", "meet", "sit", "seated", "contribute", "completed", "reduced",

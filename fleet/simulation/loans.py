@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fleet.protocol.chunks import Chunk
 from fleet.protocol.types import StateId, View
 from fleet.simulation.checker import Checker
 from fleet.simulation.gathering import GatheringRank, Loaned
@@ -19,7 +20,7 @@ class Gathers(Checker):
 
     name = "gathers"
 
-    def lent(self, rank: GatheringRank, lender: GatheringRank, state: StateId, loaned: Loaned) -> None:
+    def lent(self, rank: GatheringRank, lender: GatheringRank, state: StateId, loaned: Loaned, chunk: Chunk) -> None:
         """``rank`` has what it asked ``lender`` for: parameters of ``state``."""
         here = rank.protocol.state
         self.require(state == here, f"{rank} begins a step from {here}, and gathers parameters of {state}")
@@ -28,21 +29,8 @@ class Gathers(Checker):
         self.require(right, f"{lender} lends {rank} what are no parameters of {state}")
 
 
-class Lends(Checker):
-    """With parameters that are spread: a shard is computed wherever one of those who keep them can be asked."""
-
-    name = "lends"
-
-    def missed(self, rank: GatheringRank, state: StateId, keepers: Sequence[GatheringRank]) -> None:
-        """Nobody has given ``rank`` what ``keepers`` keep."""
-        if rank.choreography.wanted or self._was_still(rank):
-            return
-        can = [keeper for keeper in keepers if keeper is not rank and keeper.at_state == state and self._could(rank, keeper)]
-        self.require(not can, f"{rank} computes nothing, as nobody lends it parameters of {state}; {', '.join(map(str, can))} could")
-
-    def cut(self, rank: GatheringRank, generation: int, view: View) -> None:
-        """``rank`` leaves ``view``, as it missed a part of the parameters in ``generation``."""
-        self.require(generation == view.generation, f"{rank} breaks generation {view.generation} for what it missed in {generation}")
+class _Reaches(Checker):
+    """A checker that knows who could have been asked."""
 
     def _could(self, rank: SimRank, keeper: SimRank) -> bool:
         cut = self.world.links.was_cut(rank.end, keeper.end, LATELY_S)
@@ -52,8 +40,44 @@ class Lends(Checker):
         return rank.frozen_s >= 0 or self.world.clock.now_s - rank.thawed_s < LATELY_S
 
 
+class Lends(_Reaches):
+    """With parameters that are spread: a shard is computed wherever one of those who keep them can be asked."""
+
+    name = "lends"
+
+    def missed(self, rank: GatheringRank, state: StateId, keepers: Sequence[GatheringRank], chunk: Chunk) -> None:
+        """Nobody has given ``rank`` what ``keepers`` keep; but who is in another view by now has other chunks, of the same state."""
+        if rank.choreography.wanted or self._was_still(rank):
+            return
+        there = [keeper for keeper in keepers if keeper is not rank and keeper.at_state == state and keeper.has(chunk)]
+        can = [keeper for keeper in there if self._could(rank, keeper)]
+        self.require(not can, f"{rank} computes nothing, as nobody lends it parameters of {state}; {', '.join(map(str, can))} could")
+
+    def cut(self, rank: GatheringRank, generation: int, view: View) -> None:
+        """``rank`` leaves ``view``, as it missed a part of the parameters in ``generation``."""
+        self.require(generation == view.generation, f"{rank} breaks generation {view.generation} for what it missed in {generation}")
+
+
+class Near(_Reaches):
+    """With groups: a member of a full group gathers within it, unless the one there who keeps the chunk is lost or called away."""
+
+    name = "near"
+
+    def lent(self, rank: GatheringRank, lender: GatheringRank, state: StateId, loaned: Loaned, chunk: Chunk) -> None:
+        view, groups, (size, owner) = rank.protocol.view, self.world.settings.replica_ranks, chunk
+        if groups == 1 or view is None or rank.choreography.wanted or self._was_still(rank):
+            return
+        group = view.rank_of(rank.member) // groups
+        if group >= size // groups or view.rank_of(lender.member) // groups == group:
+            return
+        near = self.process(view.members[group * groups + owner % groups])
+        can = isinstance(near, GatheringRank) and near.at_state == state and near.protocol.view == view and self._could(rank, near)
+        self.require(not can, f"{rank} is lent chunk {owner} by {lender}, of another group, while {near} of its own could lend it")
+
+
 class Copies(Checker):
-    """5, with sharded state: once a view has formed, no chunk has fewer copies than are promised for longer than a step."""
+    """5, with sharded state: once a view has formed, no chunk has fewer copies than are promised for longer than a step, and every full
+    group holds all chunks."""
 
     name = "copies"
 
@@ -67,9 +91,13 @@ class Copies(Checker):
         size = len(members)
         if len(there) < size:
             return  # somebody is lost already, or called away: the next view is about to form
-        due = 1 + min(self.world.settings.optimizer_copies, size - 1)
+        copies, groups = min(self.world.settings.optimizer_copies, size - 1), self.world.settings.replica_ranks
+        full = size // groups if groups > 1 else 0
         near = (state, StateId(state.lineage, state.step - 1))
         for owner in range(size):
-            keep = [one for one in there if one.at_state in near and (size, owner) in one.chunks]
+            keep = [place for place, one in enumerate(there) if one.at_state in near and (size, owner) in one.chunks]
+            due = 1 + max(copies, full - (owner // groups < full))
             few = f"of chunk {owner} of {size} in generation {view.generation} there are {len(keep)} at {state}, {due} are due"
             self.require(len(keep) >= due, few)
+            lack = set(range(full)) - {place // groups for place in keep}
+            self.require(not lack, f"group {lack} of generation {view.generation} lacks chunk {owner} of {size}")

@@ -7,7 +7,7 @@ from typing import Any
 
 from fleet.protocol import moves
 from fleet.protocol.chunks import BLOCK, WHOLE, Chunk, Claim, follows, guards, kept, lost, route, settled
-from fleet.protocol.domains import number, numbered, place_of
+from fleet.protocol.domains import Place, number, numbered, place_of
 from fleet.protocol.types import StateId, View
 from fleet.simulation.clockwork import Future, Steps
 from fleet.simulation.groups import Broken, Group
@@ -30,6 +30,7 @@ class ShardedRank(SteppingRank):
         super().__init__(*arguments)
         self.protocol.sharded = True
         self._depth = len(self.world.settings.domains) + 1
+        self.places: Sequence[Place] = ()
         self.chunks: tuple[Chunk, ...] = ()
         self.beside_chunks: tuple[Chunk, ...] = ()
         self.value = POISON
@@ -106,9 +107,12 @@ class ShardedRank(SteppingRank):
         self.world.watch.commit(self, self.at_state)
 
     @staticmethod
-    def _assembled(held: Sequence[Sequence[Chunk]], values: Sequence[int], wanted: Sequence[Chunk], rank: int) -> int:
+    def _assembled(
+        held: Sequence[Sequence[Chunk]], values: Sequence[int], wanted: Sequence[Chunk], rank: int, places: Sequence[Place] = ()
+    ) -> int:  # fmt: skip
         """What ``wanted`` holds once all its stretches have come; poison when they are not of one state."""
-        found = {values[one.source] if one.source >= 0 else POISON for one in route(held, wanted, LENGTH, rank) if one.lo < one.hi}
+        stretches = [one for one in route(held, wanted, LENGTH, rank, places) if one.lo < one.hi]
+        found = {values[one.source] if one.source >= 0 else POISON for one in stretches}
         return found.pop() if len(found) == 1 else POISON
 
     def _rest(self, group: Group, there: Sequence[Claim], target: StateId) -> Steps:
@@ -125,10 +129,12 @@ class ShardedRank(SteppingRank):
         """Each chunk to its owner and its guards; the old ones are dropped once all have the new."""
         view = group.view
         rank = view.rank_of(self.member)
-        guarded = guards([numbered(claim.node, self._depth) for claim in there], self.world.settings.optimizer_copies)
+        places = [numbered(claim.node, self._depth) for claim in there]
+        guarded = guards(places, self.world.settings.optimizer_copies, self.world.settings.replica_ranks)
         told = yield group.exchange(self.member, "pieces", self.value)
         wanted = kept(guarded, rank)
-        value = self._assembled([claim.chunks for claim in there], [told[member] for member in view.members], wanted, rank)
+        values = [told[member] for member in view.members]
+        value = self._assembled([claim.chunks for claim in there], values, wanted, rank, places)
         if self.at("placing"):
             yield self._pause()
         yield self.rng.uniform(0.01, 0.1)
@@ -138,6 +144,7 @@ class ShardedRank(SteppingRank):
             if there[rank].state is not None:  # somebody may have dropped what it had
                 self.beside_chunks = tuple(chunk for chunk in dict.fromkeys(self.beside_chunks + wanted) if chunk not in self.chunks)
             raise
+        self.places = places
         self._adopt(view, guarded, value, target)
         if self.at("placed"):
             yield self._pause()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 
@@ -12,6 +14,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 
 from actors.rank.fsdp.taken import mesh_of_one, take_over
 from fleet.errors import ConfigError
+from fleet.protocol.topology import DIMENSIONS
 
 CPU = torch.device("cpu")
 ONE_AT_A_TIME = threading.Lock()
@@ -31,18 +34,22 @@ class Tied(nn.Module):
         return self.head(self.inner(self.embedding(x)))
 
 
-def cut(**policies: object) -> tuple[Tied, torch.optim.Optimizer]:
+def cut(dimensions: tuple[str, ...] = DIMENSIONS[-1:], **policies: object) -> tuple[Tied, torch.optim.Optimizer]:
     torch.manual_seed(0)
-    model = Tied()
+    model, mesh = Tied(), mesh_of_one(CPU, dimensions)
     for part in (model.inner, model):
-        fully_shard(part, mesh=mesh_of_one(CPU), **policies)  # type: ignore[arg-type]
+        fully_shard(part, mesh=mesh, **policies)  # type: ignore[arg-type]
     return model, torch.optim.AdamW([each for each in model.parameters() if each.requires_grad])
 
 
-def test_a_model_that_was_taken_over_is_the_plain_model_again() -> None:
+MESHES = pytest.mark.parametrize("dimensions", [DIMENSIONS[-1:], DIMENSIONS], ids=["fsdp", "hsdp"])
+
+
+@MESHES
+def test_a_model_that_was_taken_over_is_the_plain_model_again(dimensions: tuple[str, ...]) -> None:
     torch.manual_seed(0)
     plain = Tied()
-    model, optimizer = cut()
+    model, optimizer = cut(dimensions)
     units = take_over({"model": model}, {"optimizer": optimizer})
     assert [(unit.name, unit.keeps) for unit in units] == [("model", True), ("model.inner", False)]
     assert not any(isinstance(module, FSDPModule) for module in model.modules())
@@ -57,9 +64,10 @@ def test_a_model_that_was_taken_over_is_the_plain_model_again() -> None:
     assert all(id(each) in known for group in optimizer.param_groups for each in group["params"])
 
 
-def test_nothing_of_fsdp_runs_in_it_any_more() -> None:
+@MESHES
+def test_nothing_of_fsdp_runs_in_it_any_more(dimensions: tuple[str, ...]) -> None:
     """Its hooks would gather, and look for parameters that are cut."""
-    model, optimizer = cut()
+    model, optimizer = cut(dimensions)
     take_over({"model": model}, {"optimizer": optimizer})
     x = torch.arange(5)
     model(x).sum().backward()
@@ -97,3 +105,32 @@ def test_what_cannot_be_carried_out_is_refused_by_name(make: Callable[[], tuple[
     with pytest.raises(ConfigError) as refused:
         take_over({"model": model}, {"optimizer": optimizer})
     assert said in str(refused.value)
+
+
+def test_a_mesh_of_this_rank_has_dimensions_by_name() -> None:
+    mesh = mesh_of_one(CPU, DIMENSIONS)
+    assert mesh.mesh_dim_names == ("replicate", "shard") and mesh.shape == (1, 1)
+    assert mesh["shard"].size() == mesh["replicate"].size() == mesh_of_one(CPU)["shard"].size() == 1
+
+
+OF_FOUR = """
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from actors.rank.fsdp.taken import take_over
+
+dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
+model = torch.nn.Linear(8, 8)
+fully_shard(model, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")))
+take_over({"model": model}, {})
+"""
+
+
+def test_a_mesh_of_several_ranks_is_refused_with_its_shape_and_the_way_to_groups() -> None:
+    """In a process of its own: the mesh is of PyTorch's process group that only looks like one of four ranks."""
+    found = subprocess.run([sys.executable, "-c", OF_FOUR], check=False, capture_output=True, text=True, timeout=120)
+    assert found.returncode
+    last = found.stderr.strip().splitlines()[-1]
+    assert all(words in last for words in ("its mesh has 2 x 2 ranks", "mesh=run.mesh", "replica_size=")), last

@@ -9,7 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.protocol.chunks import BLOCK, WHOLE, Claim, bounds, guards, kept, lost, rectangles, route, settled
+from fleet.protocol.chunks import (
+    BLOCK,
+    WHOLE,
+    Claim,
+    bounds,
+    chunks_of,
+    guards,
+    kept,
+    lenders,
+    lost,
+    rectangles,
+    route,
+    runs,
+    settled,
+)
 from fleet.protocol.types import StateId
 
 LENGTHS = st.integers(0, 40 * BLOCK)
@@ -54,6 +68,130 @@ def test_what_a_living_member_holds_is_found(length: int, nodes: list[int], copi
         for start, stop, source in stretches:
             covers = [any(a <= start and stop <= b for a, b in (bounds(length, one) for one in chunks)) for chunks in held]
             assert (source < 0 and not any(covers)) or (covers[source] and (source == rank or not covers[rank]))
+
+
+# ---- groups that keep a replica each -----------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def grouped(draw: st.DrawFn) -> tuple[list[tuple[int, int]], int, int, tuple[tuple[int, ...], ...]]:
+    """(places, copies, ranks of a group, guards) of a view of up to 14 ranks, of which the last may be no full group."""
+    places = draw(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3)), min_size=1, max_size=14))
+    copies, size = draw(st.integers(0, 3)), draw(st.integers(2, 5))
+    return places, copies, size, guards(places, copies, size)
+
+
+Grouped = tuple[list[tuple[int, int]], int, int, tuple[tuple[int, ...], ...]]
+
+
+def full_groups(count: int, size: int) -> list[range]:
+    return [range(first, first + size) for first in range(0, count - size + 1, size)]
+
+
+@given(grouped())
+def test_every_full_group_holds_all_chunks_and_each_member_its_share(view: Grouped) -> None:
+    places, copies, size, placed = view
+    count = len(places)
+    groups = full_groups(count, size)
+    for group in groups:
+        held = [chunk for rank in group for chunk in kept(placed, rank)]
+        assert {(count, owner) for owner in range(count)} <= set(held)
+        if len(groups) > copies:
+            shares = [len(kept(placed, rank)) for rank in group]
+            assert len(held) == count, "none is there twice"
+            assert max(shares) == -(-count // size) and max(shares) - min(shares) <= 1
+
+
+@given(grouped(), st.integers(0, 40 * BLOCK))
+def test_what_a_member_of_full_groups_holds_is_one_part_in_their_size(view: Grouped, length: int) -> None:
+    """Of the elements, too, but for blocks that are not cut: where all ranks are in full groups, as they are while nobody is lost."""
+    places, copies, size, placed = view
+    count = len(places)
+    if count % size or count // size <= copies:
+        return
+    for rank in range(count):
+        elements = sum(hi - lo for lo, hi in (bounds(length, chunk) for chunk in kept(placed, rank)))
+        assert elements <= length / size + 2 * BLOCK * (count // size)
+
+
+@given(grouped())
+def test_there_are_as_many_copies_as_asked_for_all_elsewhere(view: Grouped) -> None:
+    places, copies, size, placed = view
+    count, groups = len(places), len(full_groups(len(places), size))
+    for owner, chosen in enumerate(placed):
+        due = max(groups - (owner // size < groups), min(copies, count - 1))
+        assert owner not in chosen and len(chosen) == len(set(chosen)) == due
+
+
+@given(grouped(), st.sets(st.integers(0, 13)), LENGTHS)
+def test_a_full_group_that_lives_is_enough_and_so_is_a_keeper_of_each_chunk(view: Grouped, dead: set[int], length: int) -> None:
+    places, _, size, placed = view
+    count = len(places)
+    held = [kept(placed, rank) for rank in range(count) if rank not in dead] or [()]
+    if any(dead.isdisjoint(group) for group in full_groups(count, size)):
+        assert not lost(held, length)
+    keepers = [{owner, *chosen} for owner, chosen in enumerate(placed)]
+    if all(those - dead for those in keepers):
+        assert not lost(held, length)
+
+
+@given(grouped())
+def test_with_two_groups_or_a_copy_any_one_rank_may_be_lost(view: Grouped) -> None:
+    places, copies, size, placed = view
+    count = len(places)
+    if len(full_groups(count, size)) < 2 and not copies:
+        return
+    for gone in range(count) if count > 1 else ():
+        assert not lost([kept(placed, rank) for rank in range(count) if rank != gone], 40 * BLOCK)
+
+
+@given(grouped())
+def test_who_asks_begins_in_its_own_group_and_a_full_one_has_all(view: Grouped) -> None:
+    places, _, size, placed = view
+    groups = full_groups(len(places), size)
+    for rank in range(len(places)):
+        for owner in range(len(places)):
+            asked = lenders(placed, owner, rank, places, size)
+            assert set(asked) == {owner, *placed[owner]} and len(asked) == len(set(asked))
+            inside = [keeper for keeper in asked if keeper // size == rank // size]
+            assert list(asked[: len(inside)]) == inside
+            assert inside or rank // size >= len(groups), "a full group has what each of its members asks for"
+
+
+def test_whoever_makes_no_full_group_asks_who_is_near() -> None:
+    """Three groups in three racks, and one rank more, which is in the rack of the second."""
+    places = [("a", 0), ("a", 1), ("b", 2), ("b", 3), ("c", 4), ("c", 5), ("b", 6)]
+    placed = guards(places, 1, 2)
+    assert [lenders(placed, owner, 6, places, 2)[0] for owner in range(6)] == [2, 3, 2, 3, 2, 3]
+
+
+def test_groups_of_one_are_none() -> None:
+    places = [(rank % 3,) for rank in range(6)]
+    assert guards(places, 2, 1) == guards(places, 2)
+    assert lenders(guards(places, 2), 4, 1, places, 1) == lenders(guards(places, 2), 4, 1)
+
+
+@given(grouped(), LENGTHS)
+def test_a_newcomer_takes_what_it_lacks_from_those_who_are_nearest(view: Grouped, length: int) -> None:
+    places, _, _, placed = view
+    count = len(places)
+    held = [kept(placed, rank) if rank != count - 1 else () for rank in range(count)]
+    for lo, hi, source in route(held, kept(placed, count - 1), length, count - 1, places):
+        holds = [peer for peer, chunks in enumerate(held) if any(a <= lo and hi <= b for a, b in (bounds(length, one) for one in chunks))]
+        levels = {peer: (places[peer][0] == places[-1][0]) + (places[peer] == places[-1]) for peer in holds}
+        assert source < 0 if not holds else levels[source] == max(levels.values())
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 9)), max_size=20))
+def test_chunks_are_told_in_runs(chunks: list[tuple[int, int]]) -> None:
+    assert chunks_of(runs(chunks)) == tuple(chunks)
+
+
+@given(grouped())
+def test_what_a_member_keeps_is_told_in_few_runs(view: Grouped) -> None:
+    places, copies, _, placed = view
+    for rank in range(len(places)):
+        assert len(runs(kept(placed, rank))) <= 4 + 2 * copies
 
 
 @pytest.mark.parametrize(

@@ -32,9 +32,10 @@ def test_every_invariant_holds_in_every_seed() -> None:
     assert not reports, "\n\n".join(reports[:3])
 
 
-def run(*troubles: Trouble, copies: int = 1, seed: int = 1) -> Outcome:
+def run(*troubles: Trouble, copies: int = 1, seed: int = 1, replica_size: int = 1, spares: int = 0) -> Outcome:
     """Three nodes of two ranks: what is on one node has its copies on another."""
-    settings = dataclasses.replace(small(6, nodes=3), optimizer_sharding="fsdp", optimizer_copies=copies)
+    settings = small(6, spares, nodes=3)
+    settings = dataclasses.replace(settings, optimizer_sharding="fsdp", optimizer_copies=copies, replica_size=replica_size)
     return completed(Plan(seed=seed, settings=settings, steps=12, capacity=6, save_every_s=0.3), *troubles)
 
 
@@ -78,6 +79,38 @@ def test_all_copies_lost_goes_back_to_the_newest_checkpoint() -> None:
     assert rollbacks(run(Trouble(kind="kill", point="gathering", step=8, slots=(0, 1, 2, 3, 4)))) == 1
 
 
+# ---- groups that keep a replica each -----------------------------------------------------------------------------------------------------
+
+
+def test_groups_need_no_copies_beside_each_other() -> None:
+    """``copies`` asks for none, and yet two of three groups may be lost at once: each of them is on one node."""
+    lost = Trouble(kind="kill", point="gathering", step=6, slots=(0, 1, 3, 4))
+    assert rollbacks(run(lost, copies=0, replica_size=2)) == 0
+    assert rollbacks(run(lost, copies=0)) == 1
+
+
+@pytest.mark.parametrize("point", ["gathering", "lending", "ready", "mutating"])
+def test_a_spare_that_takes_a_members_place_costs_no_state(point: str) -> None:
+    for seed in range(4):
+        outcome = run(Trouble(kind="kill", point=point, step=5), copies=0, seed=seed, replica_size=2, spares=1)
+        assert rollbacks(outcome) == 0
+
+
+@pytest.mark.parametrize("point", ["introduced", "placing", "placed"])
+def test_another_lost_while_the_spare_takes_its_chunks_costs_none_either(point: str) -> None:
+    """The third group has them."""
+    first = Trouble(kind="kill", point="compute", step=3)
+    for seed in range(4):
+        outcome = run(first, Trouble(kind="kill", point=point, step=3), copies=0, seed=seed, replica_size=2, spares=1)
+        assert rollbacks(outcome) == 0
+
+
+def test_all_siblings_lost_at_once_go_back_to_the_checkpoint() -> None:
+    """Slots are dealt to nodes in turn, so these are one of each group, all at the same place."""
+    outcome = run(Trouble(kind="kill", point="gathering", step=6, slots=(0, 1, 2)), copies=0, replica_size=2)
+    assert rollbacks(outcome) == 1
+
+
 # ---- mutations ---------------------------------------------------------------------------------------------------------------------------
 
 
@@ -102,7 +135,7 @@ def lends_while_it_changes(patch: Patch) -> None:
 
 def guards_one_copy_less(patch: Patch) -> None:
     right = sharded_module.guards
-    patch.setattr(sharded_module, "guards", lambda places, copies: right(places, copies - 1))
+    patch.setattr(sharded_module, "guards", lambda places, copies, replica_size: right(places, copies - 1, replica_size))
 
 
 def does_not_keep_what_it_guards(patch: Patch) -> None:
@@ -115,7 +148,7 @@ def does_not_keep_what_it_guards(patch: Patch) -> None:
 
 
 def asks_the_owner_alone(patch: Patch) -> None:
-    patch.setattr(gathering_module, "lenders", lambda guarded, owner, rank: (owner,))
+    patch.setattr(gathering_module, "lenders", lambda guarded, owner, *more: (owner,))
 
 
 def what_was_missed_is_missed_for_ever(patch: Patch) -> None:
@@ -129,13 +162,37 @@ def what_was_missed_is_missed_for_ever(patch: Patch) -> None:
     patch.setattr(GatheringRank, "_adopt", wrong)
 
 
+def asks_other_groups_first(patch: Patch) -> None:
+    right = gathering_module.lenders
+    patch.setattr(gathering_module, "lenders", lambda guarded, owner, rank, *more: right(guarded, owner, rank))
+
+
+def guards_as_if_there_were_no_groups(patch: Patch) -> None:
+    right = sharded_module.guards
+    patch.setattr(sharded_module, "guards", lambda places, copies, replica_size: right(places, copies))
+
+
+def leaves_the_last_group_without_copies(patch: Patch) -> None:
+    """There are still as many as ``optimizer_copies`` asks for."""
+    right = sharded_module.guards
+
+    def wrong(places: Sequence[Any], copies: int, replica_size: int) -> tuple[tuple[int, ...], ...]:
+        found = right(places, copies, replica_size)
+        return tuple(chosen[:-1] if replica_size > 1 and len(chosen) > copies else chosen for chosen in found)
+
+    patch.setattr(sharded_module, "guards", wrong)
+
+
 MUTATIONS = {
     lends_what_is_a_step_behind: ("gathers",),
     lends_while_it_changes: ("lends", "gathers"),
     guards_one_copy_less: ("two-phase", "copies"),
-    does_not_keep_what_it_guards: ("copies",),
-    asks_the_owner_alone: ("lends",),
+    does_not_keep_what_it_guards: ("copies", "near"),
+    asks_the_owner_alone: ("lends", "near"),
     what_was_missed_is_missed_for_ever: ("lends",),
+    asks_other_groups_first: ("near",),
+    guards_as_if_there_were_no_groups: ("copies", "near"),
+    leaves_the_last_group_without_copies: ("copies", "near"),
 }
 
 

@@ -83,6 +83,44 @@ def test_the_bits_are_those_of_whole_replicas(sharding: str, size: int, tmp_path
     assert sum(parameter_bytes for _, parameter_bytes in found) <= min(size, 2) * whole_bytes * 1.02
 
 
+# ---- groups that keep a replica each -----------------------------------------------------------------------------------------------------
+
+
+def in_groups(size: int, replica_size: int, folder: Path) -> list[tuple[str, int, set[int]]]:
+    """(digest, bytes of the parameters, whom it borrowed from) of each rank."""
+
+    def rank(group: Group) -> tuple[str, int, set[int]]:
+        engine, state = make("fsdp", size, folder / f"{size}-{group.rank}")
+        assert isinstance(engine, FsdpEngine)
+        seat(engine, group, replica_size)
+        assert train(engine, state) == list(range(STEPS))
+        lent = {engine._addresses.index(address) for address in engine._borrower._connections}
+        found = engine.digest(STEPS), sum(each.nbytes for each in engine.weights), lent
+        group.all_gather(torch.empty(group.size, 1), torch.zeros(1))
+        engine.close()
+        return found
+
+    return with_groups(size, rank)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(("size", "replica_size"), [(4, 2), (5, 2), (6, 3), (4, 4)])
+def test_groups_have_the_bits_of_whole_replicas_and_gather_within_themselves(
+    size: int, replica_size: int, tmp_path: Path, whole: tuple[str, int]
+) -> None:
+    """Each member of a full group has one part in their number of the parameters, and a rank beside full groups trains as well."""
+    digest, whole_bytes = whole
+    found = in_groups(size, replica_size, tmp_path)
+    assert {each for each, _, _ in found} == {digest}
+    full = size // replica_size
+    copies = 1 if full > 1 else 2
+    for rank, (_, parameter_bytes, lent) in enumerate(found[: full * replica_size]):
+        group = {each for each in range(size) if each // replica_size == rank // replica_size}
+        assert lent == group - {rank} or (full == 1 and lent <= group), "each of its group, and nobody else"
+        share = copies / replica_size + (size % replica_size > 0) / size
+        assert parameter_bytes <= whole_bytes * share * 1.02 + 4 * 1024 * 8
+    assert size % replica_size == 0 or found[-1][2] <= set(range(size - 1))
+
+
 # ---- four million parameters, prime, tied and frozen ------------------------------------------------------------------------------------
 
 

@@ -59,14 +59,15 @@ def train(engine: Engine, state: TrackedState) -> list[int]:
     return told
 
 
-def seat(engine: Engine, group: Group) -> View:
+def seat(engine: Engine, group: Group, replica_size: int = 1) -> View:
     members = tuple(Member(slot, 0) for slot in range(group.size))
     view = View(1, members, ranges(SHARDS, group.size), 0, tuple(range(1, group.size)), START, "")
     if isinstance(engine, ShardedEngine):
         protocol = cast(Any, SimpleNamespace(process=SimpleNamespace(node=f"node-{group.rank % 2}"), receiving=lambda: None))
         if group.rank == 0:
             engine.begin(START)
-        assert Resharding(engine, protocol, 1, lambda factor: None).exchange(group, view) == START
+        resharding = Resharding(engine, protocol, 1, lambda factor: None, replica_size=replica_size)
+        assert resharding.exchange(group, view) == START
     engine.seat(group, view, group.rank, START, True)
     return view
 

@@ -51,6 +51,14 @@ def test_chunks_survive_where_guards_lie_elsewhere() -> None:
     assert "4 of 4 parts of the optimizer's state lie there alone" in " ".join(sentences(risk, sharded))
 
 
+def test_groups_in_different_racks_are_each_others_copies() -> None:
+    grouped = replace(RUN, optimizer_sharding="fsdp", optimizer_copies=0, replica_size=2)
+    found = by_domain(RACKS, grouped)
+    assert [risk.chunks for risk in found.values()] == [0] * 6, "a group is in each rack, and holds all"
+    one_group = by_domain(RACKS, replace(grouped, replica_size=4))
+    assert one_group["rack-0"].chunks == 2
+
+
 def test_copies_in_memory_survive_by_themselves_from_two_on() -> None:
     one, two = by_domain(RACKS, RUN)["rack-0"], by_domain(RACKS, replace(RUN, peer_copies=2))["rack-0"]
     assert (one.copies, two.copies) == (2, 0), "one copy lies in the other rack than its rank: two ranks' are here"

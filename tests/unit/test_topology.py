@@ -16,7 +16,7 @@ from fleet.protocol.decisions import Beside, DomainLost, Lacking, Split
 from fleet.protocol.domains import check_labels, locate, place_of
 from fleet.protocol.events import NodeJoined, NodeLost
 from fleet.protocol.records import DecisionMade, ProcessLost, RunStarted
-from fleet.protocol.topology import WINDOW_S, Gone, asked, in_words, lacking, lost_domain, shared
+from fleet.protocol.topology import WINDOW_S, Gone, asked, coordinate, in_words, lacking, lost_domain, shared
 from fleet.protocol.types import Loss, Member
 from fleet.settings.live import changed
 from fleet.settings.run import Budgets, RunSettings
@@ -57,6 +57,18 @@ def test_a_running_run_keeps_its_groups_whole_when_it_is_resized() -> None:
     assert changed(settings, "world", 6).world == 6
     with pytest.raises(ConfigError, match="does not divide world = 5"):
         changed(settings, "world", 5)
+
+
+@pytest.mark.parametrize("sharding", ["none", "zero1"])
+def test_without_sharded_parameters_groups_are_placement_alone(sharding: str) -> None:
+    assert RunSettings(world=4, replica_size=2, optimizer_sharding=sharding).replica_ranks == 1
+    assert RunSettings(world=4, replica_size=2, optimizer_sharding="fsdp").replica_ranks == 2
+
+
+def test_a_rank_is_somewhere_in_each_dimension() -> None:
+    assert [tuple(coordinate(rank, True, 2).values()) for rank in range(5)] == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)]
+    assert coordinate(3, True, 1) == {"replicate": 0, "shard": 3}, "all ranks keep one replica"
+    assert coordinate(3, False, 1) == {"replicate": 3, "shard": 0}, "each rank keeps one"
 
 
 # ---- what a placement lacks --------------------------------------------------------------------------------------------------------------

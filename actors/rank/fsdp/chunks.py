@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -29,6 +30,7 @@ class ChunkedModel(ChunkedOptimizer):
     """
 
     _memory: Sequence[_Memory] = ()
+    _by_flat: Mapping[int, Sequence[_Memory]] = MappingProxyType({})
     _loaded: dict[str, Any] | None = None
 
     def __init__(
@@ -80,6 +82,7 @@ class ChunkedModel(ChunkedOptimizer):
             for number, start, stop in self.parts(flat, lo, hi):
                 elements[start - lo : stop - lo] = joined(pieces[number], start, stop)[PARAMETER]
         self._memory = memory
+        self._by_flat = {flat: [one for one in memory if one.flat == flat] for flat in {one.flat for one in memory}}
 
     @property
     def _kinds(self) -> dict[int, torch.Tensor]:
@@ -88,8 +91,8 @@ class ChunkedModel(ChunkedOptimizer):
 
     def elements(self, flat: int, lo: int, hi: int) -> torch.Tensor | None:
         """Elements ``lo..hi`` of a flat buffer, as a view; None when they are not all here."""
-        for one in self._memory:
-            if one.flat == flat and one.lo <= lo and hi <= one.hi:
+        for one in self._by_flat.get(flat, ()):
+            if one.lo <= lo and hi <= one.hi:
                 return one.elements[lo - one.lo : hi - one.lo]
         return None
 

@@ -29,7 +29,7 @@ from actors.rank.tags import Tag
 from actors.rank.telemetry.recorder import Recorder
 from actors.rank.zero1.sharded import Routes, ShardedEngine
 from fleet.errors import ConfigError, FleetError
-from fleet.protocol.chunks import Loan, bounds, lenders, loan
+from fleet.protocol.chunks import Loan, bounds, loan
 from fleet.protocol.member import Offer
 from fleet.protocol.records import COMM
 from fleet.protocol.types import StateId
@@ -70,6 +70,7 @@ class FsdpEngine(ShardedEngine):
         super().__init__(state, settings, recorder, clip_norm)
         self._moved = threading.Condition()
         self._addresses: list[Address] = []
+        self._asked: Sequence[tuple[int, ...]] = ()
         self._missed = ""
         self._in_shard, self._still, self._changes = False, True, 0
         self._met: list[Address] = []
@@ -127,9 +128,9 @@ class FsdpEngine(ShardedEngine):
         group.all_gather(rows, torch.frombuffer(bytearray(mine), dtype=torch.uint8), Tag.CLAIM)
         self._met = [Address.unpacked(row.numpy().tobytes()) for row in rows]
 
-    def place(self, state: StateId, guarded: Sequence[Sequence[int]]) -> None:
-        super().place(state, guarded)
-        self._addresses, self._missed = self._met, ""
+    def place(self, state: StateId, guarded: Sequence[Sequence[int]], asked: Sequence[tuple[int, ...]] = ()) -> None:
+        super().place(state, guarded, asked)
+        self._addresses, self._asked, self._missed = self._met, asked, ""
 
     def apply(self) -> None:
         with self.moving():
@@ -242,7 +243,7 @@ class FsdpEngine(ShardedEngine):
             if mine is not None:
                 memory[lo:hi].copy_(mine)
             elif lo < hi:
-                wanted.append((lenders(self._guarded, owner, self._group.rank), Wish(flat, lo, hi, host[lo:hi])))
+                wanted.append((self._asked[owner], Wish(flat, lo, hi, host[lo:hi])))
         self._borrow(wanted)
         for _, wish in wanted if host is not memory else ():
             memory[wish.lo : wish.hi].copy_(wish.into)

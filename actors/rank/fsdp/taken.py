@@ -20,8 +20,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule
 
 from fleet.errors import ConfigError
+from fleet.protocol.topology import DIMENSIONS
 
-MESH = "Give fully_shard mesh=run.mesh: Fleet cuts the model for the ranks that there are, and again when they change."
+MESH = (
+    "Give fully_shard mesh=run.mesh: Fleet cuts the model for the ranks that there are, and again when they change. "
+    "Groups of ranks as replicas (HSDP) are --config replica_size=RANKS."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +50,12 @@ def numbers(units: Sequence[Unit]) -> dict[int, int]:
     return {id(parameter): number for number, unit in enumerate(units, 1) for parameter in unit.parameters}
 
 
-def mesh_of_one(device: torch.device) -> DeviceMesh:
+def mesh_of_one(device: torch.device, dimensions: tuple[str, ...] = DIMENSIONS[-1:]) -> DeviceMesh:
     """A mesh of this process alone. It makes PyTorch's default process group, of one rank, where there is none: a mesh needs it."""
     if not dist.is_initialized():
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    return DeviceMesh(device.type, [dist.get_rank()])
+    ranks = torch.tensor(dist.get_rank()).reshape((1,) * len(dimensions))
+    return DeviceMesh(device.type, ranks, mesh_dim_names=dimensions)
 
 
 def take_over(modules: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]) -> tuple[Unit, ...]:
@@ -93,7 +98,7 @@ def _groups(state: Any) -> list[Any]:
 def _plain(name: str, group: Any, swapped: dict[int, nn.Parameter]) -> Iterator[nn.Parameter]:
     """A group's parameters, put back where they were before they were cut."""
     if group.mesh_info.mesh.size() != 1:
-        raise ConfigError("fully_shard", name, f"its mesh has {group.mesh_info.mesh.size()} ranks, which Fleet cannot change", MESH)
+        raise ConfigError("fully_shard", name, f"its mesh has {_ranks_of(group.mesh_info.mesh)} ranks, which Fleet cannot change", MESH)
     if isinstance(group.offload_policy, CPUOffloadPolicy):
         raise ConfigError("fully_shard", name, "its parameters are to lie in host memory (CPUOffloadPolicy)", "Leave offload_policy out.")
     policy = group.mp_policy
@@ -108,6 +113,11 @@ def _plain(name: str, group: Any, swapped: dict[int, nn.Parameter]) -> Iterator[
         for module, key in places:
             setattr(module, key, plain)
         yield plain
+
+
+def _ranks_of(mesh: DeviceMesh) -> str:
+    """As ``2 x 4``."""
+    return " x ".join(str(mesh.size(dimension)) for dimension in range(mesh.ndim))
 
 
 def _release(state: Any, modules: tuple[nn.Module, ...]) -> None:

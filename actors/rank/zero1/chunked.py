@@ -15,7 +15,7 @@ import torch
 
 from actors.rank.zero1.pieces import PARAMETER, Piece
 from fleet.errors import ConfigError, ProtocolError
-from fleet.protocol.chunks import WHOLE, Chunk, bounds
+from fleet.protocol.chunks import WHOLE, Chunk, bounds, runs
 
 ELEMENTWISE = tuple(
     getattr(torch.optim, name)
@@ -23,8 +23,8 @@ ELEMENTWISE = tuple(
 )
 """Exactly these: a class derived from one of them may do anything."""
 
-MOST_CHUNKS = 32
-"""A rank keeps its own chunk, those that it guards, and as many again for each view that broke while it began."""
+MOST_RUNS = 32
+"""Of chunks: a rank keeps its own chunk, those that it guards, and as many again for each view that broke while it began."""
 
 ONE_A_PARAMETER = frozenset({"step", "mu_product", "eta", "mu"})
 """What of an optimizer's state is one number for a parameter, also where that has a single element."""
@@ -234,7 +234,7 @@ class ChunkedOptimizer:
     def keep_beside(self, chunks: tuple[Chunk, ...], pieces: Iterable[Piece]) -> None:
         """Keep what was received for a view that did not come about: somebody may have gone on to it, and have dropped the old."""
         new = tuple(chunk for chunk in chunks if chunk not in self.chunks + self.beside)
-        if len(self.chunks + self.beside + new) <= MOST_CHUNKS:
+        if len(runs(self.chunks + self.beside + new)) <= MOST_RUNS:
             self._spare += pieces
             self.beside += new
 

@@ -10,11 +10,26 @@ import torch
 from actors.rank.membership.process_group import Group, GroupBroken
 from actors.rank.state.tracked import receive_state, send_state
 from actors.rank.tags import Tag
-from actors.rank.zero1.chunked import MOST_CHUNKS
+from actors.rank.zero1.chunked import MOST_RUNS
 from actors.rank.zero1.pieces import Piece, exchange_pieces
 from actors.rank.zero1.sharded import Routes, ShardedEngine
-from fleet.protocol.chunks import WHOLE, Chunk, Claim, follows, guards, kept, lost, route, settled
-from fleet.protocol.domains import VARIABLE, number, numbered, place_of
+from fleet.protocol.chunks import (
+    RUN_NUMBERS,
+    WHOLE,
+    Chunk,
+    Claim,
+    Run,
+    chunks_of,
+    follows,
+    guards,
+    kept,
+    lenders,
+    lost,
+    route,
+    runs,
+    settled,
+)
+from fleet.protocol.domains import VARIABLE, Place, number, numbered, place_of
 from fleet.protocol.member import MemberProtocol
 from fleet.protocol.types import StateId, View
 
@@ -22,9 +37,10 @@ from fleet.protocol.types import StateId, View
 def exchange_claims(group: Group, mine: Claim) -> list[Claim]:
     """Every member's claim, by view rank. Raises GroupBroken."""
     lineage, step = (mine.state.lineage, mine.state.step) if mine.state is not None else (-1, -1)
-    flags = [lineage, step, mine.ready, mine.factor, mine.complete, mine.node, len(mine.chunks)]
-    row = torch.zeros(len(flags) + 2 * MOST_CHUNKS, dtype=torch.float64)
-    numbers = [*map(float, flags), *(float(number) for chunk in mine.chunks for number in chunk)]
+    told = runs(mine.chunks)
+    flags = [lineage, step, mine.ready, mine.factor, mine.complete, mine.node, len(told)]
+    row = torch.zeros(len(flags) + RUN_NUMBERS * MOST_RUNS, dtype=torch.float64)
+    numbers = [*map(float, flags), *(float(number) for run in told for number in run)]
     row[: len(numbers)] = torch.tensor(numbers, dtype=torch.float64)
     rows = torch.empty(group.size, len(row), dtype=torch.float64)
     group.all_gather(rows, row, Tag.CLAIM)
@@ -33,10 +49,10 @@ def exchange_claims(group: Group, mine: Claim) -> list[Claim]:
 
 def _claim(row: list[float]) -> Claim:
     lineage, step, ready, factor, complete, node, count = row[:7]
-    numbers = [int(number) for number in row[7 : 7 + 2 * int(count)]]
-    chunks = tuple(zip(numbers[::2], numbers[1::2], strict=True))
+    numbers = list(map(int, row[7:]))
+    told = [Run(*numbers[start : start + RUN_NUMBERS]) for start in range(0, RUN_NUMBERS * int(count), RUN_NUMBERS)]
     state = StateId(int(lineage), int(step)) if step >= 0 else None
-    return Claim(state, bool(ready), factor, bool(complete), int(node), chunks)
+    return Claim(state, bool(ready), factor, bool(complete), int(node), chunks_of(told))
 
 
 class Resharding:
@@ -46,13 +62,20 @@ class Resharding:
         copies: how many ranks guard each chunk.
         advance: takes the step that the others have taken, from what is here: it calls ``engine.advance`` and says so to whom it concerns.
         levels: how many levels failure domains have; in which ones this process is, :data:`fleet.protocol.domains.VARIABLE` says.
+        replica_size: so many ranks of a view, one after the other, keep all chunks among them; 1: no groups.
     """
 
     def __init__(
-        self, engine: ShardedEngine, protocol: MemberProtocol, copies: int, advance: Callable[[float], None], levels: int = 1
-    ) -> None:  # fmt: skip
+        self,
+        engine: ShardedEngine,
+        protocol: MemberProtocol,
+        copies: int,
+        advance: Callable[[float], None],
+        levels: int = 1,
+        replica_size: int = 1,
+    ) -> None:
         self._engine, self._protocol, self._copies, self._advance = engine, protocol, copies, advance
-        self._depth = levels + 1
+        self._depth, self._replica_size = levels + 1, replica_size
         self._node = number(place_of(os.environ.get(VARIABLE, ""), protocol.process.node), self._depth)
 
     def exchange(self, group: Group, view: View) -> StateId:
@@ -77,10 +100,11 @@ class Resharding:
         self._check_lost(group, there)
         self._complete(group, there)
         self._give_the_rest(group, view, there)
-        guarded = guards([numbered(claim.node, self._depth) for claim in claims], self._copies)
+        places = [numbered(claim.node, self._depth) for claim in claims]
+        guarded = guards(places, self._copies, self._replica_size)
         engine.introduce(group)  # before chunks move: whoever has moved his is placed
-        self._move(group, there, guarded)
-        engine.place(target, guarded)
+        self._move(group, there, guarded, places)
+        engine.place(target, guarded, [lenders(guarded, owner, me, places, self._replica_size) for owner in range(group.size)])
         return target
 
     def _check_lost(self, group: Group, there: Sequence[Claim]) -> None:
@@ -115,7 +139,7 @@ class Resharding:
             self._engine.lose()
             receive_state(group, view.donor, self._engine.state)
 
-    def _move(self, group: Group, there: Sequence[Claim], guarded: Sequence[Sequence[int]]) -> None:
+    def _move(self, group: Group, there: Sequence[Claim], guarded: Sequence[Sequence[int]], places: Sequence[Place]) -> None:
         """Each chunk to its owner and its guards. The old ones are dropped once all have the new."""
         chunks, me = self._engine.chunks, group.rank
         held = [claim.chunks for claim in there]
@@ -125,7 +149,7 @@ class Resharding:
         outgoing: dict[int, list[Piece]] = {}
         local: list[Piece] = []
         for rank in range(group.size):
-            stretches = [(f, one) for f, extent in enumerate(chunks.extents) for one in route(held, wanted[rank], extent, rank)]
+            stretches = [(f, one) for f, extent in enumerate(chunks.extents) for one in route(held, wanted[rank], extent, rank, places)]
             pieces = [piece for flat, one in stretches if one.source == me for piece in chunks.cut(flat, one.lo, one.hi)]
             if rank == me:
                 local = pieces

@@ -170,8 +170,8 @@ class ShardedEngine(Engine):
     def introduce(self, group: Group) -> None:
         """The members of a view are about to be placed: what they have to know of each other for it. Raises GroupBroken."""
 
-    def place(self, state: StateId, guarded: Sequence[Sequence[int]]) -> None:
-        """The chunks of the view are here, all at ``state``."""
+    def place(self, state: StateId, guarded: Sequence[Sequence[int]], asked: Sequence[tuple[int, ...]] = ()) -> None:
+        """The chunks of the view are here, all at ``state``; ``asked`` says, by chunk, whom this rank asks for it, in order."""
         self._state, self._guarded, self.complete = state, guarded, True
         assert isinstance(self._reducer, ShardedReducer)
         self._reducer.guarded = guarded

@@ -1,0 +1,95 @@
+"""Groups of ranks as replicas of a model that ``fully_shard`` has cut, on real processes: a member is lost, with a spare and without; a
+whole group is lost at once. The bits stay those of whole replicas, and of worlds of any other size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleet.protocol.records import LineageBegun, ProcessLost, ViewPublished
+from fleet.protocol.types import View
+from fleet.settings.run import RunSettings
+from tests.fault.test_bad_luck import of, survived, train_through
+from tests.fault.test_fsdp import cut
+from tests.support import trains
+from tests.support.plain import PlainFleet
+
+STRIKES_AT = 10
+
+
+def grouped(folder: Path, **changes: Any) -> RunSettings:
+    """Two groups of two ranks; each is on a node of its own."""
+    return cut(folder, **{"replica_size": 2, **changes})
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The digest of an undisturbed run of three ranks, without groups."""
+    folder = tmp_path_factory.mktemp("other")
+    outcome, _, digest = train_through(trains.plain, cut(folder, world=3), folder)
+    assert outcome.status == "completed"
+    return digest
+
+
+class Strike:
+    """Kills the ranks at some places of the first full view of four, once it has trained for a while, and remembers that view."""
+
+    def __init__(self, *places: int) -> None:
+        self.places = places
+        self.view: View | None = None
+
+    def __call__(self, fleet: PlainFleet) -> None:
+        fleet.wait_for(lambda: fleet.step >= STRIKES_AT)
+        self.view = [one.view for one in of(ViewPublished, fleet.records()) if len(one.view.members) == 4][-1]
+        for place in self.places:
+            fleet.kill(self.view.members[place].slot)
+
+
+def after(records: list[Any], view: View | None) -> list[View]:
+    assert view is not None
+    return [one.view for one in of(ViewPublished, records) if one.view.generation > view.generation]
+
+
+@pytest.mark.parametrize("place", [0, 3])
+def test_a_spare_takes_the_place_of_a_member_that_is_lost(place: int, tmp_path: Path, other: str) -> None:
+    """All others stay where they are, and the spare has the chunks of the one at the same place of the other group."""
+    strike = Strike(place)
+    outcome, records, digest = train_through(trains.plain, grouped(tmp_path, spares=1), tmp_path, strike)
+    survived(outcome, records, digest, other)
+    assert not of(LineageBegun, records)
+    assert strike.view is not None
+    [lost] = [one.member for one in of(ProcessLost, records)][:1]
+    assert lost == strike.view.members[place]
+    first = after(records, strike.view)[0]
+    stayed = [member for at, member in enumerate(strike.view.members) if at != place]
+    assert [member for at, member in enumerate(first.members) if at != place] == stayed
+    assert first.members[place].slot not in {member.slot for member in strike.view.members}
+
+
+def test_without_a_spare_who_is_left_of_a_group_computes_beside_the_full_one(tmp_path: Path, other: str) -> None:
+    strike = Strike(0)
+    outcome, records, digest = train_through(trains.plain, grouped(tmp_path), tmp_path, strike)
+    survived(outcome, records, digest, other)
+    assert not of(LineageBegun, records)
+    assert strike.view is not None
+    first = after(records, strike.view)[0]
+    assert first.members[:3] == (strike.view.members[2], strike.view.members[3], strike.view.members[1]), "the full group comes first"
+    assert all(lo < hi for lo, hi in first.ranges)
+
+
+@pytest.mark.parametrize("places", [(0, 1), (2, 3)])
+def test_a_whole_group_may_be_lost_at_once(places: tuple[int, int], tmp_path: Path, other: str) -> None:
+    strike = Strike(*places)
+    outcome, records, digest = train_through(trains.plain, grouped(tmp_path, spares=1), tmp_path, strike)
+    survived(outcome, records, digest, other)
+    assert not of(LineageBegun, records), "the other group holds all"
+
+
+def test_one_of_each_group_may_be_lost_unless_they_are_at_one_place(tmp_path: Path, other: str) -> None:
+    """No full group is left, and yet a keeper of each chunk."""
+    strike = Strike(0, 3)
+    outcome, records, digest = train_through(trains.plain, grouped(tmp_path), tmp_path, strike)
+    survived(outcome, records, digest, other)
+    assert not of(LineageBegun, records)
