@@ -21,6 +21,7 @@ from actors.rank.data.feeds import Feeds
 from actors.rank.data.sampling import seed_step, seeded_alone
 from actors.rank.device import rank_device
 from actors.rank.fsdp.engine import FsdpEngine
+from actors.rank.fsdp.gathered import cast_whole
 from actors.rank.fsdp.taken import Unit, mesh_of_one, numbers, take_over
 from actors.rank.membership.client import Client
 from actors.rank.membership.seat import Seat
@@ -151,6 +152,8 @@ class Run:
                 "fully_shard has cut the model in %d units, and each rank has it whole: see --optimizer-sharding fsdp", len(self._units)
             )
         state.units = numbers(self._units)
+        if self._settings.optimizer_sharding != "fsdp":
+            state.let_go = cast_whole(self._units)
         if self._settings.optimizer_sharding != "none":
             check_tracked(state, self._settings.threads_per_rank)
         return state

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from actors.rank.fsdp.lending import REQUEST, YES, Address, Borrower, Lender, Lent, Wish
+from actors.rank.telemetry.usage import SENT
 from fleet.protocol.types import StateId
 
 HERE = StateId(0, 7)
@@ -46,6 +47,14 @@ def test_what_is_lent_is_what_was_asked_for(lender: Lender, borrower: Borrower) 
         assert torch.equal(one.into, VALUES[one.lo : one.hi])
 
 
+def test_it_is_cast_before_it_travels(lender: Lender, borrower: Borrower) -> None:
+    before = SENT.total
+    half = Wish(3, 100, 2100, torch.zeros(2000, dtype=torch.bfloat16))
+    assert borrower.fetch(HERE, [(lender.address, half)]) == []
+    assert torch.equal(half.into, VALUES[100:2100].to(torch.bfloat16))
+    assert SENT.total - before == 4000
+
+
 def test_what_is_not_here_is_refused_and_the_next_request_is_answered(lender: Lender, borrower: Borrower) -> None:
     wrong, right = wish(0, 10, flat=4), wish(0, 10)
     assert borrower.fetch(HERE, [(lender.address, wrong), (lender.address, right)]) == [0]
@@ -61,7 +70,7 @@ def test_a_lender_that_is_gone_is_told_at_once(lender: Lender, borrower: Borrowe
 
 def test_whoever_does_not_know_the_token_is_told_nothing(lender: Lender) -> None:
     with socket.create_connection(lender.address[:2], 10.0) as connection:
-        connection.sendall(REQUEST.pack(b"x" * 16, 0, 7, 3, 0, 10))
+        connection.sendall(REQUEST.pack(b"x" * 16, 0, 7, 3, 0, 10, 0))
         assert connection.recv(1) == b""
 
 

@@ -4,7 +4,7 @@ Parameters do not change between two commits. So whoever keeps a stretch gives i
 as in an all-gather. A rank with more shards than another, or a slower one, holds nobody up; one rank alone may evaluate; and when an
 owner is lost in the middle of a forward, a guard is asked in its place.
 
-A loan is one request (token, state, flat buffer, range) and one answer (a byte that says yes, the bytes, and a byte that says that they
+A loan is one request (token, state, flat buffer, range, type) and one answer (a byte that says yes, the bytes, and a byte that says that they
 have not changed meanwhile) on a connection that stays.
 """
 
@@ -28,7 +28,9 @@ from fleet.cluster.scheduling import be_prompt
 from fleet.protocol.types import StateId
 
 log = logging.getLogger("fleet.rank")
-REQUEST = struct.Struct(">16sqqqqq")
+REQUEST = struct.Struct(">16sqqqqqB")
+TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+"""In which parameters are lent, by their number in a request. Whoever computes in a narrower type than they are kept in asks for that."""
 YES, NO = b"\1", b"\0"
 TOKEN_BYTES = 16
 REACH_S = 1.0
@@ -54,7 +56,7 @@ class Address(NamedTuple):
 
 
 class Wish(NamedTuple):
-    """Elements ``lo..hi`` of a flat buffer, which belong into ``into``, flat and of that length, in host memory."""
+    """Elements ``lo..hi`` of a flat buffer, which belong into ``into``, flat and of that length, in host memory and of the wanted type."""
 
     flat: int
     lo: int
@@ -63,7 +65,7 @@ class Wish(NamedTuple):
 
 
 class Lent(NamedTuple):
-    """What is lent: elements as a flat tensor in host memory, and whether they are still what they were."""
+    """What is lent: elements as a flat tensor, and whether they are still what they were."""
 
     elements: torch.Tensor
     unchanged: Callable[[], bool]
@@ -111,16 +113,17 @@ class Lender:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             request = bytearray(REQUEST.size)
             while _receive(connection, memoryview(request)):
-                token, lineage, step, flat, lo, hi = REQUEST.unpack(request)
-                if not secrets.compare_digest(token, self._token):
+                token, lineage, step, flat, lo, hi, number = REQUEST.unpack(request)
+                if not secrets.compare_digest(token, self._token) or number >= len(TYPES):
                     return
                 found = self._find(StateId(lineage, step), flat, lo, hi)
                 if found is None:
                     connection.sendall(NO)
                     continue
-                SENT.count(found.elements.nbytes)
+                elements = found.elements.to(TYPES[number]).cpu()
+                SENT.count(elements.nbytes)
                 connection.sendall(YES)
-                connection.sendall(_bytes(found.elements))
+                connection.sendall(_bytes(elements))
                 connection.sendall(YES if found.unchanged() else NO)
         self._connections.discard(connection)
 
@@ -160,7 +163,8 @@ class Borrower:
     def _ask(self, state: StateId, address: Address, wish: Wish) -> socket.socket | None:
         try:
             connection = self._connections.get(address) or self._connect(address)
-            connection.sendall(REQUEST.pack(address.token, state.lineage, state.step, wish.flat, wish.lo, wish.hi))
+            number = TYPES.index(wish.into.dtype)
+            connection.sendall(REQUEST.pack(address.token, state.lineage, state.step, wish.flat, wish.lo, wish.hi, number))
         except OSError as error:
             log.info("no stretch of the parameters from %s:%d: %s", address.host, address.port, error)
             self._drop(address)

@@ -271,6 +271,7 @@ class Engine:
         return self.state.digest(step)
 
     def begin_shard(self) -> None:
+        self.state.let_go()
         self._stopwatch.begin()
         self._gradients.begin_step()
         self._gradients.begin_shard()
@@ -282,9 +283,11 @@ class Engine:
 
     def end_check(self, shard: int) -> None:
         """The gradients of another rank's shard are there. They count in no sum."""
+        self.state.let_go()
         self._recheck.take(shard, self._gradients.last)
 
     def end_shard(self, shard: int, loss: float) -> None:
+        self.state.let_go()
         if self._recheck.samples(shard):
             self.end_check(shard)
         self._gradients.end_shard(shard)
@@ -296,6 +299,7 @@ class Engine:
 
     def reset(self) -> None:
         """Nothing of the present attempt remains."""
+        self.state.let_go()
         if self._gradients.begun:
             self._recorder.abandon()
         self._gradients.abandon()
@@ -313,6 +317,7 @@ class Engine:
 
     def hold(self) -> None:
         """The group is gone or left; what this rank has computed of the step stays."""
+        self.state.let_go()
         self._gradients.hold()
 
     def reduce(self, offer: Offer, *, early: bool = False) -> Outcome:
@@ -448,6 +453,7 @@ class Engine:
 
     def apply(self) -> None:
         """Clip, step optimizer, scaler and schedulers, give buffers their new values. The state is dirty meanwhile."""
+        self.state.let_go()
         self._recorder.measured(self._stopwatch.take_us())
         if self._scaler is not None:
             self._scaler.unscale_(self._optimizer)

@@ -272,7 +272,7 @@ class ChunkedOptimizer:
 
 def _probe(whole: Sequence[torch.Tensor]) -> torch.Tensor:
     """One element that takes every step of a group: its state tells what the state of any parameter looks like."""
-    return torch.zeros(1, dtype=whole[0].dtype, device=whole[0].device)
+    return torch.zeros(1, dtype=whole[0].dtype, device=whole[0].device) if whole else torch.zeros(1)
 
 
 def _of_optimizer(values: Mapping[str, Any]) -> dict[str, Any]:
