@@ -19,7 +19,7 @@ def chosen(folder: Path, build: str, **changes: Any) -> RunSettings:
 
 
 def kill_one(fleet: PlainFleet) -> None:
-    fleet.wait_for(lambda: fleet.step >= 3)
+    fleet.wait_for(lambda: fleet.step >= 3 or fleet.ended.done())
     fleet.kill(1)
 
 
@@ -30,3 +30,21 @@ def test_a_kill_changes_no_bit(build: str, tmp_path: Path) -> None:
     survived(*through, truth)
     assert len(of(ViewPublished, through[1])) >= 2
     assert not of(LineageBegun, through[1])
+
+
+@pytest.mark.parametrize(
+    ("mistake", "said"),
+    [
+        ("average", "a copy of the parameter first.weight"),
+        ("averaged model", "an AveragedModel reads all of the parameters"),
+        ("untracked average", "a function given to step.on_commit read model.first.weight"),
+        ("scaler", "GradScaler"),
+        ("second optimizer", "Track exactly one optimizer"),
+    ],
+)
+def test_what_cannot_be_had_is_refused_by_name(mistake: str, said: str, tmp_path: Path) -> None:
+    asked = settings(tmp_path, world=1, optimizer_sharding="fsdp", options={"mistake": mistake})
+    outcome, records, _ = train_through(loops.mistaken, asked, tmp_path)
+    assert outcome.status == "failed"
+    assert said in outcome.reason
+    assert not [record for record in of(ViewPublished, records) if record.view.state.step > 1]

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import os
+import dataclasses
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 
 from tests.support.trains import FEATURES, Numbers
 
 WIDTH = 61
 HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+HALF_IN = dataclasses.replace(HALF, output_dtype=torch.float32)
 Params = list[dict[str, Any]]
 
 
@@ -46,10 +48,10 @@ class Model(nn.Module):
         return (x @ self.last.weight).sum(1, keepdim=True)
 
 
-def cut(run: Any, model: nn.Module, **more: Any) -> None:
+def cut(mesh: DeviceMesh, model: nn.Module, inner: MixedPrecisionPolicy | None = None, outer: MixedPrecisionPolicy | None = None) -> None:
     for block in model.blocks:  # type: ignore[union-attr]
-        fully_shard(block, mesh=run.mesh, **more)
-    fully_shard(model, mesh=run.mesh, **more)
+        fully_shard(block, mesh=mesh, mp_policy=inner or MixedPrecisionPolicy())
+    fully_shard(model, mesh=mesh, mp_policy=outer or MixedPrecisionPolicy())
 
 
 def groups(model: nn.Module) -> Params:
@@ -62,9 +64,9 @@ def groups(model: nn.Module) -> Params:
 
 
 def halved(run: Any) -> tuple[nn.Module, Params]:
-    """Blocks compute in bfloat16; the outermost unit in the type of its parameters, and gives float32."""
+    """All units compute in bfloat16, and the outermost gives float32."""
     model = Model()
-    cut(run, model, mp_policy=HALF)
+    cut(run.mesh, model, HALF, HALF_IN)
     return model, groups(model)
 
 
@@ -97,20 +99,20 @@ class Checkpointing(Model):
 
 def checkpointed(run: Any) -> tuple[nn.Module, Params]:
     model = Checkpointing()
-    cut(run, model)
+    cut(run.mesh, model)
     return model, groups(model)
 
 
 def checkpointed_half(run: Any) -> tuple[nn.Module, Params]:
     model = Checkpointing()
-    cut(run, model, mp_policy=HALF)
+    cut(run.mesh, model, HALF, HALF_IN)
     return model, groups(model)
 
 
 def compiled_blocks(run: Any) -> tuple[nn.Module, Params]:
     """In both ways to write it."""
     model = Model(2)
-    cut(run, model)
+    cut(run.mesh, model)
     model.blocks[0].compile(backend="aot_eager")
     model.blocks[1] = torch.compile(model.blocks[1], backend="aot_eager")  # type: ignore[assignment]
     return model, groups(model)
@@ -118,7 +120,7 @@ def compiled_blocks(run: Any) -> tuple[nn.Module, Params]:
 
 def compiled_model(run: Any) -> tuple[nn.Module, Params]:
     model = Model(2)
-    cut(run, model, mp_policy=HALF)
+    cut(run.mesh, model, HALF, HALF_IN)
     found: Any = torch.compile(model, backend="aot_eager")
     return found, groups(model)
 
@@ -140,7 +142,7 @@ def adapted(run: Any) -> tuple[nn.Module, Params]:
     model = Model().requires_grad_(False)
     for block in model.blocks:
         block.up, block.down = Adapted(block.up), Adapted(block.down)
-    cut(run, model, mp_policy=HALF)
+    cut(run.mesh, model, HALF, HALF_IN)
     return model, groups(model)
 
 
@@ -163,6 +165,47 @@ def average(optimizer: torch.optim.Optimizer, decay: float = 0.9) -> None:
     optimizer.register_step_post_hook(update)
 
 
+class Average:
+    """By hand, with the whole weights."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.weights = model, {name: each.detach().clone() for name, each in model.named_parameters()}
+
+    @torch.no_grad()
+    def update(self) -> None:
+        for name, each in self.model.named_parameters():
+            self.weights[name].lerp_(each, 0.1)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return dict(self.weights)
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self.weights = dict(state)
+
+
+def mistaken(run: Any) -> None:
+    """Tracks, or does, what cannot be had where ranks have the model in chunks."""
+    torch.manual_seed(3)
+    model, params = halved(run)
+    optimizer = torch.optim.AdamW(params)
+    by_hand, averaged, more = Average(model), AveragedModel(nn.Linear(1, 1)), dict[str, Any]()
+    match run.options["mistake"]:
+        case "average":
+            more = {"average": by_hand}
+        case "averaged model":
+            more = {"average": averaged}
+        case "scaler":
+            more = {"scaler": torch.amp.GradScaler("cpu")}
+        case "second optimizer":
+            more = {"second": torch.optim.SGD(model.parameters(), 0.1)}
+    state = run.track(model=model, optimizer=optimizer, **more)
+    for step in run.steps(state, total=4):
+        for x, y in step.batches(Numbers(), batch_size=64):
+            step.backward((model(x) - y).square().mean())
+        step.on_commit(by_hand.update)
+        step.commit()
+
+
 def train(run: Any) -> None:
     """Two backwards in each shard, of two forwards; and an average of the weights."""
     torch.manual_seed(3)
@@ -173,8 +216,6 @@ def train(run: Any) -> None:
     for step in run.steps(state, total=int(run.options["steps"]), clip_norm=1.0):
         for x, y in step.batches(Numbers(), batch_size=64):
             for part, truth in zip(x.chunk(2), y.chunk(2), strict=True):
-                step.backward((model(part).float() - truth).square().mean() / 2)
+                step.backward((model(part) - truth).square().mean() / 2)
         time.sleep(0.01)
         step.commit()
-    if run.is_main:
-        Path(run.options["flags"], f"done-{os.getpid()}").touch()

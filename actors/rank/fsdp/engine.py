@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from actors.rank.fsdp.chunks import ChunkedModel
+from actors.rank.fsdp.copies import Unread
 from actors.rank.fsdp.gathered import Gathered
 from actors.rank.fsdp.lending import Address, Borrower, Lender, Lent, Wish
 from actors.rank.fsdp.taken import Precision, Unit
@@ -205,6 +206,11 @@ class FsdpEngine(ShardedEngine):
         finally:
             for each in whole:
                 each.let_go()
+
+    def unread(self) -> Unread:
+        named = {id(one): f"{root}.{name}" for root, module in self.state.modules.items() for name, one in module.named_parameters()}
+        units = {id(one): each for each in (*self._gathered, *self._uncast) for one in each.parameters}
+        return Unread({each: (named[each], unit) for each, unit in units.items() if each in named})
 
     # ---- loans -------------------------------------------------------------------------------------------------------------------------
 

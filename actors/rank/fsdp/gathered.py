@@ -42,7 +42,7 @@ class Gathered:
         self.name, self.modules, self._keeps, self._fill, self._precision = unit.name, unit.modules, unit.keeps, fill, unit.precision
         casts = stand_ins(unit, self._has_gradient)
         self.casts = list(casts.values())
-        targets = [(casts[id(parameter)].tensor if id(parameter) in casts else parameter) for parameter, *_ in places]
+        targets = [casts[id(parameter)].tensor if id(parameter) in casts else parameter for parameter, *_ in places]
         like = {flat: next(target for target, (_, at, _) in zip(targets, places, strict=True) if at == flat) for flat, _ in flats}
         self._flats = {flat: torch.empty(length, dtype=like[flat].dtype, device=like[flat].device) for flat, length in flats}
         strides = [torch.empty_like(parameter, device="meta").stride() for parameter, *_ in places]
@@ -58,12 +58,17 @@ class Gathered:
         self._watch([parameter for parameter, *_ in places if id(parameter) not in casts])
 
     def _watch(self, parameters: Sequence[nn.Parameter]) -> None:
-        plainly = torch.compiler.disable  # nothing of this is for a compiled graph
+        plainly: Callable[[Any], Any] = torch.compiler.disable  # nothing of this is for a compiled graph
         for module in self.modules:
             module.register_forward_pre_hook(plainly(self._before_forward), prepend=True, with_kwargs=True)
             module.register_forward_hook(plainly(self._behind_forward))
         for parameter in parameters:
             parameter.register_post_accumulate_grad_hook(self._has_gradient)
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """What is gathered: the unit's parameters, or what stands in for them."""
+        return [parameter for parameter, *_ in self._views]
 
     def gather(self) -> None:
         """The parameters are here."""

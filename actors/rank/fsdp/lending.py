@@ -4,8 +4,8 @@ Parameters do not change between two commits. So whoever keeps a stretch gives i
 as in an all-gather. A rank with more shards than another, or a slower one, holds nobody up; one rank alone may evaluate; and when an
 owner is lost in the middle of a forward, a guard is asked in its place.
 
-A loan is one request (token, state, flat buffer, range, type) and one answer (a byte that says yes, the bytes, and a byte that says that they
-have not changed meanwhile) on a connection that stays.
+A loan is one request (token, state, flat buffer, range, type) and one answer (a byte that says yes, the bytes, and a byte that says that
+they have not changed meanwhile) on a connection that stays.
 """
 
 from __future__ import annotations

@@ -121,6 +121,10 @@ class Engine:
         """All parameters of the model can be read here meanwhile, by this rank alone."""
         yield
 
+    def unread(self) -> contextlib.AbstractContextManager[Any]:
+        """Around what may not read the parameters, if they are not whole here."""
+        return contextlib.nullcontext()
+
     @property
     def broken(self) -> bool:
         """Whether what the loop body computes now is of no use, as this rank could not have what it needs for it."""
