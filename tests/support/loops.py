@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -137,6 +138,14 @@ class Adapted(nn.Module):
         return self.base(x) + self.b(self.a(x))
 
 
+def scaled(run: Any) -> tuple[nn.Module, Params]:
+    """In float16, for which losses are scaled; see :func:`train`."""
+    model = Model()
+    half = dataclasses.replace(HALF, param_dtype=torch.float16)
+    cut(run.mesh, model, half, dataclasses.replace(half, output_dtype=torch.float32))
+    return model, groups(model)
+
+
 def adapted(run: Any) -> tuple[nn.Module, Params]:
     """LoRA on half a model: all is frozen but the adapters, and units compute in bfloat16."""
     model = Model().requires_grad_(False)
@@ -147,7 +156,7 @@ def adapted(run: Any) -> tuple[nn.Module, Params]:
 
 
 BUILDS: dict[str, Callable[[Any], tuple[nn.Module, Params]]] = {
-    build.__name__: build for build in (halved, checkpointed, checkpointed_half, compiled_blocks, compiled_model, adapted)
+    build.__name__: build for build in (halved, checkpointed, checkpointed_half, compiled_blocks, compiled_model, adapted, scaled)
 }
 
 
@@ -194,8 +203,6 @@ def mistaken(run: Any) -> None:
             more = {"average": by_hand}
         case "averaged model":
             more = {"average": averaged}
-        case "scaler":
-            more = {"scaler": torch.amp.GradScaler("cpu")}
         case "second optimizer":
             more = {"second": torch.optim.SGD(model.parameters(), 0.1)}
     state = run.track(model=model, optimizer=optimizer, **more)
@@ -207,15 +214,18 @@ def mistaken(run: Any) -> None:
 
 
 def train(run: Any) -> None:
-    """Two backwards in each shard, of two forwards; and an average of the weights."""
+    """Two backwards in each shard, of two forwards; an average of the weights; an evaluation, and the model in a file."""
     torch.manual_seed(3)
     model, params = BUILDS[run.options["build"]](run)
     optimizer = torch.optim.AdamW(params)
     average(optimizer)
-    state = run.track(model=model, optimizer=optimizer)
+    more = {"scaler": torch.amp.GradScaler("cpu", init_scale=3e6)} if run.options["build"] == "scaled" else {}  # the first steps overflow
+    state = run.track(model=model, optimizer=optimizer, **more)
     for step in run.steps(state, total=int(run.options["steps"]), clip_norm=1.0):
         for x, y in step.batches(Numbers(), batch_size=64):
             for part, truth in zip(x.chunk(2), y.chunk(2), strict=True):
                 step.backward((model(part) - truth).square().mean() / 2)
         time.sleep(0.01)
         step.commit()
+        run.evaluate(lambda: {"largest": float(model(torch.ones(1, FEATURES)).detach())}, every=4)
+    run.save(Path(run.options["flags"]) / "model.pt")

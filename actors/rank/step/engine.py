@@ -487,5 +487,10 @@ def _all_finite(flats: Sequence[torch.Tensor]) -> bool:
 def _only(state: TrackedState, kind: type, name: str) -> Any:
     found = [o for o in state.objects.values() if isinstance(o, kind)]
     if len(found) != 1:
-        raise ConfigError("track", sorted(state.objects), f"{len(found)} of its objects are an {name}", f"Track exactly one {name}.")
+        raise ConfigError(
+            "track",
+            sorted(state.objects),
+            f"{len(found)} of its objects are an {name}",
+            f"Track exactly one {name}; its groups may have other options.",
+        )
     return found[0]
