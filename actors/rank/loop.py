@@ -21,7 +21,9 @@ from actors.rank.data.feeds import Feeds
 from actors.rank.data.sampling import seed_step, seeded_alone
 from actors.rank.device import rank_device
 from actors.rank.fsdp import room
+from actors.rank.fsdp.copies import check_copies
 from actors.rank.fsdp.engine import FsdpEngine
+from actors.rank.fsdp.gathered import cast_whole
 from actors.rank.fsdp.streamed import StreamedEngine
 from actors.rank.fsdp.taken import Unit, mesh_of_one, numbers, take_over
 from actors.rank.membership.client import Client
@@ -164,8 +166,12 @@ class Run:
         state.units = numbers(self._units)
         if self._units and self._settings.optimizer_sharding == "fsdp":
             room.check(self._units, room.free_bytes(self.device))
+        if self._settings.optimizer_sharding != "fsdp":
+            state.let_go = cast_whole(self._units)
         if self._settings.optimizer_sharding != "none":
             check_tracked(state, self._settings.threads_per_rank)
+        if self._settings.optimizer_sharding == "fsdp":
+            check_copies(state)
         return state
 
     def steps(self, state: TrackedState, *, total: int, clip_norm: float | None = None, flops: float = 0.0) -> Iterator[Step]:
@@ -569,7 +575,8 @@ class Run:
 
     def _tell(self, step: Step, loss: float) -> None:
         for fn in step.callbacks:
-            fn()
+            with self._trained.unread():
+                fn()
         last = step.number + 1 == self._loop.total
         self._tell_used(last)
         if self._loop.rank == 0 and (last or now_us() - self._measured_us > MEASURE_EVERY_US):

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from actors.rank.fsdp.lending import WIRE, YES, Address, Borrower, Lender, Lent, Request, Wish
+from actors.rank.telemetry.usage import SENT
 from fleet.protocol.types import StateId
 
 HERE = StateId(0, 7)
@@ -44,6 +45,14 @@ def test_what_is_lent_is_what_was_asked_for(lender: Lender, borrower: Borrower) 
     assert borrower.fetch(HERE, [(lender.address, one) for one in asked]) == []
     for one in asked:
         assert torch.equal(one.into, VALUES[one.lo : one.hi])
+
+
+def test_it_is_cast_before_it_travels(lender: Lender, borrower: Borrower) -> None:
+    before = SENT.total
+    half = Wish(3, 100, 2100, torch.zeros(2000, dtype=torch.bfloat16))
+    assert borrower.fetch(HERE, [(lender.address, half)]) == []
+    assert torch.equal(half.into, VALUES[100:2100].to(torch.bfloat16))
+    assert SENT.total - before == 4000
 
 
 def test_what_is_not_here_is_refused_and_the_next_request_is_answered(lender: Lender, borrower: Borrower) -> None:

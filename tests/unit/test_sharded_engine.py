@@ -120,12 +120,46 @@ def test_replicas_are_compared_in_what_all_hold_and_not_in_chunks(tmp_path: Path
     assert all(right == with_moment != with_parameter for right, with_moment, with_parameter in found)
 
 
-def test_gradient_scalers_and_other_optimizers_are_refused(tmp_path: Path) -> None:
+def scaled(kind: type[Engine], size: int, folder: Path, clip_norm: float | None) -> set[tuple[str, float]]:
+    """(digest, scale) of all ranks after steps of which the first overflow, by a scale whose inverse is rounded."""
+
+    def rank(group: Group) -> tuple[str, float]:
+        state = tracked()
+        del state.objects["scheduler"]  # PyTorch warns of one that is stepped where the scaler skips the first step
+        state.objects["scaler"] = scaler = torch.amp.GradScaler("cpu", init_scale=3e37, backoff_factor=0.1, growth_interval=2)
+        sharding = "zero1" if kind is ShardedEngine else "none"
+        settings, recorder = (
+            RunSettings(world=size, shards=SHARDS, optimizer_sharding=sharding),
+            Recorder(folder / f"{kind.__name__}-{size}-{group.rank}", 0),
+        )
+        engine = kind(state, settings, recorder, clip_norm)
+        seat(engine, group)
+        for step in range(6):
+            for shard in engine.due:
+                x = torch.randn(4, 16, generator=torch.Generator().manual_seed(100 * step + shard))
+                engine.begin_shard(shard)
+                loss = (state.objects["model"](x) - x.sum(1, keepdim=True)).square().mean()
+                engine.scaled(loss).backward()
+                engine.end_shard(shard, float(loss.detach()))
+            assert engine.reduce((-1, 0, 0)).culprit is None
+            engine.apply()
+            engine.finish(lambda: None)
+        return engine.digest(6), scaler.get_scale()
+
+    return set(with_groups(size, rank))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("clip_norm", [None, 0.5])
+def test_a_gradient_scaler_skips_and_unscales_as_without_sharding(clip_norm: float | None, tmp_path: Path) -> None:
+    """An infinity in one rank's chunk has all of them skip the step."""
+    [(digest, scale)] = scaled(Engine, 1, tmp_path, clip_norm)
+    assert 0 < scale < 3e36, "no step was skipped"
+    for size in (1, 3):
+        assert scaled(ShardedEngine, size, tmp_path, clip_norm) == {(digest, scale)}
+
+
+def test_optimizers_that_look_at_more_than_an_element_are_refused(tmp_path: Path) -> None:
     settings, recorder = RunSettings(optimizer_sharding="zero1"), Recorder(tmp_path / "ring", 0)
-    state = tracked()
-    state.objects["scaler"] = torch.amp.GradScaler("cpu")
-    with pytest.raises(ConfigError, match="GradScaler"):
-        ShardedEngine(state, settings, recorder, None)
     model = nn.Linear(2, 2)
     with pytest.raises(ConfigError, match="LBFGS"):
         ShardedEngine(TrackedState(model=model, optimizer=torch.optim.LBFGS(model.parameters())), settings, recorder, None)

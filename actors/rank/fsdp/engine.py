@@ -12,6 +12,7 @@ use (:attr:`FsdpEngine.broken`): its shard counts as not computed, and the loop 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -19,9 +20,10 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from actors.rank.fsdp.chunks import ChunkedModel
+from actors.rank.fsdp.copies import Unread
 from actors.rank.fsdp.gathered import Gathered
 from actors.rank.fsdp.lending import Address, Borrower, Keep, Lender, Lent, Wish
-from actors.rank.fsdp.taken import Unit
+from actors.rank.fsdp.taken import Precision, Unit
 from actors.rank.membership.process_group import Group, GroupBroken
 from actors.rank.state.tracked import TrackedState
 from actors.rank.step.engine import Outcome
@@ -78,8 +80,10 @@ class FsdpEngine(ShardedEngine):
         self._lender = Lender(host, self._lend, self._keep)
         self._borrower = Borrower(lambda: self._in_shard and called_away(), min(SILENT_S, settings.timeouts.collective_s))
         state.apart = self.body.apart = frozenset(map(id, self._gradients.parameters))
-        state.bring = self.chunks.bring
+        state.bring, state.let_go = self.chunks.bring, self._let_go
         self._gathered = [self._gathering(unit) for unit in self._with_rest(units)]
+        cast = [unit for unit in units if unit.precision.parameters is not None]
+        self._uncast = [self._gathering(dataclasses.replace(unit, modules=(), precision=Precision())) for unit in cast]
 
     def _with_rest(self, units: Sequence[Unit]) -> list[Unit]:
         inside = {id(parameter) for unit in units for parameter in unit.parameters}
@@ -204,12 +208,19 @@ class FsdpEngine(ShardedEngine):
 
     @contextlib.contextmanager
     def whole(self) -> Iterator[None]:
-        for each in self._gathered:
+        whole = [*self._uncast, *(each for each in self._gathered if not each.casts)]
+        for each in whole:
             each.gather()
         try:
             yield
         finally:
-            self._let_go()
+            for each in whole:
+                each.let_go()
+
+    def unread(self) -> Unread:
+        named = {id(one): f"{root}.{name}" for root, module in self.state.modules.items() for name, one in module.named_parameters()}
+        units = {id(one): each for each in (*self._gathered, *self._uncast) for one in each.parameters}
+        return Unread({each: (named[each], unit) for each, unit in units.items() if each in named})
 
     # ---- loans -------------------------------------------------------------------------------------------------------------------------
 
@@ -221,7 +232,7 @@ class FsdpEngine(ShardedEngine):
             if loan(self._state, wanted, still=self._still) is not Loan.NOW:
                 return None
             found, changes = self.chunks.elements(flat, lo, hi), self._changes
-        return None if found is None else Lent(found.cpu(), lambda: self._changes == changes)
+        return None if found is None else Lent(found, lambda: self._changes == changes)
 
     def _fill(self, flat: int, memory: torch.Tensor) -> None:
         timed = threading.get_ident() == self._loop

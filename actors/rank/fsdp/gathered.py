@@ -6,14 +6,16 @@ views of is the same for each gathering (its storage is emptied and filled again
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
-from actors.rank.fsdp.taken import Unit
+from actors.rank.fsdp.stand_ins import nothing, stand_ins
+from actors.rank.fsdp.taken import Precision, Unit
 
 
 class Gathered:
@@ -22,10 +24,11 @@ class Gathered:
     Attributes:
         here: its parameters are.
         used: they were gathered before.
+        casts: what stands in for the parameters that are cast.
 
     Args:
         flats: by flat buffer of the unit, its number and length.
-        places: by parameter, (number of the flat buffer, element at which it begins).
+        places: by parameter that is gathered, (number of the flat buffer, element at which it begins). The others are whole on this rank.
         fill: (number of a flat buffer, memory of its length): the parameters are to be there when it returns.
         behind_backward: is called once all gradients are there, if all parameters take part.
     """
@@ -39,27 +42,42 @@ class Gathered:
         behind_backward: Callable[[Gathered], None] = lambda unit: None,
     ) -> None:
         self._behind_backward = behind_backward
-        self.name, self.modules, self._keeps, self._fill = unit.name, unit.modules, unit.keeps, fill
-        like = {flat: next(parameter for parameter, at, _ in places if at == flat) for flat, _ in flats}
+        self.name, self.modules, self._keeps, self._fill, self._precision = unit.name, unit.modules, unit.keeps, fill, unit.precision
+        casts = stand_ins(unit, self._has_gradient)
+        self.casts = list(casts.values())
+        targets = [casts[id(parameter)].tensor if id(parameter) in casts else parameter for parameter, *_ in places]
+        like = {flat: next(target for target, (_, at, _) in zip(targets, places, strict=True) if at == flat) for flat, _ in flats}
         self._flats = {flat: torch.empty(length, dtype=like[flat].dtype, device=like[flat].device) for flat, length in flats}
         strides = [torch.empty_like(parameter, device="meta").stride() for parameter, *_ in places]
         self._places = [(parameter, flat, start, stride) for (parameter, flat, start), stride in zip(places, strides, strict=True)]
         self._views = [
-            (parameter, self._flats[flat].as_strided(parameter.shape, stride, start), _nothing(parameter))
-            for (parameter, flat, start), stride in zip(places, strides, strict=True)
+            (target, self._flats[flat].as_strided(target.shape, stride, start), nothing(target, target.dtype))
+            for target, (_, flat, start), stride in zip(targets, places, strides, strict=True)
         ]
-        self.here, self.used = True, False
-        self._in_backward, self._waited = False, 0
+        gathered = {id(parameter) for parameter, *_ in places}
+        self._whole = [each for each in self.casts if id(each.parameter) not in gathered]
+        self.here, self._entered, self.used = True, False, False
+        self._in_backward, self._task, self._waited = False, -1, set[int]()
         self.let_go()
-        for module in unit.modules:
-            module.register_forward_pre_hook(self._before_forward, prepend=True)
-            module.register_forward_hook(self._behind_forward)
-        for parameter, *_ in places:
+        self._watch([parameter for parameter, *_ in places if id(parameter) not in casts])
+
+    def _watch(self, parameters: Sequence[nn.Parameter]) -> None:
+        plainly: Callable[[Any], Any] = torch.compiler.disable  # nothing of this is for a compiled graph
+        for module in self.modules:
+            module.register_forward_pre_hook(plainly(self._before_forward), prepend=True, with_kwargs=True)
+            module.register_forward_hook(plainly(self._behind_forward))
+        for parameter in parameters:
             parameter.register_post_accumulate_grad_hook(self._has_gradient)
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """What is gathered: the unit's parameters, or what stands in for them."""
+        return [parameter for parameter, *_ in self._views]
 
     def gather(self) -> None:
         """The parameters are here."""
         self.used = True
+        self._enter()
         if self.here:
             return
         for flat, memory in self._flats.items():
@@ -69,39 +87,65 @@ class Gathered:
             parameter.data = view
         self.here = True
 
+    def _enter(self) -> None:
+        """Modules find what stands in for parameters."""
+        if not self._entered:
+            for each in self._whole:
+                each.copy()
+            for each in self.casts:
+                each.enter()
+        self._entered = True
+
     def let_go(self) -> None:
-        """Their memory is free. Allowed at any time."""
-        self._in_backward, self._waited = False, 0
+        """Their memory is free. Allowed at any time but in a forward or backward."""
+        self._empty()
+        for each in self.casts:
+            each.leave()
+        self._entered = False
+
+    def _empty(self) -> None:
+        """What was gathered is free. What is cast of whole parameters stays: frozen ones are needed for gradients that come later."""
+        self._in_backward = False
+        self._waited.clear()
         if not self.here:
             return
-        for parameter, _, nothing in self._views:
-            parameter.data = nothing
+        for parameter, _, empty in self._views:
+            parameter.data = empty
         for memory in self._flats.values():
             memory.untyped_storage().resize_(0)
         self.here = False
 
-    def _before_forward(self, module: nn.Module, args: Any) -> None:
+    def _before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        if _backward() < 0:
+            self._in_backward = False  # a backward that did not come to all parameters is over
         self.gather()
+        return _cast((args, kwargs), self._precision.inputs)
 
-    def _behind_forward(self, module: nn.Module, args: Any, output: Any) -> None:
-        if self._in_backward:  # activation checkpointing computes the forward again; the backward lets go
-            return
-        ends = [leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
-        if ends and torch.is_grad_enabled():
-            torch.autograd.graph.register_multi_grad_hook(ends, self._before_backward, mode="any")
-        if not ends or not self._keeps:
-            self.let_go()
+    def _behind_forward(self, module: nn.Module, args: Any, output: Any) -> Any:
+        if not self._in_backward:  # else activation checkpointing computes the forward again, and the backward lets go
+            ends = [leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+            if ends and torch.is_grad_enabled():
+                torch.autograd.graph.register_multi_grad_hook(ends, self._before_backward, mode="any")
+            if not ends or not self._keeps:
+                self._empty()
+        return _cast(output, self._precision.outputs)
 
     def _before_backward(self, gradient: torch.Tensor) -> None:
         self.gather()
-        self._in_backward = True
+        self._in_backward, self._task = True, _backward()
+        self._waited.clear()
 
     def _has_gradient(self, parameter: torch.Tensor) -> None:
-        """The last one lets the unit go. One that takes no part is never told of; then the end of the shard does."""
-        self._waited += 1
-        if self._waited == len(self._views):
+        """The last one lets the unit go. One that takes no part is never told of; then the end of the shard does.
+
+        That is so, too, when it comes in a backward inside this one (of reentrant checkpointing), since more may come there.
+        """
+        if self._task != _backward():
+            return
+        self._waited.add(id(parameter))
+        if len(self._waited) == len(self._views):
             self._behind_backward(self)
-            self.let_go()
+            self._empty()
 
     @property
     def flats(self) -> list[int]:
@@ -115,7 +159,8 @@ class Gathered:
 
     def pack(self) -> dict[int, torch.Tensor]:
         """By flat buffer, its gradients, in memory of their own; the parameters have none any more. Where there is none it is zero."""
-        packed = {flat: torch.zeros(memory.shape, dtype=memory.dtype, device=memory.device) for flat, memory in self._flats.items()}
+        kinds = {flat: parameter.dtype for parameter, flat, *_ in self._places}  # a unit may compute in another type than it sums in
+        packed = {flat: torch.zeros(memory.shape, dtype=kinds[flat], device=memory.device) for flat, memory in self._flats.items()}
         for parameter, flat, start, stride in self._places:
             if parameter.grad is not None:
                 found = parameter.grad.detach()
@@ -124,6 +169,25 @@ class Gathered:
         return packed
 
 
-def _nothing(parameter: torch.Tensor) -> torch.Tensor:
-    """Of the parameter's shape and of one element's memory, which is no number: nobody takes it for a weight."""
-    return torch.full((1,), float("nan"), dtype=parameter.dtype, device=parameter.device).expand(parameter.shape)
+def cast_whole(units: Sequence[Unit]) -> Callable[[], None]:
+    """Each unit of a model that this rank has whole computes in the types of its policy. What is called to let go what was cast for it."""
+    cast = [unit for unit in units if unit.precision != Precision()]
+    found = [Gathered(dataclasses.replace(unit, keeps=True), [], [], lambda flat, memory: None) for unit in cast]
+
+    def let_go() -> None:
+        for each in found:
+            each.let_go()
+
+    return let_go
+
+
+def _backward() -> int:
+    """Which backward runs in this thread; -1: none."""
+    return torch._C._current_graph_task_id()
+
+
+def _cast(found: Any, dtype: torch.dtype | None) -> Any:
+    """All floating-point tensors in it in this type; None, which a hook gives to change nothing, when there is no type."""
+    if dtype is None:
+        return None
+    return tree_map(lambda each: each.to(dtype) if isinstance(each, torch.Tensor) and each.is_floating_point() else each, found)

@@ -4,9 +4,9 @@ Parameters do not change between two commits. So whoever keeps a stretch gives i
 as in an all-gather. A rank with more shards than another, or a slower one, holds nobody up; one rank alone may evaluate; and when an
 owner is lost in the middle of a forward, a guard is asked in its place.
 
-A loan is one request (token, state, flat buffer, range) and one answer (a byte that says yes, the bytes, and a byte that says that they
-have not changed meanwhile) on a connection that stays. On such a connection others also bring what belongs to this rank: a request that is
-a gift has its bytes behind it, and one byte for an answer. See :mod:`actors.rank.fsdp.sending`.
+A loan is one request (token, state, flat buffer, range, type) and one answer (a byte that says yes, the bytes, and a byte that says that
+they have not changed meanwhile) on a connection that stays. On such a connection others also bring what belongs to this rank: a request
+that is a gift has its bytes behind it, and one byte for an answer. See :mod:`actors.rank.fsdp.sending`.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from fleet.protocol.chunks import Turn
 from fleet.protocol.types import StateId
 
 log = logging.getLogger("fleet.rank")
+TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+"""In which parameters are lent, by their number in a request. Whoever computes in a narrower type than they are kept in asks for that."""
 YES, NO = b"\1", b"\0"
 TOKEN_BYTES = 16
 REACH_S = 1.0
@@ -58,6 +60,7 @@ class Request(NamedTuple):
     """For elements ``lo..hi`` of a flat buffer, of ``state``; or with elements that follow it, if it is a gift.
 
     Attributes:
+        kind: number of the wanted type in :data:`TYPES`.
         gift: elements follow. The other fields are those of a gift.
         turn: of the view and of the attempt at the step that it belongs to.
         shard: whose gradient it is; :data:`SUM`: it is the mean over all shards.
@@ -67,25 +70,27 @@ class Request(NamedTuple):
     flat: int
     lo: int
     hi: int
+    kind: int = 0
     gift: bool = False
     turn: Turn = Turn(-1, 0)
     shard: int = -1
 
     def packed(self, token: bytes) -> bytes:
-        return WIRE.pack(token, self.gift, self.state.lineage, self.state.step, self.flat, self.lo, self.hi, *self.turn, self.shard)
+        place = self.state.lineage, self.state.step, self.flat, self.lo, self.hi
+        return WIRE.pack(token, self.kind, self.gift, *place, *self.turn, self.shard)
 
     @classmethod
     def unpacked(cls, data: bytes | bytearray) -> tuple[bytes, Request]:
         """(token, request)."""
-        token, gift, lineage, step, flat, lo, hi, generation, attempt, shard = WIRE.unpack(data)
-        return token, cls(StateId(lineage, step), flat, lo, hi, gift, Turn(generation, attempt), shard)
+        token, kind, gift, lineage, step, flat, lo, hi, generation, attempt, shard = WIRE.unpack(data)
+        return token, cls(StateId(lineage, step), flat, lo, hi, kind, gift, Turn(generation, attempt), shard)
 
 
-WIRE = struct.Struct(">16s?8q")
+WIRE = struct.Struct(">16sB?8q")
 
 
 class Wish(NamedTuple):
-    """Elements ``lo..hi`` of a flat buffer, which belong into ``into``, flat and of that length, in host memory."""
+    """Elements ``lo..hi`` of a flat buffer, which belong into ``into``, flat and of that length, in host memory and of the wanted type."""
 
     flat: int
     lo: int
@@ -94,7 +99,7 @@ class Wish(NamedTuple):
 
 
 class Lent(NamedTuple):
-    """What is lent: elements as a flat tensor in host memory, and whether they are still what they were."""
+    """What is lent: elements as a flat tensor, and whether they are still what they were."""
 
     elements: torch.Tensor
     unchanged: Callable[[], bool]
@@ -154,7 +159,7 @@ class Lender:
             data = bytearray(WIRE.size)
             while _receive(connection, memoryview(data)):
                 token, request = Request.unpacked(data)
-                if not secrets.compare_digest(token, self._token):
+                if not secrets.compare_digest(token, self._token) or request.kind >= len(TYPES):
                     return
                 if request.gift:
                     self._accept_gift(connection, request)
@@ -167,9 +172,10 @@ class Lender:
         if found is None:
             connection.sendall(NO)
             return
-        SENT.count(found.elements.nbytes)
+        elements = found.elements.to(TYPES[request.kind]).cpu()
+        SENT.count(elements.nbytes)
         connection.sendall(YES)
-        connection.sendall(bytes_of(found.elements))
+        connection.sendall(bytes_of(elements))
         connection.sendall(YES if found.unchanged() else NO)
 
     def _accept_gift(self, connection: socket.socket, request: Request) -> None:
@@ -217,7 +223,7 @@ class Borrower:
     def _ask(self, state: StateId, address: Address, wish: Wish) -> socket.socket | None:
         try:
             connection = self._connections.get(address) or self._connect(address)
-            connection.sendall(Request(state, wish.flat, wish.lo, wish.hi).packed(address.token))
+            connection.sendall(Request(state, wish.flat, wish.lo, wish.hi, TYPES.index(wish.into.dtype)).packed(address.token))
         except OSError as error:
             log.info("no stretch of the parameters from %s:%d: %s", address.host, address.port, error)
             self._drop(address)

@@ -87,8 +87,8 @@ class StreamedEngine(FsdpEngine):
         super().introduce(group)
         self._met_in = group.generation, group.size, group.rank
 
-    def place(self, state: StateId, guarded: Sequence[Sequence[int]]) -> None:
-        super().place(state, guarded)
+    def place(self, state: StateId, guarded: Sequence[Sequence[int]], asked: Sequence[tuple[int, ...]] = ()) -> None:
+        super().place(state, guarded, asked)
         self._sender.begin()
         self._turn, self._seat = Turn(self._met_in[0], 0), self._met_in[2]
         self._begin_step()

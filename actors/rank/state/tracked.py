@@ -52,6 +52,7 @@ class TrackedState:
         units: by ``id`` of a parameter, the unit in which ``fully_shard`` has put it, from 1 on.
         apart: by ``id``, the parameters that ranks have in chunks: they are no part of what :meth:`flat` gives.
         bring: takes each of these (parameter, value) out of a state that is loaded and has them.
+        let_go: called between shards, and before the state changes: what modules have of parameters for a shard alone is of no use then.
     """
 
     def __init__(self, **objects: Any) -> None:
@@ -65,6 +66,7 @@ class TrackedState:
         self.units: Mapping[int, int] = {}
         self.apart: frozenset[int] = frozenset()
         self.bring: Callable[[torch.Tensor, torch.Tensor], object] = lambda parameter, value: None
+        self.let_go: Callable[[], object] = lambda: None
         self._seen: dict[int, _Seen] = {}
         self._skeletons = Skeletons()
         self.flat()  # what cannot be written is refused here, and not when a rank was lost
@@ -136,7 +138,7 @@ class TrackedState:
                 raise ConfigError(key, tuple(apart[key].shape), reason, "Load a checkpoint of the same model.")
             self.bring(apart[key], part[key])
         found = module.load_state_dict({key: value for key, value in part.items() if key not in apart}, strict=False)
-        missing = set(found.missing_keys) - apart.keys()
+        missing = {key for key in found.missing_keys if id(_at(module, key)) not in self.apart}
         if missing or found.unexpected_keys:
             names = sorted(missing) + sorted(found.unexpected_keys)
             raise ConfigError("model", names[0], "the state to load is that of another model", "Load a checkpoint of the same model.")
@@ -160,6 +162,13 @@ def _live_state(tracked: Any) -> Any:
     """The state dict; of a module with its parameters themselves, which stay the same objects from call to call."""
     plain = isinstance(tracked, nn.Module) and type(tracked).state_dict is nn.Module.state_dict
     return tracked.state_dict(keep_vars=True) if plain else tracked.state_dict()
+
+
+def _at(module: nn.Module, path: str) -> Any:
+    """What ``module`` has there. A wrapper's state dict may leave its own name out of a path, and what it misses has it."""
+    for name in path.split("."):
+        module = getattr(module, name, None)  # type: ignore[assignment]
+    return module
 
 
 def _is_volatile(name: str, value: Any) -> bool:

@@ -40,10 +40,11 @@ class SplitNorms:
         self._counts = [[-(-(hi - lo) // BLOCK) for _, lo, hi in part] for part in self._parts]
         self.width = max(map(sum, self._counts), default=0)
 
-    def take(self, flats: Sequence[torch.Tensor], rank: int) -> torch.Tensor:
-        """What ``rank`` tells: :attr:`width` numbers."""
+    def take(self, flats: Sequence[torch.Tensor], rank: int, factor: float = 1.0) -> torch.Tensor:
+        """What ``rank`` tells: :attr:`width` numbers. ``factor``: that the gradient is to be multiplied with first."""
         missing = torch.zeros(self.width - sum(self._counts[rank]), dtype=torch.float64)
-        return torch.cat([*(block_norms(flats[flat][lo:hi]) for flat, lo, hi in self._parts[rank]), missing])
+        parts = [flats[flat][lo:hi] for flat, lo, hi in self._parts[rank]]
+        return torch.cat([*(block_norms(part if factor == 1.0 else part * factor) for part in parts), missing])
 
     def in_order(self, rows: torch.Tensor) -> list[torch.Tensor]:
         """The norms of all blocks, in the order of the flat buffers, from what all ranks told: ``[size, width]``."""

@@ -127,6 +127,10 @@ class Engine:
         """All parameters of the model can be read here meanwhile, by this rank alone."""
         yield
 
+    def unread(self) -> contextlib.AbstractContextManager[Any]:
+        """Around what may not read the parameters, if they are not whole here."""
+        return contextlib.nullcontext()
+
     @property
     def broken(self) -> bool:
         """Whether what the loop body computes now is of no use, as this rank could not have what it needs for it."""
@@ -283,6 +287,7 @@ class Engine:
 
     def begin_shard(self, shard: int) -> None:
         """Right before the forward of ``shard``."""
+        self.state.let_go()
         self._stopwatch.begin()
         self._gradients.begin_step()
         self._gradients.begin_shard()
@@ -294,9 +299,11 @@ class Engine:
 
     def end_check(self, shard: int) -> None:
         """The gradients of another rank's shard are there. They count in no sum."""
+        self.state.let_go()
         self._recheck.take(shard, self._gradients.last)
 
     def end_shard(self, shard: int, loss: float) -> None:
+        self.state.let_go()
         if self._recheck.samples(shard):
             self.end_check(shard)
         self._gradients.end_shard(shard)
@@ -308,6 +315,7 @@ class Engine:
 
     def reset(self) -> None:
         """Nothing of the present attempt remains."""
+        self.state.let_go()
         if self._gradients.begun:
             self._recorder.abandon()
         self._gradients.abandon()
@@ -325,6 +333,7 @@ class Engine:
 
     def hold(self) -> None:
         """The group is gone or left; what this rank has computed of the step stays."""
+        self.state.let_go()
         self._gradients.hold()
 
     def reduce(self, offer: Offer, *, early: bool = False) -> Outcome:
@@ -460,6 +469,7 @@ class Engine:
 
     def apply(self) -> None:
         """Clip, step optimizer, scaler and schedulers, give buffers their new values. The state is dirty meanwhile."""
+        self.state.let_go()
         self._recorder.measured(self._stopwatch.take_us())
         if self._scaler is not None:
             self._scaler.unscale_(self._optimizer)
@@ -489,5 +499,10 @@ def _all_finite(flats: Sequence[torch.Tensor]) -> bool:
 def _only(state: TrackedState, kind: type, name: str) -> Any:
     found = [o for o in state.objects.values() if isinstance(o, kind)]
     if len(found) != 1:
-        raise ConfigError("track", sorted(state.objects), f"{len(found)} of its objects are an {name}", f"Track exactly one {name}.")
+        raise ConfigError(
+            "track",
+            sorted(state.objects),
+            f"{len(found)} of its objects are an {name}",
+            f"Track exactly one {name}; its groups may have other options.",
+        )
     return found[0]

@@ -7,6 +7,7 @@ Element-wise optimizers give each element the same bits in a stretch as in the w
 from __future__ import annotations
 
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -246,12 +247,15 @@ class ChunkedOptimizer:
         """Keep nothing: what is here belongs to no state that can be gone back to."""
         self.adopt((), ())
 
-    def point(self, flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Let the gradients of all stretches be where ``flats`` have them. Returns them."""
+    def point(self, flats: Sequence[torch.Tensor], *, skipped: bool = False) -> list[torch.Tensor]:
+        """Let the gradients of all stretches be where ``flats`` have them. Returns them.
+
+        ``skipped``: some rank's are not finite, and a gradient scaler is to find so on all of them.
+        """
         for one in self._slices:
             one.tensor.grad = flats[self.places[one.parameter][0]][one.lo : one.hi]
         for probe in self._probes:
-            probe.grad = torch.zeros_like(probe)
+            probe.grad = torch.full_like(probe, math.inf if skipped else 0.0)
         return [one.tensor.grad for one in self._slices if one.tensor.grad is not None]
 
     def cut(self, flat: int, lo: int, hi: int) -> list[Piece]:
@@ -272,7 +276,7 @@ class ChunkedOptimizer:
 
 def _probe(whole: Sequence[torch.Tensor]) -> torch.Tensor:
     """One element that takes every step of a group: its state tells what the state of any parameter looks like."""
-    return torch.zeros(1, dtype=whole[0].dtype, device=whole[0].device)
+    return torch.zeros(1, dtype=whole[0].dtype, device=whole[0].device) if whole else torch.zeros(1)
 
 
 def _of_optimizer(values: Mapping[str, Any]) -> dict[str, Any]:

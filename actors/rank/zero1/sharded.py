@@ -42,9 +42,6 @@ Routes = list[list[list[Stretch]]]
 
 def check_tracked(state: TrackedState, threads: int) -> None:
     """Raises ConfigError for what is tracked and cannot be sharded without changing bits."""
-    if any(isinstance(one, torch.amp.GradScaler) for one in state.objects.values()):
-        reason = 'it looks for infinities in the whole gradient, of which each rank has one chunk with optimizer_sharding = "zero1"'
-        raise ConfigError("track", "GradScaler", reason, 'Train in bfloat16, or set optimizer_sharding = "none".')
     parameters = [parameter for module in state.modules.values() for parameter in module.parameters() if parameter.requires_grad]
     for optimizer in state.optimizers.values():
         check(optimizer, parameters, threads)
@@ -109,7 +106,8 @@ class ShardedEngine(Engine):
         chunks: the optimizer, which is tracked in the place of the user's.
         ready: the sums of a step are here, and the others may have heard of it: they are kept until it is clear what became of the step.
         complete: the parameters are of the state everywhere, not in this rank's chunks alone.
-        factor: by which the last gradients were clipped; ``loss`` the mean over shards.
+        factor: by which the last gradients were clipped; not a number when they are not finite, and a gradient scaler skips the step.
+        loss: the mean over shards.
     """
 
     _chunked = ChunkedOptimizer
@@ -212,20 +210,30 @@ class ShardedEngine(Engine):
     # ---- phase 1: all have their sums --------------------------------------------------------------------------------------------------
 
     def _finite(self) -> bool:
-        """Tell all that the sums are here, and how large they are. Once this returns true on one rank the step is decided."""
+        """Tell all that the sums are here, and how large they are. Once this returns true on one rank the step is decided.
+
+        With a gradient scaler it is decided in any case: all learn whether the scaler will skip it.
+        """
         group, flats, extents = self._group, self._gradients.mean_flats, self.chunks.extents
         mine = [flat[slice(*bounds(extent, (group.size, group.rank)))] for flat, extent in zip(flats, extents, strict=True)]
         rest = [flat[extent:] for flat, extent in zip(flats, extents, strict=True)]
         norms = self._clip_norms
         finite = all(bool(torch.isfinite(part).all()) for part in [*mine, *rest])
-        row = torch.cat([torch.tensor([finite], dtype=torch.float64), norms.take(flats, group.rank)])
+        row = torch.cat([torch.tensor([finite], dtype=torch.float64), norms.take(flats, group.rank, self._unscaling)])
         self.ready = True
         rows = torch.empty(group.size, len(row), dtype=torch.float64)
         group.all_gather(rows, row, Tag.READY)
-        self.ready = bool(rows[:, 0].all())
-        if self.ready and self._clip_norm is not None:
+        finite = bool(rows[:, 0].all())
+        self.ready = finite or self._scaler is not None
+        self.factor = 1.0 if finite else math.nan
+        if finite and self._clip_norm is not None:
             self.factor = clip_factor(norms.in_order(rows[:, 1:]), self._clip_norm)
         return self.ready
+
+    @property
+    def _unscaling(self) -> float:
+        """By which a gradient scaler multiplies the gradient before it is clipped, rounded as it does."""
+        return 1.0 if self._scaler is None else float(torch.tensor(self._scaler.get_scale()).double().reciprocal().float())
 
     @property
     def _tells_norms(self) -> bool:
@@ -248,7 +256,7 @@ class ShardedEngine(Engine):
 
     def apply(self) -> None:
         """Step the chunks that are here. The parameters are complete after :meth:`complete_with`."""
-        self._stepped = self.chunks.point(self._gradients.mean_flats)
+        self._stepped = self.chunks.point(self._gradients.mean_flats, skipped=math.isnan(self.factor))
         super().apply()
         self.ready, self.complete = False, self._group.size == 1 or not self._gathers
         for parameter in self._gradients.parameters:
@@ -275,7 +283,10 @@ class ShardedEngine(Engine):
 
     def _suspect(self, losses: list[float], loss_limit: float = math.inf, norm_limit: float = math.inf) -> tuple[int | None, str, bool]:
         self.loss, self._advanced = math.fsum(losses) / self._shards, -1
-        return super()._suspect(losses, loss_limit, norm_limit)
+        found = super()._suspect(losses, loss_limit, norm_limit)
+        if found[0] is None and self._scaler is not None:
+            self._finite()
+        return found
 
     # ---- the parameters go to all ------------------------------------------------------------------------------------------------------
 
