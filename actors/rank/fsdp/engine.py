@@ -52,7 +52,6 @@ class FsdpEngine(ShardedEngine):
     """
 
     chunks: ChunkedModel
-    _chunked = ChunkedModel
     _gathers = False
 
     def __init__(
@@ -77,6 +76,11 @@ class FsdpEngine(ShardedEngine):
         state.apart = self.body.apart = frozenset(map(id, self._gradients.parameters))
         state.bring = self.chunks.bring
         self._gathered = [self._gathering(unit) for unit in self._with_rest(units)]
+
+    def _cut(self) -> ChunkedModel:
+        gradients, readers = self._gradients, self.state.readers
+        read = [readers[id(parameter)] for parameter in gradients.parameters] if readers else []
+        return ChunkedModel(self._optimizer, gradients.parameters, gradients.places, gradients.extents, read)
 
     def _with_rest(self, units: Sequence[Unit]) -> list[Unit]:
         inside = {id(parameter) for unit in units for parameter in unit.parameters}

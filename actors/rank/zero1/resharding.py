@@ -74,12 +74,17 @@ class Resharding:
         if follows(claims[me], target):
             self._advance(next(claim.factor for claim in claims if claim.state == target))
         there = settled(claims, target)
-        self._check_lost(group, there)
+        reads = engine.reads(target)
+        if not reads:
+            self._check_lost(group, there)
         self._complete(group, there)
         self._give_the_rest(group, view, there)
         guarded = guards([numbered(claim.node, self._depth) for claim in claims], self._copies)
         engine.introduce(group)  # before chunks move: whoever has moved his is placed
-        self._move(group, there, guarded)
+        if reads:
+            engine.chunks.adopt(kept(guarded, me), engine.chunks.first(kept(guarded, me)))
+        else:
+            self._move(group, there, guarded)
         engine.place(target, guarded)
         return target
 

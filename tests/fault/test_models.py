@@ -1,0 +1,73 @@
+"""Models as users have them (weights in a file, a Hugging Face model, a Lightning module) train cut, through a kill, with the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from fleet.protocol.records import LineageBegun, ViewPublished
+from fleet.settings.run import RunSettings
+from tests.fault.test_bad_luck import after, of, settings, survived, train_through
+from tests.support import models
+from tests.support.plain import PlainFleet
+from tests.support.trains import build
+
+STEPS = 14
+KILL = after(4)
+
+
+def kill_one(fleet: PlainFleet) -> None:
+    KILL(fleet)
+    fleet.kill(1)
+
+
+def chosen(folder: Path, sharding: str, world: int = 3, **options: str) -> RunSettings:
+    return settings(folder, world=world, optimizer_sharding=sharding, options={"steps": str(STEPS), **options})
+
+
+def same_bits_through_a_kill(train: Callable[[Any], None], folder: Path, truth: str, **options: str) -> None:
+    made = folder / "cut"
+    outcome, records, digest = train_through(train, chosen(made, "fsdp", **options), made, kill_one)
+    survived(outcome, records, digest, truth)
+    assert len(of(ViewPublished, records)) >= 2, "the kill changed no view"
+    assert not of(LineageBegun, records)
+
+
+def whole(train: Callable[[Any], None], folder: Path, **options: str) -> str:
+    """The digest of an undisturbed run of whole replicas, of another world size."""
+    made = folder / "whole"
+    outcome, _, digest = train_through(train, chosen(made, "none", world=2, **options), made)
+    assert outcome.status == "completed", outcome
+    return digest
+
+
+# ---- weights in a file -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Weights that no seed of a run would give."""
+    path = tmp_path_factory.mktemp("weights") / "model.safetensors"
+    with torch.random.fork_rng():
+        torch.manual_seed(77)
+        save_file(build(1021, "layer")[0].state_dict(), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def loaded(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The digest of whole replicas that have loaded the weights in the ordinary way."""
+    return whole(models.loads_its_weights, tmp_path_factory.mktemp("loaded"), weights=str(weights))
+
+
+def test_weights_that_are_read_in_stretches_change_no_bit(weights: Path, loaded: str, tmp_path: Path) -> None:
+    same_bits_through_a_kill(models.is_built_on_meta, tmp_path, loaded, weights=str(weights))
+
+
+def test_whole_replicas_read_all_of_the_weights(weights: Path, loaded: str, tmp_path: Path) -> None:
+    assert whole(models.is_built_on_meta, tmp_path, weights=str(weights)) == loaded
