@@ -71,3 +71,30 @@ def test_weights_that_are_read_in_stretches_change_no_bit(weights: Path, loaded:
 
 def test_whole_replicas_read_all_of_the_weights(weights: Path, loaded: str, tmp_path: Path) -> None:
     assert whole(models.is_built_on_meta, tmp_path, weights=str(weights)) == loaded
+
+
+# ---- Hugging Face and Lightning ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama as ``save_pretrained`` writes it, in several files."""
+    from transformers import LlamaForCausalLM
+
+    folder = tmp_path_factory.mktemp("llama")
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        LlamaForCausalLM(models.llama_config()).save_pretrained(folder, max_shard_size="100KB")
+    assert len(list(folder.glob("*.safetensors"))) > 1
+    return folder
+
+
+def test_a_hugging_face_model_has_the_bits_of_whole_replicas(pretrained: Path, tmp_path: Path) -> None:
+    """Built on meta, cut, and killed; or loaded by from_pretrained, and whole."""
+    truth = whole(models.hugging_face, tmp_path, weights=str(pretrained))
+    same_bits_through_a_kill(models.hugging_face_on_meta, tmp_path, truth, weights=str(pretrained))
+
+
+def test_a_lightning_module_has_the_bits_of_whole_replicas(tmp_path: Path) -> None:
+    truth = whole(models.lightning_fits, tmp_path)
+    same_bits_through_a_kill(models.lightning_fits, tmp_path, truth)

@@ -26,7 +26,7 @@ Read = Callable[[int, int], torch.Tensor]
 
 INDEX = "model.safetensors.index.json"
 WRITE = 'run.save("model.safetensors"), `fleet checkpoint export --format safetensors` and save_pretrained write one.'
-BUILD = "Build it outside of torch.device(\"meta\"), where it is made from the model's configuration."
+BUILD = 'Build it outside of torch.device("meta"), where it is made from the model\'s configuration.'
 
 
 class Weights:
