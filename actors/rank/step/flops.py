@@ -113,8 +113,8 @@ def _attention() -> dict[Any, Callable[..., int]]:
 
 
 def _left_as_they_are() -> dict[Any, Callable[..., int]]:
-    """Operations that have a kernel and a formula, such as the backward of SiLU. PyTorch's counter takes the formula of all that it does not
-    count itself, which rounds otherwise; so the bits of a gradient would say where it was counted."""
+    """Operations that have a kernel and a formula, such as the backward of SiLU. PyTorch's counter takes the formula of all that it does
+    not count itself, which rounds otherwise; so the bits of a gradient would tell where it was counted."""
     has, found = torch._C._dispatch_has_kernel_for_dispatch_key, {}
     for name in torch._C._dispatch_get_all_op_names():
         if name.startswith("aten::") and has(name, "CompositeImplicitAutograd") and (has(name, "CPU") or has(name, "CUDA")):
