@@ -12,6 +12,8 @@ from safetensors.torch import save_file
 
 from fleet.protocol.records import LineageBegun, ViewPublished
 from fleet.settings.run import RunSettings
+from storage.checkpoint.export import export_weights, load_state
+from storage.checkpoint.store import CheckpointStore
 from tests.fault.test_bad_luck import after, of, settings, survived, train_through
 from tests.support import models
 from tests.support.plain import PlainFleet
@@ -84,7 +86,7 @@ def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("llama")
     with torch.random.fork_rng():
         torch.manual_seed(5)
-        LlamaForCausalLM(models.llama_config()).save_pretrained(folder, max_shard_size="100KB")
+        LlamaForCausalLM(models.llama_config(tied=True)).save_pretrained(folder, max_shard_size="100KB")
     assert len(list(folder.glob("*.safetensors"))) > 1
     return folder
 
@@ -93,6 +95,24 @@ def test_a_hugging_face_model_has_the_bits_of_whole_replicas(pretrained: Path, t
     """Built on meta, cut, and killed; or loaded by from_pretrained, and whole."""
     truth = whole(models.hugging_face, tmp_path, weights=str(pretrained))
     same_bits_through_a_kill(models.hugging_face_on_meta, tmp_path, truth, weights=str(pretrained))
+    is_read_by_from_pretrained(tmp_path / "cut", pretrained, tmp_path / "exported")
+
+
+def is_read_by_from_pretrained(run: Path, pretrained: Path, folder: Path) -> None:
+    """What the run has trained, without its optimizer, in several files."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    store = CheckpointStore(f"file://{run}")
+    name = store.newest_valid()
+    assert name is not None
+    assert len(export_weights(store, name, folder, file_bytes=100_000)) > 1
+    AutoConfig.from_pretrained(pretrained).save_pretrained(folder)
+    model, told = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(told.values()), told
+    known = load_state(store, name)[0]["model"]
+    assert model.state_dict().keys() == known.keys()
+    assert all(torch.equal(value, known[key]) for key, value in model.state_dict().items())
+    assert model.lm_head.weight is model.model.embed_tokens.weight
 
 
 def test_a_lightning_module_has_the_bits_of_whole_replicas(tmp_path: Path) -> None:
