@@ -22,6 +22,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text."
 
 
 class Format(StrEnum):
+    """What a checkpoint is exported as."""
+
     PT = "pt"
     SAFETENSORS = "safetensors"
 
