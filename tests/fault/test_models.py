@@ -28,8 +28,8 @@ def kill_one(fleet: PlainFleet) -> None:
     fleet.kill(1)
 
 
-def chosen(folder: Path, sharding: str, world: int = 3, **options: str) -> RunSettings:
-    return settings(folder, world=world, optimizer_sharding=sharding, options={"steps": str(STEPS), **options})
+def chosen(folder: Path, sharding: str, world: int = 3, nodes: int = 2, **options: str) -> RunSettings:
+    return settings(folder, world=world, nodes=nodes, optimizer_sharding=sharding, options={"steps": str(STEPS), **options})
 
 
 def same_bits_through_a_kill(train: Callable[[Any], None], folder: Path, truth: str, **options: str) -> None:
@@ -69,6 +69,16 @@ def loaded(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_weights_that_are_read_in_stretches_change_no_bit(weights: Path, loaded: str, tmp_path: Path) -> None:
     same_bits_through_a_kill(models.is_built_on_meta, tmp_path, loaded, weights=str(weights))
+
+
+def test_a_rank_lost_in_the_first_step_takes_nothing_along(weights: Path, loaded: str, tmp_path: Path) -> None:
+    """All still can read what they keep."""
+    outcome, records, digest = train_through(
+        models.is_built_on_meta, chosen(tmp_path, "fsdp", nodes=1, weights=str(weights), dies="yes"), tmp_path
+    )
+    survived(outcome, records, digest, loaded)
+    states = [record.view.state.step for record in of(ViewPublished, records)]
+    assert states[:2] == [0, 0], "it was to be lost before the first step is committed"
 
 
 def test_whole_replicas_read_all_of_the_weights(weights: Path, loaded: str, tmp_path: Path) -> None:

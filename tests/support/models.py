@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
-from tests.support.trains import Numbers, build, cut_of
+from tests.support.trains import Numbers, build, cut_of, die, once
 
 WIDTH = 1021
 WORDS, LENGTH = 97, 12
@@ -20,6 +20,8 @@ def _train(run: Any, model: nn.Module, optimizer: torch.optim.Optimizer, schedul
     for step in run.steps(state, total=int(run.options["steps"]), clip_norm=1.0):
         for x, y in step.batches(Numbers(), batch_size=64):
             step.backward(((model(x) - y) ** 2).mean())
+        if step.number == 0 and run.slot == 1 and not run._loop.rehearsing and "dies" in run.options and once(run, "first"):
+            die()
         step.commit()
 
 

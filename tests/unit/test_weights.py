@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -176,7 +177,7 @@ def test_what_does_not_fit_is_named(
     ("where", "reason"),
     [("s3://bucket/model.safetensors", "is a URL"), ("nowhere.safetensors", "no file"), ("model.txt", "as safetensors")],
 )
-def test_a_file_that_cannot_be_read_is_named(where: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_read_is_named(where: Any, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("model.txt").write_text("no weights")
     with pytest.raises(ConfigError, match=reason):

@@ -39,6 +39,9 @@ class Weights:
     """
 
     def __init__(self, where: str | os.PathLike[str]) -> None:
+        if hasattr(where, "state_dict"):
+            reason = "it is no path, and weights= is for a file that the model begins with"
+            raise ConfigError("weights", type(where).__name__, reason, "Track the object under another name.")
         self.where = os.fspath(where)
         self._held = {name: held for path in self._paths() for held in [self._open(path)] for name in held.keys()}  # noqa: SIM118
 
