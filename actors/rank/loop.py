@@ -32,6 +32,7 @@ from actors.rank.once import Figures, Home, OneOfAll, name_of
 from actors.rank.saboteur import Saboteur
 from actors.rank.state.saving import PartsPort, Saver, model_state
 from actors.rank.state.tracked import TrackedState
+from actors.rank.state.weights import Weights, bring, hollow
 from actors.rank.step.engine import Engine, Outcome
 from actors.rank.step.flops import FlopCount
 from actors.rank.step.step import Loop, Step
@@ -144,22 +145,27 @@ class Run:
         """The run's settings."""
         return self._settings
 
-    def track(self, **objects: Any) -> TrackedState:
+    def track(self, *, weights: str | os.PathLike[str] | None = None, **objects: Any) -> TrackedState:
         """Name what makes up the training state: what a rank hands on to another one, and what checkpoints hold.
 
         Args:
+            weights: a safetensors file, the index of several, or a folder with either: what the modules begin with. They may have been
+                built within ``torch.device("meta")`` then; with ``--optimizer-sharding fsdp`` each rank reads the part that it keeps.
             objects: one or more modules, exactly one optimizer, and whatever else has ``state_dict`` and ``load_state_dict``. Tracked
                 schedulers and a ``torch.amp.GradScaler`` are stepped by ``commit``. The same names in every run of a script.
 
         Raises:
-            ConfigError: an object has no ``state_dict``, the optimizer cannot be sharded as ``--optimizer-sharding`` asks, or a unit of
-                ``fully_shard`` is too large for this rank.
+            ConfigError: an object has no ``state_dict``, the optimizer cannot be sharded as ``--optimizer-sharding`` asks, a unit of
+                ``fully_shard`` is too large for this rank, the weights are those of another model, or something on ``meta`` has none.
         """
         modules = {name: one for name, one in objects.items() if isinstance(one, torch.nn.Module)}
         optimizers = {name: one for name, one in objects.items() if isinstance(one, torch.optim.Optimizer)}
         self._units = take_over(modules, optimizers)
+        chunked = self._settings.optimizer_sharding == "fsdp"
+        readers = bring(modules, Weights(weights) if weights is not None else None, self.device, chunked=chunked)
         state = TrackedState(**objects)
-        if self._units and self._settings.optimizer_sharding != "fsdp" and self.slot == 0:
+        state.readers = readers
+        if self._units and not chunked and self.slot == 0:
             log.warning(
                 "fully_shard has cut the model in %d units, and each rank has it whole: see --optimizer-sharding fsdp", len(self._units)
             )
@@ -243,6 +249,7 @@ class Run:
     def _make_sharded(self, state: TrackedState, clip_norm: float | None) -> ShardedEngine:
         if self._settings.optimizer_sharding == "fsdp":
             called_away = lambda: self._choreography.wanted  # noqa: E731
+            hollow(state.modules, self.device)
             kind = StreamedEngine if self._settings.gradient_sync == "shard" else FsdpEngine
             return kind(state, self._settings, self._recorder, clip_norm, self._units, self._host, called_away)
         return ShardedEngine(state, self._settings, self._recorder, clip_norm)

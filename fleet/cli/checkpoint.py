@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +19,14 @@ if TYPE_CHECKING:
 
 Where = Annotated[str, typer.Argument(metavar="WHERE", help="A run's folder, its name under --storage, or the URL of its store.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+class Format(StrEnum):
+    """What a checkpoint is exported as."""
+
+    PT = "pt"
+    SAFETENSORS = "safetensors"
+
 
 app = typer.Typer(help="List, verify, export and delete durable checkpoints.", no_args_is_help=True)
 
@@ -51,27 +60,25 @@ def verify(
 @app.command()
 def export(
     where: Where, checkpoint: Annotated[str, typer.Argument(metavar="[ID]", help="Which one; the newest sound one if none is named.")] = "",
-    output: Annotated[str, typer.Option(help="File to write; ID.pt when none is named.")] = "", storage: Storage = RUNS,
+    output: Annotated[str, typer.Option(help="File to write, or with --format safetensors a folder; ID.pt or ID when none is named.")] = "",
+    format_: Annotated[Format, typer.Option("--format", help="pt: all of the state. safetensors: the weights alone.")] = Format.PT,
+    module: Annotated[str, typer.Option(help="With --format safetensors: which of several tracked modules; all when none is named.")] = "",
+    storage: Storage = RUNS,
 ) -> None:  # fmt: skip
-    """Write {tracked name: state dict} as one file for torch.load(FILE, weights_only=True)."""
-    from storage.checkpoint.export import export_state
+    """Write a checkpoint as one file for torch.load(FILE, weights_only=True), or its weights as a folder for from_pretrained(FOLDER)."""
     from storage.checkpoint.manifest import CheckpointDamaged, parse_checkpoint_id
 
     with _store(where, storage) as store:
         name = _known(store, checkpoint) if checkpoint else store.newest_valid()
         if name is None:
             raise ConfigError("WHERE", where, "there is no sound checkpoint", "See `fleet checkpoint verify` for what is there.")
-        target = Path(output or f"{name}.pt")
-        if not target.parent.is_dir():
-            raise ConfigError("--output", output, f"there is no folder {target.parent}", "Create it first.")
+        step = parse_checkpoint_id(name)[0].step
         try:
-            size, dropped = export_state(store, name, target)
+            _export_weights(store, name, step, output, module) if format_ is Format.SAFETENSORS else _export_state(
+                store, name, step, output
+            )
         except CheckpointDamaged as error:
             raise ConfigError("ID", name, str(error), "Name none, and the newest sound one is exported.") from error
-    print(f"{target}: step {parse_checkpoint_id(name)[0].step}, {size} bytes, from {name}")
-    print(f'load it with torch.load("{target}", weights_only=True)')
-    for kind in dropped:
-        print(f"left out: objects of class {kind}, which torch.load(weights_only=True) would refuse")
 
 
 @app.command()
@@ -88,6 +95,34 @@ def register(parent: typer.Typer) -> None:
 
 
 # ---- inside ------------------------------------------------------------------------------------------------------------------------------
+
+
+def _export_state(store: CheckpointStore, name: str, step: int, output: str) -> None:
+    from storage.checkpoint.export import export_state
+
+    target = Path(output or f"{name}.pt")
+    if not target.parent.is_dir():
+        raise ConfigError("--output", output, f"there is no folder {target.parent}", "Create it first.")
+    size, dropped = export_state(store, name, target)
+    print(f"{target}: step {step}, {size} bytes, from {name}")
+    print(f'load it with torch.load("{target}", weights_only=True)')
+    for kind in dropped:
+        print(f"left out: objects of class {kind}, which torch.load(weights_only=True) would refuse")
+
+
+def _export_weights(store: CheckpointStore, name: str, step: int, output: str, module: str) -> None:
+    from storage.checkpoint.export import export_weights
+
+    folder = Path(output or name)
+    try:
+        files = export_weights(store, name, folder, module)
+    except LookupError as error:
+        raise ConfigError("--module", module, str(error), "Name one that is tracked, or none.") from error
+    except (FileExistsError, NotADirectoryError) as error:
+        raise ConfigError("--output", str(folder), str(error), "Name a folder that is not there yet.") from error
+    print(f"{folder}: step {step}, {sum(file.stat().st_size for file in files)} bytes in {len(files)} files, from {name}")
+    print(f'put config.json beside them, model.config.save_pretrained("{folder}"), and load them with from_pretrained("{folder}")')
+    print(f'or with safetensors.torch.load_file("{files[0]}"), and go on from them with run.track(weights="{folder}")')
 
 
 @contextmanager

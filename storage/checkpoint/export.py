@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,11 +14,16 @@ from typing import TYPE_CHECKING, Any
 from fleet.protocol.journal import sync_directory
 from storage.backends.blocks import BLOCK_BYTES, BlockStream
 from storage.backends.files import TEMPORARY, open_files
-from storage.checkpoint.names import TensorRef, plain, read_skeleton
+from storage.checkpoint.names import TensorRef, plain, read_skeleton, weights_of
 from storage.checkpoint.store import CheckpointStore
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+"""As ``from_pretrained`` looks for them."""
+
+FILE_BYTES = 5_000_000_000
 
 
 def export_state(store: CheckpointStore, checkpoint: str, target: Path) -> tuple[int, list[str]]:
@@ -36,6 +42,54 @@ def export_state(store: CheckpointStore, checkpoint: str, target: Path) -> tuple
     with _whole(target) as beside, beside.open("xb") as file:
         torch.save(state, file)
     return target.stat().st_size, dropped
+
+
+def export_weights(store: CheckpointStore, checkpoint: str, folder: Path, module: str = "", file_bytes: int = FILE_BYTES) -> list[Path]:
+    """Write the tracked modules' weights to ``folder`` as safetensors, as ``from_pretrained`` reads them; returns the files.
+
+    One file, or several and an index, of at most ``file_bytes`` each but for a single tensor. There is no memory for the optimizer's state.
+    Tied weights are written under each of their names.
+
+    Raises:
+        LookupError: the checkpoint has no such module.
+        FileExistsError: the folder has weights already, which might be taken for these.
+        CheckpointDamaged: names the part that is missing, cut short or altered.
+        OSError: the store failed, or ``folder`` cannot be written.
+    """
+    if there := sorted(folder.glob("*.safetensors*")):
+        raise FileExistsError(f"{there[0]} is there already")
+    meta, tensors = store.load(checkpoint, lambda meta: {ref.index for ref in weights_of(meta, module).values()})
+    weights = {name: tensors[ref.index] for name, ref in weights_of(meta, module).items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    files = _dealt(weights, file_bytes)
+    for name, names in files.items():
+        with _whole(folder / name) as beside:
+            _write_safetensors(beside, {key: weights[key] for key in names})
+    if len(files) > 1:
+        _write_index(folder / INDEX, files, weights)
+    return [folder / name for name in files]
+
+
+def _dealt(weights: Mapping[str, Tensor], file_bytes: int) -> dict[str, list[str]]:
+    """The names of tensors by file, in order."""
+    groups: list[list[str]] = [[]]
+    filled = 0
+    for name, tensor in weights.items():
+        if groups[-1] and filled + tensor.nbytes > file_bytes:
+            groups.append([])
+            filled = 0
+        groups[-1].append(name)
+        filled += tensor.nbytes
+    if len(groups) == 1:
+        return {WEIGHTS: groups[0]}
+    return {f"model-{number:05d}-of-{len(groups):05d}.safetensors": names for number, names in enumerate(groups, 1)}
+
+
+def _write_index(path: Path, files: Mapping[str, Sequence[str]], weights: Mapping[str, Tensor]) -> None:
+    places = {name: file for file, names in files.items() for name in names}
+    index = {"metadata": {"total_size": sum(tensor.nbytes for tensor in weights.values())}, "weight_map": places}
+    with _whole(path) as beside:
+        beside.write_text(json.dumps(index, indent=2))
 
 
 def load_state(store: CheckpointStore, checkpoint: str, device: Any = "cpu") -> tuple[dict[str, Any], list[str]]:
@@ -80,15 +134,20 @@ def _write_model(path: Path, suffix: str, model: Mapping[str, Any]) -> None:
     import torch
 
     if suffix == ".safetensors":
-        from safetensors.torch import save_file
-
-        path.touch()
-        mode = path.stat().st_mode  # as any new file; the library would let nobody else read it
-        save_file({name: tensor.detach().cpu().contiguous().clone() for name, tensor in _flat(model)}, path)
-        path.chmod(mode)
+        _write_safetensors(path, dict(_flat(model)))
     else:
         with path.open("xb") as file:
             torch.save(dict(model), file)
+
+
+def _write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Those that share memory are written each: a reader that knows of no tied weights finds them under any of their names."""
+    from safetensors.torch import save_file
+
+    path.touch()
+    mode = path.stat().st_mode  # as any new file; the library would let nobody else read it
+    save_file({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
+    path.chmod(mode)
 
 
 def _flat(model: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Tensor]]:

@@ -132,6 +132,34 @@ def refs(value: Any) -> set[int]:
     return set().union(*map(refs, inside))
 
 
+# ---- modules ---------------------------------------------------------------------------------------------------------------------------
+
+
+def weights_of(meta: str, module: str = "") -> dict[str, TensorRef]:
+    """What the state dicts of modules hold, by name: of ``module``, of the only one, or of several with their names before it.
+
+    Raises LookupError, which names what is there, when there is no such module.
+    """
+    state = read_skeleton(meta) or {}
+    found = {name: tensors for name, tracked in state.items() if (tensors := _tensors_of(tracked))}
+    if module:
+        found = {name: tensors for name, tensors in found.items() if name == module}
+    if not found:
+        raise LookupError(
+            f"the checkpoint has {', '.join(sorted(state)) or 'nothing'}, and {module or 'none of it'} is no module of tensors"
+        )
+    if len(found) == 1:
+        return next(iter(found.values()))
+    return {f"{name}.{key}": ref for name, tensors in found.items() for key, ref in tensors.items()}
+
+
+def _tensors_of(tracked: Any) -> dict[str, TensorRef]:
+    """Of a flat state dict with names; {} of anything else, and of an optimizer."""
+    if not isinstance(tracked, Mapping) or is_optimizer(tracked):
+        return {}
+    return {name: value for name, value in tracked.items() if isinstance(name, str) and isinstance(value, TensorRef)}
+
+
 # ---- optimizers --------------------------------------------------------------------------------------------------------------------------
 
 

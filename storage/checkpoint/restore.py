@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -48,13 +48,15 @@ def _type(name: str):  # type: ignore[no-untyped-def]
     return getattr(torch, name)
 
 
-def load_tensors(files: Files, checkpoint: str, parts: Iterable[Part]) -> dict[int, Tensor]:
-    """{index: tensor on the CPU}. Raises CheckpointDamaged naming the part that is missing, cut short or altered, OSError."""
-    rooms: dict[str, list[Room]] = {}
+def load_tensors(files: Files, checkpoint: str, parts: Iterable[Part], only: Collection[int] | None = None) -> dict[int, Tensor]:
+    """{index: tensor on the CPU}. ``only``: there is no memory for others, though all is read and compared.
+
+    Raises CheckpointDamaged naming the part that is missing, cut short or altered, OSError.
+    """
     parts = tuple(parts)
-    for part in parts:
-        rooms[part.name] = [Room(entry) for entry in decode_layout(checkpoint, part)]
-    check_cover(checkpoint, (room.entry for found in rooms.values() for room in found))
+    entries = {part.name: decode_layout(checkpoint, part) for part in parts}
+    check_cover(checkpoint, (entry for found in entries.values() for entry in found))
+    rooms = {name: [Room(entry) for entry in found if only is None or entry.index in only] for name, found in entries.items()}
     read_verified(files, checkpoint, parts, {name: Extents(room.extent for room in found) for name, found in rooms.items()})
     return _assembled(room for part in parts for room in rooms[part.name])
 

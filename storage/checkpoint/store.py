@@ -8,7 +8,7 @@ A checkpoint without a manifest does not exist, so whoever dies in between leave
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fleet.protocol.instructions import CommitCheckpoint
@@ -110,8 +110,8 @@ class CheckpointStore:
         """Raises CheckpointDamaged when it cannot be used, FileNotFoundError when the checkpoint does not exist."""
         return decode_manifest(checkpoint, self._files.read(f"{safe_name(checkpoint)}/{MANIFEST}"), self.run)
 
-    def load(self, checkpoint: str) -> tuple[str, dict[int, Tensor]]:
-        """(meta, {index: tensor on the CPU}), each part compared with its SHA-256.
+    def load(self, checkpoint: str, only: Callable[[str], Collection[int]] | None = None) -> tuple[str, dict[int, Tensor]]:
+        """(meta, {index: tensor on the CPU}), each part compared with its SHA-256. ``only``: which tensors, by the meta; else all.
 
         Raises:
             CheckpointDamaged: names the part that is missing, cut short or altered.
@@ -120,7 +120,8 @@ class CheckpointStore:
 
         manifest = self.manifest(checkpoint)
         reach("restore: manifest read")
-        return manifest.meta, load_tensors(self._files, checkpoint, manifest.parts)
+        wanted = only(manifest.meta) if only is not None else None
+        return manifest.meta, load_tensors(self._files, checkpoint, manifest.parts, wanted)
 
     def verify(self, checkpoint: str) -> Manifest:
         """Read every file and compare it with its SHA-256, without keeping it. Raises like :meth:`load`."""

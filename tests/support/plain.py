@@ -27,7 +27,7 @@ from fleet.machine.core import FleetMachine
 from fleet.protocol.instructions import EndRun
 from fleet.protocol.journal import JournalWriter, read_journal
 from fleet.protocol.records import VERSION, Record, RunStarted, Spans
-from fleet.protocol.types import Member, Process
+from fleet.protocol.types import Member, Process, StateId
 from fleet.settings.run import RunSettings
 from policies import placement
 from policies.corruption import MajorityRules
@@ -54,12 +54,16 @@ def _rank(train: Callable[[Any], None], settings: RunSettings, slot: int, node: 
 
 
 class PlainFleet:
-    """``with PlainFleet(train, settings, folder) as fleet: fleet.wait()``. Nodes are agents; slot ``s`` lives on node ``s % nodes``."""
+    """``with PlainFleet(train, settings, folder) as fleet: fleet.wait()``. Nodes are agents; slot ``s`` lives on node ``s % nodes``.
+    ``begin``: id and state of the checkpoint in its store to begin with."""
 
-    def __init__(self, train: Callable[[Any], None], settings: RunSettings, folder: Path, respawn: bool = True, url: str = "") -> None:
+    def __init__(
+        self, train: Callable[[Any], None], settings: RunSettings, folder: Path, respawn: bool = True, url: str = "",
+        begin: tuple[str, StateId] | None = None,
+    ) -> None:  # fmt: skip
         self.train, self.settings, self.folder, self.respawn = train, settings, folder, respawn
         self.journal_path = folder / "journal.jsonl"
-        self.url = url or f"file://{folder}"
+        self.begin, self.url = begin, url or f"file://{folder}"
         self.shm = Path(tempfile.mkdtemp(prefix="fleet-test-", dir="/dev/shm"))
         secret.keep(self.shm, secret.held())
         secret.keep(folder, secret.held())
@@ -124,7 +128,7 @@ class PlainFleet:
             settings, ReformPromoteRegrow(settings.budgets, settings.timeouts.start_s), placement,
             CheckpointInterval(law=settings.checkpoint.policy, interval_s=settings.checkpoint.interval_s), peers=peers,
             straggler=Mitigator(settings.straggler), progress=ProgressTimeout.of(settings), corruption=MajorityRules(),
-            now_s=clock.now_s(),
+            now_s=clock.now_s(), checkpoint=self.begin,
         )  # fmt: skip
         if records:
             machine.replay(records, clock.now_s())

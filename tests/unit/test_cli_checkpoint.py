@@ -10,7 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
 
+from actors.rank.state.tracked import TrackedState
+from actors.rank.state.weights import Weights
 from fleet.app.plans import RunPlan, describe, resumed_plan, stored_at
 from fleet.cli import main as cli
 from fleet.protocol.instructions import CommitCheckpoint
@@ -18,7 +22,10 @@ from fleet.protocol.journal import JournalWriter
 from fleet.protocol.records import VERSION, RunStarted
 from fleet.protocol.types import StateId
 from fleet.settings.run import RunSettings
+from storage.checkpoint import restore
+from storage.checkpoint.export import export_weights
 from storage.checkpoint.manifest import checkpoint_id
+from storage.checkpoint.restore import Room
 from storage.checkpoint.store import CheckpointStore, write_part
 from tests.support.old_skeletons import pickled
 from tests.support.seaweed import SeaweedServer
@@ -73,6 +80,14 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         return Done(int(ended.value.code or 0), said.out, " ".join(said.err.split()))
 
     return call
+
+
+def save_modules(url: str, **objects: object) -> str:
+    skeleton, tensors = TrackedState(**objects).flatten()
+    name = checkpoint_id(StateId(0, 5), 1)
+    part = write_part(url, name, 0, 1, list(enumerate(tensors)))
+    CheckpointStore(url, run="some-run").commit(CommitCheckpoint(name, StateId(0, 5), (part,), skeleton, 0.0, 0.0))
+    return name
 
 
 @pytest.fixture
@@ -180,3 +195,49 @@ def test_a_run_is_found_by_its_journal_which_keeps_no_credentials(tmp_path: Path
     assert stored_at(folder) == "s3://bucket/runs/run-1"
     assert resumed_plan(folder, "").settings.storage == "s3://bucket/runs"
     assert resumed_plan(folder, "", url).settings.storage == url
+
+
+# ---- weights alone -----------------------------------------------------------------------------------------------------------------------
+
+
+def test_weights_are_exported_without_the_optimizer(fleet: Callable[..., Done], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no memory is made for its state."""
+    model, optimizer = trained()
+    model.double()
+    save_modules(str(tmp_path / "run"), model=model, optimizer=optimizer)
+    held: list[int] = []
+    monkeypatch.setattr(restore, "Room", lambda entry: held.append(entry.index) or Room(entry))
+    done = fleet("export", str(tmp_path / "run"), "--format", "safetensors", "--output", "weights")
+    assert done.code == 0, done.err
+    assert len(held) == 2
+    assert 'from_pretrained("weights")' in done.out
+    found = load_file(tmp_path / "weights" / "model.safetensors")
+    assert {name: tensor.dtype for name, tensor in found.items()} == {"weight": torch.float64, "bias": torch.float64}
+    assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in found.items())
+    with safe_open(tmp_path / "weights" / "model.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt"}
+
+
+def test_of_several_modules_one_is_chosen_or_all_are_named(fleet: Callable[..., Done], tmp_path: Path) -> None:
+    modules = {"encoder": torch.nn.Linear(3, 4), "decoder": torch.nn.Linear(4, 3)}
+    save_modules(str(tmp_path / "run"), **modules)
+    for more in ((), ("--module", "decoder")):
+        assert fleet("export", str(tmp_path / "run"), "--format", "safetensors", "--output", f"out{len(more)}", *more).code == 0
+    assert set(load_file(tmp_path / "out0" / "model.safetensors")) == {f"{name}.{key}" for name in modules for key in ("weight", "bias")}
+    assert set(load_file(tmp_path / "out2" / "model.safetensors")) == {"weight", "bias"}
+    done = fleet("export", str(tmp_path / "run"), "--format", "safetensors", "--output", "out3", "--module", "nobody")
+    assert (done.code, "nobody is no module" in done.err) == (2, True)
+    done = fleet("export", str(tmp_path / "run"), "--format", "safetensors", "--output", "out0")
+    assert (done.code, "is there already" in done.err) == (2, True)
+
+
+def test_large_weights_are_several_files_and_an_index_and_tied_ones_have_both_names(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Embedding(50, 8), torch.nn.Linear(8, 8), torch.nn.Linear(8, 50, bias=False))
+    model[2].weight = model[0].weight
+    name = save_modules(str(tmp_path / "run"), model=model)
+    files = export_weights(CheckpointStore(str(tmp_path / "run")), name, tmp_path / "out", file_bytes=1700)
+    assert len(files) == 3
+    weights = Weights(tmp_path / "out")
+    assert weights.names == model.state_dict().keys()
+    model.load_state_dict({key: weights.tensor(key) for key in weights.names})
+    assert torch.equal(weights.tensor("0.weight"), weights.tensor("2.weight"))

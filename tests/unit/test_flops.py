@@ -32,6 +32,16 @@ def test_counting_changes_no_bit(made: Callable[[], tuple[Callable[[], Tensor], 
     assert all(torch.equal(one, other) for one, other in zip(plain, seen[-len(plain) :], strict=True))
 
 
+@pytest.mark.parametrize("kind", [nn.SiLU, nn.Mish, nn.GELU, nn.Softplus])
+def test_counting_leaves_activations_their_kernels(kind: type[nn.Module]) -> None:
+    """Of some PyTorch has a formula, too, which rounds otherwise."""
+    x = torch.randn(64, 128, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    work = lambda: torch.autograd.grad((kind()(x @ x.T) ** 2).mean(), x)[0]  # noqa: E731
+    plain, seen = work(), list[Tensor]()
+    assert counted(lambda: seen.append(work())) > 0
+    assert all(torch.equal(plain, each) for each in seen)
+
+
 def test_one_shard_of_the_second_step_is_counted_and_no_other() -> None:
     loss, _, _ = perceptron()
     count, found = FlopCount(), []

@@ -83,6 +83,34 @@ def test_the_bits_are_those_of_whole_replicas(sharding: str, size: int, tmp_path
     assert sum(parameter_bytes for _, parameter_bytes in found) <= min(size, 2) * whole_bytes * 1.02
 
 
+def written(sharding: str, size: int, folder: Path) -> list[tuple[int, int]]:
+    """(bytes of a snapshot, of these what is written) of each rank, after all steps."""
+
+    def rank(group: Group) -> tuple[int, int]:
+        engine, state = make(sharding, size, folder / f"{sharding}-{size}-{group.rank}")
+        seat(engine, group)
+        train(engine, state)
+        share = engine.share()
+        copied = share.flat().tensors
+        found = sum(each.nbytes for each in copied), sum(part.nbytes for _, part, *_ in share.items(copied))
+        group.all_gather(torch.empty(group.size, 1), torch.zeros(1))
+        if isinstance(engine, FsdpEngine):
+            engine.close()
+        return found
+
+    return with_groups(size, rank)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_ranks_write_together_what_whole_replicas_do_and_copy_no_more_than_they_write(size: int, tmp_path: Path) -> None:
+    """For the store and for the memory of others alike. A whole replica copies all of the state, and writes its share of it."""
+    [(whole_bytes, written_bytes)] = written("none", 1, tmp_path)
+    found = written("fsdp", size, tmp_path)
+    assert whole_bytes == written_bytes
+    assert sum(count for _, count in found) == whole_bytes
+    assert all(copied == count <= whole_bytes / size + 3 * 3 * 1024 * 4 for copied, count in found), "a block or so of each unit and moment"
+
+
 # ---- groups that keep a replica each -----------------------------------------------------------------------------------------------------
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 
-from actors.rank.zero1.chunked import ChunkedOptimizer, joined, like_parameter
+from actors.rank.state.weights import Read
+from actors.rank.zero1.chunked import ChunkedOptimizer, joined, like_parameter, probe_of
 from actors.rank.zero1.pieces import PARAMETER, Piece
-from fleet.protocol.chunks import Chunk, bounds
+from fleet.protocol.chunks import WHOLE, Chunk, bounds
 
 
 class _Memory(NamedTuple):
@@ -27,11 +28,16 @@ class ChunkedModel(ChunkedOptimizer):
     A piece of it has the parameter's elements beside the optimizer's state, under :data:`actors.rank.zero1.pieces.PARAMETER`. So chunks
     move, are written and are joined as those of an optimizer are. The memory of one chunk of a flat buffer is one stretch: it can be
     lent as it is.
+
+    Args:
+        readers: by parameter, what reads its first value, see :mod:`actors.rank.state.weights`. Then nothing is kept before there are
+            chunks: all is there, since all can be read.
     """
 
     _memory: Sequence[_Memory] = ()
     _by_flat: Mapping[int, Sequence[_Memory]] = MappingProxyType({})
     _loaded: dict[str, Any] | None = None
+    _unread = False
 
     def __init__(
         self,
@@ -39,10 +45,29 @@ class ChunkedModel(ChunkedOptimizer):
         parameters: Sequence[torch.nn.Parameter],
         places: Sequence[tuple[int, int]],
         extents: Sequence[int],
+        readers: Sequence[Read] = (),
     ) -> None:
+        self._readers, self.readable = readers, bool(readers)
         self._values: dict[int, torch.Tensor] = dict(enumerate(parameters))
         super().__init__(optimizer, parameters, places, extents)
         self._values = {}
+
+    # ---- what can be read ----------------------------------------------------------------------------------------------------------------
+
+    def _cut_whole(self) -> None:
+        if not self.readable or self._loaded is not None:
+            super()._cut_whole()
+            return
+        self._probes = [probe_of(whole) for whole in self.wholes]
+        self.adopt((), ())
+        self.chunks, self._unread = (WHOLE,), True
+
+    def first(self, chunks: Iterable[Chunk]) -> list[Piece]:
+        return [self._read(*part) for part in self._parts_of(chunks)]
+
+    def _read(self, number: int, lo: int, hi: int) -> Piece:
+        at = self.places[number][1]
+        return Piece(number, lo, hi, {PARAMETER: self._readers[number](lo - at, hi - at).to(self.parameters[number].device)})
 
     # ---- the whole -----------------------------------------------------------------------------------------------------------------------
 
@@ -56,10 +81,9 @@ class ChunkedModel(ChunkedOptimizer):
 
     def settle(self) -> None:
         """All of a whole state was loaded: it is the one chunk that is held here."""
-        state, self._loaded = self._loaded, None
-        if state is not None:
-            super()._load_whole(state)
-        self._values = {}
+        if self._loaded is not None:
+            super()._load_whole(self._loaded)
+        self._loaded, self._values = None, {}
 
     def _whole_pieces(self) -> list[Piece]:
         state = {piece.parameter: piece.values for piece in super()._whole_pieces()}
@@ -81,7 +105,7 @@ class ChunkedModel(ChunkedOptimizer):
             memory.append(_Memory(flat, lo, hi, elements))
             for number, start, stop in self.parts(flat, lo, hi):
                 elements[start - lo : stop - lo] = joined(pieces[number], start, stop)[PARAMETER]
-        self._memory = memory
+        self._memory, self._unread = memory, False
         self._by_flat = {flat: [one for one in memory if one.flat == flat] for flat in {one.flat for one in memory}}
 
     @property
@@ -91,6 +115,11 @@ class ChunkedModel(ChunkedOptimizer):
 
     def elements(self, flat: int, lo: int, hi: int) -> torch.Tensor | None:
         """Elements ``lo..hi`` of a flat buffer, as a view; None when they are not all here."""
+        if self._unread:
+            read = torch.zeros(hi - lo, dtype=self._kinds[flat].dtype, device=self._kinds[flat].device)
+            for number, start, stop in self.parts(flat, lo, hi):
+                read[start - lo : stop - lo] = self._read(number, start, stop).values[PARAMETER]
+            return read
         for one in self._by_flat.get(flat, ()):
             if one.lo <= lo and hi <= one.hi:
                 return one.elements[lo - one.lo : hi - one.lo]

@@ -54,7 +54,6 @@ class FsdpEngine(ShardedEngine):
     """
 
     chunks: ChunkedModel
-    _chunked = ChunkedModel
     _keep: Keep | None = None
     """Who takes what others bring."""
     _gathers = False
@@ -84,6 +83,11 @@ class FsdpEngine(ShardedEngine):
         self._gathered = [self._gathering(unit) for unit in self._with_rest(units)]
         cast = [unit for unit in units if unit.precision.parameters is not None]
         self._uncast = [self._gathering(dataclasses.replace(unit, modules=(), precision=Precision())) for unit in cast]
+
+    def _cut(self) -> ChunkedModel:
+        gradients, readers = self._gradients, self.state.readers
+        read = [readers[id(parameter)] for parameter in gradients.parameters] if readers else []
+        return ChunkedModel(self._optimizer, gradients.parameters, gradients.places, gradients.extents, read)
 
     def _with_rest(self, units: Sequence[Unit]) -> list[Unit]:
         inside = {id(parameter) for unit in units for parameter in unit.parameters}

@@ -42,10 +42,11 @@ def check(units: Sequence[Unit], free: int) -> None:
     """Before the first step, while this rank holds the whole model, which it lets go. Raises ConfigError: a unit is too large.
 
     Args:
-        free: bytes that are free beside the whole model.
+        free: bytes that are free beside the whole model; one on ``meta`` takes none.
     """
     sizes = [sum(parameter.nbytes for parameter in unit.parameters) for unit in units]
-    room, needed = free + sum(sizes), sum(sorted(sizes)[-AT_ONCE:])
+    held = sum(parameter.nbytes for unit in units for parameter in unit.parameters if not parameter.is_meta)
+    room, needed = free + held, sum(sorted(sizes)[-AT_ONCE:])
     if needed > room:
         largest = max(range(len(units)), key=sizes.__getitem__)
         reason = (

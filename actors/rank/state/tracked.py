@@ -17,6 +17,7 @@ from torch import nn
 from actors.rank.membership.process_group import Group, GroupBroken, Work
 from actors.rank.plain_kinds import PLAIN
 from actors.rank.skeletons import Skeletons, read_skeleton
+from actors.rank.state.weights import Read
 from actors.rank.step.gradients import AVERAGED_BUFFER_LIMIT
 from actors.rank.tags import Tag
 from fleet.errors import ConfigError
@@ -51,7 +52,8 @@ class TrackedState:
         before_load: called when the state is about to be replaced; who still reads the old one waits there until it has.
         units: by ``id`` of a parameter, the unit in which ``fully_shard`` has put it, from 1 on.
         apart: by ``id``, the parameters that ranks have in chunks: they are no part of what :meth:`flat` gives.
-        bring: takes each of these (parameter, value) out of a state that is loaded and has them.
+        readers: by ``id``, of parameters that are to be in chunks, what reads their first value: see :mod:`actors.rank.state.weights`.
+        bring: takes each of those that are apart, (parameter, value), out of a state that is loaded and has them.
         let_go: called between shards, and before the state changes: what modules have of parameters for a shard alone is of no use then.
     """
 
@@ -65,6 +67,7 @@ class TrackedState:
         self.before_load: Callable[[], object] = lambda: None
         self.units: Mapping[int, int] = {}
         self.apart: frozenset[int] = frozenset()
+        self.readers: Mapping[int, Read] = {}
         self.bring: Callable[[torch.Tensor, torch.Tensor], object] = lambda parameter, value: None
         self.let_go: Callable[[], object] = lambda: None
         self._seen: dict[int, _Seen] = {}

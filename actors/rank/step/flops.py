@@ -69,7 +69,7 @@ class FlopCount:
             return UNCOUNTED
         from torch.utils.flop_counter import FlopCounterMode  # a process that counts nothing goes without it
 
-        self._counter = FlopCounterMode(display=False, custom_mapping=_attention())
+        self._counter = FlopCounterMode(display=False, custom_mapping=_attention() | _left_as_they_are())
         return self._counter  # type: ignore[no-any-return]  # torch gives it no type
 
     def shard_ends(self) -> None:
@@ -110,6 +110,21 @@ def _attention() -> dict[Any, Callable[..., int]]:
     found = {kind: getattr(torch.ops.aten, kind, None) for kind in kinds}
     there = {kind: packet for kind, packet in found.items() if packet is not None}
     return dict.fromkeys(there.values(), forward) | {getattr(torch.ops.aten, f"{kind}_backward"): backward for kind in there}
+
+
+def _left_as_they_are() -> dict[Any, Callable[..., int]]:
+    """Operations that have a kernel and a formula, such as the backward of SiLU. PyTorch's counter takes the formula of all that it does
+    not count itself, which rounds otherwise; so the bits of a gradient would tell where it was counted."""
+    has, found = torch._C._dispatch_has_kernel_for_dispatch_key, {}
+    for name in torch._C._dispatch_get_all_op_names():
+        if name.startswith("aten::") and has(name, "CompositeImplicitAutograd") and (has(name, "CPU") or has(name, "CUDA")):
+            packet, _, overload = name.removeprefix("aten::").partition(".")
+            found[getattr(getattr(torch.ops.aten, packet), overload or "default")] = _nothing
+    return found
+
+
+def _nothing(*_: Any, **__: Any) -> int:
+    return 0
 
 
 def _why_not() -> str:

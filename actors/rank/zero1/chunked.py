@@ -92,7 +92,12 @@ class ChunkedOptimizer:
         parameters: all that require a gradient, in the order of the flat buffers.
         places: by parameter, (flat buffer, element) at which it begins there.
         extents: by flat buffer, its length.
+
+    Attributes:
+        readable: the first state of all chunks can be read here, see :meth:`first`.
     """
+
+    readable = False
 
     def __init__(
         self,
@@ -136,7 +141,7 @@ class ChunkedOptimizer:
     def _cut_whole(self) -> None:
         """From the state of whole parameters to that of one chunk, which is all."""
         pieces = self._whole_pieces()
-        self._probes = [_probe(whole) for whole in self.wholes]
+        self._probes = [probe_of(whole) for whole in self.wholes]
         self.adopt((WHOLE,), pieces)
 
     def _whole_pieces(self) -> list[Piece]:
@@ -201,6 +206,10 @@ class ChunkedOptimizer:
         """The memory of a parameter's elements, given in coordinates of the flat buffer."""
         start = self.places[number][1]
         return in_memory_order(self.parameters[number])[lo - start : hi - start]
+
+    def first(self, chunks: Iterable[Chunk]) -> list[Piece]:
+        """What ``chunks`` were before the first step, where that can be read."""
+        return []
 
     def adopt(self, chunks: tuple[Chunk, ...], pieces: Iterable[Piece]) -> None:
         """Keep ``chunks``, whose state ``pieces`` make up, and nothing else."""
@@ -274,7 +283,7 @@ class ChunkedOptimizer:
         return have
 
 
-def _probe(whole: Sequence[torch.Tensor]) -> torch.Tensor:
+def probe_of(whole: Sequence[torch.Tensor]) -> torch.Tensor:
     """One element that takes every step of a group: its state tells what the state of any parameter looks like."""
     return torch.zeros(1, dtype=whole[0].dtype, device=whole[0].device) if whole else torch.zeros(1)
 

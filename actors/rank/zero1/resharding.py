@@ -97,13 +97,18 @@ class Resharding:
         if follows(claims[me], target):
             self._advance(next(claim.factor for claim in claims if claim.state == target))
         there = settled(claims, target)
-        self._check_lost(group, there)
+        reads = engine.reads(target)
+        if not reads:
+            self._check_lost(group, there)
         self._complete(group, there)
         self._give_the_rest(group, view, there)
         places = [numbered(claim.node, self._depth) for claim in claims]
         guarded = guards(places, self._copies, self._replica_size)
         engine.introduce(group)  # before chunks move: whoever has moved his is placed
-        self._move(group, there, guarded, places)
+        if reads:
+            engine.chunks.adopt(kept(guarded, me), engine.chunks.first(kept(guarded, me)))
+        else:
+            self._move(group, there, guarded, places)
         engine.place(target, guarded, [lenders(guarded, owner, me, places, self._replica_size) for owner in range(group.size)])
         return target
 

@@ -110,7 +110,6 @@ class ShardedEngine(Engine):
         loss: the mean over shards.
     """
 
-    _chunked = ChunkedOptimizer
     _gathers = True
     """After each step the parameters go to all, who have them whole."""
 
@@ -118,7 +117,7 @@ class ShardedEngine(Engine):
         check_tracked(state, settings.threads_per_rank)
         super().__init__(state, settings, recorder, clip_norm)
         gradients = self._gradients
-        self.chunks = self._chunked(self._optimizer, gradients.parameters, gradients.places, gradients.extents)
+        self.chunks = self._cut()
         state.replace(self._optimizer, self.chunks)
         self.ready, self.complete, self.factor = False, True, 1.0
         self.loss, self._advanced = math.nan, -1
@@ -127,6 +126,10 @@ class ShardedEngine(Engine):
         self._log: GradientSet | None = None
         self._then: list[Callable[[], None]] = []
         self._routes: Routes = []
+
+    def _cut(self) -> ChunkedOptimizer:
+        gradients = self._gradients
+        return ChunkedOptimizer(self._optimizer, gradients.parameters, gradients.places, gradients.extents)
 
     def _make_reducer(self, settings: RunSettings) -> Reducer:
         reducer = ShardedReducer(settings.shards)
@@ -160,6 +163,10 @@ class ShardedEngine(Engine):
         self.reset()
         self.chunks.drop()
         self._state, self._then = None, []
+
+    def reads(self, state: StateId) -> bool:
+        """Whether every rank can read its chunks of ``state``, and needs nobody for them."""
+        return self.chunks.readable and state.step == 0
 
     def moving(self) -> AbstractContextManager[None]:
         """Around what changes what is held here."""
