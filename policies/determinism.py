@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 from fleet.ledger import sameness
 from fleet.ledger.sameness import (
-    CLOCK, FORMS, HASH, KERNELS, LOOP, MACHINE, MEMORY, ONE_THREAD, ORDER, RANK, SEEDED, VARIED, Asked, Call, Difference, Mark, Trial,
+    CLOCK, HASH, KERNELS, LOOP, MACHINE, MEMORY, ONE_THREAD, ORDER, RANK, SEEDED, VARIED, Asked, Call, Difference, Mark, Trial,
 )  # fmt: skip
 
 AGAIN, TOGETHER, WROTE = "again", "together", "written"
@@ -50,7 +51,7 @@ class Finding:
     calls: tuple[Call, ...] = ()
     operation: str = ""
     cost: Cost | None = None
-    forms: tuple[str, ...] = field(default=())
+    forms: tuple[str, ...] = ()
 
 
 Run = Callable[[Asked], Trial]
@@ -80,6 +81,36 @@ def examine(run: Run) -> list[Finding]:
     return told or [_judged(found, TOGETHER, first, run)]
 
 
+REPEATS = 2
+"""Of a timed trial as it is and with a form, in turns."""
+
+
+def priced(found: Finding, run: Run) -> Finding:
+    """With what its deterministic form costs: the first form with which the difference is gone is timed against the script as it is."""
+    keys = _keys(found.varied)
+    held = next((form for form in found.forms if _holds(form, keys, run)), "")
+    plain, formed = list[Trial](), list[Trial]()
+    for _ in range(REPEATS):
+        plain.append(run(Asked(timed=True)))
+        if held:
+            formed.append(run(Asked(timed=True, form=held)))
+    cost = Cost(held, _step_s(plain), _step_s(formed), _module_s(plain, found.place), _module_s(formed, found.place), bool(held))
+    return replace(found, cost=cost)
+
+
+def _holds(form: str, keys: frozenset[str], run: Run) -> bool:
+    base = run(Asked(form=form))
+    return sameness.first_difference(base, run(Asked(keys, form=form))) is None
+
+
+def _step_s(trials: Sequence[Trial]) -> float:
+    return statistics.median([one for trial in trials for one in trial.step_s] or [0.0])
+
+
+def _module_s(trials: Sequence[Trial], place: str) -> float:
+    return statistics.median([(trial.module_s or {}).get(place, 0.0) for trial in trials] or [0.0])
+
+
 def _written(mark: Mark) -> Finding:
     place = sameness.owner(mark.where)
     reason = "the forward writes to it, so what the next shard computes depends on which shards were computed before, and by whom"
@@ -88,10 +119,10 @@ def _written(mark: Mark) -> Finding:
 
 
 def _judged(found: Difference, varied: str, first: Trial, run: Run) -> Finding:
-    place = found.place if found.kind not in (sameness.START, sameness.BUFFER) else sameness.owner(found.place)
+    place = found.place
     base, other = run(Asked(inside=place)), run(Asked(_keys(varied), inside=place))
     operation = sameness.first_operation(base, other)
-    calls = suspects((*other.calls, *first.calls), found.at.within if found.kind == sameness.BATCH else place, found)
+    calls = suspects((*other.calls, *first.calls), place, ASKS.get(varied, ()))
     threads = other.set_threads or first.set_threads
     cause, reason, way_out, forms = likely(found, varied, operation, calls, threads)
     name = operation.where if operation is not None else ""
@@ -104,11 +135,19 @@ def _keys(varied: str) -> frozenset[str]:
     return frozenset({varied}) if varied in VARIED else frozenset()
 
 
-def suspects(calls: Sequence[Call], place: str, found: Difference) -> tuple[Call, ...]:
+ASKS = {
+    AGAIN: ("chance", "clock", "process"),
+    TOGETHER: ("chance", "clock", "process", "machine", "threads"),
+    CLOCK: ("clock",),
+    MACHINE: ("machine", "threads"),
+}
+"""What brings a difference out -> the kinds of calls that may be it."""
+
+
+def suspects(calls: Sequence[Call], place: str, kinds: Sequence[str]) -> tuple[Call, ...]:
     """Of what the script asked for, what may be it: in the forward of ``place``, or else outside of all modules."""
-    each = tuple(dict.fromkeys(calls))
-    inside = tuple(call for call in each if call.within == place)
-    return inside or tuple(call for call in each if call.within == LOOP and found.kind != sameness.OUTPUT)
+    each = tuple(call for call in dict.fromkeys(calls) if call.kind in kinds)
+    return tuple(call for call in each if call.within == place) or tuple(call for call in each if call.within == LOOP)
 
 
 def described(found: Difference) -> str:
@@ -200,7 +239,7 @@ OTHERWISE: dict[str, Likely] = {
         "memory",
         "it reads memory that it has not written, as of torch.empty, or goes by the addresses of objects (id, a set of objects)",
         "Use torch.zeros in the place of torch.empty, and sort by a name in the place of id().",
-        (KERNELS,),
+        (),
     ),
     TOGETHER: (
         "together",

@@ -168,7 +168,9 @@ def _place(mark: Mark | None, twin: Mark | None, marks: Sequence[Mark], theirs: 
         return found.within
     if found.kind in BACKWARD:
         return _to_blame(marks, theirs) or found.where
-    return LOOP if found.kind == LOSS else found.where
+    if found.kind in (LOSS, RATE):
+        return LOOP
+    return owner(found.where.partition(" ")[0]) if found.kind in (START, BUFFER, UPDATED) else found.where
 
 
 def owner(name: str) -> str:

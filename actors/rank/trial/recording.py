@@ -20,7 +20,7 @@ from fleet.ledger.sameness import BATCH, IN_GRADIENT, INPUT, LOOP, OP, OUT_GRADI
 
 CHANCE = torch.Tag.nondeterministic_seeded
 UNWRITTEN = ("aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty_strided")
-"""Operations whose result is not to be looked at yet."""
+"""Operations that give memory which nobody has written."""
 
 
 class Book:
@@ -36,7 +36,7 @@ class Book:
         self.step = self.shard = -1
         self.path: list[str] = []
         self.seconds: dict[str, float] = defaultdict(float)
-        self._inside, self._timed = inside, timed
+        self._inside, self.timed = inside, timed
         self._operations: TorchDispatchMode | None = None
         self._begun_s: list[float] = []
 
@@ -47,22 +47,22 @@ class Book:
 
     def add(self, kind: str, where: str, digest: str, **more: Any) -> None:
         """Mark that this came by."""
-        if not self._timed:
+        if not self.timed:
             self.marks.append(Mark(kind, where, digest, self.step, self.shard, self.within, **more))
 
     def value(self, kind: str, where: str, value: Any) -> None:
         """Mark a value."""
-        if not self._timed:
+        if not self.timed:
             self.add(kind, where, digest(value))
 
     def batch(self, dataset: Any, batch: Any) -> None:
         """What the loop body is given."""
-        if not self._timed:
+        if not self.timed:
             self.add(BATCH, type(dataset).__qualname__, digest_of(batch))
 
     def backward(self) -> AbstractContextManager[Any]:
         """Around a backward."""
-        return Operations(self) if self._inside and not self._timed else nullcontext()
+        return Operations(self) if self._inside and not self.timed else nullcontext()
 
     # ---- modules -------------------------------------------------------------------------------------------------------------------------
 
@@ -86,13 +86,13 @@ class Book:
         module.register_forward_hook(after, with_kwargs=True)
 
     def _enter(self, name: str, given: Any) -> None:
-        if self._timed:
+        if self.timed:
             self._begun_s.append(time.perf_counter())
         elif self.shard >= 0:
             self.value(INPUT, name, given)
             self._gradients(IN_GRADIENT, name, given)
         self.path.append(name)
-        if name == self._inside and self._operations is None and self.shard >= 0 and not self._timed:
+        if name == self._inside and self._operations is None and self.shard >= 0 and not self.timed:
             self._operations = Operations(self)
             self._operations.__enter__()
 
@@ -102,14 +102,14 @@ class Book:
             self._operations = None
         while self.path and self.path.pop() != name:  # a forward that raised has not come here
             continue
-        if self._timed and self._begun_s:
+        if self.timed and self._begun_s:
             self.seconds[name] += time.perf_counter() - self._begun_s.pop()
         elif self.shard >= 0:
             self.value(OUTPUT, name, output)
             self._gradients(OUT_GRADIENT, name, output)
 
     def _gradients(self, kind: str, name: str, value: Any) -> None:
-        if self._timed:
+        if self.timed:
             return
         for tensor in tensors_in(value):
             if tensor.requires_grad and not tensor.is_leaf:
@@ -128,7 +128,9 @@ class Operations(TorchDispatchMode):
         given = digest((args, kwargs or {}))
         found = func(*args, **(kwargs or {}))
         name = func._schema.name
-        if name not in UNWRITTEN:
+        if name in UNWRITTEN:
+            found.zero_()  # an operation that writes there is given the same each time
+        else:
             self._book.add(OP, name, digest(found), given=given, chance=CHANCE in func.tags)
         return found
 
@@ -151,7 +153,9 @@ def _bytes(tensor: torch.Tensor) -> bytes:
         tensor = tensor.to_dense()
     if tensor.is_complex() or tensor.is_conj():
         tensor = torch.view_as_real(tensor.resolve_conj())
-    return tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    flat = tensor.cpu().contiguous()
+    flat = flat.as_strided((flat.numel(),), (1,), flat.storage_offset())  # one number may have any stride
+    return flat.view(torch.uint8).numpy().tobytes()
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import datetime
 import functools
-import gc
 import os
 import platform
 import random
@@ -19,6 +18,7 @@ import uuid
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,9 +38,11 @@ STANDARD = (sysconfig.get_path("stdlib"), "<frozen")
 LATER_S, FASTER = 86_400.0 + 3_601.0, 7.0
 """Another day, hour, minute and second; and so much faster do clocks of durations run."""
 CORES, HOST = 61, "another-host"
-SCRAMBLED = 20_000
+SCRAMBLED = 5_000
 """Objects of each size whose places are left free in an order of its own."""
 EMPTIES = frozenset({torch.empty, torch.empty_like, torch.empty_strided, torch.Tensor.new_empty, torch.Tensor.new_empty_strided})
+UNSEEDED = ("rand", "randn", "random", "randint", "normal", "uniform", "permutation", "shuffle", "choice", "standard_normal")
+"""Of numpy's global generator, which nobody seeds ahead of the first step."""
 DIRECTLY = frozenset({"clock"})
 """Kinds that are answered otherwise only to the script: libraries wait by them."""
 
@@ -102,6 +104,10 @@ class Surroundings:
         if frame is None or _installed(frame.f_code.co_filename) or frame.f_code.co_filename.startswith((*OURS, "<")):
             return False
         call = Call(what, kind, f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}", self._book.within)
+        if kind == "unseeded":
+            if self._book.step >= 0:  # Fleet has seeded it now
+                return direct
+            call = replace(call, kind="chance")
         if len(self._calls) < 1_000 and call not in self._calls[-20:]:
             self._calls.append(call)
         return direct
@@ -139,6 +145,7 @@ class Surroundings:
             (socket, "gethostname", "machine", (lambda right: HOST) if machine else None),
             (platform, "node", "machine", (lambda right: HOST) if machine else None),
         ]
+        found += [(np.random, name, "unseeded", None) for name in UNSEEDED]
         cores = 1 if one else CORES if machine else 0
         found += [(os, name, "machine", (lambda right: cores) if cores else None) for name in ("cpu_count", "process_cpu_count")]
         affinity = lambda right, pid: set(range(cores))  # noqa: E731
@@ -249,11 +256,10 @@ def scramble() -> None:
     shuffled = random.Random(5)
     kept: list[list[Any]] = []
     for size in range(0, 480, 16):
-        objects: list[Any] = [bytes(size) for _ in range(SCRAMBLED // 10)] if size else [object() for _ in range(SCRAMBLED)]
+        objects: list[Any] = [bytes(size) for _ in range(SCRAMBLED // 5)] if size else [object() for _ in range(SCRAMBLED)]
         shuffled.shuffle(objects)
         kept.append(objects[::2])
         del objects
-    gc.collect()
     _KEPT[:] = kept
 
 

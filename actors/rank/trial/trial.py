@@ -65,12 +65,12 @@ class TrialEngine(Engine):
     def begin_shard(self) -> None:
         """See :class:`Engine`."""
         super().begin_shard()
-        self._versions = {name: one._version for name, one in self._named.items()}
+        self._versions = {} if self.book.timed else {name: one._version for name, one in self._named.items()}
 
     def end_shard(self, shard: int, loss: float) -> None:
         """See :class:`Engine`."""
         book = self.book
-        for name, one in self._named.items():
+        for name, one in self._named.items() if not book.timed else ():
             if one._version != self._versions[name]:
                 book.value(WRITTEN, name, one)
         book.add(LOSS, "loss", loss.hex())
