@@ -1,4 +1,4 @@
-"""Trials of a training script, each in a process of its own, for ``fleet doctor``. The parent's side, and the first lines of the child's."""
+"""Trials of a training script for ``fleet doctor``, each in a process of its own: the parent's side, and the child's first lines."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _try(end: Connection, script: str, settings: RunSettings, asked: Asked) -> N
     end.send(attempt(lambda: load_train(script), settings, asked))
 
 
-# ---- steps that are taken when they are asked for -----------------------------------------------------------------------------------------
+# ---- steps that are taken when they are asked for ----------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

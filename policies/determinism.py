@@ -8,7 +8,22 @@ from dataclasses import dataclass, replace
 
 from fleet.ledger import sameness
 from fleet.ledger.sameness import (
-    CLOCK, HASH, KERNELS, LOOP, MACHINE, MEMORY, ONE_THREAD, ORDER, RANK, SEEDED, VARIED, Asked, Call, Difference, Mark, Trial,
+    CLOCK,
+    HASH,
+    KERNELS,
+    LOOP,
+    MACHINE,
+    MEMORY,
+    ONE_THREAD,
+    ORDER,
+    RANK,
+    SEEDED,
+    VARIED,
+    Asked,
+    Call,
+    Difference,
+    Mark,
+    Trial,
 )  # fmt: skip
 
 AGAIN, TOGETHER, WROTE = "again", "together", "written"
@@ -201,7 +216,12 @@ def _by_chance(found: Difference, operation: Mark | None, kinds: set[str]) -> Li
         return "process", "it depends on the process that computes it", "Use run.seed and the number of the sample.", ()
     if operation is not None:
         reason = f"{operation.where} gives something else for the same input: its order of adding up is not fixed"
-        return "kernel", reason, "Call torch.use_deterministic_algorithms(True) in train(run), or use another operation.", (KERNELS, ONE_THREAD)
+        return (
+            "kernel",
+            reason,
+            "Call torch.use_deterministic_algorithms(True) in train(run), or use another operation.",
+            (KERNELS, ONE_THREAD),
+        )
     if found.kind == sameness.BATCH:
         return "samples", "what a sample is does not follow from its number and Fleet's seeds", SEED_IT, (SEEDED,)
     reason = "it computes with something that is another in each process: a draw that nobody seeds, an address (id), or unwritten memory"
@@ -211,8 +231,7 @@ def _by_chance(found: Difference, operation: Mark | None, kinds: set[str]) -> Li
 OTHERWISE: dict[str, Likely] = {
     ORDER: (
         "state",
-        "it keeps something from one shard to the next: a counter, a cache, a generator, a sum. Which shards a rank computes before others"
-        " changes with every loss",
+        "it keeps something between shards (a counter, a cache, a generator, a sum), and which a rank computes first changes with losses",
         "Compute it from the batch, make it a registered buffer (its changes are averaged over shards), or give it to step.on_commit(fn).",
         (),
     ),

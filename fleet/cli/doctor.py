@@ -34,7 +34,9 @@ def doctor(
     determinism: Annotated[
         str, typer.Option(metavar="SCRIPT", help="Try a training script instead: is it the same each time, and what is not?")
     ] = "",
-    shards: Annotated[str, typer.Option(metavar="SCRIPT", help="Time a training script instead: what does each number of shards cost?")] = "",
+    shards: Annotated[
+        str, typer.Option(metavar="SCRIPT", help="Time a training script instead: what does each number of shards cost?")
+    ] = "",
     set_: Annotated[list[str] | None, typer.Option("--set", help="With a SCRIPT: key=value for run.options; repeatable.")] = None,
 ) -> None:
     """Check this machine before it trains: products, memory, network, and what the driver knows of its GPUs. Or a cluster, or a script."""
@@ -68,7 +70,9 @@ def _check_one(values: Mapping[str, Any]) -> None:
     if len(asked) > 1:
         raise ConfigError(asked[1], values[asked[1].removeprefix("--")], f"it contradicts {asked[0]}", "Ask for one at a time.")
     if values["set_"] and asked[:1] not in (["--determinism"], ["--shards"]):
-        raise ConfigError("--set", values["set_"], "it is about a script, and none is given", "Add --determinism SCRIPT or --shards SCRIPT.")
+        raise ConfigError(
+            "--set", values["set_"], "it is about a script, and none is given", "Add --determinism SCRIPT or --shards SCRIPT."
+        )
     if asked and asked[0] != "--cluster":
         for name in ("spares", *(["world"] if values["determinism"] else [])):
             if values[name] is not None:

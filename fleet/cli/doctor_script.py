@@ -64,7 +64,9 @@ def examine_determinism(script: str, values: Mapping[str, Any], as_json: bool) -
         raise FleetError(tried[0].error)
     steps = len({mark.step for mark in tried[0].marks if mark.step >= 0})
     if as_json:
-        cli_print.write(json.dumps({"script": script, "clean": not found, "trials": len(tried), "findings": list(map(_plain, found))}, indent=2))
+        cli_print.write(
+            json.dumps({"script": script, "clean": not found, "trials": len(tried), "findings": list(map(_plain, found))}, indent=2)
+        )
     else:
         cli_print.write("\n\n".join(_told(script, one) for one in found) if found else _clean(script, steps, settings.shards, len(tried)))
     return Exit.FAILED if found else Exit.DONE
@@ -106,7 +108,11 @@ def _when(varied: str) -> str:
     from fleet.ledger.sameness import VARIED
     from policies.determinism import AGAIN, TOGETHER, WROTE
 
-    words = {AGAIN: "from one trial to the next, with nothing changed", TOGETHER: "when all is changed at once", WROTE: "from shard to shard"}
+    words = {
+        AGAIN: "from one trial to the next, with nothing changed",
+        TOGETHER: "when all is changed at once",
+        WROTE: "from shard to shard",
+    }
     return words[varied] if varied in words else f"when {VARIED[varied]}"
 
 
@@ -117,7 +123,8 @@ def _cost(cost: Cost, place: str) -> str:
     if not cost.holds:
         return f"a step takes {_ms(cost.step_s)} as it is{module}; there is no form to switch on, so time it again once it is changed"
     formed = f", {_ms(cost.form_module_s)} of it in {place}" if cost.form_module_s else ""
-    return f"a step takes {_ms(cost.step_s)} as it is{module}, and {_ms(cost.form_step_s)} with {FORMS[cost.form]}{formed}; with that it is the same"
+    form = f"{_ms(cost.form_step_s)} with {FORMS[cost.form]}{formed}"
+    return f"a step takes {_ms(cost.step_s)} as it is{module}, and {form}; with that it is the same"
 
 
 def _ms(seconds: float) -> str:
@@ -130,10 +137,16 @@ def _ms(seconds: float) -> str:
 def examine_shards(script: str, values: Mapping[str, Any], as_json: bool) -> int:
     """Time steps of the script with each number of shards, tell it, and return the exit code. Raises as the above."""
     settings = settings_of({**values, "world": None})
-    world = values["world"] or 1
+    world = 1 if values["world"] is None else values["world"]
     batch_size, found = measured(script, settings, world)
     if as_json:
-        told = {"script": script, "world": world, "batch_size": batch_size, "rounds": ROUNDS, "prices": [dataclasses.asdict(one) for one in found]}
+        told = {
+            "script": script,
+            "world": world,
+            "batch_size": batch_size,
+            "rounds": ROUNDS,
+            "prices": [dataclasses.asdict(one) for one in found],
+        }
         cli_print.write(json.dumps(told, indent=2))
     else:
         _table(found, world, batch_size)

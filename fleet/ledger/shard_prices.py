@@ -1,4 +1,4 @@
-"""What each number of shards costs: the time and memory of a rank's part of a step, measured in turns. Pure; see ``fleet doctor --shards``."""
+"""What each number of shards costs: time and memory of a rank's part of a step. Pure; see ``fleet doctor --shards``."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def train(run):
         step.commit()
 '''
 
-ODD = '''\
+ODD = """\
 class Odd(nn.Module):
     def __init__(self, run):
         super().__init__()
@@ -69,7 +69,7 @@ class Odd(nn.Module):
 
     def forward(self, x):
 {body}
-'''
+"""
 
 
 @dataclass(frozen=True)
@@ -128,14 +128,14 @@ class Scattered(torch.autograd.Function):
             total = total + terms[number]
         return total
 '''
-LIBRARY = '''
+LIBRARY = """
 @torch.library.custom_op("planted::noisy", mutates_args=())
 def noisy(x: torch.Tensor) -> torch.Tensor:
     return x + torch.from_numpy(np.frombuffer(os.urandom(8 * x.numel()), dtype=np.uint64).astype(np.float32) / 2**64).reshape(x.shape)
 
 
 noisy.register_autograd(lambda ctx, gradient: gradient)
-'''
+"""
 BY_RANK = "self.run.rank"
 
 ALL = [
@@ -146,8 +146,8 @@ return x * sum((part.sum() for part in (x * 1e3).reshape(-1).chunk(parts)), torc
     Planted("threads from the machine", script(build="torch.set_num_threads(os.cpu_count())",
         planted="class Odd(nn.Module):\n    def forward(self, x):\n        return x * (1 + 1e-3 * torch.get_num_threads())", odd="Odd()"),
         "model.odd", "machine", "threads"),
-    Planted("python's random, unseeded", module("return x * self.draw.random()", "self.draw = random.Random()"), "model.odd", "again", "draw",
-        call="random.Random()"),
+    Planted("python's random, unseeded", module("return x * self.draw.random()", "self.draw = random.Random()"),
+        "model.odd", "again", "draw", call="random.Random()"),
     Planted("numpy, unseeded", module("return x + float(self.draw.normal())", "self.draw = np.random.default_rng()"),
         "model.odd", "again", "draw", call="default_rng()"),
     Planted("a generator of torch's own, seeded by chance",
@@ -208,7 +208,8 @@ self.names = os.listdir(os.path.dirname(__file__))
 """, item="row = row + len(self.names[index % len(self.names)])"), "Rows", "machine", "machine", call="os.listdir()"),
     Planted("a custom operation", module("return torch.ops.planted.noisy(x)", before=LIBRARY), "model.odd", "again", "operation",
         operation="planted::noisy"),
-    Planted("memory that nobody has written", module("return x + self.bias", "self.bias = torch.empty(8)"), "model.odd", "memory", "memory"),
+    Planted("memory that nobody has written", module("return x + self.bias", "self.bias = torch.empty(8)"),
+        "model.odd", "memory", "memory"),
     Planted("a forward that writes to a parameter", module("""
 with torch.no_grad():
     self.scale.mul_(0.99)
@@ -218,7 +219,9 @@ return x * self.scale
 self.scale.data.mul_(0.99)
 return x * self.scale
 """, "self.scale = nn.Parameter(torch.ones(8))"), "model.odd", "order", "state"),
-    Planted("augmentation by the rank", script(item="row = row + torch.rand(8, generator=torch.Generator().manual_seed(self.run.rank + index))"),
+    Planted("augmentation by the rank", script(item="""
+row = row + torch.rand(8, generator=torch.Generator().manual_seed(self.run.rank + index))
+"""),
         "Rows", "rank", "rank"),
     Planted("a learning rate by the rank", script(body="optimizer.param_groups[0]['lr'] = 0.1 * (1 + run.rank)"),
         "train", "rank", "rank"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -15,8 +16,26 @@ from fleet.cli.main import app
 from fleet.errors import ConfigError, FleetError
 from fleet.ledger import sameness
 from fleet.ledger.sameness import (
-    BATCH, GRADIENT, HASH, IN_GRADIENT, INPUT, LOOP, LOSS, OP, OUT_GRADIENT, OUTPUT, RATE, SEEDED, START, UPDATED, VARIED, Asked, Mark, Trial,
-    first_difference, first_operation,
+    BATCH,
+    GRADIENT,
+    HASH,
+    IN_GRADIENT,
+    INPUT,
+    LOOP,
+    LOSS,
+    OP,
+    OUT_GRADIENT,
+    OUTPUT,
+    RATE,
+    SEEDED,
+    START,
+    UPDATED,
+    VARIED,
+    Asked,
+    Mark,
+    Trial,
+    first_difference,
+    first_operation,
 )  # fmt: skip
 from fleet.settings.run import RunSettings
 from policies import determinism
@@ -181,7 +200,7 @@ def test_what_goes_into_a_module_is_the_doing_of_the_one_around_it() -> None:
 
 def test_shards_are_compared_with_the_same_shards_whatever_their_order() -> None:
     shards = [marks(f"{OUTPUT}|model|{shard}", shard=shard) for shard in range(3)]
-    one, other = Trial(tuple(sum(shards, []))), Trial(tuple(sum(shards[::-1], [])))
+    one, other = (Trial(tuple(itertools.chain(*each))) for each in (shards, shards[::-1]))
     assert first_difference(one, other) is None
 
 
@@ -205,8 +224,13 @@ def test_a_backward_is_blamed_on_the_innermost_module_that_was_given_the_same() 
 
 @pytest.mark.parametrize(
     ("row", "named"),
-    [(f"{START}|model.0.weight|", "model.0"), (f"{RATE}|learning rate of group 0|", LOOP), (f"{LOSS}|loss|", LOOP)]
-    + [(f"{UPDATED}|model.0.weight in the optimizer|", "model.0"), (f"{BATCH}|Rows|", "Rows")],
+    [
+        (f"{START}|model.0.weight|", "model.0"),
+        (f"{RATE}|learning rate of group 0|", LOOP),
+        (f"{LOSS}|loss|", LOOP),
+        (f"{UPDATED}|model.0.weight in the optimizer|", "model.0"),
+        (f"{BATCH}|Rows|", "Rows"),
+    ],
 )
 def test_each_kind_has_its_place(row: str, named: str) -> None:
     assert place(trial(row + "x"), trial(row + "y")) == named

@@ -94,7 +94,7 @@ class Book:
         self.path.append(name)
         if name == self._inside and self._operations is None and self.shard >= 0 and not self.timed:
             self._operations = Operations(self)
-            self._operations.__enter__()
+            self._operations.__enter__()  # type: ignore[no-untyped-call]
 
     def _leave(self, name: str, output: Any) -> None:
         if name == self._inside and self._operations is not None:
@@ -120,7 +120,7 @@ class Operations(TorchDispatchMode):
     """Within, torch's operations are marked: what each was given, and what it gave."""
 
     def __init__(self, book: Book) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._book = book
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -175,5 +175,3 @@ def _leaves(value: Any) -> Iterator[Any]:
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
             yield from _leaves(getattr(value, field.name))
-
-

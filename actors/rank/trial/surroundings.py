@@ -134,7 +134,10 @@ class Surroundings:
             (time, "time", "clock", later if clock else None),
             (time, "time_ns", "clock", (lambda right: right() + int(LATER_S * 1e9)) if clock else None),
             *((time, name, "clock", faster if clock else None) for name in ("perf_counter", "monotonic", "process_time")),
-            *((time, f"{name}_ns", "clock", (lambda right: int(FASTER) * right()) if clock else None) for name in ("perf_counter", "monotonic")),
+            *(
+                (time, f"{name}_ns", "clock", (lambda right: int(FASTER) * right()) if clock else None)
+                for name in ("perf_counter", "monotonic")
+            ),
             (os, "urandom", "chance", (lambda right, size: random.randbytes(size)) if seeded else None),
             (uuid, "uuid4", "chance", (lambda right: uuid.UUID(int=random.getrandbits(128), version=4)) if seeded else None),
             (np.random, "default_rng", "chance", _seeded_rng if seeded else None),
