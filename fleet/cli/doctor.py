@@ -1,4 +1,4 @@
-"""``fleet doctor``: is this machine, or this cluster, fit to train? A table, or JSON; exit code 1 when a check fails."""
+"""``fleet doctor``: is this machine, this cluster or this script fit to train? A table, or JSON; exit code 1 when a check fails."""
 
 from __future__ import annotations
 
@@ -25,11 +25,27 @@ def doctor(
     gather: Annotated[bool, typer.Option(help="Have two processes exchange data, too; with --cluster each two nodes.")] = True,
     cluster: Annotated[bool, typer.Option("--cluster", help="Look at a Ray cluster instead: its failure domains and links.")] = False,
     address: Annotated[str, typer.Option(help="With --cluster: auto, or HOST:PORT of its head.")] = "auto",
-    world: Annotated[int | None, typer.Option(help="With --cluster: ranks of the run to judge it for.", show_default="all slots")] = None,
+    world: Annotated[
+        int | None,
+        typer.Option(help="With --cluster and --shards: ranks of the run to judge it for.", show_default="all slots; with --shards 1"),
+    ] = None,
     spares: Annotated[int | None, typer.Option(help="With --cluster: its spares.", show_default="0")] = None,
-    config: Annotated[list[str] | None, typer.Option(help="With --cluster: settings of the run, as fleet run takes them.")] = None,
+    config: Annotated[list[str] | None, typer.Option(help="Settings of the run, as fleet run takes them; not for a machine.")] = None,
+    determinism: Annotated[
+        str, typer.Option(metavar="SCRIPT", help="Try a training script instead: is it the same each time, and what is not?")
+    ] = "",
+    shards: Annotated[
+        str, typer.Option(metavar="SCRIPT", help="Time a training script instead: what does each number of shards cost?")
+    ] = "",
+    set_: Annotated[list[str] | None, typer.Option("--set", help="With a SCRIPT: key=value for run.options; repeatable.")] = None,
 ) -> None:
-    """Check this machine before it trains: products, memory, network, and what the driver knows of its GPUs. Or a whole cluster."""
+    """Check this machine before it trains: products, memory, network, and what the driver knows of its GPUs. Or a cluster, or a script."""
+    _check_one(context.params)
+    if determinism or shards:
+        from fleet.cli import doctor_script
+
+        tried = doctor_script.examine_determinism if determinism else doctor_script.examine_shards
+        raise typer.Exit(tried(determinism or shards, context.params, json_))
     if cluster:
         from fleet.cli.doctor_cluster import examine
 
@@ -46,6 +62,21 @@ def doctor(
     else:
         _table(checks, decision.action, decision.reason)
     raise typer.Exit(0 if decision.action == "admit" else 1)
+
+
+def _check_one(values: Mapping[str, Any]) -> None:
+    """One thing is examined at a time, and nothing is said that is about another. Raises ConfigError."""
+    asked = [f"--{name}" for name in ("cluster", "determinism", "shards") if values[name]]
+    if len(asked) > 1:
+        raise ConfigError(asked[1], values[asked[1].removeprefix("--")], f"it contradicts {asked[0]}", "Ask for one at a time.")
+    if values["set_"] and asked[:1] not in (["--determinism"], ["--shards"]):
+        raise ConfigError(
+            "--set", values["set_"], "it is about a script, and none is given", "Add --determinism SCRIPT or --shards SCRIPT."
+        )
+    if asked and asked[0] != "--cluster":
+        for name in ("spares", *(["world"] if values["determinism"] else [])):
+            if values[name] is not None:
+                raise ConfigError(f"--{name}", values[name], f"{asked[0]} tries one rank of each kind", "Leave it out.")
 
 
 def _check_alone(values: Mapping[str, Any]) -> None:

@@ -39,3 +39,9 @@ def handles(pid: int, number: int) -> bool:
         return False
     masks = [int(line.split()[1], 16) for line in lines if line.startswith(("SigPnd:", "ShdPnd:", "SigBlk:"))]
     return any(mask >> (number - 1) & 1 for mask in masks)
+
+
+def peak_bytes() -> int:
+    """The most memory that this process has had at a time; 0 where the kernel does not say. What it was forked off does not count."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), 0)

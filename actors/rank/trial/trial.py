@@ -1,0 +1,282 @@
+"""One rank that computes all shards of a few steps by itself, in this process: no coordinator, no agent, no peers, nothing is saved."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from actors.rank.current import within
+from actors.rank.data.sampling import seed_step
+from actors.rank.loop import Run
+from actors.rank.membership.client import Client
+from actors.rank.membership.process_group import Group
+from actors.rank.once import Figures, Home
+from actors.rank.state.tracked import TrackedState
+from actors.rank.step.engine import Engine, Outcome
+from actors.rank.step.flops import FlopCount
+from actors.rank.step.step import Loop, Step
+from actors.rank.telemetry.recorder import Recorder
+from actors.rank.trial.recording import Book
+from actors.rank.trial.surroundings import Surroundings
+from fleet.cluster.clock import now_us
+from fleet.errors import ConfigError, LoopError, RunOver
+from fleet.ledger.sameness import BUFFER, GRADIENT, LOSS, ORDER, RANK, RATE, START, UPDATED, WRITTEN, Asked, Call, Trial
+from fleet.protocol.types import Member, StateId, View
+from fleet.settings.run import RunSettings
+
+Train = Callable[[Any], None]
+STEPS, TIMED_STEPS = 2, 6
+"""A second step sees what the first has left behind. Of timed ones the first does not count."""
+TORCHS_SEED = 67280421310721
+"""With which torch's generator begins in a new process."""
+
+
+class TrialEngine(Engine):
+    """Marks what each shard has left, and what a step has."""
+
+    def __init__(self, state: TrackedState, settings: RunSettings, recorder: Recorder, clip_norm: float | None, book: Book) -> None:
+        super().__init__(state, settings, recorder, clip_norm)
+        self.book, self.backwards = book, False
+        self._named = {f"{root}.{name}": one for root, module in state.modules.items() for name, one in module.named_parameters()}
+        for name, tensor in [*self._named.items(), *self._buffers()]:
+            book.value(START, name, tensor)
+        book.watch(state.modules)
+
+    def _buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for root, module in self.state.modules.items():
+            yield from ((f"{root}.{name}", one) for name, one in module.named_buffers())
+
+    @property
+    def due(self) -> tuple[int, ...]:
+        """See :class:`Engine`."""
+        due = super().due
+        return due[::-1] if self.backwards else due
+
+    def begin_shard(self) -> None:
+        """See :class:`Engine`."""
+        super().begin_shard()
+        self._versions = {} if self.book.timed else {name: one._version for name, one in self._named.items()}
+
+    def end_shard(self, shard: int, loss: float) -> None:
+        """See :class:`Engine`."""
+        book = self.book
+        for name, one in self._named.items() if not book.timed else ():
+            if one._version != self._versions[name]:
+                book.value(WRITTEN, name, one)
+        book.add(LOSS, "loss", loss.hex())
+        for name, one in self._named.items():
+            if one.requires_grad:
+                book.value(GRADIENT, name, [] if one.grad is None else one.grad)
+        for name, tensor in self._buffers():
+            book.value(BUFFER, name, tensor)
+        book.shard = -1
+        super().end_shard(shard, loss)
+
+    def apply(self) -> None:
+        """See :class:`Engine`."""
+        book = self.book
+        for number, group in enumerate(self._optimizer.param_groups):
+            book.value(RATE, f"learning rate of group {number}", float(group["lr"]))
+        super().apply()
+        for name, tensor in [*self._named.items(), *self._buffers()]:
+            book.value(UPDATED, name, tensor)
+        for name, one in self._named.items():
+            held = self._optimizer.state.get(one, {})
+            book.value(UPDATED, f"{name} in the optimizer", [held[key] for key in sorted(held)])
+
+
+class TrialStep(Step):
+    """A step whose batches are marked. ``share``: a rank computes one of so many parts of them."""
+
+    book: Book
+    share = 1
+    batch_size = 0
+
+    def batches(self, dataset: Any, batch_size: int, collate_fn: Any = None, *, tokens: int = 0) -> Iterator[Any]:
+        """See :class:`Step`."""
+        self.batch_size = batch_size
+        if batch_size % self.share:
+            raise ConfigError("batch_size", batch_size, f"the batch does not divide into {self.share} ranks", "Choose another --world.")
+        for batch in super().batches(dataset, batch_size // self.share, collate_fn, tokens=tokens):
+            self.book.step, self.book.shard = self.number, self.shard
+            self.book.batch(dataset, batch)
+            yield batch
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """See :class:`Step`."""
+        with self.book.backward():
+            super().backward(loss)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a trial run is to do.
+
+    Attributes:
+        steps: how many; the loop ends behind them.
+        before: called ahead of each step, with its number; what it returns ends the loop where that is False.
+        after: called behind each step, with its seconds and the batch size that it asked for.
+        share: how many ranks share the batch, of which this one computes its part.
+    """
+
+    steps: int = STEPS
+    before: Callable[[int], bool] = lambda number: True
+    after: Callable[[float, int], None] = lambda seconds, batch_size: None
+    share: int = 1
+
+
+class Trying(Run):
+    """A run of one rank that nobody else knows of. What is for all ranks together is done here, and nothing is saved or evaluated."""
+
+    def __init__(self, settings: RunSettings, folder: Path, asked: Asked, book: Book, plan: Plan) -> None:
+        recorder = Recorder(folder / "ring", now_us())
+        rank = 1 if RANK in asked.varied else 0
+        client = Client(rank, "trial", "trial", str(folder / "nobody"), "nowhere:1", recorder)
+        super().__init__(client, recorder, _NoParts(), settings, "127.0.0.1", Home(folder, is_twin=True, work=folder))
+        self._asked, self._book, self._plan, self._rank = asked, book, plan, rank
+        self._loop = Loop(self.seed, client, recorder, self._choreography, self._loop.feeds, self._attempt)
+        self._loop.rank = 1  # it has no run to tell of its data
+        self._taken = 0
+
+    def steps(self, state: TrackedState, *, total: int, clip_norm: float | None = None, flops: float = 0.0) -> Iterator[Step]:
+        """See :class:`Run`. Code behind the loop does not run."""
+        self._loop.total, self._loop.flops = total, FlopCount(1.0)
+        engine = self._engine = TrialEngine(state, self._settings, self._recorder, clip_norm, self._book)
+        engine.backwards = ORDER in self._asked.varied
+        view = View(1, (Member(0, 0),), ((0, self.shards),), 0, (), StateId(0, 0), "")
+        engine.seat(Group(1, 0, 1, engine.device), view, 0, StateId(0, 0), False)
+        for number in range(min(total, self._plan.steps)):
+            if not self._plan.before(number):
+                break
+            yield from self._one_step(engine, number)
+        raise RunOver
+
+    def _one_step(self, engine: TrialEngine, number: int) -> Iterator[Step]:
+        book = self._book
+        book.step, book.shard = number, -1
+        step = self._step = TrialStep(self._loop, engine, number)
+        step.book, step.share = book, self._plan.share
+        begun_s = time.perf_counter()
+        yield step
+        if not step.closed:
+            raise LoopError(f"step {number}: the loop body ended without step.commit()")
+        if engine.device.type == "cuda":
+            torch.cuda.synchronize()
+        self._plan.after(time.perf_counter() - begun_s, step.batch_size)
+
+    def _attempt(self, step: Step) -> Outcome | None:
+        engine = self._trained
+        engine.body.leave()
+        outcome = engine.reduce((-1, 0, 0))
+        if outcome.repeats and not all(map(math.isfinite, step.losses.values())):
+            raise LoopError(f"step {step.number}, shard {outcome.culprit}: {outcome.why}")
+        self._mutate_alone(step.number, engine)
+        self._loop.committed = True
+        for fn in step.callbacks:
+            fn()
+        self._taken = step.number + 1
+        return replace(outcome, culprit=None)
+
+    def _mutate_alone(self, number: int, engine: Engine) -> None:
+        self._attempted = self._step
+        seed_step(self.seed, number)
+        engine.apply()
+
+    # ---- what is for all ranks -----------------------------------------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        """See :class:`Run`."""
+        return self._rank
+
+    @property
+    def is_main(self) -> bool:
+        """See :class:`Run`."""
+        return self._rank == 0
+
+    @property
+    def steps_taken(self) -> int:
+        """See :class:`Run`."""
+        return self._taken
+
+    def once(self, fn: Callable[[], Any], *, name: str = "") -> Any:
+        """See :class:`Run`. This rank does it."""
+        return fn()
+
+    def save(self, path: Any, model: Any = None) -> str | None:
+        """See :class:`Run`. Nothing is written."""
+        return self._home.target(str(path))
+
+    def evaluate(self, fn: Callable[[], Mapping[str, float]], *, every: int = 1) -> Figures | None:
+        """See :class:`Run`. As after a step in which nothing is evaluated."""
+        return None
+
+    def once_behind(self, fn: Callable[[Any], Any], *, name: str) -> bool:
+        """See :class:`Run`. Not done."""
+        return False
+
+    def measure(self, name: str, value: float) -> None:
+        """See :class:`Run`. There is no journal."""
+
+
+class _NoParts:
+    """A store in which nobody asks for anything."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise LoopError(f"a trial saves nothing: {name}")
+
+
+def attempt(load: Callable[[], Train], settings: RunSettings, asked: Asked) -> Trial:
+    """One trial, from the script's first line to its last step.
+
+    Args:
+        load: gives the train function, anew.
+        settings: of the run; ``threads_per_rank``, ``seed``, ``shards`` and ``options`` count.
+    """
+    book, calls, error, step_s = Book(asked.inside, asked.timed), list[Call](), "", list[float]()
+    plan = Plan(TIMED_STEPS if asked.timed else STEPS, after=lambda seconds, size: step_s.append(seconds))
+    around = Surroundings(asked, book, calls)
+    with tempfile.TemporaryDirectory(prefix="fleet-trial-") as folder, around():
+        begin(settings)
+        train = load()
+        around.adopt(getattr(train, "__globals__", {}))
+        seeded(settings)
+        run = Trying(settings, Path(folder), asked, book, plan)
+        try:
+            play(run, train)
+        except LoopError as mistake:
+            error = str(mistake)
+        threads = torch.get_num_threads()
+    timed = {name: seconds / max(1, len(step_s)) for name, seconds in book.seconds.items()}
+    return Trial(tuple(book.marks), tuple(calls), error, tuple(step_s[1:]), timed, threads, around.set_threads)
+
+
+def begin(settings: RunSettings) -> None:
+    """Generators are as in a new process, in which the script is about to be loaded."""
+    torch.set_num_threads(settings.threads_per_rank)
+    torch.manual_seed(TORCHS_SEED)
+    random.seed()
+    np.random.seed()
+
+
+def seeded(settings: RunSettings) -> None:
+    """As :func:`actors.rank.main.run_rank` does, ahead of the train function."""
+    torch.manual_seed(settings.seed)
+    random.seed(settings.seed)
+
+
+def play(run: Run, train: Train) -> None:
+    """The train function, up to the end of its loop."""
+    with within(run), contextlib.suppress(RunOver):
+        train(run)
+        raise LoopError("the train function has returned and took no step. Iterate `for step in run.steps(state, total=...)` to its end.")

@@ -1,0 +1,158 @@
+"""Trials of a training script for ``fleet doctor``, each in a process of its own: the parent's side, and the child's first lines."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import multiprocessing
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from actors.rank.main import user_traceback
+from actors.rank.trial.recording import Book
+from actors.rank.trial.trial import Plan, Trying, attempt, begin, play, seeded
+from fleet.app.scripts import load_train
+from fleet.cluster.proc import peak_bytes
+from fleet.errors import FleetError
+from fleet.ledger.sameness import HASH, Asked, Trial
+from fleet.settings.run import RunSettings
+
+HASHES = "PYTHONHASHSEED"
+LEAVE_S = 10.0
+NEVER = 10**9
+
+
+def alone(settings: RunSettings, shards: int) -> RunSettings:
+    """The settings of a rank that is tried without any other one."""
+    return dataclasses.replace(
+        settings, world=1, max_world=0, min_ranks=1, spares=0, shards=shards, replica_size=1, optimizer_sharding="none", steps=0
+    )
+
+
+class InProcesses:
+    """Runs trials of ``script``, one at a time, each in a new process.
+
+    Args:
+        settings: of the run; its seed, shards, threads and options count.
+    """
+
+    def __init__(self, script: str, settings: RunSettings) -> None:
+        self._script, self._settings = script, alone(settings, settings.shards)
+
+    def __call__(self, asked: Asked) -> Trial:
+        """One trial. Raises ConfigError for a script that cannot be loaded or a setting that it refuses, FleetError where it raises."""
+        with _child("2" if HASH in asked.varied else "1", _try, self._script, self._settings, asked) as parent:
+            trial: Trial = _received(parent)
+        return trial
+
+
+@contextlib.contextmanager
+def _child(hashes: str, target: Callable[..., None], *args: Any) -> Iterator[Connection]:
+    """A new process that runs ``target(connection, *args)``; it is gone at the end."""
+    context = multiprocessing.get_context("spawn")
+    parent, end = context.Pipe()
+    process = context.Process(target=_begin, args=(target, end, *args), daemon=True)
+    with mock.patch.dict(os.environ, {HASHES: hashes}):
+        process.start()
+    end.close()
+    try:
+        yield parent
+    finally:
+        parent.close()
+        process.join(LEAVE_S)
+        process.kill()
+        process.join()
+
+
+def _received(parent: Connection) -> Any:
+    try:
+        found = parent.recv()
+    except EOFError as error:
+        raise FleetError("the process of a trial ended before it had an answer: see what it printed above") from error
+    if isinstance(found, BaseException):
+        raise found
+    return found
+
+
+def _begin(target: Callable[..., None], end: Connection, *args: Any) -> None:
+    """What the script prints is not the answer."""
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+    try:
+        target(end, *args)
+    except FleetError as error:
+        end.send(error)
+    except EOFError:
+        return  # whoever asked has gone
+    except BaseException as error:  # noqa: BLE001 - whatever the script raises is what is told
+        end.send(FleetError(f"the script raised {type(error).__name__}: {error}\n\n{user_traceback(error)}"))
+
+
+def _try(end: Connection, script: str, settings: RunSettings, asked: Asked) -> None:
+    end.send(attempt(lambda: load_train(script), settings, asked))
+
+
+# ---- steps that are taken when they are asked for ----------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Taken:
+    """One step: its seconds, the samples in the batch of all ranks, and the memory that the process had at most, and before its first step.
+
+    On a GPU the memory is that of torch's tensors there.
+    """
+
+    seconds: float
+    batch_size: int
+    peak_bytes: int
+    before_bytes: int
+
+
+class Stepping:
+    """A process in which one rank of ``world`` takes steps of its part of the batch, of ``shards`` shards in all, when it is told to."""
+
+    def __init__(self, script: str, settings: RunSettings, world: int, shards: int) -> None:
+        self._stack = contextlib.ExitStack()
+        self.shards = shards
+        self._parent = self._stack.enter_context(_child("1", _step_when_told, script, alone(settings, shards // world), world))
+
+    def step(self) -> Taken:
+        """One step more. Raises as :class:`InProcesses` does."""
+        self._parent.send(True)
+        taken: Taken = _received(self._parent)
+        return taken
+
+    def close(self) -> None:
+        """The process is gone."""
+        self._stack.close()
+
+
+def _step_when_told(end: Connection, script: str, settings: RunSettings, world: int) -> None:
+    before = [0]
+
+    def wanted(number: int) -> bool:
+        before[0] = before[0] or _peak_bytes()
+        return bool(end.recv())
+
+    def taken(seconds: float, batch_size: int) -> None:
+        end.send(Taken(seconds, batch_size, _peak_bytes(), before[0]))
+
+    begin(settings)
+    train = load_train(script)
+    seeded(settings)
+    with tempfile.TemporaryDirectory(prefix="fleet-trial-") as folder:
+        plan = Plan(steps=NEVER, before=wanted, after=taken, share=world)
+        play(Trying(settings, Path(folder), Asked(timed=True), Book(timed=True), plan), train)
+    end.recv()  # the script has fewer steps than were asked for
+    raise FleetError("the script's loop is over before enough steps were timed: give it more steps, as with --set steps=1000")
+
+
+def _peak_bytes() -> int:
+    return int(torch.cuda.max_memory_allocated()) if torch.cuda.is_initialized() else peak_bytes()

@@ -1,0 +1,47 @@
+"""What each number of shards costs: time and memory of a rank's part of a step. Pure; see ``fleet doctor --shards``."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+FACTORS = (1, 2, 4, 8, 16)
+"""Shards of each rank that are tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """Of a number of shards.
+
+    Attributes:
+        shards: of a step, of all ranks together; ``per_rank`` of each; ``samples`` in one.
+        step_s: median seconds of a rank's part of a step; ``times`` as long as with the fewest shards.
+        peak_bytes: memory of the process at most, ``step_bytes`` of it since its first step began.
+    """
+
+    shards: int
+    per_rank: int
+    samples: int
+    step_s: float
+    times: float
+    peak_bytes: int
+    step_bytes: int
+
+
+def candidates(world: int, batch_size: int) -> list[int]:
+    """Numbers of shards to try: multiples of ``world`` that divide the batch, in order."""
+    return [world * factor for factor in FACTORS if batch_size % (world * factor) == 0]
+
+
+def prices(world: int, batch_size: int, measured: Sequence[tuple[int, Sequence[float], int, int]]) -> list[Price]:
+    """Of each (shards, seconds of its steps, peak bytes, bytes before the first step), in order."""
+    medians = {shards: statistics.median(seconds) for shards, seconds, _, _ in measured}
+    least = medians[min(medians)] if medians else 0.0
+    return [
+        Price(
+            shards, shards // world, batch_size // shards, medians[shards], medians[shards] / least if least else 1.0, peak,
+            max(0, peak - before),
+        )
+        for shards, _, peak, before in measured
+    ]  # fmt: skip

@@ -1,0 +1,269 @@
+"""What makes a training script come out otherwise: what is tried, the likely cause of a difference, and its way out. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from fleet.ledger import sameness
+from fleet.ledger.sameness import (
+    CLOCK,
+    HASH,
+    KERNELS,
+    LOOP,
+    MACHINE,
+    MEMORY,
+    ONE_THREAD,
+    ORDER,
+    RANK,
+    SEEDED,
+    VARIED,
+    Asked,
+    Call,
+    Difference,
+    Mark,
+    Trial,
+)  # fmt: skip
+
+AGAIN, TOGETHER, WROTE = "again", "together", "written"
+"""What brings a difference out besides ``VARIED``: nothing at all, only several things at once, a write that needs no comparison."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a deterministic form costs: medians of ``step_s``, as it is and with the form; 0 where there is no form to switch on.
+
+    ``module_s``: of all forwards of the module in a step, 0 where it has none. ``holds``: whether the difference is gone with the form.
+    """
+
+    form: str
+    step_s: float
+    form_step_s: float
+    module_s: float
+    form_module_s: float
+    holds: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What differs, where it differed first, why, and what to do about it.
+
+    Attributes:
+        place: qualified name of the first module that differs; a data set's name; ``train`` for the loop body itself.
+        what: what of it differs, in words.
+        varied: what brought it out: ``AGAIN`` for nothing at all, ``WROTE``, ``TOGETHER``, or a key of ``VARIED``.
+        cause: one word for it; ``reason`` says it in a sentence, ``way_out`` what to do.
+        calls: lines of the script that may be it. ``operation``: torch's operation that gave something else for the same input.
+    """
+
+    place: str
+    what: str
+    varied: str
+    cause: str
+    reason: str
+    way_out: str
+    calls: tuple[Call, ...] = ()
+    operation: str = ""
+    cost: Cost | None = None
+    forms: tuple[str, ...] = ()
+
+
+Run = Callable[[Asked], Trial]
+
+
+def examine(run: Run) -> list[Finding]:
+    """Try, and say what differs; none: a clean script. The trials are few where nothing differs: once, once more, and with all varied.
+
+    Where something differs without anything being varied, that alone is told: what else there is cannot be seen behind it.
+    """
+    first = run(Asked())
+    if (mark := sameness.written(first)) is not None:
+        return [_written(mark)]
+    found = sameness.first_difference(first, run(Asked()))
+    if found is not None:
+        return [_judged(found, AGAIN, first, run)]
+    all_of_it = frozenset(VARIED)
+    other = run(Asked(all_of_it))
+    found = sameness.first_difference(first, other)
+    if found is None:
+        return []
+    again = sameness.first_difference(first, run(Asked()))  # by chance both were the same before
+    if again is not None:
+        return [_judged(again, AGAIN, first, run)]
+    singly = {one: sameness.first_difference(first, run(Asked(frozenset({one})))) for one in VARIED}
+    told = [_judged(difference, one, first, run) for one, difference in singly.items() if difference is not None]
+    return told or [_judged(found, TOGETHER, first, run)]
+
+
+REPEATS = 2
+"""Of a timed trial as it is and with a form, in turns."""
+
+
+def priced(found: Finding, run: Run) -> Finding:
+    """With what its deterministic form costs: the first form with which the difference is gone is timed against the script as it is."""
+    keys = _keys(found.varied)
+    held = next((form for form in found.forms if _holds(form, keys, run)), "")
+    plain, formed = list[Trial](), list[Trial]()
+    for _ in range(REPEATS):
+        plain.append(run(Asked(timed=True)))
+        if held:
+            formed.append(run(Asked(timed=True, form=held)))
+    cost = Cost(held, _step_s(plain), _step_s(formed), _module_s(plain, found.place), _module_s(formed, found.place), bool(held))
+    return replace(found, cost=cost)
+
+
+def _holds(form: str, keys: frozenset[str], run: Run) -> bool:
+    base = run(Asked(form=form))
+    return sameness.first_difference(base, run(Asked(keys, form=form))) is None
+
+
+def _step_s(trials: Sequence[Trial]) -> float:
+    return statistics.median([one for trial in trials for one in trial.step_s] or [0.0])
+
+
+def _module_s(trials: Sequence[Trial], place: str) -> float:
+    return statistics.median([(trial.module_s or {}).get(place, 0.0) for trial in trials] or [0.0])
+
+
+def _written(mark: Mark) -> Finding:
+    place = sameness.owner(mark.where)
+    reason = "the forward writes to it, so what the next shard computes depends on which shards were computed before, and by whom"
+    way_out = "Keep the change for step.on_commit(fn), or compute with a copy: functional forms such as weight / weight.norm()."
+    return Finding(place, f"parameter {mark.where}", WROTE, "written", reason, way_out)
+
+
+def _judged(found: Difference, varied: str, first: Trial, run: Run) -> Finding:
+    place = found.place
+    base, other = run(Asked(inside=place)), run(Asked(_keys(varied), inside=place))
+    operation = sameness.first_operation(base, other)
+    calls = suspects((*other.calls, *first.calls), place, ASKS.get(varied, ()))
+    threads = other.set_threads or first.set_threads
+    cause, reason, way_out, forms = likely(found, varied, operation, calls, threads)
+    name = operation.where if operation is not None else ""
+    return Finding(place, described(found), varied, cause, reason, way_out, calls, name, forms=forms)
+
+
+def _keys(varied: str) -> frozenset[str]:
+    if varied == TOGETHER:
+        return frozenset(VARIED)
+    return frozenset({varied}) if varied in VARIED else frozenset()
+
+
+ASKS = {
+    AGAIN: ("chance", "clock", "process"),
+    TOGETHER: ("chance", "clock", "process", "machine", "threads"),
+    CLOCK: ("clock",),
+    MACHINE: ("machine", "threads"),
+}
+"""What brings a difference out -> the kinds of calls that may be it."""
+
+
+def suspects(calls: Sequence[Call], place: str, kinds: Sequence[str]) -> tuple[Call, ...]:
+    """Of what the script asked for, what may be it: in the forward of ``place``, or else outside of all modules."""
+    each = tuple(call for call in dict.fromkeys(calls) if call.kind in kinds)
+    return tuple(call for call in each if call.within == place) or tuple(call for call in each if call.within == LOOP)
+
+
+def described(found: Difference) -> str:
+    """What differs, in words."""
+    mark, other = found.mark, found.other
+    at = f"step {found.at.step}, shard {found.at.shard}" if found.at.shard >= 0 else f"step {found.at.step}"
+    if mark is None or other is None or (mark.kind, mark.where) != (other.kind, other.where):
+        names = [f"{one.kind} of {one.where}" if one is not None else "nothing" for one in (mark, other)]
+        return f"what it calls: {names[0]} in one trial, and {names[1]} in the other, in {at}"
+    words = {
+        sameness.START: f"{mark.where} before the first step",
+        sameness.BATCH: f"the batch, in {at}",
+        sameness.INPUT: f"what it gives to {mark.where}, in {at}",
+        sameness.OUTPUT: f"its output, in {at}",
+        sameness.LOSS: f"the loss, in {at}",
+        sameness.BUFFER: f"buffer {mark.where} behind the forward, in {at}",
+        sameness.RATE: f"the {mark.where}, in {at}",
+        sameness.UPDATED: f"{mark.where} behind commit, in {at}",
+    }
+    return words.get(mark.kind, f"its backward: {mark.kind} {mark.where}, in {at}")
+
+
+Likely = tuple[str, str, str, tuple[str, ...]]
+SEED_IT = "Draw from torch, random or numpy's global generators: Fleet seeds them for each shard. Or make the generator from run.seed."
+
+
+def likely(found: Difference, varied: str, operation: Mark | None, calls: Sequence[Call], threads: bool) -> Likely:
+    """(cause in a word, reason, way out, deterministic forms that can be tried)."""
+    kinds = {call.kind for call in calls}
+    if varied == AGAIN:
+        return _by_chance(found, operation, kinds)
+    if varied == MACHINE and threads:
+        reason = "the script sets the number of threads from the machine, and sums of another number of threads round otherwise"
+        return "threads", reason, "Leave it to Fleet: --config threads_per_rank=N is the same on every rank.", (ONE_THREAD,)
+    return OTHERWISE[varied]
+
+
+def _by_chance(found: Difference, operation: Mark | None, kinds: set[str]) -> Likely:
+    """Nothing was varied, and it came out otherwise."""
+    if operation is not None and operation.chance:
+        reason = f"{operation.where} draws from a generator that is not seeded by Fleet: one of its own, or one that the script has seeded"
+        return "draw", reason, SEED_IT, (SEEDED,)
+    if operation is not None and not operation.where.startswith(("aten::", "prims::")):
+        reason = f"the custom operation {operation.where} gives something else for the same input"
+        return "operation", reason, "Fix the order in which it adds, or register a deterministic form of it.", (KERNELS,)
+    if "chance" in kinds:
+        return "draw", "it draws random numbers that nobody seeds", SEED_IT, (SEEDED,)
+    if "clock" in kinds:
+        return "clock", "it reads a clock", "Decide by step.number, which is the same on all ranks and in each attempt.", ()
+    if "process" in kinds:
+        return "process", "it depends on the process that computes it", "Use run.seed and the number of the sample.", ()
+    if operation is not None:
+        reason = f"{operation.where} gives something else for the same input: its order of adding up is not fixed"
+        return (
+            "kernel",
+            reason,
+            "Call torch.use_deterministic_algorithms(True) in train(run), or use another operation.",
+            (KERNELS, ONE_THREAD),
+        )
+    if found.kind == sameness.BATCH:
+        return "samples", "what a sample is does not follow from its number and Fleet's seeds", SEED_IT, (SEEDED,)
+    reason = "it computes with something that is another in each process: a draw that nobody seeds, an address (id), or unwritten memory"
+    return "chance", reason, SEED_IT, (SEEDED, KERNELS, ONE_THREAD)
+
+
+OTHERWISE: dict[str, Likely] = {
+    ORDER: (
+        "state",
+        "it keeps something between shards (a counter, a cache, a generator, a sum), and which a rank computes first changes with losses",
+        "Compute it from the batch, make it a registered buffer (its changes are averaged over shards), or give it to step.on_commit(fn).",
+        (),
+    ),
+    RANK: (
+        "rank",
+        "it depends on the rank that computes it, and any rank computes any shard when another one is lost",
+        "Use step.number and step.shard in the place of run.rank, run.slot, run.is_main, and of RANK or WORLD_SIZE.",
+        (),
+    ),
+    HASH: (
+        "hash",
+        "it goes through a set, or by hash(), in an order that is another in each process",
+        "Use sorted(...) or a dict, which keeps its order.",
+        (),
+    ),
+    CLOCK: ("clock", "it depends on the time", "Decide by step.number, which is the same on all ranks and in each attempt.", ()),
+    MACHINE: (
+        "machine",
+        "it depends on the machine: its number of cores, its name, or the order in which it lists a folder",
+        "Use sorted(os.listdir(...)), and a number of parts that is a constant.",
+        (ONE_THREAD,),
+    ),
+    MEMORY: (
+        "memory",
+        "it reads memory that it has not written, as of torch.empty, or goes by the addresses of objects (id, a set of objects)",
+        "Use torch.zeros in the place of torch.empty, and sort by a name in the place of id().",
+        (),
+    ),
+    TOGETHER: (
+        "together",
+        "it differs only where several things are otherwise at once: " + ", ".join(VARIED),
+        "See which of them the place named here asks for.",
+        (),
+    ),
+}  # fmt: skip
