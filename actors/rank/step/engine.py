@@ -79,7 +79,7 @@ class Engine:
         self._optimizer = _only(state, torch.optim.Optimizer, "optimizer")
         self._schedulers = [o for o in state.objects.values() if isinstance(o, torch.optim.lr_scheduler.LRScheduler)]
         self._scaler = next((o for o in state.objects.values() if isinstance(o, torch.amp.GradScaler)), None)
-        self._gradients = GradientBuffers(modules, settings.shards, state.units)
+        self._gradients = GradientBuffers(modules, settings.shards, state.units, watched=settings.optimizer_sharding != "fsdp")
         if not self._gradients.parameters:
             raise ConfigError("track", sorted(state.objects), "no module with parameters that require a gradient", "Track model=... too.")
         self.device = self._gradients.parameters[0].device
@@ -274,6 +274,9 @@ class Engine:
         self._stopwatch.begin()
         self._gradients.begin_step()
         self._gradients.begin_shard()
+        due = self.due
+        if len(due) == 1 and not self._recheck.verifies:
+            self._gradients.overlap(self._reducer, due[0])
 
     @property
     def checks(self) -> tuple[int, ...]:
@@ -290,6 +293,12 @@ class Engine:
         self._gradients.end_shard(shard)
         self._stopwatch.end()
         self.losses[shard] = loss
+        self._forget_lost()
+
+    def _forget_lost(self) -> None:
+        """What is no longer in the sums is due again."""
+        held = self._gradients.held
+        self.losses = {shard: loss for shard, loss in self.losses.items() if shard in held}
 
     def scaled(self, loss: torch.Tensor) -> torch.Tensor:
         return loss if self._scaler is None else self._scaler.scale(loss)
@@ -314,6 +323,7 @@ class Engine:
     def hold(self) -> None:
         """The group is gone or left; what this rank has computed of the step stays."""
         self._gradients.hold()
+        self._forget_lost()
 
     def reduce(self, offer: Offer, *, early: bool = False) -> Outcome:
         """Exchange gradients and a few numbers with all ranks. Raises GroupBroken: what this rank has computed stays.
@@ -352,7 +362,7 @@ class Engine:
 
     def _ahead(self) -> Before | None:
         """What is here of the others' gradients as this rank is done with its own."""
-        told = self._reducer.ahead()
+        told = self._gradients.ahead or self._reducer.ahead()
         return None if told is None else Before(*told, RECEIVED.total)
 
     def _exchanged(self, before: Before | None, arrived_us: int, arrivals_us: Sequence[int]) -> None:
