@@ -1,8 +1,8 @@
 """`price`: what does a step without faults cost, beside PyTorch's DistributedDataParallel?
 
-The same model, the size of examples/gpt.py's, the same samples a rank, one thread a rank, gloo, the gradient clipped. Both are started once,
-and take blocks of steps in turn, the one that goes first alternating. A ratio is the median of the pairs' ratios, its interval that of
-10,000 bootstrap samples of the pairs.
+The same model, the size of examples/gpt.py's, the same samples a rank, one thread a rank, gloo, the gradient clipped. Both are started
+once, and take blocks of steps in turn, the one that goes first alternating. A ratio is the median of the pairs' ratios, its interval that
+of 10,000 bootstrap samples of the pairs.
 
 - One shard a rank, which is how DDP splits a batch; and 16 shards in all, which Fleet adds up one by one.
 - One shard a rank on two hosts with a link of 1 Gbit/s between them: network namespaces, so root is needed.

@@ -100,6 +100,7 @@ class Engine:
         self._brought: list[list[int]] = []
         self.duties = Duties(settings.shards)
         self._rank = 0
+        self._early_us = 0  # when the last exchange began that did so beside a shard
         self._told: list[tuple[Work, torch.Tensor]] = []  # memory of what is on its way to the peers
         self._promise: tuple[Group, tuple[int, ...]] | None = None
         self.losses: dict[int, float] = {}
@@ -277,6 +278,7 @@ class Engine:
         due = self.due
         if len(due) == 1 and not self._recheck.verifies:
             self._gradients.overlap(self._reducer, due[0])
+            self._early_us = self._recorder.now_us()
 
     @property
     def checks(self) -> tuple[int, ...]:
@@ -336,10 +338,11 @@ class Engine:
         said += self._jumps.limits() + self.body.said()
         arrived_us = self._recorder.switch(STRAGGLER)
         mine, ahead = [self.losses[shard] for shard in self._brought[self._rank]], None if early else self._ahead()
+        early_us = arrived_us if early or self._gradients.ahead is None else self._early_us
         width = self._head + max(map(len, self._brought))
         rows = self._sum([*offer, arrived_us, *said, *mine], width)
         numbers = rows[:, :width].tolist()
-        self._exchanged(ahead, arrived_us, [int(row[FLAGS - 1]) for row in numbers])
+        self._exchanged(ahead, early_us, arrived_us, [int(row[FLAGS - 1]) for row in numbers])
         second = FLAGS + self._replicas.width
         third = second + self._recheck.width
         fourth = third + self._jumps.width
@@ -365,12 +368,12 @@ class Engine:
         told = self._gradients.ahead or self._reducer.ahead()
         return None if told is None else Before(*told, RECEIVED.total)
 
-    def _exchanged(self, before: Before | None, arrived_us: int, arrivals_us: Sequence[int]) -> None:
+    def _exchanged(self, before: Before | None, early_us: int, arrived_us: int, arrivals_us: Sequence[int]) -> None:
         """The sum is here, and what is not hidden of its exchange began when the last rank was done with its shards."""
         now_us = self._recorder.now_us()
         began_us = self._recorder.switch(COMM, min(now_us, max(arrivals_us)))
         if before is not None:
-            EXCHANGED.note(before, arrived_us - min(arrivals_us), now_us - began_us)
+            EXCHANGED.note(before, arrived_us - min(early_us, *arrivals_us), now_us - began_us)
 
     def _sum(self, said: list[float], width: int) -> torch.Tensor:
         """Sum the gradients. By rank, the numbers that it said, ``width`` of them with zeros at the end; then its norms, which are kept."""

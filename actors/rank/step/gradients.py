@@ -338,12 +338,11 @@ class GradientBuffers:
         return [one.flats for one in self._sums.partials(reducer.blocks)]
 
     def rehearse_mean(self) -> None:
-        """Touch the memory that the first reduction would take."""
-        for buffers in (first := self._sums.take(), second := self._sums.take()):
-            for flat in buffers.flats:
-                flat.zero_()
-        self._sums.put_back(first)
-        self._sums.put_back(second)
+        """Touch the memory that the first reduction would take. One more set, which only a loss needs, is not made before there is one."""
+        mean = self._sums.take()
+        for flat in mean.flats:
+            flat.zero_()
+        self._sums.put_back(mean)
 
     def _forget_mean(self) -> None:
         if self._mean is not None:
