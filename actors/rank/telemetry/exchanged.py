@@ -32,7 +32,8 @@ class Exchanged:
         return self.count, self.hidden_us, self.received_bytes, self.ahead_bytes
 
     def note(self, before: Before, lead_us: int, exposed_us: int) -> None:
-        """One reduction: ``lead_us`` before this rank was done its exchange began, or its first peer was done, and ``exposed_us`` it has exchanged since all were."""
+        """One reduction: ``lead_us`` before this rank was done its exchange began, or its first peer was done; ``exposed_us`` it has
+        exchanged since all were."""
         rest = RECEIVED.total - before.received + before.asked - before.landed
         self.count += 1
         self.received_bytes += rest + before.landed
