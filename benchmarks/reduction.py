@@ -19,7 +19,8 @@ from typing import Any
 import torch
 
 from actors.rank.membership.process_group import Group, StoreServer
-from actors.rank.step.reduction import BUCKET_BYTES, BUCKETS_IN_FLIGHT, Reducer, ShardSums, SideChannel
+from actors.rank.step.reduction import BUCKET_BYTES, BUCKETS_IN_FLIGHT, Reducer, SideChannel
+from actors.rank.step.sums import ShardSums
 from benchmarks import harness
 from benchmarks.harness import Form, left_out
 from fleet.cluster import secret

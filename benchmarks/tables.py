@@ -248,6 +248,23 @@ BENCHMARKS: dict[str, Benchmark] = {
             "fleet_node_came_s_median": None,
         },
     ),
+    "price": Benchmark(
+        "What does a step without faults cost, beside PyTorch's DistributedDataParallel?",
+        {
+            "fleet_step_over_ddp_ratio": Target("<=", 1.02, why="one shard a rank, 2 ranks"),
+            "fleet_step_over_ddp_ratio_low": None,
+            "fleet_step_over_ddp_ratio_high": None,
+            "fleet_step_over_ddp_ratio_1gbit": Target("<=", 1.0, why="two hosts"),
+            "fleet_step_over_ddp_ratio_1gbit_low": None,
+            "fleet_step_over_ddp_ratio_1gbit_high": None,
+            "fleet_step_over_ddp_ratio_16_shards": None,
+            "fleet_step_over_ddp_ratio_16_shards_low": None,
+            "fleet_step_over_ddp_ratio_16_shards_high": None,
+            "fleet_cpu_over_ddp_ratio": None,
+            "fleet_peak_memory_over_ddp_ratio": Target("<=", 1.1, why="beyond what is there when training begins"),
+            "fleet_peak_memory_over_ddp_ratio_10m": None,
+        },
+    ),
     "mesh": Benchmark(
         "What does it cost to keep parameters and optimizer state in chunks by rank, with copies, beside PyTorch's FSDP2?",
         {

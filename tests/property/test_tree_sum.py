@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.rank.membership.process_group import Group
-from actors.rank.step.reduction import Reducer, ShardSums
+from actors.rank.step.reduction import Reducer
+from actors.rank.step.sums import ShardSums
 from fleet.protocol.chunks import BLOCK
 from fleet.protocol.shards import cover, middle
 

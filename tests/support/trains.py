@@ -240,6 +240,33 @@ def dies_in_backward(run: Any) -> None:
     _loop(run)
 
 
+def dies_after_its_first_buckets(run: Any) -> None:
+    """Slot 1 is killed in the backward of its last shard of step 10, once, when it has sent the first of several buckets."""
+    from actors.rank.step.ahead import Ahead
+
+    original = Ahead._give
+
+    def give(self: Any) -> None:
+        original(self)
+        if run.slot == 1 and run._step.number == 10 and 0 < self._given < len(self._order.portions) and once(run, "first buckets"):
+            die()
+
+    Ahead._give = give  # type: ignore[method-assign]
+    _loop(run)
+
+
+def grows_late(run: Any) -> None:
+    """In the last shard of step 10 gradients grow once more after they were sent."""
+
+    def loss(run: Any, step: Any, error: Tensor) -> Tensor:
+        if step.number == 10 and step.shard == 7:
+            (error * 0.5).backward(retain_graph=True)
+            return error * 0.5
+        return error
+
+    _loop(run, loss=loss)
+
+
 def dies_beside_parameters(run: Any) -> None:
     """Slot 1 is killed after it has applied step 10, before it has sent its part of the parameters."""
     from actors.rank.zero1.sharded import ShardedEngine

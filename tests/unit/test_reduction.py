@@ -19,7 +19,8 @@ from actors.rank.membership.process_group import Forming, Group, GroupBroken, St
 from actors.rank.step import reduction
 from actors.rank.step.clipping import SplitNorms, block_norms
 from actors.rank.step.gradients import GradientBuffers
-from actors.rank.step.reduction import Chunk, Reducer, ShardSums, SideChannel
+from actors.rank.step.reduction import Chunk, Reducer, SideChannel
+from actors.rank.step.sums import ShardSums
 from actors.rank.verify import sumcheck
 from actors.rank.verify.sumcheck import SLICES, SumCheck
 from fleet.errors import ConfigError, ProtocolError

@@ -130,7 +130,7 @@ def test_a_rank_that_rehearses_reads_a_unit_as_it_is_gathered(stored: Path, tmp_
     engine, state = make("fsdp", 1, tmp_path / "ring", built_on_meta(stored, count))
     assert isinstance(engine, FsdpEngine)
     engine.rehearse()
-    engine.begin_shard()
+    engine.begin_shard(0)
     state.objects["model"](torch.ones(4, 16)).sum().backward()
     engine.end_shard(0, 1.0)
     engine.forget()

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 
 from actors.rank.fsdp.lending import LOOK_S, REACH_S, YES, Address, Request, bytes_of
-from actors.rank.step.reduction import ShardSums
+from actors.rank.step.sums import ShardSums
 from actors.rank.telemetry.usage import SENT
 
 log = logging.getLogger("fleet.rank")

@@ -282,9 +282,18 @@ class Group:
 
         An interrupt leaves that thread behind in gloo; this method is back, with GroupBroken, once ``call`` changes nothing any more.
         """
-        if self.size == 1 or self.device.type != "cpu" or torch.get_num_threads() > 1:
+        if not self.works_aside:
             call()  # there is no wait; or streams, and the workers of OpenMP, are a thread's own
             return
+        self.begin_aside(call)()
+
+    @property
+    def works_aside(self) -> bool:
+        """Whether there is another thread for :meth:`aside`."""
+        return self.size > 1 and self.device.type == "cpu" and torch.get_num_threads() == 1
+
+    def begin_aside(self, call: Callable[[], None]) -> Callable[[], None]:
+        """Begin what :meth:`aside` does: what to call to block until it is done. One at a time, and where the group :attr:`works_aside`."""
 
         def run() -> None:
             self._aside = threading.get_ident()
@@ -295,11 +304,32 @@ class Group:
             finally:
                 self._aside = 0
 
+        ended = self._errand(run)
+
+        def wait() -> None:
+            try:
+                ended()
+            finally:
+                self.quiet()  # an interrupt may have come while it was at work
+
+        return wait
+
+    def quiet(self) -> None:
+        """Once this returns, nothing that runs aside changes anything any more, where the group is interrupted."""
+        with self._turn:
+            pass
+
+    def rest(self, until: Signal) -> None:
+        """Within :meth:`aside`: wait for the word of another thread of this process. Raises GroupBroken on ``interrupt``."""
+        self._waits.add(until)
+        self._turn.release()
         try:
-            self._errand(run)()
+            if not self._stop:
+                until.get()
         finally:
-            with self._turn:  # an interrupt may have come while it was at work
-                pass
+            self._turn.acquire()
+            self._waits.discard(until)
+        self._go_on()
 
     def _go_on(self) -> None:
         if self._stop:

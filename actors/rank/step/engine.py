@@ -82,7 +82,8 @@ class Engine:
         self._optimizer = _only(state, torch.optim.Optimizer, "optimizer")
         self._schedulers = [o for o in state.objects.values() if isinstance(o, torch.optim.lr_scheduler.LRScheduler)]
         self._scaler = next((o for o in state.objects.values() if isinstance(o, torch.amp.GradScaler)), None)
-        self._gradients = GradientBuffers(modules, settings.shards, state.units, leave=self._leave)
+        watched = settings.optimizer_sharding != "fsdp"
+        self._gradients = GradientBuffers(modules, settings.shards, state.units, leave=self._leave, watched=watched)
         if not self._gradients.parameters:
             raise ConfigError("track", sorted(state.objects), "no module with parameters that require a gradient", "Track model=... too.")
         self.device = self._gradients.parameters[0].device
@@ -103,6 +104,7 @@ class Engine:
         self._brought: list[list[int]] = []
         self.duties = Duties(settings.shards)
         self._rank = 0
+        self._early_us = 0  # when the last exchange began that did so beside a shard
         self._told: list[tuple[Work, torch.Tensor]] = []  # memory of what is on its way to the peers
         self._promise: tuple[Group, tuple[int, ...]] | None = None
         self.losses: dict[int, float] = {}
@@ -291,6 +293,10 @@ class Engine:
         self._stopwatch.begin()
         self._gradients.begin_step()
         self._gradients.begin_shard()
+        due = self.due
+        if len(due) == 1 and not self._recheck.verifies:
+            self._gradients.overlap(self._reducer, due[0])
+            self._early_us = self._recorder.now_us()
 
     @property
     def checks(self) -> tuple[int, ...]:
@@ -309,6 +315,12 @@ class Engine:
         self._gradients.end_shard(shard)
         self._stopwatch.end()
         self.losses[shard] = loss
+        self._forget_lost()
+
+    def _forget_lost(self) -> None:
+        """What is no longer in the sums is due again."""
+        held = self._gradients.held
+        self.losses = {shard: loss for shard, loss in self.losses.items() if shard in held}
 
     def scaled(self, loss: torch.Tensor) -> torch.Tensor:
         return loss if self._scaler is None else self._scaler.scale(loss)
@@ -335,6 +347,7 @@ class Engine:
         """The group is gone or left; what this rank has computed of the step stays."""
         self.state.let_go()
         self._gradients.hold()
+        self._forget_lost()
 
     def reduce(self, offer: Offer, *, early: bool = False) -> Outcome:
         """Exchange gradients and a few numbers with all ranks. Raises GroupBroken: what this rank has computed stays.
@@ -347,10 +360,11 @@ class Engine:
         said += self._jumps.limits() + self.body.said()
         arrived_us = self._recorder.switch(STRAGGLER)
         mine, ahead = [self.losses[shard] for shard in self._brought[self._rank]], None if early else self._ahead()
+        early_us = arrived_us if early or self._gradients.ahead is None else self._early_us
         width = self._head + max(map(len, self._brought))
         rows = self._sum([*offer, arrived_us, *said, *mine], width)
         numbers = rows[:, :width].tolist()
-        self._exchanged(ahead, arrived_us, [int(row[FLAGS - 1]) for row in numbers])
+        self._exchanged(ahead, early_us, arrived_us, [int(row[FLAGS - 1]) for row in numbers])
         second = FLAGS + self._replicas.width
         third = second + self._recheck.width
         fourth = third + self._jumps.width
@@ -373,15 +387,15 @@ class Engine:
 
     def _ahead(self) -> Before | None:
         """What is here of the others' gradients as this rank is done with its own."""
-        told = self._reducer.ahead()
+        told = self._gradients.ahead or self._reducer.ahead()
         return None if told is None else Before(*told, RECEIVED.total)
 
-    def _exchanged(self, before: Before | None, arrived_us: int, arrivals_us: Sequence[int]) -> None:
+    def _exchanged(self, before: Before | None, early_us: int, arrived_us: int, arrivals_us: Sequence[int]) -> None:
         """The sum is here, and what is not hidden of its exchange began when the last rank was done with its shards."""
         now_us = self._recorder.now_us()
         began_us = self._recorder.switch(COMM, min(now_us, max(arrivals_us)))
         if before is not None:
-            EXCHANGED.note(before, arrived_us - min(arrivals_us), now_us - began_us)
+            EXCHANGED.note(before, arrived_us - min(early_us, *arrivals_us), now_us - began_us)
 
     def _sum(self, said: list[float], width: int) -> torch.Tensor:
         """Sum the gradients. By rank, the numbers that it said, ``width`` of them with zeros at the end; then its norms, which are kept."""

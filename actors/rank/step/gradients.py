@@ -6,6 +6,8 @@ summed with the gradients, in the same order, and its mean is added to the commi
 
 from __future__ import annotations
 
+import logging
+import weakref
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,9 +17,14 @@ import torch
 from torch import nn
 
 from actors.rank.membership.process_group import Work
-from actors.rank.step.reduction import Reducer, ShardSums
+from actors.rank.step.ahead import Ahead
+from actors.rank.step.habits import Habits, Order
+from actors.rank.step.reduction import Reducer
+from actors.rank.step.sums import ShardSums
 from fleet.errors import ConfigError
 from fleet.protocol.shards import Block
+
+log = logging.getLogger("fleet.rank")
 
 ALIGNMENT = 64
 """Elements; each parameter's part of a flat buffer begins at a multiple of it. No vector register is longer, so a stretch of a parameter
@@ -96,6 +103,7 @@ class GradientBuffers:
         shards: number of shards of the run.
         units: by ``id`` of a parameter, the unit that it belongs to, where that is not the first one, 0.
         leave: gradients of units leave the rank in the backward: they are summed elsewhere, and are not kept here.
+        watched: whether it is watched when gradients come, for :meth:`overlap`.
 
     Attributes:
         parameters: that are trained.
@@ -103,10 +111,19 @@ class GradientBuffers:
     """
 
     def __init__(
-        self, modules: Mapping[str, nn.Module], shards: int, units: Mapping[int, int] | None = None, *, leave: bool = False
+        self,
+        modules: Mapping[str, nn.Module],
+        shards: int,
+        units: Mapping[int, int] | None = None,
+        *,
+        leave: bool = False,
+        watched: bool = False,
     ) -> None:
-        self._modules, self._shards, self._units, self._leave = modules, shards, units or {}, leave
+        self._modules, self._shards, self._units, self._leave, self._watched = modules, shards, units or {}, leave, watched
         self._mean: GradientSet | None = None
+        self._ahead: Ahead | None = None  # the shard at hand, or the one that was computed last: its exchange has begun
+        self._in_shard = False
+        self._hooks: list[Any] = []
         self.begun = False
         self._reshape()
 
@@ -127,6 +144,27 @@ class GradientBuffers:
         self.layout = [torch.empty(length, dtype=dtype, device="meta") for (dtype, *_), length in self._lengths.items()]
         self._tainted: GradientSet | None = None  # what a lost group was to bring may still be written there
         self._sums = ShardSums(self._shards, lambda: GradientSet(self._lengths, self._places, self._change_places, self.leaving))
+        self._watch()
+
+    def _watch(self) -> None:
+        """Be told when a backward has left a gradient."""
+        for hook in self._hooks:
+            hook.remove()
+        self.habits, self._orders = Habits(len(self.parameters)), dict[int, Order]()
+        own = weakref.ref(self)
+
+        def hook_of(number: int) -> Callable[[torch.Tensor], None]:
+            return lambda _: _tell(own(), number)
+
+        watched = self.parameters if self._watched else []
+        self._hooks = [one.register_post_accumulate_grad_hook(hook_of(number)) for number, one in enumerate(watched)]
+
+    def _came(self, number: int) -> None:
+        if not self._in_shard:
+            return
+        self.habits.came(number)
+        if self._ahead is not None:
+            self._ahead.came(number)
 
     def _sort_buffers(self) -> None:
         found = list(_named_buffers(self._modules))
@@ -196,10 +234,41 @@ class GradientBuffers:
         for parameter in self.parameters:
             parameter.grad = None
         self._restore()
+        self._in_shard = self._watched
+        self.habits.begin()
+
+    def overlap(self, reducer: Reducer, shard: int) -> None:
+        """``shard``, which begins, is this rank's last of the step: the exchange goes on beside its backward, if that can be.
+
+        It cannot while it is not known when gradients come, nor where a forward changes buffers.
+        """
+        if not (self._watched and self.habits.known and self.constant and reducer.overlaps(self.layout)):
+            return
+        into, joined = self._sums.target(shard)
+        coming = self._sums.coming(shard, into, joined)
+        if tuple(sorted(coming.after)) != reducer.blocks:  # it is computed for another view than this one
+            if not joined:
+                self._sums.put_back(into)
+            return
+        out = self._sums.take()
+        early = reducer.begin([coming.after[block].flats for block in reducer.blocks], out.flats)
+        order = self._order_of(reducer)
+        self._ahead = Ahead(self.parameters, order, self.habits.expected, into, joined, coming, out, early, _collect)
+
+    def _order_of(self, reducer: Reducer) -> Order:
+        buckets = reducer.stretches(self.layout)
+        size = len(buckets[0]) if buckets else 0
+        if size not in self._orders:
+            self._orders[size] = Order(buckets, self.places, self.extents)
+        return self._orders[size]
 
     def end_shard(self, shard: int) -> None:
         """Take the gradients that backward has left in ``.grad``, and what the forward did to buffers."""
         self._check_constant()
+        self._end_watch()
+        if self._ahead is not None:
+            self._end_ahead(self._ahead)
+            return
         into, joined = self._sums.target(shard)
         with torch.no_grad():
             # An equal value counts as no change also where subtracting would not give zero: infinities in a mask.
@@ -211,6 +280,36 @@ class GradientBuffers:
         if not self._first_count:
             self._first_count = [buffer.tensor.clone() for buffer in self._counted]
         self._sums.add(shard, into, joined)
+
+    def _end_watch(self) -> None:
+        """The shard is over."""
+        if self._in_shard and not self.habits.off:
+            self.habits.end()
+        self._in_shard = False
+
+    def _end_ahead(self, ahead: Ahead) -> None:
+        if ahead.finish():
+            self._sums.settle(ahead.coming)
+            return
+        self.habits.off = "a gradient was changed after it had been sent"
+        log.warning("%s: this step is computed once more, and no gradient is sent before its backward is over from now on", self.habits.off)
+        self._sums.spoil(ahead.coming, ahead.into)
+        self._leave_ahead(self.habits.off)
+
+    def _leave_ahead(self, reason: str) -> None:
+        """An exchange that has begun is of no use. What this rank has computed stays, but for sums to which a shard was being added."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.early.leave(reason)
+            self._taint(ahead.out)
+            if self._in_shard:
+                self._sums.spoil(ahead.coming, ahead.into)
+        self._in_shard = False
+
+    @property
+    def ahead(self) -> tuple[int, int] | None:
+        """Of the exchange that has begun: (bytes asked for, bytes that are here). None where none has."""
+        return None if self._ahead is None else self._ahead.early.ahead()
 
     @property
     def last(self) -> list[torch.Tensor | None]:
@@ -232,9 +331,13 @@ class GradientBuffers:
         ``added``: see :meth:`Reducer.reduce`.
         """
         self.begin_step()
-        self._mean = self._sums.take()
+        ahead, self._ahead = self._ahead, None
+        self._mean = self._sums.take() if ahead is None else ahead.out
         try:
-            reducer.reduce(self._sums, self._mean, added)
+            if ahead is None:
+                reducer.reduce(self._sums, self._mean, added)
+            else:
+                ahead.early.finish(added)
         except BaseException:
             self._taint(self._mean)
             self._mean = None
@@ -256,12 +359,11 @@ class GradientBuffers:
         return [one.flats for one in self._sums.partials(reducer.blocks)]
 
     def rehearse_mean(self) -> None:
-        """Touch the memory that the first reduction would take."""
-        for buffers in (first := self._sums.take(), second := self._sums.take()):
-            for flat in buffers.flats:
-                flat.zero_()
-        self._sums.put_back(first)
-        self._sums.put_back(second)
+        """Touch the memory that the first reduction would take. One more set, which only a loss needs, is not made before there is one."""
+        mean = self._sums.take()
+        for flat in mean.flats:
+            flat.zero_()
+        self._sums.put_back(mean)
 
     def _forget_mean(self) -> None:
         if self._mean is not None:
@@ -329,6 +431,7 @@ class GradientBuffers:
 
     def hold(self) -> None:
         """The attempt is over, the step is not: the shards computed stay, there are no gradients, and buffers are as committed."""
+        self._leave_ahead("left")
         self._forget_mean()
         if self.begun:
             self._restore()
@@ -349,6 +452,11 @@ class GradientBuffers:
                     f"the forward changed this buffer; only those of up to {AVERAGED_BUFFER_LIMIT} elements are averaged over shards",
                     "Make it a parameter, or keep it out of the forward.",
                 )
+
+
+def _tell(gradients: GradientBuffers | None, number: int) -> None:
+    if gradients is not None:
+        gradients._came(number)
 
 
 def _collect(values: Sequence[torch.Tensor | None], into: Sequence[torch.Tensor], add: bool) -> None:

@@ -1,9 +1,9 @@
 """The fixed-order sum of gradients: the same bits at any world size.
 
-Each rank adds its own shards up the tree of ``fleet.protocol.shards`` (:class:`ShardSums`), which leaves one partial sum for each block
-of its range. :class:`Reducer` then exchanges them: every rank owns one chunk of each bucket, receives the others' partial sums of it, adds
-them in tree order with explicit elementwise adds, and gives the result back. While each rank holds one block, that is the traffic of a ring
-all-reduce; each further block of a range adds one more chunk a peer.
+Each rank adds its own shards up the tree of ``fleet.protocol.shards`` (:mod:`actors.rank.step.sums`), which leaves one partial sum for each
+block of its range. :class:`Reducer` then exchanges them: every rank owns one chunk of each bucket, receives the others' partial sums of it,
+adds them in tree order with explicit elementwise adds, and gives the result back. While each rank holds one block, that is the traffic of a
+ring all-reduce; each further block of a range adds one more chunk a peer.
 """
 
 from __future__ import annotations
@@ -11,17 +11,19 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 
 from actors.rank.membership.process_group import Group, Transfer, Work
+from actors.rank.step.early import BACK, Early
 from actors.rank.step.landed import Landing
+from actors.rank.step.sums import Set, ShardSums
 from actors.rank.tags import Tag, bucket_back, bucket_there
 from fleet.errors import ConfigError, ProtocolError
 from fleet.protocol.chunks import BLOCK
-from fleet.protocol.shards import Block, middle, tree
+from fleet.protocol.shards import Block, tree
 
 BUCKET_BYTES = 8 << 20
 """Measured with ``benchmarks.reduction``: smaller buckets pay for their messages, larger ones overlap too little."""
@@ -32,6 +34,9 @@ SWAP_BYTES = 2 << 20
 SWAPS_KEPT = 8
 """For as many sets of buffers a reducer remembers how it cuts them into such pieces."""
 
+BUCKETS_AT_LEAST, LEAST_BYTES = 4, 1 << 20
+"""Into so many a flat buffer is cut, unless they would be smaller than that: what is exchanged at once hides behind no backward."""
+
 LINE_BYTES = 64
 BUCKETS_IN_FLIGHT = 2
 
@@ -39,100 +44,6 @@ KINDS = ("ordered", "native")
 
 
 Layout = list[tuple[int, torch.dtype]]
-
-
-class Flats(Protocol):
-    """A set of flat buffers, one for each (dtype, device); their lengths are the same in all sets and on all ranks."""
-
-    @property
-    def flats(self) -> Sequence[torch.Tensor]: ...
-
-
-Set = TypeVar("Set", bound=Flats)
-
-
-class ShardSums(Generic[Set]):
-    """Partial sums of the shards that one rank has computed, in buffers that are made once and used in turn.
-
-    Args:
-        shards: number of shards of the run.
-        make: makes one more set of buffers.
-    """
-
-    def __init__(self, shards: int, make: Callable[[], Set]) -> None:
-        self.shards = shards
-        self._make, self._nodes = make, tree(shards)
-        self._free: list[Set] = []
-        self._sums: dict[Block, Set] = {}
-
-    def take(self) -> Set:
-        """A free set, contents undefined, for the next shard; give it back with :meth:`add` or :meth:`put_back`."""
-        return self._free.pop() if self._free else self._make()
-
-    def put_back(self, buffers: Set) -> None:
-        self._free.append(buffers)
-
-    def forget_free(self) -> None:
-        """Free sets are not kept for the next shard."""
-        self._free.clear()
-
-    @property
-    def held(self) -> frozenset[int]:
-        """The shards whose gradients are in the sums."""
-        return frozenset(shard for lo, hi in self._sums for shard in range(lo, hi))
-
-    @property
-    def blocks(self) -> tuple[Block, ...]:
-        return tuple(sorted(self._sums))
-
-    def target(self, shard: int) -> tuple[Set, bool]:
-        """(buffers for the gradient of ``shard``, whether it is to be added to what they hold): then :meth:`add` them.
-
-        Shards come in any order. Raises ProtocolError when this one is in the sums already.
-        """
-        if not 0 <= shard < self.shards or any(lo <= shard < hi for lo, hi in self._sums):
-            raise ProtocolError(f"shard {shard} of {self.shards} was added, which {list(self.blocks)} hold already")
-        left = (shard - 1, shard)
-        if self._sibling((shard, shard + 1)) == left and left in self._sums:
-            return self._sums[left], True  # one pass over memory where to keep and to add would be two
-        return self.take(), False
-
-    def add(self, shard: int, buffers: Set, joined: bool = False) -> None:
-        """``buffers`` hold the gradient of ``shard``; with ``joined``, that and its left neighbour's, as :meth:`target` said."""
-        block = (shard - joined, shard + 1)
-        if joined:
-            del self._sums[block[0], shard]
-        while (sibling := self._sibling(block)) in self._sums:
-            left, right = sorted((block, sibling))
-            into, addend = (buffers, self._sums[sibling]) if left == block else (self._sums[sibling], buffers)
-            for mine, other in zip(into.flats, addend.flats, strict=True):
-                mine.add_(other)
-            del self._sums[sibling]
-            self._free.append(addend)
-            block, buffers = (left[0], right[1]), into
-        self._sums[block] = buffers
-
-    def _sibling(self, block: Block) -> Block:
-        """The block with which ``block`` makes up the next larger one; itself for all shards."""
-        lo, hi = 0, self.shards
-        while (lo, hi) != block:
-            cut = middle(lo, hi)
-            left, right = (lo, cut), (cut, hi)
-            if block in (left, right):
-                return right if block == left else left
-            lo, hi = left if block[1] <= cut else right
-        return block
-
-    def keep(self, blocks: Collection[Block]) -> None:
-        """Forget all sums but those of ``blocks``."""
-        for block in [block for block in self._sums if block not in blocks]:
-            self._free.append(self._sums.pop(block))
-
-    def partials(self, blocks: Sequence[Block]) -> list[Set]:
-        """One set for each of ``blocks``. Raises ProtocolError unless these are what is held."""
-        if self.blocks != tuple(blocks):
-            raise ProtocolError(f"the sums of {list(self.blocks)} are there where those of {list(blocks)} were due")
-        return [self._sums[block] for block in blocks]
 
 
 def cut_points(lo: int, hi: int, parts: int) -> list[int]:
@@ -414,14 +325,28 @@ class Reducer:
     def _exchange(
         self, group: Group, local: Sequence[Sequence[torch.Tensor]], out: Sequence[torch.Tensor], added: Callable[[], Sequence[Work]]
     ) -> None:
-        """Partial sums of the next bucket travel while this one's are added and while its sums travel back."""
-        buckets = self._as_expected(group, out) or self._open(group, out)
+        self._carry(group, self._as_expected(group, out) or self._open(group, out), local, out, added)
+
+    def _carry(
+        self,
+        group: Group,
+        buckets: Sequence[Bucket],
+        local: Sequence[Sequence[torch.Tensor]],
+        out: Sequence[torch.Tensor],
+        added: Callable[[], Sequence[Work]],
+        early: Early | None = None,
+    ) -> None:
+        """Partial sums of the next bucket travel while this one's are added and while its sums travel back. With ``early`` the loop gives
+        this rank's own."""
         returning: list[Work] = [] if buckets else [*added()]
         for number in range(min(BUCKETS_IN_FLIGHT, len(buckets))):
-            returning += self._scatter(group, number, buckets[number], local, out)
+            returning += self._scatter(group, number, buckets[number], local, out, early)
         for number, bucket in enumerate(buckets):
             assert bucket.arrival is not None
             bucket.arrival.arrived()  # and what it sends has arrived, once the peers give back what they have added it up to
+            if early is not None:
+                early.arrived(number)
+                early.own(number)
             mine = bucket.chunk(out, group.rank)
             self.add_up(self._leaves(group, bucket, local), mine)
             if bucket is buckets[-1]:
@@ -429,9 +354,10 @@ class Reducer:
             receives = [] if group.receives_ahead else self._returns(bucket, out)
             returning.append(group.start(self._gifts(bucket, mine), receives, bucket_back(number)))
             if number + BUCKETS_IN_FLIGHT < len(buckets):
-                returning += self._scatter(group, number + BUCKETS_IN_FLIGHT, buckets[number + BUCKETS_IN_FLIGHT], local, out)
+                following = number + BUCKETS_IN_FLIGHT
+                returning += self._scatter(group, following, buckets[following], local, out, early)
         group.complete(returning)
-        self._buckets_before = buckets
+        self._buckets_before = [*buckets]
 
     def _gifts(self, bucket: Bucket, mine: torch.Tensor) -> list[tuple[torch.Tensor, int]]:
         """Who gets this rank's sums."""
@@ -442,8 +368,14 @@ class Reducer:
         return [(bucket.chunk(out, peer), peer) for peer in reversed(self._peers)]
 
     def _buckets(self, flats: Sequence[torch.Tensor], size: int) -> list[Bucket]:
-        """Cut all flat buffers into buckets of equal length, at most ``bucket_bytes``."""
-        return [Bucket(index, lo, hi, size) for index, flat in enumerate(flats) for lo, hi in _stretches(flat, self._bucket_bytes)]
+        """Cut all flat buffers into buckets of equal length, at most ``bucket_bytes``; first those whose gradients a backward has first."""
+        cuts = [(index, _stretches(flat, self._most_bytes(flat))) for index, flat in enumerate(flats)]
+        places = [(number / len(cut), index, lo, hi) for index, cut in cuts for number, (lo, hi) in enumerate(cut, 1)]
+        return [Bucket(index, lo, hi, size) for _, index, lo, hi in sorted(places, reverse=True)]
+
+    def _most_bytes(self, flat: torch.Tensor) -> int:
+        """Of a bucket: a few of them are to be complete before the backward is over."""
+        return min(self._bucket_bytes, max(LEAST_BYTES, -(-flat.nbytes // BUCKETS_AT_LEAST)))
 
     def _open(self, group: Group, flats: Sequence[torch.Tensor]) -> list[Bucket]:
         """The buckets of a reduction, and room for what arrives of them."""
@@ -459,22 +391,66 @@ class Reducer:
         return list(zip(bucket.incoming, sources, strict=True))
 
     def _scatter(
-        self, group: Group, number: int, bucket: Bucket, local: Sequence[Sequence[torch.Tensor]], out: Sequence[torch.Tensor]
+        self,
+        group: Group,
+        number: int,
+        bucket: Bucket,
+        local: Sequence[Sequence[torch.Tensor]],
+        out: Sequence[torch.Tensor],
+        early: Early | None = None,
     ) -> list[Work]:
         """Send every peer its chunk of this rank's partial sums, and receive this rank's chunk of theirs.
 
         To receive the peers' sums may be asked for now: gloo sends nothing before it knows of the receive.
         """
         # Asked for first: whoever has this rank's partial sums knows that it may send back what comes of them.
-        asked = [group.start([], self._returns(bucket, out), bucket_back(number))] if group.receives_ahead else []
-        sends = [(bucket.chunk(flats, peer), peer) for peer in self._peers for flats in local]
-        if bucket.arrival is not None:
+        returns = self._returns(bucket, out) if group.receives_ahead else []
+        receives = [] if bucket.arrival is not None else self._incoming(number, bucket, bucket.chunk(out, group.rank), ahead=False)
+        if early is not None:
+            early.coming(number, receives)
+            early.coming(BACK, returns)
+        asked = [group.start([], returns, bucket_back(number))] if returns else []
+        sends = self._sends(bucket, local) if early is None else []
+        if bucket.arrival is None:
+            bucket.arrival = group.start(sends, receives, bucket_there(number))
+        elif sends:
             bucket.departure = group.start(sends, [], bucket_there(number))
-        else:
-            bucket.arrival = group.start(
-                sends, self._incoming(number, bucket, bucket.chunk(out, group.rank), ahead=False), bucket_there(number)
-            )
         return asked
+
+    def _sends(self, bucket: Bucket, local: Sequence[Sequence[torch.Tensor]]) -> list[Transfer]:
+        """What the peers get of this rank's own sums."""
+        return [(bucket.chunk(flats, peer), peer) for peer in self._peers for flats in local]
+
+    # ---- while this rank's last shard is computed ----------------------------------------------------------------------------------------
+
+    def overlaps(self, like: Sequence[torch.Tensor]) -> bool:
+        """Whether buffers like these can be exchanged bucket by bucket while this rank still computes: see :meth:`begin`."""
+        group = self._group
+        if group is None or not (group.works_aside and group.receives_ahead and self._splits(like)):
+            return False
+        return not self._expected or self._expected_of == _layout(like)
+
+    def stretches(self, like: Sequence[torch.Tensor]) -> list[list[Chunk]]:
+        """By bucket, in the order in which they are exchanged: where it lies in buffers like these."""
+        assert self._group is not None
+        size = self._group.size
+        return [[bucket.place(rank) for rank in range(size)] for bucket in self._buckets(like, size)]
+
+    def begin(self, local: Sequence[Sequence[torch.Tensor]], out: Sequence[torch.Tensor]) -> Early:
+        """A reduction into ``out`` that begins before it is called for. ``local``: the flat buffers of the partial sums of this rank's
+        blocks, which are not complete yet: whoever completes them gives bucket after bucket, and finishes. See :class:`Early`."""
+        group, ahead = self._group, self._landing_ahead
+        assert group is not None
+        buckets = self._as_expected(group, out) or self._open(group, out)
+
+        def send(number: int) -> None:
+            buckets[number].departure = group.start(self._sends(buckets[number], local), [], bucket_there(number))
+
+        early = Early(group, len(buckets), send)
+        if ahead is not None:
+            early.asked(min(BUCKETS_IN_FLIGHT, len(buckets)) - 1, ahead)
+        early.run(lambda: self._carry(group, buckets, local, out, early.added, early))
+        return early
 
     def _leaves(self, group: Group, bucket: Bucket, local: Sequence[Sequence[torch.Tensor]]) -> dict[int, list[torch.Tensor]]:
         """This rank's chunk of all partial sums, by view rank."""

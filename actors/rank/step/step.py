@@ -146,6 +146,7 @@ class Step:
         recorder = self._loop.recorder
         recorder.shard(shard)
         seed_shard(self._loop.seed, self.number, shard)
+        self.losses.pop(shard, None)
         self._engine.begin_shard(shard)
         self.shard = shard
         with self._loop.flops.shard():

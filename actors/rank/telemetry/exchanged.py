@@ -1,8 +1,8 @@
 """How much of the exchange of gradients was hidden behind a rank's shards, summed over all reductions of this process.
 
-A rank asks for what its peers bring while it still computes, and who is done early sends it. What has arrived by the time that this rank is
-done was hidden. Its bytes are counted; its time is what those bytes would have taken at the rate of the others, and never more than the
-first peer has been done for. All else that is exchanged begins when a rank is done with its shards, and hides behind nothing.
+A rank asks for what its peers bring while it still computes; who is done early sends it, and who computes its last shard gives bucket after
+bucket (:mod:`actors.rank.step.early`). What has arrived by the time that this rank is done was hidden. Its bytes are counted; its time is
+what those bytes would have taken at the rate of the others, and never more than since its own exchange began, or the first peer was done.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class Exchanged:
         return self.count, self.hidden_us, self.received_bytes, self.ahead_bytes
 
     def note(self, before: Before, lead_us: int, exposed_us: int) -> None:
-        """One reduction: ``lead_us`` before this rank its first peer was done, and ``exposed_us`` it has exchanged since all were."""
+        """One reduction: ``lead_us`` before this rank was done its exchange began, or its first peer was done; ``exposed_us`` it has
+        exchanged since all were."""
         rest = RECEIVED.total - before.received + before.asked - before.landed
         self.count += 1
         self.received_bytes += rest + before.landed

@@ -62,9 +62,9 @@ class TrialEngine(Engine):
         due = super().due
         return due[::-1] if self.backwards else due
 
-    def begin_shard(self) -> None:
+    def begin_shard(self, shard: int) -> None:
         """See :class:`Engine`."""
-        super().begin_shard()
+        super().begin_shard(shard)
         self._versions = {} if self.book.timed else {name: one._version for name, one in self._named.items()}
 
     def end_shard(self, shard: int, loss: float) -> None:

@@ -73,17 +73,19 @@ class ShardedReducer(Reducer):
         return False  # a rank is not to have the sums of all chunks
 
     def _buckets(self, flats: Sequence[torch.Tensor], size: int) -> list[Bucket]:
-        found: list[Bucket] = []
+        """Each has a stretch of every chunk; the last stretches come first."""
+        found: list[tuple[float, int, Bucket]] = []
         for flat, extent in enumerate(self.extents):
             chunks = [bounds(extent, (size, index)) for index in range(size)]
             longest = max(hi - lo for lo, hi in chunks) * flats[flat].element_size()
-            count = -(-longest * size // self._bucket_bytes)
+            count = -(-longest * size // self._most_bytes(flats[flat]))
             cut = [cut_points(lo, hi, count) for lo, hi in chunks] if count else []
-            found += [_StretchBucket(flat, [(cuts[i], cuts[i + 1]) for cuts in cut]) for i in range(count)]
+            found += [((i + 1) / count, flat, _StretchBucket(flat, [(cuts[i], cuts[i + 1]) for cuts in cut])) for i in range(count)]
             rest = flats[flat].numel()
             count = -(-(rest - extent) * flats[flat].element_size() // self._bucket_bytes)
-            found += [Bucket(flat, lo, hi, size) for lo, hi in itertools.pairwise(cut_points(extent, rest, count))] if count else []
-        return found
+            cut_rest = cut_points(extent, rest, count) if count else []
+            found += [(0.0, flat, Bucket(flat, lo, hi, size)) for lo, hi in itertools.pairwise(cut_rest)]
+        return [bucket for _, _, bucket in sorted(found, key=lambda one: one[:2], reverse=True)]
 
     def _gifts(self, bucket: Bucket, mine: torch.Tensor) -> list[tuple[torch.Tensor, int]]:
         if not isinstance(bucket, _StretchBucket):

@@ -1,0 +1,186 @@
+"""`price`: what does a step without faults cost, beside PyTorch's DistributedDataParallel?
+
+The same model, the size of examples/gpt.py's, the same samples a rank, one thread a rank, gloo, the gradient clipped. Both are started
+once, and take blocks of steps in turn, the one that goes first alternating. A ratio is the median of the pairs' ratios, its interval that
+of 10,000 bootstrap samples of the pairs.
+
+- One shard a rank, which is how DDP splits a batch; and 16 shards in all, which Fleet adds up one by one.
+- One shard a rank on two hosts with a link of 1 Gbit/s between them: network namespaces, so root is needed.
+- What becomes resident at most in a rank, beyond what was when it began to train.
+
+Coordinator, agents and ranks are real; Ray is not there (:mod:`benchmarks.device_ranks` says what is in its place). What ranks do is in
+:mod:`benchmarks.price_ranks`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import harness, price_ranks
+from benchmarks.harness import Form, left_out, together
+from benchmarks.mesh import Side, parameters_of, ratio_of
+from benchmarks.mesh_ranks import Shape
+from benchmarks.peers.fleet_run import generous
+from benchmarks.price_ranks import HERE, Place
+from fleet.settings.run import CheckpointSettings, RunSettings, StragglerSettings
+from tests.support.plain import FORKED, PRELOADED, PlainFleet
+from tests.support.programs import namespaces, program
+from tests.support.waiting import until
+
+SEED, WORLD, LIMIT_S, FAR_S = 7, 2, 240.0, 3600.0
+SIDES = ("fleet", "ddp")
+STEPPED = Shape(192, 4, 32)
+"""The model of examples/gpt.py and its samples, but for its context."""
+LARGER = Shape(320, 8, 8)
+SMALLEST = Shape(64, 2, 1)
+SHARDS, RATE = 16, "1gbit"
+Places = tuple[Place, Place]
+
+
+def settings_of(shape: Shape, shards: int, folder: Path, **told: object) -> RunSettings:
+    """Nothing is written to the store, or copied, beside the steps; and nobody is called slow because this machine is."""
+    options = {**shape.told(), "folder": str(folder), **{name: str(value) for name, value in told.items()}}
+    return RunSettings(
+        world=WORLD, nodes=WORLD, shards=shards, seed=SEED, options=options, budgets=generous(),
+        checkpoint=CheckpointSettings(policy="fixed", interval_s=FAR_S, peer_interval_s=FAR_S), straggler=StragglerSettings(enabled=False),
+    )  # fmt: skip
+
+
+class Fleet(PlainFleet):
+    """Ranks at their places."""
+
+    def __init__(self, settings: RunSettings, folder: Path, places: Places) -> None:
+        super().__init__(price_ranks.paired, settings, folder, respawn=False)
+        self._places = places
+
+    def spawn_on(self, slot: int, node: str) -> None:
+        arguments = (self.settings, slot, node, self.shm, self.url, self._places[slot])
+        process = FORKED.Process(target=price_ranks.started, args=arguments, daemon=False)
+        process.start()
+        self.processes[slot] = process
+        self._all.append(process)
+
+
+@contextmanager
+def both(settings: RunSettings, folder: Path, places: Places) -> Iterator[Callable[[str, int], float]]:
+    """Fleet's ranks and DDP's, all started. Yields a function that has one side take a block, and says how many seconds it took."""
+    FORKED.set_forkserver_preload([*PRELOADED, price_ranks.__name__])
+    last = (int(settings.options["steps"]) - 1) // int(settings.options["block"])
+    peers = [
+        FORKED.Process(target=price_ranks.ddp, args=(settings.options, rank, WORLD, place), daemon=True)
+        for rank, place in enumerate(places)
+    ]
+
+    def turn(side: str, block: int) -> float:
+        begin_s = time.monotonic()
+        (folder / f"{side}-{block}").touch()
+        until(lambda: len(ends(folder, side, block)) == WORLD, f"the end of block {block} of {side}", LIMIT_S, tick_s=0.005)
+        return max(end_s for end_s, _ in ends(folder, side, block)) - begin_s
+
+    with Fleet(settings, folder, places) as fleet:
+        for peer in peers:
+            peer.start()
+        try:
+            yield turn
+            for side in SIDES:
+                (folder / f"{side}-{last}").touch()
+            fleet.wait(LIMIT_S)
+        finally:
+            for peer in peers:
+                peer.join(10)
+                peer.kill()
+
+
+def ends(folder: Path, side: str, block: int) -> list[tuple[float, float]]:
+    """(when a block ended, seconds of a processor until then) of each rank that has come so far."""
+    logs = [path.read_text().splitlines() for path in folder.glob(f"{side}-*.turns")]
+    pairs = [log[block].split() for log in logs if len(log) > block]
+    return [(float(pair[0]), float(pair[1])) for pair in pairs if len(pair) == 2]
+
+
+def in_turns(shape: Shape, shards: int, pairs: int, block: int, folder: Path, places: Places = HERE) -> dict[str, Side]:
+    """A pair before those that count warms up."""
+    folder.mkdir()
+    found = {side: Side() for side in SIDES}
+    with both(settings_of(shape, shards, folder, block=block, steps=(pairs + 1) * block + 1), folder, places) as turn:
+        for number in range(pairs + 1):
+            for side in SIDES[:: -1 if number % 2 else 1]:
+                found[side].step_ms.append(turn(side, number) * 1e3 / block)
+    for side, one in found.items():
+        used_s = [sum(cpu_s for _, cpu_s in ends(folder, side, number)) for number in range(pairs + 1)]
+        one.cpu_ms = [(after - before) * 1e3 / block for before, after in itertools.pairwise(used_s)]
+        one.step_ms = one.step_ms[1:]
+        one.memory = [json.loads(path.read_text()) for path in sorted(folder.glob(f"{side}-*.memory"))]
+    return found
+
+
+def compared(name: str, sides: dict[str, Side]) -> dict[str, Any]:
+    """Figures and samples of one way to split, or one link; ``name`` ends theirs."""
+    fleet, peer = sides["fleet"], sides["ddp"]
+    figures = ratio_of(f"fleet_step_over_ddp_ratio{name}", fleet.step_ms, peer.step_ms)
+    figures |= {f"fleet_cpu_over_ddp_ratio{name}": ratio_of("ratio", fleet.cpu_ms, peer.cpu_ms)["ratio"]}
+    samples = {f"{side}_step{name}_ms": one.step_ms for side, one in sides.items()}
+    figures |= {f"{each}_median": statistics.median(values) for each, values in samples.items()}
+    alone = [left_out(f"_ratio{name}_{end}", "one pair") for end in ("low", "high")] if len(fleet.step_ms) == 1 else []
+    return {"settings": {}, "figures": figures, "samples": samples, "notes": alone}
+
+
+def sizes(form: Form) -> tuple[Shape, int, int]:
+    """What is trained, how many pairs, of how many steps a block."""
+    return form.of((STEPPED, 24, 12), (STEPPED, 12, 4), (SMALLEST, 1, 1))
+
+
+def steps(form: Form, folder: Path) -> dict[str, Any]:
+    """One shard a rank, and 16 in all, on the loopback interface."""
+    shape, pairs, block = sizes(form)
+    own = compared("", in_turns(shape, WORLD, pairs, block, folder / "own"))
+    fine = compared(f"_{SHARDS}_shards", in_turns(shape if shape is STEPPED else Shape(64, 2, 8), SHARDS, pairs, block, folder / "fine"))
+    told = f"steps are of {parameters_of(shape)[0]:,} bytes of parameters, {shape.samples} samples a rank, {block} steps a block"
+    return together([{"settings": {"pairs": pairs}, "figures": {}, "samples": {}, "notes": [told]}, own, fine])
+
+
+def link(form: Form, folder: Path) -> dict[str, Any]:
+    """One shard a rank, on two hosts."""
+    name = f"_{RATE}"
+    try:
+        namespaces()
+        program("tc")
+    except pytest.skip.Exception as reason:
+        return {"settings": {}, "figures": {}, "samples": {}, "notes": [left_out(name, str(reason))]}
+    shape, pairs, block = sizes(form)
+    with price_ranks.slow_link(RATE) as places:
+        return compared(name, in_turns(shape, WORLD, pairs, block, folder / "link", places))
+
+
+def memory(form: Form, folder: Path) -> dict[str, Any]:
+    """The most that a rank had resident, beyond what it had when it began to train, of two sizes."""
+    figures, samples, notes = dict[str, float](), dict[str, list[float]](), list[str]()
+    for name, shape in form.of({"": STEPPED, "_10m": LARGER}, {"": STEPPED, "_10m": LARGER}, {"": SMALLEST, "_10m": SMALLEST}).items():
+        sides = in_turns(shape, WORLD, 2, 4, folder / f"memory{name}")
+        beyond = {side: [float(one["peak"] - one["before"]) for one in found.memory] for side, found in sides.items()}
+        samples |= {f"{side}_peak_beyond_start{name}_bytes": values for side, values in beyond.items()}
+        figures[f"fleet_peak_memory_over_ddp_ratio{name}"] = max(beyond["fleet"]) / max(beyond["ddp"])
+        figures |= {f"{side}_peak_beyond_start{name}_bytes_max": max(values) for side, values in beyond.items()}
+        notes.append(f"memory{name} is of {parameters_of(shape)[0]:,} bytes of parameters, {shape.samples} samples a rank")
+    return {"settings": {}, "figures": figures, "samples": samples, "notes": notes}
+
+
+def measure(form: Form, parts: Sequence[Callable[[Form, Path], dict[str, Any]]] = (steps, link, memory)) -> dict[str, Any]:
+    """A step without faults beside DDP: time, processors, a slow link, memory."""
+    with tempfile.TemporaryDirectory(prefix="price-") as folder:
+        return together([part(form, Path(folder)) for part in parts])
+
+
+if __name__ == "__main__":
+    harness.as_rank("benchmarks.price")
+    harness.run("price", measure)

@@ -1,0 +1,120 @@
+"""For `price`: what ranks do, Fleet's and those of PyTorch's DistributedDataParallel, and the two hosts with a slow link between them.
+
+Both train one model on as many samples a rank, with one thread, and clip its gradient. They take turns as in
+:mod:`benchmarks.mesh_ranks`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import default_collate
+
+from actors.node import socket_path
+from actors.rank.main import run_rank
+from benchmarks.device_ranks import SEED, Text, Transformer
+from benchmarks.mesh_ranks import Memory, Turns
+from fleet.settings.run import RunSettings
+from storage.checkpoint.parts import Parts
+from tests.support.spaces import Space
+
+CLIP_NORM = 1.0
+LINK, BURST, LATENCY = "price0", "128kb", "50ms"
+CLONE_NEWNET = 0x40000000
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank runs: its address, the network link with it, and a process whose network namespace it is in; None: this machine's."""
+
+    address: str = "127.0.0.1"
+    link: str = "lo"
+    holder: int | None = None
+
+    def enter(self) -> None:
+        """This thread, and what it starts, is there from now on."""
+        if self.holder is None:
+            return
+        with open(f"/proc/{self.holder}/ns/net", "rb") as namespace:
+            if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET):
+                raise OSError(ctypes.get_errno(), "setns")
+
+
+HERE = (Place(), Place())
+
+
+@contextmanager
+def slow_link(rate: str) -> Iterator[tuple[Place, Place]]:
+    """Two hosts, which are network namespaces, joined by a link that carries ``rate`` in each direction. Needs root."""
+    spaces = [Space.alone(("--net",), [["ip", "link", "set", "lo", "up"]]) for _ in range(2)]
+    try:
+        spaces[0].do("ip", "link", "add", LINK, "type", "veth", "peer", "name", LINK, "netns", str(spaces[1].pid))
+        for number, space in enumerate(spaces, 1):
+            space.do("ip", "address", "add", f"10.78.0.{number}/24", "dev", LINK)
+            space.do("ip", "link", "set", LINK, "up")
+            space.do("tc", "qdisc", "add", "dev", LINK, "root", "tbf", "rate", rate, "burst", BURST, "latency", LATENCY)
+        first, second = (Place(f"10.78.0.{number}", LINK, space.pid) for number, space in enumerate(spaces, 1))
+        yield first, second
+    finally:
+        for space in spaces:
+            space.end()
+
+
+def build(told: Mapping[str, str]) -> tuple[Transformer, torch.optim.Optimizer]:
+    model = Transformer(int(told["width"]), int(told["layers"]))
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+
+def paired(run: Any) -> None:
+    """Fleet's side: what a user would write, but for the turns."""
+    told, last = run.options, int(run.options["steps"]) - 1
+    memory, turns = Memory(told, "fleet", run.slot), Turns(told, "fleet", run.slot)
+    model, optimizer = build(told)
+    data, batch = Text(), run.config.world * int(told["samples"])
+    for step in run.steps(run.track(model=model, optimizer=optimizer), total=last + 1, clip_norm=CLIP_NORM):
+        if step.number == last:
+            memory.write()
+        turns.before(step.number)
+        for text in step.batches(data, batch_size=batch):
+            step.backward(model.train()(text))
+        step.commit()
+
+
+def started(settings: RunSettings, slot: int, node: str, folder: Path, url: str, place: Place) -> None:
+    """A rank of Fleet's, at its place."""
+    multiprocessing.set_start_method("fork", force=True)
+    place.enter()
+    run_rank(paired, settings, slot, node, folder, place.address, Parts(url), socket_path(folder, node))
+
+
+def ddp(told: Mapping[str, str], rank: int, world: int, place: Place) -> None:
+    """PyTorch's side, as its documentation has it. Its samples are not drawn, but taken in order, which costs it nothing."""
+    place.enter()
+    torch.set_num_threads(1)
+    torch.manual_seed(SEED)
+    os.environ["GLOO_SOCKET_IFNAME"] = place.link
+    memory, turns = Memory(told, "ddp", rank), Turns(told, "ddp", rank)
+    dist.init_process_group("gloo", init_method=f"file://{told['folder']}/store", rank=rank, world_size=world)
+    whole, optimizer = build(told)
+    model = DistributedDataParallel(whole)
+    data, samples, last = Text(), int(told["samples"]), int(told["steps"]) - 1
+    for step in range(last + 1):
+        if step == last:
+            memory.write()
+        turns.before(step)
+        first = (step * world + rank) * samples
+        optimizer.zero_grad()
+        model.train()(default_collate([data[number] for number in range(first, first + samples)])).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
+        optimizer.step()
+    dist.destroy_process_group()
