@@ -29,7 +29,8 @@ class StandIn:
         self.parameter, self._places, self._given = parameter, places, given
         self.tensor = nn.Parameter(nothing(parameter, dtype), requires_grad=parameter.requires_grad)
         self._nothing = self.tensor.data
-        self.tensor.register_post_accumulate_grad_hook(self._give) if parameter.requires_grad else None
+        self.tensor.requires_grad_(True).register_post_accumulate_grad_hook(self._give)  # frozen ones may be trained later
+        self.tensor.requires_grad_(parameter.requires_grad)
 
     def enter(self) -> None:
         self.tensor.requires_grad_(self.parameter.requires_grad)
