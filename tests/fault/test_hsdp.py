@@ -79,6 +79,14 @@ def test_without_a_spare_who_is_left_of_a_group_computes_beside_the_full_one(tmp
     assert all(lo < hi for lo, hi in first.ranges)
 
 
+def test_a_member_lost_in_a_forward_is_stood_in_for_by_its_sibling(tmp_path: Path, other: str) -> None:
+    """``optimizer_copies`` asks for none: it is the other group that has what is asked for then."""
+    outcome, records, digest = train_through(trains.dies_in_forward, grouped(tmp_path, optimizer_copies=0), tmp_path)
+    survived(outcome, records, digest, other)
+    assert len(of(ViewPublished, records)) >= 2
+    assert not of(LineageBegun, records)
+
+
 @pytest.mark.parametrize("places", [(0, 1), (2, 3)])
 def test_a_whole_group_may_be_lost_at_once(places: tuple[int, int], tmp_path: Path, other: str) -> None:
     strike = Strike(*places)
