@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -79,6 +81,15 @@ def test_nothing_of_fsdp_runs_in_it_any_more(dimensions: tuple[str, ...]) -> Non
     hooks = [hook for module in model.modules() for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values())]
     assert not hooks
     assert not [hook for module in model.modules() for hook in module._load_state_dict_post_hooks.values()]
+
+
+def test_the_parameters_that_were_cut_are_let_go() -> None:
+    """FSDP2's state of a module lives as long as the module: with it they would be in memory once more, whole, on each rank."""
+    model, optimizer = cut()
+    before = [weakref.ref(parameter) for parameter in model.parameters()]
+    take_over({"model": model}, {"optimizer": optimizer})
+    gc.collect()
+    assert not [each for each in before if each() is not None]
 
 
 def test_a_model_that_was_not_cut_is_left_alone() -> None:

@@ -187,6 +187,7 @@ def _release(state: Any, modules: tuple[nn.Module, ...]) -> None:
             handle.remove()
         for parameter in group.fsdp_params:
             parameter._post_load_hook_handle.remove()
+            parameter.sharded_param = parameter._sharded_param_data = None  # PyTorch keeps its state for as long as the module lives
     for module in modules:
         module.__class__ = type(module).__mro__[2]  # the user's: FSDP2 has put its own two before it
         for inner in module.modules():
