@@ -20,19 +20,17 @@ from torch.distributed.device_mesh import DeviceMesh
 from actors.rank.data.feeds import Feeds
 from actors.rank.data.sampling import seed_step, seeded_alone
 from actors.rank.device import rank_device
-from actors.rank.fsdp import room
-from actors.rank.fsdp.copies import check_copies
 from actors.rank.fsdp.engine import FsdpEngine
-from actors.rank.fsdp.gathered import cast_whole
 from actors.rank.fsdp.streamed import StreamedEngine
-from actors.rank.fsdp.taken import Unit, mesh_of_one, numbers, take_over
+from actors.rank.fsdp.taken import Unit, mesh_of_one, take_over
 from actors.rank.membership.client import Client
 from actors.rank.membership.seat import Seat
 from actors.rank.once import Figures, Home, OneOfAll, name_of
 from actors.rank.saboteur import Saboteur
 from actors.rank.state.saving import PartsPort, Saver, model_state
 from actors.rank.state.tracked import TrackedState
-from actors.rank.state.weights import Weights, bring, hollow
+from actors.rank.state.tracking import tracked
+from actors.rank.state.weights import hollow
 from actors.rank.step.engine import Engine, Outcome
 from actors.rank.step.flops import FlopCount
 from actors.rank.step.step import Loop, Step
@@ -41,7 +39,7 @@ from actors.rank.telemetry.energy import metered
 from actors.rank.telemetry.exchanged import EXCHANGED
 from actors.rank.telemetry.recorder import Recorder
 from actors.rank.zero1.resharding import Resharding
-from actors.rank.zero1.sharded import ShardedEngine, check_tracked
+from actors.rank.zero1.sharded import ShardedEngine
 from fleet.cluster.clock import now_us
 from fleet.errors import FleetError, GroupLost, LoopError, RunOver
 from fleet.protocol import moves
@@ -161,24 +159,11 @@ class Run:
         modules = {name: one for name, one in objects.items() if isinstance(one, torch.nn.Module)}
         optimizers = {name: one for name, one in objects.items() if isinstance(one, torch.optim.Optimizer)}
         self._units = take_over(modules, optimizers)
-        chunked = self._settings.optimizer_sharding == "fsdp"
-        readers = bring(modules, Weights(weights) if weights is not None else None, self.device, chunked=chunked)
-        state = TrackedState(**objects)
-        state.readers = readers
-        if self._units and not chunked and self.slot == 0:
+        if self._units and self._settings.optimizer_sharding != "fsdp" and self.slot == 0:
             log.warning(
                 "fully_shard has cut the model in %d units, and each rank has it whole: see --optimizer-sharding fsdp", len(self._units)
             )
-        state.units = numbers(self._units)
-        if self._units and self._settings.optimizer_sharding == "fsdp":
-            room.check(self._units, room.free_bytes(self.device))
-        if self._settings.optimizer_sharding != "fsdp":
-            state.let_go = cast_whole(self._units)
-        if self._settings.optimizer_sharding != "none":
-            check_tracked(state, self._settings.threads_per_rank)
-        if self._settings.optimizer_sharding == "fsdp":
-            check_copies(state)
-        return state
+        return tracked(objects, self._units, weights, self._settings, self.device)
 
     def steps(self, state: TrackedState, *, total: int, clip_norm: float | None = None, flops: float = 0.0) -> Iterator[Step]:
         """Yield steps until ``total`` are committed; the same step again, for the lost shards, when a peer was lost in it.

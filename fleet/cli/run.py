@@ -118,8 +118,7 @@ def run(
     found = _settings(context.params)
     root = _root(found.run.storage, address, copy_to, detach, nodes, twin)
     name, resume, given_steps = _either(resume_or_start, name, resume, repeat, found.run.storage, root, steps or 0)
-    if resume and _has_ended(resume, script, found.run.storage, root, given_steps):
-        raise typer.Exit(0)
+    _leave_if_ended(resume, script, found.run.storage, root, given_steps)
     plan = _repeated(repeat, script, root, changed_code) if repeat and not resume else _plan(script, found, name, resume, root, given_steps)
     _check_plan(plan, twin_world, address, allow_chaos)
     if detach:
@@ -289,6 +288,12 @@ def _fetch_journal(run: str, storage: str, root: Path) -> None:
         from storage.mirror import fetch_journal
 
         fetch_journal(f"{storage.rstrip('/')}/{run}", root / run / "journal.jsonl")
+
+
+def _leave_if_ended(run: str, script: str, storage: str, root: Path, steps: int) -> None:
+    """Raises typer.Exit when there is nothing to resume of ``run``; empty: none is to be resumed."""
+    if run and _has_ended(run, script, storage, root, steps):
+        raise typer.Exit(0)
 
 
 def _has_ended(run: str, script: str, storage: str, root: Path, steps: int) -> bool:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 
-from actors.rank.membership.process_group import Group, GroupBroken, Signal, Transfer, Work
+from actors.rank.membership.errands import Signal
+from actors.rank.membership.process_group import Group, GroupBroken, Transfer, Work
 from actors.rank.step.landed import Landing
 
 Added = Callable[[], Sequence[Work]]

@@ -1,0 +1,42 @@
+"""What a train function tracks, made ready for the way in which this run keeps its state; refused by name where it cannot be kept so."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from actors.rank.fsdp import room
+from actors.rank.fsdp.copies import check_copies
+from actors.rank.fsdp.gathered import cast_whole
+from actors.rank.fsdp.taken import Unit, numbers
+from actors.rank.state.tracked import TrackedState
+from actors.rank.state.weights import Weights, bring
+from actors.rank.zero1.sharded import check_tracked
+from fleet.settings.run import RunSettings
+
+
+def tracked(
+    objects: Mapping[str, Any], units: Sequence[Unit], weights: str | os.PathLike[str] | None, settings: RunSettings, device: torch.device
+) -> TrackedState:
+    """The state of ``objects``, of which ``units`` were cut by ``fully_shard``, with the first weights from ``weights``.
+
+    Raises:
+        ConfigError: see :meth:`actors.rank.loop.Run.track`.
+    """
+    chunked = settings.optimizer_sharding == "fsdp"
+    modules = {name: one for name, one in objects.items() if isinstance(one, torch.nn.Module)}
+    readers = bring(modules, Weights(weights) if weights is not None else None, device, chunked=chunked)
+    state = TrackedState(**objects)
+    state.readers, state.units = readers, numbers(units)
+    if units and chunked:
+        room.check(units, room.free_bytes(device))
+    if not chunked:
+        state.let_go = cast_whole(units)
+    if settings.optimizer_sharding != "none":
+        check_tracked(state, settings.threads_per_rank)
+    if chunked:
+        check_copies(state)
+    return state
