@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from fleet.protocol.chunks import Chunk, Loan
+from fleet.protocol.records import Committed
 from fleet.protocol.types import StateId
 from fleet.simulation import gathering as gathering_module
 from fleet.simulation import sharded as sharded_module
+from fleet.simulation.clockwork import Clockwork, Timer
 from fleet.simulation.gathering import GatheringRank
 from fleet.simulation.plan import Plan, Trouble, small
 from fleet.simulation.world import Outcome
@@ -58,6 +60,38 @@ def test_one_rank_lost_while_a_newcomer_takes_its_chunks_costs_none_either(point
     """The one that comes for a rank that was lost has chunks then, or those who have had them still do."""
     first = Trouble(kind="kill", point="compute", step=3, slot=1)
     assert not any(rollbacks(run(first, Trouble(kind="kill", point=point, step=3, slot=0), copies=2, seed=seed)) for seed in range(6))
+
+
+def moments(patch: Patch, seed: int, step: int = 5) -> list[float]:
+    """When anything at all happens in an undisturbed run, from one commit to the next."""
+    right, times = Clockwork.after, set[float]()
+
+    def after(self: Clockwork, delay_s: float, call: Callable[[], None]) -> Timer:
+        times.add(self.now_s + delay_s)
+        return right(self, delay_s, call)
+
+    with patch.context() as noted:
+        noted.setattr(Clockwork, "after", after)
+        journal = run(seed=seed).world.journal
+    commits = sorted({one.at_s for one in journal if isinstance(one, Committed) and one.state.step >= step})
+    first, last = commits[:2]
+    found = sorted(each for each in times if first <= each < last)
+    assert len(found) >= 100, "too few events to speak of every moment"
+    return found
+
+
+@pytest.mark.parametrize(("seed", "every"), [(1, 12), pytest.param(1, 1, marks=pytest.mark.slow)])
+def test_one_rank_lost_behind_any_event_of_a_step_costs_no_state(seed: int, every: int, monkeypatch: Patch) -> None:
+    """Each event in turn, or some; who is lost goes round the ranks. The run up to there is the same each time."""
+    for number, at_s in enumerate(moments(monkeypatch, seed)[::every]):
+        lost = Trouble(kind="kill", at_s=at_s + 1e-9, slot=(number + seed) % 6)
+        assert rollbacks(run(lost, seed=seed)) == 0, f"slot {lost.slot} is killed at {at_s} s"
+
+
+def test_two_ranks_lost_at_once_behind_any_event_cost_no_state_where_there_are_two_copies(monkeypatch: Patch) -> None:
+    for number, at_s in enumerate(moments(monkeypatch, 1)[::15]):
+        lost = Trouble(kind="kill", at_s=at_s + 1e-9, slots=(number % 6, (number + 1 + number // 6 % 5) % 6))
+        assert rollbacks(run(lost, copies=2, seed=1)) == 0, f"slots {lost.slots} are killed at {at_s} s"
 
 
 def lose_a_lender(seed: int) -> Outcome:

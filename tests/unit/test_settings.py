@@ -396,6 +396,16 @@ def test_code_of_somebody_else_is_not_run_where_a_run_only_waits(tmp_path: Path)
     assert settings.straggler.policy == "loud:Policy" and settings.world == 3
 
 
+def test_copies_of_parameters_have_one_setting_and_a_clear_name_on_the_command_line(tmp_path: Path) -> None:
+    """What is given on the command line wins over a file, as for any other option."""
+    (tmp_path / "good.py").write_text("def train(run): ...\n")
+    arguments = ["--world", "4", "--optimizer-sharding", "fsdp", "--config", "optimizer_copies=3", "--parameter-copies", "2"]
+    settings, given, _ = cli_run.checked("good.py", arguments, tmp_path)
+    assert settings.optimizer_copies == 2 and "parameter_copies" in given
+    with pytest.raises(ConfigError, match="Use --parameter-copies 1 or fewer"):
+        cli_run.checked("good.py", [*arguments, "--world", "2"], tmp_path)
+
+
 def test_a_setting_of_a_kind_that_nobody_can_write_is_a_mistake_of_ours() -> None:
     @dataclasses.dataclass
     class Wrong:
