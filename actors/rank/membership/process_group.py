@@ -11,7 +11,6 @@ import contextlib
 import functools
 import json
 import logging
-import queue
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -22,6 +21,7 @@ import torch.distributed as dist
 
 from actors.rank.membership import nccl as _nccl
 from actors.rank.membership.connections import Ends, listening
+from actors.rank.membership.errands import Errands, Signal
 from actors.rank.membership.nccl import first_line
 from actors.rank.membership.store import Exchange, StoreClient, StoreServer, TorchStore
 from actors.rank.tags import Tag
@@ -29,16 +29,12 @@ from actors.rank.telemetry.usage import RECEIVED, SENT
 from fleet.cluster.scheduling import be_prompt
 from fleet.errors import GroupLost
 
-__all__ = ["Forming", "Group", "GroupBroken", "StoreServer", "Work", "warm_up"]
+__all__ = ["Forming", "Group", "GroupBroken", "Signal", "StoreServer", "Work", "warm_up"]
 
 log = logging.getLogger("fleet.rank")
 
 _one_device_at_a_time = threading.Lock()
 Transfer = tuple[torch.Tensor, int]
-Signal = queue.SimpleQueue[BaseException | None]
-"""For one who waits, once: ``put`` wakes it, with what it is to raise. An event does the same with two locks and some 20 us of the
-interpreter. Nothing else keeps an error: one held by a frame of its own trace keeps the group's sockets until circles are looked for."""
-Errand = tuple[Callable[[], BaseException | None], Signal]
 MAKING_SHARE = 0.5
 """Of the time in which a group has to form: how long a communicator may take. The rest is for doing without."""
 
@@ -102,45 +98,6 @@ class Work:
             self._after()
 
 
-class _Errands:
-    """Threads for calls that may hang, each kept for the next call once it is back.
-
-    What hangs holds nobody up: neither the next call, nor, unlike in a pool of ``concurrent.futures``, the end of the process.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._name, self._closed = name, False
-        self._idle: list[queue.SimpleQueue[Errand | None]] = []
-
-    def run(self, call: Callable[[], BaseException | None], settled: Signal) -> None:
-        """From any thread; tells ``settled`` when it is done, and what it returned. ``call`` raises nothing."""
-        try:
-            calls = self._idle.pop()
-        except IndexError:
-            calls = queue.SimpleQueue()
-            threading.Thread(target=self._serve, args=(calls,), name=self._name, daemon=True).start()
-        calls.put((call, settled))
-
-    def close(self) -> None:
-        """Let the threads end, those under way when they are back. From any thread, and again."""
-        self._closed = True
-        with contextlib.suppress(IndexError):
-            while True:
-                self._idle.pop().put(None)
-
-    def _serve(self, calls: queue.SimpleQueue[Errand | None]) -> None:
-        be_prompt(children=False)
-        while (errand := calls.get()) is not None:
-            call, settled = errand
-            failure = call()
-            del errand, call  # and what it held: the next one may be long in coming
-            self._idle.append(calls)
-            settled.put(failure)
-            del settled, failure
-            if self._closed:  # perhaps since before this thread was idle
-                self.close()
-
-
 class Group:
     """Point-to-point and collective operations among the ``size`` ranks of one view; thread-safe only as far as stated.
 
@@ -157,7 +114,7 @@ class Group:
         self._ends = ends
         self._stop = ""
         self._waits: set[Signal] = set()
-        self._errands = _Errands(f"fleet-group-{generation}")
+        self._errands = Errands(f"fleet-group-{generation}")
         self._turn = threading.Lock()  # of what runs aside: held but for its waits
         self._aside = 0  # the thread that does
         self._gathered: Work | None = None
