@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from uuid import uuid4
 
+import numpy as np
 import torch
 
 from actors.rank.current import within
@@ -59,6 +60,7 @@ def run_rank(
     torch.set_num_threads(settings.threads_per_rank)
     torch.manual_seed(settings.seed)
     random.seed(settings.seed)
+    np.random.seed(settings.seed & 0xFFFFFFFF)
     store = StoreServer(host)
     client = Client(slot, token, node, agent_path, store.address, recorder, settings.timeouts.hangup_s)
     lifeline = Lifeline(lifeline_path(folder, node), token)

@@ -1,4 +1,4 @@
-"""Threads for calls into libraries that may hang."""
+"""Calls that may hang, in threads of their own."""
 
 from __future__ import annotations
 

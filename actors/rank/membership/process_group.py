@@ -29,7 +29,7 @@ from actors.rank.telemetry.usage import RECEIVED, SENT
 from fleet.cluster.scheduling import be_prompt
 from fleet.errors import GroupLost
 
-__all__ = ["Forming", "Group", "GroupBroken", "StoreServer", "Work", "warm_up"]
+__all__ = ["Forming", "Group", "GroupBroken", "Signal", "StoreServer", "Work", "warm_up"]
 
 log = logging.getLogger("fleet.rank")
 
