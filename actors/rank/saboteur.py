@@ -82,14 +82,18 @@ class Saboteur:
         self._healed.set()
 
     def _after_backward(self, spoil: Callable[[Sequence[torch.Tensor]], object]) -> None:
-        """Once, between a shard's backward and its sum."""
+        """Once, between a shard's backward and its sum: of a shard whose gradients are not on their way to the others already."""
         engine, right = self._engine, self._engine.end_shard
         if engine.leave_through is not None:
             engine.leave_through.append(spoil)
             return
+        engine.holds_back = True
 
         def wrong(shard: int, loss: float) -> None:
-            engine.end_shard = right  # type: ignore[method-assign]
+            if engine.sends_ahead:
+                right(shard, loss)
+                return
+            engine.end_shard, engine.holds_back = right, False  # type: ignore[method-assign]
             spoil([parameter.grad for parameter in engine.parameters if parameter.grad is not None])
             right(shard, loss)
 

@@ -82,3 +82,33 @@ def test_under_two_in_five_flips_are_of_a_single_bit() -> None:
         _flip([tensor], random.Random(seed))
         counts.append(sum(byte.bit_count() for byte in tensor.numpy().tobytes()))
     assert set(counts) == {1, 2, 3, 4} and 0.3 < counts.count(1) / len(counts) < 0.4
+
+
+class Spoiled:
+    """Stands in for an engine: of which shards gradients are sent while they are computed is chosen."""
+
+    def __init__(self, ahead: list[bool]) -> None:
+        self.leave_through, self.holds_back, self._ahead = None, False, ahead
+        self.parameters = [torch.nn.Parameter(torch.ones(4))]
+        self.parameters[0].grad = torch.ones(4)
+        self.taken: list[tuple[int, list[float]]] = []
+
+    @property
+    def sends_ahead(self) -> bool:
+        return self._ahead[len(self.taken)]
+
+    def end_shard(self, shard: int, loss: float) -> None:
+        assert self.parameters[0].grad is not None
+        self.taken.append((shard, self.parameters[0].grad.tolist()))
+
+
+def test_a_gradient_is_spoiled_in_a_shard_of_which_none_has_left() -> None:
+    """What has left already would not be wrong, and a fault that strikes nothing would be told."""
+    engine = Spoiled([True, False, False])
+    assert Saboteur(engine).operate(Operation("f", "flip_gradient", START, seed=3)) is None  # type: ignore[arg-type]
+    assert engine.holds_back, "the next shard sends nothing ahead"
+    for shard in range(3):
+        engine.parameters[0].grad = torch.ones(4)
+        engine.end_shard(shard, 0.0)
+    assert [shard for shard, gradient in engine.taken if gradient != [1.0] * 4] == [1]
+    assert not engine.holds_back

@@ -112,6 +112,9 @@ class Engine:
     def _make_reducer(self, settings: RunSettings) -> Reducer:
         return Reducer(settings.shards, "native" if settings.reduction == "native" else "ordered")
 
+    holds_back = False
+    """No gradient is sent before its shard is over."""
+
     leave_through: list[Callable[[Sequence[torch.Tensor]], object]] | None = None
     """Where gradients leave in the backward: what is done to the next ones that do, once."""
 
@@ -250,6 +253,11 @@ class Engine:
         return [frozenset(mine) if rank == self._rank else shards for rank, shards in enumerate(told)]
 
     @property
+    def sends_ahead(self) -> bool:
+        """Whether gradients of the shard at hand are sent while its backward goes on."""
+        return self._gradients.ahead is not None
+
+    @property
     def _brings(self) -> frozenset[int]:
         """The shards of the step at hand that count in a view that begins within it."""
         return self._gradients.held
@@ -294,7 +302,7 @@ class Engine:
         self._gradients.begin_step()
         self._gradients.begin_shard()
         due = self.due
-        if len(due) == 1 and not self._recheck.verifies:
+        if len(due) == 1 and not self._recheck.verifies and not self.holds_back:
             self._gradients.overlap(self._reducer, due[0])
             self._early_us = self._recorder.now_us()
 
