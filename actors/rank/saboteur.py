@@ -8,7 +8,7 @@ import os
 import random
 import resource
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,11 +51,11 @@ class Saboteur:
 
     def flip_gradient(self, order: Operation) -> None:
         """A bit of the next shard's gradients."""
-        self._after_backward(lambda gradients: _flip(gradients, random.Random(order.seed)))
+        self._engine.before_sum(lambda gradients: _flip(gradients, random.Random(order.seed)))
 
     def spoil_gradient(self, order: Operation) -> None:
         """A value of the next shard's gradients becomes no number."""
-        self._after_backward(lambda gradients: gradients[0].reshape(-1)[:1].fill_(float("nan")))
+        self._engine.before_sum(lambda gradients: gradients[0].reshape(-1)[:1].fill_(float("nan")))
 
     def open_no_more(self, order: Operation) -> None:
         """No file or connection more, until it is healed, or its time is over."""
@@ -80,24 +80,6 @@ class Saboteur:
     def heal(self, order: Operation) -> None:
         """A loop that stands still goes on, and what was closed is open."""
         self._healed.set()
-
-    def _after_backward(self, spoil: Callable[[Sequence[torch.Tensor]], object]) -> None:
-        """Once, between a shard's backward and its sum: of a shard whose gradients are not on their way to the others already."""
-        engine, right = self._engine, self._engine.end_shard
-        if engine.leave_through is not None:
-            engine.leave_through.append(spoil)
-            return
-        engine.holds_back = True
-
-        def wrong(shard: int, loss: float) -> None:
-            if engine.sends_ahead:
-                right(shard, loss)
-                return
-            engine.end_shard, engine.holds_back = right, False  # type: ignore[method-assign]
-            spoil([parameter.grad for parameter in engine.parameters if parameter.grad is not None])
-            right(shard, loss)
-
-        engine.end_shard = wrong  # type: ignore[method-assign]
 
     def flip_activation(self, order: Operation) -> None:
         """Once, in what the first layer that has weights gives to the next."""

@@ -9,6 +9,7 @@ from fleet.laws.law import AtLeastOne, NonNegative, Positive, law, where
 
 ZERO = "Rajbhandari et al. 2020 (ZeRO), arXiv 1910.02054, sec. 3 and 5"
 ACTIVATIONS = "Korthikanti et al. 2022, arXiv 2205.05198, table 2"
+CHUNKS = "counted in the ranks of real runs: tests/fault/test_fsdp_memory.py; docs/decisions/0050 and 0053"
 RECOMPUTE = ("none", "selective", "full")
 
 
@@ -42,6 +43,20 @@ def model_state(parameters: Positive, tensor: AtLeastOne = 1, pipeline: AtLeastO
         optimizer=12.0 * share / (data if zero >= 1 else 1),
         activations=0.0,
     )
+
+
+@law(CHUNKS, parameter_bytes=28e9, ranks=8, copies=1, moments=2, unit_bytes=0.9e9, leave=True)
+def chunked_state(
+    parameter_bytes: Positive, ranks: AtLeastOne, copies: int = 1, moments: int = 2, unit_bytes: NonNegative = 0.0, leave: bool = False
+) -> RankMemory:
+    """Bytes of one rank of Fleet's fsdp, at one shard a rank: (1 + copies)/N of P weights and of moments x P, and one unit gathered.
+
+    Gradients: 2 P, the sum of this rank's shards and the mean; if they leave in the backward, (1 + copies)/N of P and one unit. There are
+    as many moments a parameter as the optimizer keeps, in the type of the parameters: 2 for AdamW. No more copies than other ranks.
+    """
+    kept = (1.0 + where(copies < ranks - 1, copies, ranks - 1)) / ranks * parameter_bytes
+    gradients = kept + unit_bytes if leave else 2.0 * parameter_bytes
+    return RankMemory(weights=kept + unit_bytes, gradients=gradients, optimizer=moments * kept, activations=0.0)
 
 
 @law(ACTIVATIONS, sequence=8192, width=8192, heads=64, tensor=8, recompute="selective")

@@ -73,7 +73,7 @@ def test_all_copies_lost_goes_back_to_the_newest_checkpoint() -> None:
 
 
 def nobody_keeps_a_copy(patch: Patch) -> None:
-    patch.setattr(sharded_module, "guards", lambda nodes, copies: tuple(() for _ in nodes))
+    patch.setattr(sharded_module, "guards", lambda nodes, *others: tuple(() for _ in nodes))
 
 
 def who_is_ready_does_not_follow(patch: Patch) -> None:

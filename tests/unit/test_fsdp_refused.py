@@ -82,12 +82,12 @@ def unit(name: str, gib: float) -> Unit:
 
 def test_a_unit_that_no_rank_can_hold_beside_another() -> None:
     units = [unit("model", 1), unit("model.head", 6), unit("model.block", 2)]
-    check(units, free=0)
+    check(units, free=8 * GIB)
     with pytest.raises(ConfigError) as refused:
-        check([unit("model", 6)] * 2, free=-1)
+        check([unit("model", 6)] * 2, free=12 * GIB - 1)
     assert "12 GiB in all" in str(refused.value)
     with pytest.raises(ConfigError) as refused:
-        check(units, free=-2 * GIB)
+        check(units, free=7 * GIB)
     for words in ("model.head", "its parameters are 6 GiB", "8 GiB in all", "room for 7 GiB", "Call fully_shard on parts of it"):
         assert words in str(refused.value)
 

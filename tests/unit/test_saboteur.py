@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -84,31 +85,23 @@ def test_under_two_in_five_flips_are_of_a_single_bit() -> None:
     assert set(counts) == {1, 2, 3, 4} and 0.3 < counts.count(1) / len(counts) < 0.4
 
 
-class Spoiled:
-    """Stands in for an engine: of which shards gradients are sent while they are computed is chosen."""
-
-    def __init__(self, ahead: list[bool]) -> None:
-        self.leave_through, self.holds_back, self._ahead = None, False, ahead
-        self.parameters = [torch.nn.Parameter(torch.ones(4))]
-        self.parameters[0].grad = torch.ones(4)
-        self.taken: list[tuple[int, list[float]]] = []
-
-    @property
-    def sends_ahead(self) -> bool:
-        return self._ahead[len(self.taken)]
-
-    def end_shard(self, shard: int, loss: float) -> None:
-        assert self.parameters[0].grad is not None
-        self.taken.append((shard, self.parameters[0].grad.tolist()))
-
-
-def test_a_gradient_is_spoiled_in_a_shard_of_which_none_has_left() -> None:
-    """What has left already would not be wrong, and a fault that strikes nothing would be told."""
-    engine = Spoiled([True, False, False])
-    assert Saboteur(engine).operate(Operation("f", "flip_gradient", START, seed=3)) is None  # type: ignore[arg-type]
-    assert engine.holds_back, "the next shard sends nothing ahead"
-    for shard in range(3):
-        engine.parameters[0].grad = torch.ones(4)
-        engine.end_shard(shard, 0.0)
-    assert [shard for shard, gradient in engine.taken if gradient != [1.0] * 4] == [1]
-    assert not engine.holds_back
+@pytest.mark.parametrize("known", [False, True], ids=["plain", "sent ahead"])
+def test_a_gradient_is_flipped_once_and_in_what_is_summed(known: bool, tmp_path: Path) -> None:
+    """Of a shard whose gradients are on their way when the order comes nothing would be wrong, so that the next one is taken."""
+    model, optimizer, _ = build(norm="layer")
+    engine = Engine(TrackedState(model=model, optimizer=optimizer), RunSettings(world=1, shards=4), Recorder(tmp_path / "rank", 0), None)
+    sums: list[list[bytes]] = []
+    for shard in range(4):
+        engine.begin_shard(shard)
+        inputs, wanted = map(torch.stack, zip(*(Numbers()[index] for index in range(4)), strict=True))
+        (model(inputs) - wanted).square().mean().backward()
+        if shard == 1:
+            engine._gradients._ahead = SimpleNamespace(early=SimpleNamespace(ahead=lambda: (0, 0))) if known else None  # type: ignore[assignment]
+            assert Saboteur(engine).operate(Operation("f", "flip_gradient", START, seed=3)) is None
+        right = bits([parameter.grad for parameter in engine.parameters if parameter.grad is not None])
+        end = engine._gradients._end_ahead
+        engine._gradients._end_ahead = lambda ahead: None  # type: ignore[method-assign]
+        engine.end_shard(shard, 0.5)
+        engine._gradients._end_ahead, engine._gradients._ahead = end, None  # type: ignore[method-assign]
+        sums.append([right, bits([parameter.grad for parameter in engine.parameters if parameter.grad is not None])])  # type: ignore[list-item]
+    assert [shard for shard, (before, after) in enumerate(sums) if before != after] == [2 if known else 1]

@@ -55,7 +55,6 @@ class StreamedEngine(FsdpEngine):
         self._turn, self._met_in, self._seat = NOWHERE, (NOWHERE.generation, 1, 0), 0
         self._shard, self._gone, self._early = -1, set[int](), True
         self._keep = self
-        self.leave_through = []
         super().__init__(state, settings, recorder, clip_norm, units, host, called_away)
 
     def _mean_of(self, total: torch.Tensor) -> None:
@@ -175,8 +174,7 @@ class StreamedEngine(FsdpEngine):
 
     def _send(self, unit: Gathered) -> None:
         self._gone.add(id(unit))
-        if self.leave_through and unit.gradients:
-            self.leave_through.pop()(unit.gradients)
+        self._change(unit.gradients)
         packed = unit.pack()
         if self._turn is NOWHERE or self.broken:  # a rehearsal; or it was computed with parameters that could not be had
             return

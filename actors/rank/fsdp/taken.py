@@ -76,7 +76,7 @@ def mesh_of_one(device: torch.device, dimensions: tuple[str, ...] = DIMENSIONS[-
     """A mesh of this process alone. It makes PyTorch's default process group, of one rank, where there is none: a mesh needs it."""
     if not dist.is_initialized():
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    ranks = torch.tensor(dist.get_rank()).reshape((1,) * len(dimensions))
+    ranks = torch.tensor(dist.get_rank(), device="cpu").reshape((1,) * len(dimensions))  # also within torch.device("meta")
     return DeviceMesh(device.type, ranks, mesh_dim_names=dimensions)
 
 

@@ -40,6 +40,9 @@ FLAGS = 2 + len(LEVELS)
 Then comes what replicas, recheck and body of :mod:`actors.rank.verify` compare, and :mod:`actors.rank.step.jumps`."""
 
 
+Change = Callable[[Sequence[torch.Tensor]], object]
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What a reduction told every rank alike.
@@ -78,6 +81,7 @@ class Engine:
     def __init__(self, state: TrackedState, settings: RunSettings, recorder: Recorder, clip_norm: float | None) -> None:
         self.state, self._recorder, self._clip_norm = state, recorder, clip_norm
         self._shards = settings.shards
+        self._to_change: list[Change] = []
         modules = {name: o for name, o in state.objects.items() if isinstance(o, torch.nn.Module)}
         self._optimizer = _only(state, torch.optim.Optimizer, "optimizer")
         self._schedulers = [o for o in state.objects.values() if isinstance(o, torch.optim.lr_scheduler.LRScheduler)]
@@ -112,11 +116,14 @@ class Engine:
     def _make_reducer(self, settings: RunSettings) -> Reducer:
         return Reducer(settings.shards, "native" if settings.reduction == "native" else "ordered")
 
-    holds_back = False
-    """No gradient is sent before its shard is over."""
+    def before_sum(self, change: Change) -> None:
+        """``change`` is given the gradients of a shard, once, between its backward and its sum: the first one that begins, or is at hand,
+        and whose gradients have not been sent meanwhile. From any thread."""
+        self._to_change.append(change)
 
-    leave_through: list[Callable[[Sequence[torch.Tensor]], object]] | None = None
-    """Where gradients leave in the backward: what is done to the next ones that do, once."""
+    def _change(self, gradients: Sequence[torch.Tensor]) -> None:
+        if self._to_change and gradients:
+            self._to_change.pop(0)(gradients)
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
@@ -253,11 +260,6 @@ class Engine:
         return [frozenset(mine) if rank == self._rank else shards for rank, shards in enumerate(told)]
 
     @property
-    def sends_ahead(self) -> bool:
-        """Whether gradients of the shard at hand are sent while its backward goes on."""
-        return self._gradients.ahead is not None
-
-    @property
     def _brings(self) -> frozenset[int]:
         """The shards of the step at hand that count in a view that begins within it."""
         return self._gradients.held
@@ -302,7 +304,7 @@ class Engine:
         self._gradients.begin_step()
         self._gradients.begin_shard()
         due = self.due
-        if len(due) == 1 and not self._recheck.verifies and not self.holds_back:
+        if len(due) == 1 and not self._recheck.verifies and not self._to_change:
             self._gradients.overlap(self._reducer, due[0])
             self._early_us = self._recorder.now_us()
 
@@ -318,6 +320,8 @@ class Engine:
 
     def end_shard(self, shard: int, loss: float) -> None:
         self.state.let_go()
+        if self._gradients.ahead is None:
+            self._change([parameter.grad for parameter in self.parameters if parameter.grad is not None])
         if self._recheck.samples(shard):
             self.end_check(shard)
         self._gradients.end_shard(shard)

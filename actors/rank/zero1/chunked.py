@@ -267,6 +267,11 @@ class ChunkedOptimizer:
             probe.grad = torch.full_like(probe, math.inf if skipped else 0.0)
         return [one.tensor.grad for one in self._slices if one.tensor.grad is not None]
 
+    def forget_gradients(self) -> None:
+        """What :meth:`point` has pointed at is needed no more: as a view each would keep memory of the mean until the next step."""
+        for one in self._slices:
+            one.tensor.grad = None
+
     def cut(self, flat: int, lo: int, hi: int) -> list[Piece]:
         """The state of the elements ``lo..hi`` of a flat buffer, as views. Raises ProtocolError when this rank does not hold it."""
         have = self._held()

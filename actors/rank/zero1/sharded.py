@@ -268,6 +268,8 @@ class ShardedEngine(Engine):
         self._stepped = self.chunks.point(self._gradients.mean_flats, skipped=math.isnan(self.factor))
         super().apply()
         self.ready, self.complete = False, self._group.size == 1 or not self._gathers
+        self._stepped = []
+        self.chunks.forget_gradients()
         for parameter in self._gradients.parameters:
             parameter.grad = None
 
