@@ -54,6 +54,7 @@ class TrackedState:
         apart: by ``id``, the parameters that ranks have in chunks: they are no part of what :meth:`flat` gives.
         readers: by ``id``, of parameters that are to be in chunks, what reads their first value: see :mod:`actors.rank.state.weights`.
         bring: takes each of those that are apart, (parameter, value), out of a state that is loaded and has them.
+        casts: units compute with other tensors than the parameters, whose gradients come to the parameters by themselves.
         let_go: called between shards, and before the state changes: what modules have of parameters for a shard alone is of no use then.
     """
 
@@ -69,6 +70,7 @@ class TrackedState:
         self.apart: frozenset[int] = frozenset()
         self.readers: Mapping[int, Read] = {}
         self.bring: Callable[[torch.Tensor, torch.Tensor], object] = lambda parameter, value: None
+        self.casts = False
         self.let_go: Callable[[], object] = lambda: None
         self._seen: dict[int, _Seen] = {}
         self._skeletons = Skeletons()

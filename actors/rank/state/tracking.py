@@ -31,6 +31,7 @@ def tracked(
     readers = bring(modules, Weights(weights) if weights is not None else None, device, chunked=chunked)
     state = TrackedState(**objects)
     state.readers, state.units = readers, numbers(units)
+    state.casts = any(unit.precision.parameters is not None for unit in units)
     if units and chunked:
         room.check(units, room.free_bytes(device))
     if not chunked:

@@ -231,6 +231,8 @@ class GradientBuffers:
 
     def begin_shard(self) -> None:
         """Gradients are zero, and buffers as committed. Call it right before the shard's forward."""
+        # When a peer is lost, its shards may come to this rank behind its last one, of which an exchange has begun that will not end.
+        self._leave_ahead("this rank computes one more shard")
         for parameter in self.parameters:
             parameter.grad = None
         self._restore()
