@@ -163,7 +163,7 @@ class Run:
             log.warning(
                 "fully_shard has cut the model in %d units, and each rank has it whole: see --optimizer-sharding fsdp", len(self._units)
             )
-        return tracked(objects, self._units, weights, self._settings, self.device)
+        return tracked(objects, self._units, weights, self._settings, lambda: self.device)
 
     def steps(self, state: TrackedState, *, total: int, clip_norm: float | None = None, flops: float = 0.0) -> Iterator[Step]:
         """Yield steps until ``total`` are committed; the same step again, for the lost shards, when a peer was lost in it.

@@ -172,8 +172,8 @@ def slot_1_adds_wrongly(run: Any) -> None:
     def loss(run: Any, step: Any, error: torch.Tensor) -> torch.Tensor:
         nonlocal lies
         if not lies and run.slot == 1 and step.number == 10 and trains.once(run, "lie"):
-            lies, reducer, right = True, run._engine._reducer, run._engine._reducer._mean
-            reducer._mean = lambda total: (right(total), total.view(torch.int32).bitwise_xor_(1))
+            lies, reducer, right = True, run._engine._reducer, run._engine._reducer.mean
+            reducer.mean = lambda total: (right(total), total.view(torch.int32).bitwise_xor_(1))
         return error
 
     trains._loop(run, loss=loss)

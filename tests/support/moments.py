@@ -97,8 +97,8 @@ def a_joining_rank_dies(run: Any) -> None:
     placed: list[int] = []
     place = FsdpEngine.place
 
-    def noted(engine: Any, state: Any, guarded: Any) -> None:
-        place(engine, state, guarded)
+    def noted(engine: Any, state: Any, *told: Any) -> None:
+        place(engine, state, *told)
         placed.append(state.step)
 
     FsdpEngine.place = noted  # type: ignore[method-assign]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,15 +19,23 @@ from fleet.settings.run import RunSettings
 
 
 def tracked(
-    objects: Mapping[str, Any], units: Sequence[Unit], weights: str | os.PathLike[str] | None, settings: RunSettings, device: torch.device
+    objects: Mapping[str, Any],
+    units: Sequence[Unit],
+    weights: str | os.PathLike[str] | None,
+    settings: RunSettings,
+    device_of: Callable[[], torch.device],
 ) -> TrackedState:
     """The state of ``objects``, of which ``units`` were cut by ``fully_shard``, with the first weights from ``weights``.
+
+    Args:
+        device_of: this rank's device; it is not asked for where nothing has to be known of it.
 
     Raises:
         ConfigError: see :meth:`actors.rank.loop.Run.track`.
     """
     chunked = settings.optimizer_sharding == "fsdp"
     modules = {name: one for name, one in objects.items() if isinstance(one, torch.nn.Module)}
+    device = device_of() if weights is not None or (units and chunked) else torch.device("cpu")
     readers = bring(modules, Weights(weights) if weights is not None else None, device, chunked=chunked)
     state = TrackedState(**objects)
     state.readers, state.units = readers, numbers(units)

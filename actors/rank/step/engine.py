@@ -86,7 +86,7 @@ class Engine:
         self._optimizer = _only(state, torch.optim.Optimizer, "optimizer")
         self._schedulers = [o for o in state.objects.values() if isinstance(o, torch.optim.lr_scheduler.LRScheduler)]
         self._scaler = next((o for o in state.objects.values() if isinstance(o, torch.amp.GradScaler)), None)
-        watched = settings.optimizer_sharding != "fsdp" and not state.casts
+        watched = settings.overlap and settings.optimizer_sharding != "fsdp" and not state.casts
         self._gradients = GradientBuffers(modules, settings.shards, state.units, leave=self._leave, watched=watched)
         if not self._gradients.parameters:
             raise ConfigError("track", sorted(state.objects), "no module with parameters that require a gradient", "Track model=... too.")
