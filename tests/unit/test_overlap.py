@@ -259,6 +259,31 @@ def test_who_leaves_in_the_middle_of_a_shard_loses_the_sums_it_was_added_to() ->
     assert with_groups(2, rank) == [frozenset(), frozenset()]
 
 
+def test_what_a_broken_exchange_has_left_in_memory_is_in_no_later_sum() -> None:
+    """Buffers that were to receive are marked at their ends, between parameters too, where no gradient is ever written."""
+    expected = next(means for means, _ in trained(1, once, False))
+
+    def rank(group: Group) -> tuple[bool, bool]:
+        one = Rank(group, Reducer(SHARDS, "ordered", 1 << 13), True, ranges_of(2))
+        for step in range(2):
+            one.compute(step, once)
+            one.reduce()
+        one.compute(2, once, one.mine[:-1])
+        one.gradients.begin_shard()
+        one.gradients.overlap(one.reducer, one.mine[-1])
+        once(one.model, one.mine[-1], 2)
+        one.gradients.abandon()
+        alone = [tuple(range(SHARDS))]
+        one.dealt, one.mine = alone, alone[0]
+        one.bind(Group(0, 0, 1, torch.device("cpu")))
+        one.compute(2, once)
+        found = one.reduce()
+        free = [flat for each in one.gradients._sums._free for flat in each.flats]
+        return same([found], [expected[2]]), all(bool(torch.isfinite(flat).all()) for flat in free)
+
+    assert with_groups(2, rank) == [(True, True), (True, True)]
+
+
 def test_it_is_learnt_how_often_gradients_come() -> None:
     """Twice the same, and never more than once in a shard; what came once is waited for."""
     habits = Habits(3)

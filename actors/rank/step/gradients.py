@@ -108,6 +108,7 @@ class GradientBuffers:
     Attributes:
         parameters: that are trained.
         layout: what the flat buffers look like, without memory.
+        leaving: the flat buffers whose gradients are summed elsewhere.
     """
 
     def __init__(
@@ -141,6 +142,7 @@ class GradientBuffers:
         self._places = [self._place(parameter, self._units.get(id(parameter), 0)) for parameter in self.parameters]
         self._extents = list(self._lengths.values())
         self._change_places = [self._place(buffer.tensor) for buffer in self._averaged]
+        self.leaving = frozenset(flat for flat, (*_, unit) in enumerate(self._lengths) if self._leave and unit)
         self.layout = [torch.empty(length, dtype=dtype, device="meta") for (dtype, *_), length in self._lengths.items()]
         self._tainted: GradientSet | None = None  # what a lost group was to bring may still be written there
         self._sums = ShardSums(self._shards, lambda: GradientSet(self._lengths, self._places, self._change_places, self.leaving))
@@ -191,11 +193,6 @@ class GradientBuffers:
     def extents(self) -> list[int]:
         """By flat buffer, how many of its first elements are gradients; what comes after them are changes of buffers."""
         return self._extents + [0] * (len(self._lengths) - len(self._extents))
-
-    @property
-    def leaving(self) -> frozenset[int]:
-        """The flat buffers whose gradients are summed elsewhere."""
-        return frozenset(flat for flat, (*_, unit) in enumerate(self._lengths) if self._leave and unit)
 
     @property
     def constant(self) -> bool:
@@ -255,7 +252,7 @@ class GradientBuffers:
         out = self._sums.take()
         early = reducer.begin([coming.after[block].flats for block in reducer.blocks], out.flats)
         order = self._order_of(reducer)
-        self._ahead = Ahead(self.parameters, order, self.habits.expected, into, joined, coming, out, early, _collect)
+        self._ahead = Ahead(self.parameters, order, self.habits.expected, into, joined, coming, out, early, collect)
 
     def _order_of(self, reducer: Reducer) -> Order:
         buckets = reducer.stretches(self.layout)
@@ -278,7 +275,7 @@ class GradientBuffers:
                 torch.where(b.tensor == c, torch.zeros_like(c), b.tensor - c) for b, c in zip(self._averaged, self._committed, strict=True)
             ]
             kept = [(p.grad, view) for p, view in zip(self.parameters, into.gradients, strict=True) if view is not None]
-            _collect([grad for grad, _ in kept] + changes, [view for _, view in kept] + into.changes, joined)
+            collect([grad for grad, _ in kept] + changes, [view for _, view in kept] + into.changes, joined)
         if not self._first_count:
             self._first_count = [buffer.tensor.clone() for buffer in self._counted]
         self._sums.add(shard, into, joined)
@@ -375,8 +372,13 @@ class GradientBuffers:
             self._mean = None
 
     def _taint(self, mean: GradientSet | None) -> None:
-        """The reduction of ``mean`` broke: it serves again when the next one has, which had a group of its own, or a step is committed."""
+        """The reduction of ``mean`` broke: it serves again when the next one has, which had a group of its own, or a step is committed.
+
+        What was to come may be marked (:mod:`actors.rank.step.landed`), between parameters too, where no gradient is ever written over it.
+        """
         if self._tainted is not None:
+            for flat in self._tainted.flats:
+                flat.zero_()
             self._sums.put_back(self._tainted)
         self._tainted = mean
 
@@ -461,7 +463,7 @@ def _tell(gradients: GradientBuffers | None, number: int) -> None:
         gradients._came(number)
 
 
-def _collect(values: Sequence[torch.Tensor | None], into: Sequence[torch.Tensor], add: bool) -> None:
+def collect(values: Sequence[torch.Tensor | None], into: Sequence[torch.Tensor], add: bool) -> None:
     """Copy or add each value to its place. None is zero, sparse gradients become dense, and graphs of gradients are left behind."""
     found = [(_dense(value), place) for value, place in zip(values, into, strict=True) if value is not None]
     if not add:
