@@ -16,30 +16,23 @@ Coordinator, agents and ranks are real; Ray is not there (:mod:`benchmarks.devic
 from __future__ import annotations
 
 import itertools
-import json
 import statistics
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from scipy import stats
-
-from benchmarks import harness, mesh_ranks
+from benchmarks import harness, mesh_ranks, turns
 from benchmarks.device_ranks import Ran, Transformer, recoveries, through
 from benchmarks.harness import Form, left_out, together
 from benchmarks.mesh_ranks import Shape
 from benchmarks.peers.fleet_run import generous
+from benchmarks.turns import SEED, Side, ratio_of, steps_of
 from fleet.ledger.goodput import Ledger
 from fleet.settings.run import CheckpointSettings, RunSettings, StragglerSettings
 from tests.support.plain import FORKED, PRELOADED, PlainFleet
-from tests.support.waiting import until
 
-SEED, NODES, LIMIT_S, FAR_S = 7, 2, 240.0, 3600.0
+NODES, FAR_S = 2, 3600.0
 SIDES = ("fleet", "native")
 SYNCS = {"step": "", "shard": "leaving_"}
 """How gradients are summed, and what names have of it."""
@@ -75,73 +68,14 @@ def settings_of(
 # ---- without faults ----------------------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Side:
-    """What was seen of Fleet, or of FSDP2: by pair, ms a step by the clock and of the processors in all ranks; by rank, memory."""
-
-    step_ms: list[float] = field(default_factory=list)
-    cpu_ms: list[float] = field(default_factory=list)
-    memory: list[dict[str, int]] = field(default_factory=list)
-
-
-@contextmanager
-def both(settings: RunSettings, folder: Path) -> Iterator[Callable[[str, int], float]]:
-    """Fleet's ranks and FSDP2's, all started. Yields a function that has one side take a block, and says how many seconds it took."""
-    FORKED.set_forkserver_preload([*PRELOADED, mesh_ranks.__name__])
-    world, last = settings.world, (int(settings.options["steps"]) - 1) // int(settings.options["block"])
-    peers = [FORKED.Process(target=mesh_ranks.native, args=(settings.options, rank, world), daemon=True) for rank in range(world)]
-
-    def turn(side: str, block: int) -> float:
-        begin_s = time.monotonic()
-        (folder / f"{side}-{block}").touch()
-        until(lambda: len(_ends(folder, side, block)) == world, f"the end of block {block} of {side}", LIMIT_S, tick_s=0.005)
-        return max(end_s for end_s, _ in _ends(folder, side, block)) - begin_s
-
-    with PlainFleet(mesh_ranks.paired, settings, folder, respawn=False) as fleet:
-        for peer in peers:
-            peer.start()
-        try:
-            yield turn
-            for side in SIDES:
-                (folder / f"{side}-{last}").touch()
-            fleet.wait(LIMIT_S)
-        finally:
-            for peer in peers:
-                peer.join(10)
-                peer.kill()
-
-
-def _ends(folder: Path, side: str, block: int) -> list[tuple[float, float]]:
-    """(when a block ended, seconds of a processor until then) of each rank that has come so far."""
-    logs = [path.read_text().splitlines() for path in folder.glob(f"{side}-*.turns")]
-    pairs = [log[block].split() for log in logs if len(log) > block]
-    return [(float(pair[0]), float(pair[1])) for pair in pairs if len(pair) == 2]
-
-
 def in_turns(shape: Shape, world: int, pairs: int, block: int, folder: Path, sync: str = "step") -> dict[str, Side]:
-    """A pair before those that count warms up."""
+    """Fleet's ranks beside FSDP2's."""
     folder.mkdir()
-    found = {side: Side() for side in SIDES}
-    with both(settings_of(shape, world, folder, sync=sync, block=block, steps=(pairs + 1) * block + 1), folder) as turn:
-        for number in range(pairs + 1):
-            for side in SIDES[:: -1 if number % 2 else 1]:
-                found[side].step_ms.append(turn(side, number) * 1e3 / block)
-    for side, one in found.items():
-        used_s = [sum(cpu_s for _, cpu_s in _ends(folder, side, number)) for number in range(pairs + 1)]
-        one.cpu_ms = [(after - before) * 1e3 / block for before, after in itertools.pairwise(used_s)]
-        one.step_ms = one.step_ms[1:]
-        one.memory = [json.loads(path.read_text()) for path in sorted(folder.glob(f"{side}-*.memory"))]
-    return found
-
-
-def ratio_of(name: str, fleet: Sequence[float], native: Sequence[float]) -> dict[str, float]:
-    """Median of the pairs' ratios, and its 95% interval where there are two pairs or more."""
-    ratios = np.array(fleet) / np.array(native)
-    found = {name: float(np.median(ratios))}
-    if len(ratios) > 1:
-        interval = stats.bootstrap((ratios,), np.median, n_resamples=10_000, method="percentile", rng=SEED).confidence_interval
-        found |= {f"{name}_low": float(interval.low), f"{name}_high": float(interval.high)}
-    return found
+    settings = settings_of(shape, world, folder, sync=sync, block=block, steps=steps_of(pairs, block))
+    FORKED.set_forkserver_preload([*PRELOADED, mesh_ranks.__name__])
+    peers = [FORKED.Process(target=mesh_ranks.native, args=(settings.options, rank, world), daemon=True) for rank in range(world)]
+    fleet = PlainFleet(mesh_ranks.paired, settings, folder, respawn=False)
+    return turns.in_turns(turns.both(fleet, peers, SIDES, settings, folder), SIDES, pairs, block, folder)
 
 
 def steps(form: Form, folder: Path) -> dict[str, Any]:

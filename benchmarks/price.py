@@ -14,30 +14,26 @@ Coordinator, agents and ranks are real; Ray is not there (:mod:`benchmarks.devic
 
 from __future__ import annotations
 
-import itertools
-import json
 import statistics
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks import harness, price_ranks
+from benchmarks import harness, price_ranks, turns
 from benchmarks.harness import Form, left_out, together
-from benchmarks.mesh import Side, parameters_of, ratio_of
+from benchmarks.mesh import parameters_of
 from benchmarks.mesh_ranks import Shape
 from benchmarks.peers.fleet_run import generous
 from benchmarks.price_ranks import HERE, Place
+from benchmarks.turns import SEED, Side, ratio_of, steps_of
 from fleet.settings.run import CheckpointSettings, RunSettings, StragglerSettings
 from tests.support.plain import FORKED, PRELOADED, PlainFleet
 from tests.support.programs import namespaces, program
-from tests.support.waiting import until
 
-SEED, WORLD, LIMIT_S, FAR_S = 7, 2, 240.0, 3600.0
+WORLD, FAR_S = 2, 3600.0
 SIDES = ("fleet", "ddp")
 STEPPED = Shape(192, 4, 32)
 """The model of examples/gpt.py and its samples, but for its context."""
@@ -72,57 +68,16 @@ class Fleet(PlainFleet):
         self._all.append(process)
 
 
-@contextmanager
-def both(settings: RunSettings, folder: Path, places: Places) -> Iterator[Callable[[str, int], float]]:
-    """Fleet's ranks and DDP's, all started. Yields a function that has one side take a block, and says how many seconds it took."""
-    FORKED.set_forkserver_preload([*PRELOADED, price_ranks.__name__])
-    last = (int(settings.options["steps"]) - 1) // int(settings.options["block"])
-    peers = [
-        FORKED.Process(target=price_ranks.ddp, args=(settings.options, rank, WORLD, place), daemon=True)
-        for rank, place in enumerate(places)
-    ]
-
-    def turn(side: str, block: int) -> float:
-        begin_s = time.monotonic()
-        (folder / f"{side}-{block}").touch()
-        until(lambda: len(ends(folder, side, block)) == WORLD, f"the end of block {block} of {side}", LIMIT_S, tick_s=0.005)
-        return max(end_s for end_s, _ in ends(folder, side, block)) - begin_s
-
-    with Fleet(settings, folder, places) as fleet:
-        for peer in peers:
-            peer.start()
-        try:
-            yield turn
-            for side in SIDES:
-                (folder / f"{side}-{last}").touch()
-            fleet.wait(LIMIT_S)
-        finally:
-            for peer in peers:
-                peer.join(10)
-                peer.kill()
-
-
-def ends(folder: Path, side: str, block: int) -> list[tuple[float, float]]:
-    """(when a block ended, seconds of a processor until then) of each rank that has come so far."""
-    logs = [path.read_text().splitlines() for path in folder.glob(f"{side}-*.turns")]
-    pairs = [log[block].split() for log in logs if len(log) > block]
-    return [(float(pair[0]), float(pair[1])) for pair in pairs if len(pair) == 2]
-
-
 def in_turns(shape: Shape, shards: int, pairs: int, block: int, folder: Path, places: Places = HERE) -> dict[str, Side]:
-    """A pair before those that count warms up."""
+    """Fleet's ranks beside DDP's."""
     folder.mkdir()
-    found = {side: Side() for side in SIDES}
-    with both(settings_of(shape, shards, folder, block=block, steps=(pairs + 1) * block + 1), folder, places) as turn:
-        for number in range(pairs + 1):
-            for side in SIDES[:: -1 if number % 2 else 1]:
-                found[side].step_ms.append(turn(side, number) * 1e3 / block)
-    for side, one in found.items():
-        used_s = [sum(cpu_s for _, cpu_s in ends(folder, side, number)) for number in range(pairs + 1)]
-        one.cpu_ms = [(after - before) * 1e3 / block for before, after in itertools.pairwise(used_s)]
-        one.step_ms = one.step_ms[1:]
-        one.memory = [json.loads(path.read_text()) for path in sorted(folder.glob(f"{side}-*.memory"))]
-    return found
+    settings = settings_of(shape, shards, folder, block=block, steps=steps_of(pairs, block))
+    FORKED.set_forkserver_preload([*PRELOADED, price_ranks.__name__])
+    peers = [
+        FORKED.Process(target=price_ranks.ddp, args=(settings.options, rank, WORLD, at), daemon=True) for rank, at in enumerate(places)
+    ]
+    fleet = Fleet(settings, folder, places)
+    return turns.in_turns(turns.both(fleet, peers, SIDES, settings, folder), SIDES, pairs, block, folder)
 
 
 def compared(name: str, sides: dict[str, Side]) -> dict[str, Any]:

@@ -54,13 +54,18 @@ def train_through(
         return outcome, fleet.records(), digest
 
 
+def undisturbed(chosen: RunSettings, folder: Path) -> str:
+    """The digest of a run that nothing happens to."""
+    outcome, _, digest = train_through(trains.plain, chosen, folder)
+    assert outcome.status == "completed"
+    return digest
+
+
 @pytest.fixture(scope="session")
 def fault_free(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The digest of an undisturbed run, of another world size: the truth for every test here."""
     folder = tmp_path_factory.mktemp("fault-free")
-    outcome, _, digest = train_through(trains.plain, settings(folder, world=2), folder)
-    assert outcome.status == "completed"
-    return digest
+    return undisturbed(settings(folder, world=2), folder)
 
 
 def after(step: int) -> Callable[[PlainFleet], None]:

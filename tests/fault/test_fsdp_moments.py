@@ -11,8 +11,8 @@ import pytest
 
 from fleet.protocol.records import LineageBegun, ViewPublished
 from fleet.settings.run import CheckpointSettings, RunSettings
-from tests.fault.test_bad_luck import of, settings, survived, train_through
-from tests.support import moments, trains
+from tests.fault.test_bad_luck import of, settings, survived, train_through, undisturbed
+from tests.support import moments
 from tests.support.moments import MOMENTS, Moment
 
 STEPS = {"width": "1021", "units": "yes", "steps": "14", "pause_s": "0.01"}
@@ -27,9 +27,7 @@ def cut(folder: Path, moment: str = "", **changes: Any) -> RunSettings:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The digest of an undisturbed run of whole replicas, of another world size."""
     folder = tmp_path_factory.mktemp("whole")
-    outcome, _, digest = train_through(trains.plain, cut(folder, world=1, optimizer_sharding="none"), folder)
-    assert outcome.status == "completed"
-    return digest
+    return undisturbed(cut(folder, world=1, optimizer_sharding="none"), folder)
 
 
 def held(train: Callable[[Any], None], chosen: RunSettings, folder: Path, truth: str, struck: str = "second") -> None:

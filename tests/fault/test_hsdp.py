@@ -11,7 +11,7 @@ import pytest
 from fleet.protocol.records import LineageBegun, ProcessLost, ViewPublished
 from fleet.protocol.types import View
 from fleet.settings.run import RunSettings
-from tests.fault.test_bad_luck import of, survived, train_through
+from tests.fault.test_bad_luck import of, survived, train_through, undisturbed
 from tests.fault.test_fsdp import cut
 from tests.support import trains
 from tests.support.plain import PlainFleet
@@ -28,9 +28,7 @@ def grouped(folder: Path, **changes: Any) -> RunSettings:
 def other(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The digest of an undisturbed run of three ranks, without groups."""
     folder = tmp_path_factory.mktemp("other")
-    outcome, _, digest = train_through(trains.plain, cut(folder, world=3), folder)
-    assert outcome.status == "completed"
-    return digest
+    return undisturbed(cut(folder, world=3), folder)
 
 
 class Strike:

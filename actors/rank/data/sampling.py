@@ -42,8 +42,15 @@ def seed_data(seed: int, step: int, shard: int) -> None:
 @contextmanager
 def seeded_alone(seed: int, step: int) -> Iterator[None]:
     """Within: generators set for what one rank does for all at ``step``, whichever it is. Afterwards they are as they were before."""
+    with generators_kept():
+        _seed_all(derive_seed(seed, "alone", step))
+        yield
+
+
+@contextmanager
+def generators_kept() -> Iterator[None]:
+    """Afterwards the generators of torch, Python and numpy are as they were before."""
     before = torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)
-    _seed_all(derive_seed(seed, "alone", step))
     try:
         yield
     finally:

@@ -54,8 +54,6 @@ class FsdpEngine(ShardedEngine):
     """
 
     chunks: ChunkedModel
-    _keep: Keep | None = None
-    """Who takes what others bring."""
     _gathers = False
 
     def __init__(
@@ -76,13 +74,17 @@ class FsdpEngine(ShardedEngine):
         self._in_shard, self._still, self._changes = False, True, 0
         self._met: list[Address] = []
         self._loop = threading.get_ident()
-        self._lender = Lender(host, self._lend, self._keep)
+        self._lender = Lender(host, self._lend, self._keep(settings, called_away))
         self._borrower = Borrower(lambda: self._in_shard and called_away(), min(SILENT_S, settings.timeouts.collective_s))
         state.apart = self.body.apart = frozenset(map(id, self._gradients.parameters))
         state.bring, state.let_go = self.chunks.bring, self._let_go
         self._gathered = [self._gathering(unit) for unit in self._with_rest(units)]
         cast = [unit for unit in units if unit.precision.parameters is not None]
         self._uncast = [self._gathering(dataclasses.replace(unit, modules=(), precision=Precision())) for unit in cast]
+
+    def _keep(self, settings: RunSettings, called_away: Callable[[], bool]) -> Keep | None:
+        """Who takes what others bring, if anybody does. Called once, before this rank lends."""
+        return None
 
     def _cut(self) -> ChunkedModel:
         gradients, readers = self._gradients, self.state.readers

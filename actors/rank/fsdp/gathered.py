@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from actors.rank.fsdp.stand_ins import nothing, stand_ins
 from actors.rank.fsdp.taken import Precision, Unit
+from actors.rank.step.gradients import collect
 
 
 class Gathered:
@@ -161,11 +162,11 @@ class Gathered:
         """By flat buffer, its gradients, in memory of their own; the parameters have none any more. Where there is none it is zero."""
         kinds = {flat: parameter.dtype for parameter, flat, *_ in self._places}  # a unit may compute in another type than it sums in
         packed = {flat: torch.zeros(memory.shape, dtype=kinds[flat], device=memory.device) for flat, memory in self._flats.items()}
-        for parameter, flat, start, stride in self._places:
-            if parameter.grad is not None:
-                found = parameter.grad.detach()
-                packed[flat].as_strided(parameter.shape, stride, start).copy_(found.to_dense() if found.is_sparse else found)
-                parameter.grad = None
+        views = [packed[flat].as_strided(parameter.shape, stride, start) for parameter, flat, start, stride in self._places]
+        with torch.no_grad():
+            collect([parameter.grad for parameter, *_ in self._places], views, add=False)
+        for parameter, *_ in self._places:
+            parameter.grad = None
         return packed
 
 

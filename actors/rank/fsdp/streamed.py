@@ -18,13 +18,10 @@ import torch
 
 from actors.rank.fsdp.engine import LATEST_S, SILENT_S, FsdpEngine
 from actors.rank.fsdp.gathered import Gathered
-from actors.rank.fsdp.lending import Request
+from actors.rank.fsdp.lending import Keep, Request
 from actors.rank.fsdp.sending import SUM, Means, Sender, Stretch, Sums
-from actors.rank.fsdp.taken import Unit
 from actors.rank.membership.process_group import Group, GroupBroken
-from actors.rank.state.tracked import TrackedState
 from actors.rank.step.engine import Outcome
-from actors.rank.telemetry.recorder import Recorder
 from fleet.protocol.chunks import Loan, Turn, bounds, gift
 from fleet.protocol.member import Offer
 from fleet.protocol.records import COMM
@@ -40,25 +37,14 @@ class StreamedEngine(FsdpEngine):
 
     _leave = True
 
-    def __init__(
-        self,
-        state: TrackedState,
-        settings: RunSettings,
-        recorder: Recorder,
-        clip_norm: float | None,
-        units: Sequence[Unit],
-        host: str,
-        called_away: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self._sums = Sums(settings.shards, self._mean_of)
+    def _keep(self, settings: RunSettings, called_away: Callable[[], bool]) -> Keep:
+        self._sums = Sums(settings.shards, self._reducer.mean)
         self._sender = Sender(called_away, min(SILENT_S, settings.timeouts.collective_s))
-        self._turn, self._met_in, self._seat = NOWHERE, (NOWHERE.generation, 1, 0), 0
+        self._turn = self._met_in = NOWHERE
+        self._seat = self._met_as = 0
+        self._owned, self._copied = list[Stretch](), list[Stretch]()
         self._shard, self._gone, self._early = -1, set[int](), True
-        self._keep = self
-        super().__init__(state, settings, recorder, clip_norm, units, host, called_away)
-
-    def _mean_of(self, total: torch.Tensor) -> None:
-        self._reducer.mean(total)
+        return self
 
     def close(self) -> None:
         super().close()
@@ -84,24 +70,25 @@ class StreamedEngine(FsdpEngine):
 
     def introduce(self, group: Group) -> None:
         super().introduce(group)
-        self._met_in = group.generation, group.size, group.rank
+        self._met_in, self._met_as = Turn(group.generation, 0), group.rank
 
     def place(self, state: StateId, guarded: Sequence[Sequence[int]], asked: Sequence[tuple[int, ...]] = ()) -> None:
         super().place(state, guarded, asked)
         self._sender.begin()
-        self._turn, self._seat = Turn(self._met_in[0], 0), self._met_in[2]
+        self._turn, self._seat = self._met_in, self._met_as
+        chunks = [self._stretches(owner) for owner in range(len(guarded))]
+        self._owned = chunks[self._seat]
+        self._copied = [one for owner, stretches in enumerate(chunks) if self._seat in guarded[owner] for one in stretches]
         self._begin_step()
 
+    def _stretches(self, owner: int) -> list[Stretch]:
+        """The chunk of a rank of the view, in all flat buffers whose gradients leave."""
+        spans = [(flat, *bounds(self.chunks.extents[flat], (len(self._guarded), owner))) for flat in sorted(self._gradients.leaving)]
+        return [(flat, lo, hi) for flat, lo, hi in spans if lo < hi]
+
     def _begin_step(self) -> None:
-        guarded, extents = self._guarded, self.chunks.extents
-        size = len(guarded)
-
-        def of(owner: int) -> list[Stretch]:
-            spans = [(flat, *bounds(extents[flat], (size, owner))) for flat in sorted(self._gradients.leaving)]
-            return [(flat, lo, hi) for flat, lo, hi in spans if lo < hi]
-
         with self._moved:
-            self._sums.begin(of(self._seat), [one for owner in range(size) if self._seat in guarded[owner] for one in of(owner)])
+            self._sums.begin(self._owned, self._copied)
 
     def repeat(self) -> None:
         super().repeat()

@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
+from actors.rank.data.sampling import generators_kept
 from actors.rank.trial.recording import Book
 from fleet.app.scripts import PACKAGES
 from fleet.ledger.sameness import CLOCK, KERNELS, MACHINE, MEMORY, ONE_THREAD, RANK, SEEDED, Asked, Call
@@ -62,7 +63,7 @@ class Surroundings:
     def __call__(self) -> Iterator[None]:
         """Within, all of it is in place."""
         with ExitStack() as stack:
-            stack.enter_context(_generators_kept())
+            stack.enter_context(generators_kept())
             for owner, name, kind, answer in self._replaced():
                 if hasattr(owner, name):
                     stack.enter_context(mock.patch.object(owner, name, self._noting(owner, name, kind, answer)))
@@ -268,17 +269,6 @@ def scramble() -> None:
 
 _KEPT: list[list[Any]] = []
 """What lies between the free places."""
-
-
-@contextmanager
-def _generators_kept() -> Iterator[None]:
-    kept = torch.get_rng_state(), random.getstate(), np.random.get_state()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(kept[0])
-        random.setstate(kept[1])
-        np.random.set_state(kept[2])
 
 
 @contextmanager
