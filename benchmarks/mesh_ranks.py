@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -102,21 +102,27 @@ def paired(run: Any) -> None:
         step.commit()
 
 
-def native(told: Mapping[str, str], rank: int, world: int) -> None:
-    """PyTorch's: its gathering, its reduce-scatter, no copies. Its samples are not drawn, but taken in order, which costs it nothing."""
-    torch.set_num_threads(1)
-    torch.manual_seed(SEED)
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    memory, turns = Memory(told, "native", rank), Turns(told, "native", rank)
-    dist.init_process_group("gloo", init_method=f"file://{told['folder']}/store", rank=rank, world_size=world)
-    model, optimizer = cut(told, init_device_mesh("cpu", (world,)))
+def batches(told: Mapping[str, str], rank: int, world: int, memory: Memory, turns: Turns) -> Iterator[torch.Tensor]:
+    """What a peer's rank is trained on, a batch a step: not drawn, but taken in order, which costs it nothing."""
     data, samples, last = Text(), int(told["samples"]), int(told["steps"]) - 1
     for step in range(last + 1):
         if step == last:
             memory.write()
         turns.before(step)
         first = (step * world + rank) * samples
-        model.train()(default_collate([data[number] for number in range(first, first + samples)])).backward()
+        yield default_collate([data[number] for number in range(first, first + samples)])
+
+
+def native(told: Mapping[str, str], rank: int, world: int) -> None:
+    """PyTorch's: its gathering, its reduce-scatter, no copies."""
+    torch.set_num_threads(1)
+    torch.manual_seed(SEED)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    memory, turns = Memory(told, "native", rank), Turns(told, "native", rank)
+    dist.init_process_group("gloo", init_method=f"file://{told['folder']}/store", rank=rank, world_size=world)
+    model, optimizer = cut(told, init_device_mesh("cpu", (world,)))
+    for text in batches(told, rank, world, memory, turns):
+        model.train()(text).backward()
         optimizer.step()
         optimizer.zero_grad()
     dist.destroy_process_group()

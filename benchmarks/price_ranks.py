@@ -18,12 +18,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import default_collate
 
 from actors.node import socket_path
 from actors.rank.main import run_rank
 from benchmarks.device_ranks import SEED, Text, Transformer
-from benchmarks.mesh_ranks import Memory, Turns
+from benchmarks.mesh_ranks import Memory, Turns, batches
 from fleet.settings.run import RunSettings
 from storage.checkpoint.parts import Parts
 from tests.support.spaces import Space
@@ -98,7 +97,7 @@ def started(settings: RunSettings, slot: int, node: str, folder: Path, url: str,
 
 
 def ddp(told: Mapping[str, str], rank: int, world: int, place: Place) -> None:
-    """PyTorch's side, as its documentation has it. Its samples are not drawn, but taken in order, which costs it nothing."""
+    """PyTorch's side, as its documentation has it."""
     place.enter()
     torch.set_num_threads(1)
     torch.manual_seed(SEED)
@@ -107,14 +106,9 @@ def ddp(told: Mapping[str, str], rank: int, world: int, place: Place) -> None:
     dist.init_process_group("gloo", init_method=f"file://{told['folder']}/store", rank=rank, world_size=world)
     whole, optimizer = build(told)
     model = DistributedDataParallel(whole)
-    data, samples, last = Text(), int(told["samples"]), int(told["steps"]) - 1
-    for step in range(last + 1):
-        if step == last:
-            memory.write()
-        turns.before(step)
-        first = (step * world + rank) * samples
+    for text in batches(told, rank, world, memory, turns):
         optimizer.zero_grad()
-        model.train()(default_collate([data[number] for number in range(first, first + samples)])).backward()
+        model.train()(text).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
         optimizer.step()
     dist.destroy_process_group()
