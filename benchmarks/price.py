@@ -47,7 +47,6 @@ def settings_of(shape: Shape, shards: int, folder: Path, **told: object) -> RunS
     """Nothing is written to the store, or copied, beside the steps; and nobody is called slow because this machine is."""
     options = {**shape.told(), "folder": str(folder), **{name: str(value) for name, value in told.items()}}
     return RunSettings(
-        overlap=True,
         world=WORLD, nodes=WORLD, shards=shards, seed=SEED, options=options, budgets=generous(),
         checkpoint=CheckpointSettings(policy="fixed", interval_s=FAR_S, peer_interval_s=FAR_S), straggler=StragglerSettings(enabled=False),
     )  # fmt: skip

@@ -228,9 +228,7 @@ class RunSettings:
     gradient_sync: str = setting(
         "step", "With fsdp: step (summed when all shards are computed; whole on each rank) or shard (each shard's leave in its backward)."
     )
-    overlap: bool = setting(
-        False, "Without fsdp: gradients travel while the last backward runs. Off until more was seen of it: docs/decisions/0051."
-    )
+    overlap: bool = setting(True, "Without fsdp: gradients travel while a rank's last backward of a step runs: docs/decisions/0051.")
     threads_per_rank: int = setting(1, "Threads that a rank computes with.")
     form_delay_s: float = setting(0.0, "Put in before survivors go on; see fleet rehearse.")
     domains: tuple[str, ...] = setting(

@@ -39,7 +39,7 @@ class Strike:
         self.view: View | None = None
 
     def __call__(self, fleet: PlainFleet) -> None:
-        fleet.wait_for(lambda: fleet.step >= STRIKES_AT)
+        fleet.wait_for(lambda: fleet.step >= STRIKES_AT and len(fleet.census()) == fleet.settings.slots)  # the spare is there, too
         self.view = [one.view for one in of(ViewPublished, fleet.records()) if len(one.view.members) == 4][-1]
         for place in self.places:
             fleet.kill(self.view.members[place].slot)

@@ -16,7 +16,7 @@ WIDE = {"width": "40000", "steps": "16", "pause_s": "0.01"}
 
 @pytest.mark.parametrize("sharding", ["none", "zero1"])
 def test_death_in_a_backward_whose_first_buckets_were_sent(sharding: str, tmp_path: Path) -> None:
-    chosen = settings(tmp_path / "run", world=3, overlap=True, options=WIDE, optimizer_sharding=sharding)
+    chosen = settings(tmp_path / "run", world=3, options=WIDE, optimizer_sharding=sharding)
     outcome, records, digest = train_through(trains.dies_after_its_first_buckets, chosen, tmp_path / "run")
     _, _, truth = train_through(trains.plain, settings(tmp_path / "twin", world=2, options=WIDE), tmp_path / "twin")
     survived(outcome, records, digest, truth, other_ratio=0.05)
@@ -25,7 +25,7 @@ def test_death_in_a_backward_whose_first_buckets_were_sent(sharding: str, tmp_pa
 
 
 def test_a_gradient_that_grows_after_it_was_sent_costs_a_view_and_no_bit(tmp_path: Path) -> None:
-    chosen = settings(tmp_path / "run", world=3, overlap=True, options=WIDE)
+    chosen = settings(tmp_path / "run", world=3, options=WIDE)
     outcome, records, digest = train_through(trains.grows_late, chosen, tmp_path / "run")
     _, others, truth = train_through(trains.grows_late, settings(tmp_path / "twin", world=1, options=WIDE), tmp_path / "twin")
     survived(outcome, records, digest, truth, other_ratio=0.05)
