@@ -165,7 +165,7 @@ def kills(form: Form, folder: Path) -> dict[str, Any]:
         "fleet_fsdp_bit_identical_ratio": float(runs["10m"].status == "completed" and runs["10m"].digest == twin.digest != ""),
     }
     ends = [f"{name}: {parameters_of(shape)[0] // 4:,} parameters, {len(runs[name].kills)} kills" for name, shape in shapes.items()]
-    told = f"{WORLD} ranks and a spare, a pause of {pause_s} s in each step: {'; '.join(ends)}; of 10m {_ended(runs['10m'], twin)}"
+    told = f"{WORLD} ranks and a spare, a pause of {pause_s} s behind each step: {'; '.join(ends)}; of 10m {_ended(runs['10m'], twin)}"
     missing = [left_out(f"_{name}_", f"not a size of the {form} form") for name in KILLED if name not in shapes]
     return {"settings": {"kills": count}, "figures": figures, "samples": samples, "notes": [told, *missing]}
 

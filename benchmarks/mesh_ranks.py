@@ -132,7 +132,10 @@ def native(told: Mapping[str, str], rank: int, world: int) -> None:
 
 
 def struck(run: Any) -> None:
-    """Logs each commit; waits in each step while ranks are killed, so that there are steps left for all kills."""
+    """Logs each commit; waits behind it while ranks are killed, so that there are steps left for all kills.
+
+    It waits between steps, as in one it would wait again in each attempt at it, which no work does.
+    """
     told, folder = run.options, Path(run.options["folder"])
     model, optimizer = cut(told, run.mesh)
     log, calm, pause_s = EventLog(folder / "events", run.slot), folder / "calm", float(told["pause_s"])
@@ -140,7 +143,7 @@ def struck(run: Any) -> None:
     for step in run.steps(run.track(model=model, optimizer=optimizer), total=int(told["steps"]), clip_norm=1.0):
         for text in step.batches(data, batch_size=batch):
             step.backward(model.train()(text))
-        if pause_s and not calm.exists():
-            time.sleep(pause_s)
         if step.commit():
             log.write(step.number, batch, "commit", run.generation)
+            if pause_s and not calm.exists():
+                time.sleep(pause_s)

@@ -149,11 +149,12 @@ class Resharding:
         chunks, me = self._engine.chunks, group.rank
         held = [claim.chunks for claim in there]
         wanted = [kept(guarded, rank) for rank in range(group.size)]
-        if all(there[rank].chunks == wanted[rank] for rank in range(group.size)):
+        stays = [chunks_there == chunks_wanted for chunks_there, chunks_wanted in zip(held, wanted, strict=True)]
+        if all(stays):
             return
         outgoing: dict[int, list[Piece]] = {}
         local: list[Piece] = []
-        for rank in range(group.size):
+        for rank in (rank for rank in range(group.size) if not stays[rank]):
             stretches = [(f, one) for f, extent in enumerate(chunks.extents) for one in route(held, wanted[rank], extent, rank, places)]
             pieces = [piece for flat, one in stretches if one.source == me for piece in chunks.cut(flat, one.lo, one.hi)]
             if rank == me:
@@ -166,7 +167,8 @@ class Resharding:
         except GroupBroken:
             self._keep(wanted[me], pieces)
             raise
-        chunks.adopt(wanted[me], pieces)
+        if not stays[me]:  # else all of it is in its place
+            chunks.adopt(wanted[me], pieces)
 
     def _keep(self, wanted: tuple[Chunk, ...], pieces: list[Piece]) -> None:
         """Somebody may have all that it needs, and drop what it had: what is here counts from now on, beside the old."""
