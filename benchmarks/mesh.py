@@ -32,7 +32,7 @@ from fleet.ledger.goodput import Ledger
 from fleet.settings.run import CheckpointSettings, RunSettings, StragglerSettings
 from tests.support.plain import FORKED, PRELOADED, PlainFleet
 
-NODES, FAR_S = 2, 3600.0
+FAR_S = 3600.0
 SIDES = ("fleet", "native")
 SYNCS = {"step": "", "shard": "leaving_"}
 """How gradients are summed, and what names have of it."""
@@ -59,7 +59,7 @@ def settings_of(
     """Nothing is written to the store, or copied, beside the steps; and nobody is called slow because this machine is."""
     options = {**shape.told(), "folder": str(folder), **{name: str(value) for name, value in told.items()}}
     return RunSettings(
-        world=world, spares=spares, nodes=NODES, shards=world, seed=SEED, replica_size=replica_size, optimizer_sharding="fsdp",
+        world=world, spares=spares, nodes=world + spares if replica_size == 1 else world // replica_size, shards=world, seed=SEED, replica_size=replica_size, optimizer_sharding="fsdp",
         gradient_sync=sync, options=options, budgets=generous(),
         checkpoint=CheckpointSettings(policy="fixed", interval_s=FAR_S, peer_interval_s=FAR_S), straggler=StragglerSettings(enabled=False),
     )  # fmt: skip

@@ -63,7 +63,8 @@ class ReformPromoteRegrow:
                 return Formation(Decision("wait", reason, there, situation.since_s + self.start_s))
         survivors = sum(candidate.seated for candidate in chosen)
         reason = f"{survivors} ranks left, {len(chosen) - survivors} promoted or new"
-        return Formation(Decision("form", reason, there), seated(chosen, situation.replica_size))
+        members = seated(chosen, situation.replica_size, replicated=situation.replicated)
+        return Formation(Decision("form", reason, there), members)
 
     def grow(self, situation: Situation, now_s: float) -> Formation:
         present = [candidate for candidate in situation.candidates if candidate.seated]
@@ -73,7 +74,8 @@ class ReformPromoteRegrow:
             return Formation(Decision("wait", "nobody to add" if not waiting else "the world is full"))
         if now_s < (settled_s := situation.since_s + self.settle_s):
             return Formation(Decision("wait", "the survivors first take the step that broke", valid_until_s=settled_s))
-        members = seated([*present, *joining(waiting, present, room, situation.replica_size)], situation.replica_size)
+        chosen = [*present, *joining(waiting, present, room, situation.replica_size)]
+        members = seated(chosen, situation.replica_size, replicated=situation.replicated)
         return Formation(Decision("grow", f"{len(members) - len(present)} of {room} missing ranks are ready"), members)
 
     def judge(self, losses: Sequence[Loss], now_s: float) -> Decision:

@@ -61,14 +61,17 @@ def _shared(places: Sequence[Place]) -> int:
 # ---- who is which rank -------------------------------------------------------------------------------------------------------------------
 
 
-def seated(candidates: Sequence[Candidate], size: int) -> tuple[Member, ...]:
+def seated(candidates: Sequence[Candidate], size: int, *, replicated: bool = True) -> tuple[Member, ...]:
     """These in the order of view ranks. Groups that are whole stay as they are, unless others then lie farther apart than they need.
 
     Whoever stays in its group keeps its place there, and a newcomer takes the place of the one that it stands in for.
+
+    Args:
+        replicated: each has all of the state. Else a rank has the part of its place: without groups, too, it keeps that wherever it can.
     """
     ranked = sorted(candidates, key=lambda candidate: candidate.member)
     if size == 1:
-        return tuple(candidate.member for candidate in ranked)
+        return tuple(candidate.member for candidate in (ranked if replicated else _in_group(ranked, len(ranked))))
     places = [_place(candidate) for candidate in ranked]
     best, filled = together(places, size), _filled(ranked, places, size)
     ways = ([*some, *_others(some, places, size)] for some in (filled, [group for group in filled if _stays(group, ranked)]))

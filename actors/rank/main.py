@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from actors.rank.current import within
+from actors.rank.environment import one_arena
 from actors.rank.loop import Run
 from actors.rank.membership.client import Client
 from actors.rank.membership.lifeline import Lifeline, lifeline_path
@@ -54,6 +55,7 @@ def run_rank(
         host: the address at which peers reach this process.
         logs: where a file holds what this process prints; None: it prints to where it printed before.
     """
+    one_arena()
     secret.hold(secret.read(folder))
     token = uuid4().hex
     recorder = Recorder(folder / f"ring-{token}", now_us())

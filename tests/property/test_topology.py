@@ -83,6 +83,17 @@ def test_a_replacement_takes_the_place_of_whom_it_stands_in_for(places: list[Pla
     assert [member.slot for member in found] == [member.slot for member in first]
 
 
+@given(PLACES, st.data())
+def test_where_each_rank_has_a_part_the_others_keep_theirs(places: list[Place], data: st.DataObject) -> None:
+    """Without groups: newcomers, whatever their slots, take the places of those that are gone."""
+    first = [candidate(slot, place, slot) for slot, place in enumerate(places)]
+    lost = data.draw(st.sets(st.sampled_from(range(len(first)))))
+    spares = [candidate(100 + slot, places[slot]) for slot in lost]
+    found = seated(data.draw(st.permutations([*(one for one in first if one.view_rank not in lost), *spares])), 1, replicated=False)
+    assert len(found) == len(set(found)) == len(first)
+    assert all(found[one.view_rank] == one.member for one in first if one.view_rank not in lost)
+
+
 @given(PLACES, PLACES, st.integers(2, 3), st.integers(0, 8), st.randoms(use_true_random=False))
 def test_who_joins_is_there_once_and_the_order_of_hearing_changes_nothing(
     members: list[Place], waiting: list[Place], size: int, room: int, random: object

@@ -1,0 +1,37 @@
+"""How a rank's process is set up."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+ARENAS = """
+import ctypes, sys, tempfile, threading
+from actors.rank.environment import one_arena
+libc = ctypes.CDLL(None)
+if sys.argv[1] == "one":
+    one_arena()
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+together = threading.Barrier(4)
+def allocate():
+    together.wait()
+    libc.malloc(1000)
+    together.wait()
+threads = [threading.Thread(target=allocate) for _ in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+with tempfile.NamedTemporaryFile("r") as told:
+    libc.fopen.restype, libc.malloc_info.argtypes, libc.fclose.argtypes = ctypes.c_void_p, [ctypes.c_int, ctypes.c_void_p], [ctypes.c_void_p]
+    file = libc.fopen(told.name.encode(), b"w")
+    libc.malloc_info(0, file)
+    libc.fclose(file)
+    print(told.read().count("<heap nr="))
+"""
+
+
+def _arenas(which: str) -> int:
+    return int(subprocess.run([sys.executable, "-c", ARENAS, which], capture_output=True, text=True, check=True, timeout=60).stdout)
+
+
+def test_threads_of_a_rank_allocate_from_one_arena() -> None:
+    assert _arenas("one") == 1 < _arenas("several"), "with glibc a thread has an arena of its own otherwise"
