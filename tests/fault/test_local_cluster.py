@@ -59,11 +59,17 @@ def test_the_control_store_answers_unless_it_is_stopped(cluster: LocalCluster) -
 
 @contextlib.contextmanager
 def held(pid: int) -> Iterator[None]:
+    """Stopped: each of its threads is, which on a busy machine takes a moment."""
     os.kill(pid, signal.SIGSTOP)
     try:
+        until(lambda: {_state_of(thread) for thread in Path(f"/proc/{pid}/task").iterdir()} == {"T"}, "all threads have stopped")
         yield
     finally:
         os.kill(pid, signal.SIGCONT)
+
+
+def _state_of(thread: Path) -> str:
+    return (thread / "stat").read_text().rpartition(")")[2].split()[0]
 
 
 def test_without_a_dashboard_no_agent_has_a_part_that_would_serve_it(cluster: LocalCluster) -> None:
