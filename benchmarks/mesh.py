@@ -56,10 +56,14 @@ def parameters_of(shape: Shape) -> tuple[int, int]:
 def settings_of(
     shape: Shape, world: int, folder: Path, spares: int = 0, replica_size: int = 1, sync: str = "step", **told: object
 ) -> RunSettings:
-    """Nothing is written to the store, or copied, beside the steps; and nobody is called slow because this machine is."""
+    """Nothing is written to the store, or copied, beside the steps; and nobody is called slow because this machine is.
+
+    A rank, or a group, is on a node of its own.
+    """
     options = {**shape.told(), "folder": str(folder), **{name: str(value) for name, value in told.items()}}
     return RunSettings(
-        world=world, spares=spares, nodes=world + spares if replica_size == 1 else world // replica_size, shards=world, seed=SEED, replica_size=replica_size, optimizer_sharding="fsdp",
+        world=world, spares=spares, nodes=world // replica_size if replica_size > 1 else world + spares, shards=world, seed=SEED,
+        replica_size=replica_size, optimizer_sharding="fsdp",
         gradient_sync=sync, options=options, budgets=generous(),
         checkpoint=CheckpointSettings(policy="fixed", interval_s=FAR_S, peer_interval_s=FAR_S), straggler=StragglerSettings(enabled=False),
     )  # fmt: skip

@@ -21,7 +21,8 @@ threads = [threading.Thread(target=allocate) for _ in range(4)]
 for thread in threads: thread.start()
 for thread in threads: thread.join()
 with tempfile.NamedTemporaryFile("r") as told:
-    libc.fopen.restype, libc.malloc_info.argtypes, libc.fclose.argtypes = ctypes.c_void_p, [ctypes.c_int, ctypes.c_void_p], [ctypes.c_void_p]
+    libc.fopen.restype, libc.malloc_info.argtypes = ctypes.c_void_p, [ctypes.c_int, ctypes.c_void_p]
+    libc.fclose.argtypes = [ctypes.c_void_p]
     file = libc.fopen(told.name.encode(), b"w")
     libc.malloc_info(0, file)
     libc.fclose(file)
