@@ -114,7 +114,8 @@ class Engine:
         self.losses: dict[int, float] = {}
 
     def _make_reducer(self, settings: RunSettings) -> Reducer:
-        return Reducer(settings.shards, "native" if settings.reduction == "native" else "ordered")
+        kind = "native" if settings.reduction == "native" else "ordered"
+        return Reducer(settings.shards, kind, two_levels=settings.two_level_sums)
 
     def before_sum(self, change: Change) -> None:
         """``change`` is given the gradients of a shard, once, between its backward and its sum: the first one that begins, or is at hand,
