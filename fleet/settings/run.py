@@ -232,7 +232,7 @@ class RunSettings:
         False, "Without fsdp: gradients travel while the last backward runs. Off until more was seen of it: docs/decisions/0051."
     )
     two_level_sums: bool = setting(
-        False, "Ranks of one host (domains: the narrowest) add up gradients before they cross to another one. docs/decisions/0056."
+        False, "Ranks of one host (domains: the narrowest) add up gradients before they cross to another one: docs/decisions/0056."
     )
     threads_per_rank: int = setting(1, "Threads that a rank computes with.")
     form_delay_s: float = setting(0.0, "Put in before survivors go on; see fleet rehearse.")

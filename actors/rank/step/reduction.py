@@ -4,6 +4,9 @@ Each rank adds its own shards up the tree of ``fleet.protocol.shards`` (:mod:`ac
 block of its range. :class:`Reducer` then exchanges them: every rank owns one chunk of each bucket, receives the others' partial sums of it,
 adds them in tree order with explicit elementwise adds, and gives the result back. While each rank holds one block, that is the traffic of a
 ring all-reduce; each further block of a range adds one more chunk a peer.
+
+Where links differ, the ranks of a host first combine what lies side by side in the tree (:mod:`actors.rank.step.levels`), and one partial
+sum crosses to another host where each rank's own would.
 """
 
 from __future__ import annotations
