@@ -6,6 +6,7 @@ of 10,000 bootstrap samples of the pairs.
 
 - One shard a rank, which is how DDP splits a batch; and 16 shards in all, which Fleet adds up one by one.
 - One shard a rank on two hosts with a link of 1 Gbit/s between them: network namespaces, so root is needed.
+- Two ranks on each of two such hosts: Fleet's sums in two levels beside those in one, and the bytes that cross the link.
 - What becomes resident at most in a rank, beyond what was when it began to train.
 
 Coordinator, agents and ranks are real; Ray is not there (:mod:`benchmarks.device_ranks` says what is in its place). What ranks do is in
@@ -20,9 +21,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from benchmarks import harness, price_ranks, turns
+from benchmarks import harness, price_levels, price_ranks, turns
 from benchmarks.harness import Form, left_out, together
 from benchmarks.mesh import parameters_of
 from benchmarks.mesh_ranks import Shape
@@ -31,7 +30,6 @@ from benchmarks.price_ranks import HERE, Place
 from benchmarks.turns import SEED, Side, ratio_of, steps_of
 from fleet.settings.run import CheckpointSettings, RunSettings, StragglerSettings
 from tests.support.plain import FORKED, PRELOADED, PlainFleet
-from tests.support.programs import namespaces, program
 
 WORLD, FAR_S = 2, 3600.0
 SIDES = ("fleet", "ddp")
@@ -107,14 +105,21 @@ def steps(form: Form, folder: Path) -> dict[str, Any]:
 def link(form: Form, folder: Path) -> dict[str, Any]:
     """One shard a rank, on two hosts."""
     name = f"_{RATE}"
-    try:
-        namespaces()
-        program("tc")
-    except pytest.skip.Exception as reason:
-        return {"settings": {}, "figures": {}, "samples": {}, "notes": [left_out(name, str(reason))]}
+    if missing := price_levels.can(name):
+        return {"settings": {}, "figures": {}, "samples": {}, "notes": missing}
     shape, pairs, block = sizes(form)
     with price_ranks.slow_link(RATE) as places:
         return compared(name, in_turns(shape, WORLD, pairs, block, folder / "link", places))
+
+
+def levels(form: Form, folder: Path) -> dict[str, Any]:
+    """One shard a rank, two ranks on each of two hosts: sums in two levels beside those in one."""
+    if missing := price_levels.can("_level_"):
+        return {"settings": {}, "figures": {}, "samples": {}, "notes": missing}
+    pairs, block = form.of((24, 12), (8, 4), (1, 1))
+    (folder / "levels").mkdir()
+    told = settings_of(price_levels.SHAPES[form], WORLD, folder / "levels", block=block, steps=steps_of(pairs, block))
+    return price_levels.levels(form, folder / "levels", told, pairs, block)
 
 
 def memory(form: Form, folder: Path) -> dict[str, Any]:
@@ -130,8 +135,8 @@ def memory(form: Form, folder: Path) -> dict[str, Any]:
     return {"settings": {}, "figures": figures, "samples": samples, "notes": notes}
 
 
-def measure(form: Form, parts: Sequence[Callable[[Form, Path], dict[str, Any]]] = (steps, link, memory)) -> dict[str, Any]:
-    """A step without faults beside DDP: time, processors, a slow link, memory."""
+def measure(form: Form, parts: Sequence[Callable[[Form, Path], dict[str, Any]]] = (steps, link, levels, memory)) -> dict[str, Any]:
+    """A step without faults beside DDP: time, processors, a slow link, memory. And sums in two levels beside those in one."""
     with tempfile.TemporaryDirectory(prefix="price-") as folder:
         return together([part(form, Path(folder)) for part in parts])
 

@@ -77,7 +77,8 @@ def build(told: Mapping[str, str]) -> tuple[Transformer, torch.optim.Optimizer]:
 def paired(run: Any) -> None:
     """Fleet's side: what a user would write, but for the turns."""
     told, last = run.options, int(run.options["steps"]) - 1
-    memory, turns = Memory(told, "fleet", run.slot), Turns(told, "fleet", run.slot)
+    side = told.get("side", "fleet")
+    memory, turns = Memory(told, side, run.slot), Turns(told, side, run.slot)
     model, optimizer = build(told)
     data, batch = Text(), run.config.world * int(told["samples"])
     for step in run.steps(run.track(model=model, optimizer=optimizer), total=last + 1, clip_norm=CLIP_NORM):

@@ -46,14 +46,19 @@ class Tag(IntEnum):
     """The state that a donor gives: its plan, its chunks, their sums."""
 
     BUCKETS = 1 << 26
-    """Gradients: two tags a bucket from here on, see :func:`bucket_there` and :func:`bucket_back`."""
+    """Gradients: three tags a bucket from here on, see the functions below."""
 
 
 def bucket_there(number: int) -> int:
     """The tag of what goes to who adds it up, of a bucket."""
-    return Tag.BUCKETS + 2 * number
+    return Tag.BUCKETS + 3 * number
 
 
 def bucket_back(number: int) -> int:
     """The tag of what comes back of it."""
-    return Tag.BUCKETS + 2 * number + 1
+    return Tag.BUCKETS + 3 * number + 1
+
+
+def bucket_gathered(number: int) -> int:
+    """The tag of what goes to who combines it for its host, of a bucket that is summed in two levels."""
+    return Tag.BUCKETS + 3 * number + 2

@@ -35,6 +35,12 @@ def bounds(length: int, chunk: Chunk) -> tuple[int, int]:
     return min(length, blocks * index // size * BLOCK), min(length, blocks * (index + 1) // size * BLOCK)
 
 
+def cut_points(lo: int, hi: int, parts: int) -> list[int]:
+    """Where to cut ``lo..hi`` into ``parts``, evenly: none of :data:`BLOCK` elements from ``lo`` on is cut."""
+    blocks = -(-(hi - lo) // BLOCK)
+    return [min(hi, lo + blocks * i // parts * BLOCK) for i in range(parts + 1)]
+
+
 def guards(places: Sequence[Place], copies: int, replica_size: int = 1) -> tuple[tuple[int, ...], ...]:
     """By chunk, the view ranks that keep a copy of it: its owner's siblings in other groups, then others until there are ``copies``.
 

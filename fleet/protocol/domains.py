@@ -89,6 +89,11 @@ def place_of(path: str, node: str = "") -> tuple[str, ...]:
     return (*names, node) if node else names
 
 
+def site_of(path: str, node: str) -> str:
+    """What a rank there says it shares with its neighbours: its narrowest domain, by the whole path; where none is known, its node."""
+    return SEPARATOR.join(place_of(path)) or node
+
+
 def number(place: Place, depth: int) -> int:
     """``place`` as a number of :data:`BITS` bits, for where only numbers travel: hashes of its first ``depth`` - 1 levels, and of its last.
 

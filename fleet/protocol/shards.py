@@ -14,6 +14,8 @@ from typing import NamedTuple
 from fleet.protocol.types import Member, View
 
 Block = tuple[int, int]
+Additions = list[tuple[int, int]]
+"""Pairs (left, right) of indices of partial sums, in the order in which they are added; each sum takes the left one's place."""
 
 
 def middle(lo: int, hi: int) -> int:
@@ -60,6 +62,22 @@ def cover(held: Collection[int], shards: int) -> tuple[Block, ...]:
         elif inside:
             pending += [(middle(lo, hi), hi), (lo, middle(lo, hi))]
     return tuple(found)
+
+
+def join(leaves: Sequence[Block], shards: int) -> tuple[Additions, list[int]]:
+    """Add up partial sums of ``leaves``, sorted, up the tree as far as they lie side by side.
+
+    Returns what is added to what, and the indices at which the sums are that are left.
+    """
+    nodes, plan = tree(shards), Additions()
+    stack: list[tuple[Block, int]] = []
+    for index, leaf in enumerate(leaves):
+        stack.append((leaf, index))
+        while len(stack) > 1 and stack[-2][0][1] == stack[-1][0][0] and (stack[-2][0][0], stack[-1][0][1]) in nodes:
+            (right, addend), (left, into) = stack.pop(), stack.pop()
+            plan.append((into, addend))
+            stack.append(((left[0], right[1]), into))
+    return plan, [index for _, index in stack]
 
 
 class Shares(NamedTuple):

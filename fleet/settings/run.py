@@ -229,6 +229,9 @@ class RunSettings:
         "step", "With fsdp: step (summed when all shards are computed; whole on each rank) or shard (each shard's leave in its backward)."
     )
     overlap: bool = setting(True, "Without fsdp: gradients travel while a rank's last backward of a step runs: docs/decisions/0051.")
+    two_level_sums: bool = setting(
+        False, "Ranks of one host (domains: the narrowest) add up gradients before they cross to another one: docs/decisions/0056."
+    )
     threads_per_rank: int = setting(1, "Threads that a rank computes with.")
     form_delay_s: float = setting(0.0, "Put in before survivors go on; see fleet rehearse.")
     domains: tuple[str, ...] = setting(

@@ -6,6 +6,7 @@ import itertools
 import queue
 import threading
 from collections import defaultdict
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -105,9 +106,10 @@ def straightforward(lo: int, hi: int, lengths: list[int], dtypes: list[torch.dty
 
 
 def reduced(group: Group, dealt: list[list[int]], lengths: list[int], dtypes: list[torch.dtype], bucket_bytes: int, kind: str) -> Any:
+    """Twice, each time again with what the peers bring asked for ahead. In two levels where sites are hosts of several."""
     shards = sum(map(len, dealt))
     sums = ShardSums(shards, lambda: Buffers([torch.empty(n, dtype=d) for n, d in zip(lengths, dtypes, strict=True)]))
-    reducer = Reducer(shards, kind, bucket_bytes)
+    reducer = Reducer(shards, kind, bucket_bytes, two_levels=True)
     reducer.bind(group, [cover(mine, shards) for mine in dealt])
     for _ in range(2):
         sums.keep(())
@@ -126,10 +128,21 @@ def reduced(group: Group, dealt: list[list[int]], lengths: list[int], dtypes: li
     return result.flats
 
 
-def in_threads(dealt: list[list[int]], lengths: list[int], dtypes: list[torch.dtype], bucket_bytes: int, kind: str = "ordered") -> Any:
+def in_threads(
+    dealt: list[list[int]],
+    lengths: list[int],
+    dtypes: list[torch.dtype],
+    bucket_bytes: int,
+    kind: str = "ordered",
+    sites: tuple[str, ...] = (),
+    make: Callable[[int, int, Boxes], Group] = ThreadGroup,
+) -> Any:
+    """By rank: the means, as flat buffers. ``sites`` says where each is."""
     boxes = Boxes()
     with ThreadPoolExecutor(len(dealt)) as pool:
-        groups = [ThreadGroup(rank, len(dealt), boxes) for rank in range(len(dealt))]
+        groups = [make(rank, len(dealt), boxes) for rank in range(len(dealt))]
+        for group in groups:
+            group.sites = sites or group.sites
         found = [pool.submit(reduced, group, dealt, lengths, dtypes, bucket_bytes, kind) for group in groups]
         return [future.result(BOUND_S) for future in found]
 

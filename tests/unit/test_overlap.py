@@ -97,12 +97,13 @@ class Rank:
 
 def trained(
     size: int, backward: Callable[..., None], watched: bool, bucket_bytes: int = 1 << 13, dealt: Sequence[Sequence[int]] | None = None,
-    make: Callable[[Rank], Reducer] | None = None, expect: bool = True,
+    expect: bool = True, sites: Sequence[str] = (),
 ) -> list[tuple[list[list[torch.Tensor]], int]]:  # fmt: skip
     """By rank: the means of all steps, and how many of them were exchanged early."""
 
     def rank(group: Group) -> tuple[list[list[torch.Tensor]], int]:
-        one = Rank(group, Reducer(SHARDS, "ordered", bucket_bytes), watched, dealt or ranges_of(group.size))
+        reducer = Reducer(SHARDS, "ordered", bucket_bytes, two_levels=bool(sites))
+        one = Rank(group, reducer, watched, dealt or ranges_of(group.size))
         means = []
         for step in range(STEPS):
             one.compute(step, backward)
@@ -111,7 +112,7 @@ def trained(
                 one.gradients.expect(one.reducer)
         return means, one.overlapped
 
-    return with_groups(size, rank)  # type: ignore[return-value]
+    return with_groups(size, rank, sites)  # type: ignore[return-value]
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import itertools
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -36,13 +36,11 @@ class Buffers:
         self.flats = [torch.zeros(length)]
 
 
-def with_groups(size: int, fn: Callable[[Group], object]) -> list[object]:
-    """``fn(group)`` on ``size`` ranks, each in a thread, over gloo."""
+def with_groups(size: int, fn: Callable[[Group], object], sites: Sequence[str] = ()) -> list[object]:
+    """``fn(group)`` on ``size`` ranks, each in a thread, over gloo. ``sites`` says where each is."""
     store = StoreServer("127.0.0.1")
-    cpu = torch.device("cpu")
-    parts = [
-        Forming(store=store.address, generation=1, rank=r, size=size, device=cpu, timeout_s=BOUND_S, host="127.0.0.1") for r in range(size)
-    ]
+    told = {"store": store.address, "generation": 1, "size": size, "device": torch.device("cpu"), "timeout_s": BOUND_S, "host": "127.0.0.1"}
+    parts = [Forming(rank=rank, site=sites[rank] if sites else "", **told) for rank in range(size)]  # type: ignore[arg-type]
     groups = [part.wait() for part in parts]
     try:
         with ThreadPoolExecutor(size) as pool:

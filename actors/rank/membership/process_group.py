@@ -109,6 +109,7 @@ class Group:
     ) -> None:
         """``nccl`` is a :class:`nccl.Communicator`; see :meth:`carry_by`."""
         self.generation, self.rank, self.size, self.device = generation, rank, size, device
+        self.sites: tuple[str, ...] = ("",) * size
         self._gloo, self._aborts = gloo, list[Callable[[], None]]()
         self._nccl: Any = None
         self._ends = ends
@@ -411,7 +412,8 @@ def _host_like(tensor: torch.Tensor) -> torch.Tensor:
 class Forming:
     """A group being formed, in a thread of its own, so that it can be given up at any moment: also beside running steps.
 
-    ``operation_s`` bounds each operation of the group once it is formed; ``timeout_s`` when it is None.
+    ``operation_s`` bounds each operation of the group once it is formed; ``timeout_s`` when it is None. ``site`` is what this rank shares
+    with its neighbours (``fleet.protocol.domains.site_of``), which all are told.
     A thread that was given up ends by itself, at once or within ``timeout_s``. It is no daemon: the interpreter cannot end well while a
     thread is inside gloo, so it waits for this one.
     """
@@ -428,8 +430,10 @@ class Forming:
         host: str,
         backend: str | None = None,
         operation_s: float | None = None,
+        site: str = "",
     ) -> None:
         self._store, self._host, self._device, self._backend = store, host, device, backend
+        self._site, self._sites = site, [""] * size
         self._generation, self._rank, self._size, self._timeout_s = generation, rank, size, timeout_s
         self._operation_s = operation_s or timeout_s
         self._lock, self._settled = threading.Lock(), threading.Event()
@@ -492,6 +496,7 @@ class Forming:
         with contextlib.closing(client):
             self._go_on()
             group = Group(self._generation, self._rank, self._size, self._device, self._gloo_wires(client), ends=self._ends)
+            group.sites = tuple(self._sites)
             try:  # nobody is done before everybody is: a rank that closed at once would break those that still connect
                 if self._each_has_its_own:
                     self._agree(group, client)
@@ -515,12 +520,13 @@ class Forming:
         self._ends.near |= mine
         self._go_on()
         name = "" if self._backend == "gloo" else _nccl.device_name(self._device)
-        said = json.dumps([sorted(mine), name]).encode()
+        said = json.dumps([sorted(mine), name, self._rank, self._site]).encode()
         return _gloo(Exchange(client, "gloo", self._size, said, self._learn), self._rank, self._size, device, self._operation_s)
 
     def _learn(self, said: bytes) -> None:
-        """Where a rank listens: known before there is a connection that an interrupt has to end. And which device it has."""
-        ends, name = json.loads(said)
+        """Where a rank listens: known before there is a connection that an interrupt has to end. Which device it has, and where it is."""
+        ends, name, rank, site = json.loads(said)
+        self._sites[rank] = site
         self._ends.far |= {(host, port) for host, port in ends} - self._ends.near
         self._devices[str(ends)] = name
         self._go_on()

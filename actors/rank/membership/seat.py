@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -22,6 +23,7 @@ from fleet.cluster.scheduling import be_ordinary, be_prompt, be_steady
 from fleet.errors import GroupLost, may_pass
 from fleet.protocol import moves
 from fleet.protocol.choreography import Choreography, Moves
+from fleet.protocol.domains import VARIABLE, site_of
 from fleet.protocol.instructions import Instruction
 from fleet.protocol.levels import STORE, level_at
 from fleet.protocol.moves import Arriving, Awaited, Drop, Form, Move, Order, Parting, Settle, Sitting, Wake
@@ -196,6 +198,7 @@ class Seat:
             timeout_s=self._timeouts.progress_s,
             operation_s=self._timeouts.collective_s,
             host=self._host,
+            site=site_of(os.environ.get(VARIABLE, ""), self._protocol.process.node),
         )
 
     def _settle(self, sitting: Sitting) -> None:

@@ -114,7 +114,12 @@ class Engine:
         self.losses: dict[int, float] = {}
 
     def _make_reducer(self, settings: RunSettings) -> Reducer:
-        return Reducer(settings.shards, "native" if settings.reduction == "native" else "ordered")
+        kind = "native" if settings.reduction == "native" else "ordered"
+        return Reducer(settings.shards, kind, two_levels=self._in_two_levels(settings))
+
+    def _in_two_levels(self, settings: RunSettings) -> bool:
+        """Whether hosts may combine sums. Not where sums are checked: the owner would be blamed for what another rank has combined."""
+        return settings.two_level_sums and not settings.verify.compute and not self._leave
 
     def before_sum(self, change: Change) -> None:
         """``change`` is given the gradients of a shard, once, between its backward and its sum: the first one that begins, or is at hand,

@@ -4,6 +4,9 @@ Each rank adds its own shards up the tree of ``fleet.protocol.shards`` (:mod:`ac
 block of its range. :class:`Reducer` then exchanges them: every rank owns one chunk of each bucket, receives the others' partial sums of it,
 adds them in tree order with explicit elementwise adds, and gives the result back. While each rank holds one block, that is the traffic of a
 ring all-reduce; each further block of a range adds one more chunk a peer.
+
+Where links differ, the ranks of a host first combine what lies side by side in the tree (:mod:`actors.rank.step.levels`), and one partial
+sum crosses to another host where each rank's own would.
 """
 
 from __future__ import annotations
@@ -19,11 +22,13 @@ import torch
 from actors.rank.membership.process_group import Group, Transfer, Work
 from actors.rank.step.early import BACK, Early
 from actors.rank.step.landed import Landing
+from actors.rank.step.levels import Leveled, Levels, add_in_place
 from actors.rank.step.sums import Set, ShardSums
 from actors.rank.tags import Tag, bucket_back, bucket_there
 from fleet.errors import ConfigError, ProtocolError
-from fleet.protocol.chunks import BLOCK
-from fleet.protocol.shards import Block, tree
+from fleet.protocol.chunks import BLOCK, cut_points
+from fleet.protocol.shards import Additions, Block, join
+from fleet.protocol.two_level import TwoLevel, helps, hosts_of
 
 BUCKET_BYTES = 8 << 20
 """Measured with ``benchmarks.reduction``: smaller buckets pay for their messages, larger ones overlap too little."""
@@ -39,17 +44,13 @@ BUCKETS_AT_LEAST, LEAST_BYTES = 4, 1 << 20
 
 LINE_BYTES = 64
 BUCKETS_IN_FLIGHT = 2
+IN_FLIGHT_IN_LEVELS = 3
+"""What was combined of one more bucket is still on its way to owners on other hosts."""
 
 KINDS = ("ordered", "native")
 
 
 Layout = list[tuple[int, torch.dtype]]
-
-
-def cut_points(lo: int, hi: int, parts: int) -> list[int]:
-    """Where to cut ``lo..hi`` into ``parts``, evenly: none of :data:`fleet.protocol.chunks.BLOCK` elements from ``lo`` on is cut."""
-    blocks = -(-(hi - lo) // BLOCK)
-    return [min(hi, lo + blocks * i // parts * BLOCK) for i in range(parts + 1)]
 
 
 def _layout(flats: Sequence[torch.Tensor]) -> Layout:
@@ -67,17 +68,10 @@ def _stretches(flat: torch.Tensor, most_bytes: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise(cut_points(0, flat.numel(), count))) if count else []
 
 
-def addition_plan(leaves: Sequence[Block], shards: int) -> list[tuple[int, int]]:
+def addition_plan(leaves: Sequence[Block], shards: int) -> Additions:
     """The order in which partial sums are added: pairs (left, right) of indices into ``leaves``; each sum takes the left one's place."""
-    nodes, plan = tree(shards), []
-    stack: list[tuple[Block, int]] = []
-    for index, leaf in enumerate(leaves):
-        stack.append((leaf, index))
-        while len(stack) > 1 and (stack[-2][0][0], stack[-1][0][1]) in nodes:
-            (right, addend), (left, into) = stack.pop(), stack.pop()
-            plan.append((into, addend))
-            stack.append(((left[0], right[1]), into))
-    if [block for block, _ in stack] != [(0, shards)]:
+    plan, left = join(leaves, shards)
+    if len(left) != 1 or (leaves[0][0], leaves[-1][1]) != (0, shards):
         raise ProtocolError(f"the blocks {list(leaves)} do not make up the shards 0..{shards}")
     return plan
 
@@ -98,6 +92,7 @@ class Bucket:
         self.incoming: list[torch.Tensor] = []
         self.arrival: Work | None = None
         self.departure: Work | None = None  # kept, and not waited for
+        self.leveled = Leveled()
 
     def place(self, rank: int) -> Chunk:
         """Where the chunk lies that ``rank`` owns."""
@@ -130,12 +125,14 @@ class Reducer:
         shards: number of shards of the run.
         kind: ``ordered``, or ``native``: the library's all-reduce, whose bits depend on the world size.
         bucket_bytes: how much is exchanged at a time.
+        two_levels: the ranks of a host add up what they have before it goes to other hosts, where there are several of each.
     """
 
-    def __init__(self, shards: int, kind: str = "ordered", bucket_bytes: int = BUCKET_BYTES) -> None:
+    def __init__(self, shards: int, kind: str = "ordered", bucket_bytes: int = BUCKET_BYTES, *, two_levels: bool = False) -> None:
         if kind not in KINDS:
             raise ConfigError("reduction", kind, f"it is one of {', '.join(KINDS)}")
-        self.shards, self.kind, self._bucket_bytes = shards, kind, bucket_bytes
+        self.shards, self.kind, self._bucket_bytes, self._two_levels = shards, kind, bucket_bytes, two_levels
+        self._levels: Levels | None = None
         self._stages: dict[torch.device, torch.Tensor] = {}
         self._stages_before: dict[torch.device, torch.Tensor] = {}
         self._room = 0  # bytes of a buffer in them
@@ -159,6 +156,15 @@ class Reducer:
         self._order = [(rank, number) for _, rank, number in order]
         self._plan = addition_plan([block for block, _, _ in order], self.shards)
         self._peers = group.peers
+        self._levels = self._levels_of(group, leaves)
+
+    def _levels_of(self, group: Group, leaves: Sequence[Sequence[Block]]) -> Levels | None:
+        """All ranks find alike: all were told where each is when the group was formed."""
+        hosts = hosts_of(group.sites)
+        # NCCL's messages have no tags, and go in the order of a stream: what is passed on would wait there for what is not asked for yet.
+        if not (self._two_levels and self.kind == "ordered" and group.receives_ahead and helps(hosts)):
+            return None
+        return Levels(TwoLevel(hosts, tuple(map(tuple, leaves)), self.shards), group.rank)
 
     def reduce(self, sums: ShardSums[Set], out: Set, added: Callable[[], Sequence[Work]] = tuple) -> None:
         """Put the mean over shards into ``out``, on every rank. Raises GroupBroken: then ``out`` is undefined, and ``sums`` as before.
@@ -208,11 +214,14 @@ class Reducer:
         if group is not None and group.receives_ahead and self._splits(like) and not self._expected:
             buckets = self._open(group, like)
             first = buckets[:BUCKETS_IN_FLIGHT]
-            asked = [self._incoming(number, bucket, bucket.chunk(like, group.rank), ahead=True) for number, bucket in enumerate(first)]
+            asked = [self._incoming(number, bucket, like, ahead=True) for number, bucket in enumerate(first)]
             if group.device.type == "cpu":  # elsewhere it lands in memory that only the group knows
-                self._landing_ahead = Landing([message for receives in asked for message, _ in receives])
+                both = [*asked, *(bucket.leveled.asked for bucket in first)]
+                self._landing_ahead = Landing([message for receives in both for message, _ in receives])
             for number, (bucket, receives) in enumerate(zip(first, asked, strict=True)):
                 bucket.arrival = group.start([], receives, bucket_there(number))
+                if self._levels is not None:
+                    self._levels.gather(group, number, bucket.leveled)
             self._expected, self._expected_of = buckets, _layout(like)
 
     def ahead(self) -> tuple[int, int] | None:
@@ -242,7 +251,8 @@ class Reducer:
     def add_up(self, found: Mapping[int, Sequence[torch.Tensor]], out: torch.Tensor) -> None:
         """The mean of all ranks' partial sums of one stretch, by view rank, into ``out``. The peers' are scratch, this rank's own stay."""
         assert self._group is not None
-        self._add([found[rank][number] for rank, number in self._order], [rank != self._group.rank for rank, _ in self._order], out)
+        arrived = [rank != self._group.rank for rank, _ in self._order]
+        self._add([found[rank][number] for rank, number in self._order], arrived, out, self._plan)
 
     def mean(self, total: torch.Tensor) -> None:
         """The sum of all shards becomes their mean, in place; integers stay as they are."""
@@ -267,17 +277,11 @@ class Reducer:
             into.copy_(whole)
             self.mean(into)
 
-    def _add(self, leaves: list[torch.Tensor], arrived: list[bool], out: torch.Tensor) -> None:
-        """Add ``leaves`` in tree order into ``out``. Only those that ``arrived`` are scratch: this rank's own sums stay as they are.
-
-        Of two summands one has arrived, or is a sum of such, as this rank has added up its own already; a + b and b + a have the same bits.
-        """
-        for left, right in self._plan[:-1]:
-            into, other = (left, right) if arrived[left] else (right, left)
-            leaves[left] = leaves[into].add_(leaves[other])
-            arrived[left] = True
-        if self._plan:
-            left, right = self._plan[-1]
+    def _add(self, leaves: list[torch.Tensor], arrived: list[bool], out: torch.Tensor, plan: Additions) -> None:
+        """Add ``leaves`` in tree order into ``out``. Only those that ``arrived`` are scratch: this rank's own sums stay as they are."""
+        add_in_place(leaves, arrived, plan[:-1])
+        if plan:
+            left, right = plan[-1]
             torch.add(leaves[left], leaves[right], out=out)
         else:
             out.copy_(leaves[0])
@@ -295,7 +299,7 @@ class Reducer:
         sent = group.sending(works)
         for piece, work in zip(pieces, works, strict=True):
             work.arrived()
-            self._add(list(piece.leaves), list(piece.arrive), piece.into)
+            self._add(list(piece.leaves), list(piece.arrive), piece.into, self._plan)
         sent()
 
     def _pieces(self, peer: int, local: Sequence[Sequence[torch.Tensor]], out: Sequence[torch.Tensor]) -> list[_Piece]:
@@ -343,28 +347,51 @@ class Reducer:
             returning += self._scatter(group, number, buckets[number], local, out, early)
         for number, bucket in enumerate(buckets):
             assert bucket.arrival is not None
+            if self._levels is not None:
+                for ahead in range(number + (number > 0), min(number + 2, len(buckets))):
+                    self._levels.combine(group, ahead, buckets[ahead], local, early)
             bucket.arrival.arrived()  # and what it sends has arrived, once the peers give back what they have added it up to
             if early is not None:
                 early.arrived(number)
-                early.own(number)
+                if self._levels is None:
+                    early.own(number)
             mine = bucket.chunk(out, group.rank)
-            self.add_up(self._leaves(group, bucket, local), mine)
+            self._sum(group, bucket, local, mine)
             if bucket is buckets[-1]:
                 returning += added()  # a few numbers that everyone needs, ahead of the long message
             receives = [] if group.receives_ahead else self._returns(bucket, out)
             returning.append(group.start(self._gifts(bucket, mine), receives, bucket_back(number)))
+            if self._levels is not None and number:
+                returning += self._levels.pass_on(group, number - 1, buckets[number - 1], out)
             if number + BUCKETS_IN_FLIGHT < len(buckets):
                 following = number + BUCKETS_IN_FLIGHT
                 returning += self._scatter(group, following, buckets[following], local, out, early)
+        if self._levels is not None and buckets:
+            returning += self._levels.pass_on(group, len(buckets) - 1, buckets[-1], out)
         group.complete(returning)
         self._buckets_before = [*buckets]
 
+    def _sum(self, group: Group, bucket: Bucket, local: Sequence[Sequence[torch.Tensor]], mine: torch.Tensor) -> None:
+        """Of this rank's chunk."""
+        if self._levels is None:
+            self.add_up(self._leaves(group, bucket, local), mine)
+        else:
+            self._add(*self._levels.leaves(bucket, local), mine, self._levels.additions)
+
+    def _comes_back(self, bucket: Bucket) -> bool:
+        """Whether all ranks get the sums of this bucket."""
+        return True
+
     def _gifts(self, bucket: Bucket, mine: torch.Tensor) -> list[tuple[torch.Tensor, int]]:
         """Who gets this rank's sums."""
+        if self._levels is not None:
+            return self._levels.gifts(mine)
         return [(mine, peer) for peer in self._peers]
 
     def _returns(self, bucket: Bucket, out: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, int]]:
         """Where the peers' sums go."""
+        if self._levels is not None:
+            return self._levels.returns(bucket, out)
         return [(bucket.chunk(out, peer), peer) for peer in reversed(self._peers)]
 
     def _buckets(self, flats: Sequence[torch.Tensor], size: int) -> list[Bucket]:
@@ -380,11 +407,18 @@ class Reducer:
     def _open(self, group: Group, flats: Sequence[torch.Tensor]) -> list[Bucket]:
         """The buckets of a reduction, and room for what arrives of them."""
         buckets = self._buckets(flats, group.size)
-        self._room = _aligned(max((bucket.chunk(flats, group.rank).nbytes for bucket in buckets), default=0))
+        levels = self._levels
+        sizes = (bucket.chunk(flats, group.rank).nbytes if levels is None else levels.room_bytes(bucket, flats) for bucket in buckets)
+        self._room = _aligned(max(sizes, default=0))
         return buckets
 
-    def _incoming(self, number: int, bucket: Bucket, mine: torch.Tensor, *, ahead: bool) -> list[tuple[torch.Tensor, int]]:
-        """Where the peers' partial sums of this rank's chunk go. ``ahead`` of the reduction ``mine`` is not its own, and left alone."""
+    def _incoming(self, number: int, bucket: Bucket, flats: Sequence[torch.Tensor], *, ahead: bool) -> list[Transfer]:
+        """Where the peers' partial sums of this rank's chunk go. ``ahead`` of the reduction ``flats`` are not its own, and left alone."""
+        assert self._group is not None
+        mine = bucket.chunk(flats, self._group.rank)
+        if self._levels is not None:
+            rooms = self._rooms(mine.device, number % IN_FLIGHT_IN_LEVELS, IN_FLIGHT_IN_LEVELS, self._levels.count)
+            return self._levels.make_room(bucket, flats, iter(rooms))
         sources = [peer for peer in reversed(self._peers) for _ in range(self.counts[peer])]
         room = self._stage if ahead else self._landing
         bucket.incoming = room(mine, number % BUCKETS_IN_FLIGHT, len(sources))
@@ -405,9 +439,9 @@ class Reducer:
         """
         # Asked for first: whoever has this rank's partial sums knows that it may send back what comes of them.
         returns = self._returns(bucket, out) if group.receives_ahead else []
-        receives = [] if bucket.arrival is not None else self._incoming(number, bucket, bucket.chunk(out, group.rank), ahead=False)
+        receives = [] if bucket.arrival is not None else self._incoming(number, bucket, out, ahead=False)
         if early is not None:
-            early.coming(number, receives)
+            early.coming(number, receives if bucket.arrival is not None else [*receives, *bucket.leveled.asked])
             early.coming(BACK, returns)
         asked = [group.start([], returns, bucket_back(number))] if returns else []
         sends = self._sends(bucket, local) if early is None else []
@@ -415,10 +449,18 @@ class Reducer:
             bucket.arrival = group.start(sends, receives, bucket_there(number))
         elif sends:
             bucket.departure = group.start(sends, [], bucket_there(number))
+        if self._levels is not None:
+            self._levels.gather(group, number, bucket.leveled)
+            if early is None:
+                self._levels.give(group, number, bucket, local)
+            if self._comes_back(bucket):
+                self._levels.ask_back(group, number, bucket, out)
         return asked
 
     def _sends(self, bucket: Bucket, local: Sequence[Sequence[torch.Tensor]]) -> list[Transfer]:
         """What the peers get of this rank's own sums."""
+        if self._levels is not None:
+            return self._levels.sends(bucket, local)
         return [(bucket.chunk(flats, peer), peer) for peer in self._peers for flats in local]
 
     # ---- while this rank's last shard is computed ----------------------------------------------------------------------------------------
@@ -445,6 +487,8 @@ class Reducer:
 
         def send(number: int) -> None:
             buckets[number].departure = group.start(self._sends(buckets[number], local), [], bucket_there(number))
+            if self._levels is not None:
+                self._levels.give(group, number, buckets[number], local)
 
         early = Early(group, len(buckets), send)
         if ahead is not None:
@@ -465,14 +509,17 @@ class Reducer:
 
     def _stage(self, like: torch.Tensor, half: int, count: int) -> list[torch.Tensor]:
         """``count`` buffers like ``like``, from memory that is kept for the run; each half serves one of the buckets in flight."""
+        return [room[: like.nbytes].view(like.dtype) for room in self._rooms(like.device, half, BUCKETS_IN_FLIGHT, count)]
+
+    def _rooms(self, device: torch.device, slot: int, slots: int, count: int) -> list[torch.Tensor]:
+        """The memory of one of the ``slots``."""
         room = self._room
-        needed = BUCKETS_IN_FLIGHT * count * room
-        stage = self._stages.get(like.device)
+        needed = slots * count * room
+        stage = self._stages.get(device)
         if stage is None or stage.numel() < needed:
             room_for_losses = 2 * needed  # after a loss the sums are finer, and there are more of them
-            stage = self._stages[like.device] = torch.empty(room_for_losses, dtype=torch.uint8, device=like.device)
-        starts = range(half * count * room, (half + 1) * count * room, room)
-        return [stage[start : start + like.nbytes].view(like.dtype) for start in starts]
+            stage = self._stages[device] = torch.empty(room_for_losses, dtype=torch.uint8, device=device)
+        return [stage[start : start + room] for start in range(slot * count * room, (slot + 1) * count * room, room)]
 
 
 class SideChannel:

@@ -25,13 +25,13 @@ from actors.rank.state.tracked import TrackedState
 from actors.rank.step.clipping import SplitNorms, clip_factor
 from actors.rank.step.engine import Engine, Outcome
 from actors.rank.step.gradients import GradientSet
-from actors.rank.step.reduction import Bucket, Chunk, Reducer, cut_points
+from actors.rank.step.reduction import Bucket, Chunk, Reducer
 from actors.rank.tags import Tag
 from actors.rank.telemetry.recorder import Recorder
 from actors.rank.zero1.chunked import ChunkedOptimizer, check
 from actors.rank.zero1.whole import ShardedTensors, WholeModule, whole_state
 from fleet.errors import ConfigError
-from fleet.protocol.chunks import WHOLE, Claim, Stretch, bounds, kept, route
+from fleet.protocol.chunks import WHOLE, Claim, Stretch, bounds, cut_points, kept, route
 from fleet.protocol.records import COMM
 from fleet.protocol.types import StateId
 from fleet.settings.run import RunSettings
@@ -87,14 +87,17 @@ class ShardedReducer(Reducer):
             found += [(0.0, flat, Bucket(flat, lo, hi, size)) for lo, hi in itertools.pairwise(cut_rest)]
         return [bucket for _, _, bucket in sorted(found, key=lambda one: one[:2], reverse=True)]
 
+    def _comes_back(self, bucket: Bucket) -> bool:
+        return not isinstance(bucket, _StretchBucket)
+
     def _gifts(self, bucket: Bucket, mine: torch.Tensor) -> list[tuple[torch.Tensor, int]]:
-        if not isinstance(bucket, _StretchBucket):
+        if self._comes_back(bucket):
             return super()._gifts(bucket, mine)
         assert self._group is not None
         return [(mine, guard) for guard in self.guarded[self._group.rank]]
 
     def _returns(self, bucket: Bucket, out: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, int]]:
-        if not isinstance(bucket, _StretchBucket):
+        if self._comes_back(bucket):
             return super()._returns(bucket, out)
         assert self._group is not None
         owners = [owner for owner, guards in enumerate(self.guarded) if self._group.rank in guards]
@@ -134,7 +137,7 @@ class ShardedEngine(Engine):
         return ChunkedOptimizer(self._optimizer, gradients.parameters, gradients.places, gradients.extents)
 
     def _make_reducer(self, settings: RunSettings) -> Reducer:
-        reducer = ShardedReducer(settings.shards)
+        reducer = ShardedReducer(settings.shards, two_levels=self._in_two_levels(settings))
         leaving = self._gradients.leaving
         reducer.extents = [0 if flat in leaving else extent for flat, extent in enumerate(self._gradients.extents)]
         return reducer

@@ -1,0 +1,186 @@
+"""What one rank does of a sum in two levels (:mod:`fleet.protocol.two_level`), bucket by bucket: what it sends, asks for, and combines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from actors.rank.membership.process_group import Group, Transfer, Work
+from actors.rank.step.early import Early
+from actors.rank.tags import bucket_back, bucket_gathered, bucket_there
+from fleet.protocol.chunks import cut_points
+from fleet.protocol.shards import Additions, join
+from fleet.protocol.two_level import Part, TwoLevel
+
+Flats = Sequence[torch.Tensor]
+
+
+@dataclass
+class Leveled:
+    """Of a bucket that is on its way in two levels.
+
+    Attributes:
+        landed: where partial sums of this rank's chunk go, by leaf; none for its own.
+        gathered: where the peers' sums of what this rank combines go, by part, in order; ``asked`` is to be received for that.
+        given: kept, and not waited for; ``gathering`` is what comes of what the peers give.
+        crossing: what this rank has combined; ``returning`` are the sums that it will pass on.
+    """
+
+    landed: list[list[torch.Tensor]] = field(default_factory=list)
+    gathered: list[list[torch.Tensor]] = field(default_factory=list)
+    asked: list[Transfer] = field(default_factory=list)
+    given: Work | None = None
+    gathering: Work | None = None
+    crossing: Work | None = None
+    returning: Work | None = None
+
+
+class Chunked(Protocol):
+    """A bucket of flat buffers, of which each rank owns a chunk."""
+
+    leveled: Leveled
+
+    def chunk(self, flats: Flats, rank: int) -> torch.Tensor: ...
+
+
+def piece(chunk: torch.Tensor, part: Part) -> torch.Tensor:
+    """That part of a chunk."""
+    cuts = cut_points(0, chunk.numel(), part.of)
+    return chunk[cuts[part.lo] : cuts[part.hi]]
+
+
+def add_in_place(leaves: list[torch.Tensor], arrived: list[bool], additions: Additions) -> None:
+    """Add in place, each sum at its left summand's index. Only what ``arrived`` is written to: this rank's own sums stay as they are.
+
+    Of two summands one has arrived, or is a sum of such, as this rank has added up its own already; a + b and b + a have the same bits.
+    """
+    for left, right in additions:
+        into, other = (left, right) if arrived[left] else (right, left)
+        leaves[left] = leaves[into].add_(leaves[other])
+        arrived[left] = True
+
+
+class Levels:
+    """One rank's part, in one view.
+
+    What one peer sends under one tag is in the order of owners, and of each owner's in the order of the tree. So all agree on which message
+    is which.
+
+    Attributes:
+        additions: of what an owner adds up, in the order of :meth:`leaves`.
+        count: how many buffers a bucket needs for what arrives to be added up.
+    """
+
+    def __init__(self, plan: TwoLevel, rank: int) -> None:
+        self._rank, host = rank, plan.host_of(rank)
+        self._near = [peer for peer in plan.hosts[host] if peer != rank]
+        parts = list(plan.all_parts(host))
+        self._mine = [part for part in parts if part.combiner == rank]
+        self._theirs = [part for part in parts if part.combiner != rank]
+        self._afar = {other: plan.parts(other, rank) for other in range(len(plan.hosts)) if other != host}
+        self._brought, (self._joins, self._joined) = plan.brought(host), plan.combined(host)
+        self._owned = plan.owned(host)
+        self.additions, _ = join([leaf.block for leaf in self._owned], plan.shards)
+        arriving = sum(leaf.rank != rank for leaf in self._brought)
+        self.count = sum(leaf.rank != rank for leaf in self._owned) + len(self._mine) * arriving
+
+    def room_bytes(self, bucket: Chunked, flats: Flats) -> int:
+        """Of the largest buffer that a bucket needs."""
+        mine = bucket.chunk(flats, self._rank).nbytes
+        return max([mine, *(piece(bucket.chunk(flats, part.owner), part).nbytes for part in self._mine)])
+
+    # ---- from each rank to who combines, and to owners on its host -----------------------------------------------------------------------
+
+    def sends(self, bucket: Chunked, local: Sequence[Flats]) -> list[Transfer]:
+        """What goes to owners on this host of this rank's own sums."""
+        return [(bucket.chunk(flats, peer), peer) for peer in self._near for flats in local]
+
+    def give(self, group: Group, number: int, bucket: Chunked, local: Sequence[Flats]) -> None:
+        """Send the peers on this host what they combine of this rank's own sums."""
+        gifts = [(piece(bucket.chunk(flats, part.owner), part), part.combiner) for part in self._theirs for flats in local]
+        bucket.leveled.given = group.start(gifts, [], bucket_gathered(number))
+
+    def make_room(self, bucket: Chunked, like: Flats, rooms: Iterator[torch.Tensor]) -> list[Transfer]:
+        """Of ``rooms`` one for each partial sum that comes. Gives what is to be received of this rank's own chunk."""
+        mine, more, receives = bucket.chunk(like, self._rank), bucket.leveled, list[Transfer]()
+        more.landed = [[] if leaf.rank == self._rank else [_like(next(rooms), mine)] for leaf in self._owned]
+        for leaf, buffers in zip(self._owned, more.landed, strict=True):
+            if leaf.rank >= 0:
+                receives += [(buffer, leaf.rank) for buffer in buffers]
+            else:
+                receives += [(piece(buffer, part), part.combiner) for buffer in buffers for part in self._afar[leaf.host]]
+        more.gathered, more.asked = [], []
+        for part in self._mine:
+            wanted = piece(bucket.chunk(like, part.owner), part)
+            arriving = [(_like(next(rooms), wanted), leaf.rank) for leaf in self._brought if leaf.rank != self._rank]
+            more.gathered.append([buffer for buffer, _ in arriving])
+            more.asked += arriving
+        return receives
+
+    def gather(self, group: Group, number: int, more: Leveled) -> None:
+        """Ask for what this rank combines, once."""
+        if more.gathering is None:
+            more.gathering = group.start([], more.asked, bucket_gathered(number))
+
+    # ---- from hosts to owners ------------------------------------------------------------------------------------------------------------
+
+    def combine(self, group: Group, number: int, bucket: Chunked, local: Sequence[Flats], early: Early | None = None) -> None:
+        """Wait for what the peers have, add up this host's sums, and send them to owners on others."""
+        more = bucket.leveled
+        assert more.gathering is not None
+        more.gathering.arrived()
+        if early is not None:
+            early.own(number)
+        more.crossing = group.start(self._combined(bucket, local), [], bucket_there(number))
+
+    def _combined(self, bucket: Chunked, local: Sequence[Flats]) -> list[Transfer]:
+        crossing: list[Transfer] = []
+        for part, gathered in zip(self._mine, bucket.leveled.gathered, strict=True):
+            coming = iter(gathered)
+            own = [piece(bucket.chunk(flats, part.owner), part) for flats in local]
+            arrived = [leaf.rank != self._rank for leaf in self._brought]
+            leaves = [next(coming) if one else own[leaf.number] for one, leaf in zip(arrived, self._brought, strict=True)]
+            add_in_place(leaves, arrived, self._joins)
+            crossing += [(leaves[index], part.owner) for index in self._joined]
+        return crossing
+
+    def leaves(self, bucket: Chunked, local: Sequence[Flats]) -> tuple[list[torch.Tensor], list[bool]]:
+        """All that makes up this rank's chunk, from left to right, and which of it has arrived."""
+        landed, own = bucket.leveled.landed, [bucket.chunk(flats, self._rank) for flats in local]
+        found = [one[0] if one else own[leaf.number] for one, leaf in zip(landed, self._owned, strict=True)]
+        return found, [bool(one) for one in landed]
+
+    # ---- the sums come back --------------------------------------------------------------------------------------------------------------
+
+    def gifts(self, mine: torch.Tensor) -> list[Transfer]:
+        """Who gets the sum of this rank's chunk: its neighbours all, of each other host everyone a part."""
+        afar = [(piece(mine, part), part.combiner) for parts in self._afar.values() for part in parts]
+        return [(mine, peer) for peer in self._near] + afar
+
+    def returns(self, bucket: Chunked, out: Flats) -> list[Transfer]:
+        """Where the neighbours' sums go, and those that they pass on."""
+        own = [(bucket.chunk(out, peer), peer) for peer in self._near]
+        return own + [(piece(bucket.chunk(out, part.owner), part), part.combiner) for part in self._theirs]
+
+    def ask_back(self, group: Group, number: int, bucket: Chunked, out: Flats) -> None:
+        """Ask for the sums that this rank will pass on."""
+        wanted = [(piece(bucket.chunk(out, part.owner), part), part.owner) for part in self._mine]
+        bucket.leveled.returning = group.start([], wanted, bucket_back(number))
+
+    def pass_on(self, group: Group, number: int, bucket: Chunked, out: Flats) -> list[Work]:
+        """Wait for them, and give them to all neighbours. Once this returns the room of the bucket is free: what was in it has arrived."""
+        more = bucket.leveled
+        assert more.crossing is not None
+        if more.returning is None:
+            group.complete([more.crossing])
+            return []
+        more.returning.arrived()
+        gifts = [(piece(bucket.chunk(out, part.owner), part), peer) for part in self._mine for peer in self._near]
+        return [more.crossing, group.start(gifts, [], bucket_back(number))]
+
+
+def _like(room: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    return room[: like.nbytes].view(like.dtype)

@@ -1,0 +1,129 @@
+"""Ranks that sum in two levels over gloo: the bits of one rank, also when a group breaks at either level, and while they compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from actors.rank.membership.process_group import Group, GroupBroken
+from actors.rank.step.levels import Levels
+from actors.rank.step.reduction import Reducer
+from tests.unit.test_overlap import STEPS, once, same, trained
+from tests.unit.test_reduction import Buffers, mean_over, summed, threads, with_groups
+
+__all__ = ["threads"]
+
+LENGTH, SMALL, LARGE = 30_001, 1 << 12, 1 << 20
+SITES = ["aabb", "abab", "aaab", "aabbc"]
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("bucket_bytes", [SMALL, LARGE])
+@pytest.mark.parametrize("sites", SITES)
+def test_hosts_agree_bit_for_bit_over_gloo(sites: str, bucket_bytes: int) -> None:
+    """Also when what is brought was asked for before the reduction."""
+    expected = mean_over(1, LENGTH, bucket_bytes)[0]
+
+    def rank(group: Group) -> bool:
+        assert group.sites == tuple(sites), "all are told where each is"
+        reducer, mean, right = Reducer(16, "ordered", bucket_bytes, two_levels=True), Buffers(LENGTH), []
+        sums = summed(group, LENGTH, reducer)
+        assert reducer._levels is not None
+        for ahead in (False, True, True):
+            if ahead:
+                reducer.expect(mean.flats)
+            reducer.reduce(sums, mean)
+            right.append(torch.equal(mean.flats[0], expected))
+        return all(right)
+
+    assert with_groups(len(sites), rank, sites) == [True] * len(sites)
+
+
+@pytest.mark.parametrize(("sites", "asked"), [("aabb", False), ("abcd", True), ("aaaa", True), ("", True)])
+def test_one_level_where_two_do_not_help_or_are_not_asked_for(sites: str, asked: bool) -> None:
+    def rank(group: Group) -> bool:
+        reducer = Reducer(16, two_levels=asked)
+        summed(group, 100, reducer)
+        return reducer._levels is None
+
+    assert with_groups(4, rank, sites) == [True] * 4
+
+
+@pytest.mark.parametrize("sites", ["aabb", "abab", "aab"])
+def test_what_travels_while_a_rank_computes_has_the_same_bits(sites: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    [(expected, _)] = trained(1, once, watched=False)
+    for expect in (True, False):
+        for means, early in trained(len(sites), once, True, expect=expect, sites=sites):
+            assert same(means, expected)
+            assert early >= STEPS - 2
+
+
+def breaks_combining(group: Group, patch: pytest.MonkeyPatch) -> None:
+    """Rank 1 is gone when it has combined the first bucket, and before it says so."""
+    original = Levels._combined
+
+    def combined(self: Levels, *arguments: Any) -> Any:
+        found = original(self, *arguments)
+        if self._rank == 1:
+            group.interrupt("lost")
+        return found
+
+    patch.setattr(Levels, "_combined", combined)
+
+
+def breaks_adding(group: Group, patch: pytest.MonkeyPatch) -> None:
+    """Rank 1 is gone when it has what it owns."""
+    original = Levels.leaves
+
+    def leaves(self: Levels, *arguments: Any) -> Any:
+        if self._rank == 1:
+            group.interrupt("lost")
+        return original(self, *arguments)
+
+    patch.setattr(Levels, "leaves", leaves)
+
+
+def breaks_passing_on(group: Group, patch: pytest.MonkeyPatch) -> None:
+    """Rank 1 is gone when it has what it should pass on."""
+    original = Levels.pass_on
+
+    def pass_on(self: Levels, *arguments: Any) -> Any:
+        if self._rank == 1:
+            group.interrupt("lost")
+        return original(self, *arguments)
+
+    patch.setattr(Levels, "pass_on", pass_on)
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("breaks", [breaks_combining, breaks_adding, breaks_passing_on])
+def test_sums_outlive_a_group_that_breaks(breaks: Callable[..., None]) -> None:
+    """All others learn of it, what they have computed stays, and in the next group, where hosts are others, it comes out as it should."""
+    expected = mean_over(1, LENGTH, SMALL)[0]
+    kept: dict[int, Any] = {}
+
+    def loses_one(group: Group) -> bool:
+        reducer, mean = Reducer(16, "ordered", SMALL, two_levels=True), Buffers(LENGTH)
+        sums = summed(group, LENGTH, reducer)
+        if group.rank == 1:
+            breaks(group, patch)
+        kept[group.rank] = reducer, sums
+        group.all_gather(torch.empty(4, 1), torch.zeros(1))  # all are patched
+        with pytest.raises(GroupBroken):
+            reducer.reduce(sums, mean)
+        return True
+
+    def goes_on(group: Group) -> bool:
+        reducer, sums = kept[group.rank]
+        reducer.bind(group, [kept[rank][1].blocks for rank in range(group.size)])
+        mean = Buffers(LENGTH)
+        reducer.reduce(sums, mean)
+        return torch.equal(mean.flats[0], expected)
+
+    with pytest.MonkeyPatch.context() as patch:
+        assert with_groups(4, loses_one, "aabb") == [True] * 4
+    assert with_groups(4, goes_on, "abbb") == [True] * 4
