@@ -56,12 +56,14 @@ def settings_of(shape: Shape, shards: int, folder: Path, **told: object) -> RunS
 class Fleet(PlainFleet):
     """Ranks at their places."""
 
-    def __init__(self, settings: RunSettings, folder: Path, places: Places) -> None:
-        super().__init__(price_ranks.paired, settings, folder, respawn=False)
+    def __init__(
+        self, settings: RunSettings, folder: Path, places: Places, train: Callable[[Any], None] = price_ranks.paired
+    ) -> None:  # fmt: skip
+        super().__init__(train, settings, folder, respawn=False)
         self._places = places
 
     def spawn_on(self, slot: int, node: str) -> None:
-        arguments = (self.settings, slot, node, self.shm, self.url, self._places[slot])
+        arguments = (self.train, self.settings, slot, node, self.shm, self.url, self._places[slot])
         process = FORKED.Process(target=price_ranks.started, args=arguments, daemon=False)
         process.start()
         self.processes[slot] = process

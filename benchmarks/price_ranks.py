@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,15 +53,16 @@ HERE = (Place(), Place())
 
 
 @contextmanager
-def slow_link(rate: str) -> Iterator[tuple[Place, Place]]:
-    """Two hosts, which are network namespaces, joined by a link that carries ``rate`` in each direction. Needs root."""
+def slow_link(rate: str, burst: str = BURST) -> Iterator[tuple[Place, Place]]:
+    """Two hosts, which are network namespaces, joined by a link that carries ``rate`` in each direction, and ``burst`` at once behind a
+    pause. Needs root."""
     spaces = [Space.alone(("--net",), [["ip", "link", "set", "lo", "up"]]) for _ in range(2)]
     try:
         spaces[0].do("ip", "link", "add", LINK, "type", "veth", "peer", "name", LINK, "netns", str(spaces[1].pid))
         for number, space in enumerate(spaces, 1):
             space.do("ip", "address", "add", f"10.78.0.{number}/24", "dev", LINK)
             space.do("ip", "link", "set", LINK, "up")
-            space.do("tc", "qdisc", "add", "dev", LINK, "root", "tbf", "rate", rate, "burst", BURST, "latency", LATENCY)
+            space.do("tc", "qdisc", "add", "dev", LINK, "root", "tbf", "rate", rate, "burst", burst, "latency", LATENCY)
         first, second = (Place(f"10.78.0.{number}", LINK, space.pid) for number, space in enumerate(spaces, 1))
         yield first, second
     finally:
@@ -89,11 +90,11 @@ def paired(run: Any) -> None:
         step.commit()
 
 
-def started(settings: RunSettings, slot: int, node: str, folder: Path, url: str, place: Place) -> None:
+def started(train: Callable[[Any], None], settings: RunSettings, slot: int, node: str, folder: Path, url: str, place: Place) -> None:
     """A rank of Fleet's, at its place."""
     multiprocessing.set_start_method("fork", force=True)
     place.enter()
-    run_rank(paired, settings, slot, node, folder, place.address, Parts(url), socket_path(folder, node))
+    run_rank(train, settings, slot, node, folder, place.address, Parts(url), socket_path(folder, node))
 
 
 def ddp(told: Mapping[str, str], rank: int, world: int, place: Place) -> None:

@@ -1,0 +1,123 @@
+"""For `exposed`: what ranks do, and how fast the link between their hosts is for a plain connection.
+
+Each rank trains a model that ``fully_shard`` has cut, and notes of each step what it has received, and how long its backward computed.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from actors.rank.fsdp.engine import FsdpEngine
+from benchmarks.device_ranks import Text
+from benchmarks.mesh_ranks import cut
+from benchmarks.price_ranks import Place
+
+PORT, PINGS, TRANSFERS, REACH_S = 7801, 50, 5, 30.0
+
+
+class Filled:
+    """What a rank has gathered, and how long it waited for that, since it began."""
+
+    def __init__(self, engine: FsdpEngine) -> None:
+        self.bytes, self.waited_s = 0, 0.0
+        self._fill, self._fetch = engine._fill, engine._borrower.fetch
+        for unit in (*engine._gathered, *engine._uncast):
+            unit._fill = self.fill
+        engine._borrower.fetch = self.fetch  # type: ignore[method-assign]
+
+    def fill(self, flat: int, memory: torch.Tensor) -> None:
+        begin_s = time.perf_counter()
+        self._fill(flat, memory)
+        self.waited_s += time.perf_counter() - begin_s
+
+    def fetch(self, state: Any, wishes: Any) -> list[int]:
+        missing = self._fetch(state, wishes)
+        self.bytes += sum(wish.into.nbytes for number, (_, wish) in enumerate(wishes) if number not in missing)
+        return missing
+
+
+def gathers(run: Any) -> None:
+    """What a user would write, but for what is noted."""
+    told = run.options
+    model, optimizer = cut(told, run.mesh)
+    data, batch = Text(), run.shards * int(told["samples"])
+    notes, filled = (Path(told["folder"]) / f"steps-{run.slot}").open("a", buffering=1), None
+    for step in run.steps(run.track(model=model, optimizer=optimizer), total=int(told["steps"])):
+        filled = filled or Filled(cast(FsdpEngine, run._engine))
+        before_bytes, backward_s = filled.bytes, 0.0
+        for text in step.batches(data, batch_size=batch):
+            loss = model.train()(text)
+            begin_s, waited_s = time.perf_counter(), filled.waited_s
+            step.backward(loss)
+            backward_s += time.perf_counter() - begin_s - (filled.waited_s - waited_s)
+        if step.commit():
+            noted = {"step": step.number, "gathered_bytes": filled.bytes - before_bytes, "backward_s": backward_s}
+            notes.write(json.dumps(noted) + "\n")
+
+
+# ---- the link --------------------------------------------------------------------------------------------------------------------------
+
+
+def link_end(place: Place, other: str, size: int, file: str) -> None:
+    """Both ends give each other ``size`` bytes at once, a few times: bytes a second of one direction; and how long one message takes."""
+    place.enter()
+    with _met(place.address, other) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _ping(connection)
+        pings_s = [_timed(lambda: _ping(connection)) for _ in range(PINGS)]
+        times_s = [_timed(lambda: _swap(connection, size)) for _ in range(TRANSFERS)]
+    found = {"bytes_per_s": [size / one_s for one_s in times_s], "latency_s": statistics.median(pings_s) / 2}
+    Path(file).write_text(json.dumps(found))
+
+
+def _met(address: str, other: str) -> socket.socket:
+    """The lower address listens."""
+    if address < other:
+        with socket.create_server((address, PORT)) as listener:
+            listener.settimeout(REACH_S)
+            return listener.accept()[0]
+    end_s = time.monotonic() + REACH_S
+    while True:
+        try:
+            return socket.create_connection((other, PORT), REACH_S)
+        except ConnectionRefusedError:
+            if time.monotonic() > end_s:
+                raise
+            time.sleep(0.05)
+
+
+def _timed(work: Callable[[], object]) -> float:
+    begin_s = time.perf_counter()
+    work()
+    return time.perf_counter() - begin_s
+
+
+def _ping(connection: socket.socket) -> None:
+    connection.sendall(b"p")
+    _take(connection, 1)
+
+
+def _swap(connection: socket.socket, size: int) -> None:
+    sender = threading.Thread(target=connection.sendall, args=(bytes(size),))
+    sender.start()
+    _take(connection, size)
+    sender.join()
+    _ping(connection)
+
+
+def _take(connection: socket.socket, size: int) -> None:
+    room, at = memoryview(bytearray(size)), 0
+    while at < size:
+        count = connection.recv_into(room[at:])
+        if not count:
+            raise ConnectionError("the other end is gone")
+        at += count

@@ -1,0 +1,81 @@
+"""What Fleet's ranks give each other in a step, by how they keep their state, and what of it nothing hides.
+
+N ranks; c copies of each chunk beside its owner's, in groups at least as many as there are other groups; P bytes of parameters, S those of
+gradients. Bytes are those that one rank receives, and as many it sends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fleet.laws.law import AtLeastOne, Count, CountOrZero, NonNegative, Positive, law, minimum, where
+
+COUNTED = "counted on the wire of real ranks: tests/fault/test_fsdp_exchange.py; docs/decisions/0050 and 0053"
+MEASURED = "docs/decisions/0055; measured by benchmarks/exposed.py on a link of a set rate"
+
+
+@dataclass(frozen=True, slots=True)
+class Exposed:
+    """Seconds of one rank in a step.
+
+    Attributes:
+        gathers_s: units that are waited for.
+        sums_s: of gradients, what is left when the backward is over; ``hidden_s`` is what travels while it computes.
+    """
+
+    gathers_s: float
+    sums_s: float
+    hidden_s: float
+
+    @property
+    def total_s(self) -> float:
+        """What a step is longer by."""
+        return self.gathers_s + self.sums_s
+
+
+def _copies(copies: float, ranks: float) -> float:
+    return where(copies < ranks - 1.0, copies, ranks - 1.0)
+
+
+@law(COUNTED, parameter_bytes=28e9, ranks=8, copies=1, gathers=2)
+def gathered_bytes(parameter_bytes: NonNegative, ranks: AtLeastOne, copies: CountOrZero = 1, gathers: CountOrZero = 2) -> float:
+    """Of parameters that are kept in chunks, all that a rank does not keep, each time it gathers them: gathers x (N - 1 - c)/N P.
+
+    A unit is gathered for each forward and for each backward, so twice a shard; once a shard, if it is kept from one to the other.
+    """
+    return gathers * (ranks - 1.0 - _copies(copies, ranks)) / ranks * parameter_bytes
+
+
+@law(COUNTED, gradient_bytes=28e9, ranks=8, copies=1, partials=1)
+def summed_bytes(gradient_bytes: NonNegative, ranks: AtLeastOne, copies: CountOrZero = 1, partials: Count = 1) -> float:
+    """Of gradients whose sums stay with the owners of their chunks and with c guards: (partials (N - 1) + c)/N S.
+
+    A rank brings as many partial sums as there are blocks of the tree that its shards make up; if gradients leave in the backward, one for
+    each of its shards. Where all ranks have the whole sum, c is N - 1.
+    """
+    return (partials * (ranks - 1.0) + _copies(copies, ranks)) / ranks * gradient_bytes
+
+
+@law(MEASURED, forward_bytes=12e6, backward_bytes=12e6, sum_bytes=24e6, bytes_per_s=48e6, latency_s=1e-4, backward_s=0.4, units=9, leave=True)
+def exposed_exchange(
+    forward_bytes: NonNegative,
+    backward_bytes: NonNegative,
+    sum_bytes: NonNegative,
+    bytes_per_s: Positive,
+    latency_s: NonNegative = 0.0,
+    backward_s: NonNegative = 0.0,
+    units: Count = 1,
+    leave: bool = False,
+) -> Exposed:
+    """All of it, (F + B + S)/beta; if gradients leave in the backward, less (u - 1)/u x min(backward, max(0, S - B)/beta).
+
+    Nothing hides a gather: a module waits for its unit. What leaves does so as the next unit is asked for, which waits behind it, so that
+    only what is more than the gathers travels while the backward computes, and of the last unit nothing does. Each gather is a question
+    and an answer, and so is a sum: 2 alpha.
+    """
+    gathers_s = (forward_bytes + backward_bytes) / bytes_per_s + where(forward_bytes > 0.0, 2.0, 0.0) * units * latency_s
+    gathers_s = gathers_s + where(backward_bytes > 0.0, 2.0, 0.0) * units * latency_s
+    beyond_s = where(sum_bytes > backward_bytes, sum_bytes - backward_bytes, 0.0) / bytes_per_s
+    hidden_s = minimum(backward_s, beyond_s) * (units - 1.0) / units if leave else 0.0 * beyond_s
+    sums_s = sum_bytes / bytes_per_s + where(sum_bytes > 0.0, 2.0, 0.0) * latency_s - hidden_s
+    return Exposed(gathers_s, sums_s, hidden_s)
