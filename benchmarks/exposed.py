@@ -33,34 +33,44 @@ from fleet.settings.run import RunSettings
 from tests.support.plain import FORKED, PRELOADED
 from tests.support.programs import namespaces, program
 
-WORLD, WARM_STEPS, LIMIT_S = 2, 2, 400.0
-BURST, MTU_SHARE = "16kb", 0.25
+WARM_STEPS, LIMIT_S = 2, 400.0
+BURST = "16kb"
 """A link gives so much at once behind a pause: little beside a unit."""
-SMALLEST = Shape(64, 2, 1)
-GROWN = {"4mb": Shape(128, 5, 8), "39mb": Shape(320, 8, 8)}
-RATES = {"4mb": "100mbit", "39mb": "500mbit"}
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is trained, on what link, how gradients leave, and how many copies there are."""
+    """What is trained, on what links, and how.
+
+    Attributes:
+        wait_s: that the forward of a block computes; its backward takes twice that.
+    """
 
     name: str
     shape: Shape
     rate: str
     sync: str
+    world: int
     copies: int
+    wait_s: float
 
     def settings(self, folder: Path, steps: int) -> RunSettings:
-        told = settings_of(self.shape, WORLD, folder, sync=self.sync, steps=steps)
+        told = settings_of(self.shape, self.world, folder, sync=self.sync, steps=steps, wait_s=self.wait_s)
         return replace(told, optimizer_copies=self.copies)
 
 
-def cases(shapes: dict[str, Shape]) -> list[Case]:
+SMALL, LARGE, SMALLEST = Shape(128, 5, 1), Shape(192, 6, 1), Shape(64, 2, 1)
+LINKS = {"4mb": (SMALL, "100mbit", 0.015), "11mb": (LARGE, "200mbit", 0.02)}
+"""By name of the size: what is trained, on what link, and how long a block's forward computes."""
+SPREADS = ((2, 0), (2, 1), (3, 1))
+"""(ranks, copies)."""
+
+
+def cases(form: Form) -> list[Case]:
     return [
-        Case(f"{name}_{sync}_{copies}_copies", shape, RATES[name], sync, copies)
-        for name, shape in shapes.items()
-        for copies in (0, 1)
+        Case(f"{name}_{world}_ranks_{copies}_copies_{sync}", form.of(shape, shape, SMALLEST), rate, sync, world, copies, wait_s)
+        for name, (shape, rate, wait_s) in list(LINKS.items())[: form.of(2, 2, 1)]
+        for world, copies in SPREADS[: form.of(3, 3, 1)]
         for sync in ("step", "shard")
     ]
 
@@ -68,25 +78,26 @@ def cases(shapes: dict[str, Shape]) -> list[Case]:
 # ---- the law ---------------------------------------------------------------------------------------------------------------------------
 
 
-def units_of(shape: Shape) -> tuple[int, int, int]:
-    """(bytes of the blocks, of what is around them, which is kept from forward to backward; units)."""
+def units_of(shape: Shape) -> tuple[int, int]:
+    """(bytes of the blocks, of what is around them, which is kept from forward to backward)."""
     model = Transformer(shape.width, shape.layers)
     whole = sum(one.nbytes for one in model.parameters())
     blocks = sum(one.nbytes for block in model.blocks[: shape.layers] for one in block.parameters())
-    return blocks, whole - blocks, shape.layers + 1
+    return blocks, whole - blocks
 
 
 def lawful_s(case: Case, link: dict[str, float], backward_s: float) -> float:
     """What the law says of the exposed exchange of a step."""
-    blocks, around, units = units_of(case.shape)
+    (blocks, around), world, copies = units_of(case.shape), case.world, case.copies
     found = exposed_exchange(
-        forward_bytes=gathered_bytes(blocks + around, WORLD, case.copies, 1),
-        backward_bytes=gathered_bytes(blocks, WORLD, case.copies, 1),
-        sum_bytes=summed_bytes(blocks + around, WORLD, case.copies, 1),
+        forward_bytes=gathered_bytes(blocks + around, world, copies, 1),
+        backward_bytes=gathered_bytes(blocks, world, copies, 1),
+        sum_bytes=summed_bytes(blocks + around, world, copies),
         bytes_per_s=link["bytes_per_s"],
         latency_s=link["latency_s"],
         backward_s=backward_s,
-        units=units,
+        units=case.shape.layers,
+        last_bytes=summed_bytes(around, world, copies),
         leave=case.sync == "shard",
     )
     return found.total_s
@@ -113,12 +124,11 @@ def exposed_s(records: Sequence[Record]) -> dict[int, list[float]]:
 
 
 def link_of(places: Places, size: int, folder: Path) -> dict[str, Any]:
-    """What a plain connection reaches on the link; both ends' figures."""
-    folder.mkdir(exist_ok=True)
-    files = [folder / f"link-{number}" for number in range(WORLD)]
+    """What a plain connection between the first two hosts reaches, in both directions at once; both ends' figures."""
+    files = [folder / f"link-{number}" for number in range(2)]
     ends = [
         FORKED.Process(target=exposed_ranks.link_end, args=(place, places[1 - number].address, size, str(files[number])), daemon=True)
-        for number, place in enumerate(places)
+        for number, place in enumerate(places[:2])
     ]
     for end in ends:
         end.start()
@@ -126,29 +136,31 @@ def link_of(places: Places, size: int, folder: Path) -> dict[str, Any]:
         end.join(LIMIT_S)
     found = [json.loads(file.read_text()) for file in files]
     rates = [rate for one in found for rate in one["bytes_per_s"]]
-    return {"bytes_per_s": statistics.median(rates), "latency_s": statistics.median(one["latency_s"] for one in found), "rates": rates}
+    return {"latency_s": statistics.median(one["latency_s"] for one in found), "rates": rates}
 
 
 def trained(case: Case, steps: int, folder: Path) -> dict[str, Any]:
-    """One run on a link of its own, with a plain connection on it before and behind."""
+    """One run on links of its own, with a plain connection on one before and behind it."""
     folder.mkdir()
     FORKED.set_forkserver_preload([*PRELOADED, exposed_ranks.__name__])
-    blocks, around, _ = units_of(case.shape)
-    with price_ranks.slow_link(case.rate, BURST) as places:
-        link = link_of(places, (blocks + around) // 2, folder)
+    made = price_ranks.slow_link(case.rate, BURST) if case.world == 2 else price_ranks.slow_links(case.world, case.rate, BURST)
+    with made as places:
+        links = [link_of(places, sum(units_of(case.shape)), folder)]
         with Fleet(case.settings(folder, steps), folder, places, exposed_ranks.gathers) as fleet:
             outcome = fleet.wait(LIMIT_S)
             records = fleet.records()
+        links.append(link_of(places, sum(units_of(case.shape)), folder))
     if outcome.status != "completed":
         raise RuntimeError(f"{case.name}: {outcome.reason}")
     notes = [json.loads(line) for path in folder.glob("steps-*") for line in path.read_text().splitlines()]
     counted = [one for one in notes if one["step"] >= WARM_STEPS]
-    exposed = [statistics.fmean(ranks) for step, ranks in sorted(exposed_s(records).items()) if step >= WARM_STEPS and len(ranks) == WORLD]
+    found = sorted(exposed_s(records).items())
+    rates = [rate for link in links for rate in link["rates"]]
     return {
-        "exposed_s": exposed,
+        "exposed_s": [statistics.fmean(ranks) for step, ranks in found if step >= WARM_STEPS and len(ranks) == case.world],
         "backward_s": [one["backward_s"] for one in counted],
         "gathered_bytes": sorted({one["gathered_bytes"] for one in counted}),
-        "link": link,
+        "link": {"rates": rates, "bytes_per_s": statistics.median(rates), "latency_s": min(link["latency_s"] for link in links)},
     }
 
 
@@ -165,7 +177,7 @@ def measured(case: Case, steps: int, folder: Path) -> dict[str, Any]:
         f"fleet_{case.name}_backward_s": run["backward_s"],
         f"link_{case.name}_bytes_per_s": run["link"]["rates"],
     }
-    told = f"{case.name}: {sum(units_of(case.shape)[:2]):,} bytes of parameters, {case.rate}, {run['gathered_bytes']} bytes gathered a step"
+    told = f"{case.name}: {sum(units_of(case.shape)):,} bytes of parameters, {case.rate}, {run['gathered_bytes']} bytes gathered a step"
     return {"settings": {}, "figures": figures, "samples": samples, "notes": [told]}
 
 
@@ -176,10 +188,9 @@ def measure(form: Form) -> dict[str, Any]:
         program("tc")
     except pytest.skip.Exception as reason:
         return {"settings": {}, "figures": {}, "samples": {}, "notes": [left_out("_exposed_", str(reason))]}
-    steps = form.of(20, 8, 1) + WARM_STEPS
-    shapes = form.of(GROWN, GROWN, {"4mb": SMALLEST})
+    steps = form.of(20, 8, 2) + WARM_STEPS
     with tempfile.TemporaryDirectory(prefix="exposed-") as folder:
-        return together([measured(case, steps, Path(folder) / case.name) for case in cases(shapes)])
+        return together([measured(case, steps, Path(folder) / case.name) for case in cases(form)])
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from typing import Any, cast
 import torch
 
 from actors.rank.fsdp.engine import FsdpEngine
-from benchmarks.device_ranks import Text
+from benchmarks.device_ranks import Block, Text, Transformer
 from benchmarks.mesh_ranks import cut
 from benchmarks.price_ranks import Place
 
@@ -45,10 +45,38 @@ class Filled:
         return missing
 
 
+class Computes(torch.autograd.Function):
+    """Takes as long as an accelerator would, without the processor, which other ranks need: ``wait_s`` forward, and twice that backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, wait_s: float) -> torch.Tensor:
+        ctx.wait_s = wait_s
+        time.sleep(wait_s)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        time.sleep(2 * ctx.wait_s)
+        return gradients[0], None
+
+
+def computing(model: Transformer, wait_s: float) -> Transformer:
+    """Each block of it takes so long more."""
+
+    def hook(module: torch.nn.Module, given: Any, output: torch.Tensor) -> Any:
+        return Computes.apply(output, wait_s)  # type: ignore[no-untyped-call]
+
+    for block in model.blocks:
+        if isinstance(block, Block):
+            block.register_forward_hook(hook)
+    return model
+
+
 def gathers(run: Any) -> None:
     """What a user would write, but for what is noted."""
     told = run.options
     model, optimizer = cut(told, run.mesh)
+    computing(model, float(told["wait_s"]))
     data, batch = Text(), run.shards * int(told["samples"])
     notes, filled = (Path(told["folder"]) / f"steps-{run.slot}").open("a", buffering=1), None
     for step in run.steps(run.track(model=model, optimizer=optimizer), total=int(told["steps"])):

@@ -40,7 +40,7 @@ STEPPED = Shape(192, 4, 32)
 LARGER = Shape(320, 8, 8)
 SMALLEST = Shape(64, 2, 1)
 SHARDS, RATE = 16, "1gbit"
-Places = tuple[Place, Place]
+Places = tuple[Place, ...]
 
 
 def settings_of(shape: Shape, shards: int, folder: Path, **told: object) -> RunSettings:

@@ -56,7 +56,8 @@ def summed_bytes(gradient_bytes: NonNegative, ranks: AtLeastOne, copies: CountOr
     return (partials * (ranks - 1.0) + _copies(copies, ranks)) / ranks * gradient_bytes
 
 
-@law(MEASURED, forward_bytes=12e6, backward_bytes=12e6, sum_bytes=24e6, bytes_per_s=48e6, latency_s=1e-4, backward_s=0.4, units=9, leave=True)
+@law(MEASURED, forward_bytes=20e6, backward_bytes=18e6, sum_bytes=40e6, last_bytes=2e6, bytes_per_s=48e6, latency_s=1e-4, backward_s=0.3,
+     units=9, leave=True)  # fmt: skip
 def exposed_exchange(
     forward_bytes: NonNegative,
     backward_bytes: NonNegative,
@@ -65,17 +66,19 @@ def exposed_exchange(
     latency_s: NonNegative = 0.0,
     backward_s: NonNegative = 0.0,
     units: Count = 1,
+    last_bytes: NonNegative = 0.0,
     leave: bool = False,
 ) -> Exposed:
-    """All of it, (F + B + S)/beta; if gradients leave in the backward, less (u - 1)/u x min(backward, max(0, S - B)/beta).
+    """All of it: (F + B + S)/beta. If gradients leave in the backward, less min((u - 1)/u x backward, max(0, S - B - last)/beta).
 
-    Nothing hides a gather: a module waits for its unit. What leaves does so as the next unit is asked for, which waits behind it, so that
-    only what is more than the gathers travels while the backward computes, and of the last unit nothing does. Each gather is a question
-    and an answer, and so is a sum: 2 alpha.
+    Nothing hides a gather: a module waits for its unit, F in the forwards of u units and B in their backwards. A unit's gradient leaves as
+    the next unit is asked for, and these two share the link. So only what is more than the gathers travels while the backward computes,
+    from the first unit's end on; and of the last unit, what is around the others, nothing does. A gather is a question and an answer,
+    and so is a sum: 2 alpha.
     """
-    gathers_s = (forward_bytes + backward_bytes) / bytes_per_s + where(forward_bytes > 0.0, 2.0, 0.0) * units * latency_s
-    gathers_s = gathers_s + where(backward_bytes > 0.0, 2.0, 0.0) * units * latency_s
-    beyond_s = where(sum_bytes > backward_bytes, sum_bytes - backward_bytes, 0.0) / bytes_per_s
-    hidden_s = minimum(backward_s, beyond_s) * (units - 1.0) / units if leave else 0.0 * beyond_s
+    asked = where(forward_bytes > 0.0, units, 0.0) + where(backward_bytes > 0.0, units, 0.0)
+    gathers_s = (forward_bytes + backward_bytes) / bytes_per_s + 2.0 * asked * latency_s
+    beyond = sum_bytes - backward_bytes - last_bytes
+    hidden_s = minimum((units - 1.0) / units * backward_s, where(beyond > 0.0, beyond, 0.0) / bytes_per_s) * float(leave)
     sums_s = sum_bytes / bytes_per_s + where(sum_bytes > 0.0, 2.0, 0.0) * latency_s - hidden_s
     return Exposed(gathers_s, sums_s, hidden_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fleet.planning.kept import in_words, laws_of
 from fleet.planning.plan import Plan, days
 from fleet.planning.sweep import Point
 
@@ -21,15 +22,20 @@ def _fleet(plan: Plan) -> Rows:
     word = "fits" if step.fits else "does not fit"
     memory = f"{step.memory.total_bytes / 1e9:.1f} of {step.usable_bytes / 1e9:.1f} GB"
     parts = ((step.memory.weights, "weights"), (step.memory.gradients, "gradients"), (step.memory.optimizer, "optimizer"),
-             (step.memory.activations, "activations"))  # fmt: skip
+             (step.memory.activations, "activations"), (step.memory.gathered, "units gathered"))  # fmt: skip
     return [
         (
             "model",
             asked.model,
             f"{asked.what.parameters / 1e9:,.1f} B parameters on {asked.gpus:,} {asked.hardware}, {asked.nodes:,} nodes",
         ),
-        ("mapping", f"{mapping.tensor} x {mapping.pipeline} x {mapping.data}", f"tensor x pipeline x data, ZeRO stage {asked.zero}"),
-        ("memory of a GPU", memory, f"{word}: " + ", ".join(f"{size / 1e9:.1f} {name}" for size, name in parts)),
+        (
+            "mapping",
+            f"{mapping.tensor} x {mapping.pipeline} x {mapping.data}",
+            f"tensor x pipeline x data; {in_words(asked, mapping.data)}",
+        ),
+        ("memory of a GPU", memory, f"{word}: " + ", ".join(f"{size / 1e9:.1f} {name}" for size, name in parts if size)),
+        *(("by the law", name, source) for name, source in laws_of(asked).items()),
     ]
 
 
