@@ -60,7 +60,7 @@ class Case:
 
 
 SMALL, LARGE, SMALLEST = Shape(128, 5, 1), Shape(192, 6, 1), Shape(64, 2, 1)
-LINKS = {"4mb": (SMALL, "100mbit", 0.015), "11mb": (LARGE, "200mbit", 0.02)}
+LINKS = {"4mb": (SMALL, "40mbit", 0.04), "11mb": (LARGE, "100mbit", 0.04)}
 """By name of the size: what is trained, on what link, and how long a block's forward computes."""
 SPREADS = ((2, 0), (2, 1), (3, 1))
 """(ranks, copies)."""

@@ -65,13 +65,14 @@ def in_words(plan: PlanInput, ranks: int) -> str:
 
 
 def laws_of(plan: PlanInput) -> dict[str, str]:
-    """Name of a law that memory and exchange are from -> its source."""
+    """Name of a law that memory (the first one) and exchange (the last one) are from -> its source."""
     if not plan.whole:
         names = ["memory.model_state"]
     else:
         chunks = plan.optimizer_sharding == FSDP
-        names = ["memory.chunked_state" if chunks else "memory.replicated_state", "exchange.summed_bytes", "exchange.exposed_exchange"]
-        names += ["exchange.gathered_bytes"] if plan.optimizer_sharding != "none" else []
+        gathers = ["exchange.gathered_bytes"] if plan.optimizer_sharding != "none" else []
+        held = "memory.chunked_state" if chunks else "memory.replicated_state"
+        names = [held, *gathers, "exchange.summed_bytes", "exchange.exposed_exchange"]
     return {name: REGISTRY[name].source for name in names}
 
 

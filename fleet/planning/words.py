@@ -35,7 +35,7 @@ def _fleet(plan: Plan) -> Rows:
             f"tensor x pipeline x data; {in_words(asked, mapping.data)}",
         ),
         ("memory of a GPU", memory, f"{word}: " + ", ".join(f"{size / 1e9:.1f} {name}" for size, name in parts if size)),
-        *(("by the law", name, source) for name, source in laws_of(asked).items()),
+        ("by the law", *next(iter(laws_of(asked).items()))),
     ]
 
 
@@ -43,6 +43,10 @@ def _step(plan: Plan) -> Rows:
     step = plan.step
     rows: Rows = [("step", days(step.step_s), f"{step.tokens:,.0f} tokens, MFU {step.mfu:.1%}, {step.tokens_per_s:,.0f} tokens/s")]
     rows += [(name, f"{share:.1%}", "") for name, share in step.shares.items() if share > 0.0005]
+    if plan.asked.whole:
+        law, source = list(laws_of(plan.asked).items())[-1]
+        parts = f"gathers {days(step.gather_s)}, sums {days(step.data_s)}, {days(step.hidden_s)} hidden"
+        rows.append(("exposed exchange", days(step.gather_s + step.data_s), f"{parts}; by the law {law}: {source}"))
     return [*rows, ("term to attack", plan.attack, "of the Fleet Law: the largest that does not compute")]
 
 
