@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from benchmarks import exposed_ranks, harness, price_ranks
-from benchmarks.device_ranks import Transformer
+from benchmarks.device_ranks import Block, Transformer
 from benchmarks.harness import Form, left_out, together
 from benchmarks.mesh import settings_of
 from benchmarks.mesh_ranks import Shape
@@ -56,7 +56,7 @@ class Case:
 
     def settings(self, folder: Path, steps: int) -> RunSettings:
         told = settings_of(self.shape, self.world, folder, sync=self.sync, steps=steps, wait_s=self.wait_s)
-        return replace(told, optimizer_copies=self.copies)
+        return replace(told, optimizer_copies=self.copies, nodes=self.world)
 
 
 SMALL, LARGE, SMALLEST = Shape(128, 5, 1), Shape(192, 6, 1), Shape(64, 2, 1)
@@ -82,7 +82,7 @@ def units_of(shape: Shape) -> tuple[int, int]:
     """(bytes of the blocks, of what is around them, which is kept from forward to backward)."""
     model = Transformer(shape.width, shape.layers)
     whole = sum(one.nbytes for one in model.parameters())
-    blocks = sum(one.nbytes for block in model.blocks[: shape.layers] for one in block.parameters())
+    blocks = sum(one.nbytes for block in model.blocks if isinstance(block, Block) for one in block.parameters())
     return blocks, whole - blocks
 
 
@@ -136,7 +136,7 @@ def link_of(places: Places, size: int, folder: Path) -> dict[str, Any]:
         end.join(LIMIT_S)
     found = [json.loads(file.read_text()) for file in files]
     rates = [rate for one in found for rate in one["bytes_per_s"]]
-    return {"latency_s": statistics.median(one["latency_s"] for one in found), "rates": rates}
+    return {"latencies": [latency_s for one in found for latency_s in one["latency_s"]], "rates": rates}
 
 
 def trained(case: Case, steps: int, folder: Path) -> dict[str, Any]:
@@ -155,16 +155,17 @@ def trained(case: Case, steps: int, folder: Path) -> dict[str, Any]:
     notes = [json.loads(line) for path in folder.glob("steps-*") for line in path.read_text().splitlines()]
     counted = [one for one in notes if one["step"] >= WARM_STEPS]
     found = sorted(exposed_s(records).items())
-    rates = [rate for link in links for rate in link["rates"]]
+    rates, latencies = ([value for link in links for value in link[name]] for name in ("rates", "latencies"))
     return {
         "exposed_s": [statistics.fmean(ranks) for step, ranks in found if step >= WARM_STEPS and len(ranks) == case.world],
         "backward_s": [one["backward_s"] for one in counted],
         "gathered_bytes": sorted({one["gathered_bytes"] for one in counted}),
-        "link": {"rates": rates, "bytes_per_s": statistics.median(rates), "latency_s": min(link["latency_s"] for link in links)},
+        "link": {"rates": rates, "bytes_per_s": statistics.median(rates), "latency_s": statistics.median(latencies)},
     }
 
 
 def measured(case: Case, steps: int, folder: Path) -> dict[str, Any]:
+    """Law and measurement of one case."""
     run = trained(case, steps, folder)
     law_s, median_s = lawful_s(case, run["link"], statistics.median(run["backward_s"])), statistics.median(run["exposed_s"])
     figures = {
@@ -181,16 +182,26 @@ def measured(case: Case, steps: int, folder: Path) -> dict[str, Any]:
     return {"settings": {}, "figures": figures, "samples": samples, "notes": [told]}
 
 
+def with_error(found: dict[str, Any]) -> dict[str, Any]:
+    """The law's largest deviation from what was measured, as a share of that."""
+    ratios = [value for name, value in found["figures"].items() if name.startswith("law_over_fleet_")]
+    return found | {"figures": {"law_error_ratio_max": max(abs(ratio - 1.0) for ratio in ratios), **found["figures"]}}
+
+
 def measure(form: Form) -> dict[str, Any]:
     """The exposed exchange of a sharded model's step, beside its law."""
     try:
         namespaces()
         program("tc")
     except pytest.skip.Exception as reason:
-        return {"settings": {}, "figures": {}, "samples": {}, "notes": [left_out("_exposed_", str(reason))]}
-    steps = form.of(20, 8, 2) + WARM_STEPS
+        return {"settings": {}, "figures": {}, "samples": {}, "notes": [left_out("law_", str(reason)), left_out("fleet_", str(reason))]}
+    steps, chosen = form.of(16, 6, 2) + WARM_STEPS, cases(form)
+    missing = [
+        left_out(f"_{case.name}_", f"not in the {form} form") for case in cases(Form.FULL) if case.name not in {one.name for one in chosen}
+    ]
     with tempfile.TemporaryDirectory(prefix="exposed-") as folder:
-        return together([measured(case, steps, Path(folder) / case.name) for case in cases(form)])
+        parts = [measured(case, steps, Path(folder) / case.name) for case in chosen]
+    return with_error(together([{"settings": {}, "figures": {}, "samples": {}, "notes": missing}, *parts]))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import socket
-import statistics
 import threading
 import time
 from collections.abc import Callable
@@ -21,7 +20,8 @@ from benchmarks.device_ranks import Block, Text, Transformer
 from benchmarks.mesh_ranks import cut
 from benchmarks.price_ranks import Place
 
-PORT, PINGS, TRANSFERS, REACH_S = 7801, 50, 5, 30.0
+PORT, TRANSFERS, REACH_S, ASK_EVERY_S = 7801, 5, 30.0, 0.01
+ASKED, OVER = b"?", b"."
 
 
 class Filled:
@@ -96,31 +96,53 @@ def gathers(run: Any) -> None:
 
 
 def link_end(place: Place, other: str, size: int, file: str) -> None:
-    """Both ends give each other ``size`` bytes at once, a few times: bytes a second of one direction; and how long one message takes."""
+    """Both ends give each other ``size`` bytes at once, a few times: bytes a second of one direction; and how long a message takes then."""
     place.enter()
-    with _met(place.address, other) as connection:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        _ping(connection)
-        pings_s = [_timed(lambda: _ping(connection)) for _ in range(PINGS)]
-        times_s = [_timed(lambda: _swap(connection, size)) for _ in range(TRANSFERS)]
-    found = {"bytes_per_s": [size / one_s for one_s in times_s], "latency_s": statistics.median(pings_s) / 2}
+    asks = place.address < other
+    with _met(place.address, other, PORT) as beside, _met(place.address, other, PORT + 1) as connection:
+        for each in (beside, connection):
+            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        times_s, answers_s = list[float](), list[float]()
+        for _ in range(TRANSFERS):
+            swap = threading.Thread(target=lambda: times_s.append(_timed(lambda: _swap(connection, size))))
+            swap.start()
+            if asks:
+                while swap.is_alive():
+                    answers_s.append(_timed(lambda: _ask(beside)))
+                    time.sleep(ASK_EVERY_S)
+                beside.sendall(OVER)
+            else:
+                _answer(beside)
+            swap.join()
+    found = {"bytes_per_s": [size / one_s for one_s in times_s], "latency_s": [one_s / 2 for one_s in answers_s]}
     Path(file).write_text(json.dumps(found))
 
 
-def _met(address: str, other: str) -> socket.socket:
+def _met(address: str, other: str, port: int) -> socket.socket:
     """The lower address listens."""
     if address < other:
-        with socket.create_server((address, PORT)) as listener:
+        with socket.create_server((address, port)) as listener:
             listener.settimeout(REACH_S)
             return listener.accept()[0]
     end_s = time.monotonic() + REACH_S
     while True:
         try:
-            return socket.create_connection((other, PORT), REACH_S)
+            return socket.create_connection((other, port), REACH_S)
         except ConnectionRefusedError:
             if time.monotonic() > end_s:
                 raise
             time.sleep(0.05)
+
+
+def _ask(connection: socket.socket) -> None:
+    connection.sendall(ASKED)
+    _take(connection, 1)
+
+
+def _answer(connection: socket.socket) -> None:
+    """Until no more is asked."""
+    while (asked := connection.recv(1)) == ASKED:
+        connection.sendall(asked)
 
 
 def _timed(work: Callable[[], object]) -> float:
@@ -129,17 +151,13 @@ def _timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - begin_s
 
 
-def _ping(connection: socket.socket) -> None:
-    connection.sendall(b"p")
-    _take(connection, 1)
-
-
 def _swap(connection: socket.socket, size: int) -> None:
     sender = threading.Thread(target=connection.sendall, args=(bytes(size),))
     sender.start()
     _take(connection, size)
     sender.join()
-    _ping(connection)
+    connection.sendall(ASKED)  # all has arrived here
+    _take(connection, 1)
 
 
 def _take(connection: socket.socket, size: int) -> None:

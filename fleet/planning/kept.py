@@ -102,7 +102,7 @@ def exchange_of(plan: PlanInput, ranks: int, shards: int, backward_s: float) -> 
 
 
 def _of_chunks(plan: PlanInput, ranks: int, shards: int, backward_s: float) -> Exposed:
-    """Gathers have a link of their own where a group has one, and else that of the sums."""
+    """Gathers are within a group, and on its link, where there are groups."""
     units, copies = units_of(plan), copies_of(plan, ranks)
     leave, blocks = plan.gradient_sync == "shard", units.layer * units.layers
     near, far = _link(plan, plan.replica_size if plan.replica_size > 1 else ranks), _link(plan, ranks)
@@ -111,7 +111,7 @@ def _of_chunks(plan: PlanInput, ranks: int, shards: int, backward_s: float) -> E
     gathers = exposed_exchange(forward, backward, 0.0, *near, units=units.layers * shards)
     sums = exposed_exchange(
         forward_bytes=0.0,
-        backward_bytes=backward if near == far else 0.0,
+        backward_bytes=0.0,
         sum_bytes=summed_bytes(plan.what.parameters * plan.parameter_bytes, ranks, copies, shards if leave else 1),
         bytes_per_s=far[0],
         latency_s=far[1],

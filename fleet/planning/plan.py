@@ -111,6 +111,10 @@ def notes(plan: Plan) -> list[str]:
     ranks = plan.step.mapping.data
     if ranks > 1 and not survives(asked, ranks):
         said.append("No copies: the part of a lost rank is in a checkpoint alone, so every fault needs one.")
+    if asked.whole and asked.optimizer_sharding != FSDP and asked.overlap > 0.0:
+        said.append(
+            f"{asked.overlap:.0%} of the sums are taken to hide (overlap): a run does that with overlap=true, which is off by default."
+        )
     if asked.optimizer_sharding == FSDP and not asked.exchange_bytes_per_s:
         said.append("Gathers go by plain connections through host memory: set exchange_bytes_per_s to what they were seen to reach.")
     if ranks == 1:

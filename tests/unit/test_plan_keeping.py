@@ -82,10 +82,11 @@ def test_the_exchange_is_the_laws() -> None:
 
 
 def test_a_group_within_a_node_gathers_on_its_links() -> None:
-    """Then sums have the fabric to themselves, and more of them is hidden."""
     grouped, spread = (make_plan(PlanInput(**SHARDED, replica_size=size), levers=False).step for size in (8, 1))
     assert grouped.gather_s < spread.gather_s / 8
-    assert grouped.hidden_s > spread.hidden_s
+    assert (grouped.data_s, grouped.hidden_s) == pytest.approx(
+        (spread.data_s, spread.hidden_s), rel=0.1
+    )  # but for the means of more copies
     assert grouped.memory.weights == pytest.approx(spread.memory.weights * 4)  # an eighth, where it was two 64ths
 
 
