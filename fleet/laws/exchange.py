@@ -69,17 +69,17 @@ def exposed_exchange(
     last_bytes: NonNegative = 0.0,
     leave: bool = False,
 ) -> Exposed:
-    """(F + B + S)/beta + 2 alpha a question; if gradients leave in the backward, less min((u - 1)/u x backward, (S - last)/beta).
+    """(F + B + S)/beta + 2 alpha a gather; if gradients leave in the backward, less min((u - 1)/u x backward, (S - last)/beta).
 
     Nothing hides a gather: a module waits for its unit, F in the forwards of u units and B in their backwards, and each is a question and
     an answer. Where gradients are summed behind the step, nothing hides S. A gradient that leaves travels while the backward computes, from
     the end of the first unit on; of the last one, what is around the others, nothing is hidden. A rank brings one after the other, and
-    waits for each answer: u gradients and u means. ``latency_s`` is that of a link that is busy.
+    waits for the answer to each, alpha: u gradients and u means. ``latency_s`` is that of a link that is busy.
     """
     asked = where(forward_bytes > 0.0, units, 0.0) + where(backward_bytes > 0.0, units, 0.0)
     gathers_s = (forward_bytes + backward_bytes) / bytes_per_s + 2.0 * asked * latency_s
     rest = where(sum_bytes > last_bytes, sum_bytes - last_bytes, 0.0)
     hidden_s = minimum((units - 1.0) / units * backward_s, rest / bytes_per_s) * float(leave)
-    answers_s = 2.0 * latency_s * where(sum_bytes > 0.0, 2.0 * units if leave else 1.0, 0.0)
+    answers_s = latency_s * where(sum_bytes > 0.0, 2.0 * units if leave else 2.0, 0.0)
     sums_s = sum_bytes / bytes_per_s + answers_s - hidden_s
     return Exposed(gathers_s, sums_s, hidden_s)

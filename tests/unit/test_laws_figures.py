@@ -269,9 +269,9 @@ BY_HAND = (
     row("exposed-step", _exposed, 3.5, 1e-9, HAND, backward_s=1.0),
     row("exposed-shard", _exposed, 2.7, 1e-9, HAND, backward_s=1.0, leave=True),
     row("exposed-long-backward", _exposed, 2.1, 1e-9, HAND, backward_s=2.0, leave=True),
-    # 10 gathers and a sum ask once each, 1 ms there and 1 back; if gradients leave, 5 of them and 5 means do
+    # 10 gathers and a sum are 1 ms there and 1 back; if gradients leave, 5 of them and 5 means wait for an answer each
     row("exposed-asked", _exposed, 3.522, 1e-9, HAND, latency_s=1e-3),
-    row("exposed-asked-more", _exposed, 3.54, 1e-9, HAND, latency_s=1e-3, leave=True),
+    row("exposed-asked-more", _exposed, 3.53, 1e-9, HAND, latency_s=1e-3, leave=True),
     # in the node 2 x (7/8 x 8 GB / 400 GB/s + 7 us) = 35.014 ms; then a GB for each rank between the two nodes,
     # 2 x (1/2 x 1 GB / 50 GB/s + 5 us) = 20.01 ms
     row("hierarchical", co.hierarchical_all_reduce_s, 55.024, 1e-9, HAND, 1e-3, size_bytes=8e9, ranks=16, ranks_per_node=8,
