@@ -9,7 +9,7 @@ PYTHON ?= $(firstword $(foreach name,python3 python3.13 python3.12 python3.11,$(
 USED := $(or $(PYTHON),python3)
 
 DEMO ?= examples/gpt.py --world 4 --spares 1 --seed 7 --chaos storm --twin --config examples/demo.toml
-BENCHMARKS ?= recovery hosts partition floor storm reduction machine snapshot simulate store detect straggler scrape account elastic autoscaled price mesh device
+BENCHMARKS ?= recovery hosts partition floor storm reduction machine snapshot simulate store detect straggler scrape account elastic autoscaled price mesh exposed device
 BENCH_FLAGS ?= --quick
 OTHER := .venv-other
 VERSIONS ?= torch==2.11.0 torch

@@ -38,7 +38,7 @@ STEPPED = Shape(192, 4, 32)
 LARGER = Shape(320, 8, 8)
 SMALLEST = Shape(64, 2, 1)
 SHARDS, RATE = 16, "1gbit"
-Places = tuple[Place, Place]
+Places = tuple[Place, ...]
 
 
 def settings_of(shape: Shape, shards: int, folder: Path, **told: object) -> RunSettings:
@@ -53,12 +53,14 @@ def settings_of(shape: Shape, shards: int, folder: Path, **told: object) -> RunS
 class Fleet(PlainFleet):
     """Ranks at their places."""
 
-    def __init__(self, settings: RunSettings, folder: Path, places: Places) -> None:
-        super().__init__(price_ranks.paired, settings, folder, respawn=False)
+    def __init__(
+        self, settings: RunSettings, folder: Path, places: Places, train: Callable[[Any], None] = price_ranks.paired
+    ) -> None:  # fmt: skip
+        super().__init__(train, settings, folder, respawn=False)
         self._places = places
 
     def spawn_on(self, slot: int, node: str) -> None:
-        arguments = (self.settings, slot, node, self.shm, self.url, self._places[slot])
+        arguments = (self.train, self.settings, slot, node, self.shm, self.url, self._places[slot])
         process = FORKED.Process(target=price_ranks.started, args=arguments, daemon=False)
         process.start()
         self.processes[slot] = process

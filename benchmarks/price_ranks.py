@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,7 @@ from storage.checkpoint.parts import Parts
 from tests.support.spaces import Space
 
 CLIP_NORM = 1.0
-LINK, BURST, LATENCY = "price0", "128kb", "50ms"
+LINK, SWITCH, BURST, LATENCY = "price0", "switch0", "128kb", "50ms"
 CLONE_NEWNET = 0x40000000
 
 
@@ -53,20 +53,53 @@ HERE = (Place(), Place())
 
 
 @contextmanager
-def slow_link(rate: str) -> Iterator[tuple[Place, Place]]:
-    """Two hosts, which are network namespaces, joined by a link that carries ``rate`` in each direction. Needs root."""
-    spaces = [Space.alone(("--net",), [["ip", "link", "set", "lo", "up"]]) for _ in range(2)]
+def slow_link(rate: str, burst: str = BURST) -> Iterator[tuple[Place, Place]]:
+    """Two hosts, which are network namespaces, joined by a link that carries ``rate`` in each direction, and ``burst`` at once behind a
+    pause. Needs root."""
+    spaces = [_alone() for _ in range(2)]
     try:
         spaces[0].do("ip", "link", "add", LINK, "type", "veth", "peer", "name", LINK, "netns", str(spaces[1].pid))
-        for number, space in enumerate(spaces, 1):
-            space.do("ip", "address", "add", f"10.78.0.{number}/24", "dev", LINK)
-            space.do("ip", "link", "set", LINK, "up")
-            space.do("tc", "qdisc", "add", "dev", LINK, "root", "tbf", "rate", rate, "burst", BURST, "latency", LATENCY)
-        first, second = (Place(f"10.78.0.{number}", LINK, space.pid) for number, space in enumerate(spaces, 1))
+        first, second = (_joined(space, number, rate, burst) for number, space in enumerate(spaces, 1))
         yield first, second
     finally:
         for space in spaces:
             space.end()
+
+
+@contextmanager
+def slow_links(hosts: int, rate: str, burst: str = BURST) -> Iterator[tuple[Place, ...]]:
+    """As many hosts, each with such a link of its own to a switch, which is fast. Needs root."""
+    switch, *spaces = (_alone() for _ in range(hosts + 1))
+    try:
+        switch.do("ip", "link", "add", SWITCH, "type", "bridge")
+        switch.do("ip", "link", "set", SWITCH, "up")
+        for number, space in enumerate(spaces, 1):
+            port = f"port{number}"
+            space.do("ip", "link", "add", LINK, "type", "veth", "peer", "name", port, "netns", str(switch.pid))
+            switch.do("ip", "link", "set", port, "master", SWITCH)
+            switch.do("ip", "link", "set", port, "up")
+            _slow(switch, port, rate, burst)
+        yield tuple(_joined(space, number, rate, burst) for number, space in enumerate(spaces, 1))
+    finally:
+        for space in (switch, *spaces):
+            space.end()
+
+
+def _alone() -> Space:
+    return Space.alone(("--net",), [["ip", "link", "set", "lo", "up"]])
+
+
+def _joined(space: Space, number: int, rate: str, burst: str) -> Place:
+    """A host whose end of a link is there."""
+    address = f"10.78.0.{number}"
+    space.do("ip", "address", "add", f"{address}/24", "dev", LINK)
+    space.do("ip", "link", "set", LINK, "up")
+    _slow(space, LINK, rate, burst)
+    return Place(address, LINK, space.pid)
+
+
+def _slow(space: Space, device: str, rate: str, burst: str) -> None:
+    space.do("tc", "qdisc", "add", "dev", device, "root", "tbf", "rate", rate, "burst", burst, "latency", LATENCY)
 
 
 def build(told: Mapping[str, str]) -> tuple[Transformer, torch.optim.Optimizer]:
@@ -90,11 +123,11 @@ def paired(run: Any) -> None:
         step.commit()
 
 
-def started(settings: RunSettings, slot: int, node: str, folder: Path, url: str, place: Place) -> None:
+def started(train: Callable[[Any], None], settings: RunSettings, slot: int, node: str, folder: Path, url: str, place: Place) -> None:
     """A rank of Fleet's, at its place."""
     multiprocessing.set_start_method("fork", force=True)
     place.enter()
-    run_rank(paired, settings, slot, node, folder, place.address, Parts(url), socket_path(folder, node))
+    run_rank(train, settings, slot, node, folder, place.address, Parts(url), socket_path(folder, node))
 
 
 def ddp(told: Mapping[str, str], rank: int, world: int, place: Place) -> None:

@@ -302,6 +302,19 @@ BENCHMARKS: dict[str, Benchmark] = {
             "native_fsdp2_peak_beyond_start_bytes_max": None,
         },
     ),
+    "exposed": Benchmark(
+        "How much of a step of a sharded model is exchange that nothing hides, and does the law of it say so?",
+        {
+            "law_error_ratio_max": Target("<=", 0.1, why="of what was measured, of all cases"),
+            **{
+                figure: None
+                for size, ranks, copies in (("4mb", 2, 0), ("4mb", 2, 1), ("4mb", 4, 1), ("11mb", 2, 0), ("11mb", 2, 1))
+                for sync in ("step", "shard")
+                for name in (f"{size}_{ranks}_ranks_{copies}_copies_{sync}",)
+                for figure in (f"fleet_{name}_exposed_s_median", f"law_over_fleet_{name}_ratio")
+            },
+        },
+    ),
     "device": Benchmark(
         "On one GPU: do killed ranks change a bit, how is NCCL left, what does a snapshot cost, and what do CUDA's events say?",
         {

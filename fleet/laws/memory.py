@@ -15,17 +15,18 @@ RECOMPUTE = ("none", "selective", "full")
 
 @dataclass(frozen=True, slots=True)
 class RankMemory:
-    """Bytes on one rank."""
+    """Bytes on one rank. ``gathered`` are parameters that are not kept here, while they are computed with."""
 
     weights: float
     gradients: float
     optimizer: float
     activations: float
+    gathered: float = 0.0
 
     @property
     def total_bytes(self) -> float:
         """Sum of all parts."""
-        return self.weights + self.gradients + self.optimizer + self.activations
+        return self.weights + self.gradients + self.optimizer + self.activations + self.gathered
 
 
 @law(ZERO, parameters=7.5e9, tensor=1, pipeline=1, data=64, zero=1)
@@ -45,18 +46,40 @@ def model_state(parameters: Positive, tensor: AtLeastOne = 1, pipeline: AtLeastO
     )
 
 
-@law(CHUNKS, parameter_bytes=28e9, ranks=8, copies=1, moments=2, unit_bytes=0.9e9, leave=True)
+def _kept(ranks: float, copies: float) -> float:
+    """Share of a state in chunks that one rank keeps."""
+    return (1.0 + where(copies < ranks - 1, copies, ranks - 1)) / ranks
+
+
+@law(CHUNKS, parameter_bytes=28e9, ranks=8, copies=1, moments=2, spread=True)
+def replicated_state(parameter_bytes: Positive, ranks: AtLeastOne, copies: int = 1, moments: int = 2, spread: bool = False) -> RankMemory:
+    """Bytes of one rank of Fleet's that has the parameters whole, at one shard a rank: P weights, 2 P gradients, moments x P.
+
+    ``spread``: the optimizer's state is in chunks (zero1), (1 + copies)/N of it on each rank.
+    """
+    share = _kept(ranks, copies) if spread else 1.0
+    return RankMemory(parameter_bytes, 2.0 * parameter_bytes, moments * share * parameter_bytes, 0.0)
+
+
+@law(CHUNKS, parameter_bytes=28e9, ranks=8, copies=1, moments=2, gathered_bytes=0.9e9, leaving_bytes=0.45e9, leave=True)
 def chunked_state(
-    parameter_bytes: Positive, ranks: AtLeastOne, copies: int = 1, moments: int = 2, unit_bytes: NonNegative = 0.0, leave: bool = False
+    parameter_bytes: Positive,
+    ranks: AtLeastOne,
+    copies: int = 1,
+    moments: int = 2,
+    gathered_bytes: NonNegative = 0.0,
+    leaving_bytes: NonNegative = 0.0,
+    leave: bool = False,
 ) -> RankMemory:
-    """Bytes of one rank of Fleet's fsdp, at one shard a rank: (1 + copies)/N of P weights and of moments x P, and one unit gathered.
+    """Bytes of one rank of Fleet's fsdp, at one shard a rank: (1 + copies)/N of P weights and of moments x P, and units gathered.
 
     Gradients: 2 P, the sum of this rank's shards and the mean; if they leave in the backward, (1 + copies)/N of P and one unit. There are
     as many moments a parameter as the optimizer keeps, in the type of the parameters: 2 for AdamW. No more copies than other ranks.
+    In groups there are as many copies as there are other groups, at least.
     """
-    kept = (1.0 + where(copies < ranks - 1, copies, ranks - 1)) / ranks * parameter_bytes
-    gradients = kept + unit_bytes if leave else 2.0 * parameter_bytes
-    return RankMemory(weights=kept + unit_bytes, gradients=gradients, optimizer=moments * kept, activations=0.0)
+    kept = _kept(ranks, copies) * parameter_bytes
+    gradients = kept + leaving_bytes if leave else 2.0 * parameter_bytes
+    return RankMemory(kept, gradients, moments * kept, 0.0, gathered_bytes)
 
 
 @law(ACTIVATIONS, sequence=8192, width=8192, heads=64, tensor=8, recompute="selective")

@@ -15,10 +15,11 @@ from fleet.laws.law import HOUR_S
 from fleet.laws.reliability import mtbf_s
 from fleet.laws.spares import machine_repair, spares_for_risk
 from fleet.planning.inputs import PlanInput
+from fleet.planning.kept import survives
 from fleet.planning.step import Step
 
 STATE_BYTES = 14.0
-"""Bytes of a checkpoint for one parameter: 2 BF16 + 12 of Adam."""
+"""Bytes of a checkpoint for one parameter: 2 BF16 + 12 of Adam; where Fleet keeps the state, as it does (``parameter_bytes``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ def fault_plan(plan: PlanInput, step: Step) -> Faults:
 def _shares(plan: PlanInput, step: Step) -> dict[str, float]:
     """Share of all faults that needs each tier. Without a replica, or when all ranks restart, a lost rank needs the object store."""
     lost = plan.in_place_share
-    replicas = plan.recovery == "in-place" and step.mapping.data > 1
+    replicas = plan.recovery == "in-place" and survives(plan, step.mapping.data)
     shares = {"replicas": lost if replicas else 0.0, "local": 1.0 - lost - plan.durable_share}
     return {**shares, "object": plan.durable_share + (0.0 if replicas else lost)}
 
@@ -104,7 +105,7 @@ def _tier(plan: PlanInput, step: Step, name: str, mean_s: float) -> Tier:
 
 def copy_times(plan: PlanInput, step: Step, name: str) -> tuple[float, float, float]:
     """(what a copy blocks, until it is durable, to read it again). The copy to the host blocks; the write goes on behind the steps."""
-    whole = STATE_BYTES * plan.what.parameters
+    whole = plan.what.parameters * (plan.parameter_bytes * (1 + plan.moments) if plan.whole else STATE_BYTES)
     snapshot_s = write_s(_rank_bytes(plan, step), plan.snapshot_bytes_per_s)
     rate = plan.object_bytes_per_s if name == "object" else plan.local_bytes_per_s * plan.nodes
     return snapshot_s, snapshot_s + write_s(whole, rate), write_s(whole, rate) + snapshot_s

@@ -17,6 +17,9 @@ from fleet.laws.registry import find
 from fleet.settings.run import RecoverySettings
 
 RECOVERIES = ("in-place", "restart")
+AUTO, FSDP = "auto", "fsdp"
+SHARDINGS, SYNCS = (AUTO, "none", "zero1", FSDP), ("step", "shard")
+MOST_COPIES = 3
 DEFAULT_BATCH_TOKENS = 16_777_216.0
 
 
@@ -32,6 +35,16 @@ class PlanInput:
     pp: Annotated[CountOrZero, "pipeline stages; 0: the best that fits"] = 0
     dp: Annotated[CountOrZero, "data-parallel replicas; 0: gpus / (tp x pp)"] = 0
     zero: Annotated[CountOrZero, "ZeRO stage, 0 to 3"] = 1
+    optimizer_sharding: Annotated[str, "as ranks of Fleet's keep the state: none (whole), zero1, fsdp; auto: by zero, in any system"] = AUTO
+    gradient_sync: Annotated[str, "with fsdp: step (whole on each rank until it is summed) or shard (leaves in the backward)"] = "step"
+    optimizer_copies: Annotated[CountOrZero, "with zero1 and fsdp: other ranks that keep each part"] = 1
+    replica_size: Annotated[Count, "with fsdp: ranks of a group that is a replica; 1: no groups"] = 1
+    parameter_bytes: Annotated[Positive, "with optimizer_sharding: of a parameter as it is kept, of its gradient, and of each moment"] = 4.0
+    compute_bytes: Annotated[Positive, "with optimizer_sharding: of a parameter as it is gathered to compute with"] = 2.0
+    moments: Annotated[CountOrZero, "with optimizer_sharding: numbers that the optimizer keeps beside each parameter"] = 2
+    exchange_bytes_per_s: Annotated[
+        NonNegative, "with optimizer_sharding: what a rank's exchange was seen to reach; 0: the fabric's, or the node's links' within it"
+    ] = 0.0
     interleave: Annotated[Count, "chunks of layers a pipeline stage holds, as far as it has layers"] = 8
     micro_batch: Annotated[Count, "sequences of one micro-batch"] = 1
     recompute: Annotated[str, "activations computed again: none, selective, full; auto: full where selective does not fit"] = "auto"
@@ -63,8 +76,10 @@ class PlanInput:
     def __post_init__(self) -> None:
         for name, domain in _domains().items():
             domain.check(name, getattr(self, name))
-        for name, known in (("recovery", RECOVERIES), ("recompute", ("auto", *RECOMPUTE))):
+        choices = {"recovery": RECOVERIES, "recompute": ("auto", *RECOMPUTE), "optimizer_sharding": SHARDINGS, "gradient_sync": SYNCS}
+        for name, known in choices.items():
             find(name, getattr(self, name), {each: each for each in known})
+        self._check_keeping()
         if self.zero > 3:
             raise ConfigError("zero", self.zero, "ZeRO has the stages 0, 1, 2 and 3", "The nearest valid value is 3.")
         if self.spares < -1:
@@ -76,6 +91,33 @@ class PlanInput:
             reason = f"with in_place_share = {self.in_place_share:g} the shares of faults add up to more than 1"
             raise ConfigError("durable_share", self.durable_share, reason, f"The nearest valid value is {left:g}.")
         accelerator(self.hardware), fabric(self.fabric), model(self.model)
+
+    def _check_keeping(self) -> None:
+        """What Fleet refuses of a run's settings, too."""
+        chosen = self.optimizer_sharding
+        if self.gradient_sync == "shard" and chosen != FSDP:
+            reason = f"gradients leave a rank to the owners of its chunks, and optimizer_sharding is {chosen}"
+            raise ConfigError("gradient_sync", "shard", reason, "Set optimizer_sharding=fsdp, or gradient_sync=step.")
+        if chosen != AUTO and self.optimizer_copies > MOST_COPIES:
+            raise ConfigError("optimizer_copies", self.optimizer_copies, "each copy is memory of a rank", "Choose 0 to 3.")
+        if self.replica_size > 1 and chosen != FSDP:
+            reason = f"a group is a replica of a sharded model, and optimizer_sharding is {chosen}"
+            raise ConfigError("replica_size", self.replica_size, reason, "Set optimizer_sharding=fsdp, or replica_size=1.")
+        if self.gpus % self.replica_size:
+            nearest = max(1, self.gpus // self.replica_size) * self.replica_size
+            reason = f"it does not divide the {self.gpus} GPUs into groups"
+            raise ConfigError(
+                "replica_size", self.replica_size, reason, f"The nearest valid value is gpus = {nearest}; or replica_size = 1."
+            )
+        for name in ("tp", "pp"):
+            if chosen != AUTO and getattr(self, name) > 1:
+                reason = f"with optimizer_sharding = {chosen} each rank computes the whole model"
+                raise ConfigError(name, getattr(self, name), reason, "The nearest valid value is 1; or leave optimizer_sharding at auto.")
+
+    @property
+    def whole(self) -> bool:
+        """Fleet keeps the state, and each rank computes the whole model."""
+        return self.optimizer_sharding != AUTO
 
     @property
     def what(self) -> Model:

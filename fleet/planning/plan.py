@@ -14,7 +14,8 @@ from fleet.laws.law import DAY_S, HOUR_S
 from fleet.laws.reliability import expected_failures
 from fleet.laws.training import training_time_s
 from fleet.planning.faults import Faults, fault_plan
-from fleet.planning.inputs import PlanInput
+from fleet.planning.inputs import FSDP, PlanInput
+from fleet.planning.kept import laws_of, survives
 from fleet.planning.step import Step, best_step
 
 
@@ -59,14 +60,14 @@ class Plan:
     def attack(self) -> str:
         """The term of the Fleet Law to work on."""
         step = self.step
-        comm_s = step.tensor_s + step.pipeline_s + step.data_s + step.hidden_s
+        comm_s = step.tensor_s + step.pipeline_s + step.data_s + step.gather_s + step.hidden_s
         return term_to_attack(step.compute_s, comm_s, step.bubble_s + step.straggler_s, step.hidden_s)
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain values, for JSON; times in seconds."""
         data = dataclasses.asdict(self)
         derived = {"step_s": self.step.step_s, "tokens_per_s": self.step.tokens_per_s, "shares": self.step.shares, "fits": self.step.fits}
-        data["step"] |= {**derived, "memory_bytes": self.step.memory.total_bytes, "attack": self.attack}
+        data["step"] |= {**derived, "memory_bytes": self.step.memory.total_bytes, "attack": self.attack, "laws": laws_of(self.asked)}
         assumed = {"batch_tokens": self.asked.step_tokens, "sequence": self.asked.sequence_tokens, "tokens": self.asked.run_tokens}
         return {**data, "asked": data["asked"] | assumed, "kept_tokens_per_s": self.kept_tokens_per_s, "notes": notes(self)}
 
@@ -107,7 +108,16 @@ def notes(plan: Plan) -> list[str]:
         said.append(f"The power of a node of {asked.hardware} is not published: only the accelerators' is counted.")
     if plan.step.recompute == "full":
         said.append("Activations only fit when all are computed again, which costs a third more arithmetic.")
-    if plan.step.mapping.data == 1:
+    ranks = plan.step.mapping.data
+    if ranks > 1 and not survives(asked, ranks):
+        said.append("No copies: the part of a lost rank is in a checkpoint alone, so every fault needs one.")
+    if asked.whole and asked.optimizer_sharding != FSDP and asked.overlap > 0.0:
+        said.append(
+            f"{asked.overlap:.0%} of the sums are taken to hide (overlap): a run does that with overlap=true, which is off by default."
+        )
+    if asked.optimizer_sharding == FSDP and not asked.exchange_bytes_per_s:
+        said.append("Gathers go by plain connections through host memory: set exchange_bytes_per_s to what they were seen to reach.")
+    if ranks == 1:
         said.append("One replica: no rank holds the state of a lost one, so every fault needs a checkpoint.")
     return said
 
@@ -137,6 +147,8 @@ LEVERS: tuple[tuple[str, Change], ...] = (
     ("Twice the bandwidth to local disks", _scaled(2.0, "local_bytes_per_s")),
     ("Twice the bandwidth from GPU to host", _scaled(2.0, "snapshot_bytes_per_s")),
     ("A faster fabric", _faster_fabric),
+    ("Gradients that leave in the backward", lambda asked: {"gradient_sync": "shard"} if asked.optimizer_sharding == FSDP else {}),
+    ("An exchange that is twice as fast", _scaled(2.0, "exchange_bytes_per_s")),
     ("Hiding all of the gradient exchange", lambda asked: {"overlap": 1.0}),
     ("Ranks that are all equally fast", lambda asked: {"slowest_speed": 1.0}),
     ("Kernels that are a tenth faster", lambda asked: {"kernel_efficiency": min(1.0, 1.1 * asked.kernel_efficiency)}),

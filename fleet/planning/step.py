@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from fleet.errors import ConfigError
 from fleet.laws.collectives import hierarchical_all_reduce_s, message_s, ring_all_reduce_s
 from fleet.laws.memory import RankMemory, layer_activation_bytes, model_state, pipeline_activation_bytes
 from fleet.laws.parallelism import Mapping3d, boundary_bytes, check_mapping, tensor_layer_bytes
-from fleet.planning.inputs import PlanInput
+from fleet.planning.inputs import FSDP, PlanInput
+from fleet.planning.kept import LINK_LATENCY_S, exchange_of, state_of
 
-LINK_LATENCY_S = 1e-6
 PIPELINES = (1, 2, 4, 8, 12, 16, 24, 32, 64)
 
 
@@ -22,7 +23,8 @@ class Step:
 
     Attributes:
         compute_s: arithmetic. ``bubble_s``: waiting in the pipeline. ``straggler_s``: waiting for a slow rank.
-        tensor_s, pipeline_s, data_s: communication that is not hidden; ``hidden_s`` is what overlap hides.
+        tensor_s, pipeline_s, data_s: communication that is not hidden; ``hidden_s`` is what overlap hides. ``gather_s``: of parameters that
+            others keep.
     """
 
     mapping: Mapping3d
@@ -39,11 +41,12 @@ class Step:
     hidden_s: float
     tokens: float
     mfu: float
+    gather_s: float = 0.0
 
     @property
     def step_s(self) -> float:
         """Time of the step."""
-        return self.compute_s + self.bubble_s + self.tensor_s + self.pipeline_s + self.data_s + self.straggler_s
+        return self.compute_s + self.bubble_s + self.tensor_s + self.pipeline_s + self.data_s + self.gather_s + self.straggler_s
 
     @property
     def tokens_per_s(self) -> float:
@@ -60,7 +63,8 @@ class Step:
         """Share of the step by what is done, largest first."""
         parts = {
             "compute": self.compute_s, "pipeline bubble": self.bubble_s, "tensor parallel": self.tensor_s,
-            "pipeline sends": self.pipeline_s, "gradient exchange": self.data_s, "waiting for the slowest": self.straggler_s,
+            "pipeline sends": self.pipeline_s, "gradient exchange": self.data_s, "parameter gathers": self.gather_s,
+            "waiting for the slowest": self.straggler_s,
         }  # fmt: skip
         return {name: value / self.step_s for name, value in sorted(parts.items(), key=lambda item: -item[1])}
 
@@ -96,7 +100,7 @@ def _more_room(plan: PlanInput) -> str:
             changed = _changes(plan, freed)
             if changed:
                 return f"The nearest valid value{'s are' if len(changed) > 1 else ' is'} {', '.join(changed)}{_sharding(plan)}."
-        gpus = 2 ** math.ceil(math.log2(gpus + 1))
+        gpus = -(-(2 ** math.ceil(math.log2(gpus + 1))) // plan.replica_size) * plan.replica_size
     return f"Use a smaller micro_batch, or GPUs with more memory{_sharding(plan)}."
 
 
@@ -111,12 +115,26 @@ def _changes(plan: PlanInput, trial: PlanInput) -> list[str]:
 
 
 def _sharding(plan: PlanInput) -> str:
-    """The nearest ZeRO stage at which the mapping that was asked for fits, in words."""
-    for zero in range(plan.zero + 1, 4):
-        trials = _recomputing(replace(plan, zero=zero))
+    """How the state is to be kept so that the mapping that was asked for fits, in words: the nearest way."""
+    for more in _spread_further(plan):
+        trials = _recomputing(replace(plan, **more))
         if any(build_step(trial, mapping).fits for trial in trials for mapping in _mappings(trial)):
-            return f"; or zero = {zero}"
+            return f"; or {' with '.join(f'{name} = {value}' for name, value in more.items())}"
     return ""
+
+
+def _spread_further(plan: PlanInput) -> list[dict[str, Any]]:
+    """What leaves less of the state on each rank, the nearest first."""
+    if not plan.whole:
+        return [{"zero": zero} for zero in range(plan.zero + 1, 4)]
+    leaves, grouped = plan.gradient_sync == "shard", plan.replica_size > 1
+    ways: list[tuple[bool, dict[str, Any]]] = [
+        (plan.optimizer_sharding == "none", {"optimizer_sharding": "zero1"}),
+        (plan.optimizer_sharding != FSDP, {"optimizer_sharding": FSDP}),
+        (not leaves, {"optimizer_sharding": FSDP, "gradient_sync": "shard"}),
+        (grouped, {"gradient_sync": "shard", "replica_size": 1}),
+    ]
+    return [way for further, way in ways if further]
 
 
 def _mappings(plan: PlanInput) -> Iterator[Mapping3d]:
@@ -129,8 +147,9 @@ def _mappings(plan: PlanInput) -> Iterator[Mapping3d]:
     if plan.tp and plan.pp and plan.dp:
         yield _given(plan)
         return
-    tensors = [plan.tp] if plan.tp else [n for n in (1, 2, 4, 8) if n <= plan.chip.per_node and model.heads % n == 0]
-    pipelines = [plan.pp] if plan.pp else [n for n in PIPELINES if n <= model.layers]
+    one = [1] if plan.whole else []
+    tensors = [plan.tp] if plan.tp else one or [n for n in (1, 2, 4, 8) if n <= plan.chip.per_node and model.heads % n == 0]
+    pipelines = [plan.pp] if plan.pp else one or [n for n in PIPELINES if n <= model.layers]
     for tensor in tensors:
         for pipeline in pipelines:
             replicas, rest = divmod(plan.gpus, tensor * pipeline)
@@ -185,8 +204,7 @@ def build_step(plan: PlanInput, mapping: Mapping3d) -> Step:
     flop = 6.0 * model.active + 6.0 * model.layers * model.width * sequence
     stage_share = layers / model.layers / mapping.tensor
     compute_s = replica_tokens * flop * stage_share * recomputed / (plan.chip.peak_flop_per_s * plan.kernel_efficiency)
-    data_s = _data_s(plan, mapping)
-    hidden_s = min(plan.overlap * data_s, compute_s)
+    gather_s, data_s, hidden_s = _exchange(plan, mapping, micro_batches, compute_s, recomputed)
     step = Step(
         mapping=mapping,
         recompute=plan.recompute,
@@ -197,7 +215,8 @@ def build_step(plan: PlanInput, mapping: Mapping3d) -> Step:
         bubble_s=compute_s * (mapping.pipeline - 1) / (chunks * micro_batches),
         tensor_s=_tensor_s(plan, mapping, layers * micro_batches),
         pipeline_s=_pipeline_s(plan, mapping, chunks * micro_batches),
-        data_s=data_s - hidden_s,
+        data_s=data_s,
+        gather_s=gather_s,
         straggler_s=compute_s * (1.0 / plan.slowest_speed - 1.0),
         hidden_s=hidden_s,
         tokens=float(replica_tokens * mapping.data),
@@ -209,11 +228,25 @@ def build_step(plan: PlanInput, mapping: Mapping3d) -> Step:
 def _memory(plan: PlanInput, mapping: Mapping3d, layers: int, micro_batches: int, chunks: int) -> RankMemory:
     """State by ZeRO; activations of the first stage under 1F1B, more of them in flight when chunks are interleaved."""
     model = plan.what
-    state = model_state(model.parameters, mapping.tensor, mapping.pipeline, mapping.data, plan.zero)
+    if plan.whole:
+        state = state_of(plan, mapping.data)
+    else:
+        state = model_state(model.parameters, mapping.tensor, mapping.pipeline, mapping.data, plan.zero)
     layer = layer_activation_bytes(plan.sequence_tokens, model.width, model.heads, plan.micro_batch, mapping.tensor, plan.recompute)
     in_flight = pipeline_activation_bytes(layers * mapping.pipeline, mapping.pipeline, micro_batches, layer)
     more = 1.0 + (mapping.pipeline - 1) / (mapping.pipeline * chunks) if chunks > 1 else 1.0
     return replace(state, activations=in_flight * more)
+
+
+def _exchange(plan: PlanInput, mapping: Mapping3d, shards: int, compute_s: float, recomputed: float) -> tuple[float, float, float]:
+    """(gathers, what is not hidden of the gradients' exchange, what is)."""
+    if plan.whole:
+        backward_s = compute_s * (1.0 - 1.0 / (3.0 * recomputed))  # all but a forward; one that is computed again is a part of it
+        found = exchange_of(plan, mapping.data, shards, backward_s)
+        return found.gathers_s, found.sums_s, found.hidden_s
+    data_s = _data_s(plan, mapping)
+    hidden_s = min(plan.overlap * data_s, compute_s)
+    return 0.0, data_s - hidden_s, hidden_s
 
 
 def _tensor_s(plan: PlanInput, mapping: Mapping3d, layer_passes: int) -> float:

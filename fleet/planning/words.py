@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fleet.planning.kept import in_words, laws_of
 from fleet.planning.plan import Plan, days
 from fleet.planning.sweep import Point
 
@@ -21,15 +22,20 @@ def _fleet(plan: Plan) -> Rows:
     word = "fits" if step.fits else "does not fit"
     memory = f"{step.memory.total_bytes / 1e9:.1f} of {step.usable_bytes / 1e9:.1f} GB"
     parts = ((step.memory.weights, "weights"), (step.memory.gradients, "gradients"), (step.memory.optimizer, "optimizer"),
-             (step.memory.activations, "activations"))  # fmt: skip
+             (step.memory.activations, "activations"), (step.memory.gathered, "units gathered"))  # fmt: skip
     return [
         (
             "model",
             asked.model,
             f"{asked.what.parameters / 1e9:,.1f} B parameters on {asked.gpus:,} {asked.hardware}, {asked.nodes:,} nodes",
         ),
-        ("mapping", f"{mapping.tensor} x {mapping.pipeline} x {mapping.data}", f"tensor x pipeline x data, ZeRO stage {asked.zero}"),
-        ("memory of a GPU", memory, f"{word}: " + ", ".join(f"{size / 1e9:.1f} {name}" for size, name in parts)),
+        (
+            "mapping",
+            f"{mapping.tensor} x {mapping.pipeline} x {mapping.data}",
+            f"tensor x pipeline x data; {in_words(asked, mapping.data)}",
+        ),
+        ("memory of a GPU", memory, f"{word}: " + ", ".join(f"{size / 1e9:.1f} {name}" for size, name in parts if size)),
+        ("by the law", *next(iter(laws_of(asked).items()))),
     ]
 
 
@@ -37,6 +43,10 @@ def _step(plan: Plan) -> Rows:
     step = plan.step
     rows: Rows = [("step", days(step.step_s), f"{step.tokens:,.0f} tokens, MFU {step.mfu:.1%}, {step.tokens_per_s:,.0f} tokens/s")]
     rows += [(name, f"{share:.1%}", "") for name, share in step.shares.items() if share > 0.0005]
+    if plan.asked.whole:
+        law, source = list(laws_of(plan.asked).items())[-1]
+        parts = f"gathers {days(step.gather_s)}, sums {days(step.data_s)}, {days(step.hidden_s)} hidden"
+        rows.append(("exposed exchange", days(step.gather_s + step.data_s), f"{parts}; by the law {law}: {source}"))
     return [*rows, ("term to attack", plan.attack, "of the Fleet Law: the largest that does not compute")]
 
 

@@ -24,6 +24,10 @@ from fleet.protocol.types import StateId
 BLOCK = 1024
 """Elements. No block is ever cut, so a norm that is taken block by block has the same bits at any world size."""
 
+AT_ONCE = 2
+"""Units whose parameters are gathered on a rank together: the outermost one, or that whose backward ends, beside that whose forward or
+backward begins."""
+
 Chunk = tuple[int, int]
 WHOLE: Chunk = (1, 0)
 

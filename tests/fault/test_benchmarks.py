@@ -12,7 +12,7 @@ from tests.support.smoke_forms import check
 LIMIT_S = 280.0
 ON_HOSTS = {"hosts", "partition"}
 """Tested where hosts are: `tests/hosts`."""
-SLOW = {"floor", "account", "elastic", "autoscaled", "straggler", "scrape", "storm", "mesh", "price"}
+SLOW = {"floor", "account", "elastic", "autoscaled", "straggler", "scrape", "storm", "mesh", "price", "exposed"}
 """What takes a minute or more in any form: one waits for a window of 30 s, others need real runs of some length."""
 
 

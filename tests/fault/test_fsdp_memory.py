@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-from fleet.laws.memory import chunked_state
+from fleet.laws.memory import chunked_state, replicated_state
 from fleet.settings.run import CheckpointSettings, Timeouts
 from tests.fault.test_bad_luck import settings, train_through
 
@@ -67,11 +67,24 @@ def weighs(run: Any) -> None:
 
 @pytest.mark.parametrize(("world", "copies", "sync"), [(4, 1, "step"), (4, 1, "shard"), (3, 0, "shard")])
 def test_a_rank_holds_what_the_law_says(world: int, copies: int, sync: str, tmp_path: Path) -> None:
-    told = settings(tmp_path, world=world, optimizer_sharding="fsdp", optimizer_copies=copies, gradient_sync=sync)
-    chosen = dataclasses.replace(told, shards=world, timeouts=Timeouts(), checkpoint=NONE)  # to count takes a while
-    outcome, _, _ = train_through(weighs, chosen, tmp_path)
-    assert outcome.status == "completed", outcome.reason
+    found = held(tmp_path, world, optimizer_sharding="fsdp", optimizer_copies=copies, gradient_sync=sync)
     law = chunked_state(PARAMETER_BYTES, world, copies, leave=sync == "shard").total_bytes
-    found = [json.loads(path.read_text()) for path in tmp_path.rglob("held-*")]
-    assert len(found) == world
     assert max(found) == pytest.approx(law, rel=0.1), f"{[round(each / PARAMETER_BYTES, 3) for each in found]} of the parameters"
+
+
+@pytest.mark.parametrize(("world", "copies", "sharding"), [(3, 1, "none"), (4, 1, "zero1")])
+def test_a_rank_with_all_parameters_holds_what_the_law_says(world: int, copies: int, sharding: str, tmp_path: Path) -> None:
+    found = held(tmp_path, world, optimizer_sharding=sharding, optimizer_copies=copies)
+    law = replicated_state(PARAMETER_BYTES, world, copies, spread=sharding == "zero1").total_bytes
+    assert max(found) == pytest.approx(law, rel=0.1), f"{[round(each / PARAMETER_BYTES, 3) for each in found]} of the parameters"
+
+
+def held(folder: Path, world: int, **changes: Any) -> list[int]:
+    """By each rank, when the mean gradient is there."""
+    told = settings(folder, world=world, **changes)
+    chosen = dataclasses.replace(told, shards=world, timeouts=Timeouts(), checkpoint=NONE)  # to count takes a while
+    outcome, _, _ = train_through(weighs, chosen, folder)
+    assert outcome.status == "completed", outcome.reason
+    found = [json.loads(path.read_text()) for path in folder.rglob("held-*")]
+    assert len(found) == world
+    return found

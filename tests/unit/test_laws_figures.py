@@ -17,6 +17,7 @@ from fleet.errors import ConfigError
 from fleet.laws import checkpointing as ck
 from fleet.laws import collectives as co
 from fleet.laws import energy as en
+from fleet.laws import exchange as ex
 from fleet.laws import fleet_law as fl
 from fleet.laws import memory, parallelism, published, spares, tiers
 from fleet.laws import reliability as rel
@@ -230,6 +231,11 @@ def _repair(name: str, **inputs: float) -> float:
     return float(getattr(spares.machine_repair(**inputs), name))
 
 
+def _exposed(**inputs: Any) -> float:
+    moved = {"forward_bytes": 100e6, "backward_bytes": 100e6, "sum_bytes": 150e6, "last_bytes": 10e6}
+    return ex.exposed_exchange(**moved, bytes_per_s=100e6, units=5, **inputs).total_s
+
+
 HAND = "by hand, see above the row"
 PAIR = {"units": 2, "spares": 1, "rate_per_s": 0.1, "repair_s": 1.0}
 BY_HAND = (
@@ -254,6 +260,18 @@ BY_HAND = (
     row("tree-5", co.tree_all_reduce_s, 150, 1e-9, HAND, 1e-6, size_bytes=1e6, ranks=5, bytes_per_s=50e9, latency_s=5e-6),
     # 14 GB at 50 GB/s are 280 ms, there and back 560; 16 levels of 5 us are 0.08 ms
     row("double-tree", co.double_tree_all_reduce_s, 560.08, 1e-9, HAND, 1e-3, size_bytes=14e9, ranks=256, bytes_per_s=50e9, latency_s=5e-6),
+    # of 28 GB on 8 ranks with a copy of each eighth a rank lacks 6/8, 21 GB, twice; it sends 7/8 and a mean of 1/8
+    row("gathered", ex.gathered_bytes, 42, 1e-9, HAND, 1e9, parameter_bytes=28e9, ranks=8, copies=1, gathers=2),
+    row("gathered-nothing", ex.gathered_bytes, 0, 1e-9, HAND, 1e9, parameter_bytes=28e9, ranks=2, copies=1, gathers=2),
+    row("summed", ex.summed_bytes, 28, 1e-9, HAND, 1e9, gradient_bytes=28e9, ranks=8, copies=1),
+    row("summed-whole", ex.summed_bytes, 49, 1e-9, HAND, 1e9, gradient_bytes=28e9, ranks=8, copies=7),
+    # 350 MB at 100 MB/s; the backward has 4/5 of its time for the sums, and these are 1.4 s but for the last unit
+    row("exposed-step", _exposed, 3.5, 1e-9, HAND, backward_s=1.0),
+    row("exposed-shard", _exposed, 2.7, 1e-9, HAND, backward_s=1.0, leave=True),
+    row("exposed-long-backward", _exposed, 2.1, 1e-9, HAND, backward_s=2.0, leave=True),
+    # 10 gathers and a sum are 1 ms there and 1 back; if gradients leave, 5 of them and 5 means wait for an answer each
+    row("exposed-asked", _exposed, 3.522, 1e-9, HAND, latency_s=1e-3),
+    row("exposed-asked-more", _exposed, 3.53, 1e-9, HAND, latency_s=1e-3, leave=True),
     # in the node 2 x (7/8 x 8 GB / 400 GB/s + 7 us) = 35.014 ms; then a GB for each rank between the two nodes,
     # 2 x (1/2 x 1 GB / 50 GB/s + 5 us) = 20.01 ms
     row("hierarchical", co.hierarchical_all_reduce_s, 55.024, 1e-9, HAND, 1e-3, size_bytes=8e9, ranks=16, ranks_per_node=8,

@@ -9,9 +9,8 @@ import torch
 
 from actors.rank.fsdp.taken import Unit
 from fleet.errors import ConfigError
+from fleet.protocol.chunks import AT_ONCE
 
-AT_ONCE = 2
-"""Units that are here together: the outermost one, or that whose backward ends, beside that whose forward or backward begins."""
 GIB = 1 << 30
 NO_LIMIT = "max"
 

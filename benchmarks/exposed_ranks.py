@@ -1,0 +1,169 @@
+"""For `exposed`: what ranks do, and how fast the link between their hosts is for a plain connection.
+
+Each rank trains a model that ``fully_shard`` has cut, and notes of each step what it has received, and how long its backward computed.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from actors.rank.fsdp.engine import FsdpEngine
+from benchmarks.device_ranks import Block, Text, Transformer
+from benchmarks.mesh_ranks import cut
+from benchmarks.price_ranks import Place
+
+PORT, TRANSFERS, REACH_S, ASK_EVERY_S = 7801, 5, 30.0, 0.01
+ASKED, OVER = b"?", b"."
+
+
+class Filled:
+    """What a rank has gathered, and how long it waited for that, since it began."""
+
+    def __init__(self, engine: FsdpEngine) -> None:
+        self.bytes, self.waited_s = 0, 0.0
+        self._fill, self._fetch = engine._fill, engine._borrower.fetch
+        for unit in (*engine._gathered, *engine._uncast):
+            unit._fill = self.fill
+        engine._borrower.fetch = self.fetch  # type: ignore[method-assign]
+
+    def fill(self, flat: int, memory: torch.Tensor) -> None:
+        begin_s = time.perf_counter()
+        self._fill(flat, memory)
+        self.waited_s += time.perf_counter() - begin_s
+
+    def fetch(self, state: Any, wishes: Any) -> list[int]:
+        missing = self._fetch(state, wishes)
+        self.bytes += sum(wish.into.nbytes for number, (_, wish) in enumerate(wishes) if number not in missing)
+        return missing
+
+
+class Computes(torch.autograd.Function):
+    """Takes as long as an accelerator would, without the processor, which other ranks need: ``wait_s`` forward, and twice that backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, wait_s: float) -> torch.Tensor:
+        ctx.wait_s = wait_s
+        time.sleep(wait_s)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        time.sleep(2 * ctx.wait_s)
+        return gradients[0], None
+
+
+def computing(model: Transformer, wait_s: float) -> Transformer:
+    """Each block of it takes so long more."""
+
+    def hook(module: torch.nn.Module, given: Any, output: torch.Tensor) -> Any:
+        return Computes.apply(output, wait_s)  # type: ignore[no-untyped-call]
+
+    for block in model.blocks:
+        if isinstance(block, Block):
+            block.register_forward_hook(hook)
+    return model
+
+
+def gathers(run: Any) -> None:
+    """What a user would write, but for what is noted."""
+    told = run.options
+    model, optimizer = cut(told, run.mesh)
+    computing(model, float(told["wait_s"]))
+    data, batch = Text(), run.shards * int(told["samples"])
+    notes, filled = (Path(told["folder"]) / f"steps-{run.slot}").open("a", buffering=1), None
+    for step in run.steps(run.track(model=model, optimizer=optimizer), total=int(told["steps"])):
+        filled = filled or Filled(cast(FsdpEngine, run._engine))
+        before_bytes, backward_s = filled.bytes, 0.0
+        for text in step.batches(data, batch_size=batch):
+            loss = model.train()(text)
+            begin_s, waited_s = time.perf_counter(), filled.waited_s
+            step.backward(loss)
+            backward_s += time.perf_counter() - begin_s - (filled.waited_s - waited_s)
+        if step.commit():
+            noted = {"step": step.number, "gathered_bytes": filled.bytes - before_bytes, "backward_s": backward_s}
+            notes.write(json.dumps(noted) + "\n")
+
+
+# ---- the link --------------------------------------------------------------------------------------------------------------------------
+
+
+def link_end(place: Place, other: str, size: int, file: str) -> None:
+    """Both ends give each other ``size`` bytes at once, a few times: bytes a second of one direction; and how long a message takes then."""
+    place.enter()
+    asks = place.address < other
+    with _met(place.address, other, PORT) as beside, _met(place.address, other, PORT + 1) as connection:
+        for each in (beside, connection):
+            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        times_s, answers_s = list[float](), list[float]()
+        for _ in range(TRANSFERS):
+            swap = threading.Thread(target=lambda: times_s.append(_timed(lambda: _swap(connection, size))))
+            swap.start()
+            if asks:
+                while swap.is_alive():
+                    answers_s.append(_timed(lambda: _ask(beside)))
+                    time.sleep(ASK_EVERY_S)
+                beside.sendall(OVER)
+            else:
+                _answer(beside)
+            swap.join()
+    found = {"bytes_per_s": [size / one_s for one_s in times_s], "latency_s": [one_s / 2 for one_s in answers_s]}
+    Path(file).write_text(json.dumps(found))
+
+
+def _met(address: str, other: str, port: int) -> socket.socket:
+    """The lower address listens."""
+    if address < other:
+        with socket.create_server((address, port)) as listener:
+            listener.settimeout(REACH_S)
+            return listener.accept()[0]
+    end_s = time.monotonic() + REACH_S
+    while True:
+        try:
+            return socket.create_connection((other, port), REACH_S)
+        except ConnectionRefusedError:
+            if time.monotonic() > end_s:
+                raise
+            time.sleep(0.05)
+
+
+def _ask(connection: socket.socket) -> None:
+    connection.sendall(ASKED)
+    _take(connection, 1)
+
+
+def _answer(connection: socket.socket) -> None:
+    """Until no more is asked."""
+    while (asked := connection.recv(1)) == ASKED:
+        connection.sendall(asked)
+
+
+def _timed(work: Callable[[], object]) -> float:
+    begin_s = time.perf_counter()
+    work()
+    return time.perf_counter() - begin_s
+
+
+def _swap(connection: socket.socket, size: int) -> None:
+    sender = threading.Thread(target=connection.sendall, args=(bytes(size),))
+    sender.start()
+    _take(connection, size)
+    sender.join()
+    connection.sendall(ASKED)  # all has arrived here
+    _take(connection, 1)
+
+
+def _take(connection: socket.socket, size: int) -> None:
+    room, at = memoryview(bytearray(size)), 0
+    while at < size:
+        count = connection.recv_into(room[at:])
+        if not count:
+            raise ConnectionError("the other end is gone")
+        at += count

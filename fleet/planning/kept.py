@@ -1,0 +1,130 @@
+"""How ranks of Fleet's keep a model's state (``optimizer_sharding``): what that takes of a GPU, and what of its exchange nothing hides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fleet.laws.exchange import Exposed, exposed_exchange, gathered_bytes, summed_bytes
+from fleet.laws.law import REGISTRY
+from fleet.laws.memory import RankMemory, chunked_state, replicated_state
+from fleet.planning.inputs import AUTO, FSDP, PlanInput
+from fleet.protocol.chunks import AT_ONCE
+
+LINK_LATENCY_S = 1e-6
+"""Within a node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """Parameters by what is gathered together: each of ``layers``, and what is ``around`` them (embeddings), which is kept from forward to
+    backward."""
+
+    layer: float
+    layers: int
+    around: float
+
+    @property
+    def at_once(self) -> float:
+        """Most that are gathered on a rank together: the largest ones, as :mod:`actors.rank.fsdp.room` asks room for them."""
+        return sum(sorted((self.around, *[self.layer] * min(self.layers, AT_ONCE)))[-AT_ONCE:])
+
+
+def units_of(plan: PlanInput) -> Units:
+    """A model that ``fully_shard`` has cut layer by layer."""
+    model = plan.what
+    around = min(model.parameters / 2.0, model.vocabulary * model.width * (1.0 if model.tied else 2.0))
+    return Units((model.parameters - around) / model.layers, model.layers, around)
+
+
+def copies_of(plan: PlanInput, ranks: int) -> int:
+    """Of each chunk, beside its owner's: the other groups have one each."""
+    groups = ranks // plan.replica_size if plan.replica_size > 1 else 1
+    return min(max(plan.optimizer_copies, groups - 1), ranks - 1)
+
+
+def survives(plan: PlanInput, ranks: int) -> bool:
+    """Some other rank has the state of one that is lost."""
+    if plan.optimizer_sharding in (AUTO, "none"):
+        return ranks > 1
+    return copies_of(plan, ranks) > 0
+
+
+def in_words(plan: PlanInput, ranks: int) -> str:
+    """How the state is kept."""
+    if not plan.whole:
+        return f"ZeRO stage {plan.zero}"
+    if plan.optimizer_sharding == "none":
+        return "whole replicas"
+    copies = copies_of(plan, ranks)
+    parts = [plan.optimizer_sharding, f"{copies} {'copy' if copies == 1 else 'copies'} of each part"]
+    if plan.replica_size > 1:
+        parts.insert(1, f"groups of {plan.replica_size}")
+    if plan.gradient_sync == "shard":
+        parts.append("gradients leave in the backward")
+    return ", ".join(parts)
+
+
+def laws_of(plan: PlanInput) -> dict[str, str]:
+    """Name of a law that memory (the first one) and exchange (the last one) are from -> its source."""
+    if not plan.whole:
+        names = ["memory.model_state"]
+    else:
+        chunks = plan.optimizer_sharding == FSDP
+        gathers = ["exchange.gathered_bytes"] if plan.optimizer_sharding != "none" else []
+        held = "memory.chunked_state" if chunks else "memory.replicated_state"
+        names = [held, *gathers, "exchange.summed_bytes", "exchange.exposed_exchange"]
+    return {name: REGISTRY[name].source for name in names}
+
+
+def state_of(plan: PlanInput, ranks: int) -> RankMemory:
+    """Without activations."""
+    whole, copies = plan.what.parameters * plan.parameter_bytes, copies_of(plan, ranks)
+    if plan.optimizer_sharding != FSDP:
+        return replicated_state(whole, ranks, copies, plan.moments, spread=plan.optimizer_sharding == "zero1")
+    units = units_of(plan)
+    leaving = max(units.layer, units.around) * plan.parameter_bytes
+    gathered = units.at_once * plan.compute_bytes
+    return chunked_state(whole, ranks, copies, plan.moments, gathered, leaving, leave=plan.gradient_sync == "shard")
+
+
+def exchange_of(plan: PlanInput, ranks: int, shards: int, backward_s: float) -> Exposed:
+    """Of one step. ``shards``: how many a rank computes; ``backward_s``: of all of them."""
+    if ranks == 1:
+        return Exposed(0.0, 0.0, 0.0)
+    if plan.optimizer_sharding == FSDP:
+        return _of_chunks(plan, ranks, shards, backward_s)
+    whole, link, spread = plan.what.parameters * plan.parameter_bytes, _link(plan, ranks), plan.optimizer_sharding == "zero1"
+    copies = copies_of(plan, ranks) if spread else ranks - 1
+    sums = exposed_exchange(0.0, 0.0, summed_bytes(whole, ranks, copies), *link)
+    back = exposed_exchange(gathered_bytes(whole, ranks, copies, 1), 0.0, 0.0, *link)
+    hidden_s = min(plan.overlap * sums.sums_s, backward_s / shards)  # beside the last shard's backward
+    return Exposed(back.gathers_s, sums.sums_s - hidden_s, hidden_s)
+
+
+def _of_chunks(plan: PlanInput, ranks: int, shards: int, backward_s: float) -> Exposed:
+    """Gathers are within a group, and on its link, where there are groups."""
+    units, copies = units_of(plan), copies_of(plan, ranks)
+    leave, blocks = plan.gradient_sync == "shard", units.layer * units.layers
+    near, far = _link(plan, plan.replica_size if plan.replica_size > 1 else ranks), _link(plan, ranks)
+    forward = gathered_bytes((blocks + units.around) * plan.compute_bytes, ranks, copies, shards)
+    backward = gathered_bytes(blocks * plan.compute_bytes, ranks, copies, shards)
+    gathers = exposed_exchange(forward, backward, 0.0, *near, units=units.layers * shards)
+    sums = exposed_exchange(
+        forward_bytes=0.0,
+        backward_bytes=0.0,
+        sum_bytes=summed_bytes(plan.what.parameters * plan.parameter_bytes, ranks, copies, shards if leave else 1),
+        bytes_per_s=far[0],
+        latency_s=far[1],
+        backward_s=backward_s,
+        units=units.layers * shards,
+        last_bytes=summed_bytes(units.around * plan.parameter_bytes, ranks, copies),
+        leave=leave,
+    )
+    return Exposed(gathers.gathers_s, sums.sums_s, sums.hidden_s)
+
+
+def _link(plan: PlanInput, ranks: int) -> tuple[float, float]:
+    """(bytes a second, latency) of what goes on among so many ranks, one after the other."""
+    inside = ranks <= plan.chip.per_node
+    rate, latency_s = (plan.chip.link_bytes_per_s, LINK_LATENCY_S) if inside else (plan.net.bytes_per_s, plan.net.latency_s)
+    return plan.exchange_bytes_per_s or rate, latency_s
