@@ -10,8 +10,8 @@ import pytest
 from fleet.protocol.records import ProcessLost
 from fleet.settings.run import RunSettings
 from tests.fault.test_bad_luck import of, settings, survived
-from tests.support import trains
 from tests.support.plain import PlainFleet
+from tests.support.two_levels import sums_in_levels
 
 WIDE = {"width": "40000", "steps": "16", "pause_s": "0.01"}
 """So that there are several buckets."""
@@ -25,7 +25,7 @@ class InPairs(PlainFleet):
 
 
 def train(chosen: RunSettings, folder: Path, kind: type[PlainFleet] = InPairs) -> tuple[Any, list[Any], str]:
-    with kind(trains.sums_in_levels, chosen, folder) as fleet:
+    with kind(sums_in_levels, chosen, folder) as fleet:
         outcome = fleet.wait()
         digest = fleet.coordinator.machine.state.ended.digest
         return outcome, fleet.records(), digest
@@ -46,6 +46,16 @@ def test_two_levels_are_used_and_end_with_the_bits_of_one(kind: type[PlainFleet]
         chosen = settings(tmp_path / name, world=4, options=WIDE, two_level_sums=asked)
         survived(*train(chosen, tmp_path / name, kind), truth, other_ratio=0.05)
         assert (tmp_path / name / "flags/levels").exists() == asked
+
+
+def test_a_model_in_chunks_ends_with_the_bits_of_one(tmp_path: Path) -> None:
+    cut = {"width": "1021", "units": "yes", "steps": "12", "dies_in": "_combined"}
+    chosen = settings(tmp_path / "two", world=4, options=cut, two_level_sums=True, optimizer_sharding="fsdp")
+    outcome, records, digest = train(chosen, tmp_path / "two")
+    alone = settings(tmp_path / "one", world=1, nodes=1, options=cut, optimizer_sharding="fsdp", optimizer_copies=0)
+    survived(outcome, records, digest, train(alone, tmp_path / "one")[2], other_ratio=0.05)
+    assert (tmp_path / "two/flags/_combined").exists()
+    assert len(of(ProcessLost, records)) == 1
 
 
 @pytest.mark.parametrize("dies_in", ["_combined", "leaves", "pass_on"])

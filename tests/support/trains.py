@@ -255,26 +255,6 @@ def dies_after_its_first_buckets(run: Any) -> None:
     _loop(run)
 
 
-def sums_in_levels(run: Any) -> None:
-    """It says so. Slot 1 is killed in the sum of step 10, once, where ``dies_in`` names a method of :class:`Levels`: as it is called."""
-    from actors.rank.step.levels import Levels
-
-    def watched(name: str) -> Any:
-        original = getattr(Levels, name)
-
-        def call(self: Any, *arguments: Any) -> Any:
-            once(run, "levels")
-            if run.slot == 1 and run._here().step == 10 and name == run.options.get("dies_in") and once(run, name):
-                die()
-            return original(self, *arguments)
-
-        return call
-
-    for name in ("_combined", "leaves", "pass_on"):
-        setattr(Levels, name, watched(name))
-    _loop(run)
-
-
 def grows_late(run: Any) -> None:
     """In the last shard of step 10 gradients grow once more after they were sent."""
 

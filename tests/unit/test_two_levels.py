@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from actors.rank.membership.process_group import Group, GroupBroken
+from actors.rank.step.engine import Engine
 from actors.rank.step.levels import Levels
 from actors.rank.step.reduction import Reducer
+from actors.rank.telemetry.recorder import Recorder
+from actors.rank.zero1.sharded import ShardedEngine
+from fleet.settings.run import RunSettings, VerifySettings
 from tests.unit.test_overlap import STEPS, once, same, trained
 from tests.unit.test_reduction import Buffers, mean_over, summed, threads, with_groups
+from tests.unit.test_sharded_engine import tracked
 
 __all__ = ["threads"]
 
@@ -127,3 +133,15 @@ def test_sums_outlive_a_group_that_breaks(breaks: Callable[..., None]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         assert with_groups(4, loses_one, "aabb") == [True] * 4
     assert with_groups(4, goes_on, "abbb") == [True] * 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "two"), [({}, True), ({"verify": VerifySettings(compute=0.1)}, False), ({"two_level_sums": False}, False)]
+)
+@pytest.mark.parametrize("kind", [Engine, ShardedEngine])
+def test_sums_that_are_checked_go_in_one_level(kind: type[Engine], changes: dict[str, Any], two: bool, tmp_path: Path) -> None:
+    """Whoever owns a chunk is judged by its sum: nobody else may have had a part in it."""
+    sharding = "zero1" if kind is ShardedEngine else "none"
+    chosen = RunSettings(**{"world": 4, "shards": 16, "optimizer_sharding": sharding, "two_level_sums": True, **changes})
+    engine = kind(tracked(), chosen, Recorder(tmp_path / "ring", 0), None)
+    assert engine._reducer._two_levels == two
