@@ -53,12 +53,13 @@ def _kept(ranks: float, copies: float) -> float:
 
 @law(CHUNKS, parameter_bytes=28e9, ranks=8, copies=1, moments=2, spread=True)
 def replicated_state(parameter_bytes: Positive, ranks: AtLeastOne, copies: int = 1, moments: int = 2, spread: bool = False) -> RankMemory:
-    """Bytes of one rank of Fleet's that has the parameters whole, at one shard a rank: P weights, 2 P gradients, moments x P.
+    """Bytes of one rank of Fleet's that has the parameters whole, at one shard a rank: P weights, 3 P gradients, moments x P.
 
+    Gradients at most, as they are summed: what the backward has left, the sum of this rank's shards, and the mean.
     ``spread``: the optimizer's state is in chunks (zero1), (1 + copies)/N of it on each rank.
     """
     share = _kept(ranks, copies) if spread else 1.0
-    return RankMemory(parameter_bytes, 2.0 * parameter_bytes, moments * share * parameter_bytes, 0.0)
+    return RankMemory(parameter_bytes, 3.0 * parameter_bytes, moments * share * parameter_bytes, 0.0)
 
 
 @law(CHUNKS, parameter_bytes=28e9, ranks=8, copies=1, moments=2, gathered_bytes=0.9e9, leaving_bytes=0.45e9, leave=True)
@@ -73,12 +74,12 @@ def chunked_state(
 ) -> RankMemory:
     """Bytes of one rank of Fleet's fsdp, at one shard a rank: (1 + copies)/N of P weights and of moments x P, and units gathered.
 
-    Gradients: 2 P, the sum of this rank's shards and the mean; if they leave in the backward, (1 + copies)/N of P and one unit. There are
+    Gradients: 3 P at most, as for :func:`replicated_state`; if they leave in the backward, (1 + copies)/N of P and one unit. There are
     as many moments a parameter as the optimizer keeps, in the type of the parameters: 2 for AdamW. No more copies than other ranks.
     In groups there are as many copies as there are other groups, at least.
     """
     kept = _kept(ranks, copies) * parameter_bytes
-    gradients = kept + leaving_bytes if leave else 2.0 * parameter_bytes
+    gradients = kept + leaving_bytes if leave else 3.0 * parameter_bytes
     return RankMemory(kept, gradients, moments * kept, 0.0, gathered_bytes)
 
 

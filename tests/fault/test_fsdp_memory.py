@@ -20,7 +20,8 @@ from tests.fault.test_bad_luck import settings, train_through
 WIDTH, LAYERS, STEPS, COUNTED = 512, 8, 5, 3
 NONE = CheckpointSettings(policy="fixed", interval_s=3600.0, peer_interval_s=3600.0)
 """A snapshot would be (1 + moments) / ranks of the parameters more."""
-PARAMETER_BYTES = (LAYERS * (WIDTH * WIDTH + WIDTH) + WIDTH + 1) * 4
+UNIT_BYTES = (WIDTH * WIDTH + WIDTH) * 4
+PARAMETER_BYTES = LAYERS * UNIT_BYTES + (WIDTH + 1) * 4
 
 
 class Data(torch.utils.data.Dataset[torch.Tensor]):
@@ -39,16 +40,22 @@ def held_bytes() -> int:
     return sum(storages.values())
 
 
-def count_before_apply(engine: Any, file: Path) -> None:
-    """Once, when the mean gradient is there."""
-    apply = engine.apply
+def count_in_step(engine: Any, file: Path) -> None:
+    """Once, the most that is held: when this rank has come to the sum, and when the mean gradient is there."""
+    found, reduce, apply = list[int](), engine._reducer.reduce, engine.apply
 
-    def counted() -> None:
-        file.write_text(json.dumps(held_bytes()))
+    def reducing(*given: Any, **named: Any) -> None:
+        found.append(held_bytes())
+        engine._reducer.reduce = reduce
+        reduce(*given, **named)
+
+    def applying() -> None:
+        found.append(held_bytes())
+        file.write_text(json.dumps(max(found)))
         engine.apply = apply
         apply()
 
-    engine.apply = counted
+    engine._reducer.reduce, engine.apply = reducing, applying
 
 
 def weighs(run: Any) -> None:
@@ -59,7 +66,7 @@ def weighs(run: Any) -> None:
     state = run.track(model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-3))
     for step in run.steps(state, total=STEPS):
         if step.number == COUNTED:
-            count_before_apply(run._engine, Path(run.options["flags"], f"held-{run.slot}"))
+            count_in_step(run._engine, Path(run.options["flags"], f"held-{run.slot}"))
         for batch in step.batches(Data(), batch_size=run.shards):
             step.backward(model(batch).square().mean())
         step.commit()
@@ -68,7 +75,7 @@ def weighs(run: Any) -> None:
 @pytest.mark.parametrize(("world", "copies", "sync"), [(4, 1, "step"), (4, 1, "shard"), (3, 0, "shard")])
 def test_a_rank_holds_what_the_law_says(world: int, copies: int, sync: str, tmp_path: Path) -> None:
     found = held(tmp_path, world, optimizer_sharding="fsdp", optimizer_copies=copies, gradient_sync=sync)
-    law = chunked_state(PARAMETER_BYTES, world, copies, leave=sync == "shard").total_bytes
+    law = chunked_state(PARAMETER_BYTES, world, copies, leaving_bytes=UNIT_BYTES, leave=sync == "shard").total_bytes
     assert max(found) == pytest.approx(law, rel=0.1), f"{[round(each / PARAMETER_BYTES, 3) for each in found]} of the parameters"
 
 
@@ -80,7 +87,7 @@ def test_a_rank_with_all_parameters_holds_what_the_law_says(world: int, copies: 
 
 
 def held(folder: Path, world: int, **changes: Any) -> list[int]:
-    """By each rank, when the mean gradient is there."""
+    """By each rank."""
     told = settings(folder, world=world, **changes)
     chosen = dataclasses.replace(told, shards=world, timeouts=Timeouts(), checkpoint=NONE)  # to count takes a while
     outcome, _, _ = train_through(weighs, chosen, folder)
