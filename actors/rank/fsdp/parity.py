@@ -193,6 +193,7 @@ class ParityResharding(Resharding):
         try:
             return pieces_of(bits, self._engine.device)
         except ProtocolError as error:
+            self._engine.kept = None  # then all find that the stripe is lost
             self._protocol.receiving()
             raise GroupBroken(str(error), group.generation) from error
 
