@@ -321,7 +321,7 @@ class ChunkedOptimizer:
         for piece in self.cut(flat, lo, hi) if pieces is None else pieces:
             held[piece.parameter].append(piece)
         joint = [(number, start, stop, joined(held[number], start, stop)) for number, start, stop in self.parts(flat, lo, hi)]
-        return [Piece(number, start, stop, dict(sorted(values.items()))) for number, start, stop, values in joint]
+        return [Piece(*part) for part in joint]
 
     def _held(self) -> Mapping[int, Sequence[Piece]]:
         """By parameter, all pieces that are here, as views."""
