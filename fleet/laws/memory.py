@@ -47,15 +47,27 @@ def model_state(parameters: Positive, tensor: AtLeastOne = 1, pipeline: AtLeastO
 
 @law(CHUNKS, parameter_bytes=28e9, ranks=8, copies=1, moments=2, unit_bytes=0.9e9, leave=True)
 def chunked_state(
-    parameter_bytes: Positive, ranks: AtLeastOne, copies: int = 1, moments: int = 2, unit_bytes: NonNegative = 0.0, leave: bool = False
+    parameter_bytes: Positive,
+    ranks: AtLeastOne,
+    copies: int = 1,
+    moments: int = 2,
+    unit_bytes: NonNegative = 0.0,
+    leave: bool = False,
+    parity: int = 0,
 ) -> RankMemory:
     """Bytes of one rank of Fleet's fsdp, at one shard a rank: (1 + copies)/N of P weights and of moments x P, and one unit gathered.
+
+    With parity it is (1 + 1/parity)/N in the place of that, the second part in host memory, and in a step P/(parity x N) of means there.
 
     Gradients: 2 P, the sum of this rank's shards and the mean; if they leave in the backward, (1 + copies)/N of P and one unit. There are
     as many moments a parameter as the optimizer keeps, in the type of the parameters: 2 for AdamW. No more copies than other ranks.
     """
-    kept = (1.0 + where(copies < ranks - 1, copies, ranks - 1)) / ranks * parameter_bytes
-    gradients = kept + unit_bytes if leave else 2.0 * parameter_bytes
+    if parity < 0:
+        raise ConfigError("parity", parity, "so many ranks share one part", "Choose 1 or more, or 0 for copies.")
+    own = parameter_bytes / ranks
+    shared = own / where(parity < ranks - 1, parity, where(ranks > 2, ranks - 1, 1)) if parity else 0.0
+    kept = own + shared if parity else (1.0 + where(copies < ranks - 1, copies, ranks - 1)) * own
+    gradients = kept + unit_bytes if leave else 2.0 * parameter_bytes + shared
     return RankMemory(weights=kept + unit_bytes, gradients=gradients, optimizer=moments * kept, activations=0.0)
 
 

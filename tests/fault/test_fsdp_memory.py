@@ -67,11 +67,20 @@ def weighs(run: Any) -> None:
 
 @pytest.mark.parametrize(("world", "copies", "sync"), [(4, 1, "step"), (4, 1, "shard"), (3, 0, "shard")])
 def test_a_rank_holds_what_the_law_says(world: int, copies: int, sync: str, tmp_path: Path) -> None:
-    told = settings(tmp_path, world=world, optimizer_sharding="fsdp", optimizer_copies=copies, gradient_sync=sync)
-    chosen = dataclasses.replace(told, shards=world, timeouts=Timeouts(), checkpoint=NONE)  # to count takes a while
-    outcome, _, _ = train_through(weighs, chosen, tmp_path)
+    weigh(tmp_path, world, sync, {"copies": copies}, optimizer_copies=copies)
+
+
+@pytest.mark.parametrize(("world", "parity", "sync"), [(4, 3, "step"), (4, 3, "shard"), (4, 1, "step")])
+def test_a_rank_with_parity_holds_less_and_what_the_law_says(world: int, parity: int, sync: str, tmp_path: Path) -> None:
+    weigh(tmp_path, world, sync, {"parity": parity}, parity=parity)
+
+
+def weigh(folder: Path, world: int, sync: str, chosen: dict[str, int], **changes: int) -> None:
+    told = settings(folder, world=world, optimizer_sharding="fsdp", gradient_sync=sync, **changes)
+    run = dataclasses.replace(told, shards=world, timeouts=Timeouts(), checkpoint=NONE)  # to count takes a while
+    outcome, _, _ = train_through(weighs, run, folder)
     assert outcome.status == "completed", outcome.reason
-    law = chunked_state(PARAMETER_BYTES, world, copies, leave=sync == "shard").total_bytes
-    found = [json.loads(path.read_text()) for path in tmp_path.rglob("held-*")]
+    law = chunked_state(PARAMETER_BYTES, world, leave=sync == "shard", **chosen).total_bytes
+    found = [json.loads(path.read_text()) for path in folder.rglob("held-*")]
     assert len(found) == world
     assert max(found) == pytest.approx(law, rel=0.1), f"{[round(each / PARAMETER_BYTES, 3) for each in found]} of the parameters"
