@@ -39,6 +39,7 @@ def families(places: Sequence[Place], parity: int) -> tuple[Family, ...]:
 
 
 def family_of(dealt: Sequence[Family], rank: int) -> Family:
+    """That of view rank ``rank``."""
     return next(members for members in dealt if rank in members)
 
 

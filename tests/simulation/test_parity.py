@@ -139,7 +139,7 @@ def test_a_mutation_is_caught(mutation: Callable[[Patch], None], names: tuple[st
 
 
 def test_parity_of_a_view_that_did_not_come_about_is_needed(monkeypatch: Patch) -> None:
-    """Who has gone on to it is lost, and others of its old family have gone on, too. What is there says so itself, so no checker sees it."""
+    """Who has gone on to it is lost, and others of its old family have, too. No checker sees it: what is there says so itself."""
 
     def lost_state() -> int:
         first, second = (Trouble(kind="kill", point=point, step=3, slot=slot) for point, slot in (("telling", 0), ("placed", 3)))

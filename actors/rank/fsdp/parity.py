@@ -26,6 +26,7 @@ from fleet.protocol.domains import Place
 from fleet.protocol.member import Offer
 from fleet.protocol.parity import Revival, broken_families, families, family_of, revivals, with_revived
 from fleet.protocol.types import StateId
+from fleet.settings.run import RunSettings
 
 WAY_OUT = "Use --parameter-copies in the place of --parity."
 
@@ -225,6 +226,8 @@ class ParityResharding(Resharding):
         self._engine.keep(self._next)
 
 
-def engine_of(gradient_sync: str) -> type[ParityEngine]:
-    """The engine for a setting of ``gradient_sync``."""
-    return StreamedParityEngine if gradient_sync == "shard" else ParityEngine
+def engine_of(settings: RunSettings) -> type[FsdpEngine]:
+    """The engine of a model in chunks."""
+    if settings.parity:
+        return StreamedParityEngine if settings.gradient_sync == "shard" else ParityEngine
+    return StreamedEngine if settings.gradient_sync == "shard" else FsdpEngine
