@@ -20,6 +20,8 @@ HOP_S = (0.0002, 0.002)
 """What a request takes to its lender, and what is lent takes back."""
 LOOK_S = 0.05
 """How often a rank that waits for a stretch looks whether it is called away."""
+SILENT_S = 15.0
+"""A lender that says nothing for so long is left for the next one."""
 LATEST_S = 10.0
 """So long a lender waits for the commit of a step that its peer has committed."""
 
@@ -168,7 +170,7 @@ class GatheringRank(ShardedRank):
 
     def _ask(self, lender: GatheringRank, state: StateId, chunk: Chunk) -> Request:
         clock = self.world.clock
-        request = Request(self, state, chunk, clock.now_s + self.world.settings.timeouts.collective_s)
+        request = Request(self, state, chunk, clock.now_s + min(SILENT_S, self.world.settings.timeouts.collective_s))
         arrives = lambda: self.world.links.bring(lender.end, {self.end}, lambda: lender.asked(request))  # noqa: E731
         clock.after(self._hops.uniform(*HOP_S), arrives)
         clock.after(LOOK_S, lambda: self.gate(lambda: self._look(request)))

@@ -66,13 +66,18 @@ class ShardedRank(SteppingRank):
             if self.at("advancing"):
                 yield self._pause()
             yield from self.carry(self.choreography.take_step(moves.Advance()))
-        there = settled(claims, target)
+        there = yield from self._revived(group, claims, settled(claims, target), target)
         self._check_lost(view, there)
         yield from self._complete(group, there)
         yield from self._rest(group, there, target)
         yield from self._move(group, there, target)
         self.world.note("moved", self, view.generation, target)
         return target
+
+    def _revived(self, group: Group, claims: Sequence[Claim], there: list[Claim], target: StateId) -> Steps:
+        """What is there once what was lost is made of what is left."""
+        yield from ()
+        return there
 
     def _check_lost(self, view: View, there: Sequence[Claim]) -> None:
         if not lost([claim.chunks for claim in there], LENGTH):
@@ -130,7 +135,8 @@ class ShardedRank(SteppingRank):
         view = group.view
         rank = view.rank_of(self.member)
         places = [numbered(claim.node, self._depth) for claim in there]
-        guarded = guards(places, self.world.settings.optimizer_copies, self.world.settings.replica_ranks)
+        copies = 0 if self.world.settings.parity else self.world.settings.optimizer_copies
+        guarded = guards(places, copies, self.world.settings.replica_ranks)
         told = yield group.exchange(self.member, "pieces", self.value)
         wanted = kept(guarded, rank)
         values = [told[member] for member in view.members]
@@ -138,16 +144,24 @@ class ShardedRank(SteppingRank):
         if self.at("placing"):
             yield self._pause()
         yield self.rng.uniform(0.01, 0.1)
+        yield from self._prepare(group, places, value, target)
         try:
             yield group.exchange(self.member, "placed", None)
         except Broken:
             if there[rank].state is not None:  # somebody may have dropped what it had
-                self.beside_chunks = tuple(chunk for chunk in dict.fromkeys(self.beside_chunks + wanted) if chunk not in self.chunks)
+                self._keep_beside(wanted)
             raise
         self.places = places
         self._adopt(view, guarded, value, target)
         if self.at("placed"):
             yield self._pause()
+
+    def _prepare(self, group: Group, places: Sequence[Place], value: int, target: StateId) -> Steps:
+        """What this rank will hold in the view is here, and nobody has dropped what it had."""
+        yield from ()
+
+    def _keep_beside(self, wanted: tuple[Chunk, ...]) -> None:
+        self.beside_chunks = tuple(chunk for chunk in dict.fromkeys(self.beside_chunks + wanted) if chunk not in self.chunks)
 
     def _adopt(self, view: View, guarded: Sequence[Sequence[int]], value: int, target: StateId) -> None:
         self.chunks = kept(guarded, view.rank_of(self.member))
@@ -158,6 +172,7 @@ class ShardedRank(SteppingRank):
 
     def _reduce(self, move: moves.Reduce) -> Steps:
         reduced: Sum = yield from super()._reduce(move)
+        yield from self._before_ready(reduced)
         self.log = reduced.merged
         if self.at("ready"):
             yield self._pause()
@@ -165,6 +180,10 @@ class ShardedRank(SteppingRank):
         if self.at("decided"):
             yield self._pause()
         return reduced
+
+    def _before_ready(self, reduced: Sum) -> Steps:
+        """The sums are here, and nobody knows."""
+        yield from ()
 
     def _apply(self, move: moves.Apply) -> Steps:
         assert isinstance(move.reduced, Sum)

@@ -79,6 +79,13 @@ def test_a_rank_holds_what_the_law_says(world: int, copies: int, sync: str, tmp_
     assert max(found) == pytest.approx(law, rel=0.1), f"{[round(each / PARAMETER_BYTES, 3) for each in found]} of the parameters"
 
 
+@pytest.mark.parametrize(("world", "parity", "sync"), [(4, 3, "step"), (4, 3, "shard"), (4, 1, "step")])
+def test_a_rank_with_parity_holds_less_and_what_the_law_says(world: int, parity: int, sync: str, tmp_path: Path) -> None:
+    found = held(tmp_path, world, optimizer_sharding="fsdp", parity=parity, gradient_sync=sync)
+    law = chunked_state(PARAMETER_BYTES, world, leaving_bytes=UNIT_BYTES, leave=sync == "shard", parity=parity).total_bytes
+    assert max(found) == pytest.approx(law, rel=0.1), f"{[round(each / PARAMETER_BYTES, 3) for each in found]} of the parameters"
+
+
 @pytest.mark.parametrize(("world", "copies", "sharding"), [(3, 1, "none"), (4, 1, "zero1")])
 def test_a_rank_with_all_parameters_holds_what_the_law_says(world: int, copies: int, sharding: str, tmp_path: Path) -> None:
     found = held(tmp_path, world, optimizer_sharding=sharding, optimizer_copies=copies)

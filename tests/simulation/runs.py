@@ -7,7 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 
 from fleet.protocol.records import LineageBegun
 from fleet.protocol.types import Ranges
-from fleet.simulation.families import daemons_plan, gathers_plan, links_plan, notices_plan, resizes_plan, stops_plan, stores_plan
+from fleet.simulation.families import (
+    daemons_plan,
+    gathers_plan,
+    links_plan,
+    notices_plan,
+    parity_plan,
+    resizes_plan,
+    stops_plan,
+    stores_plan,
+)
 from fleet.simulation.plan import Plan, Trouble, cut_plan, flipped_plan, racks_plan, random_plan, slow_plan, with_troubles
 from fleet.simulation.world import Outcome, World
 from fleet.testing import Policies
@@ -26,8 +35,10 @@ FAMILIES = {
     "resizes": resizes_plan,
     "stops": stops_plan,
     "gathers": gathers_plan,
+    "parity": parity_plan,
 }
-"""Families of runs, each with troubles of its own. In odd seeds the optimizer's state is spread over ranks; in ``gathers`` all is."""
+"""Families of runs, each with troubles of its own. In odd seeds the optimizer's state is spread over
+ranks; in ``gathers`` and ``parity`` all is."""
 
 
 class Placement:

@@ -498,6 +498,10 @@ class Engine:
         with contextlib.suppress(GroupBroken):  # then something has, and whoever needs the group is told
             self._gradients.expect(self._reducer)
 
+    def _take_step(self) -> None:
+        """The optimizer's part of a step. It raises nothing that has to do with other ranks: the step is decided."""
+        self._optimizer.step()
+
     def apply(self) -> None:
         """Clip, step optimizer, scaler and schedulers, give buffers their new values. The state is dirty meanwhile."""
         self.state.let_go()
@@ -511,7 +515,7 @@ class Engine:
             self._scaler.step(self._optimizer)
             self._scaler.update()
         else:
-            self._optimizer.step()
+            self._take_step()
         for scheduler in self._schedulers:
             scheduler.step()
         self._gradients.commit()

@@ -44,6 +44,7 @@ def pack(pieces: Sequence[Piece]) -> tuple[torch.Tensor, torch.Tensor]:
     at = 0
     for tensor in tensors:
         payload[at : at + tensor.numel()].copy_(tensor)
+        payload[at + tensor.numel() : at + _room(tensor)].zero_()  # the same bytes for the same pieces
         at += _room(tensor)
     return header, payload
 
