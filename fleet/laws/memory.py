@@ -63,7 +63,8 @@ def _kept_with_parity(ranks: float, parity: int) -> float:
 def replicated_state(parameter_bytes: Positive, ranks: AtLeastOne, copies: int = 1, moments: int = 2, spread: bool = False) -> RankMemory:
     """Bytes of one rank of Fleet's that has the parameters whole, at one shard a rank: P weights, 3 P gradients, moments x P.
 
-    Gradients at most, as they are summed: what the backward has left, the sum of this rank's shards, and the mean.
+    Gradients at most, as they are summed: what the backward has left, the sum of this rank's shards, and the mean. Where they travel while
+    they come (overlap), what the backward leaves is the sum but in the first steps: 2 P.
     ``spread``: the optimizer's state is in chunks (zero1), (1 + copies)/N of it on each rank.
     """
     share = _kept(ranks, copies) if spread else 1.0

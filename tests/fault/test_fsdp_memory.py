@@ -41,7 +41,10 @@ def held_bytes() -> int:
 
 
 def count_in_step(engine: Any, file: Path) -> None:
-    """Once, the most that is held: when this rank has come to the sum, and when the mean gradient is there."""
+    """Once, the most that is held: when this rank has come to the sum, and when the mean gradient is there.
+
+    Where gradients leave in the backward, the first is left out: what has come of slower ranks by then is by chance.
+    """
     found, reduce, apply = list[int](), engine._reducer.reduce, engine.apply
 
     def reducing(*given: Any, **named: Any) -> None:
@@ -55,7 +58,9 @@ def count_in_step(engine: Any, file: Path) -> None:
         engine.apply = apply
         apply()
 
-    engine._reducer.reduce, engine.apply = reducing, applying
+    engine.apply = applying
+    if not engine._leave:
+        engine._reducer.reduce = reducing
 
 
 def weighs(run: Any) -> None:
@@ -88,7 +93,7 @@ def test_a_rank_with_parity_holds_less_and_what_the_law_says(world: int, parity:
 
 @pytest.mark.parametrize(("world", "copies", "sharding"), [(3, 1, "none"), (4, 1, "zero1")])
 def test_a_rank_with_all_parameters_holds_what_the_law_says(world: int, copies: int, sharding: str, tmp_path: Path) -> None:
-    found = held(tmp_path, world, optimizer_sharding=sharding, optimizer_copies=copies)
+    found = held(tmp_path, world, optimizer_sharding=sharding, optimizer_copies=copies, overlap=False)
     law = replicated_state(PARAMETER_BYTES, world, copies, spread=sharding == "zero1").total_bytes
     assert max(found) == pytest.approx(law, rel=0.1), f"{[round(each / PARAMETER_BYTES, 3) for each in found]} of the parameters"
 
