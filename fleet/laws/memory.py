@@ -86,7 +86,8 @@ def chunked_state(
 
     With parity it is (1 + 1/parity)/N in the place of that, the second part in host memory; of the gradients, too, if they leave.
 
-    Gradients: 3 P at most, as for :func:`replicated_state`; if they leave in the backward, (1 + copies)/N of P and one unit. There are
+    Gradients: 3 P at most, as for :func:`replicated_state`; if they leave in the backward, (1 + copies)/N of P and one unit, and 1/N of P
+    for each shard that has come ahead of those that it is added to, which is not counted. There are
     as many moments a parameter as the optimizer keeps, in the type of the parameters: 2 for AdamW. No more copies than other ranks.
     In groups there are as many copies as there are other groups, at least.
     """
