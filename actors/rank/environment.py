@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-
-M_ARENA_MAX = -8
-"""What glibc's ``mallopt`` calls the most arenas that a process may have."""
-
 RANK_ENVIRONMENT = {
     # Copies of 256 KiB and more write past the caches: a third less memory traffic, and what computes keeps its caches. The default follows
     # from the size of the last-level cache; a virtual machine often names that of the whole host, and then no copy is ever large enough.
@@ -20,14 +15,3 @@ RANK_ENVIRONMENT = {
     "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
 }
 """Variables that have to be set before the process starts."""
-
-
-def one_arena() -> None:
-    """From now on glibc's threads allocate from one arena; where there is no glibc, nothing is done.
-
-    A rank has few threads, and hardly two of them allocate at once. Each arena of theirs kept what it had once had, though: of a model with
-    10 million parameters a rank had 390 to 420 MB more than at its start, and 380 to 390 with one arena.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(M_ARENA_MAX, 1)

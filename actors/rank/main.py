@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from actors.rank.current import within
-from actors.rank.environment import one_arena
 from actors.rank.loop import Run
 from actors.rank.membership.client import Client
 from actors.rank.membership.lifeline import Lifeline, lifeline_path
@@ -27,6 +26,7 @@ from actors.rank.telemetry.stacks import Stacks, stacks_path
 from fleet.app.rank_logs import log_path
 from fleet.cluster import secret
 from fleet.cluster.clock import now_us
+from fleet.cluster.linux import use_one_arena
 from fleet.errors import Fenced, LoopError, RunOver
 from fleet.protocol.events import Raised
 from fleet.settings.run import RunSettings
@@ -55,7 +55,7 @@ def run_rank(
         host: the address at which peers reach this process.
         logs: where a file holds what this process prints; None: it prints to where it printed before.
     """
-    one_arena()
+    use_one_arena()
     secret.hold(secret.read(folder))
     token = uuid4().hex
     recorder = Recorder(folder / f"ring-{token}", now_us())

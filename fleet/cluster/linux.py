@@ -1,4 +1,4 @@
-"""What is asked of the Linux kernel about processes, threads and cores: one function for each call, and no call of these elsewhere.
+"""What is asked of Linux about processes, threads, cores and memory: one function for each call, and no call of these elsewhere.
 
 :mod:`fleet.cluster.scheduling` and :mod:`fleet.cluster.cores` say when, and what for.
 """
@@ -24,6 +24,7 @@ _CLOSE_RANGE = 436
 _UNSHARE = 2
 _LAST_FILE = (1 << 32) - 1
 _PR_SET_PDEATHSIG = 1
+_M_ARENA_MAX = -8
 
 
 class _SchedAttr(ctypes.Structure):
@@ -97,3 +98,14 @@ def leave_shared_files(kept: int) -> bool:
     if kept > FIRST_FILE:
         call(_CLOSE_RANGE, ctypes.c_uint(FIRST_FILE), ctypes.c_uint(kept - 1), ctypes.c_uint(0))
     return True
+
+
+def use_one_arena() -> None:
+    """From now on the threads of this process allocate from one arena; where the C library is not glibc, nothing is done.
+
+    A rank has few threads, and hardly two of them allocate at once. Each arena of theirs kept what it had once had, though: of a model with
+    10 million parameters a rank had 390 to 420 MB more than at its start, and 380 to 390 with one arena.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_ARENA_MAX, 1)

@@ -7,10 +7,10 @@ import sys
 
 ARENAS = """
 import ctypes, sys, tempfile, threading
-from actors.rank.environment import one_arena
+from fleet.cluster.linux import use_one_arena
 libc = ctypes.CDLL(None)
 if sys.argv[1] == "one":
-    one_arena()
+    use_one_arena()
 libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
 together = threading.Barrier(4)
 def allocate():
