@@ -456,6 +456,7 @@ class Choreography:
             yield Seated(view)
         except GroupLost as error:
             yield from self.leave(str(error))
+            self.step_aside()  # whoever is called next is so beside the loop, which computes
 
     # ---- the end -------------------------------------------------------------------------------------------------------------------------
 
