@@ -31,7 +31,7 @@ from collections.abc import Iterable
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from benchmarks.peers.common import EventLog, LoggedRun, Settings, not_installed, rank_environment
 
@@ -68,7 +68,7 @@ def supervise(workdir: str, settings_json: str) -> None:
     settings = Settings.from_json(settings_json)
     lighthouse = light("[::]:0")
     slots = range(settings.world + spare_groups(settings))
-    _supervise(Supervisor(Path(workdir), settings, lighthouse.address(), slots))
+    keep(Supervisor(Path(workdir), settings, lighthouse.address(), slots))
 
 
 def light(bind: str) -> Any:
@@ -84,7 +84,16 @@ def light(bind: str) -> Any:
     )
 
 
-def _supervise(supervisor: Supervisor) -> None:
+class Keeper(Protocol):
+    """Keeps ranks going."""
+
+    def watch(self) -> None: ...
+
+    def end(self) -> None: ...
+
+
+def keep(supervisor: Keeper) -> None:
+    """Until SIGTERM."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         supervisor.watch()
@@ -107,8 +116,7 @@ class Supervisor:
         while True:
             pid, status = os.waitpid(-1, 0)
             slot, _ = self._ranks.pop(pid)
-            with (self._workdir / "exits.txt").open("a") as exits:
-                exits.write(f"{time.monotonic():.6f} {slot} {os.waitstatus_to_exitcode(status)}\n")
+            note_exit(self._workdir, slot, os.waitstatus_to_exitcode(status))
             self._start(slot)
 
     def _start(self, slot: int) -> None:
@@ -135,6 +143,12 @@ class Supervisor:
             process.wait()
 
 
+def note_exit(workdir: Path, slot: int, code: int | None) -> None:
+    """A line for a rank that ended, for whoever asks why."""
+    with (workdir / "exits.txt").open("a") as exits:
+        exits.write(f"{time.monotonic():.6f} {slot} {code}\n")
+
+
 def light_the_head(address: str) -> None:
     """Process on the head of several hosts: the lighthouse, until SIGTERM."""
     held = light(f"{address}:{LIGHTHOUSE_PORT}")
@@ -146,7 +160,12 @@ def supervise_host(workdir: str, settings_json: str, head: str, address: str, sl
     """Process on each other host, at ``address``: its ranks, whose ``slots`` are a list in JSON. Ends on SIGTERM."""
     Path(workdir).mkdir(parents=True, exist_ok=True)
     lighthouse = f"http://{head}:{LIGHTHOUSE_PORT}"
-    _supervise(Supervisor(Path(workdir), Settings.from_json(settings_json), lighthouse, json.loads(slots), address))
+    keep(Supervisor(Path(workdir), Settings.from_json(settings_json), lighthouse, json.loads(slots), address))
+
+
+def limits() -> dict[str, Any]:
+    """The times of a Manager."""
+    return {"timeout": TIMEOUT, "quorum_timeout": QUORUM_TIMEOUT, "connect_timeout": TIMEOUT, "heartbeat_interval": HEARTBEAT_INTERVAL}
 
 
 def spare_groups(settings: Settings) -> int:
@@ -193,10 +212,7 @@ def train_rank(workdir: str, settings_json: str, slot_text: str) -> None:
         replica_id=f"group_{slot}",
         rank=0,
         world_size=1,
-        timeout=TIMEOUT,
-        quorum_timeout=QUORUM_TIMEOUT,
-        connect_timeout=TIMEOUT,
-        heartbeat_interval=HEARTBEAT_INTERVAL,
+        **limits(),
     )
     if saved is not None:
         load_state_dict(saved["user"])
@@ -212,7 +228,8 @@ def train_rank(workdir: str, settings_json: str, slot_text: str) -> None:
             _average_gradients(manager, model)
         taking_part = manager.is_participating()
         optimizer.step()
-        _record(log, manager, taking_part, settings)
+        if taking_part or not manager.committed or not spares:
+            record(log, manager, manager.committed, taking_part, settings.rank_samples)
         step = manager.current_step()
         if manager.committed and step % settings.checkpoint_steps == 0 and manager.participating_rank() == 0:
             torch.save({"user": state_dict(), "manager": manager.state_dict()}, checkpoint.with_suffix(".new"))
@@ -229,11 +246,12 @@ def _average_gradients(manager: Any, model: Any) -> None:
         gradient.copy_(part.view_as(gradient))
 
 
-def _record(log: EventLog, manager: Any, taking_part: bool, settings: Settings) -> None:
+def record(log: EventLog, manager: Any, committed: bool, taking_part: bool, samples: int, ranks: int = 1) -> None:
+    """The line of a step, in which each of so many ``ranks`` of a group had ``samples``; who takes state is not ``taking_part``."""
     quorum = manager._quorum_id  # torchft has no public name for it; read only
-    if not manager.committed:
-        log.write(manager.current_step() + 1, settings.rank_samples, "drop", quorum)
+    if not committed:
+        log.write(manager.current_step() + 1, samples, "drop", quorum)
     elif taking_part:
-        log.write(manager.current_step(), manager.num_participants() * settings.rank_samples, "commit", quorum)
-    elif not spare_groups(settings):
-        log.write(manager.current_step(), settings.rank_samples, "unused", quorum)
+        log.write(manager.current_step(), manager.num_participants() * ranks * samples, "commit", quorum)
+    else:
+        log.write(manager.current_step(), samples, "unused", quorum)

@@ -1,0 +1,282 @@
+"""torchft with HSDP, for `mesh`: groups of ranks among which FSDP2 keeps a model in chunks, and torchft's public `Manager` between groups.
+
+A group gathers and reduce-scatters among its members over gloo; what is left of the gradients goes through FSDP2's
+``set_all_reduce_hook`` into `Manager.allreduce`, as in torchft's own `fsdp_test.py`. Each rank of a group meets the rank of its number in the
+other groups. The times of lighthouse and Manager are those of :mod:`benchmarks.peers.torchft_alone`; beside them, in torchft's favour:
+
+- A supervisor ends a group and starts it again as soon as one of its members ends, as torchelastic does, but at once: the others would wait
+  for the lost one. They are killed, not asked, so that no heartbeat and no open connection of theirs keeps the other group waiting.
+- Ranks are forked off a process that has imported all, as Fleet's are in `mesh`: a start costs no imports.
+- Each start of a group has a store of its own, which lives in the supervisor: a member never finds the address of the Manager before.
+- The state that a group takes from the other is each rank's chunks as plain tensors, from memory, by torchft's own HTTP transport; the
+  chunks are those that the optimizer holds, which stay where they are while the forward gathers them.
+- Gradients are not clipped, which costs Fleet an exchange in each step.
+
+Nothing is written to a store, as in Fleet's part: groups that end together begin anew, and have not survived.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import statistics
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from multiprocessing import connection, get_context
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import left_out
+from benchmarks.peers.common import (
+    Commit,
+    Kill,
+    Line,
+    LoggedRun,
+    Settings,
+    not_installed,
+    rank_environment,
+    samples_lost,
+    steady_steps,
+    wait_until,
+)
+from benchmarks.peers.torchft_alone import GLOO_TIMEOUT, keep, light, limits, note_exit, record
+from fleet.simulation.rng import stream
+
+NAME = "torchft_hsdp"
+GROUPS = GROUP = 2
+WORLD = GROUPS * GROUP
+SETTLED_STEPS = 3
+"""So many steps all train before the next kill, as of Fleet."""
+FULL_S, AFTER_STEPS = 60.0, 2
+CALL = "import sys; from benchmarks.peers import torchft_hsdp; torchft_hsdp.supervise(*sys.argv[1:])"
+
+
+# ---- ranks -------------------------------------------------------------------------------------------------------------------------------
+
+
+def supervise(workdir: str, told_json: str) -> None:
+    """Process of the supervisor: lighthouse, stores, and groups that are started again. Ends on SIGTERM."""
+    os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "RUST_LOG": "error"}
+    lighthouse = light("[::]:0")
+    keep(Supervisor(Path(workdir), json.loads(told_json), lighthouse.address()))
+
+
+class Supervisor:
+    """Keeps all groups going."""
+
+    def __init__(self, workdir: Path, told: Mapping[str, str], lighthouse: str) -> None:
+        self._workdir, self._told, self._lighthouse = workdir, dict(told), lighthouse
+        self._forked = get_context("forkserver")
+        self._forked.set_forkserver_preload(["benchmarks.mesh_ranks", "torchft", "torch._dynamo"])
+        self._stores: list[Any] = []
+        self._groups: dict[int, list[BaseProcess]] = {}
+
+    def watch(self) -> None:
+        for group in range(GROUPS):
+            self._start(group)
+        while True:
+            ended = connection.wait([one.sentinel for ranks in self._groups.values() for one in ranks])
+            for group in [group for group, ranks in self._groups.items() if any(one.sentinel in ended for one in ranks)]:
+                self._end(group)
+                self._start(group)
+
+    def _start(self, group: int) -> None:
+        from torch.distributed import TCPStore
+
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._stores.append(store)  # others may still meet at an earlier one
+        given = (str(self._workdir), self._told, self._lighthouse, store.port, group)
+        self._groups[group] = [self._forked.Process(target=train_rank, args=(*given, rank), daemon=True) for rank in range(GROUP)]
+        for one in self._groups[group]:
+            one.start()
+
+    def _end(self, group: int) -> None:
+        for rank, one in enumerate(self._groups[group]):
+            if one.exitcode is not None:
+                note_exit(self._workdir, group * GROUP + rank, one.exitcode)
+            one.kill()
+        for one in self._groups[group]:
+            one.join()
+
+    def end(self) -> None:
+        for group in self._groups:
+            self._end(group)
+
+
+def train_rank(workdir: str, told: Mapping[str, str], lighthouse: str, port: int, group: int, rank: int) -> None:
+    """Process of a rank: a training loop as torchft's users write it, with a line in the event log for each step."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.utils.data import default_collate
+    from torchft import Manager, ProcessGroupGloo
+
+    from benchmarks.device_ranks import SEED, Text
+    from benchmarks.mesh_ranks import cut
+    from benchmarks.peers.common import EventLog
+
+    _to_a_file(Path(workdir) / f"rank-{group * GROUP + rank}.txt")
+    torch.set_num_threads(1)
+    torch.manual_seed(SEED)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    dist.init_process_group("gloo", store=dist.PrefixStore("group", store), rank=rank, world_size=GROUP)
+    model, optimizer = cut(told, init_device_mesh("cpu", (GROUP,)))
+    state = Chunks(optimizer)
+    manager = Manager(
+        pg=ProcessGroupGloo(timeout=GLOO_TIMEOUT),
+        load_state_dict=state.load,
+        state_dict=state.held,
+        min_replica_size=1,
+        replica_id=f"group_{group}",
+        rank=rank,
+        world_size=GROUP,
+        store_addr="127.0.0.1",
+        store_port=port,
+        lighthouse_addr=lighthouse,
+        **limits(),
+    )
+    _between_groups(model, manager)
+    log, data, samples, pause_s = EventLog(Path(workdir) / "events", group * GROUP + rank), Text(), int(told["samples"]), float(told["pause_s"])
+    while True:
+        manager.start_quorum()
+        optimizer.zero_grad()
+        first = (manager.current_step() * WORLD + group * GROUP + rank) * samples
+        model.train()(default_collate([data[number] for number in range(first, first + samples)])).backward()
+        taking_part = manager.is_participating()
+        committed = manager.should_commit()
+        if committed:
+            optimizer.step()
+        record(log, manager, committed, taking_part, samples, GROUP)
+        time.sleep(pause_s)
+
+
+def _to_a_file(path: Path) -> None:
+    """All that this process says from now on."""
+    with path.open("ab") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    logging.basicConfig(level=logging.WARNING)
+
+
+def _between_groups(model: Any, manager: Any) -> None:
+    """Sum the gradients of each unit of FSDP2 over the groups, behind its reduce-scatter. Errors are the Manager's: it has the step fail."""
+    from torch.distributed.fsdp import FSDPModule
+
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_all_reduce_hook(lambda gradient: manager.allreduce(gradient).wait())
+
+
+class Chunks:
+    """A rank's part of parameters and of AdamW's state, as plain tensors."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+        self._parameters = [one for group in optimizer.param_groups for one in group["params"]]
+
+    def held(self) -> dict[str, Any]:
+        """The tensors themselves: the Manager lets nobody change them while they are sent."""
+        state = [{key: _local(value) for key, value in self._optimizer.state[one].items()} for one in self._parameters if one in self._optimizer.state]
+        return {"parameters": [_local(one) for one in self._parameters], "state": state}
+
+    def load(self, found: Mapping[str, Any]) -> None:
+        """Another's, which has the same cut."""
+        import torch
+
+        with torch.no_grad():
+            for one, taken in zip(self._parameters, found["parameters"], strict=True):
+                _local(one).copy_(taken)
+            for one, state in zip(self._parameters, found["state"], strict=bool(found["state"])):
+                self._optimizer.state[one] = {key: _as(one, value) for key, value in state.items()}
+
+
+def _local(value: Any) -> Any:
+    return value.to_local().detach() if hasattr(value, "to_local") else value
+
+
+def _as(parameter: Any, value: Any) -> Any:
+    """A tensor of a parameter's state, cut like it; AdamW's count of steps is a number."""
+    from torch.distributed.tensor import DTensor
+
+    if not value.ndim:
+        return value
+    return DTensor.from_local(value, parameter.device_mesh, parameter.placements, shape=parameter.shape, stride=parameter.stride())
+
+
+# ---- the run through kills ---------------------------------------------------------------------------------------------------------------
+
+
+def measure(told: Mapping[str, str], count: int, pause_s: float, folder: Path) -> dict[str, Any]:
+    """Figures, samples and notes of ``count`` kills, one member after the other, of a model as ``told``; a note alone where none can be."""
+    missing = not_installed("torch", "torchft")
+    if missing is not None:
+        return {"settings": {}, "figures": {}, "samples": {}, "notes": [left_out(NAME, missing)]}
+    command = [sys.executable, "-c", CALL, str(folder), json.dumps({**told, "pause_s": str(pause_s)})]
+    run = LoggedRun(folder, Settings(world=WORLD), command, rank_environment())
+    try:
+        kills = _strike(run, count, pause_s)
+        _full(run, kills)
+    finally:
+        run.stop()
+    return _told(run.commits(), run.lost_lines(), kills, WORLD * int(told["samples"]), errors(folder))
+
+
+def _full(run: LoggedRun, kills: Sequence[Kill]) -> bool:
+    """Wait until all have trained for a few steps since the last kill; False: they did not in time."""
+    since_s = kills[-1].t_s if kills else 0.0
+    return wait_until(lambda: steady_steps(run, since_s, WORLD) >= SETTLED_STEPS, run, FULL_S)
+
+
+def _strike(run: LoggedRun, count: int, pause_s: float) -> list[Kill]:
+    """As Fleet's ranks are killed, at random moments. Raises RuntimeError when not all train at first."""
+    draw, kills = stream(7, "device kills"), list[Kill]()
+    while len(kills) < count and _full(run, kills):
+        time.sleep(draw.random() * pause_s)
+        kills.append(run.inject("kill", draw.choice(sorted(run.ranks()))))
+    if not kills:
+        raise RuntimeError(f"not all trained within {FULL_S:.0f} s: {run.failed() or 'still running'}")
+    return kills
+
+
+def survived(commits: Sequence[Commit], kill: Kill) -> bool:
+    """Whether a member of another group, which trained at the kill, committed steps after it: else the state is lost."""
+    before = [commit for commit in commits if commit.t_s <= kill.t_s][-1]
+    others = {pid for slot, pid in before.members.items() if slot // GROUP != kill.slot // GROUP}
+    return sum(commit.t_s > kill.t_s and bool(others & set(commit.members.values())) for commit in commits) >= AFTER_STEPS
+
+
+def lost(commits: Sequence[Commit], kills: Sequence[Kill], batch: int) -> int:
+    """Samples, since the first kill, of steps that were committed without a group, and of steps that were undone. Those of a step that
+    failed are computed again in the next attempt at it, so that they cost time."""
+    short = sum(batch - commit.samples for commit in commits if commit.t_s > kills[0].t_s)
+    return short + samples_lost(commits, (), kills[0].t_s, float("inf"))
+
+
+def errors(folder: Path) -> list[str]:
+    """The last line that each error of a rank which ended itself had, and how often it was seen."""
+    seen: dict[str, int] = defaultdict(int)
+    for path in sorted(folder.glob("rank-*.txt")):
+        for line in path.read_text(errors="replace").splitlines():
+            if "Error: " in line and not line.startswith((" ", "ERROR:", "WARNING:", "[")):
+                seen[line[:160]] += 1
+    return [f"{times} times {line}" for line, times in seen.items()]
+
+
+def _told(commits: Sequence[Commit], beside: Sequence[Line], kills: Sequence[Kill], batch: int, seen: Sequence[str]) -> dict[str, Any]:
+    from benchmarks.device_ranks import recoveries
+
+    found = recoveries(commits, kills, WORLD)
+    samples = {key.replace("fleet", f"{NAME}_kill"): values for key, values in found.items() if values}
+    figures = {
+        f"{NAME}_kills": len(kills),
+        f"{NAME}_survived_ratio": statistics.fmean(survived(commits, kill) for kill in kills),
+        **{f"{key}_median": statistics.median(values) for key, values in samples.items()},
+        f"{NAME}_steps_lost_total": len({(line.epoch, line.step) for line in beside if line.kind == "drop" and line.t_s > kills[0].t_s}),
+        f"{NAME}_samples_lost_total": lost(commits, kills, batch),
+    }
+    never = [left_out(f"{NAME}_kill_{key}", "not once") for key in ("stall_s", "full_again_s") if f"{NAME}_kill_{key}" not in samples]
+    return {"settings": {}, "figures": figures, "samples": samples, "notes": [f"{NAME}: {'; '.join(seen) or 'no rank raised'}", *never]}
