@@ -6,7 +6,8 @@
   What the processors did in all ranks is told, too: it hardly depends on what else the machine does.
 - Ranks that train are killed (SIGKILL, from outside), with a spare: stalls as in `recovery`, samples lost by the ledger, and the bits at
   the end beside those of an undisturbed run.
-- The same with two groups of two ranks, each of which is a replica (HSDP): one member is killed after the other.
+- The same with two groups of two ranks, each of which is a replica (HSDP): one member is killed after the other. torchft has the same model
+  in the same groups beside it (:mod:`benchmarks.peers.torchft_hsdp`).
 - What a rank holds of parameters and optimizer state, and its resident memory beside that of a rank of FSDP2.
 
 Coordinator, agents and ranks are real; Ray is not there (:mod:`benchmarks.device_ranks` says what is in its place). What ranks do is in
@@ -26,6 +27,7 @@ from benchmarks import harness, mesh_ranks, turns
 from benchmarks.device_ranks import Ran, Transformer, recoveries, through
 from benchmarks.harness import Form, left_out, together
 from benchmarks.mesh_ranks import Shape
+from benchmarks.peers import torchft_hsdp
 from benchmarks.peers.fleet_run import generous
 from benchmarks.turns import SEED, Side, ratio_of, steps_of
 from fleet.ledger.goodput import Ledger
@@ -175,7 +177,7 @@ def kills(form: Form, folder: Path) -> dict[str, Any]:
 
 
 def groups(form: Form, folder: Path) -> dict[str, Any]:
-    """Members of two groups that are replicas of each other; the twin has no groups."""
+    """Members of two groups that are replicas of each other, Fleet's and torchft's; the twin has no groups."""
     shape, count = form.of(KILLED["10m"], KILLED["10m"], SMALLEST), form.of(24, 12, 1)
     pause_s, each = form.of(0.25, 0.25, 0.1), form.of(12, 10, 60)
     total = each * (count + 1)
@@ -190,7 +192,8 @@ def groups(form: Form, folder: Path) -> dict[str, Any]:
         "fleet_group_bit_identical_ratio": float(run.status == "completed" and run.digest == twin.digest != ""),
     }
     told = f"groups: {GROUPED} ranks in groups of {GROUP} and a spare, {parameters_of(shape)[0] // 4:,} parameters; {_ended(run, twin)}"
-    return {"settings": {"group_kills": count}, "figures": figures, "samples": samples, "notes": [told]}
+    fleet = {"settings": {"group_kills": count}, "figures": figures, "samples": samples, "notes": [told]}
+    return together([fleet, torchft_hsdp.measure(shape.told(), form.of(12, 6, 1), pause_s, folder / torchft_hsdp.NAME)])
 
 
 def _ended(run: Ran, twin: Ran) -> str:

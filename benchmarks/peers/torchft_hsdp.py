@@ -1,13 +1,13 @@
 """torchft with HSDP, for `mesh`: groups of ranks among which FSDP2 keeps a model in chunks, and torchft's public `Manager` between groups.
 
 A group gathers and reduce-scatters among its members over gloo; what is left of the gradients goes through FSDP2's
-``set_all_reduce_hook`` into `Manager.allreduce`, as in torchft's own `fsdp_test.py`. Each rank of a group meets the rank of its number in the
-other groups. The times of lighthouse and Manager are those of :mod:`benchmarks.peers.torchft_alone`; beside them, in torchft's favour:
+``set_all_reduce_hook`` into `Manager.allreduce`, as in torchft's own `fsdp_test.py`. Each rank of a group meets the rank of its number in
+the other groups. The times of lighthouse and Manager are those of :mod:`benchmarks.peers.torchft_alone`; beside them, in torchft's favour:
 
 - A supervisor ends a group and starts it again as soon as one of its members ends, as torchelastic does, but at once: the others would wait
   for the lost one. They are killed, not asked, so that no heartbeat and no open connection of theirs keeps the other group waiting.
 - Ranks are forked off a process that has imported all, as Fleet's are in `mesh`: a start costs no imports.
-- Each start of a group has a store of its own, which lives in the supervisor: a member never finds the address of the Manager before.
+- Each start of a group has a store of its own, which lives in the supervisor: no member finds the address of a Manager that is gone.
 - The state that a group takes from the other is each rank's chunks as plain tensors, from memory, by torchft's own HTTP transport; the
   chunks are those that the optimizer holds, which stay where they are while the forward gathers them.
 - Gradients are not clipped, which costs Fleet an exchange in each step.
@@ -20,19 +20,30 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import statistics
 import sys
 import time
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from multiprocessing import connection, get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.utils.data import default_collate
+
+from benchmarks.device_ranks import SEED, SETTLED_STEPS, Text, recoveries
 from benchmarks.harness import left_out
+from benchmarks.mesh_ranks import cut
 from benchmarks.peers.common import (
     Commit,
+    EventLog,
     Kill,
     Line,
     LoggedRun,
@@ -49,9 +60,8 @@ from fleet.simulation.rng import stream
 NAME = "torchft_hsdp"
 GROUPS = GROUP = 2
 WORLD = GROUPS * GROUP
-SETTLED_STEPS = 3
-"""So many steps all train before the next kill, as of Fleet."""
 FULL_S, AFTER_STEPS = 60.0, 2
+"""All are to train within this time; a kill was survived when so many steps follow it."""
 CALL = "import sys; from benchmarks.peers import torchft_hsdp; torchft_hsdp.supervise(*sys.argv[1:])"
 
 
@@ -71,8 +81,8 @@ class Supervisor:
     def __init__(self, workdir: Path, told: Mapping[str, str], lighthouse: str) -> None:
         self._workdir, self._told, self._lighthouse = workdir, dict(told), lighthouse
         self._forked = get_context("forkserver")
-        self._forked.set_forkserver_preload(["benchmarks.mesh_ranks", "torchft", "torch._dynamo"])
-        self._stores: list[Any] = []
+        self._forked.set_forkserver_preload([__name__, "torchft", "torch._dynamo"])
+        self._stores: list[dist.TCPStore] = []
         self._groups: dict[int, list[BaseProcess]] = {}
 
     def watch(self) -> None:
@@ -85,9 +95,7 @@ class Supervisor:
                 self._start(group)
 
     def _start(self, group: int) -> None:
-        from torch.distributed import TCPStore
-
-        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._stores.append(store)  # others may still meet at an earlier one
         given = (str(self._workdir), self._told, self._lighthouse, store.port, group)
         self._groups[group] = [self._forked.Process(target=train_rank, args=(*given, rank), daemon=True) for rank in range(GROUP)]
@@ -109,15 +117,7 @@ class Supervisor:
 
 def train_rank(workdir: str, told: Mapping[str, str], lighthouse: str, port: int, group: int, rank: int) -> None:
     """Process of a rank: a training loop as torchft's users write it, with a line in the event log for each step."""
-    import torch
-    import torch.distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.utils.data import default_collate
     from torchft import Manager, ProcessGroupGloo
-
-    from benchmarks.device_ranks import SEED, Text
-    from benchmarks.mesh_ranks import cut
-    from benchmarks.peers.common import EventLog
 
     _to_a_file(Path(workdir) / f"rank-{group * GROUP + rank}.txt")
     torch.set_num_threads(1)
@@ -140,7 +140,8 @@ def train_rank(workdir: str, told: Mapping[str, str], lighthouse: str, port: int
         **limits(),
     )
     _between_groups(model, manager)
-    log, data, samples, pause_s = EventLog(Path(workdir) / "events", group * GROUP + rank), Text(), int(told["samples"]), float(told["pause_s"])
+    log, data = EventLog(Path(workdir) / "events", group * GROUP + rank), Text()
+    samples, pause_s = int(told["samples"]), float(told["pause_s"])
     while True:
         manager.start_quorum()
         optimizer.zero_grad()
@@ -162,10 +163,8 @@ def _to_a_file(path: Path) -> None:
     logging.basicConfig(level=logging.WARNING)
 
 
-def _between_groups(model: Any, manager: Any) -> None:
-    """Sum the gradients of each unit of FSDP2 over the groups, behind its reduce-scatter. Errors are the Manager's: it has the step fail."""
-    from torch.distributed.fsdp import FSDPModule
-
+def _between_groups(model: torch.nn.Module, manager: Any) -> None:
+    """Sum the gradients of each unit of FSDP2 over the groups, behind its reduce-scatter. The Manager takes errors: the step fails."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_all_reduce_hook(lambda gradient: manager.allreduce(gradient).wait())
@@ -174,35 +173,32 @@ def _between_groups(model: Any, manager: Any) -> None:
 class Chunks:
     """A rank's part of parameters and of AdamW's state, as plain tensors."""
 
-    def __init__(self, optimizer: Any) -> None:
-        self._optimizer = optimizer
-        self._parameters = [one for group in optimizer.param_groups for one in group["params"]]
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._state = optimizer.state
+        self._parameters: list[torch.nn.Parameter] = [one for group in optimizer.param_groups for one in group["params"]]
 
     def held(self) -> dict[str, Any]:
-        """The tensors themselves: the Manager lets nobody change them while they are sent."""
-        state = [{key: _local(value) for key, value in self._optimizer.state[one].items()} for one in self._parameters if one in self._optimizer.state]
+        """The tensors themselves: the Manager lets no step change them while they are sent."""
+        known = [self._state[one] for one in self._parameters if one in self._state]
+        state = [{key: _local(value) for key, value in one.items()} for one in known]
         return {"parameters": [_local(one) for one in self._parameters], "state": state}
 
     def load(self, found: Mapping[str, Any]) -> None:
-        """Another's, which has the same cut."""
-        import torch
-
+        """Another's, which has the same cut. Before the first step there is no state of AdamW's."""
         with torch.no_grad():
             for one, taken in zip(self._parameters, found["parameters"], strict=True):
                 _local(one).copy_(taken)
-            for one, state in zip(self._parameters, found["state"], strict=bool(found["state"])):
-                self._optimizer.state[one] = {key: _as(one, value) for key, value in state.items()}
+        for one, state in zip(self._parameters, found["state"], strict=bool(found["state"])):
+            self._state[one] = {key: _as(one, value) for key, value in state.items()}
 
 
-def _local(value: Any) -> Any:
-    return value.to_local().detach() if hasattr(value, "to_local") else value
+def _local(value: torch.Tensor) -> torch.Tensor:
+    return value.to_local().detach() if isinstance(value, DTensor) else value
 
 
-def _as(parameter: Any, value: Any) -> Any:
-    """A tensor of a parameter's state, cut like it; AdamW's count of steps is a number."""
-    from torch.distributed.tensor import DTensor
-
-    if not value.ndim:
+def _as(parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """A tensor of a parameter's state, cut like it; AdamW's count of steps has no dimensions."""
+    if not value.ndim or not isinstance(parameter, DTensor):
         return value
     return DTensor.from_local(value, parameter.device_mesh, parameter.placements, shape=parameter.shape, stride=parameter.stride())
 
@@ -233,7 +229,7 @@ def _full(run: LoggedRun, kills: Sequence[Kill]) -> bool:
 
 def _strike(run: LoggedRun, count: int, pause_s: float) -> list[Kill]:
     """As Fleet's ranks are killed, at random moments. Raises RuntimeError when not all train at first."""
-    draw, kills = stream(7, "device kills"), list[Kill]()
+    draw, kills = stream(SEED, "device kills"), list[Kill]()
     while len(kills) < count and _full(run, kills):
         time.sleep(draw.random() * pause_s)
         kills.append(run.inject("kill", draw.choice(sorted(run.ranks()))))
@@ -257,18 +253,13 @@ def lost(commits: Sequence[Commit], kills: Sequence[Kill], batch: int) -> int:
 
 
 def errors(folder: Path) -> list[str]:
-    """The last line that each error of a rank which ended itself had, and how often it was seen."""
-    seen: dict[str, int] = defaultdict(int)
-    for path in sorted(folder.glob("rank-*.txt")):
-        for line in path.read_text(errors="replace").splitlines():
-            if "Error: " in line and not line.startswith((" ", "ERROR:", "WARNING:", "[")):
-                seen[line[:160]] += 1
-    return [f"{times} times {line}" for line, times in seen.items()]
+    """What ranks reported, each error with how often it was seen, less addresses and advice."""
+    lines = [line for path in sorted(folder.glob("rank-*.txt")) for line in path.read_text(errors="replace").splitlines()]
+    raised = [re.sub(r"\[[^]]*\](:\d+)?", "", line).partition(". ")[0] for line in lines if re.match(r"[\w.]*(Error|Exception): ", line)]
+    return [f"{times} times {line}" for line, times in Counter(raised).items()]
 
 
 def _told(commits: Sequence[Commit], beside: Sequence[Line], kills: Sequence[Kill], batch: int, seen: Sequence[str]) -> dict[str, Any]:
-    from benchmarks.device_ranks import recoveries
-
     found = recoveries(commits, kills, WORLD)
     samples = {key.replace("fleet", f"{NAME}_kill"): values for key, values in found.items() if values}
     figures = {
@@ -279,4 +270,9 @@ def _told(commits: Sequence[Commit], beside: Sequence[Line], kills: Sequence[Kil
         f"{NAME}_samples_lost_total": lost(commits, kills, batch),
     }
     never = [left_out(f"{NAME}_kill_{key}", "not once") for key in ("stall_s", "full_again_s") if f"{NAME}_kill_{key}" not in samples]
-    return {"settings": {}, "figures": figures, "samples": samples, "notes": [f"{NAME}: {'; '.join(seen) or 'no rank raised'}", *never]}
+    return {
+        "settings": {},
+        "figures": figures,
+        "samples": samples,
+        "notes": [f"{NAME}: {'; '.join(seen) or 'no error was reported'}", *never],
+    }
