@@ -28,6 +28,7 @@ from benchmarks.device_ranks import Ran, Transformer, recoveries, through
 from benchmarks.harness import Form, left_out, together
 from benchmarks.mesh_ranks import Shape
 from benchmarks.peers import torchft_hsdp
+from benchmarks.peers.common import median_step_s
 from benchmarks.peers.fleet_run import generous
 from benchmarks.turns import SEED, Side, ratio_of, steps_of
 from fleet.ledger.goodput import Ledger
@@ -183,7 +184,8 @@ def groups(form: Form, folder: Path) -> dict[str, Any]:
     total = each * (count + 1)
     run = trained(shape, total, count, pause_s, folder / "groups", GROUPED, GROUP)
     twin = trained(shape, total, 0, pause_s, folder / "groups-twin", GROUPED)
-    found = recoveries(run.timeline.commits(), run.kills, GROUPED)
+    commits = run.timeline.commits()
+    found = recoveries(commits, run.kills, GROUPED)
     samples = {key.replace("fleet", "fleet_group_kill"): values for key, values in found.items()}
     figures = {
         "fleet_group_kills": len(run.kills),
@@ -191,7 +193,8 @@ def groups(form: Form, folder: Path) -> dict[str, Any]:
         "fleet_group_samples_lost_total": lost(run),
         "fleet_group_bit_identical_ratio": float(run.status == "completed" and run.digest == twin.digest != ""),
     }
-    told = f"groups: {GROUPED} ranks in groups of {GROUP} and a spare, {parameters_of(shape)[0] // 4:,} parameters; {_ended(run, twin)}"
+    size = f"{parameters_of(shape)[0] // 4:,} parameters, median step {median_step_s(commits):.3f} s"
+    told = f"groups: {GROUPED} ranks in groups of {GROUP} and a spare, {size}; {_ended(run, twin)}"
     fleet = {"settings": {"group_kills": count}, "figures": figures, "samples": samples, "notes": [told]}
     return together([fleet, torchft_hsdp.measure(shape.told(), form.of(12, 6, 1), pause_s, folder / torchft_hsdp.NAME)])
 

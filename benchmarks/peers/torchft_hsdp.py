@@ -48,6 +48,7 @@ from benchmarks.peers.common import (
     Line,
     LoggedRun,
     Settings,
+    median_step_s,
     not_installed,
     rank_environment,
     samples_lost,
@@ -131,6 +132,7 @@ def train_rank(workdir: str, told: Mapping[str, str], lighthouse: str, port: int
         load_state_dict=state.load,
         state_dict=state.held,
         min_replica_size=1,
+        use_async_quorum=False,
         replica_id=f"group_{group}",
         rank=rank,
         world_size=GROUP,
@@ -274,5 +276,5 @@ def _told(commits: Sequence[Commit], beside: Sequence[Line], kills: Sequence[Kil
         "settings": {},
         "figures": figures,
         "samples": samples,
-        "notes": [f"{NAME}: {'; '.join(seen) or 'no error was reported'}", *never],
+        "notes": [f"{NAME}: median step {median_step_s(commits):.3f} s; {'; '.join(seen) or 'no error was reported'}", *never],
     }
