@@ -10,6 +10,8 @@ the other groups. The times of lighthouse and Manager are those of :mod:`benchma
 - Each start of a group has a store of its own, which lives in the supervisor: no member finds the address of a Manager that is gone.
 - The state that a group takes from the other is each rank's chunks as plain tensors, from memory, by torchft's own HTTP transport; the
   chunks are those that the optimizer holds, which stay where they are while the forward gathers them.
+- The quorum is found beside the forward, which is torchft's default. With ``use_async_quorum=False`` all train again a step sooner, with fewer
+  samples lost, but the other group waits longer, for the one that takes its state.
 - Gradients are not clipped, which costs Fleet an exchange in each step.
 
 Nothing is written to a store, as in Fleet's part: groups that end together begin anew, and have not survived.
@@ -132,7 +134,6 @@ def train_rank(workdir: str, told: Mapping[str, str], lighthouse: str, port: int
         load_state_dict=state.load,
         state_dict=state.held,
         min_replica_size=1,
-        use_async_quorum=False,
         replica_id=f"group_{group}",
         rank=rank,
         world_size=GROUP,
