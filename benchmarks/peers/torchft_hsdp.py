@@ -10,8 +10,8 @@ the other groups. The times of lighthouse and Manager are those of :mod:`benchma
 - Each start of a group has a store of its own, which lives in the supervisor: no member finds the address of a Manager that is gone.
 - The state that a group takes from the other is each rank's chunks as plain tensors, from memory, by torchft's own HTTP transport; the
   chunks are those that the optimizer holds, which stay where they are while the forward gathers them.
-- The quorum is found beside the forward, which is torchft's default. With ``use_async_quorum=False`` all train again a step sooner, with fewer
-  samples lost, but the other group waits longer, for the one that takes its state.
+- The quorum is found beside the forward, which is torchft's default. With ``use_async_quorum=False`` all train again a step sooner, with
+  fewer samples lost, but stalls were longer in trials.
 - Gradients are not clipped, which costs Fleet an exchange in each step.
 
 Nothing is written to a store, as in Fleet's part: groups that end together begin anew, and have not survived.
