@@ -49,7 +49,7 @@ from fleet.errors import LineRefused
 from fleet.machine.roster import STOOD_STILL_S
 from fleet.protocol import domains
 from fleet.protocol.causes import ProcessEnded
-from fleet.protocol.events import EVENTS, CopiesHeld, Explained, Heartbeat, Joined, Lost, NodeLeaves, StepsTimed
+from fleet.protocol.events import EVENTS, CopiesHeld, Explained, Heartbeat, Joined, Left, Lost, NodeLeaves, StepsTimed
 from fleet.protocol.instructions import INSTRUCTIONS, Evict, Fence, Inspect, Instruction, Park, Propose, Publish, Welcome
 from fleet.protocol.operations import Operation, perform
 from fleet.protocol.ports import DaemonPort, LinkPort, MemoryPort, ProcessPort
@@ -200,6 +200,8 @@ class NodeAgent:
                 event = EVENTS.decode(await read_frame(reader))
                 if isinstance(event, Joined):
                     rank = self._adopt(event, writer)
+                if isinstance(event, Left):  # it may be what the run ends with, and nobody listens then
+                    self._up.send(*self._spans())
                 self._up.send(event)
         except (asyncio.IncompleteReadError, ConnectionError):
             if rank is not None and rank.writer is writer:
