@@ -27,7 +27,7 @@ from benchmarks.device_ranks import Block, Transformer
 from benchmarks.harness import Form, left_out, together
 from benchmarks.mesh import settings_of
 from benchmarks.mesh_ranks import Shape
-from benchmarks.price import Fleet, Places
+from benchmarks.placed import Fleet, Places
 from fleet.laws.exchange import exposed_exchange, gathered_bytes, summed_bytes
 from fleet.protocol.records import COMM, COMMIT, Record, Spans
 from fleet.settings.run import RunSettings

@@ -26,10 +26,11 @@ from benchmarks.harness import Form, left_out, together
 from benchmarks.mesh import parameters_of
 from benchmarks.mesh_ranks import Shape
 from benchmarks.peers.fleet_run import generous
-from benchmarks.price_ranks import HERE, Place
+from benchmarks.placed import Fleet, Places
+from benchmarks.price_ranks import HERE
 from benchmarks.turns import SEED, Side, ratio_of, steps_of
 from fleet.settings.run import CheckpointSettings, RunSettings, StragglerSettings
-from tests.support.plain import FORKED, PRELOADED, PlainFleet
+from tests.support.plain import FORKED, PRELOADED
 
 WORLD, FAR_S = 2, 3600.0
 SIDES = ("fleet", "ddp")
@@ -38,7 +39,6 @@ STEPPED = Shape(192, 4, 32)
 LARGER = Shape(320, 8, 8)
 SMALLEST = Shape(64, 2, 1)
 SHARDS, RATE = 16, "1gbit"
-Places = tuple[Place, ...]
 
 
 def settings_of(shape: Shape, shards: int, folder: Path, **told: object) -> RunSettings:
@@ -48,23 +48,6 @@ def settings_of(shape: Shape, shards: int, folder: Path, **told: object) -> RunS
         world=WORLD, nodes=WORLD, shards=shards, seed=SEED, options=options, budgets=generous(),
         checkpoint=CheckpointSettings(policy="fixed", interval_s=FAR_S, peer_interval_s=FAR_S), straggler=StragglerSettings(enabled=False),
     )  # fmt: skip
-
-
-class Fleet(PlainFleet):
-    """Ranks at their places."""
-
-    def __init__(
-        self, settings: RunSettings, folder: Path, places: Places, train: Callable[[Any], None] = price_ranks.paired
-    ) -> None:  # fmt: skip
-        super().__init__(train, settings, folder, respawn=False)
-        self._places = places
-
-    def spawn_on(self, slot: int, node: str) -> None:
-        arguments = (self.train, self.settings, slot, node, self.shm, self.url, self._places[slot])
-        process = FORKED.Process(target=price_ranks.started, args=arguments, daemon=False)
-        process.start()
-        self.processes[slot] = process
-        self._all.append(process)
 
 
 def in_turns(shape: Shape, shards: int, pairs: int, block: int, folder: Path, places: Places = HERE) -> dict[str, Side]:

@@ -18,10 +18,10 @@ from benchmarks import price_ranks, turns
 from benchmarks.harness import Form, left_out
 from benchmarks.mesh import parameters_of
 from benchmarks.mesh_ranks import Shape
-from benchmarks.price_ranks import Place
+from benchmarks.placed import Fleet, Places
 from benchmarks.turns import LIMIT_S, Turn, ratio_of
 from fleet.settings.run import RunSettings
-from tests.support.plain import FORKED, PRELOADED, PlainFleet
+from tests.support.plain import FORKED, PRELOADED
 from tests.support.programs import namespaces, program
 
 HOSTS, RANKS = 2, 2
@@ -31,23 +31,14 @@ SIDES = ("two_level", "one_level")
 SHAPES = {Form.FULL: Shape(192, 4, 8), Form.QUICK: Shape(192, 4, 2), Form.SMOKE: Shape(64, 2, 1)}
 
 
-class Fleet(PlainFleet):
+class Neighbours(Fleet):
     """Ranks that are neighbours are on one host."""
 
-    def __init__(self, settings: RunSettings, folder: Path, places: tuple[Place, ...]) -> None:
-        super().__init__(price_ranks.paired, settings, folder, respawn=False)
-        self._places = places
-
     def spawn(self, slot: int) -> None:
-        host = slot // RANKS
-        arguments = (self.settings, slot, f"node{host}", self.shm, self.url, self._places[host])
-        process = FORKED.Process(target=price_ranks.started, args=arguments, daemon=False)
-        process.start()
-        self.processes[slot] = process
-        self._all.append(process)
+        self.spawn_on(slot, f"node{slot // RANKS}")
 
 
-def sent_bytes(places: tuple[Place, ...]) -> int:
+def sent_bytes(places: Places) -> int:
     """What the link has carried so far, in both directions, with headers, as the kernel has counted it."""
     total = 0
     for place in places:
@@ -67,12 +58,12 @@ def settings_of(told: RunSettings, side: str) -> RunSettings:
 
 
 @contextmanager
-def both(told: RunSettings, folder: Path, places: tuple[Place, ...], crossed: dict[str, list[int]]) -> Iterator[Turn]:
+def both(told: RunSettings, folder: Path, places: Places, crossed: dict[str, list[int]]) -> Iterator[Turn]:
     """Both fleets. ``crossed`` gets what the link has carried in each block."""
     kinds = {side: settings_of(told, side) for side in SIDES}
     for side in SIDES:
         (folder / f"own-{side}").mkdir()
-    fleets = {side: Fleet(kinds[side], folder / f"own-{side}", places) for side in SIDES}
+    fleets = {side: Neighbours(kinds[side], folder / f"own-{side}", places) for side in SIDES}
     with turns.both(fleets["one_level"], (), ("one_level",), kinds["one_level"], folder) as one, fleets["two_level"] as two:
         last = (int(told.options["steps"]) - 1) // int(told.options["block"])
 

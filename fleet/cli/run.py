@@ -116,7 +116,7 @@ def run(
     expected = _expected(expect or [], twin and not plain)
     if plain:
         raise typer.Exit(_execute(cli_plain.plan_of(context), False, 0, Show(json_, html, port, verbose), expected, "", ""))
-    found, root = _settings(context.params, address, copy_to, detach, nodes, twin)
+    found, root = _settings(context.params)
     name, resume, given_steps = _either(resume_or_start, name, resume, repeat, found.run.storage, root, steps or 0)
     _leave_if_ended(resume, script, found.run.storage, root, given_steps)
     plan = _repeated(repeat, script, root, changed_code) if repeat and not resume else _plan(script, found, name, resume, root, given_steps)
@@ -170,13 +170,11 @@ def _expected(texts: Sequence[str], twin: bool) -> list[Expectation]:
     return expects.parse_all(texts, twin)
 
 
-def _settings(
-    given: Mapping[str, Any], address: str, copy_to: str, detach: bool, nodes: int | None, twin: bool
-) -> tuple[Configuration, Path]:  # fmt: skip
+def _settings(given: Mapping[str, Any]) -> tuple[Configuration, Path]:
     """What the options come to, and the folder of the runs. Raises ConfigError."""
     _check_arguments(given["arguments"] or [], given["repeat"], given["changed_code"])
     found = cli_config.settings_of(given, Path())
-    return found, _root(found.run.storage, address, copy_to, detach, nodes, twin)
+    return found, _root(found.run.storage, given["address"], given["copy_to"], given["detach"], given["nodes"], given["twin"])
 
 
 def _root(storage: str, address: str, copy_to: str, detach: bool, nodes: int | None, twin: bool) -> Path:
