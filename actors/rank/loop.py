@@ -229,10 +229,9 @@ class Run:
         return sharded
 
     def _make_resharding(self, engine: ShardedEngine) -> Resharding:
-        settings, protocol, levels = self._settings, self._client.protocol, len(self._settings.domains)
-        if settings.parity:
-            return ParityResharding(engine, protocol, 0, self._advance, levels, parity=settings.parity)
-        return Resharding(engine, protocol, settings.optimizer_copies, self._advance, levels, settings.replica_ranks)
+        settings = self._settings
+        told = engine, self._client.protocol, settings.guards, self._advance, len(settings.domains), settings.replica_ranks
+        return ParityResharding(*told, parity=settings.parity) if settings.parity else Resharding(*told)
 
     def _make_sharded(self, state: TrackedState, clip_norm: float | None) -> ShardedEngine:
         if self._settings.optimizer_sharding == "fsdp":

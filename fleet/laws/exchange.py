@@ -33,17 +33,13 @@ class Exposed:
         return self.gathers_s + self.sums_s
 
 
-def _copies(copies: float, ranks: float) -> float:
-    return where(copies < ranks - 1.0, copies, ranks - 1.0)
-
-
 @law(COUNTED, parameter_bytes=28e9, ranks=8, copies=1, gathers=2)
 def gathered_bytes(parameter_bytes: NonNegative, ranks: AtLeastOne, copies: CountOrZero = 1, gathers: CountOrZero = 2) -> float:
     """Of parameters that are kept in chunks, all that a rank does not keep, each time it gathers them: gathers x (N - 1 - c)/N P.
 
     A unit is gathered for each forward and for each backward, so twice a shard; once a shard, if it is kept from one to the other.
     """
-    return gathers * (ranks - 1.0 - _copies(copies, ranks)) / ranks * parameter_bytes
+    return gathers * (ranks - 1.0 - minimum(copies, ranks - 1.0)) / ranks * parameter_bytes
 
 
 @law(COUNTED, gradient_bytes=28e9, ranks=8, copies=1, partials=1)
@@ -53,7 +49,7 @@ def summed_bytes(gradient_bytes: NonNegative, ranks: AtLeastOne, copies: CountOr
     A rank brings as many partial sums as there are blocks of the tree that its shards make up; if gradients leave in the backward, one for
     each of its shards. Where all ranks have the whole sum, c is N - 1.
     """
-    return (partials * (ranks - 1.0) + _copies(copies, ranks)) / ranks * gradient_bytes
+    return (partials * (ranks - 1.0) + minimum(copies, ranks - 1.0)) / ranks * gradient_bytes
 
 
 @law(MEASURED, forward_bytes=20e6, backward_bytes=18e6, sum_bytes=40e6, last_bytes=2e6, bytes_per_s=48e6, latency_s=1e-4, backward_s=0.3,

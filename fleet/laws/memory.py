@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fleet.errors import ConfigError
-from fleet.laws.law import AtLeastOne, NonNegative, Positive, law, where
+from fleet.laws.law import AtLeastOne, NonNegative, Positive, law, maximum, minimum, where
 
 ZERO = "Rajbhandari et al. 2020 (ZeRO), arXiv 1910.02054, sec. 3 and 5"
 ACTIVATIONS = "Korthikanti et al. 2022, arXiv 2205.05198, table 2"
@@ -48,15 +48,14 @@ def model_state(parameters: Positive, tensor: AtLeastOne = 1, pipeline: AtLeastO
 
 def _kept(ranks: float, copies: float) -> float:
     """Share of a state in chunks that one rank keeps."""
-    return (1.0 + where(copies < ranks - 1, copies, ranks - 1)) / ranks
+    return (1.0 + minimum(copies, ranks - 1.0)) / ranks
 
 
 def _kept_with_parity(ranks: float, parity: int) -> float:
     """The same where one rank of a family of ``parity + 1`` may be lost."""
     if parity < 0:
         raise ConfigError("parity", parity, "so many ranks share one part", "Choose 1 or more, or 0 for copies.")
-    others = where(ranks > 2, ranks - 1, 1)
-    return (1.0 + 1.0 / where(parity < others, parity, others)) / ranks
+    return (1.0 + 1.0 / minimum(parity, maximum(ranks - 1.0, 1.0))) / ranks
 
 
 @law(CHUNKS, parameter_bytes=28e9, ranks=8, copies=1, moments=2, spread=True)

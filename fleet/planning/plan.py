@@ -112,9 +112,7 @@ def notes(plan: Plan) -> list[str]:
     if ranks > 1 and not survives(asked, ranks):
         said.append("No copies: the part of a lost rank is in a checkpoint alone, so every fault needs one.")
     if asked.whole and asked.optimizer_sharding != FSDP and asked.overlap > 0.0:
-        said.append(
-            f"{asked.overlap:.0%} of the sums are taken to hide (overlap): a run does that with overlap=true, which is off by default."
-        )
+        said.append(f"{asked.overlap:.0%} of the sums are taken to hide (overlap): ranks on CPUs do that, and on GPUs they do not yet.")
     if asked.optimizer_sharding == FSDP and ranks > 2:
         said.append("The law of the exposed exchange was held against two ranks, within 8%; of four it was a fifth too low (decision 55).")
     if asked.optimizer_sharding == FSDP and not asked.exchange_bytes_per_s:

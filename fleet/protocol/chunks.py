@@ -117,6 +117,12 @@ def lenders(
     return tuple(sorted(turned, key=lambda keeper: (keeper // replica_size != rank // replica_size, -nearness[keeper])))
 
 
+SILENT_S = 15.0
+"""A lender that says nothing for so long is left for the next one. It is longer than a lender may wait itself:"""
+LATEST_S = 10.0
+"""So long a lender waits for the commit of a step that its peer has committed."""
+
+
 class Loan(Enum):
     """What becomes of a request for a stretch of the parameters, which is for one state and no other."""
 

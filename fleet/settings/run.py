@@ -348,6 +348,11 @@ class RunSettings:
             raise ConfigError("parity", self.parity, reason, "Leave optimizer_copies (--parameter-copies) out, or parity.")
 
     @property
+    def guards(self) -> int:
+        """So many other ranks keep a copy of each part, at least; with parity none."""
+        return 0 if self.parity else self.optimizer_copies
+
+    @property
     def spared(self) -> int:
         """So many ranks can leave a view together, whichever they are, and what they hold is still there."""
         return 1 if self.parity else self.optimizer_copies

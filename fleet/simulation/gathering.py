@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from fleet.protocol import moves
-from fleet.protocol.chunks import Chunk, Claim, Loan, bounds, lenders, loan
+from fleet.protocol.chunks import LATEST_S, SILENT_S, Chunk, Claim, Loan, bounds, lenders, loan
 from fleet.protocol.types import Member, StateId, View
 from fleet.simulation.clockwork import Future, Steps
 from fleet.simulation.groups import Broken, Group
@@ -20,10 +20,6 @@ HOP_S = (0.0002, 0.002)
 """What a request takes to its lender, and what is lent takes back."""
 LOOK_S = 0.05
 """How often a rank that waits for a stretch looks whether it is called away."""
-SILENT_S = 15.0
-"""A lender that says nothing for so long is left for the next one."""
-LATEST_S = 10.0
-"""So long a lender waits for the commit of a step that its peer has committed."""
 
 
 class Loaned(NamedTuple):

@@ -135,8 +135,7 @@ class ShardedRank(SteppingRank):
         view = group.view
         rank = view.rank_of(self.member)
         places = [numbered(claim.node, self._depth) for claim in there]
-        copies = 0 if self.world.settings.parity else self.world.settings.optimizer_copies
-        guarded = guards(places, copies, self.world.settings.replica_ranks)
+        guarded = guards(places, self.world.settings.guards, self.world.settings.replica_ranks)
         told = yield group.exchange(self.member, "pieces", self.value)
         wanted = kept(guarded, rank)
         values = [told[member] for member in view.members]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -68,47 +67,28 @@ def test_what_travels_while_a_rank_computes_has_the_same_bits(sites: str, monkey
             assert early >= STEPS - 2
 
 
-def breaks_combining(group: Group, patch: pytest.MonkeyPatch) -> None:
-    """Rank 1 is gone when it has combined the first bucket, and before it says so."""
-    original = Levels._combined
+def breaks(name: str, behind: bool, group: Group, patch: pytest.MonkeyPatch) -> None:
+    """Rank 1 is gone when it comes to what ``name`` does, or ``behind`` that."""
+    original = getattr(Levels, name)
 
-    def combined(self: Levels, *arguments: Any) -> Any:
+    def broken(self: Levels, *arguments: Any) -> Any:
+        if self._rank == 1 and not behind:
+            group.interrupt("lost")
         found = original(self, *arguments)
-        if self._rank == 1:
+        if self._rank == 1 and behind:
             group.interrupt("lost")
         return found
 
-    patch.setattr(Levels, "_combined", combined)
-
-
-def breaks_adding(group: Group, patch: pytest.MonkeyPatch) -> None:
-    """Rank 1 is gone when it has what it owns."""
-    original = Levels.leaves
-
-    def leaves(self: Levels, *arguments: Any) -> Any:
-        if self._rank == 1:
-            group.interrupt("lost")
-        return original(self, *arguments)
-
-    patch.setattr(Levels, "leaves", leaves)
-
-
-def breaks_passing_on(group: Group, patch: pytest.MonkeyPatch) -> None:
-    """Rank 1 is gone when it has what it should pass on."""
-    original = Levels.pass_on
-
-    def pass_on(self: Levels, *arguments: Any) -> Any:
-        if self._rank == 1:
-            group.interrupt("lost")
-        return original(self, *arguments)
-
-    patch.setattr(Levels, "pass_on", pass_on)
+    patch.setattr(Levels, name, broken)
 
 
 @pytest.mark.usefixtures("threads")
-@pytest.mark.parametrize("breaks", [breaks_combining, breaks_adding, breaks_passing_on])
-def test_sums_outlive_a_group_that_breaks(breaks: Callable[..., None]) -> None:
-    """All others learn of it, what they have computed stays, and in the next group, where hosts are others, it comes out as it should."""
+@pytest.mark.parametrize(("name", "behind"), [("_combined", True), ("leaves", False), ("pass_on", False)])
+def test_sums_outlive_a_group_that_breaks(name: str, behind: bool) -> None:
+    """Rank 1 has combined the first bucket, has what it owns, or has what it should pass on.
+
+    All others learn of it, what they have computed stays, and in the next group, where hosts are others, it comes out as it should.
+    """
     expected = mean_over(1, LENGTH, SMALL)[0]
     kept: dict[int, Any] = {}
 
@@ -116,7 +96,7 @@ def test_sums_outlive_a_group_that_breaks(breaks: Callable[..., None]) -> None:
         reducer, mean = Reducer(16, "ordered", SMALL, two_levels=True), Buffers(LENGTH)
         sums = summed(group, LENGTH, reducer)
         if group.rank == 1:
-            breaks(group, patch)
+            breaks(name, behind, group, patch)
         kept[group.rank] = reducer, sums
         group.all_gather(torch.empty(4, 1), torch.zeros(1))  # all are patched
         with pytest.raises(GroupBroken):

@@ -31,17 +31,13 @@ from actors.rank.tags import Tag
 from actors.rank.telemetry.recorder import Recorder
 from actors.rank.zero1.sharded import Routes, ShardedEngine
 from fleet.errors import ConfigError, FleetError
-from fleet.protocol.chunks import Loan, bounds, loan
+from fleet.protocol.chunks import LATEST_S, SILENT_S, Loan, bounds, loan
 from fleet.protocol.member import Offer
 from fleet.protocol.records import COMM
 from fleet.protocol.types import StateId
 from fleet.settings.run import RunSettings
 
 ADDRESS_BYTES = 96
-SILENT_S = 15.0
-"""A lender that says nothing for so long is left for the next one. It is longer than a lender may wait itself:"""
-LATEST_S = 10.0
-"""So long a lender waits for the commit of a step that its peer has committed."""
 
 
 class FsdpEngine(ShardedEngine):

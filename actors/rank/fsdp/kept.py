@@ -17,7 +17,7 @@ from actors.rank.fsdp.chunks import ChunkedModel
 from actors.rank.membership.process_group import Group, GroupBroken, Work
 from actors.rank.tags import Tag
 from actors.rank.zero1.pieces import Piece
-from fleet.protocol.chunks import Chunk, Kin, bounds
+from fleet.protocol.chunks import Kin
 from fleet.protocol.parity import Family, stripe
 
 UNDER_WAY = 2
@@ -72,7 +72,7 @@ class Kept:
 
     def span(self, flat: int, owner: int, keeper: int) -> tuple[int, int]:
         """The stripe of ``owner`` that ``keeper`` has, both places in the family."""
-        return bounds(self._chunks.extents[flat], stripe(self._size, self.members, owner, keeper))
+        return self._chunks.span(flat, stripe(self._size, self.members, owner, keeper))
 
     def rows(self, flat: int, pieces: Iterable[Piece] | None = None) -> Rows:
         """The bits of this rank's stripes, by who keeps them; of ``pieces`` where they are given."""
@@ -181,7 +181,3 @@ class Kept:
             else:
                 found[flat] = bits_of(self._chunks.alike(flat, *self.span(flat, self.place, place))), none
         return found
-
-    def stripe_of(self, owner: int) -> Chunk:
-        """What of the chunk of ``owner``, a place in the family, is in this parity."""
-        return stripe(self._size, self.members, owner, self.place)

@@ -7,6 +7,7 @@ mean gradient before the step is decided, so that a decided step can be taken fo
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -64,7 +65,7 @@ class ParityEngine(FsdpEngine):
         if found.state is None:
             return found
         held = [*([self.kept] if self.kept is not None else []), *([] if self.ready else self.beside)]
-        return Claim(found.state, found.ready, found.factor, found.complete, node, found.chunks, tuple(one.kin for one in held))
+        return replace(found, kin=tuple(one.kin for one in held))
 
     def begin(self, state: StateId) -> None:
         super().begin(state)
@@ -116,10 +117,11 @@ class ParityEngine(FsdpEngine):
             self.chunks.widen()
 
     def _step_part(self, flats: Sequence[int], *, probes: bool = False) -> None:
-        for one in self.chunks.narrow(flats, probes=probes):
+        stretches = self.chunks.narrow(flats, probes=probes)
+        for one in stretches:
             one.grad = None if one.grad is None else self._clipped(one.grad)
         self._optimizer.step()
-        for one in self.chunks.narrow(flats, probes=probes):
+        for one in stretches:
             one.grad = None
 
     def _clipped(self, gradient: torch.Tensor) -> torch.Tensor:
@@ -163,7 +165,7 @@ class ParityResharding(Resharding):
             if group.rank == one.keeper:
                 self._make(group, one)
             elif any(rank == group.rank for rank, _ in one.givers):
-                self._give(group, one, claims)
+                self._give(group, one)
         return with_revived(there, made)
 
     def _why_lost(self, claims: Sequence[Claim], target: StateId) -> str:
@@ -171,7 +173,7 @@ class ParityResharding(Resharding):
         told = "; ".join(f"ranks {', '.join(map(str, missing))} of one family" for missing in broken)
         return f", and parity makes up for one rank of a family: lost are {told}" if told else ""
 
-    def _give(self, group: Group, one: Revival, claims: Sequence[Claim]) -> None:
+    def _give(self, group: Group, one: Revival) -> None:
         kept = self._engine.kept_in(one.generation)
         for bits, mean in kept.gift(one.place, one.taken).values():
             give(group, bits, one.keeper)

@@ -16,13 +16,13 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from actors.rank.fsdp.engine import LATEST_S, SILENT_S, FsdpEngine
+from actors.rank.fsdp.engine import FsdpEngine
 from actors.rank.fsdp.gathered import Gathered
 from actors.rank.fsdp.lending import Keep, Request
 from actors.rank.fsdp.sending import SUM, Means, Sender, Stretch, Sums
 from actors.rank.membership.process_group import Group, GroupBroken
 from actors.rank.step.engine import Outcome
-from fleet.protocol.chunks import Loan, Turn, bounds, gift
+from fleet.protocol.chunks import LATEST_S, SILENT_S, Loan, Turn, bounds, gift
 from fleet.protocol.member import Offer
 from fleet.protocol.records import COMM
 from fleet.protocol.types import StateId
