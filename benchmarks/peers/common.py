@@ -341,14 +341,17 @@ class System(Protocol):
 class LoggedRun:
     """A run whose ranks write event logs to ``workdir/events`` and which one process (driver, supervisor) keeps alive."""
 
-    def __init__(self, workdir: Path, settings: Settings, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, workdir: Path, settings: Settings, command: Sequence[str], environment: Mapping[str, str], where: Path = REPOSITORY
+    ) -> None:
         self.workdir, self.settings = workdir, settings
         workdir.mkdir(parents=True, exist_ok=True)
         self._timeline = Timeline(workdir / "events")
         self._output: IO[bytes] = (workdir / "output.txt").open("ab")
         self._process = subprocess.Popen(
-            command, cwd=REPOSITORY, env=dict(environment), stdout=self._output, stderr=subprocess.STDOUT, start_new_session=True
+            command, cwd=where, env=dict(environment), stdout=self._output, stderr=subprocess.STDOUT, start_new_session=True
         )
+        self.pid = self._process.pid
 
     def commits(self) -> list[Commit]:
         return self._timeline.commits()

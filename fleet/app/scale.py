@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from fleet.app import launching, plans, scripts
 from fleet.app.configuration import configured
-from fleet.app.quota import Quotas, cores_of_host
+from fleet.app.quota import Quotas
 from fleet.app.stopping import stopped_by_signals
 from fleet.cluster.clock import Clock, unix_time_s
+from fleet.cluster.processor_time import cores_of_host
 from fleet.errors import ConfigError, RunFailed
 from fleet.ledger.bill import tariff
 from fleet.ledger.goodput import Ledger

@@ -233,6 +233,9 @@ class RunSettings:
         "step", "With fsdp: step (summed when all shards are computed; whole on each rank) or shard (each shard's leave in its backward)."
     )
     overlap: bool = setting(True, "Without fsdp: gradients travel while a rank's last backward of a step runs: docs/decisions/0051.")
+    overlap_cores: float = setting(
+        2.0, "With overlap, where all ranks share a machine: so many cores each must have, or gradients travel behind the backward; 0: none."
+    )
     two_level_sums: bool = setting(
         False, "Ranks of one host (domains: the narrowest) add up gradients before they cross to another one: docs/decisions/0056."
     )

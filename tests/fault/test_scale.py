@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fleet.app.quota import Quotas, cores_of_host, own_group
+from fleet.app.quota import Quotas
+from fleet.cluster.processor_time import cores_of_host, own_group
 from fleet.errors import ConfigError
 from fleet.ledger.step_terms import TERMS
 from fleet.planning.measured import read_measured

@@ -13,7 +13,9 @@ import pytest
 
 from chaos.confine import sweep
 from fleet.app import quota
-from fleet.app.quota import CpuGroup, Quotas, cores_of_host, cpu_group, limit, own_group
+from fleet.app.quota import CpuGroup, Quotas, limit
+from fleet.cluster import processor_time
+from fleet.cluster.processor_time import cores_of_host, cpu_group, own_group
 from fleet.errors import ConfigError
 from tests.support.waiting import until
 
@@ -55,11 +57,11 @@ def test_the_group_is_found_and_bounded_in_both_versions(tmp_path: Path, version
 def test_a_host_has_no_more_cores_than_its_group(
     tmp_path: Path, version: int, bound: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quota, "own_group", lambda: files(tmp_path, version))
-    monkeypatch.setattr(quota, "allowed_cores", lambda thread: {0, 1, 2, 3})
+    monkeypatch.setattr(processor_time, "own_group", lambda: files(tmp_path, version))
+    monkeypatch.setattr(processor_time, "allowed_cores", lambda thread: {0, 1, 2, 3})
     assert cores_of_host() == 4
     files(tmp_path, version)
-    monkeypatch.setattr(quota, "own_group", lambda: tmp_path)
+    monkeypatch.setattr(processor_time, "own_group", lambda: tmp_path)
     (tmp_path / bound[0]).write_text(bound[1])
     assert cores_of_host() == 1.5
 

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import json
 import logging
+import math
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -28,6 +29,7 @@ from actors.rank.tags import Tag
 from actors.rank.telemetry.usage import RECEIVED, SENT
 from fleet.cluster.scheduling import be_prompt
 from fleet.errors import GroupLost
+from fleet.protocol.beside import Room
 
 __all__ = ["Forming", "Group", "GroupBroken", "Signal", "StoreServer", "Work", "warm_up"]
 
@@ -110,6 +112,7 @@ class Group:
         """``nccl`` is a :class:`nccl.Communicator`; see :meth:`carry_by`."""
         self.generation, self.rank, self.size, self.device = generation, rank, size, device
         self.sites: tuple[str, ...] = ("",) * size
+        self.rooms: tuple[Room, ...] = (Room("", math.inf),) * size
         self._gloo, self._aborts = gloo, list[Callable[[], None]]()
         self._nccl: Any = None
         self._ends = ends
@@ -413,7 +416,7 @@ class Forming:
     """A group being formed, in a thread of its own, so that it can be given up at any moment: also beside running steps.
 
     ``operation_s`` bounds each operation of the group once it is formed; ``timeout_s`` when it is None. ``site`` is what this rank shares
-    with its neighbours (``fleet.protocol.domains.site_of``), which all are told.
+    with its neighbours (``fleet.protocol.domains.site_of``), and ``cores`` how many its process may use; all are told both.
     A thread that was given up ends by itself, at once or within ``timeout_s``. It is no daemon: the interpreter cannot end well while a
     thread is inside gloo, so it waits for this one.
     """
@@ -431,9 +434,11 @@ class Forming:
         backend: str | None = None,
         operation_s: float | None = None,
         site: str = "",
+        cores: float = math.inf,
     ) -> None:
         self._store, self._host, self._device, self._backend = store, host, device, backend
         self._site, self._sites = site, [""] * size
+        self._cores, self._rooms = cores, [Room("", math.inf)] * size
         self._generation, self._rank, self._size, self._timeout_s = generation, rank, size, timeout_s
         self._operation_s = operation_s or timeout_s
         self._lock, self._settled = threading.Lock(), threading.Event()
@@ -496,7 +501,7 @@ class Forming:
         with contextlib.closing(client):
             self._go_on()
             group = Group(self._generation, self._rank, self._size, self._device, self._gloo_wires(client), ends=self._ends)
-            group.sites = tuple(self._sites)
+            group.sites, group.rooms = tuple(self._sites), tuple(self._rooms)
             try:  # nobody is done before everybody is: a rank that closed at once would break those that still connect
                 if self._each_has_its_own:
                     self._agree(group, client)
@@ -520,13 +525,14 @@ class Forming:
         self._ends.near |= mine
         self._go_on()
         name = "" if self._backend == "gloo" else _nccl.device_name(self._device)
-        said = json.dumps([sorted(mine), name, self._rank, self._site]).encode()
+        said = json.dumps([sorted(mine), name, self._rank, self._site, self._host, self._cores]).encode()
         return _gloo(Exchange(client, "gloo", self._size, said, self._learn), self._rank, self._size, device, self._operation_s)
 
     def _learn(self, said: bytes) -> None:
-        """Where a rank listens: known before there is a connection that an interrupt has to end. Which device it has, and where it is."""
-        ends, name, rank, site = json.loads(said)
-        self._sites[rank] = site
+        """Where a rank listens: known before there is a connection that an interrupt has to end. Which device it has, where it is, and on
+        how many cores."""
+        ends, name, rank, site, host, cores = json.loads(said)
+        self._sites[rank], self._rooms[rank] = site, Room(host, cores)
         self._ends.far |= {(host, port) for host, port in ends} - self._ends.near
         self._devices[str(ends)] = name
         self._go_on()

@@ -19,6 +19,7 @@ from actors.rank.step.engine import Engine
 from actors.rank.telemetry.recorder import Recorder
 from actors.rank.telemetry.usage import FETCHED
 from actors.rank.zero1.resharding import Resharding
+from fleet.cluster.processor_time import cores_of_host
 from fleet.cluster.scheduling import be_ordinary, be_prompt, be_steady
 from fleet.errors import GroupLost, may_pass
 from fleet.protocol import moves
@@ -73,7 +74,7 @@ class Seat:
         self._state: TrackedState | None = None
         self._engine: Engine | None = None
         self._resharding: Resharding | None = None
-        self._loop, self._steadily = threading.get_native_id(), False
+        self._loop, self._steadily, self._cores = threading.get_native_id(), False, cores_of_host()
         self.carriers: dict[type[Move], Callable[[Any], Any]] = {
             moves.Wait: self._wait,
             moves.Clear: self._clear_after_leaving,
@@ -199,6 +200,7 @@ class Seat:
             operation_s=self._timeouts.collective_s,
             host=self._host,
             site=site_of(os.environ.get(VARIABLE, ""), self._protocol.process.node),
+            cores=self._cores,
         )
 
     def _settle(self, sitting: Sitting) -> None:

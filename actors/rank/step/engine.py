@@ -86,8 +86,7 @@ class Engine:
         self._optimizer = _only(state, torch.optim.Optimizer, "optimizer")
         self._schedulers = [o for o in state.objects.values() if isinstance(o, torch.optim.lr_scheduler.LRScheduler)]
         self._scaler = next((o for o in state.objects.values() if isinstance(o, torch.amp.GradScaler)), None)
-        watched = settings.overlap and settings.optimizer_sharding != "fsdp" and not state.casts
-        self._gradients = GradientBuffers(modules, settings.shards, state.units, leave=self._leave, watched=watched)
+        self._gradients = GradientBuffers(modules, settings.shards, state.units, leave=self._leave, watched=self._watches(settings))
         if not self._gradients.parameters:
             raise ConfigError("track", sorted(state.objects), "no module with parameters that require a gradient", "Track model=... too.")
         self.device = self._gradients.parameters[0].device
@@ -115,7 +114,15 @@ class Engine:
 
     def _make_reducer(self, settings: RunSettings) -> Reducer:
         kind = "native" if settings.reduction == "native" else "ordered"
-        return Reducer(settings.shards, kind, two_levels=self._in_two_levels(settings))
+        return Reducer(settings.shards, kind, two_levels=self._in_two_levels(settings), overlap_cores=self._overlap_cores(settings))
+
+    def _overlap_cores(self, settings: RunSettings) -> float:
+        """See :class:`Reducer`. All ranks find alike."""
+        return settings.overlap_cores if self._watches(settings) and settings.threads_per_rank == 1 else math.inf
+
+    def _watches(self, settings: RunSettings) -> bool:
+        """Whether it is watched when gradients come, so that they can leave while others still do."""
+        return settings.overlap and settings.optimizer_sharding != "fsdp" and not self.state.casts
 
     def _in_two_levels(self, settings: RunSettings) -> bool:
         """Whether hosts may combine sums. Not where sums are checked: the owner would be blamed for what another rank has combined."""
@@ -278,6 +285,7 @@ class Engine:
             self.losses = {shard: loss for shard, loss in self.losses.items() if shard in kept}
         self._shares = shares
         self._reducer.bind(self._group, shares.leaves(self._shards))
+        self._gradients.watch(self._reducer.beside)
         self._brought = shares.brought(self._shards)
         self.duties.deal(self._view.members, self._brought, self._rank)
         self._side, self._split_of = SideChannel(self._group), ()

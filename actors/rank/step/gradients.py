@@ -103,7 +103,7 @@ class GradientBuffers:
         shards: number of shards of the run.
         units: by ``id`` of a parameter, the unit that it belongs to, where that is not the first one, 0.
         leave: gradients of units leave the rank in the backward: they are summed elsewhere, and are not kept here.
-        watched: whether it is watched when gradients come, for :meth:`overlap`.
+        watched: whether it is watched when gradients come, for :meth:`overlap`; see :meth:`watch`.
 
     Attributes:
         parameters: that are trained.
@@ -149,10 +149,20 @@ class GradientBuffers:
         self._watch()
 
     def _watch(self) -> None:
-        """Be told when a backward has left a gradient."""
+        """Other parameters train: what was learnt of when gradients come is forgotten."""
+        self.habits, self._orders = Habits(len(self.parameters)), dict[tuple[int, int], Order]()
+        self._hook()
+
+    def watch(self, watched: bool) -> None:
+        """From the next shard on it is watched when gradients come, or not: a hook of each parameter costs each backward a little."""
+        if watched != self._watched:
+            self._watched = watched
+            self._hook()
+
+    def _hook(self) -> None:
+        """Be told when a backward has left a gradient, where that is watched."""
         for hook in self._hooks:
             hook.remove()
-        self.habits, self._orders = Habits(len(self.parameters)), dict[int, Order]()
         own = weakref.ref(self)
 
         def hook_of(number: int) -> Callable[[torch.Tensor], None]:
@@ -256,10 +266,10 @@ class GradientBuffers:
 
     def _order_of(self, reducer: Reducer) -> Order:
         buckets = reducer.stretches(self.layout)
-        size = len(buckets[0]) if buckets else 0
-        if size not in self._orders:
-            self._orders[size] = Order(buckets, self.places, self.extents)
-        return self._orders[size]
+        key = len(buckets), len(buckets[0]) if buckets else 0
+        if key not in self._orders:
+            self._orders[key] = Order(buckets, self.places, self.extents)
+        return self._orders[key]
 
     def end_shard(self, shard: int) -> None:
         """Take the gradients that backward has left in ``.grad``, and what the forward did to buffers."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -26,6 +27,7 @@ from actors.rank.step.levels import Leveled, Levels, add_in_place
 from actors.rank.step.sums import Set, ShardSums
 from actors.rank.tags import Tag, bucket_back, bucket_there
 from fleet.errors import ConfigError, ProtocolError
+from fleet.protocol.beside import travels_beside
 from fleet.protocol.chunks import BLOCK, cut_points
 from fleet.protocol.shards import Additions, Block, join
 from fleet.protocol.two_level import TwoLevel, helps, hosts_of
@@ -121,17 +123,30 @@ class _Cut(NamedTuple):
 class Reducer:
     """Sums over all shards of all ranks. One object for the run; :meth:`bind` it to each view's group.
 
+    Attributes:
+        beside: whether some rank of the view may send while its backward runs.
+
     Args:
         shards: number of shards of the run.
         kind: ``ordered``, or ``native``: the library's all-reduce, whose bits depend on the world size.
         bucket_bytes: how much is exchanged at a time.
         two_levels: the ranks of a host add up what they have before it goes to other hosts, where there are several of each.
+        overlap_cores: see :func:`fleet.protocol.beside.travels_beside`; infinite: nothing travels beside a backward.
     """
 
-    def __init__(self, shards: int, kind: str = "ordered", bucket_bytes: int = BUCKET_BYTES, *, two_levels: bool = False) -> None:
+    def __init__(
+        self,
+        shards: int,
+        kind: str = "ordered",
+        bucket_bytes: int = BUCKET_BYTES,
+        *,
+        two_levels: bool = False,
+        overlap_cores: float = 0.0,
+    ) -> None:
         if kind not in KINDS:
             raise ConfigError("reduction", kind, f"it is one of {', '.join(KINDS)}")
         self.shards, self.kind, self._bucket_bytes, self._two_levels = shards, kind, bucket_bytes, two_levels
+        self._overlap_cores, self.beside = overlap_cores, False
         self._levels: Levels | None = None
         self._stages: dict[torch.device, torch.Tensor] = {}
         self._stages_before: dict[torch.device, torch.Tensor] = {}
@@ -157,6 +172,12 @@ class Reducer:
         self._plan = addition_plan([block for block, _, _ in order], self.shards)
         self._peers = group.peers
         self._levels = self._levels_of(group, leaves)
+        self.beside = self._travels_beside(group)
+
+    def _travels_beside(self, group: Group) -> bool:
+        """Whether some rank of this view may send while its backward runs. All ranks find alike, as they cut buckets by it."""
+        possible = group.device.type == "cpu" and not math.isinf(self._overlap_cores)
+        return possible and travels_beside(group.rooms, self._overlap_cores)
 
     def _levels_of(self, group: Group, leaves: Sequence[Sequence[Block]]) -> Levels | None:
         """All ranks find alike: all were told where each is when the group was formed."""
@@ -401,8 +422,8 @@ class Reducer:
         return [Bucket(index, lo, hi, size) for _, index, lo, hi in sorted(places, reverse=True)]
 
     def _most_bytes(self, flat: torch.Tensor) -> int:
-        """Of a bucket: a few of them are to be complete before the backward is over."""
-        return min(self._bucket_bytes, max(LEAST_BYTES, -(-flat.nbytes // BUCKETS_AT_LEAST)))
+        """Of a bucket: where they travel beside a backward, a few of them are to be complete before it is over."""
+        return self._bucket_bytes if not self.beside else min(self._bucket_bytes, max(LEAST_BYTES, -(-flat.nbytes // BUCKETS_AT_LEAST)))
 
     def _open(self, group: Group, flats: Sequence[torch.Tensor]) -> list[Bucket]:
         """The buckets of a reduction, and room for what arrives of them."""
@@ -468,7 +489,7 @@ class Reducer:
     def overlaps(self, like: Sequence[torch.Tensor]) -> bool:
         """Whether buffers like these can be exchanged bucket by bucket while this rank still computes: see :meth:`begin`."""
         group = self._group
-        if group is None or not (group.works_aside and group.receives_ahead and self._splits(like)):
+        if group is None or not (self.beside and group.works_aside and group.receives_ahead and self._splits(like)):
             return False
         return not self._expected or self._expected_of == _layout(like)
 

@@ -137,7 +137,7 @@ class ShardedEngine(Engine):
         return ChunkedOptimizer(self._optimizer, gradients.parameters, gradients.places, gradients.extents)
 
     def _make_reducer(self, settings: RunSettings) -> Reducer:
-        reducer = ShardedReducer(settings.shards, two_levels=self._in_two_levels(settings))
+        reducer = ShardedReducer(settings.shards, two_levels=self._in_two_levels(settings), overlap_cores=self._overlap_cores(settings))
         leaving = self._gradients.leaving
         reducer.extents = [0 if flat in leaving else extent for flat, extent in enumerate(self._gradients.extents)]
         return reducer

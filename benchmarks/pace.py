@@ -1,0 +1,262 @@
+"""`pace`: is this checkout slower than another commit? ``make pace BASE=COMMIT``.
+
+Both run the same script (`pace_loop`) by their own `fleet run`, with the libraries of this environment, and take turns:
+
+- pace at 4 and at 2 ranks: a run of each stands ready, and they take blocks of steps in turn. The step of 4 ranks is that of `storm`. The
+  step of 2 ranks is short and has no wait: it shows what a step costs beside its arithmetic. Also: microseconds of the processors in a rank
+  and step, and how often its threads were switched.
+- stall: one rank is killed, each side in turn: the gap around the kill, less the median step.
+- storm: one trace of kills for both: the samples committed in it.
+- start: seconds from the command to the first step, one side after the other, and of its parts.
+
+All is repeated in several launches, as a run keeps for its whole life what it was lucky with. A figure is the median of new over old over
+all pairs, with its 95% interval (bootstrap). It is called slower where the whole interval lies beyond `WORSE` on the slower side, and then
+the exit status is 1. The file is written anew after each launch, so that a comparison can be stopped at any time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import complete, show
+from benchmarks.pace_sides import NoSuchCommit, Side, checkout, light
+from benchmarks.peers.common import (
+    REPOSITORY,
+    Settings,
+    calibrated,
+    committed_between,
+    median_step_s,
+    stall_s,
+    steady_steps,
+    storm_trace,
+    wait_until,
+)
+from benchmarks.turns import ratio_of
+
+WORSE = 0.01
+BLOCK_STEPS = 20
+STORM_S, STORM_MTBF_S = 24.0, 6.0
+CALM_STEPS = 25
+LIMIT_S = 120.0
+FOLDER = REPOSITORY / "runs/pace"
+SLOWER = {
+    "step_ms_4_ranks": 1,
+    "cpu_us_4_ranks": 1,
+    "step_ms_2_ranks": 1,
+    "cpu_us_2_ranks": 1,
+    "stall_s": 1,
+    "storm_samples": -1,
+    "start_s": 1,
+}
+"""The figures that are judged: 1 where more is slower, -1 where less is."""
+
+Samples = dict[str, list[tuple[float, float]]]
+"""By figure, (old, new) of each pair."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How often: launches of each kind, and within each so many pairs of blocks, kills and storms."""
+
+    launches: int
+    blocks: int
+    kills: int
+    storms: int
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The old and the new side of one launch."""
+
+    old: Side
+    new: Side
+
+    def turns(self, new_first: bool) -> tuple[Side, Side]:
+        return (self.new, self.old) if new_first else (self.old, self.new)
+
+
+@contextmanager
+def launched(base: Path, settings: Settings, new_first: bool) -> Iterator[Pair]:
+    """A run of each checkout, ready."""
+    workdir = Path(tempfile.mkdtemp(prefix="pace-"))
+    places = {"old": base, "new": REPOSITORY}
+    sides: dict[str, Side] = {}
+    try:
+        for name in sorted(places, reverse=not new_first):
+            sides[name] = Side(name, places[name], workdir / name, settings, BLOCK_STEPS)
+            sides[name].ready()
+        yield Pair(sides["old"], sides["new"])
+    finally:
+        for side in sides.values():
+            side.stop()
+        shutil.rmtree(workdir, ignore_errors=True)
+
+
+def both(pair: Pair, new_first: bool, measure: Callable[[Side], dict[str, float]], samples: Samples) -> None:
+    """Each side once."""
+    found = {side.name: measure(side) for side in pair.turns(new_first)}
+    for figure in found["old"]:
+        samples[figure].append((found["old"][figure], found["new"][figure]))
+
+
+def block(side: Side) -> dict[str, float]:
+    """One block of steps: milliseconds a step, and microseconds of the processors and switches in each rank and step."""
+    ranks, count = side.settings.world, BLOCK_STEPS * side.settings.world
+    before, _ = side.used()
+    step_s = side.block()
+    after, _ = side.used()
+    cpu_s, switches = (sum(getattr(used, of) for used in after.values()) - sum(getattr(used, of) for used in before.values()) for of in
+                       ("cpu_s", "switches"))  # fmt: skip
+    return {
+        f"step_ms_{ranks}_ranks": step_s * 1e3,
+        f"cpu_us_{ranks}_ranks": cpu_s * 1e6 / count,
+        f"switches_{ranks}_ranks": switches / count,
+    }
+
+
+def stall(number: int) -> Callable[[Side], dict[str, float]]:
+    """Kill one rank, and go on until the world was full again for some steps."""
+
+    def one(side: Side) -> dict[str, float]:
+        since_s = time.monotonic()
+        side.go()
+        _calm(side, since_s)
+        kill = side.kill(number)
+        _calm(side, kill.t_s)
+        side.halt()
+        commits = [commit for commit in side.run.commits() if commit.t_s > since_s]
+        found = stall_s(commits, kill.t_s, median_step_s(commits))
+        assert found is not None
+        return {"stall_s": max(found, 1e-4)}
+
+    return one
+
+
+def _calm(side: Side, since_s: float) -> None:
+    world = side.settings.world
+    if not wait_until(lambda: steady_steps(side.run, since_s, world) > CALM_STEPS, side.run, LIMIT_S):
+        raise RuntimeError(f"{side.name}: no {CALM_STEPS} steps at full world in {LIMIT_S:.0f} s: {side.run.failed() or 'it runs'}")
+
+
+def storm(seed: int) -> Callable[[Side], dict[str, float]]:
+    """One trace of kills; the state grows by so many samples meanwhile."""
+
+    def one(side: Side) -> dict[str, float]:
+        side.go()
+        begin_s = time.monotonic()
+        for at_s, rank in storm_trace(seed, STORM_MTBF_S, STORM_S, side.settings.world):
+            time.sleep(max(0.0, begin_s + at_s - time.monotonic()))
+            if side.run.ranks():
+                side.kill(rank)
+        time.sleep(max(0.0, begin_s + STORM_S - time.monotonic()))
+        _calm(side, begin_s + STORM_S)
+        side.halt()
+        return {"storm_samples": committed_between(side.run.commits(), begin_s, begin_s + STORM_S)}
+
+    return one
+
+
+def starts(base: Path, settings: Settings, new_first: bool, samples: Samples) -> None:
+    """A start of each, one after the other."""
+    found: dict[str, dict[str, float]] = {}
+    for name, place in sorted({"old": base, "new": REPOSITORY}.items(), reverse=not new_first):
+        workdir = Path(tempfile.mkdtemp(prefix="pace-"))
+        side = Side(name, place, workdir / name, settings, BLOCK_STEPS)
+        try:
+            found[name] = side.begins()
+        finally:
+            side.stop()
+            shutil.rmtree(workdir, ignore_errors=True)
+    for figure in found["old"].keys() & found["new"].keys():
+        samples[figure].append((found["old"][figure], found["new"][figure]))
+
+
+def launch(base: Path, settings: Settings, sizes: Sizes, number: int, only: Sequence[str], samples: Samples) -> None:
+    """All measures, once. Who begins alternates."""
+    new_first = number % 2 == 1
+    if "start" in only:
+        starts(base, settings, new_first, samples)
+    if {"pace4", "stall", "storm"} & set(only):
+        with launched(base, settings, new_first) as pair:
+            for turn in range(sizes.blocks if "pace4" in only else 0):
+                both(pair, (turn % 2 == 1) != new_first, block, samples)
+            for turn in range(sizes.kills if "stall" in only else 0):
+                both(pair, (turn % 2 == 1) != new_first, stall(number + turn), samples)
+            for turn in range(sizes.storms if "storm" in only else 0):
+                both(pair, new_first, storm(settings.seed + number + turn), samples)
+    if "pace2" in only:
+        with launched(base, light(settings), new_first) as pair:
+            for turn in range(2 * sizes.blocks):
+                both(pair, (turn % 2 == 1) != new_first, block, samples)
+
+
+def figures(samples: Samples) -> dict[str, float]:
+    """Median of each side; the median ratio new over old, and its 95% interval where there are two pairs or more."""
+    result: dict[str, float] = {}
+    for name, pairs in samples.items():
+        result[f"{name}_old"], result[f"{name}_new"] = (statistics.median(side) for side in zip(*pairs, strict=True))
+        old, new = zip(*pairs, strict=True)
+        result |= ratio_of(f"{name}_ratio", new, old)
+    return result
+
+
+def slower(found: Mapping[str, float]) -> list[str]:
+    """Figures whose whole interval lies beyond `WORSE` on the slower side of 1."""
+    bound = {1: "low", -1: "high"}
+    edges = {figure: found.get(f"{figure}_ratio_{bound[sign]}") for figure, sign in SLOWER.items()}
+    return [figure for figure, edge in edges.items() if edge is not None and SLOWER[figure] * math.log(edge) > math.log(1 + WORSE)]
+
+
+def compare(base: Path, commit: str, sizes: Sizes, only: Sequence[str], target: Path | None) -> tuple[dict[str, Any], list[str]]:
+    """The result, and what is slower."""
+    settings = calibrated(Settings(spares=1, nodes=1))
+    samples: Samples = defaultdict(list)
+    result: dict[str, Any] = {}
+    for number in range(sizes.launches):
+        print(f"pace: launch {number + 1} of {sizes.launches} of {commit} and of this checkout", file=sys.stderr, flush=True)
+        launch(base, settings, sizes, number, only, samples)
+        found = figures(samples)
+        notes = [f"slower: {', '.join(slower(found)) or 'none'} (the whole 95% interval is more than {WORSE:.0%} on the slower side of 1)"]
+        told = {"base": commit, **vars(settings), **vars(sizes), "launches_done": number + 1}
+        result = complete("pace", {"settings": told, "figures": found, "samples": {**samples}, "notes": notes})
+        if target is not None:
+            target.write_text(json.dumps(result, indent=1) + "\n")
+    return result, slower(result["figures"])
+
+
+def main() -> None:
+    measures = ("start", "pace4", "stall", "storm", "pace2")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.pace", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("base", help="the commit that this checkout is compared with")
+    parser.add_argument("--launches", type=int, default=3)
+    parser.add_argument("--blocks", type=int, default=8, help="pairs of blocks in each launch")
+    parser.add_argument("--kills", type=int, default=3, help="pairs of kills in each launch")
+    parser.add_argument("--storms", type=int, default=1, help="pairs of storms in each launch")
+    parser.add_argument("--only", nargs="+", choices=measures, default=list(measures), metavar="MEASURE", help=", ".join(measures))
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    options = parser.parse_args()
+    try:
+        base = checkout(options.base, FOLDER)
+    except NoSuchCommit as error:
+        sys.exit(f"pace: {error}")
+    sizes = Sizes(options.launches, options.blocks, options.kills, options.storms)
+    result, worse = compare(base, options.base, sizes, options.only, options.json)
+    show(result)
+    sys.exit(1 if worse else 0)
+
+
+if __name__ == "__main__":
+    main()

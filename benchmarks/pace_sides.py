@@ -1,0 +1,279 @@
+"""One side of a comparison of commits: a checkout, a run of it that stands ready, and the conductor that lets it take blocks of steps."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+import tomllib
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.peers.common import REPOSITORY, Kill, LoggedRun, Settings, descendants
+
+LOOP = REPOSITORY / "benchmarks/pace_loop.py"
+LIMIT_S = 240.0
+FAR = 1_000_000_000
+BUILD, BUILT = "from setuptools import setup; setup()", ".built"
+
+
+class NoSuchCommit(ValueError):
+    """The commit cannot be compared: it is not there, does not build, or has no `fleet run`."""
+
+
+def checkout(commit: str, folder: Path) -> Path:
+    """``commit`` in a folder of its own below ``folder``, with its extension built. Raises NoSuchCommit, which names it and says why.
+
+    It runs with the libraries of this environment, so that the code alone is compared.
+    """
+    told = _run(["git", "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}"], REPOSITORY)
+    if told.returncode != 0:
+        raise NoSuchCommit(f"BASE = {commit}: git knows no such commit. Name one that `git log` shows, or fetch it.")
+    place = (folder / told.stdout.strip()[:12]).resolve()
+    if not (place / BUILT).exists():
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir(parents=True)
+        packed = subprocess.run(["git", "archive", told.stdout.strip()], cwd=REPOSITORY, capture_output=True, check=True)
+        with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as files:
+            files.extractall(place, filter="data")
+        entry_point(place, commit)
+        built = _run([sys.executable, "-c", BUILD, "build_ext", "--inplace"], place)
+        if built.returncode != 0:
+            raise NoSuchCommit(f"BASE = {commit} does not build: {built.stderr.strip()[-600:]}")
+        (place / BUILT).touch()
+    return place
+
+
+def _run(command: list[str], where: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=where, capture_output=True, text=True, check=False)
+
+
+def entry_point(place: Path, commit: str) -> tuple[str, str]:
+    """(module, function) of the command ``fleet`` of a checkout. Raises NoSuchCommit."""
+    project = tomllib.loads((place / "pyproject.toml").read_text()) if (place / "pyproject.toml").exists() else {}
+    module, _, function = project.get("project", {}).get("scripts", {}).get("fleet", "").partition(":")
+    if not function:
+        raise NoSuchCommit(f"BASE = {commit} has no command `fleet` in pyproject.toml, so there is nothing to compare.")
+    return module, function
+
+
+class Conductor:
+    """Ranks ask it before each block; it answers when the block may begin. One thread for each connection."""
+
+    def __init__(self, path: Path) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.bind(str(path))
+        self._socket.listen(64)
+        self._change = threading.Condition()
+        self._granted = 0
+        self._asked = 0  # the highest block that any rank has asked for
+        self._arrived: dict[int, dict[int, float]] = defaultdict(dict)  # by block: when each process, by its id, has asked for it
+        self.known: set[int] = set()  # processes that have asked for anything, and are alive
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            connection, _ = self._socket.accept()
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        pid = 0
+        with connection, connection.makefile("r") as lines, contextlib.suppress(ConnectionError):  # the rank may be killed at any moment
+            for line in lines:
+                block, pid = map(int, line.split())
+                with self._change:
+                    self.known.add(pid)
+                    self._asked = max(self._asked, block)
+                    self._arrived[block][pid] = time.monotonic()
+                    self._change.notify_all()
+                    self._change.wait_for(lambda block=block: block <= self._granted)
+                connection.sendall(b".")
+        with self._change:
+            self.known.discard(pid)
+
+    def grant(self, block: int) -> None:
+        """Blocks up to this one may begin."""
+        with self._change:
+            self._granted = block
+            self._change.notify_all()
+
+    def halt(self) -> int:
+        """No further block begins, but for those that a rank has begun or asked for: the last one that does."""
+        with self._change:
+            self._granted = self._asked
+            self._change.notify_all()
+            return self._granted
+
+    def stand(self, block: int, ranks: int, failed: str = "") -> float:
+        """Wait until so many ranks ask for ``block``: when the last one did."""
+        with self._change:
+            if not self._change.wait_for(lambda: len(self._live(block)) >= ranks, LIMIT_S):
+                raise RuntimeError(f"{len(self._live(block))} of {ranks} ranks came to block {block} within {LIMIT_S:.0f} s{failed}")
+            return sorted(self._live(block))[ranks - 1]
+
+    def _live(self, block: int) -> list[float]:
+        return [at_s for pid, at_s in self._arrived[block].items() if pid in self.known]
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@dataclass(frozen=True)
+class Used:
+    """What processes have used so far: seconds of processors, and how often they were switched off one."""
+
+    cpu_s: float = 0.0
+    switches: int = 0
+
+    def less(self, before: Used) -> Used:
+        return Used(self.cpu_s - before.cpu_s, self.switches - before.switches)
+
+
+def used_by(pid: int) -> dict[str, Used]:
+    """By name of a thread, what all threads of that name of a process have used. Empty when it has ended."""
+    found: dict[str, Used] = defaultdict(Used)
+    for task in Path(f"/proc/{pid}/task").glob("*"):
+        try:
+            ran_s = int((task / "schedstat").read_text().split()[0]) / 1e9
+            switches = sum(map(int, re.findall(r"ctxt_switches:\s+(\d+)", (task / "status").read_text())))
+            name = (task / "comm").read_text().strip()
+        except OSError:  # it has ended
+            continue
+        found[name] = Used(found[name].cpu_s + ran_s, found[name].switches + switches)
+    return found
+
+
+class Side:
+    """A run of a checkout. Its ranks stand at the beginning of a block until :meth:`block`, or :meth:`go`."""
+
+    def __init__(self, name: str, place: Path, workdir: Path, settings: Settings, block: int) -> None:
+        self.name, self.settings, self._steps = name, settings, block
+        workdir.mkdir(parents=True)
+        (workdir / "events").mkdir()
+        self._workdir, self._at = workdir, 0
+        self.conductor = Conductor(workdir / "gate")
+        module, function = entry_point(place, name)
+        command = [sys.executable, "-c", f"import sys; from {module} import {function}; sys.exit({function}())", "run", str(LOOP)]
+        options = {
+            "world": settings.world,
+            "spares": settings.spares,
+            "nodes": settings.nodes,
+            "shards": settings.shards,
+            "seed": settings.seed,
+            "storage": workdir / "runs",
+        }
+        told = {
+            "gate": workdir / "gate",
+            "events": workdir / "events",
+            "shards": settings.shards,
+            "samples": settings.shard_samples,
+            "wait_s": settings.wait_s,
+            "block": block,
+        }
+        # A rank that stands at the gate takes no step: that is no hang for as long as the others may take their turns.
+        limits = {"form_s": 30, "progress_s": 300}
+        command += [word for key, value in options.items() for word in (f"--{key}", str(value))]
+        command += [word for key, value in told.items() for word in ("--set", f"{key}={value}")]
+        command += [word for key, value in limits.items() for word in ("--timeout", f"{key}={value}")]
+        self.begun_s = time.monotonic()
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": str(place)}
+        self.run = LoggedRun(workdir, settings, command, environment, where=place)
+
+    def ready(self) -> None:
+        """Wait until all ranks have taken the first block, which warms up, and the spares have rehearsed."""
+        first, world = time.monotonic() + LIMIT_S, self.settings.world
+        while len(self.conductor.known) < world + self.settings.spares:
+            if (why := self.run.failed()) is not None or time.monotonic() > first:
+                raise RuntimeError(f"{self.name} did not begin: {why or 'time-out'}: {self._last_words()}")
+            time.sleep(0.05)
+        self.conductor.stand(1, world, self._last_words())
+        self._at = 1
+
+    def _last_words(self) -> str:
+        return (self._workdir / "output.txt").read_text()[-1500:]
+
+    def block(self) -> float:
+        """Take one block: seconds a step."""
+        begun_s = time.monotonic()
+        self.conductor.grant(self._at)
+        ended_s = self.conductor.stand(self._at + 1, self.settings.world)
+        self._at += 1
+        return (ended_s - begun_s) / self._steps
+
+    def go(self) -> None:
+        """Take steps until :meth:`halt`."""
+        self.conductor.grant(FAR)
+
+    def halt(self) -> None:
+        """All ranks, and as many spares as there were, stand again."""
+        self._at = self.conductor.halt() + 1
+        self.conductor.stand(self._at, self.settings.world)
+        self.whole()
+
+    def whole(self) -> None:
+        """Wait until lost ranks were replaced, and the replacements have rehearsed."""
+        deadline_s = time.monotonic() + LIMIT_S
+        while len(self.conductor.known) < self.settings.world + self.settings.spares:
+            if time.monotonic() > deadline_s:
+                raise RuntimeError(f"{self.name}: {len(self.conductor.known)} ranks after {LIMIT_S:.0f} s: {self._last_words()}")
+            time.sleep(0.05)
+
+    def kill(self, number: int) -> Kill:
+        """SIGKILL one of the ranks that train."""
+        slots = sorted(self.run.ranks())
+        return self.run.inject("kill", slots[number % len(slots)])
+
+    def used(self) -> tuple[dict[str, Used], Used]:
+        """By thread, what the ranks that train have used, and what all other processes of the run have."""
+        ranks = set(self.run.ranks().values())
+        threads: dict[str, Used] = defaultdict(Used)
+        others = Used()
+        for pid in [self.run.pid, *descendants(self.run.pid)]:
+            for name, used in used_by(pid).items():
+                if pid in ranks:
+                    threads[name] = Used(threads[name].cpu_s + used.cpu_s, threads[name].switches + used.switches)
+                else:
+                    others = Used(others.cpu_s + used.cpu_s, others.switches + used.switches)
+        return dict(threads), others
+
+    def begins(self) -> dict[str, float]:
+        """Seconds from the command to each part of a start, as seen from outside, once the first step is committed. Call it at once."""
+        found: dict[str, float] = {}
+        while not (commits := self.run.commits()):
+            if (why := self.run.failed()) is not None:
+                raise RuntimeError(f"{self.name} did not begin: {why}: {self._last_words()}")
+            if "first_line_s" not in found and (self._workdir / "output.txt").stat().st_size:
+                found["first_line_s"] = time.monotonic() - self.begun_s
+            if "ray_s" not in found and any(_command(pid).endswith("raylet") for pid in descendants(self.run.pid)):
+                found["ray_s"] = time.monotonic() - self.begun_s
+            time.sleep(0.02)
+        begun = [json.loads(path.read_text()) for path in (self._workdir / "events").glob("*.begun")]
+        return {**found, "train_function_s": sorted(begun)[0] - self.begun_s, "start_s": commits[0].t_s - self.begun_s}
+
+    def stop(self) -> None:
+        self.conductor.grant(FAR)
+        self.run.stop()
+        self.conductor.close()
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().partition(b"\0")[0].decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def light(settings: Settings) -> Settings:
+    """Short steps without a wait, which show what a step costs beside its arithmetic."""
+    return dataclasses.replace(settings, world=2, shards=4, shard_samples=4, wait_s=0.0)
