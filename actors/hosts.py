@@ -50,6 +50,7 @@ IMPORTED = (
     "torch._dynamo",
     "torch.profiler",
     "actors.worker",
+    "actors.rank.main",
     "storage.checkpoint.parts",
     FORMAT,
     "ray.tune",

@@ -1,23 +1,23 @@
-"""The train function that Ray Train runs in each worker: finds out who and where it is, and becomes a rank."""
+"""The train function that Ray Train runs in each worker: finds out who and where it is, and becomes a rank.
+
+The driver and Ray Train's controller load this module to name that function: what a rank needs, torch above all, is loaded in the rank.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import ray
-import ray.train
-
-from actors import domains, ray_internals
+from actors import domains
 from actors.node import socket_path
-from actors.rank.main import run_rank
-from actors.rank.once import Home
-from actors.rank.state.saving import PartsPort
-from actors.rank.verify.body import users_line
+from actors.rank.home import Home
 from fleet.errors import LoopError
 from fleet.settings.run import RunSettings
+
+if TYPE_CHECKING:
+    from actors.rank.state.saving import PartsPort
 
 BARRIERS = {
     "report": "report",
@@ -44,6 +44,12 @@ class RankSpec:
 
 
 def rank_main(config: dict[str, Any]) -> None:
+    import ray
+    import ray.train
+
+    from actors import ray_internals
+    from actors.rank.main import run_rank
+
     spec: RankSpec = config["spec"]
     slot = ray.train.get_context().get_world_rank()
     node = ray.get_runtime_context().get_node_id()
@@ -57,11 +63,15 @@ def rank_main(config: dict[str, Any]) -> None:
 
 def refuse_barriers() -> None:
     """In this process Ray Train's barriers raise LoopError, at the user's line. Each call looks them up anew, whoever has imported it."""
+    from actors import ray_internals
+
     for method, name in BARRIERS.items():
         ray_internals.replace_in_train_function(method, _refusal(f"ray.train.{name}()"))
 
 
 def _refusal(call: str) -> Callable[..., Any]:
+    from actors.rank.verify.body import users_line
+
     def refused(*args: Any, **kwargs: Any) -> Any:
         raise LoopError(f"{call} was called at {users_line()}: it waits for all processes of the run, also those that stand by. {INSTEAD}")
 

@@ -22,9 +22,10 @@ from actors.rank.data.sampling import seed_step, seeded_alone
 from actors.rank.device import rank_device
 from actors.rank.fsdp.parity import ParityResharding, engine_of
 from actors.rank.fsdp.taken import Unit, mesh_of_one, take_over
+from actors.rank.home import Home
 from actors.rank.membership.client import Client
 from actors.rank.membership.seat import Seat
-from actors.rank.once import Figures, Home, OneOfAll, name_of
+from actors.rank.once import Figures, OneOfAll, name_of
 from actors.rank.saboteur import Saboteur
 from actors.rank.state.saving import PartsPort, Saver, model_state
 from actors.rank.state.tracked import TrackedState

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 
 from actors.rank.current import within
+from actors.rank.home import Home
 from actors.rank.loop import Run
 from actors.rank.membership.client import Client
 from actors.rank.membership.lifeline import Lifeline, lifeline_path
 from actors.rank.membership.process_group import StoreServer, warm_up
-from actors.rank.once import Home
 from actors.rank.state.saving import PartsPort
 from actors.rank.telemetry.logs import RankLog
 from actors.rank.telemetry.recorder import Recorder

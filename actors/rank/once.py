@@ -6,11 +6,9 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from actors.rank.membership.seat import Seat
 from actors.rank.telemetry.recorder import Recorder
@@ -23,33 +21,6 @@ from fleet.protocol.types import StateId
 ASK_AGAIN_S = 0.5
 MOST_BYTES = 64 << 10
 """Of a result: it goes to every rank, and into the journal."""
-
-
-@dataclass(frozen=True)
-class Home:
-    """Where a run's files belong. ``work`` is the working directory of its ranks; None: the one that they start in.
-
-    ``base`` is a URL under which relative paths are written, where nodes share no folder; empty: they do.
-    """
-
-    folder: Path = field(default_factory=Path.cwd)
-    is_twin: bool = False
-    work: Path | None = None
-    base: str = ""
-
-    def target(self, path: str) -> str:
-        """Where ``run.save(path)`` writes: an absolute path or a URL. A twin writes under its working directory, whatever it is told."""
-        if "://" in path:
-            parts = urlsplit(path)
-            return path if not self.is_twin else str(self._work / parts.scheme / parts.netloc / parts.path.lstrip("/"))
-        if self.base and not Path(path).is_absolute():
-            return f"{self.base}/{path}"
-        inside = Path(path).is_relative_to(self._work)
-        return str(self._work / (Path(path).relative_to("/") if self.is_twin and Path(path).is_absolute() and not inside else path))
-
-    @property
-    def _work(self) -> Path:
-        return self.work or Path.cwd()
 
 
 class OneOfAll:

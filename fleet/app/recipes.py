@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import importlib
 import logging
 import math
 import os
@@ -15,16 +16,15 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import ray
 
 from actors import fork_server
 from actors.hosts import CoordinatorSpec, start_agent, start_coordinator
 from actors.rank.environment import RANK_ENVIRONMENT
-from actors.rank.once import Home
+from actors.rank.home import Home
 from actors.targets import RemoteProcesses
-from actors.trainer import FitOutcome, fit
 from actors.worker import RankSpec, rank_main
 from chaos.catalogue import Topology
 from chaos.conductor import JOB_WIDE, ChaosView, Occupant
@@ -35,9 +35,9 @@ from chaos.live import live_chaos
 from chaos.nodes import ClusterNodes
 from chaos.processes import LocalProcesses
 from fleet.app.foreign import Caretaker
+from fleet.app.machines import make_machine
 from fleet.app.notices import SAID_BY_RAY, Notices
 from fleet.app.plans import RunPlan, RunResult, describe, store_url
-from fleet.app.policy_choice import make, own_settings
 from fleet.app.rank_logs import logs_of
 from fleet.app.tracking import tracked
 from fleet.cluster import control_store, ray_internals, secret, twin_folder
@@ -51,7 +51,6 @@ from fleet.errors import RunFailed
 from fleet.laws.reliability import all_lost_rate_per_s
 from fleet.ledger.forecast import REFILL_S
 from fleet.ledger.health import HOUR_S, histories
-from fleet.machine.core import FleetMachine
 from fleet.protocol.decisions import Decision
 from fleet.protocol.domains import HOST, VARIABLE, check_labels, locate
 from fleet.protocol.events import FaultReported, FloorReached
@@ -59,21 +58,23 @@ from fleet.protocol.fault_kinds import Cost, Performer, kind_of
 from fleet.protocol.instructions import EndRun
 from fleet.protocol.journal import read_journal
 from fleet.protocol.operations import HEAD, START, Operation
-from fleet.protocol.ports import RecoveryPolicy
 from fleet.protocol.records import VERSION, RunStarted
 from fleet.settings.run import RunSettings
-from policies.delays import Delayed
-from policies.interval import CheckpointInterval, IntervalSettings, LevelRates
+from policies.interval import LevelRates
 from policies.preflight import FATAL_XIDS, admit, judge
 from storage import nodes
 from storage.backends.files import addresses_of
 from storage.backends.trial import LIMIT_S, Failure, leave_mark, remove_mark, try_store
-from storage.checkpoint.manifest import parse_checkpoint_id
-from storage.checkpoint.parts import Parts, RetainingStore, newest_checkpoint
+from storage.checkpoint.parts import Parts, RetainingStore
 from storage.mirror import JournalMirror
 from storage.peers.memory import PeerMemory
 
+if TYPE_CHECKING:
+    from actors.trainer import FitOutcome
+
 log = logging.getLogger("fleet.app.recipes")
+TRAINER = "actors.trainer"
+"""It imports Ray Train, which takes a second: beside the start of a cluster, or when the ranks are to be started."""
 
 HEAD_COMPONENTS = ("host_parts", "host_maintenance")
 NODE_COMPONENTS = (*HEAD_COMPONENTS, "switch_or_cable")
@@ -110,31 +111,12 @@ def local_cluster(settings: RunSettings, script: str = "", imports_from: Sequenc
     What ``script`` imports from its own folder, and what lies in the folders ``imports_from``, ranks find there, too.
     """
     gpus = gpus_for(settings)
+    threading.Thread(target=importlib.import_module, args=(TRAINER,), name="fleet-import").start()
     with LocalCluster(
         nodes=settings.nodes, slots_per_node=slots_per_node(settings), gpus=gpus, gpus_per_rank=settings.per_rank.gpus
     ) as cluster:
         cluster.connect(imports_from=[str(Path(script).resolve().parent)] if script else imports_from)
         yield cluster
-
-
-def make_machine(
-    settings: RunSettings, store_url: str, run: str, rates: LevelRates, resume: bool, now_s: float,
-    lemons: Mapping[int, Decision], origin: str = "",
-) -> FleetMachine:  # fmt: skip
-    """The decision core with its policies. A resumed run begins from its newest durable checkpoint. ``origin``: see ``RunPlan``."""
-    recovery: RecoveryPolicy = make("recovery", settings)
-    if settings.form_delay_s:
-        recovery = Delayed(recovery, settings.form_delay_s)
-    own = own_settings("checkpoint", settings)
-    peers = CheckpointInterval.of_copies(settings, own if isinstance(own, IntervalSettings) else IntervalSettings())
-    newest = newest_checkpoint(store_url, run) if resume else None
-    if origin and newest is None:
-        newest = origin, parse_checkpoint_id(origin.rpartition("/")[2])[0]
-    return FleetMachine(
-        settings, recovery, make("placement", settings), make("checkpoint", settings), straggler=make("straggler", settings),
-        progress=make("progress", settings), corruption=make("corruption", settings), lemons=lemons, checkpoint=newest, peers=peers,
-        rates=rates, now_s=now_s,
-    )  # fmt: skip
 
 
 def preflight() -> Decision:
@@ -396,7 +378,7 @@ class LiveRun:
         shared = self.cluster.shares_folders
         logs = logs_of(self.plan.folder.resolve() if shared else self.shm)
         spec = RankSpec(settings, self.shm, self.cluster.head if shared else None, self.plan.train, parts, self.home, logs)
-        return fit(
+        trained: FitOutcome = importlib.import_module(TRAINER).fit(
             rank_main,
             {"spec": spec},
             slots=settings.slots,
@@ -408,6 +390,7 @@ class LiveRun:
             forsaken=self._forsaken.is_set,
             runtime_env=fork_server.runtime_env(self.shm, RANK_ENVIRONMENT, same_paths=shared),
         )
+        return trained
 
     def stop(self, reason: str) -> None:
         """End the run in order; ``execute`` returns soon after."""

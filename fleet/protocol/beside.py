@@ -21,9 +21,9 @@ def travels_beside(rooms: Sequence[Room], cores_a_rank: float) -> bool:
     then take 9 to 13% longer for a step (``docs/benchmarks.md``, pace).
 
     Args:
-        rooms: of all ranks of the view.
+        rooms: of all ranks of the view, at least one.
         cores_a_rank: so many cores each rank has to have; 0: always.
     """
     if len({room.host for room in rooms}) > 1:
         return True
-    return max((room.cores for room in rooms), default=0.0) >= cores_a_rank * len(rooms)
+    return max(room.cores for room in rooms) >= cores_a_rank * len(rooms)

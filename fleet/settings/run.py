@@ -234,7 +234,8 @@ class RunSettings:
     )
     overlap: bool = setting(True, "Without fsdp: gradients travel while a rank's last backward of a step runs: docs/decisions/0051.")
     overlap_cores: float = setting(
-        2.0, "With overlap, where all ranks share a machine: so many cores each must have, or gradients travel behind the backward; 0: none."
+        2.0,
+        "With overlap, ranks that share one machine: cores that each must have, or gradients travel behind the backward; 0: none.",
     )
     two_level_sums: bool = setting(
         False, "Ranks of one host (domains: the narrowest) add up gradients before they cross to another one: docs/decisions/0056."

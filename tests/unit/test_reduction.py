@@ -36,10 +36,11 @@ class Buffers:
         self.flats = [torch.zeros(length)]
 
 
-def with_groups(size: int, fn: Callable[[Group], object], sites: Sequence[str] = ()) -> list[object]:
-    """``fn(group)`` on ``size`` ranks, each in a thread, over gloo. ``sites`` says where each is."""
+def with_groups(size: int, fn: Callable[[Group], object], sites: Sequence[str] = (), cores: float = math.inf) -> list[object]:
+    """``fn(group)`` on ``size`` ranks, each in a thread, over gloo. ``sites`` says where each is, ``cores`` how many each may use."""
     store = StoreServer("127.0.0.1")
-    told = {"store": store.address, "generation": 1, "size": size, "device": torch.device("cpu"), "timeout_s": BOUND_S, "host": "127.0.0.1"}
+    told = {"store": store.address, "generation": 1, "size": size, "device": torch.device("cpu"), "timeout_s": BOUND_S}
+    told |= {"host": "127.0.0.1", "cores": cores}
     parts = [Forming(rank=rank, site=sites[rank] if sites else "", **told) for rank in range(size)]  # type: ignore[arg-type]
     groups = [part.wait() for part in parts]
     try:

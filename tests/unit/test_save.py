@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from actors.rank.once import Home
+from actors.rank.home import Home
 from actors.rank.state.saving import model_state
 from actors.rank.state.tracked import TrackedState
 from fleet.errors import FleetError

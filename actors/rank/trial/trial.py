@@ -17,10 +17,11 @@ import torch
 
 from actors.rank.current import within
 from actors.rank.data.sampling import seed_step
+from actors.rank.home import Home
 from actors.rank.loop import Run
 from actors.rank.membership.client import Client
 from actors.rank.membership.process_group import Group
-from actors.rank.once import Figures, Home
+from actors.rank.once import Figures
 from actors.rank.state.tracked import TrackedState
 from actors.rank.step.engine import Engine, Outcome
 from actors.rank.step.flops import FlopCount
