@@ -11,6 +11,9 @@ USED := $(or $(PYTHON),python3)
 DEMO ?= examples/gpt.py --world 4 --spares 1 --seed 7 --chaos storm --twin --config examples/demo.toml
 BENCHMARKS ?= recovery hosts partition floor storm reduction machine snapshot simulate store detect straggler scrape account elastic autoscaled price mesh exposed device
 BENCH_FLAGS ?= --quick
+# The newest commit that is a day old.
+BASE ?= $(shell git rev-list -1 --before='1 day ago' HEAD 2>/dev/null)
+PACE_FLAGS ?= --json runs/bench/pace.json
 OTHER := .venv-other
 VERSIONS ?= torch==2.11.0 torch
 TRUTH_SEEDS ?= 10000
@@ -27,7 +30,7 @@ HOSTS := tests/hosts
 OF_TEST := $(CLUSTERS) $(addprefix --ignore=,$(SPREAD) $(LONGER) $(HOSTS)) tests
 TOOLS := chromium prometheus fonts-dejavu-core iproute2 util-linux mount procps faketime nftables openssh-client dropbear-bin rsync
 
-.PHONY: tools demo test longer hosts experiments lint docs bench device truth versions clean
+.PHONY: tools demo test longer hosts experiments lint docs bench pace nightly device truth versions clean
 .DEFAULT_GOAL := test
 
 demo: $(READY)
@@ -69,6 +72,14 @@ docs: $(READY)
 bench: $(BENCH_READY)
 	mkdir -p runs/bench
 	for name in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$name $(BENCH_FLAGS) --json runs/bench/$$name.json || exit 1; done
+
+# Whether this checkout is slower than commit BASE: both run in turn. Half an hour; PACE_FLAGS="--only pace4 --launches 2" is a part of it.
+pace: $(READY)
+	mkdir -p runs/bench
+	$(BIN)/python -m benchmarks.pace "$(BASE)" $(PACE_FLAGS)
+
+# What is too long for each change.
+nightly: truth longer hosts bench pace
 
 # What needs a GPU. Nothing is set up for it: a Python with torch for CUDA and Fleet's small dependencies is enough, Ray is not used.
 device:

@@ -11,7 +11,8 @@ Both run the same script (`pace_loop`) by their own `fleet run`, with the librar
 
 All is repeated in several launches, as a run keeps for its whole life what it was lucky with. A figure is the median of new over old over
 all pairs, with its 95% interval (bootstrap). It is called slower where the whole interval lies beyond `WORSE` on the slower side, and then
-the exit status is 1. The file is written anew after each launch, so that a comparison can be stopped at any time.
+the exit status is 1; it is 2 where the commit cannot be compared. The file is written anew after each launch, so that a comparison can be
+stopped at any time.
 """
 
 from __future__ import annotations
@@ -251,7 +252,8 @@ def main() -> None:
     try:
         base = checkout(options.base, FOLDER)
     except NoSuchCommit as error:
-        sys.exit(f"pace: {error}")
+        print(f"pace: {error}", file=sys.stderr)
+        sys.exit(2)
     sizes = Sizes(options.launches, options.blocks, options.kills, options.storms)
     result, worse = compare(base, options.base, sizes, options.only, options.json)
     show(result)

@@ -18,7 +18,7 @@ def travels_beside(rooms: Sequence[Room], cores_a_rank: float) -> bool:
 
     Between machines there is a wire to wait for. Within one machine an exchange is all work, done by threads that need a core of their own:
     where the ranks have fewer than ``cores_a_rank`` each, those threads take the core from a backward. Four ranks on two cores
-    then take 9 to 13% longer for a step (``docs/benchmarks.md``, pace).
+    then take 9 to 13% longer for a step (``docs/pace.md``).
 
     Args:
         rooms: of all ranks of the view, at least one.

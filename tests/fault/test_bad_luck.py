@@ -37,10 +37,12 @@ FAST = Timeouts(heartbeat_s=2.0, node_s=3.0, park_s=5.0, form_s=10.0, progress_s
 
 
 def settings(folder: Path, world: int = 3, **changes: Any) -> RunSettings:
+    """Gradients travel beside the backward, also where this machine is short of cores: more can go wrong then."""
     flags = folder / "flags"
     flags.mkdir(parents=True, exist_ok=True)
     options = {"flags": str(flags), "steps": str(STEPS), "pause_s": "0.02", "norm": "layer"} | changes.pop("options", {})
-    return RunSettings(world=world, shards=8, nodes=changes.pop("nodes", 2), options=options, timeouts=FAST, **changes)
+    told = {"shards": 8, "nodes": 2, "overlap_cores": 0.0} | changes
+    return RunSettings(world=world, options=options, timeouts=FAST, **told)
 
 
 def train_through(
