@@ -3,6 +3,7 @@
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+RUN_READY := $(VENV)/.ready-run
 BENCH_READY := $(VENV)/.ready-bench
 LEFT_OUT := $(VENV)/left-out.txt
 PYTHON ?= $(firstword $(foreach name,python3 python3.13 python3.12 python3.11,$(shell $(name) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $(name))))
@@ -33,7 +34,8 @@ TOOLS := chromium prometheus fonts-dejavu-core iproute2 util-linux mount procps 
 .PHONY: tools demo test longer hosts experiments lint docs bench pace nightly device truth versions clean
 .DEFAULT_GOAL := test
 
-demo: $(READY)
+# Sets up what a run needs, and no more.
+demo: $(RUN_READY)
 	$(BIN)/fleet run $(DEMO)
 
 # Some 35 minutes on two cores. Pure tests side by side; then fleets of real processes and Ray clusters, file by file. The longest,
@@ -112,18 +114,22 @@ clean:
 	rm -rf $(VENV) $(OTHER) runs build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(READY): requirements-dev.txt pyproject.toml actors/rank/state/_stream.c
+$(RUN_READY): requirements-dev.txt pyproject.toml actors/rank/state/_stream.c
 	@$(USED) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { echo "Fleet needs Python 3.11 or newer, and '$(USED)' is" \
 	  "$$($(USED) -c 'import platform; print(platform.python_version())' 2>/dev/null || echo 'not a Python that runs')." \
 	  "Install one, or name it: make PYTHON=/path/to/python3.12" >&2; exit 1; }
 	@test -x $(BIN)/python || $(USED) -m venv $(VENV) || { rm -rf $(VENV); \
 	  echo "'$(USED) -m venv' failed: install its venv module (Debian, Ubuntu: apt install python3-venv)." >&2; exit 1; }
+	sed 's/\[[^]]*\]//' requirements-dev.txt >$(VENV)/constraints.txt  # pip takes no extras in constraints
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(VENV)/constraints.txt setuptools
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(VENV)/constraints.txt --no-build-isolation -e .
+	@touch $@
+
+$(READY): $(RUN_READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
 $(BENCH_READY): $(READY)
-	sed 's/\[[^]]*\]//' requirements-dev.txt >$(VENV)/constraints.txt  # pip takes no extras in constraints
 	for peer in torchft==0.2.0 nvidia-resiliency-ext mlsysim==0.3.0 simpy; do \
 	  $(BIN)/python -m pip install --quiet --disable-pip-version-check "$$peer" -c $(VENV)/constraints.txt \
 	    || echo "$$peer cannot be installed here: its figures will be left out"; done

@@ -62,6 +62,9 @@ IMPORTED = (
 An optimizer's first step imports ``torch._dynamo``, which takes as long as ``torch``; the last three are Ray's worker's.
 """
 
+COORDINATOR_FILE = "coordinator"
+"""In the folder of a node's agent: the coordinator's address, for an agent that is started again."""
+PREPARE_S = 10.0
 MIRROR_S = 5.0
 NOTICE_S = 30.0
 RAYS_OWN_S = 0.5
@@ -145,8 +148,13 @@ class CoordinatorHost:
             self._told.unlink(missing_ok=True)
         self._mirroring = asyncio.create_task(self._mirror_forever())
         self._guarding = asyncio.create_task(self._end_before_ray_does())
-        # While the ranks start: the first commit would do it while they compute, and be measured with it.
-        self._preparing = asyncio.create_task(asyncio.to_thread(importlib.import_module, FORMAT))
+        self._preparing = asyncio.create_task(self._prepare())
+
+    async def _prepare(self) -> None:
+        """Import what the first commit of a checkpoint needs, else it is measured with that. Not beside the start of the ranks, which all
+        wait for a core."""
+        await asyncio.sleep(PREPARE_S)
+        await asyncio.to_thread(importlib.import_module, FORMAT)
 
     async def begin(self, run_secret: bytes) -> str:
         """Listen, to those who can prove ``run_secret``; returns ``host:port``, which stays the same for as long as the run goes on.
@@ -297,7 +305,7 @@ class AgentHost:
     """The actor of one node's agent."""
 
     async def __init__(  # type: ignore[misc]  # Ray awaits it
-        self, node: str, index: int, folder: Path, coordinator: str, processes: Callable[[], ProcessPort],
+        self, node: str, index: int, folder: Path, processes: Callable[[], ProcessPort],
         memory: Callable[[], MemoryPort] | None, preflight: Preflight | None, trial: StoreTrial | None, levels: Sequence[str],
         links: LinkMaker, daemons: DaemonMaker, notice_s: float, on_sigterm: Listen,
     ) -> None:  # fmt: skip
@@ -314,19 +322,28 @@ class AgentHost:
         decision = await asyncio.to_thread(preflight) if preflight is not None else None
         unfit = decision.reason if decision is not None and decision.action == "keep_out" else ""
         kept = memory() if memory is not None else None
-        self._agent = NodeAgent(node, index, folder, coordinator, processes(), kept, unfit, links=links, daemons=daemons)
+
+        def agent(coordinator: str) -> NodeAgent:
+            return NodeAgent(node, index, folder, coordinator, processes(), kept, unfit, links=links, daemons=daemons)
+
+        self._make = agent
         self._notice_s, self._going = notice_s, list[asyncio.Task[None]]()
         on_sigterm(functools.partial(asyncio.get_running_loop().call_soon_threadsafe, self._told_to_end))
         try:
-            await self.begin(secret.read(folder))  # of an agent that is started again
+            await self.begin(secret.read(folder), (folder / COORDINATOR_FILE).read_text())  # of an agent that is started again
         except FileNotFoundError:
             log.debug("the secret of the run is still to come")
 
-    async def begin(self, run_secret: bytes) -> None:
-        """Speak, and have this node's ranks speak, to those who can prove ``run_secret``; see :meth:`CoordinatorHost.begin`."""
+    async def begin(self, run_secret: bytes, coordinator: str) -> None:
+        """Speak, and have this node's ranks speak, to those who can prove ``run_secret``; see :meth:`CoordinatorHost.begin`, which gives
+        the address of the ``coordinator``."""
         secret.hold(run_secret)
+        draft = self._folder / f"{COORDINATOR_FILE}.{os.getpid()}"  # agents of one host share the folder
+        draft.write_text(coordinator)
+        draft.replace(self._folder / COORDINATOR_FILE)
         secret.keep(self._folder, run_secret)
         if not self._begun.is_set():
+            self._agent = self._make(coordinator)
             self._begun.set()
             await self._agent.start()
             self._leaving = asyncio.create_task(self._leave_when_dismissed())
@@ -346,6 +363,9 @@ class AgentHost:
         """Serve on until the notice is over: meanwhile the ranks here leave the view. If the node is still there, Ray starts another agent,
         which needs the folder, and the node is in the run again."""
         await asyncio.sleep(min(RAYS_OWN_S, self._notice_s))
+        if not self._begun.is_set():  # the run has nothing here yet
+            self._forks.close()
+            os._exit(0)
         left_s = max(0.0, self._notice_s - RAYS_OWN_S)
         self._agent.leave_in(left_s)
         await asyncio.sleep(left_s)
@@ -361,7 +381,8 @@ class AgentHost:
 
     async def close(self) -> None:
         """The run is over: nothing of it stays on this node. Ranks that are still there end with what forked them."""
-        await self._agent.stop()
+        if self._begun.is_set():
+            await self._agent.stop()
         self._forks.close()
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
@@ -381,13 +402,13 @@ def start_coordinator(spec: CoordinatorSpec) -> Any:
 
 
 def start_agent(
-    node: str, index: int, folder: Path, coordinator: str, processes: Callable[[], ProcessPort], memory: Callable[[], MemoryPort] | None,
+    node: str, index: int, folder: Path, processes: Callable[[], ProcessPort], memory: Callable[[], MemoryPort] | None,
     preflight: Preflight | None = None, trial: StoreTrial | None = None, levels: Sequence[str] = (HOST,), links: LinkMaker = NoLinks,
     daemons: DaemonMaker = NoDaemons, notice_s: float = NOTICE_S, on_sigterm: Listen = _deaf,
 ) -> Any:  # fmt: skip
     """Create the agent actor of ``node``; ``memory`` makes what keeps copies for other nodes, ``trial`` tries the store meanwhile.
 
-    It connects once it was told to ``begin``.
+    It connects once it was told to ``begin``, and where. So its process, and that which forks ranks, start beside the coordinator's.
 
     With ``preflight`` the node is checked first, and its ranks join no view when that fails. ``levels``: of its failure domains, as the
     setting ``domains`` names them. ``notice_s``: so long after SIGTERM to the agent, which it hears by ``on_sigterm``, its node is taken to
@@ -398,7 +419,7 @@ def start_agent(
     return (
         ray.remote(AgentHost)
         .options(**options)
-        .remote(node, index, folder, coordinator, processes, memory, preflight, trial, levels, links, daemons, notice_s, on_sigterm)
+        .remote(node, index, folder, processes, memory, preflight, trial, levels, links, daemons, notice_s, on_sigterm)
     )
 
 

@@ -109,16 +109,21 @@ def launched(base: Path, settings: Settings, new_first: bool) -> Iterator[Pair]:
 def both(pair: Pair, new_first: bool, measure: Callable[[Side], dict[str, float]], samples: Samples) -> None:
     """Each side once."""
     found = {side.name: measure(side) for side in pair.turns(new_first)}
-    for figure in found["old"]:
+    if lost := [name for name, figures in found.items() if not figures]:
+        print(f"pace: a pair is left out, as a rank was lost in it: {', '.join(lost)}", file=sys.stderr, flush=True)
+    for figure in found["old"].keys() & found["new"].keys():
         samples[figure].append((found["old"][figure], found["new"][figure]))
 
 
 def block(side: Side) -> dict[str, float]:
-    """One block of steps: milliseconds a step, and microseconds of the processors and switches in each rank and step."""
-    ranks, count = side.settings.world, BLOCK_STEPS * side.settings.world
+    """One block of steps: milliseconds a step, and microseconds of the processors and switches in each rank and step. Nothing where a rank
+    was lost in it."""
+    ranks, count, members = side.settings.world, BLOCK_STEPS * side.settings.world, side.run.ranks()
     before, _ = side.used()
     step_s = side.block()
     after, _ = side.used()
+    if side.run.ranks() != members:
+        return {}
     cpu_s, switches = (sum(getattr(used, of) for used in after.values()) - sum(getattr(used, of) for used in before.values()) for of in
                        ("cpu_s", "switches"))  # fmt: skip
     return {

@@ -1,4 +1,4 @@
-"""Files for Prometheus and Grafana: what ``fleet up`` writes for those of this machine, ``fleet dashboard write`` for others."""
+"""Files for Prometheus and Grafana, as ``fleet dashboard write`` writes them. Grafana's SDK makes its boards: the extra ``grafana``."""
 
 from __future__ import annotations
 
@@ -6,43 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from dashboards.grafana.boards import FOLDER_TITLE, SOURCE_UID, all_boards
 from dashboards.grafana.push import SOURCE_NAME
-from dashboards.metrics.rules import RUNBOOK, rules
-from fleet.cluster.prometheus import scrape_configuration
+from dashboards.metrics.files import write_prometheus, write_yaml
+from dashboards.metrics.rules import RUNBOOK
 
-RAY_TARGETS = "/tmp/ray/prom_metrics_service_discovery.json"
-"""Where Ray's dashboard writes the addresses of its nodes' metrics."""
-EVERY_S = 5.0
 PROMETHEUS_IMAGE, GRAFANA_IMAGE = "prom/prometheus:v3.5.0", "grafana/grafana:12.1.0"
 """Pinned: what a compose file starts is the same next year."""
-
-
-def write_yaml(path: Path, content: Any) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(yaml.safe_dump(content, sort_keys=False, width=1_000))
-    return path
-
-
-def write_prometheus(
-    folder: Path, target: str, ray_targets: str | None, runbook: str = RUNBOOK, token_file: Path | None = None
-) -> dict[str, Any]:
-    """Rules, targets and configuration for a Prometheus in ``folder``; returns the configuration.
-
-    Args:
-        target: ``host:port`` of Fleet's server.
-        ray_targets: Ray's service-discovery file; None: where Ray puts it.
-        runbook: URL or path of the runbook that alerts link to.
-        token_file: holds the token that the server asks readers for; None: it asks for none.
-    """
-    rule_file = write_yaml(folder / "fleet.rules.yml", rules(runbook=runbook))
-    target_file = folder / "fleet.json"
-    target_file.write_text(json.dumps([{"targets": [target]}]) + "\n")
-    configuration = scrape_configuration([target_file], [Path(ray_targets or RAY_TARGETS)], [rule_file], EVERY_S, token_file)
-    write_yaml(folder / "prometheus.yml", configuration)
-    return configuration
 
 
 def write_files(folder: Path, target: str, ray_targets: str | None, runbook: str = RUNBOOK) -> None:

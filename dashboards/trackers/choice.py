@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dashboards.trackers.port import Place, Tracker
+from fleet.app.extras import need
 from fleet.errors import ConfigError
 from fleet.settings.track import TrackSettings
 
@@ -36,20 +36,11 @@ ADAPTERS = {
 def check(settings: TrackSettings, environment: Mapping[str, str]) -> None:
     """Refuse, before anything starts, what cannot be sent from here. Raises ConfigError."""
     for name in settings.to:
-        missing = [module for module in ADAPTERS[name].needs if not _is_there(module)]
-        if missing:
-            way_out = f"pip install 'fleet-train[{name}]'"
-            raise ConfigError("--track", name, f"{missing[0]} is not installed", f"Install it: {way_out}.")
+        for module in ADAPTERS[name].needs:
+            need(module, name, "--track", name)
         if name == "mlflow" and not (settings.mlflow_url or environment.get(MLFLOW_URL)):
             way_out = f"Set {MLFLOW_URL}, such as http://127.0.0.1:5000, or track.mlflow_url."
             raise ConfigError("--track", name, "nobody says where MLflow's server is", way_out)
-
-
-def _is_there(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # not even what it would be in
-        return False
 
 
 def located(settings: TrackSettings, environment: Mapping[str, str], *, over: bool = False) -> TrackSettings:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos import experiments
+from fleet.app.extras import need
 from fleet.errors import ConfigError
 
 HELD, VIOLATED, UNKNOWN = "held", "violated", "could not be told"
@@ -66,7 +67,9 @@ class Outcome:
 
 
 def load(path: str) -> Mapping[str, Any]:
-    """The experiment in a file, JSON or YAML. Raises ConfigError: it cannot be read, or is no experiment."""
+    """The experiment in a file, JSON or YAML. Raises ConfigError: it cannot be read, or is no experiment, or its format's library is
+    missing."""
+    need("chaoslib", "chaostoolkit", "FILE", path)
     from chaoslib.exceptions import ChaosException
     from chaoslib.experiment import ensure_experiment_is_valid
     from chaoslib.loader import load_experiment

@@ -158,7 +158,7 @@ class LiveRun:
         self.home = home_of(plan) if cluster.shares_folders else Home(plan.folder, base=f"{self.store_url}/saved")
         self._secret = secret.fresh()
         self.coordinator = start_coordinator(self._spec())
-        self.address = str(ray.get(self.coordinator.begin.remote(self._secret), timeout=START_S))
+        self.address, self._begun = "", self.coordinator.begin.remote(self._secret)
         self.agents: dict[int, Any] = {}
         self.places: dict[int, Place] = {}
         self.domains: dict[int, str] = {}
@@ -167,6 +167,7 @@ class LiveRun:
         self._mark = "" if cluster.shares_folders or not self.store_url.startswith("file://") else leave_mark(self.store_url)
         for index in alive if cluster.shares_folders else alive[: agents_at_first(plan.settings)]:
             self.add_agent(index, functools.partial(try_store, self.store_url, self._mark))
+        self.address = str(ray.get(self._begun, timeout=START_S))
         self.nodes = _Nodes(self)
         self._clock = MonotonicClock()
         self._stop = threading.Event()
@@ -222,7 +223,6 @@ class LiveRun:
             place.id,
             index,
             self.shm,
-            self.address,
             processes,
             memory,
             check,
@@ -233,7 +233,7 @@ class LiveRun:
             notice_s,
             ray_internals.take_sigterm,
         )
-        self.agents[index].begin.remote(self._secret)
+        self.agents[index].begin.remote(self._secret, self.address or self._begun)  # Ray waits for what is still to come
 
     def cut_off(self, order: Operation) -> None:
         """Chaos keeps a node, or all of them, from being heard for a while, or has its agent start again."""

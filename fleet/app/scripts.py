@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
+from fleet.app.extras import WHERE
 from fleet.errors import ConfigError
 
 DISTRIBUTION = "fleet-train"
@@ -35,7 +36,8 @@ def check_not_shadowed() -> None:
     for name in _written_over():
         raise ConfigError(
             "package", name, f"{ours / name / '__init__.py'} is not the file that came with Fleet: another distribution has that name",
-            f"Give each an environment of its own, or uninstall the other and run pip install --force-reinstall --no-deps {DISTRIBUTION}.",
+            "Give each an environment of its own, or uninstall the other and run pip install --force-reinstall --no-deps FLEET, "
+            f"where {WHERE}.",
         )  # fmt: skip
 
 

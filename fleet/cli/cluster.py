@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fleet.app import extras
 from fleet.app.exit_codes import Exit
 from fleet.cli import prints as cli_print
 from fleet.cli import run as cli_run
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 group = typer.Typer(no_args_is_help=True, help="Files that bring up a cluster: ray up, Kubernetes, Slurm.")
 LARGEST_B = 1024 * 1024
 """Of a spec, and of a file that is checked."""
-NOT_HELD = "not held against Kubernetes' own schemas: pip install 'fleet-train[kubernetes]'"
+NOT_HELD = f"not held against Kubernetes' own schemas: {extras.command('kubernetes')}"
 console = cli_print.Terminal(stderr=True)
 
 

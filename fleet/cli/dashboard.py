@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from fleet.app.extras import need
 from fleet.cli import prints as cli_print
 from fleet.cli.config import RUNS, Storage
 
@@ -24,6 +25,7 @@ def push(
     storage: Storage = RUNS,
 ) -> None:
     """Data source, folder, dashboards and faults; what somebody changed is left alone."""
+    need("grafana_foundation_sdk", "grafana", "dashboard", "push")
     from dashboards.grafana.push import connect, push, push_faults
     from fleet.app.follow import Follower
     from fleet.app.plans import find_run
@@ -46,6 +48,7 @@ def write(
     runbook: Annotated[str, typer.Option(help="URL or path of the runbook that alerts link to.")] = "docs/runbook.md",
 ) -> None:
     """Rules, scrape configuration, dashboards, provisioning and a compose file."""
+    need("grafana_foundation_sdk", "grafana", "dashboard", "write")
     from dashboards.grafana.provisioning import write_files
 
     write_files(Path(folder), target, ray_targets or None, runbook)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fleet.app.extras import need
 from fleet.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,8 +23,7 @@ def check(path: Path) -> None:
     """Raises ConfigError where no picture can be drawn, before anything is read."""
     if path.suffix.lower() not in FORMS:
         raise ConfigError("--plot", str(path), "is no form of picture that is drawn", f"End its name with one of {', '.join(FORMS)}.")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("--plot", str(path), "matplotlib draws it, and is not installed", "Run: pip install 'fleet-train[traces]'")
+    need("matplotlib", "traces", "--plot", str(path))
 
 
 def draw(fit: Fit, path: Path) -> None:

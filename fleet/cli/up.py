@@ -170,7 +170,7 @@ def _check_queue(chosen: Mapping[str, Any]) -> None:
 
 def _prometheus(stack: ExitStack, root: Path, url: str, settings: dict[str, Any]) -> str | None:
     """Its configuration, and where it runs, if it does. Without it the service goes on, with one warning."""
-    from dashboards.grafana.provisioning import write_prometheus
+    from dashboards.metrics.files import write_prometheus
     from dashboards.metrics.rules import RUNBOOK
     from fleet.cluster.prometheus import Prometheus
 

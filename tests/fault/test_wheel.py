@@ -166,4 +166,4 @@ def struck(installed: Installed) -> Iterator[Path]:
 def test_a_package_that_another_distribution_wrote_over_is_refused(installed: Installed, struck: Path) -> None:
     said = installed.fleet("runs", code=2)
     assert f"package = 'chaos': {struck} is not the file that came with Fleet" in said
-    assert "pip install --force-reinstall --no-deps fleet-train" in said
+    assert "pip install --force-reinstall --no-deps FLEET, where FLEET is the wheel or" in said

@@ -59,7 +59,7 @@ def test_what_cannot_be_is_refused_by_name(given: dict[str, object], field: str,
 def test_a_tracker_that_is_not_installed_is_refused_with_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     absent = dataclasses.replace(choice.ADAPTERS["wandb"], needs=("there_is_no_such_module.inside",))
     monkeypatch.setitem(choice.ADAPTERS, "wandb", absent)
-    with pytest.raises(ConfigError, match=r"pip install 'fleet-train\[wandb\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'fleet-train\[wandb\] @ FLEET'"):
         choice.check(TrackSettings(to=("wandb",)), {})
     choice.check(TrackSettings(to=("tensorboard",)), {})
 
