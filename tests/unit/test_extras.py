@@ -1,4 +1,4 @@
-"""What is installed only where it is asked for is named where it is missing."""
+"""An extra that is missing is named, with the command that installs it."""
 
 from __future__ import annotations
 
