@@ -17,7 +17,6 @@ import threading
 import time
 import tomllib
 from collections import defaultdict
-from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.peers.common import REPOSITORY, Kill, LoggedRun, Settings, descendants
@@ -129,29 +128,16 @@ class Conductor:
         self._socket.close()
 
 
-@dataclass(frozen=True)
-class Used:
-    """What processes have used so far: seconds of processors, and how often they were switched off one."""
-
-    cpu_s: float = 0.0
-    switches: int = 0
-
-    def less(self, before: Used) -> Used:
-        return Used(self.cpu_s - before.cpu_s, self.switches - before.switches)
-
-
-def used_by(pid: int) -> dict[str, Used]:
-    """By name of a thread, what all threads of that name of a process have used. Empty when it has ended."""
-    found: dict[str, Used] = defaultdict(Used)
+def used_by(pid: int) -> tuple[float, int]:
+    """(seconds of processors, how often they were switched off one) of all threads of a process so far. Zeros when it has ended."""
+    cpu_s, switches = 0.0, 0
     for task in Path(f"/proc/{pid}/task").glob("*"):
         try:
-            ran_s = int((task / "schedstat").read_text().split()[0]) / 1e9
-            switches = sum(map(int, re.findall(r"ctxt_switches:\s+(\d+)", (task / "status").read_text())))
-            name = (task / "comm").read_text().strip()
+            cpu_s += int((task / "schedstat").read_text().split()[0]) / 1e9
+            switches += sum(map(int, re.findall(r"ctxt_switches:\s+(\d+)", (task / "status").read_text())))
         except OSError:  # it has ended
             continue
-        found[name] = Used(found[name].cpu_s + ran_s, found[name].switches + switches)
-    return found
+    return cpu_s, switches
 
 
 class Side:
@@ -234,18 +220,10 @@ class Side:
         slots = sorted(self.run.ranks())
         return self.run.inject("kill", slots[number % len(slots)])
 
-    def used(self) -> tuple[dict[str, Used], Used]:
-        """By thread, what the ranks that train have used, and what all other processes of the run have."""
-        ranks = set(self.run.ranks().values())
-        threads: dict[str, Used] = defaultdict(Used)
-        others = Used()
-        for pid in [self.run.pid, *descendants(self.run.pid)]:
-            for name, used in used_by(pid).items():
-                if pid in ranks:
-                    threads[name] = Used(threads[name].cpu_s + used.cpu_s, threads[name].switches + used.switches)
-                else:
-                    others = Used(others.cpu_s + used.cpu_s, others.switches + used.switches)
-        return dict(threads), others
+    def used(self) -> tuple[float, int]:
+        """What the ranks that train have used, as :func:`used_by` has it."""
+        cpu_s, switches = zip(*map(used_by, self.run.ranks().values()), strict=True)
+        return sum(cpu_s), sum(switches)
 
     def begins(self) -> dict[str, float]:
         """Seconds from the command to each part of a start, as seen from outside, once the first step is committed. Call it at once."""

@@ -11,7 +11,7 @@ WHERE = "FLEET is the wheel or the git URL that Fleet was installed from"
 
 
 def is_there(module: str) -> bool:
-    """Whether ``module`` can be imported; it is not."""
+    """Whether ``module`` can be imported, without importing it."""
     try:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:  # not even its parent

@@ -370,6 +370,8 @@ class LiveRun:
     def _fit(self, name: str) -> FitOutcome:
         from ray import cloudpickle
 
+        from actors.trainer import fit
+
         settings = self.plan.settings
         # Ranks get the user's module with the function: they need not find its file. A function that came without one is sent so anyway.
         if (module := sys.modules.get(self.plan.train.__module__)) is not None:
@@ -378,7 +380,7 @@ class LiveRun:
         shared = self.cluster.shares_folders
         logs = logs_of(self.plan.folder.resolve() if shared else self.shm)
         spec = RankSpec(settings, self.shm, self.cluster.head if shared else None, self.plan.train, parts, self.home, logs)
-        trained: FitOutcome = importlib.import_module(TRAINER).fit(
+        return fit(
             rank_main,
             {"spec": spec},
             slots=settings.slots,
@@ -390,7 +392,6 @@ class LiveRun:
             forsaken=self._forsaken.is_set,
             runtime_env=fork_server.runtime_env(self.shm, RANK_ENVIRONMENT, same_paths=shared),
         )
-        return trained
 
     def stop(self, reason: str) -> None:
         """End the run in order; ``execute`` returns soon after."""
