@@ -9,7 +9,7 @@ from typing import Any
 from fleet.protocol import moves
 from fleet.protocol.chunks import KIN_MOST, Chunk, Claim, Kin
 from fleet.protocol.domains import Place
-from fleet.protocol.parity import Revival, families, family_of, revivals, with_revived
+from fleet.protocol.parity import Revival, families, family_of, revivals
 from fleet.protocol.types import Member, StateId, View
 from fleet.simulation.clockwork import Steps
 from fleet.simulation.gathering import GatheringRank
@@ -65,9 +65,12 @@ class ParityRank(GatheringRank):
         super()._drop()
         self.kept, self.beside_kept = None, []
 
-    def _revived(self, group: Group, claims: Sequence[Claim], there: list[Claim], target: StateId) -> Steps:
+    def _revivals(self, claims: Sequence[Claim], target: StateId) -> Sequence[Revival]:
+        return revivals(claims, target, [LENGTH])
+
+    def _revive(self, group: Group, made: Sequence[Revival]) -> Steps:
         """Each family among itself; whoever has nothing to do with it goes on."""
-        made, members = revivals(claims, target, [LENGTH]), group.view.members
+        members = group.view.members
         for one in made:
             among = tuple(members[rank] for rank in (one.keeper, *(rank for rank, _ in one.givers)))
             if self.member not in among:
@@ -77,7 +80,6 @@ class ParityRank(GatheringRank):
             told: dict[Member, int] = yield group.exchange(self.member, ("stripe", one), self._given(one), among)
             if self.member == among[0]:
                 self._make(one, {value for member, value in told.items() if member != self.member})
-        return with_revived(there, made)
 
     def _kept_in(self, generation: int) -> SimKept:
         return next(one for one in (self.kept, *self.beside_kept) if one is not None and one.kin.generation == generation)

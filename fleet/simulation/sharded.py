@@ -8,6 +8,7 @@ from typing import Any
 from fleet.protocol import moves
 from fleet.protocol.chunks import BLOCK, WHOLE, Chunk, Claim, follows, guards, kept, lost, route, settled
 from fleet.protocol.domains import Place, number, numbered, place_of
+from fleet.protocol.parity import Revival, with_revived
 from fleet.protocol.types import StateId, View
 from fleet.simulation.clockwork import Future, Steps
 from fleet.simulation.groups import Broken, Group
@@ -66,18 +67,23 @@ class ShardedRank(SteppingRank):
             if self.at("advancing"):
                 yield self._pause()
             yield from self.carry(self.choreography.take_step(moves.Advance()))
-        there = yield from self._revived(group, claims, settled(claims, target), target)
+        made = self._revivals(claims, target)
+        there = with_revived(settled(claims, target), made)
         self._check_lost(view, there)
+        yield from self._revive(group, made)
         yield from self._complete(group, there)
         yield from self._rest(group, there, target)
         yield from self._move(group, there, target)
         self.world.note("moved", self, view.generation, target)
         return target
 
-    def _revived(self, group: Group, claims: Sequence[Claim], there: list[Claim], target: StateId) -> Steps:
-        """What is there once what was lost is made of what is left."""
+    def _revivals(self, claims: Sequence[Claim], target: StateId) -> Sequence[Revival]:
+        """What was lost and can be made of what is left."""
+        return ()
+
+    def _revive(self, group: Group, made: Sequence[Revival]) -> Steps:
+        """Make it."""
         yield from ()
-        return there
 
     def _check_lost(self, view: View, there: Sequence[Claim]) -> None:
         if not lost([claim.chunks for claim in there], LENGTH):

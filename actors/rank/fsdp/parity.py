@@ -25,7 +25,7 @@ from fleet.errors import ConfigError, ProtocolError
 from fleet.protocol.chunks import KIN_MOST, Chunk, Claim
 from fleet.protocol.domains import Place
 from fleet.protocol.member import Offer
-from fleet.protocol.parity import Revival, broken_families, families, family_of, revivals, with_revived
+from fleet.protocol.parity import Revival, broken_families, families, family_of, revivals
 from fleet.protocol.types import StateId
 from fleet.settings.run import RunSettings
 
@@ -159,14 +159,15 @@ class ParityResharding(Resharding):
 
     # ---- what was lost -------------------------------------------------------------------------------------------------------------------
 
-    def _revived(self, group: Group, claims: Sequence[Claim], there: list[Claim], target: StateId) -> list[Claim]:
-        made = revivals(claims, target, self._engine.chunks.extents)
+    def _revivals(self, claims: Sequence[Claim], target: StateId) -> Sequence[Revival]:
+        return revivals(claims, target, self._engine.chunks.extents)
+
+    def _revive(self, group: Group, made: Sequence[Revival]) -> None:
         for one in made:
             if group.rank == one.keeper:
                 self._make(group, one)
             elif any(rank == group.rank for rank, _ in one.givers):
                 self._give(group, one)
-        return with_revived(there, made)
 
     def _why_lost(self, claims: Sequence[Claim], target: StateId) -> str:
         broken = [missing for _, missing in broken_families(claims, target)]

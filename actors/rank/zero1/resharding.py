@@ -35,6 +35,7 @@ from fleet.protocol.chunks import (
 )
 from fleet.protocol.domains import VARIABLE, Place, number, numbered, place_of
 from fleet.protocol.member import MemberProtocol
+from fleet.protocol.parity import Revival, with_revived
 from fleet.protocol.types import StateId, View
 
 
@@ -106,8 +107,10 @@ class Resharding:
         there = settled(claims, target)
         reads = engine.reads(target)
         if not reads:
-            there = self._revived(group, claims, there, target)
-            self._check_lost(group, there, self._why_lost(claims, target))
+            made = self._revivals(claims, target)
+            there = with_revived(there, made)
+            self._check_lost(group, there, self._why_lost(claims, target))  # first: whoever makes something would not hear of it in time
+            self._revive(group, made)
         self._complete(group, there)
         self._give_the_rest(group, view, there)
         places = [numbered(claim.node, self._depth) for claim in claims]
@@ -123,9 +126,12 @@ class Resharding:
         engine.place(target, guarded, [lenders(guarded, owner, me, places, self._replica_size) for owner in range(group.size)])
         return target
 
-    def _revived(self, group: Group, claims: Sequence[Claim], there: list[Claim], target: StateId) -> list[Claim]:
-        """What is there once what was lost is made of what is left. Raises GroupBroken."""
-        return there
+    def _revivals(self, claims: Sequence[Claim], target: StateId) -> Sequence[Revival]:
+        """What was lost and can be made of what is left."""
+        return ()
+
+    def _revive(self, group: Group, made: Sequence[Revival]) -> None:
+        """Make it. Raises GroupBroken."""
 
     def _why_lost(self, claims: Sequence[Claim], target: StateId) -> str:
         """Why it could not be made."""
