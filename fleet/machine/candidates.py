@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from fleet.machine.roster import Rank, RankPhase
 from fleet.machine.state import MachineState
+from fleet.protocol.probes import probe
 from fleet.protocol.types import Candidate, Member, Situation, StateId, View
 
 
@@ -32,6 +33,8 @@ def situation(machine: MachineState, now_s: float) -> Situation:
     staying = [rank for rank in there if machine.roster.stays(rank.process.node, rank.member in seated)]
     admitted = [rank for rank in staying if rank.state is not None or machine.stragglers.admits(rank.process.node, now_s)]
     chosen = next((some for some in (admitted, staying) if len(some) >= machine.settings.min_ranks), there)
+    if len(chosen) > len(staying):
+        probe("ranks that were let go are needed after all")
     going = sum(rank.process.node in machine.roster.leaving for rank in chosen)
     floor = machine.doubts.floor(StateId(0, 0)) if machine.checkpoints.newest_id is None else StateId(0, 0)
     domains = machine.checkpoints.domains | machine.roster.domains
@@ -45,6 +48,8 @@ def situation(machine: MachineState, now_s: float) -> Situation:
     )  # fmt: skip
     starting, settings = len(machine.roster.by_slot) - len(built), machine.settings
     world = max(room(machine, going), _least(machine, seated))
+    if world > room(machine, going):
+        probe("a smaller world is reached in several views")
     return Situation(
         candidates, world, settings.min_ranks, machine.since_s, starting, machine.checkpoints.newest_id,
         replicated=settings.optimizer_sharding == "none", replica_size=settings.replica_size,
@@ -73,6 +78,8 @@ def source(ranks: Sequence[Rank], committed: StateId, checkpoint: str | None) ->
     if greatest is not None:
         differ = tuple(i for i, rank in enumerate(ranks) if rank.dirty or rank.state != greatest)
         return Source(states.index(greatest), differ, greatest)
+    if any(rank.state is not None and not rank.dirty for rank in ranks):
+        probe("only states from before the last commit are left")
     fresh = (i for i, rank in enumerate(ranks) if checkpoint is not None or (rank.state is None and not rank.dirty))
     donor = next(fresh, None)
     return None if donor is None else Source(donor, tuple(i for i in range(len(ranks)) if i != donor), None)

@@ -11,6 +11,7 @@ from fleet.protocol.events import CheckpointDurable, PartFailed, PartWritten
 from fleet.protocol.instructions import CommitCheckpoint, Instruction, SaveCheckpoint, Write
 from fleet.protocol.levels import PEERS, STORE, peers_url, places, request_number
 from fleet.protocol.ports import IntervalPolicy
+from fleet.protocol.probes import probe
 from fleet.protocol.records import CheckpointRecord, DecisionMade, Record
 from fleet.protocol.types import Member, StateId, View
 from fleet.settings.run import RunSettings
@@ -205,6 +206,7 @@ class Checkpoints:
         self._failures, self.failing_since_s, self.durable_s = 0, None, now_s - event.latency_s
         self._settle(now_s - event.latency_s)  # an interval is from one state that is kept to the next, however long that took to write
         if self._doubted is not None and self._doubted[0] <= event.state <= self._doubted[1]:
+            probe("a checkpoint becomes durable when its state is in doubt")
             detail = "it was written before a rank that had a part in it was found to be wrong"
             return [Write(CheckpointRecord(event.checkpoint, "withdrawn", event.state, now_s, detail=detail, level=self.level))]
         self._keep(event.checkpoint, event.state)
@@ -231,12 +233,16 @@ class Checkpoints:
             return []
         self._settle(now_s)
         self.lost_final = self._final
+        if self.lost_final:
+            probe("the final checkpoint cannot be kept")
         reason = f"given up after {TRIES} tries, until the next one is due"
         return [Write(CheckpointRecord("", "skipped", self.newest_state, now_s, detail=reason, level=self.level))]
 
     def abandoned(self, now_s: float) -> list[Instruction]:
         """The view changed under the request. It is asked for again at once: its time had come."""
         if self._request is None or self._request.committing:
+            if self._request is not None:
+                probe("a view changes while its checkpoint is put in place")
             return []
         number, self._request = self._request.number, None
         return [self._failure(number, now_s, "the view changed", view_changed=True)]

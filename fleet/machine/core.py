@@ -80,6 +80,7 @@ from fleet.protocol.events import (
 )
 from fleet.protocol.instructions import Instruction, Write
 from fleet.protocol.ports import CorruptionPolicy, IntervalPolicy, PlacementPolicy, ProgressPolicy, RecoveryPolicy, StragglerPolicy
+from fleet.protocol.probes import probe
 from fleet.protocol.records import DecisionMade, Measurement, Record, RefusedLines, Usage
 from fleet.protocol.types import StateId
 from fleet.settings.run import RunSettings
@@ -221,6 +222,7 @@ def _observe_rare(machine: MachineState, event: Event, now_s: float) -> None:
         case StepsTimed():
             machine.stragglers.take(event, machine.view, now_s)
         case CopiesHeld() if machine.checkpoints.hold(event, machine.view) and machine.phase == Phase.RUN:
+            probe("a memory that kept copies of the view begins anew")
             leaving.gather(machine, now_s, GatherWhy.MEMORY, f"the memory of {event.node}, which kept copies, began anew")
         case FaultReported():
             leaving.struck(machine, event)

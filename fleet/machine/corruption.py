@@ -17,6 +17,7 @@ from fleet.machine.roster import Rank
 from fleet.machine.state import MachineState
 from fleet.protocol.causes import EndWhy, Outvoted
 from fleet.protocol.decisions import TakenBack, figures
+from fleet.protocol.probes import probe
 from fleet.protocol.records import DecisionMade
 from fleet.protocol.replica_check import WEIGHTS
 from fleet.protocol.types import Finding, Member, StateId
@@ -32,6 +33,8 @@ def judge(machine: MachineState, now_s: float) -> None:
     doubts = machine.doubts
     said, doubts.said = _of_one_thing(doubts.said), {}
     if len({known.digest for known in said.values()}) < 2 or _someone_is_silent(machine, said):
+        if len({known.digest for known in said.values()}) > 1:
+            probe("ranks differ and one of them has not said so")
         return  # the next view compares again
     first = next(iter(said.values()))
     votes = {member: known.digest for member, known in said.items() if known.witness}
@@ -49,10 +52,12 @@ def judge(machine: MachineState, now_s: float) -> None:
     if verdict.decision.action == "stop":
         end(machine, EndWhy.LOOP_WRONG, f"{LOOP}: {told}. {LOOK_FOR}", _table(said), now_s)
     elif verdict.decision.action == "retry":
+        probe("a tie takes all ranks back")
         cleared = min(known.cleared for known in said.values())
         _take_back(machine, first, StateId(cleared.lineage, cleared.step - 1), now_s, counts=not injected)
         machine.losses.healed(said)
     elif verdict.guilty:
+        probe("a rank is outvoted")
         honest = [known.cleared for member, known in said.items() if member not in verdict.guilty]
         _take_back(machine, first, max(honest, default=first.state), now_s, counts=not injected)
         for rank in _living(machine, verdict.guilty):
@@ -66,6 +71,7 @@ def _sharded(machine: MachineState) -> bool:
 
 def _give_up(machine: MachineState, found: Finding, said: dict[Member, Finding], now_s: float) -> None:
     """Nobody can say who is wrong. Checkpoints of the last steps are not to be used: what made the ranks differ may be in them."""
+    probe("ranks differ and nobody can judge them")
     cleared = min(known.cleared for known in said.values())
     why = "nothing is there to judge them"
     if machine.doubts.policy is not None:
@@ -125,6 +131,8 @@ def replay(machine: MachineState, record: DecisionMade) -> None:
 def _of_one_thing(said: dict[Member, Finding]) -> dict[Member, Finding]:
     """The testimonies that can be compared with each other: most of them, when they are of several steps."""
     keys = Counter((known.what, known.state) for known in said.values())
+    if len(keys) > 1:
+        probe("ranks tell of differences at several steps")
     return {member: known for member, known in said.items() if (known.what, known.state) == max(keys, key=lambda key: (keys[key], key))}
 
 
@@ -147,6 +155,8 @@ def _take_back(machine: MachineState, found: Finding, cleared: StateId, now_s: f
     decision, state = policy.go_back(found.state, cleared, machine.checkpoints.kept)
     first = min(cleared, found.state)
     if decision.action != "carry_on":
+        if state is None:
+            probe("no kept state is cleared of doubt")
         machine.doubts.tainted = found.state
         first = StateId(0, 0) if state is None else StateId(state.lineage, state.step + 1)
         machine.out += machine.checkpoints.withdraw(first, found.state, now_s, reason)

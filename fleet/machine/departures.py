@@ -13,6 +13,7 @@ from fleet.machine.state import MachineState, Phase
 from fleet.protocol.causes import GatherWhy
 from fleet.protocol.decisions import Notice
 from fleet.protocol.events import NodeLeaves, NodeStays
+from fleet.protocol.probes import probe
 from fleet.protocol.records import DecisionMade
 from fleet.protocol.types import View
 
@@ -33,6 +34,8 @@ def announced(machine: MachineState, event: NodeLeaves, now_s: float) -> None:
 
 def withdrawn(machine: MachineState, event: NodeStays, now_s: float) -> None:
     """A node does not go after all: its ranks are as all others are."""
+    if event.node in machine.roster.let_go:
+        probe("a notice is withdrawn after the ranks have left")
     if machine.roster.unannounce(event.node):
         machine.write(DecisionMade(POLICY, "stay", f"node {event.node} stays after all", Notice(event.node), now_s))
 
@@ -59,9 +62,13 @@ def tick(machine: MachineState, view: View, now_s: float) -> None:
     seated = _seated(machine, view)
     left = len(view.members) - len(seated)
     if not seated or left < machine.settings.min_ranks:
+        if seated:
+            probe("a node goes whose ranks cannot be spared")
         return
     margin_s = MARGIN_S + max(machine.stragglers.steps_s, default=0.0)
     late = min(machine.roster.leaving[node] for node in seated.values()) - now_s <= margin_s
+    if late and left < machine.settings.world:
+        probe("the time of a node is up before others stand in")
     if late or (left >= machine.settings.world and not machine.checkpoints.pending):
         _let_go(machine, sorted(set(seated.values())), left, now_s)
 

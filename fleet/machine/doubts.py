@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from fleet.protocol.events import Parked
 from fleet.protocol.ports import CorruptionPolicy
+from fleet.protocol.probes import probe
 from fleet.protocol.types import Finding, Member, StateId
 
 AGAIN_STEPS = 4
@@ -41,6 +42,8 @@ class Doubts:
 
     def hear(self, event: Parked) -> None:
         if event.testimony is None or event.testimony.generation <= self._judged:
+            if event.testimony is not None:
+                probe("a rank tells again what was judged")
             return
         newest = max((known.generation for known in self.said.values()), default=-1)
         if event.testimony.generation > newest:

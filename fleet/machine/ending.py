@@ -18,6 +18,7 @@ from fleet.protocol.causes import EndWhy, GatherWhy
 from fleet.protocol.decisions import Concluded
 from fleet.protocol.events import Event, Finished, Formed, Heartbeat, Joined, Left, Parked, Ready
 from fleet.protocol.instructions import Conclude, Welcome
+from fleet.protocol.probes import probe
 from fleet.protocol.types import Member
 
 
@@ -44,6 +45,7 @@ def complete(machine: MachineState, now_s: float) -> None:
         out, late = store.keep_final(machine.view, now_s)
         machine.out += out
         if late:
+            probe("a rank does not write its part of the final checkpoint")
             gather(machine, now_s, GatherWhy.PART_MISSING, "a rank did not write its part of the final checkpoint", in_person=True)
 
 
@@ -86,6 +88,7 @@ def watch(machine: MachineState, now_s: float) -> None:
     if ending.left >= set(alive) and ending.left:
         end(machine, ending.why, ending.reason, "", now_s, ending.digest)
     elif not alive:
+        probe("all ranks are lost behind the loop")
         gather(machine, now_s, GatherWhy.ALL_LOST, "all ranks were lost behind the loop", in_person=False)
     elif now_s - ending.since_s > limit_s:
         names = ", ".join(str(member) for member in alive if member not in ending.left)

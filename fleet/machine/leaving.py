@@ -29,6 +29,7 @@ from fleet.protocol.causes import (
 from fleet.protocol.decisions import Gathering, OfView
 from fleet.protocol.events import Explained, FaultReported, Heartbeat, Lost, Raised
 from fleet.protocol.instructions import Cancel, Evict, Park
+from fleet.protocol.probes import probe
 from fleet.protocol.records import FaultRecord, LossExplained
 from fleet.protocol.topology import asked
 from fleet.protocol.types import Member
@@ -70,6 +71,7 @@ def _announced(machine: MachineState, rank: Rank, cause: Cause) -> Cause:
 def hung_up(machine: MachineState, node: str, at_s: float, now_s: float) -> None:
     """The connection of a node's agent has ended. After a silence that says nothing: across a cut an old connection ends, not the agent."""
     if node in machine.roster.late or node in machine.roster.unheard(STOOD_STILL_S, now_s):
+        probe("an old line breaks after a silence")
         return
     machine.roster.silent[node] = at_s
     if machine.phase == Phase.GATHER and machine.grace_until_s is None:
@@ -121,6 +123,7 @@ def end_hang(machine: MachineState, rank: Rank, why: Rule, now_s: float) -> None
 def heard(machine: MachineState, event: Heartbeat, now_s: float) -> None:
     """Note what a node's agent sees. A rank whose node was only silent for a while must not live beside its replacement."""
     for ghost in machine.roster.hear(event, machine.view.generation if machine.view is not None else -1, now_s):
+        probe("a rank that was given up lives on")
         machine.say(Evict(ghost.member, ghost.process, GivenUp()))
 
 
@@ -148,9 +151,12 @@ def drop(machine: MachineState, rank: Rank, cause: Cause, at_s: float, now_s: fl
         machine.losses.note(rank, seated, now_s)
     if incident(cause):
         machine.checkpoints.lost(now_s)
+    if seated and machine.phase == Phase.FORM:
+        probe("a rank is lost while its view forms")
     if seated and machine.phase in (Phase.RUN, Phase.FORM):
         gather(machine, now_s, GatherWhy.LOST, f"rank {member} lost: {cause}", member, in_person=False)
     elif machine.proposal is not None and member in machine.proposal.members:
+        probe("a newcomer is lost before its view is entered")
         cancel(machine, now_s, f"newcomer {member} lost: {cause}")
     judge_losses(machine, now_s)
 
@@ -175,6 +181,8 @@ def gather(
     if machine.phase == Phase.RUN:
         machine.since_s = now_s
     machine.phase = Phase.GATHER
+    if machine.proposal is not None:
+        probe("a proposal falls with the view that was to change")
     machine.proposal = None
     machine.deadline_s = now_s + machine.settings.timeouts.park_s
     machine.out += machine.checkpoints.abandoned(now_s)

@@ -13,6 +13,7 @@ from fleet.machine.roster import STOOD_STILL_S
 from fleet.machine.state import MachineState, Phase
 from fleet.protocol.causes import GatherWhy
 from fleet.protocol.decisions import Figures
+from fleet.protocol.probes import probe
 
 
 def waits(machine: MachineState) -> bool:
@@ -25,6 +26,8 @@ def look_around(machine: MachineState, now_s: float) -> None:
     roster, was_alone = machine.roster, machine.alone
     unheard = roster.unheard(STOOD_STILL_S, now_s)
     machine.alone = bool(roster.nodes) and len(unheard) == len(roster.nodes)
+    if machine.alone and not was_alone:
+        probe("the coordinator hears nobody")
     if was_alone and not machine.alone:
         roster.hear_later(unheard, now_s)
 

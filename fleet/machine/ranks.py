@@ -10,6 +10,7 @@ from fleet.machine.views import entered
 from fleet.protocol.causes import GatherWhy, Superseded
 from fleet.protocol.events import Finished, Formed, Joined, Left, Parked
 from fleet.protocol.instructions import Fence, Welcome
+from fleet.protocol.probes import probe
 from fleet.protocol.records import ProcessUp
 from fleet.protocol.types import Member, StateId
 
@@ -31,6 +32,8 @@ def joined(machine: MachineState, event: Joined, now_s: float) -> None:
     if machine.phase == Phase.END:
         ending.after_end(machine, event, now_s)
         return
+    if event.incarnation is not None:
+        probe("a rank comes whom the journal has lost")
     roster.nodes.setdefault(event.process.node, now_s)
     rank = Rank(Member(slot, roster.grant(slot, event.incarnation)), event.process, event.token, event.store, now_s)
     roster.add(rank)
@@ -61,6 +64,7 @@ def parked(machine: MachineState, event: Parked, now_s: float) -> None:
         reason = f"rank {event.member} left generation {event.generation}: {event.detail or event.why}"
         gather(machine, now_s, GatherWhy.LEFT, reason, event.member)
     elif proposal is not None and event.generation >= proposal.generation and event.member in proposal.members:
+        probe("a newcomer cannot form its view")
         cancel(machine, now_s, f"newcomer {event.member} could not form it: {event.detail or event.why}")
 
 
@@ -97,6 +101,7 @@ def _is_in(machine: MachineState, member: Member, generation: int, state: StateI
         machine.missing.discard(member)
         return True
     if machine.phase != Phase.GATHER:
+        probe("a rank is in a view that was cancelled or forgotten")
         reason = f"rank {member} is in generation {generation}, which was cancelled or forgotten"
         gather(machine, now_s, GatherWhy.FORGOTTEN, reason, member)
     return False

@@ -11,6 +11,7 @@ from fleet.machine.state import MachineState
 from fleet.machine.stragglers import REVIEW_S
 from fleet.protocol.causes import TooSlow
 from fleet.protocol.decisions import Decision, Prices
+from fleet.protocol.probes import probe
 from fleet.protocol.records import DecisionMade
 from fleet.protocol.slowness import ACTIONS, Circumstances, Remedy
 from fleet.protocol.types import Formation, View
@@ -59,6 +60,7 @@ def _perform(machine: MachineState, view: View, remedy: Remedy, decision: Decisi
     """The one place where a view changes for a slow rank's sake. A checkpoint that is being written is waited for."""
     slow = machine.stragglers
     if machine.checkpoints.pending:
+        probe("an action against a slow rank waits for a checkpoint")
         slow.review_s = now_s
         return
     slow.said = (decision.action, False)
@@ -69,6 +71,7 @@ def _perform(machine: MachineState, view: View, remedy: Remedy, decision: Decisi
         prices = replace(prices, speeds=tuple(((member.slot, member.incarnation), speed) for member, speed in remedy.speeds))
     ranks = [rank for member in remedy.members if (rank := machine.current(member)) is not None]
     if decision.action == "evict":
+        probe("a slow rank is evicted")
         left_s = REVIEW_S if prices.expected_left_s is None else prices.expected_left_s
         shunned = {rank.process.node: now_s + left_s for rank in ranks}
         slow.shunned |= shunned

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from fleet.machine.end import end
 from fleet.machine.state import MachineState, Phase, Stop
+from fleet.machine.views import note_commits
 from fleet.protocol.causes import EndWhy
 from fleet.protocol.decisions import Stopping
 from fleet.protocol.events import StopRequested
 from fleet.protocol.instructions import Halt
+from fleet.protocol.probes import probe
 
 STEPS = 2
 """A step that has begun, and another one: not all ranks hear of it in the same."""
@@ -51,7 +53,12 @@ def is_over(machine: MachineState, now_s: float) -> bool:
     """Whether there is nothing that a stop still waits for."""
     assert machine.stopping is not None
     late, store = now_s > machine.stopping.until_s, machine.checkpoints.store
+    if late:
+        probe("a stop waits no longer")
     if machine.phase == Phase.RUN and machine.view is not None and len(machine.finished) == len(machine.view.members):
+        note_commits(machine, now_s)  # what they wait behind may have been heard of just now
         return store.holds(machine.committed) or store.lost_final or (late and store.failing_since_s is not None)
-    untouched = machine.view is None or machine.committed.step == 0
+    # A coordinator that was away may not have heard of steps that its ranks have taken.
+    held = [rank.state.step for rank in machine.roster.in_order() if rank.state is not None]
+    untouched = max([machine.committed.step, *held, machine.view.state.step if machine.view is not None else 0]) == 0
     return late or machine.phase == Phase.CONCLUDE or (machine.phase in (Phase.GATHER, Phase.FORM) and untouched)

@@ -12,6 +12,7 @@ from fleet.machine.views import note_commits
 from fleet.protocol.causes import EndWhy, GatherWhy, NoHeartbeat, NoProgress, NotHeardOf
 from fleet.protocol.decisions import StoodStill
 from fleet.protocol.events import StopRequested
+from fleet.protocol.probes import probe
 
 
 def tick(machine: MachineState, now_s: float) -> None:
@@ -52,6 +53,7 @@ def _spend(machine: MachineState, now_s: float) -> bool:
 
 def _excuse(machine: MachineState, gap_s: float, now_s: float) -> None:
     """This process stood still, and most likely its whole machine: that it heard of nobody meanwhile says nothing about them."""
+    probe("the coordinator stood still")
     reason = f"the coordinator stood still for {gap_s:.1f} s: nobody's silence counts"
     machine.decide("recovery", "excuse", reason, StoodStill(gap_s), now_s)
     machine.roster.excuse(gap_s, now_s)
@@ -64,6 +66,7 @@ def _unstick(machine: MachineState, rank: Rank, now_s: float) -> None:
     if machine.stuck_at == machine.committed:
         end_hang(machine, rank, why, now_s)
     else:
+        probe("nobody moves in a view")
         machine.stuck_at = machine.committed
         inspect(machine, str(why), now_s)
         gather(machine, now_s, GatherWhy.STUCK, str(why), rank.member, in_person=True)
@@ -76,16 +79,32 @@ def settle(machine: MachineState, now_s: float) -> None:
     if not waited and machine.missing and not all(rank.heard and rank.phase != RankPhase.STARTING for rank in ranks):
         return
     machine.grace_until_s = None
+    _mark(machine)
     judge_losses(machine, now_s)  # the last coordinator may have died with the verdict
     unheard = {rank.process.node for rank in ranks} - machine.roster.nodes.keys()
     waits = partitions.waits(machine) or (waited and not machine.roster.nodes)
+    if waits and unheard:
+        probe("a restarted coordinator waits for nodes that it has not heard")
     if waits:  # it begins anew: when the last coordinator heard them last is not known
         machine.roster.nodes.update(dict.fromkeys(unheard, now_s - machine.settings.timeouts.node_s))
     for rank in ranks:
         if not rank.heard and not (waits and rank.process.node in unheard):
             drop(machine, rank, NotHeardOf(), now_s, now_s)
     if machine.phase == Phase.RUN and machine.missing:
+        probe("a view is not whole after the coordinator restarts")
         gather(machine, now_s, GatherWhy.RESTARTED, "the coordinator restarted and the view is not whole")
+
+
+def _mark(machine: MachineState) -> None:
+    """What the last coordinator was at when it died."""
+    if machine.proposal is not None:
+        probe("the coordinator restarts within a proposal")
+    if machine.stopping is not None:
+        probe("the coordinator restarts while the run stops")
+    if machine.phase == Phase.CONCLUDE:
+        probe("the coordinator restarts behind the loop")
+    if machine.doubts.tainted is not None:
+        probe("the coordinator restarts after steps were taken back")
 
 
 def _look_at_limits(machine: MachineState, now_s: float) -> None:

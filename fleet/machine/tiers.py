@@ -12,6 +12,7 @@ from fleet.protocol.events import CheckpointDurable, CheckpointFailed, CopiesHel
 from fleet.protocol.instructions import Instruction
 from fleet.protocol.levels import LEVELS, PEERS, STORE, level_at, level_of, peers_url, places
 from fleet.protocol.ports import IntervalPolicy, PlacementPolicy
+from fleet.protocol.probes import probe
 from fleet.protocol.records import Record, RunStarted, ViewPublished
 from fleet.protocol.types import StateId, View
 from fleet.settings.run import CheckpointSettings, RunSettings
@@ -89,6 +90,8 @@ class Tiers:
         checkpoint, state = self._newest()
         if checkpoint is not None and level_at(checkpoint) != STORE:
             self._tries[_id(checkpoint)] += 1
+            if self._tries[_id(checkpoint)] > 1:
+                probe("a history begins from the same copies in memory again")
         if rolled_back:
             self._needed(checkpoint)
         return state

@@ -6,6 +6,7 @@ from fleet.machine.state import MachineState
 from fleet.protocol import topology
 from fleet.protocol.decisions import DomainLost, Lacking, PlacementAction
 from fleet.protocol.domains import place_of
+from fleet.protocol.probes import probe
 from fleet.protocol.records import DecisionMade
 from fleet.protocol.topology import Gone, asked
 from fleet.protocol.types import View
@@ -39,6 +40,7 @@ def node_gone(machine: MachineState, node: str, path: str, now_s: float) -> None
     domain, nodes = topology.lost_domain(node, gone, map(place_of, machine.roster.domains.values()))
     losses = machine.losses.of_nodes(nodes, now_s - topology.WINDOW_S)
     if losses:
+        probe("all nodes of a domain are lost")
         level, name = topology.named(domain, levels, len(gone[node].place))
         told = DomainLost(level, name, nodes, tuple((each.slot, each.incarnation) for each, _ in losses), sum(seat for _, seat in losses))
         seats = f"{told.seats} of them in the view" if told.seats != len(losses) else "all of them in the view"

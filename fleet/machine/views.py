@@ -13,6 +13,7 @@ from fleet.machine.topology import tell_lacking
 from fleet.protocol.causes import FreshWanted, GatherWhy, StartsAgain
 from fleet.protocol.decisions import OfView
 from fleet.protocol.instructions import Publish
+from fleet.protocol.probes import probe
 from fleet.protocol.records import Committed, LineageBegun, ViewPublished
 from fleet.protocol.types import Formation, Member, Ranges, StateId, View
 
@@ -39,6 +40,7 @@ def form(machine: MachineState, formation: Formation, now_s: float) -> None:
         for rank in ranks:  # "restart" names those who have to go; "wait" nobody
             evict(machine, rank, StartsAgain(decision.reason), now_s)
     elif (chosen is None or chosen.state is None) and machine.checkpoints.unsure(machine.roster.silent):
+        probe("a node is silent that may hold the newest copy")
         machine.decide("recovery", "wait", "a node is silent that may hold the newest state in its memory", None, now_s)
     elif chosen is None:
         _refresh(machine, ranks[0], now_s)
@@ -49,6 +51,7 @@ def form(machine: MachineState, formation: Formation, now_s: float) -> None:
 def _refresh(machine: MachineState, rank: Rank, now_s: float) -> None:
     """No rank holds a usable state, there is no checkpoint, and nobody has the initial state any more: a fresh process must begin."""
     if now_s >= machine.fresh_until_s:
+        probe("nobody has the initial state any more")
         machine.fresh_until_s = now_s + machine.settings.timeouts.start_s
         evict(machine, rank, FreshWanted(), now_s)
 
@@ -97,6 +100,8 @@ def begin_lineage(machine: MachineState, now_s: float) -> StateId:
     start = machine.checkpoints.begin(rolled_back)
     machine.lineage += 1
     if rolled_back:
+        if start == StateId(0, 0):
+            probe("a new lineage begins from the initial state")
         machine.once.roll_back(start)
         machine.write(LineageBegun(machine.lineage, start, now_s, _why_back(machine)))
     return StateId(machine.lineage, start.step)
@@ -152,6 +157,7 @@ def watch_forming(machine: MachineState, now_s: float) -> bool:
         note_commits(machine, now_s)
         return True
     if now_s >= machine.deadline_s:
+        probe("a view did not form in time")
         late = ", ".join(map(str, sorted(machine.missing)))
         gather(machine, now_s, GatherWhy.NOT_FORMED, f"generation {machine.view.generation} did not form: waiting for {late}")
     elif now_s - machine.sent_s >= machine.settings.timeouts.resend_s:

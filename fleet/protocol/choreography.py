@@ -55,6 +55,7 @@ from fleet.protocol.moves import (
     Wait,
     Wake,
 )
+from fleet.protocol.probes import probe
 from fleet.protocol.types import Finding, StateId, View
 
 Moves = Generator[Move, Any, Any]
@@ -200,6 +201,7 @@ class Choreography:
             self._check(sitting)
             self.protocol.formed(state)
         except GroupLost as error:
+            probe("a seat is lost that was taken beside the loop")
             sitting.error = str(error)
             if self.sitting is sitting and self.protocol.aside:
                 self._drop_seat()
@@ -279,6 +281,7 @@ class Choreography:
                 yield from self._reduce_early()
             except GroupLost as error:
                 if self.arriving is not None:
+                    probe("a receiver loses its group while its state is on the way")
                     yield Reset()
                 yield from self.leave(str(error))
                 continue
@@ -424,6 +427,7 @@ class Choreography:
             yield from self.take_step(Apply(reduced, enter, save))
             yield Committed(reduced)
         except GroupLost as error:  # applied here, and not yet whole: it will be once there is a view again
+            probe("a step is taken and the group is lost before all have it")
             yield from self.leave(str(error))
             yield from self._sit_down()
             return
@@ -447,6 +451,7 @@ class Choreography:
             self.protocol.enter(view)
             ahead, self.ahead = self.ahead, None
             if ahead is None:
+                probe("a rank is told to leave before it enters the agreed view")
                 raise GroupLost("told to leave before the agreed view was entered", view.generation)
             self._drop_seat(Parting.AGREED)
             self.sitting = sitting = Sitting(view)
@@ -455,6 +460,7 @@ class Choreography:
             self.step_aside()
             yield Seated(view)
         except GroupLost as error:
+            probe("an agreed view is lost while it is entered")
             yield from self.leave(str(error))
             self.step_aside()  # whoever is called next is so beside the loop, which computes
 

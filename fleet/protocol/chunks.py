@@ -19,6 +19,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from fleet.protocol.domains import Crowd, Place, shared_levels
+from fleet.protocol.probes import probe
 from fleet.protocol.types import StateId
 
 BLOCK = 1024
@@ -145,6 +146,8 @@ def loan(here: StateId | None, wanted: StateId, *, still: bool = True) -> Loan:
     if here == wanted:
         return Loan.NOW
     behind = here is not None and here.lineage == wanted.lineage and here.step + 1 == wanted.step
+    if not behind:
+        probe("a lender is asked for a state that it does not hold")
     return Loan.LATER if behind else Loan.NEVER
 
 
@@ -275,6 +278,7 @@ def settled(claims: Sequence[Claim], target: StateId) -> list[Claim]:
     found = []
     for claim in claims:
         if follows(claim, target):
+            probe("a member takes by itself the step that it is behind")
             claim = replace(claim, state=target, complete=False)
         elif claim.state != target:
             claim = Claim(None, node=claim.node)

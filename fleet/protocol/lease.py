@@ -9,6 +9,7 @@ from fleet.errors import RunOver
 from fleet.protocol.choreography import Choreography, Moves
 from fleet.protocol.instructions import OnceAnswer
 from fleet.protocol.moves import Awaited, CarryOut, Wait
+from fleet.protocol.probes import probe
 
 
 class Lease:
@@ -41,6 +42,7 @@ class Lease:
             say()
             yield Wait(Awaited.ANSWER, lambda: answered() or protocol.interrupted, self._ask_again_s)
             if protocol.released is not None:
+                probe("the run ends while a rank waits for its answer")
                 raise RunOver
             if (found := answered()) is not None:
                 protocol.answers.pop(key, None)

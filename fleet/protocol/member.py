@@ -25,6 +25,7 @@ from fleet.protocol.instructions import (
     Welcome,
 )
 from fleet.protocol.levels import LEVELS, level_of
+from fleet.protocol.probes import probe
 from fleet.protocol.types import Finding, Member, Process, StateId, View
 
 NOTHING, INTERRUPT = "", "interrupt"
@@ -158,6 +159,7 @@ class MemberProtocol:
 
     def _on_park(self, generation: int, in_person: bool) -> str:
         if self.concluded:
+            probe("a rank behind the loop is told to leave")
             return NOTHING  # behind the loop there is no view to leave; an agent that is cut off does not know
         self.floor = max(self.floor, generation)
         self._in_person = in_person
@@ -209,6 +211,7 @@ class MemberProtocol:
         if self._proposal is None or self._proposal.generation != generation:
             return
         if self._offered:
+            probe("a proposal is cancelled while it is offered")
             self._cancelled = True  # the other members may have counted on this offer already: the step's outcome decides
         else:
             self._drop_proposal()

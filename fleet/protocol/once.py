@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fleet.protocol.instructions import Instruction, OnceAnswer, Write
+from fleet.protocol.probes import probe
 from fleet.protocol.records import OnceRecord
 from fleet.protocol.types import Member, StateId
 
@@ -46,6 +47,8 @@ class Once:
         if task is not None and task.holder != member and alive(task.holder):
             task.waiting.add(member)
             return []
+        if task is not None and task.holder != member:
+            probe("a task passes to another rank as its holder is lost")
         waiting = task.waiting - {member} if task is not None else set()
         again = task is not None and task.holder == member
         self._tasks[key] = Task(member, waiting)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from fleet.protocol.chunks import FAMILY_MOST, Chunk, Claim, Kin, bounds, follows, lost
 from fleet.protocol.domains import Place
+from fleet.protocol.probes import probe
 from fleet.protocol.types import StateId
 
 MOST = FAMILY_MOST - 1
@@ -133,6 +134,8 @@ def _made(present: Present, target: StateId) -> list[Revival]:
     kin = next(iter(present.values()))[1]
     missing = [place for place in range(len(kin.members)) if place not in present]
     if len(missing) != 1:
+        if missing:
+            probe("a family has lost more than one member")
         return []
     found = []
     for place, (keeper, kept) in sorted(present.items()):
@@ -141,6 +144,8 @@ def _made(present: Present, target: StateId) -> list[Revival]:
                 (rank, stripe(kin.size, kin.members, other, place)) for other, (rank, _) in sorted(present.items()) if other != place
             )
             made = stripe(kin.size, kin.members, missing[0], place)
+            if kept.step != target.step:
+                probe("a stripe is made of parity from before the step")
             found.append(Revival(made, keeper, givers, kin.generation, place, None if kept.step == target.step else kept.taken))
     return found
 

@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from fleet.protocol.probes import probe
 from fleet.protocol.types import Member, View
 
 Block = tuple[int, int]
@@ -116,9 +117,12 @@ def share(
     kept: list[list[Block]] = []
     missing = set(range(shards))
     for shards_of_one in held:
+        if not missing.issuperset(shards_of_one):
+            probe("two ranks bring the same shard")
         kept.append([block for block in cover(shards_of_one, shards) if missing.issuperset(range(*block))])
         missing.difference_update(*(range(*block) for block in kept[-1]))
     while len(missing) < sum(not blocks_of_one for blocks_of_one in kept):
+        probe("a rank gives up a sum so that another has a shard")
         missing.update(range(*_smallest_to_spare(kept)))
     loads = [sum(hi - lo for lo, hi in one) for one in kept]
     return Shares(tuple(map(tuple, kept)), tuple(_deal(sorted(missing), loads, giver)))

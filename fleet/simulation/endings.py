@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fleet.protocol.records import COMPLETED, STOPPED, CheckpointRecord, Committed, Record, RunEnded
-from fleet.protocol.types import StateId
+from fleet.protocol.records import COMPLETED, STOPPED, CheckpointRecord, Committed, Record, RunEnded, ViewPublished
+from fleet.protocol.types import StateId, View
 from fleet.simulation.checker import Checker
 from fleet.simulation.ranks import SimRank
 from fleet.simulation.stage import Stage
@@ -35,7 +35,10 @@ class Kept(Checker):
 
 
 class InOrder(Checker):
-    """A run that is stopped ends with a checkpoint of its last commit, unless its ranks or its store have taken too long for that."""
+    """A run that is stopped ends with a checkpoint of its last commit, unless its ranks or its store have taken too long for that.
+
+    That is the last step that all members of its view have taken, whether or not the coordinator has noted it.
+    """
 
     name = "in order"
 
@@ -43,6 +46,15 @@ class InOrder(Checker):
         super().__init__(world)
         self._durable: set[StateId] = set()
         self._last: StateId | None = None
+        self._view: View | None = None
+
+    def _taken(self) -> StateId | None:
+        """By all members of the view, if all are there."""
+        members = self._view.members if self._view is not None else ()
+        there = [rank for rank in self.world.train.processes if rank.alive and rank.named]
+        held = [rank.protocol.state for rank in there if rank.member in members]
+        states = [state for state in held if state is not None]
+        return min(states) if len(states) == len(members) > 0 else None
 
     def record(self, record: Record) -> None:
         match record:
@@ -50,7 +62,10 @@ class InOrder(Checker):
                 self._durable.add(state)
             case Committed(state=state):
                 self._last = state
+            case ViewPublished(view=view):
+                self._view = view
             case RunEnded(status=status, at_s=at_s) if status == STOPPED and self._last is not None:
+                self._last = max(self._last, self._taken() or self._last)
                 in_time = at_s - self.world.faults.asked_s <= self.world.settings.timeouts.park_s
                 kept = f"its last commit is {self._last}, and of its checkpoints {max(self._durable, default=None)} is the last"
                 self.require(not in_time or self._last in self._durable, f"the run was stopped in order; {kept}")

@@ -41,6 +41,18 @@ def test_a_stop_of_ranks_that_hold_what_is_kept_ends_at_once() -> None:
     assert only(EndRun, halted(bench)).why is EndWhy.STOPPED
 
 
+def test_a_stop_keeps_the_step_that_its_ranks_have_just_told_of() -> None:
+    """The checkpoint of the step before is durable, and the word of the later one is what the coordinator has just heard."""
+    bench = Bench(world=2, interval_s=1.0).start(STEP_3)
+    bench.after(1.5)
+    bench.tell(CheckpointDurable("c3", STEP_3, 2, 0.1, 0.2))
+    bench.tell(StopRequested("enough"))
+    said = halted(bench)
+    assert not [one for one in said if isinstance(one, EndRun)]
+    only(SaveCheckpoint, said)
+    assert bench.of(Committed)[-1].state == STEP_4
+
+
 def test_a_stop_is_not_waited_for_when_ranks_come_to_no_end_of_their_step_or_the_store_fails() -> None:
     bench = Bench(world=2).start(STEP_3)
     bench.tell(StopRequested("enough"))
