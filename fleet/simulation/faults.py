@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import zlib
 
 from fleet.errors import ConfigError
 from fleet.protocol.events import FaultReported, NodeLeaves, NodeSilent, NodeStays, SettingChanged, StopRequested
@@ -18,6 +19,8 @@ from fleet.simulation.stage import Stage
 
 DISMISSED_S = 4.5
 """A node that is lost and so long away is taken out of Ray: `node_s` of the simulated runs, and what `fleet.app.foreign` waits then."""
+FLIPPED = 29
+"""Stands for a flipped bit in what a rank's weights are made of."""
 FLAP_S = 1.0
 """A link that comes and goes is cut for so long, and then is not for so long."""
 REBOOT_S = 5.0
@@ -126,7 +129,7 @@ class Faults:
     def _flip(self, victim: SimRank) -> None:
         """A bit of what it holds. Nothing flips in what is half written: that is not used."""
         if victim.alive and victim.weights != POISON:
-            victim.weights, victim.corrupt = hash((victim.weights, victim.protocol.token, "flipped")), True
+            victim.weights, victim.corrupt = hash((victim.weights, zlib.crc32(victim.protocol.token.encode()), FLIPPED)), True
             self.world.flipped = True
             self.world.note("flipped", victim, victim.protocol.state)
 

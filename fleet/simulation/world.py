@@ -47,10 +47,10 @@ class Outcome:
     trace: tuple[str, ...]
     world: World
 
-    def report(self, command: str) -> str:
+    def report(self, again: str = "") -> str:
+        """What was broken, the last lines of the trace, and the command that repeats the run, where there is one."""
         what = f"seed {self.seed}: invariant {self.broken!r} does not hold: {self.complaint}"
-        again = f"repeat with: {command} --seed {self.seed} --trace"
-        return "\n".join([what, "the last lines of its trace:", *self.trace, again])
+        return "\n".join([what, "the last lines of its trace:", *self.trace, *([f"repeat with: {again}"] if again else [])])
 
 
 class World:

@@ -9,7 +9,7 @@ from fleet.protocol.records import CheckpointRecord, DecisionMade, LineageBegun,
 from fleet.settings.run import Budgets
 from fleet.simulation.plan import PATIENT, Plan, Trouble, small, with_troubles
 from fleet.simulation.world import Outcome
-from tests.simulation.runs import COMMAND, simulate
+from tests.simulation.runs import simulate
 
 STEPS = 30
 
@@ -21,7 +21,7 @@ def run(*troubles: Trouble, world: int = 4, nodes: int = 2, spares: int = 0, bud
         seed=changes.pop("seed", 1), settings=small(world, spares, nodes, budgets), steps=STEPS, capacity=changes.pop("capacity", 4)
     )
     outcome = simulate(dataclasses.replace(with_troubles(plan, troubles), **changes), keep_trace=True)
-    assert not outcome.broken, outcome.report(COMMAND)
+    assert not outcome.broken, outcome.report()
     assert outcome.world.faults.fired >= len(troubles) or not exact
     return outcome
 

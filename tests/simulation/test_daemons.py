@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -14,16 +12,10 @@ from fleet.protocol.records import DecisionMade, LineageBegun, ProcessLost, View
 from fleet.simulation.families import daemons_plan
 from fleet.simulation.plan import Plan, Trouble, small, with_troubles
 from fleet.simulation.world import Outcome
-from tests.simulation.runs import failed_of, in_parts, simulate
+from tests.simulation.runs import simulate
 from tests.simulation.test_mutations import first_broken, words_of_the_dead_count
 
-SEEDS = int(os.environ.get("FLEET_SEEDS", "100"))
 MOST = 60
-
-
-def test_every_invariant_holds_whatever_happens_to_who_keeps_the_run_going_in_any_seed() -> None:
-    reports = in_parts(partial(failed_of, "daemons"), SEEDS, 50)
-    assert not reports, "\n\n".join(reports[:3])
 
 
 def test_in_these_seeds_coordinators_and_agents_stand_still_and_are_killed() -> None:
@@ -41,7 +33,7 @@ def run(*troubles: Trouble, seed: int = 1, on_partition: str = "go-on", **change
 
 
 def lost(outcome: Outcome) -> int:
-    assert not outcome.broken, outcome.report("")
+    assert not outcome.broken, outcome.report()
     assert outcome.status == "completed", outcome.reason
     return sum(isinstance(record, ProcessLost) for record in outcome.world.journal)
 

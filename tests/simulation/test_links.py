@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from dataclasses import replace
-from functools import partial
 
 import pytest
 
@@ -17,15 +15,9 @@ from fleet.simulation.links import HEAD, Links, Pipe
 from fleet.simulation.plan import Plan, Trouble, cut_plan, small, with_troubles
 from fleet.simulation.rng import stream
 from fleet.simulation.world import Outcome
-from tests.simulation.runs import failed_of, in_parts, simulate
+from tests.simulation.runs import simulate
 
-SEEDS = int(os.environ.get("FLEET_SEEDS", "150"))
 MOST = 40
-
-
-def test_every_invariant_holds_whatever_is_wrong_with_links_in_any_seed() -> None:
-    reports = in_parts(partial(failed_of, "links"), SEEDS, 50)
-    assert not reports, "\n\n".join(reports[:3])
 
 
 def test_these_seeds_have_all_that_may_be_wrong_with_links() -> None:
@@ -96,7 +88,7 @@ def run(seed: int, kind: str, on_partition: str = "go-on", duration_s: float = 9
 
 
 def lost(outcome: Outcome) -> int:
-    assert not outcome.broken, outcome.report("")
+    assert not outcome.broken, outcome.report()
     assert outcome.status == "completed", outcome.reason
     return sum(isinstance(record, ProcessLost) for record in outcome.world.journal)
 

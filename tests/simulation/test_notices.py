@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -15,15 +13,9 @@ from fleet.protocol.records import DecisionMade, LineageBegun, ProcessLost, View
 from fleet.simulation.families import notices_plan
 from fleet.simulation.plan import Plan, Trouble, small, with_troubles
 from fleet.simulation.world import Outcome
-from tests.simulation.runs import failed_of, in_parts, simulate
+from tests.simulation.runs import simulate
 
-SEEDS = int(os.environ.get("FLEET_SEEDS", "100"))
 MOST = 60
-
-
-def test_every_invariant_holds_when_nodes_are_taken_away_in_any_seed() -> None:
-    reports = in_parts(partial(failed_of, "notices"), SEEDS, 50)
-    assert not reports, "\n\n".join(reports[:3])
 
 
 def test_in_these_seeds_ranks_are_let_go_and_stay_after_all() -> None:
@@ -41,7 +33,7 @@ def run(*troubles: Trouble, spares: int = 1, seed: int = 1, **changes: Any) -> O
     settings = small(3, spares=spares, nodes=3 + spares)
     plan = Plan(seed=seed, settings=settings, steps=400, capacity=1, shard_s=0.02, save_every_s=2.0)
     outcome = simulate(with_troubles(replace(plan, **changes), troubles))
-    assert not outcome.broken, outcome.report("")
+    assert not outcome.broken, outcome.report()
     assert outcome.status == "completed", outcome.reason
     return outcome
 

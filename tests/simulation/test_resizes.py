@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
-from functools import partial
 
 import pytest
 
@@ -16,15 +14,9 @@ from fleet.protocol.types import Member
 from fleet.simulation.families import resizes_plan
 from fleet.simulation.plan import Plan, Trouble, small, with_troubles
 from fleet.simulation.world import Outcome
-from tests.simulation.runs import failed_of, in_parts, simulate
+from tests.simulation.runs import simulate
 
-SEEDS = int(os.environ.get("FLEET_SEEDS", "100"))
 MOST = 40
-
-
-def test_every_invariant_holds_when_worlds_are_resized_in_any_seed() -> None:
-    reports = in_parts(partial(failed_of, "resizes"), SEEDS, 50)
-    assert not reports, "\n\n".join(reports[:3])
 
 
 def test_in_these_seeds_worlds_shrink_and_grow() -> None:
@@ -50,7 +42,7 @@ def run(*sizes: int, world: int = 3, most: int = 5, spares: int = 0, seed: int =
     plan = Plan(seed=seed, settings=settings, steps=300, capacity=3, shard_s=0.02, save_every_s=2.0)
     resizes = [Trouble(kind="resize", at_s=3.0 * (turn + 1), world=size) for turn, size in enumerate(sizes)]
     outcome = simulate(with_troubles(plan, (*resizes, *troubles)))
-    assert not outcome.broken, outcome.report("")
+    assert not outcome.broken, outcome.report()
     assert outcome.status == "completed", outcome.reason
     return outcome
 

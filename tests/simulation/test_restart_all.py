@@ -21,7 +21,7 @@ def test_one_loss_restarts_everyone() -> None:
     plan = Plan(seed=3, settings=small(4), steps=60, shard_s=0.05, save_every_s=0.5, troubles=(Trouble(kind="kill", at_s=6.0, slot=1),))
     outcome = World(plan, machine).run()
     journal = outcome.world.journal
-    assert outcome.broken == "" and outcome.status == "completed", outcome.report("")
+    assert outcome.broken == "" and outcome.status == "completed", outcome.report()
     lost = [record for record in journal if isinstance(record, ProcessLost)]
     assert len(lost) == 4 and sum("start again" in str(record.cause) for record in lost) == 3
     views = [record.view for record in journal if isinstance(record, ViewPublished)]

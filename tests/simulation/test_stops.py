@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from functools import partial
-
 import pytest
 
 from fleet.machine import stopping
@@ -15,15 +12,9 @@ from fleet.protocol.types import StateId, View
 from fleet.simulation.families import stops_plan
 from fleet.simulation.plan import FAST, Plan, Trouble, small, with_troubles
 from fleet.simulation.world import Outcome
-from tests.simulation.runs import failed_of, in_parts, simulate
+from tests.simulation.runs import simulate
 
-SEEDS = int(os.environ.get("FLEET_SEEDS", "100"))
 MOST = 60
-
-
-def test_every_invariant_holds_whenever_a_run_is_stopped_in_any_seed() -> None:
-    reports = in_parts(partial(failed_of, "stops"), SEEDS, 50)
-    assert not reports, "\n\n".join(reports[:3])
 
 
 def test_in_these_seeds_runs_stop_in_time_and_through_other_troubles() -> None:
@@ -55,7 +46,7 @@ def run(*troubles: Trouble, seed: int = 1, world: int = 4, spares: int = 0, shar
     settings = small(world, spares, nodes=2)
     plan = Plan(seed=seed, settings=settings, steps=2000, capacity=4, shard_s=shard_s, save_every_s=1000.0)
     outcome = simulate(with_troubles(plan, (Trouble(kind="stop", at_s=2.0), *troubles)))
-    assert not outcome.broken, outcome.report("")
+    assert not outcome.broken, outcome.report()
     assert outcome.status == STOPPED, outcome.reason
     return outcome
 

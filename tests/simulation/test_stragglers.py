@@ -16,15 +16,10 @@ from fleet.simulation.world import MakeMachine, Outcome, World
 from policies.straggler.detectors import Sensitivity, StepTimes, Verdict
 from policies.straggler.mitigation import Mitigator
 from policies.straggler.remedies import LeastLoss, Mitigation, Standing
-from tests.simulation.runs import COMMAND, make_machine, simulate, simulate_slow
+from tests.simulation.runs import make_machine, simulate, simulate_seed
 
 SLOW_SEEDS = max(40, int(os.environ.get("FLEET_SEEDS", "0")) // 20)
-REGRESSIONS = {
-    157: "step times that waver were weighed alike, and a sound rank was taken for a slow one (decision 32)",
-    187: "the same",
-    198: "the same",
-}
-"""Seeds that accused a rank which was never slow, and why."""
+MOST = 40
 AT_STEP = 50
 """By then the detector knows how much times waver."""
 
@@ -39,7 +34,7 @@ def plan_of(*troubles: Trouble, steps: int = 200, spares: int = 0, straggler: St
 def run(*troubles: Trouble, machine: MakeMachine = make_machine, **changes: Any) -> Outcome:
     """A run through ``troubles`` in which every invariant held."""
     outcome = World(plan_of(*troubles, **changes), machine, keep_trace=True).run()
-    assert not outcome.broken, outcome.report(COMMAND)
+    assert not outcome.broken, outcome.report()
     assert outcome.status == "completed", outcome.reason
     return outcome
 
@@ -186,17 +181,10 @@ def test_what_was_decided_survives_the_coordinator() -> None:
     assert all(load[2] < max(load) for load in loads(outcome)[1:])
 
 
-def test_every_invariant_holds_in_every_seed_with_slow_ranks() -> None:
-    outcomes = [simulate_slow(seed) for seed in range(SLOW_SEEDS)]
-    broken = [outcome.report(f"{COMMAND} --slow") for outcome in outcomes if outcome.broken]
-    assert not broken, "\n\n".join(broken[:3])
-    assert sum(len(decisions(outcome, "rebalance", "replace", "evict")) for outcome in outcomes) >= SLOW_SEEDS / 10
-
-
-@pytest.mark.parametrize("seed", REGRESSIONS, ids=[str(seed) for seed in REGRESSIONS])
-def test_a_seed_that_once_failed(seed: int) -> None:
-    outcome = simulate_slow(seed)
-    assert not outcome.broken, outcome.report(f"{COMMAND} --slow")
+def test_in_these_seeds_something_is_done_about_slow_ranks() -> None:
+    """Else the runs of this family show little."""
+    outcomes = [simulate_seed("slow", seed) for seed in range(MOST)]
+    assert sum(len(decisions(outcome, "rebalance", "replace", "evict")) for outcome in outcomes) >= MOST / 10
 
 
 def test_a_policy_that_blames_the_neighbour_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ from policies.interval import CheckpointInterval
 from policies.recovery import ReformPromoteRegrow, RestartAll
 
 DAY_S = 86_400.0
-WIDE = max(6, int(os.environ.get("FLEET_SEEDS", "0")) // 20)
+WIDE = max(6, int(os.environ.get("FLEET_SEEDS", "0")) // 100)
 IN_PLACE, ALL = ReformPromoteRegrow(Budgets(), 600.0), RestartAll(Budgets(), 600.0)
 EXACT = CheckpointInterval()
 
