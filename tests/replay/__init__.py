@@ -1,0 +1,1 @@
+"""Whether a refactoring changed a decision: see ``__main__.py``."""
