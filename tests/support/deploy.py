@@ -23,6 +23,7 @@ world = 24
 spares = 8
 arguments = ["--set", "steps=4000", "--min-ranks", "8", "--shards", "96"]
 image = "registry.example.com/team/gpt:1.2"
+fleet = "dist/fleet_train-0.1.0-cp311-abi3-linux_x86_64.whl"
 team = "vision"
 activate = ". ~/venv/bin/activate"
 env = {AWS_ENDPOINT_URL = "https://store.example.com", NCCL_SOCKET_IFNAME = "eth0"}
@@ -60,7 +61,7 @@ PROVIDERS = {
     },
     "local": {
         "provider": "local", "head_ip": "10.0.0.1", "worker_ips": ["10.0.0.2", "10.0.0.3", "10.0.0.4", "10.0.0.5"], "ssh_user": "ray",
-        "ssh_private_key": "~/.ssh/trainer", "setup": ["pip install fleet-train==0.1.0"],
+        "ssh_private_key": "~/.ssh/trainer", "setup": ["pip install /shared/fleet_train-0.1.0-cp311-abi3-linux_x86_64.whl"],
     },
 }  # fmt: skip
 WAYS = ("ray-up aws", "ray-up gcp", "ray-up local", "kuberay", "slurm")

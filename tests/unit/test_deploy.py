@@ -54,7 +54,9 @@ REFUSALS: list[tuple[str, str, Any]] = [
         ("name", None), ("name", "GPT"), ("name", "a" * 48), ("name", "-x"), ("name", 3), ("script", None), ("script", "missing.py"),
         ("script", "../train.py"), ("script", "/train.py"), ("script", "train.sh"), ("store", None), ("store", "/mnt/runs"),
         ("store", "runs"), ("world", None), ("world", 0), ("world", -1), ("world", "4"), ("world", 33), ("spares", -1), ("image", None),
-        ("image", "gpt"), ("image", "gpt:latest"), ("image", "not an image"), ("base", "rayproject/ray:latest"), ("team", "no team!"),
+        ("image", "gpt"), ("image", "gpt:latest"), ("image", "not an image"), ("base", "rayproject/ray:latest"), ("fleet", ""),
+        ("fleet", "fleet-train==0.1.0"), ("fleet", "git+https://host.example.com/fleet.git"), ("fleet", "other-1.0.whl"),
+        ("team", "no team!"),
         ("nodes.count", 0), ("nodes.count", -4), ("nodes.cpus", 0), ("nodes.gpus", -1), ("nodes.gpus", 1.5), ("nodes.memory_gib", -1),
         ("nodes.shm_gib", 64), ("nodes.shm_gib", 0), ("head.cpus", 0), ("head.memory_gib", 0), ("kuberay.namespace", ""),
         ("kuberay.namespace", "Research"), ("kuberay.queue", "no queue"), ("kuberay.queue", None), ("kuberay.secret", "Not This"),
@@ -301,7 +303,15 @@ def test_variables_that_files_set_are_known() -> None:
 @pytest.mark.parametrize(("store", "needed"), [("gs://bucket/runs", "gcsfs"), ("s3://bucket/runs", ""), ("abfs://c/runs", "adlfs")])
 def test_an_image_has_what_its_store_needs(store: str, needed: str) -> None:
     text = written("kuberay", store=store)["Dockerfile"]
-    assert re.search(rf"^RUN pip install .*fleet-train==[\d.]+ ?{needed}$", text, re.M)
+    assert re.search(r"^COPY dist/fleet_train-0.1.0-cp311-abi3-linux_x86_64.whl /tmp/$", text, re.M)
+    assert re.search(rf"^RUN pip install .*/tmp/fleet_train-0.1.0-cp311-abi3-linux_x86_64.whl ?{needed}$", text, re.M)
+    assert checks.check("Dockerfile", text, accepts) == []
+
+
+@pytest.mark.parametrize("url", ["git+https://host.example.com/team/fleet.git@v0.1.0", "git+ssh://git@host.example.com/fleet@3f2a"])
+def test_an_image_has_fleet_from_a_git_url_that_names_what_was_tested(url: str) -> None:
+    text = written("kuberay", fleet=url)["Dockerfile"]
+    assert f"'fleet-train @ {url}'" in text and "COPY dist" not in text
     assert checks.check("Dockerfile", text, accepts) == []
 
 

@@ -218,7 +218,7 @@ DOCKERFILE = written("kuberay")["Dockerfile"]
 
 @pytest.mark.parametrize(("old", "new", "field"), [
     ("2.60.0-py311-gpu", "latest", "FROM"), (":2.60.0-py311-gpu", "", "FROM"), ("FROM ", "FORM ", "FORM"),
-    ("fleet-train==", "fleet-train>=", "RUN"),
+    ("/tmp/fleet_train-0.1.0-cp311-abi3-linux_x86_64.whl", "fleet-train", "RUN"),
     ("WORKDIR /", "WORKDIR ", "WORKDIR"), ("COPY --chown=ray:users . /home/ray/code", "", "COPY"),
     ("NCCL_SOCKET_IFNAME=eth0", "WANDB_API_KEY=x", "ENV"), ("RUN pip", "RUN AKIA" + "IOSFODNN7EXAMPLE pip", "RUN"),
 ])  # fmt: skip

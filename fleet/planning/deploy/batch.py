@@ -140,9 +140,10 @@ def dockerfile(text: str) -> Iterator[ConfigError]:
             yield ConfigError("FROM", image, "it takes an image by its tag or digest", "Name the version that was tested.")
     if not found or found[0][0] not in ("FROM", "ARG"):
         yield ConfigError("FROM", "", "it is missing: a Dockerfile begins with it")
-    if not any(word == "RUN" and re.search(r"\bfleet-train==\d|fleet_train\S*\.whl", rest) for word, rest in found):
-        yield ConfigError("RUN", "", "nothing installs Fleet by its version", "Add: RUN pip install fleet-train==VERSION.")
-    if not any(word in ("COPY", "ADD") for word, _ in found):
+    if not any(word == "RUN" and re.search(r"fleet_train-\S+\.whl|fleet-train\S* @ git\+\S+@\S+", rest) for word, rest in found):
+        way_out = "Add: RUN pip install 'fleet-train @ git+URL@TAG', or COPY a wheel and install that."
+        yield ConfigError("RUN", "", "nothing installs Fleet from a wheel, or from a git URL with a tag", way_out)
+    if not any(word in ("COPY", "ADD") and ".whl " not in rest for word, rest in found):
         yield ConfigError("COPY", "", "the folder of the script is not in the image", "Add: COPY . FOLDER.")
     if any(word == "WORKDIR" and not rest.startswith("/") for word, rest in found):
         yield ConfigError("WORKDIR", "", "it takes an absolute path")

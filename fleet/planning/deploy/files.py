@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -9,9 +10,8 @@ from typing import Any
 import jinja2
 import yaml
 
-from fleet import __version__
 from fleet.planning.deploy import entrypoint, kuberay, ray_up
-from fleet.planning.deploy.spec import Spec
+from fleet.planning.deploy.spec import WHEEL, Spec
 
 ADDRESS = "$HEAD_IP:6379"
 """Of the head, in the batch script."""
@@ -79,10 +79,12 @@ def base_image(spec: Spec, python: str) -> str:
 
 def _dockerfile(spec: Spec, folder: str, python: str) -> str:
     needed = STORES.get(spec.store.partition("://")[0])
-    packages = entrypoint.line([f"fleet-train=={__version__}", *([needed] if needed else [])])
+    wheel = spec.fleet if WHEEL.fullmatch(spec.fleet) else ""
+    source = f"/tmp/{posixpath.basename(wheel)}" if wheel else f"fleet-train @ {spec.fleet}"
     return _template(
-        "Dockerfile.j2", spec=spec, folder=shlex.quote(folder), base=base_image(spec, python), packages=packages, code=kuberay.CODE
-    )
+        "Dockerfile.j2", spec=spec, folder=shlex.quote(folder), base=base_image(spec, python), code=kuberay.CODE, wheel=wheel,
+        packages=entrypoint.line([source, *([needed] if needed else [])]),
+    )  # fmt: skip
 
 
 def _readme(spec: Spec, target: str, folder: str) -> str:

@@ -18,6 +18,9 @@ TARGETS = ("ray-up", "kuberay", "slurm")
 PROVIDERS = ("aws", "gcp", "local")
 LONGEST_NAME = 47
 """Characters: KubeRay adds its own to the name of a RayJob, and Kubernetes allows 63."""
+WHEEL = re.compile(r"(?:[\w.+-]+/)*fleet_train-[\w.+-]+\.whl")
+GIT = re.compile(r"git\+(?:https|ssh|file)://[^\s@]+(?:@[^\s@/]+/[^\s@]+)?@[\w./+-]+")
+"""A URL that pip takes, with the tag or commit that was tested."""
 LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 DOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 LABEL_KEY = re.compile(r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?")
@@ -131,6 +134,7 @@ class Spec:
     arguments: tuple[str, ...] = setting((), "More options of `fleet run`, one word each.")
     image: str = setting("", "Container image that nodes run, with its tag: needed but for Slurm and `local`.")
     base: str = setting("", "Image that the Dockerfile starts from, with its tag; empty: Ray's of the version that Fleet needs.")
+    fleet: str = setting("", "Where the image has Fleet from: a wheel below the spec's folder, or a git URL with a tag or commit.")
     team: str = setting("", "Who pays: Slurm's account, and a label of pods.")
     activate: str = setting("", "Shell command before each command of Ray and Fleet, such as `. ~/venv/bin/activate`.")
     env: Mapping[str, str] = _texts("Environment variables of all nodes. No secrets.")
@@ -188,6 +192,9 @@ def _check(spec: Spec) -> None:
     for name, words in (("image", spec.image), ("base", spec.base)):
         if words:
             check_pinned(name, words)
+    if spec.fleet and not (WHEEL.fullmatch(spec.fleet) or GIT.fullmatch(spec.fleet)):
+        way_out = "Name a wheel, dist/fleet_train-VERSION-....whl, or a git URL, git+https://HOST/PATH@TAG."
+        raise ConfigError("fleet", spec.fleet, "it is neither a wheel of Fleet's nor a git URL with a tag or commit", way_out)
     for key, value in spec.nodes.labels.items():
         _match(f"nodes.labels.{key}", key, LABEL_KEY, "a label's name: letters, digits and . _ -")
         _match(f"nodes.labels.{key}", value, LABEL_VALUE, "a label's value: letters, digits and . _ -, at most 63")
@@ -261,6 +268,7 @@ def _check_ray_up(spec: Spec) -> None:
     for name in needed:
         _need(f"ray_up.{name}", getattr(given, name), f", and {given.provider} needs it")
     _need("image", spec.image, ": machines of a cloud come without Fleet")
+    _need("fleet", spec.fleet, ": the image installs Fleet from it, as no index has it")
     _check_far(spec)
 
 
@@ -280,6 +288,7 @@ def _check_local(spec: Spec) -> None:
 
 def _check_kuberay(spec: Spec) -> None:
     _need("image", spec.image, ": pods come from one")
+    _need("fleet", spec.fleet, ": the image installs Fleet from it, as no index has it")
     given = spec.kuberay
     for name in ("namespace", "queue", "priority_class", "service_account", "secret"):
         if name == "namespace" or getattr(given, name):
