@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
+from fleet.app.beginning import Beginning
 from fleet.app.follow import Follower
 from fleet.app.live_line import Pace, Status, forewarning, hung, in_columns, parts
 from fleet.app.rank_logs import RunLogs
@@ -39,14 +40,15 @@ class LiveView:
         logs: what ranks print is shown, too.
         first_fault_s: when chaos strikes first, in seconds of training; None: never.
         verbose: show also what costs nothing.
+        beginning: is told of the records that lead to the first step.
     """
 
     def __init__(
         self, follower: Follower, console: Console, clock: Callable[[], float], logs: RunLogs | None = None,
-        first_fault_s: float | None = None, verbose: bool = False,
+        first_fault_s: float | None = None, verbose: bool = False, beginning: Beginning | None = None,
     ) -> None:  # fmt: skip
         self._follower, self._console, self._clock, self._logs, self._first_fault_s = follower, console, clock, logs, first_fault_s
-        self._teller, self._pace = Teller(verbose), Pace()
+        self._teller, self._pace, self._beginning = Teller(verbose), Pace(), beginning
         self._figures: dict[str, float] = {}
         self._trains_since_s: float | None = None
         self._printed_s = clock()
@@ -83,6 +85,8 @@ class LiveView:
 
     def _tell(self, records: Iterable[Record]) -> None:
         for record in records:
+            if self._beginning is not None:
+                self._beginning.take(record)
             match record:
                 case Committed(state=state, at_s=at_s):
                     self._pace.add(at_s, state.step)

@@ -28,6 +28,7 @@ from fleet.errors import ConfigError
 from fleet.protocol.records import COMPLETED, UNSAVED
 
 if TYPE_CHECKING:
+    from fleet.app.beginning import Beginning
     from fleet.app.configuration import Configuration
     from fleet.app.expects import Expectation
     from fleet.app.plans import RunPlan, RunResult
@@ -341,20 +342,21 @@ def _execute(
 ) -> int:
     from dashboards.trackers import choice
     from fleet.app import plans, policy_choice
+    from fleet.app.beginning import Beginning
     from storage.backends.trial import Trial, check_folder
 
-    root = plan.folder.parent
+    root, beginning = plan.folder.parent, Beginning(console, time.monotonic)
     if not address:  # else it is checked where the run is driven
         choice.check(plan.settings.track, os.environ)
     policy_choice.look_in(Path(plan.script).resolve().parent, Path.cwd())
     policy_choice.check(plan.settings)
     check_folder(plan.folder if plan.resume else root)
     tried = Trial(plans.store_url(plan)) if "://" in plan.settings.storage else None  # beside the cluster's start
-    with cli_watch.serving(root, "127.0.0.1", show.port) as server, _ground(plan, address, working_dir) as launched:
+    with beginning, cli_watch.serving(root, "127.0.0.1", show.port) as server, _ground(plan, address, working_dir, beginning) as launched:
         if tried is not None and not address:
             tried.check("this machine")
         plan = dataclasses.replace(plan, page=server.read_link(plan.name))
-        result = one_run(launched(plan), server, show.verbose)
+        result = one_run(launched(plan), server, show.verbose, beginning)
         verdict = None
         if twin and result.status in (COMPLETED, UNSAVED):
             other = plans.twin_of(plan, twin_world or None)
@@ -363,22 +365,27 @@ def _execute(
 
 
 @contextmanager
-def _ground(plan: RunPlan, address: str, working_dir: str) -> Iterator[Callable[[RunPlan], Launch]]:
+def _ground(plan: RunPlan, address: str, working_dir: str, beginning: Beginning) -> Iterator[Callable[[RunPlan], Launch]]:
     """What carries plans out: a local cluster while the context lasts, or the one at ``address``; or the launcher of a plain job."""
     if plan.plain is not None:
         from fleet.app import plain
 
+        beginning.say(f"{plan.name}: the ranks of {Path(plan.script).name} are started on this machine")
         yield plain.PlainRun
     elif address:
         from fleet.app import remote
 
+        beginning.say(f"{plan.name}: the cluster at {address} is asked")
         with remote.connected(address):
             console.print(f"cluster {address}: {remote.seen()}; code is sent there, and processes are started", highlight=False)
             yield lambda each: remote.Launched(each, plan.folder.parent, code_folder(plan, working_dir))
     else:
-        from fleet.app import recipes
+        nodes, slots = plan.settings.nodes, plan.settings.slots
+        beginning.say(f"{plan.name}: a Ray cluster of {nodes} node{'s' if nodes > 1 else ''} for {slots} ranks is started on this machine")
+        from fleet.app import recipes  # it imports Ray: after the first word
 
         with recipes.local_cluster(plan.settings, plan.script) as cluster:
+            beginning.say("the cluster is up; a coordinator is started, and an agent on each node")
             yield lambda each: recipes.LiveRun(each, cluster)
 
 
@@ -401,8 +408,8 @@ def close(plan: RunPlan, result: RunResult, verdict: dict[str, Any] | None, show
     return _exit_code(result, verdict) or (Exit.VIOLATED if checkers.violated(data["checks"]) else Exit.UNMET if unmet else Exit.DONE)
 
 
-def one_run(live: Launch, server: Watch | None, verbose: bool) -> RunResult:
-    """Train; with a ``server``, its page shows the run, and takes orders for its chaos."""
+def one_run(live: Launch, server: Watch | None, verbose: bool, beginning: Beginning | None = None) -> RunResult:
+    """Train; with a ``server``, its page shows the run, and takes orders. ``beginning`` tells what the first step waits for."""
     from fleet.app.follow import Follower
     from fleet.app.progress import LiveView
     from fleet.app.rank_logs import RunLogs, logs_of
@@ -414,8 +421,13 @@ def one_run(live: Launch, server: Watch | None, verbose: bool) -> RunResult:
         server.show(plan.name, follower, live.controls)
         console.print(Text.assemble("watch it at ", (server.link(plan.name), "bold")))
     logs = RunLogs(logs_of(plan.folder), from_start=not plan.resume)
-    with LiveView(follower, console, time.monotonic, logs, _first_fault_s(plan), verbose), stopped_by_signals(live.stop, console.print):
+    if beginning is not None:
+        beginning.say("ranks are started")
+    view = LiveView(follower, console, time.monotonic, logs, _first_fault_s(plan), verbose, beginning)
+    with view, stopped_by_signals(live.stop, console.print):
         result = live.execute()
+    if beginning is not None:
+        beginning.over()
     if server is not None:
         server.release(plan.name)
     if result.status == "failed":

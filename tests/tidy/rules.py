@@ -108,6 +108,7 @@ ZONES = (
     Zone("fleet/app/result.py", SHIPPED, ANY, ("torch", "ray")),
     Zone("fleet/__main__.py", SHIPPED, ANY, ("torch",)),
     Zone("fleet/app/report", ("fleet", "fleet.app.report", "dashboards"), ANY, ("torch", "ray", *EDGE)),
+    Zone("fleet/app/beginning.py", ("fleet",), ("rich",), EDGE),
     Zone("fleet/app/progress", ("fleet", "fleet.app.progress"), ANY, ("torch", "ray", *EDGE)),
     Zone("fleet/cluster/driver.py", ("fleet", "fleet.cluster.driver"), ANY, ("torch", "ray", *EDGE)),
     Zone("fleet/__init__.py", ("fleet", *PUBLIC, "actors.rank"), (), EDGE),

@@ -1,0 +1,47 @@
+"""What `make demo` runs: gpt.py through a storm of faults, then its twin without them. It takes as many steps as this machine has time for.
+
+python examples/demo.py OPTIONS OF fleet run
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+RUN_S = 30.0
+"""So long one of the two runs may compute."""
+FEWEST, MOST = 40, 200
+SHARDS, SAMPLES = 16, 4
+"""Of one step; the shards are shared by the cores."""
+BESIDE = 1.5
+"""A step takes so many times its arithmetic: ranks exchange gradients, and are lost and healed."""
+
+
+def step_s() -> float:
+    """Seconds of one step's arithmetic here: one shard is computed again and again for a second, on one core."""
+    import torch
+    from gpt import CONTEXT, build, loss_fn
+
+    torch.set_num_threads(1)
+    model, batch = build(MOST)[0].train(), torch.randint(256, (SAMPLES, CONTEXT + 1))
+    loss_fn(model, batch).backward()
+    began_s, shards = time.monotonic(), 0
+    while time.monotonic() - began_s < 1.0:
+        loss_fn(model, batch).backward()
+        shards += 1
+    return (time.monotonic() - began_s) / shards * SHARDS / len(os.sched_getaffinity(0))
+
+
+def main() -> None:
+    print("the pace of this machine is measured, so that the demo ends in time", flush=True)
+    one_s = step_s()
+    steps = round(min(MOST, max(FEWEST, RUN_S / (BESIDE * one_s))))
+    print(f"a step takes some {BESIDE * one_s * 1000:.0f} ms here: the run takes {steps} steps, and so does its twin", flush=True)
+    script = str(Path(__file__).with_name("gpt.py"))
+    os.execv(sys.executable, [sys.executable, "-m", "fleet", "run", script, "--set", f"steps={steps}", *sys.argv[1:]])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""From the command to the first step somebody says what is waited for."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from fleet.app import beginning as module
+from fleet.app.beginning import Beginning
+from fleet.protocol.records import Committed, ProcessUp, ViewPublished
+from fleet.protocol.types import Member, Process, StateId, View
+from tests.support.waiting import until
+
+UP = ProcessUp(Member(0, 0), Process("node", 1, 1), "token", 1.0)
+VIEW = ViewPublished(View(1, (Member(0, 0),), ((0, 8),), 0, (), StateId(0, 0), "a:1"), 2.0, "", False, ())
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    monkeypatch.setattr(module, "CHECK_S", 0.01)
+    return io.StringIO()
+
+
+def test_it_says_at_once_and_again_what_is_waited_for(said: io.StringIO) -> None:
+    now = [0.0]
+    with Beginning(Console(file=said, width=100), lambda: now[0]) as beginning:
+        beginning.say("a cluster is started")
+        assert said.getvalue().strip() == "0 ms    a cluster is started"
+        now[0] = 2.6
+        until(lambda: "2.6 s    still: a cluster is started" in said.getvalue(), "it is said again")
+        beginning.take(UP)
+        beginning.take(UP)
+        now[0] = 5.2
+        until(lambda: "5.2 s    still: 2 ranks are up" in said.getvalue(), "what the journal tells is said")
+        beginning.take(VIEW)
+        now[0] = 7.8
+        until(lambda: "7.8 s    still: the first view forms" in said.getvalue(), "and the view")
+        beginning.take(Committed(StateId(0, 1), 8.0))
+        now[0] = 100.0
+    assert said.getvalue().splitlines()[-1].endswith("the first view forms"), "after the first step it is silent"
+
+
+def test_it_says_nothing_while_there_is_nothing_to_wait_for(said: io.StringIO) -> None:
+    now = [0.0]
+    with Beginning(Console(file=said), lambda: now[0]):
+        now[0] = 60.0
+    assert said.getvalue() == ""
