@@ -11,12 +11,13 @@ import statistics
 import tempfile
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.account_forecast import measure_forecast
+from benchmarks.account_forecast import Made, figures_of, simulations
 from benchmarks.account_step import STEP_S, step_overhead_all_us
-from benchmarks.harness import Form, left_out, run, together
+from benchmarks.harness import Form, Part, in_parts, left_out, one_piece, run
 from benchmarks.machine import step_overhead_us
 from fleet.planning.traces.fit import fit
 from fleet.planning.traces.importing import read_log
@@ -49,16 +50,22 @@ def fits(form: Form) -> dict[str, Any]:
     return {"settings": {"rows": rows, "seed": SEED}, "figures": figures, "samples": samples, "notes": [note]}
 
 
-def forecasts(form: Form) -> dict[str, Any]:
+def forecasts(form: Form, folder: Path) -> Part:
     """Predictions and forecasts of real and of simulated runs, beside what became of them."""
-    with tempfile.TemporaryDirectory() as thrown_away:
-        folder = Path(os.environ.get(KEEP) or thrown_away)
-        found = measure_forecast(folder, each=form.of(13, 1, 1), quiet=form.of(2, 1, 0), simulated=form.of(400, 400, 20))
-    unknown = [name for name, value in found["figures"].items() if math.isnan(value)]
-    figures = {name: value for name, value in found["figures"].items() if name not in unknown}
-    samples = {name: values for name, values in found["samples"].items() if values}
-    notes = [left_out(name, "no run was long enough to say it") for name in unknown]
-    return {**found, "figures": figures, "samples": samples, "notes": notes}
+    simulated = form.of(400, 400, 20)
+    made = Made(folder, each=form.of(13, 1, 1), quiet=form.of(2, 0, 0), steps=form.of(90, 60, 90), limit_s=form.of(600.0, 150.0, 600.0))
+
+    def told(found: dict[str, Any]) -> dict[str, Any]:
+        result = figures_of(made, found)
+        unknown = [name for name, value in result["figures"].items() if math.isnan(value)]
+        figures = {name: value for name, value in result["figures"].items() if name not in unknown}
+        samples = {name: values for name, values in result["samples"].items() if values}
+        notes = [left_out(name, "no run was long enough to say it") for name in unknown]
+        notes += [] if made.quiet else [left_out("fleet_quiet_error_points_max", "runs without faults are for the full form")]
+        settings = {**result["settings"], "simulated_runs": simulated}
+        return {"settings": settings, "figures": figures, "samples": samples, "notes": notes}
+
+    return Part(made.work() | simulations(simulated), told)
 
 
 def overheads(form: Form) -> dict[str, Any]:
@@ -82,13 +89,12 @@ def counts(form: Form) -> dict[str, Any]:
     return {"settings": {}, "figures": {name: max(samples)}, "samples": {name: samples}, "notes": []}
 
 
-MEASURES = (fits, overheads, counts, forecasts)
-"""All that is measured, in order."""
-
-
 def measure(form: Form) -> Mapping[str, Any]:
-    """Each of ``MEASURES``, in one result."""
-    return together(each(form) for each in MEASURES)
+    """What is accounted for, what that takes, and what is forecast."""
+    alone = {"fits": fits, "overheads": overheads, "counts of FLOPs": counts}
+    with tempfile.TemporaryDirectory() as thrown_away:
+        folder = Path(os.environ.get(KEEP) or thrown_away)
+        return in_parts("account", [*(one_piece(what, partial(do, form)) for what, do in alone.items()), forecasts(form, folder)])
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +45,7 @@ from policies.interval import CheckpointInterval
 from policies.recovery import RECOVERIES
 
 ROOT = Path(__file__).parents[1]
-MTBF_S, RUN_LIMIT_S, LOOK_S = 15.0, 600.0, 0.5
-STEPS, LEAST_S = 90, 20.0
+MTBF_S, LOOK_S, LEAST_S = 15.0, 0.5, 20.0
 
 
 # ---- real runs ---------------------------------------------------------------------------------------------------------------------------
@@ -68,40 +68,55 @@ SORTS = (
 QUIET = Sort("quiet", ("--world", "2", "--chaos", "off"))
 
 
-def journals(folder: Path, each: int, quiet: int) -> list[Path]:
-    """The journals of ``each`` real runs of every sort, and so many quiet ones, in ``folder``; what lies there already is not run again."""
-    wanted = [(sort, number) for number in range(each) for sort in SORTS] + [(QUIET, number) for number in range(quiet)]
-    return [_journal(folder / f"{sort.name}-{number}", sort, number) for sort, number in wanted]
+@dataclass(frozen=True)
+class Made:
+    """The real runs: ``each`` of every sort, and so many ``quiet`` ones, of so many ``steps``. None may take longer than ``limit_s``."""
+
+    folder: Path
+    each: int
+    quiet: int
+    steps: int
+    limit_s: float
+
+    def wanted(self) -> dict[str, tuple[Sort, int]]:
+        """Sort and seed of each, by its name, which is that of its folder in ``folder``."""
+        runs = [(sort, number) for number in range(self.each) for sort in SORTS] + [(QUIET, number) for number in range(self.quiet)]
+        return {f"{sort.name}-{number}": (sort, number) for sort, number in runs}
+
+    def work(self) -> dict[str, Callable[[], Path]]:
+        """What makes the journal of each; of a run that lies there already it is the one that it has."""
+        return {name: partial(_journal, self, self.folder / name, *of) for name, of in self.wanted().items()}
 
 
-def _journal(folder: Path, sort: Sort, seed: int) -> Path:
+def _journal(made: Made, folder: Path, sort: Sort, seed: int) -> Path:
     found = list(folder.glob("*/journal.jsonl"))
     if not found:
         folder.mkdir(parents=True, exist_ok=True)
-        _train(folder, sort, seed)
+        _train(made, folder, sort, seed)
         found = list(folder.glob("*/journal.jsonl"))
     return found[0]
 
 
-def _train(folder: Path, sort: Sort, seed: int) -> None:
-    """One real run, in a process of its own, as its user would start it. Raises TimeoutExpired after ten minutes."""
-    command = [sys.executable, "-m", "fleet", "run", "examples/gpt.py", "--seed", str(seed), "--steps", str(STEPS), *sort.options]
+def _train(made: Made, folder: Path, sort: Sort, seed: int) -> None:
+    """One real run, in a process of its own, as its user would start it. Raises TimeoutExpired after its limit."""
+    command = [sys.executable, "-m", "fleet", "run", "examples/gpt.py", "--seed", str(seed), "--steps", str(made.steps), *sort.options]
+    end_s = time.monotonic() + made.limit_s
     with (folder / "output.txt").open("w") as output:
         child = subprocess.Popen([*command, "--storage", str(folder)], cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
         try:
             if sort.kill_every_s:
-                _kill_from_outside(folder, child, sort.kill_every_s, random.Random(derive_seed(seed, "outside")))
-            child.wait(RUN_LIMIT_S)
+                _kill_from_outside(folder, child, sort.kill_every_s, random.Random(derive_seed(seed, "outside")), end_s)
+            child.wait(max(0.0, end_s - time.monotonic()))
         finally:
             if child.poll() is None:
                 child.send_signal(signal.SIGINT)
                 child.wait(60.0)
 
 
-def _kill_from_outside(folder: Path, child: subprocess.Popen[bytes], every_s: float, draw: random.Random) -> None:
-    """SIGKILL to a process of the run that lives, again and again, since it has begun to train."""
-    tick, limit_s, strike_s = threading.Event(), time.monotonic() + RUN_LIMIT_S, 0.0
-    while child.poll() is None and time.monotonic() < limit_s:
+def _kill_from_outside(folder: Path, child: subprocess.Popen[bytes], every_s: float, draw: random.Random, end_s: float) -> None:
+    """SIGKILL to a process of the run that lives, again and again, since it has begun to train and until ``end_s``."""
+    tick, strike_s = threading.Event(), 0.0
+    while child.poll() is None and time.monotonic() < end_s:
         tick.wait(LOOK_S)
         seen = list(_known(folder))
         if not any(isinstance(record, Committed) for record in seen):
@@ -241,25 +256,32 @@ def _run(rates: Mapping[str, float], duration_s: float, until_s: float, seed: in
     return FleetRun(fleet_of(rates, until_s), arrivals, policy, (CheckpointInterval(),)).run()
 
 
-def measure_forecast(folder: Path, each: int, quiet: int, simulated: int) -> dict[str, Any]:
-    """The figures of this module. ``folder`` keeps the real runs; ``each`` of every sort, so many ``quiet`` and so many ``simulated``."""
-    found = journals(folder, each, quiet)
-    stormy, calm = found[: 3 * each], found[3 * each :]
+OFF = {"better_fleet_": 1 / 3, "worse_fleet_": 3.0}
+"""By what names have of it, how many times as often faults come as the forecast believes."""
+
+
+def simulations(runs: int) -> dict[str, Callable[[], float]]:
+    """What finds the figures of so many simulated runs, by their names."""
+    own: dict[str, Callable[[], float]] = {"fleet_forecast_coverage_ratio": partial(simulated_coverage, runs)}
+    return own | {f"fleet_forecast_coverage_{name}ratio": partial(simulated_coverage, runs, rates=_scaled(n)) for name, n in OFF.items()}
+
+
+def figures_of(made: Made, found: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures of this module, of the journals of real runs and of what :func:`simulations` found, by their names."""
+    journals = {name: found[name] for name in made.wanted()}
+    calm = [journal for name, journal in journals.items() if name.startswith(QUIET.name)]
+    stormy = [journal for journal in journals.values() if journal not in calm]
     errors, still = conditional_errors(stormy), conditional_errors(calm)
-    off = {name: _scaled(factor) for name, factor in (("better", 1 / 3), ("worse", 3.0))}
     figures = {
         "fleet_conditional_error_points_median": statistics.median(errors),
         "fleet_conditional_error_points_max": max(errors),
-        "fleet_quiet_error_points_max": max(still) if still else None,
-        "fleet_forecast_coverage_ratio": simulated_coverage(simulated),
-        **{f"fleet_forecast_coverage_{name}_fleet_ratio": simulated_coverage(simulated, rates=rates) for name, rates in off.items()},
-        "fleet_forecast_coverage_real_ratio": real_coverage(found),
+        **({"fleet_quiet_error_points_max": max(still)} if still else {}),
+        **{name: value for name, value in found.items() if name not in journals},
+        "fleet_forecast_coverage_real_ratio": real_coverage(journals.values()),
     }
-    return {
-        "figures": {name: value for name, value in figures.items() if value is not None},
-        "samples": {"conditional_error_points": errors, "quiet_error_points": still},
-        "settings": {"real_runs": len(stormy), "quiet_runs": len(calm), "simulated_runs": simulated},
-    }
+    samples = {"conditional_error_points": errors, "quiet_error_points": still}
+    settings = {"real_runs": len(stormy), "quiet_runs": len(calm), "steps": made.steps}
+    return {"figures": figures, "samples": samples, "settings": settings}
 
 
 def _scaled(factor: float) -> Callable[[np.random.Generator], dict[str, float]]:

@@ -14,21 +14,24 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import Form, run
+from benchmarks.harness import Form, on_the_way, run
 from fleet.cluster.clock import unix_time_s
 from fleet.errors import FleetError
 from fleet.protocol.decisions import NodesAsked, OfView
 from fleet.protocol.journal import read_journal
-from fleet.protocol.records import Committed, DecisionMade, ProcessUp, Record, RunEnded, RunStarted, ViewPublished
+from fleet.protocol.records import Committed, DecisionMade, ProcessUp, Record, RunStarted, ViewPublished
 from tests.support.autoscaled import Autoscaled, autoscaled
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = "examples/gpt.py"
-LIMIT_S, LOOK_S, WARM_STEPS = 300.0, 0.1, 10
+LIMIT_S, END_S, LOOK_S, WARM_STEPS, STEPS = 150.0, 60.0, 0.1, 10, 1_000
+"""Seconds until a run trains, until a node is replaced and until a run has ended in order, and from one look to the next; steps before a
+node is killed, and of the run, which is stopped once the node is replaced."""
 
 PLAIN = """
 import json, os, sys, time
@@ -51,7 +54,7 @@ victim = psutil.Process(raylet)
 for process in [victim, *victim.children(recursive=True)]:
     process.kill()
 began_s = time.monotonic()
-_, after = ray.get(actors[1].where.remote(), timeout=240)
+_, after = ray.get(actors[1].where.remote(), timeout=120)
 assert after != node
 print(json.dumps({"replaced_s": time.monotonic() - began_s}))
 """
@@ -79,7 +82,8 @@ def _homes(found: Sequence[Record]) -> list[str]:
 
 
 def replaced_s(found: Sequence[Record], killed_unix_s: float) -> float:
-    """From the kill to the first step that is committed with a rank of a node that the run did not have before. Raises StopIteration."""
+    """From the kill to the first step that is committed with a rank of a node that the run did not have before. Raises StopIteration while
+    there is none."""
     started = next(one for one in found if isinstance(one, RunStarted))
     killed_s = started.at_s + killed_unix_s - started.unix_time_s
     up = {one.member: one.process.node for one in found if isinstance(one, ProcessUp)}
@@ -95,47 +99,66 @@ def replaced_s(found: Sequence[Record], killed_unix_s: float) -> float:
     return next(one.at_s for one in found if isinstance(one, Committed) and one.at_s > entered) - killed_s
 
 
-def replacement(cluster: Autoscaled, folder: Path, steps: int) -> dict[str, float]:
-    """One run that loses one node. Raises RuntimeError when it does not come to its end."""
+def replacement(cluster: Autoscaled, folder: Path) -> dict[str, float]:
+    """One run that loses one node, and is stopped once it is replaced. Raises RuntimeError when the run ends before, and TimeoutError when
+    that takes too long."""
     folder.mkdir(parents=True)
     places = ("--address", cluster.address, "--storage", str(folder), "--copy-to", str(folder / "copies"), "--name", "lost")
-    sizes = ("--world", "2", "--spares", "0", "--steps", str(steps), "--seed", "7", "--labels", "kind=rank", "--ask-for-nodes")
+    sizes = ("--world", "2", "--spares", "0", "--steps", str(STEPS), "--seed", "7", "--labels", "kind=rank", "--ask-for-nodes")
     command = [sys.executable, "-m", "fleet", "run", SCRIPT, *places, *sizes]
     journal = folder / "lost" / "journal.jsonl"
     with (folder / "output.txt").open("ab") as output:
         child = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **cluster.env}, stdout=output, stderr=output)
-    try:
+
+    def wait_for(condition: Callable[[Sequence[Record]], bool], what: str) -> list[Record]:
         end_s = time.monotonic() + LIMIT_S
-        while sum(isinstance(one, Committed) for one in _records(journal)) < WARM_STEPS:
-            if child.poll() is not None or time.monotonic() > end_s:
-                raise RuntimeError(f"it does not train: {(folder / 'output.txt').read_text()[-2000:]}")
+        while not condition(found := _records(journal)):
+            if child.poll() is not None:
+                raise RuntimeError(f"the run ended before {what}: {(folder / 'output.txt').read_text()[-2000:]}")
+            if time.monotonic() > end_s:
+                raise TimeoutError(f"{what}: not within {LIMIT_S:g} s: {(folder / 'output.txt').read_text()[-2000:]}")
             time.sleep(LOOK_S)
-        cluster.kill_node(_homes(_records(journal))[-1])
+        return found
+
+    try:
+        before = wait_for(lambda found: sum(isinstance(one, Committed) for one in found) >= WARM_STEPS, "it trained")
+        cluster.kill_node(_homes(before)[-1])
         killed_s = unix_time_s()
-        code = child.wait(LIMIT_S)
+        found = wait_for(lambda found: _replaced(found, killed_s), "the node was replaced")
+        child.terminate()
+        child.wait(END_S)
     finally:
         if child.poll() is None:
             child.kill()
             child.wait()
-    found = _records(journal)
-    if code or not any(isinstance(one, RunEnded) for one in found):
-        raise RuntimeError(f"the run ended with code {code}: {(folder / 'output.txt').read_text()[-2000:]}")
+    return {"replaced_s": replaced_s(found, killed_s), "came_s": _came_s(found)[0]}
+
+
+def _replaced(found: Sequence[Record], killed_unix_s: float) -> bool:
+    with suppress(StopIteration):
+        return replaced_s(found, killed_unix_s) > 0.0 and bool(_came_s(found))
+    return False
+
+
+def _came_s(found: Sequence[Record]) -> list[float]:
+    """How long the run waited for nodes that it had asked for and that came."""
     asked = [one.payload for one in found if isinstance(one, DecisionMade) and isinstance(one.payload, NodesAsked)]
-    return {"replaced_s": replaced_s(found, killed_s), "came_s": next(one.waited_s or 0.0 for one in asked if one.waited_s is not None)}
+    return [one.waited_s for one in asked if one.waited_s is not None]
 
 
 def measure(form: Form) -> dict[str, Any]:
     """Fleet and Ray in turn, on a cluster of its own each time: an idle node of the last one would be there already."""
     fleets, rays = list[dict[str, float]](), list[float]()
-    for number in range(form.of(5, 2, 1)):
+    turns = [(system, number) for number in range(form.of(5, 1, 1)) for system in ("fleet", "ray")]
+    for system, _ in on_the_way("autoscaled", turns, lambda turn: f"{turn[0]}, time {turn[1] + 1}"):
         with tempfile.TemporaryDirectory(prefix="fleet-", dir="/tmp") as name:
-            folder = Path(name)
-            (folder / "a").mkdir()
-            with autoscaled(folder / "a", slots=1, most=4, labels={"kind": "rank"}) as cluster:
-                fleets.append(replacement(cluster, folder / f"run-{number}", form.of(300, 300, 200)))
-            (folder / "b").mkdir()
-            with autoscaled(folder / "b", slots=1, most=4) as cluster:
-                rays.append(plain(cluster))
+            (folder := Path(name, "a")).mkdir()
+            labels = {"kind": "rank"} if system == "fleet" else None
+            with autoscaled(folder, slots=1, most=4, labels=labels) as cluster:
+                if system == "fleet":
+                    fleets.append(replacement(cluster, Path(name, "run")))
+                else:
+                    rays.append(plain(cluster))
     figures = {
         "fleet_autoscaled_replacement_s_median": statistics.median(one["replaced_s"] for one in fleets),
         "ray_autoscaled_replacement_s_median": statistics.median(rays),

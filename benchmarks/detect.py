@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import harness, noise, slow_world
-from benchmarks.harness import Form, left_out
+from benchmarks.harness import Form, left_out, on_the_way
 from benchmarks.slow_world import FAULTS, SEVERITIES, STEPS, Stretch
 from fleet.protocol.types import Member
 from policies.straggler.detectors import COMPUTE, KINDS, SCORERS, Scorer, Sensitivity, combined
@@ -156,11 +156,16 @@ def details(name: str, tally_: Tally) -> dict[str, float]:
 def measure(form: Form) -> dict[str, Any]:
     """Precision, recall and latency of Fleet's detector, of its scorers alone and of NVRx, on the same stretches."""
     counts = form.of(COUNTS, QUICK_COUNTS, SMOKE_COUNTS)
-    brief, tuning = form.of((QUICK_COUNTS, TUNING_COUNTS), (QUICK_COUNTS, TUNING_COUNTS), (SMOKE_FEW, SMOKE_FEW))
+    brief, tuning = form.of((QUICK_COUNTS, TUNING_COUNTS), (TUNING_COUNTS, TUNING_COUNTS), (SMOKE_FEW, SMOKE_FEW))
+    way = on_the_way("detect", ["thresholds for NVRx", "Fleet and NVRx", "Fleet's scorers alone", "brief worlds"])
+    next(way)
     others, notes = peers(tuning)
+    next(way)
     found = tally({"fleet": fleet(Sensitivity())} | others, SEED, counts, part=1)
     alone = {f"fleet_{name}_alone": fleet(Sensitivity(), scorer) for name, scorer in SCORERS.items() if scorer is not combined}
+    next(way)
     found |= tally(alone, SEED, tuning, part=1)
+    next(way)
     found |= tally({"fleet_brief": fleet(Sensitivity())}, SEED, brief, part=1, brief=True)
     figures: dict[str, float] = {}
     for name, tally_ in found.items():
@@ -173,7 +178,7 @@ def measure(form: Form) -> dict[str, Any]:
     figures |= {"faults_injected": float(len(ours.found)), "clean_steps": float(ours.clean_steps)}
     about = noise.provenance()
     settings = {
-        "seed": SEED, "training_seed": TRAINING_SEED, "stretches": counts, "stretches_of_scorers_alone": tuning,
+        "seed": SEED, "training_seed": TRAINING_SEED, "stretches": counts, "stretches_of_scorers_alone": tuning, "brief_stretches": brief,
         "steps_each": STEPS, "within_steps": WITHIN,
         "worlds": slow_world.WORLDS, "sensitivity": dataclasses.asdict(Sensitivity()), "noise": about,
     }  # fmt: skip

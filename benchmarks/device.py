@@ -12,7 +12,6 @@ import os
 import statistics
 import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -23,7 +22,7 @@ import torch
 
 from benchmarks import device_nccl, device_ranks, harness
 from benchmarks.device_ranks import Sizes
-from benchmarks.harness import Form, left_out
+from benchmarks.harness import Form, left_out, on_the_way
 
 NOT_RUN, FAILED = "not run: no CUDA device", "failed:"
 
@@ -32,11 +31,15 @@ def measure(form: Form) -> dict[str, Any]:
     """Ranks on one GPU through kills with a twin, aborts of NCCL at world 1, snapshots, and CUDA events beside the clock."""
     there = torch.cuda.is_available()
     sizes = form.of(Sizes(4, 20, 450, 0.1, 256, 4), Sizes(4, 10, 250, 0.1, 256, 4), Sizes(2, 1, 60, 0.25, 64, 1))
-    parts = [_part(("fleet", "twin", "alone"), lambda: _ranks(sizes, "cuda" if there else "cpu"))]
-    parts.append(_part(("cut",), lambda: _cut(replace(sizes, kills=sizes.kills // 2 or 1, cut=True), "cuda" if there else "cpu")))
+    device = "cuda" if there else "cpu"
+    work: dict[tuple[str, ...], Callable[[], dict[str, Any]]] = {
+        ("fleet", "twin", "alone"): lambda: _ranks(sizes, device),
+        ("cut",): lambda: _cut(replace(sizes, kills=sizes.kills // 2 or 1, cut=True), device),
+    }
     if there:
-        parts.append(_part(("nccl",), lambda: _nccl(form.of(6, 4, 1))))
-        parts.append(_part(("snapshot",), lambda: _snapshot(form.of(21, 21, 1), form.of(8, 5, 1))))
+        work[("nccl",)] = lambda: _nccl(form.of(6, 4, 1))
+        work[("snapshot",)] = lambda: _snapshot(form.of(21, 21, 1), form.of(8, 5, 1))
+    parts = [_part(names, work[names]) for names in on_the_way("device", work, ", ".join)]
     notes = [note for part in parts for note in part["notes"]] + (_gpu() if there else [])
     notes += [] if there else [left_out(what, NOT_RUN) for what in ("nccl", "snapshot", "events")]
     figures = {name: value for part in parts for name, value in part["figures"].items()}
@@ -47,14 +50,13 @@ def measure(form: Form) -> dict[str, Any]:
 
 def _part(names: Sequence[str], do: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """What ``do`` has measured, or that it failed: what the other parts have taken minutes for is kept."""
-    begin_s = time.monotonic()
     try:
         part = do()
     except Exception as error:  # noqa: BLE001 - it is told in the result, and by how this process ends
         traceback.print_exc()
         notes = [left_out(name, f"{FAILED} {type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}") for name in names]
         part = {"figures": {}, "samples": {}, "notes": notes}
-    print(f"{names[0]}: {time.monotonic() - begin_s:.0f} s, {json.dumps(part['figures'])}", file=sys.stderr, flush=True)
+    print(json.dumps(part["figures"]), file=sys.stderr, flush=True)  # who stops this program has them
     return part
 
 

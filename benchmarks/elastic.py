@@ -20,10 +20,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import Form, run, together
+from benchmarks.harness import Form, Part, in_parts, run
 from chaos.arrivals import save_trace
 from fleet.errors import FleetError
 from fleet.ledger.goodput import Ledger
@@ -34,7 +35,9 @@ from fleet.simulation.rng import derive_seed
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = "examples/gpt.py"
-NOTICE_S, BEHIND_S, LIMIT_S, LOOK_S = 30.0, 5.0, 600.0, 0.1
+NOTICE_S, BEHIND_S, LOOK_S = 30.0, 5.0, 0.1
+LIMITS_S = {Form.FULL: 600.0, Form.QUICK: 150.0, Form.SMOKE: 600.0}
+"""How long each run may take, and until it trains."""
 SAVE_S = 3.0
 """From one durable checkpoint to the next, where the head is lost."""
 
@@ -55,14 +58,15 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 # ---- a node is taken away ----------------------------------------------------------------------------------------------------------------
 
 
-def drain(folder: Path, notice_s: float, steps: int, node: int) -> dict[str, float]:
-    """One run from which one node is taken away. Raises RuntimeError when it does not come to its end."""
+def drain(folder: Path, notice_s: float, steps: int, node: int, limit_s: float) -> dict[str, float]:
+    """One run from which one node is taken away. Raises RuntimeError when it does not come to its end, and TimeoutExpired when it does not
+    within its limit."""
     folder.mkdir(parents=True)
     save_trace((Fault("m1", 8.0, "host_maintenance", "maintenance", node=node, duration_s=notice_s),), folder / "trace.csv")
     sizes = ("--world", "2", "--spares", "1", "--nodes", "3", "--steps", str(steps))
     child = _command(folder, "--name", "drain", *sizes, "--chaos", f"trace={folder / 'trace.csv'},repair=5s")
     try:
-        code = child.wait(LIMIT_S)
+        code = child.wait(limit_s)
     finally:
         _end(child)
     if code:
@@ -89,10 +93,17 @@ def figures_of(records: Sequence[Record]) -> dict[str, float]:
     }  # fmt: skip
 
 
-def drains(form: Form, folder: Path) -> dict[str, Any]:
+def drains(form: Form, folder: Path) -> Part:
     """Several runs, of which each loses another node."""
     notice_s, steps = form.of(NOTICE_S, NOTICE_S, 4.0), form.of(150, 150, 45)
-    found = [drain(folder / f"drain-{number}", notice_s, steps, number % 3) for number in range(form.of(4, 2, 1))]
+    work = {
+        f"run {number + 1} from which a node is taken": partial(drain, folder / f"{number}", notice_s, steps, number % 3, LIMITS_S[form])
+        for number in range(form.of(4, 1, 1))
+    }
+    return Part(work, lambda found: _drained(list(found.values()), notice_s))
+
+
+def _drained(found: Sequence[dict[str, float]], notice_s: float) -> dict[str, Any]:
     each = {name: [one[name] for one in found] for name in found[0]}
     over = [one["stall_s"] / one["step_s"] for one in found]
     figures = {
@@ -112,12 +123,13 @@ def drains(form: Form, folder: Path) -> dict[str, Any]:
 class _Head:
     """A run whose driver is killed again and again."""
 
-    def __init__(self, folder: Path, steps: int, seed: int) -> None:
-        self._folder, self._steps = folder, steps
+    def __init__(self, folder: Path, steps: int, seed: int, limit_s: float) -> None:
+        self._folder, self._steps, self._limit_s = folder, steps, limit_s
         self._draw = random.Random(derive_seed(seed, "head"))
         self._journal = folder / "head" / "journal.jsonl"
 
     def start(self, name: str = "head") -> subprocess.Popen[bytes]:
+        self._folder.mkdir(parents=True, exist_ok=True)
         sizes = ("--world", "2", "--spares", "0", "--nodes", "1", "--steps", str(self._steps), "--checkpoint", f"{SAVE_S:g}")
         return _command(self._folder, "--resume-or-start", name, *sizes)
 
@@ -129,7 +141,7 @@ class _Head:
 
     def trains(self, child: subprocess.Popen[bytes], known: int) -> tuple[float, list[Record]] | None:
         """(when it was seen, records) once there is a commit beyond the first ``known`` records; None: the run came to its end."""
-        end_s = time.monotonic() + LIMIT_S
+        end_s = time.monotonic() + self._limit_s
         while time.monotonic() < end_s:
             found = self.records()
             if any(isinstance(record, Committed) and record.state.step for record in found[known:]):
@@ -137,7 +149,7 @@ class _Head:
             if child.poll() is not None:
                 return None
             time.sleep(LOOK_S)
-        raise TimeoutError(f"no commit within {LIMIT_S:g} s: {(self._folder / 'output.txt').read_text()[-2000:]}")
+        raise TimeoutError(f"no commit within {self._limit_s:g} s: {(self._folder / 'output.txt').read_text()[-2000:]}")
 
     def kill(self, child: subprocess.Popen[bytes]) -> tuple[float, list[Record]]:
         """After a while: when, and what was in the journal then."""
@@ -146,6 +158,38 @@ class _Head:
         at_s = time.monotonic()
         child.wait()
         return at_s, self.records()
+
+    def killed(self, kills: int) -> tuple[list[float], list[float], bool]:
+        """(seconds until it trains again, seconds of training lost) of each of so many kills; and whether the run came to its end."""
+        back, lost = list[float](), list[float]()
+        child = self.start()
+        try:
+            seen = self.trains(child, 0)
+            for _ in range(kills):
+                if seen is None:
+                    break
+                killed_s, before = self.kill(child)
+                child = self.start()
+                seen = self.trains(child, len(before))
+                if seen is not None:
+                    back.append(seen[0] - killed_s)
+                    lost.append(lost_s(before, seen[1]))
+            return back, lost, child.wait(self._limit_s) == 0
+        finally:
+            _end(child)
+
+    def twin(self) -> None:
+        """A run that is not killed."""
+        child = self.start("twin")
+        try:
+            child.wait(self._limit_s)
+        finally:
+            _end(child)
+
+    def digests(self, name: str) -> list[str]:
+        """Of each end that a run came to."""
+        path = self._folder / name / "journal.jsonl"
+        return [record.digest for record in read_journal(path, spans=False) if isinstance(record, RunEnded)]
 
 
 def lost_s(before: Sequence[Record], after: Sequence[Record]) -> float:
@@ -156,50 +200,29 @@ def lost_s(before: Sequence[Record], after: Sequence[Record]) -> float:
     return max(0.0, commits[-1].at_s - (kept[-1] if kept else commits[0].at_s))
 
 
-def heads(form: Form, folder: Path) -> dict[str, Any]:
+def heads(form: Form, folder: Path) -> Part:
     """One run that is killed so many times, and then comes to its end with the bits of one that was not."""
-    folder.mkdir(parents=True)
-    head, back, lost = _Head(folder, form.of(240, 160, 60), 1), list[float](), list[float]()
-    child = head.start()
-    try:
-        seen = head.trains(child, 0)
-        for _ in range(form.of(10, 3, 1)):
-            if seen is None:
-                break
-            killed_s, before = head.kill(child)
-            child = head.start()
-            seen = head.trains(child, len(before))
-            if seen is not None:
-                back.append(seen[0] - killed_s)
-                lost.append(lost_s(before, seen[1]))
-        code = child.wait(LIMIT_S)
-    finally:
-        _end(child)
-    ended = [record for record in head.records() if isinstance(record, RunEnded)]
-    twin = head.start("twin")
-    try:
-        twin.wait(LIMIT_S)
-    finally:
-        _end(twin)
-    calm = [record for record in read_journal(folder / "twin" / "journal.jsonl", spans=False) if isinstance(record, RunEnded)]
-    same = code == 0 and len(ended) == 1 and ended[0].digest == calm[-1].digest
-    return {
-        "settings": {"save_s": SAVE_S},
-        "figures": {
+    head, kills = _Head(folder, form.of(240, 40, 60), 1, LIMITS_S[form]), form.of(10, 2, 1)
+    what = f"a run whose head is lost {kills} times"
+
+    def told(found: dict[str, Any]) -> dict[str, Any]:
+        back, lost, ended = found[what]
+        figures = {
             "fleet_resume_after_head_s_median": statistics.median(back),
             "fleet_head_kills": len(back),
             "fleet_head_lost_over_interval_ratio_max": max(lost) / SAVE_S,
-            "fleet_head_bit_identical_ratio": float(same),
-        },
-        "samples": {"resume_after_head_s": back, "head_lost_s": lost},
-        "notes": [],
-    }  # fmt: skip
+            "fleet_head_bit_identical_ratio": float(ended and head.digests("head") == head.digests("twin")[-1:]),
+        }
+        samples = {"resume_after_head_s": back, "head_lost_s": lost}
+        return {"settings": {"save_s": SAVE_S}, "figures": figures, "samples": samples, "notes": []}
+
+    return Part({what: lambda: head.killed(kills), "its twin": head.twin}, told)
 
 
 def measure(form: Form) -> dict[str, Any]:
     """Nodes that go with a notice, then a head that is lost."""
     with tempfile.TemporaryDirectory() as folder:
-        return together([drains(form, Path(folder) / "drains"), heads(form, Path(folder) / "heads")])
+        return in_parts("elastic", [drains(form, Path(folder) / "drains"), heads(form, Path(folder) / "heads")])
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from typing import Any
 
 import fleet
 from benchmarks import harness
-from benchmarks.harness import Form
+from benchmarks.harness import Form, on_the_way
 from benchmarks.peers.common import Settings
 from benchmarks.peers.workload import build, shard_loss
 from chaos.arrivals import as_trace
@@ -25,7 +25,7 @@ from fleet.protocol.records import Committed, DecisionMade, FaultRecord, Record
 from fleet.protocol.types import Fault
 
 WORLD, SHARDS, FLOOR, STRIKES_S, SEVERITY = 2, 4, 0.6, 8.0, 6.0
-STEPS, WAIT_S = 400, 0.1
+STEPS, WAIT_S = 240, 0.1
 HEAL, STEP = "fleet_floor_heal_s", "fleet_floor_step_s"
 
 
@@ -33,7 +33,7 @@ def measure(form: Form) -> dict[str, Any]:
     """How soon a run is rid of chaos that costs too much."""
     runs = form.of(7, 3, 1)
     samples: dict[str, list[float]] = {HEAL: [], STEP: []}
-    for number in range(runs):
+    for number in on_the_way("floor", range(runs), lambda number: f"run with seed {number}"):
         heal_s, step_s = times_s(journal_of(number))
         samples[HEAL].append(heal_s)
         samples[STEP].append(step_s)

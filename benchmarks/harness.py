@@ -1,6 +1,7 @@
 """One shape for all benchmarks: ``python -m benchmarks.NAME [--quick | --smoke] [--json FILE]`` prints a table and may write it as JSON.
 
 All forms are the same code with other sizes. ``--smoke`` is for CI: it shows that a benchmark runs, and its figures say nothing of speed.
+On its way each says on standard error what it does and what is left: :func:`on_the_way`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
@@ -44,6 +47,50 @@ SMOKE_NOTE = "smoke form: the smallest sizes, once; it shows that the benchmark 
 def left_out(what: str, why: str) -> str:
     """The note for figures with ``what`` in their names, which a result does not have."""
     return f"{what} left out: {why}"
+
+
+def on_the_way(name: str, items: Iterable[T], said: Callable[[T], str] = str, now_s: Callable[[], float] = time.monotonic) -> Iterator[T]:
+    """The ``items`` of a benchmark's work, one by one. Before each, standard error is told which of how many it is, and what; from the
+    second on also how many seconds it took so far, and how many are left if the others take as long as those that are done.
+
+    Args:
+        name: of the benchmark.
+        said: what an item is, in a few words.
+        now_s: the clock, in seconds.
+    """
+    work, begin_s = list(items), now_s()
+    for number, item in enumerate(work):
+        took_s = now_s() - begin_s
+        times = f" ({took_s:.0f} s so far, some {took_s / number * (len(work) - number):.0f} s left)" if number else ""
+        print(f"{name}: {number + 1} of {len(work)}: {said(item)}{times}", file=sys.stderr, flush=True)
+        yield item
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a benchmark.
+
+    Attributes:
+        work: what is done, piece by piece, by what each is called.
+        told: makes settings, figures, samples and notes of what the pieces gave, by their names.
+    """
+
+    work: Mapping[str, Callable[[], Any]]
+    told: Callable[[dict[str, Any]], Mapping[str, Any]]
+
+
+def one_piece(what: str, do: Callable[[], Mapping[str, Any]]) -> Part:
+    """A part that is one piece."""
+    return Part({what: do}, lambda found: found[what])
+
+
+def in_parts(name: str, parts: Sequence[Part]) -> dict[str, Any]:
+    """All pieces of all parts, one after the other; and what they say, as one."""
+    found: list[dict[str, Any]] = [{} for _ in parts]
+    pieces = [(into, what, do) for into, part in zip(found, parts, strict=True) for what, do in part.work.items()]
+    for into, what, do in on_the_way(name, pieces, said=lambda piece: piece[1]):
+        into[what] = do()
+    return together(part.told(given) for part, given in zip(parts, found, strict=True))
 
 
 def machine() -> Result:

@@ -20,7 +20,7 @@ import statistics
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ import pytest
 from scipy import stats
 
 from benchmarks import harness
-from benchmarks.harness import Form
+from benchmarks.harness import Form, left_out, on_the_way
 from benchmarks.peers import fleet_hosts, torchft_hosts
 from benchmarks.peers.common import (
     SETTLE_STEPS,
@@ -50,17 +50,27 @@ from benchmarks.peers.on_hosts import HostsRun, Site
 from fleet.simulation.rng import stream
 from tests.support.hosts import needed
 
-START_LIMIT_S = 300.0
-FULL_AGAIN_LIMIT_S = 180.0
 CPUS, ALONE = (2, 2, 1), (5,)
 SYSTEMS = {"fleet": fleet_hosts.start, "torchft": torchft_hosts.start}
 FAULTS = {"fleet": ("kill", "host", "cut"), "torchft": ("kill", "host")}
+SAID = {"kill": "kill", "host": "host loss", "cut": "link cut"}
 FIGURE = {"kill": "kill_stall_s", "host": "host_loss_stall_s", "cut": "link_cut_stall_s"}
 RATIO = "fleet_step_over_loopback_ratio"
 SURVIVOR_STEPS = 10
 """After the loss of a host, before another one takes its place."""
 
 Samples = dict[str, list[float]]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long a world is waited for, in seconds: when a run begins, and after a fault."""
+
+    start_s: float
+    full_again_s: float
+
+
+LIMITS = {Form.FULL: Limits(300.0, 180.0), Form.QUICK: Limits(120.0, 60.0), Form.SMOKE: Limits(300.0, 180.0)}
 
 
 @dataclass(frozen=True)
@@ -78,7 +88,7 @@ class Sizes:
         return {"kill": self.kills, "host": self.hosts, "cut": self.cuts}[kind]
 
 
-FULL, QUICK, SMOKE = Sizes(10, 6, 6, 2, 6, 150), Sizes(5, 3, 3, 1, 3, 60), Sizes(1, 1, 1, 1, 2, 3)
+FULL, QUICK, SMOKE = Sizes(10, 6, 6, 2, 6, 150), Sizes(2, 1, 1, 1, 0, 0), Sizes(1, 1, 1, 1, 2, 3)
 
 
 def measure(form: Form) -> dict[str, Any]:
@@ -87,15 +97,19 @@ def measure(form: Form) -> dict[str, Any]:
     samples: Samples = defaultdict(list)
     sizes = form.of(FULL, QUICK, SMOKE)
     settings = workload(form)
+    plans = {(name, number): plan(name, settings, sizes, number, form) for number in range(sizes.rounds) for name in names}
+    faults = [f"{name}, {SAID[kind]} after {strike.steps} steps" for (name, _), struck in plans.items() for strike, kind in struck]
+    way = on_the_way("hosts", ["hosts boot", *faults, *(f"steps on one host, pair {number + 1}" for number in range(sizes.pairs))])
     if names:
+        next(way)
         with tempfile.TemporaryDirectory(prefix="bench-hosts-", ignore_cleanup_errors=True) as outputs, Site(CPUS) as site:
-            bench = Bench(site, settings, Path(outputs), samples, notes)
-            for number in range(sizes.rounds):
-                for name in names:
-                    bench.strike(name, plan(name, settings, sizes, number, form))
-            with Site(ALONE) as alone:
-                for number in range(sizes.pairs):
-                    bench.pair(alone, sizes.steps, number)
+            bench = Bench(site, settings, Path(outputs), LIMITS[form], way, samples, notes)
+            for (name, _), struck in plans.items():
+                bench.strike(name, struck)
+            if sizes.pairs:
+                bench.pairs(sizes)
+        why = "two more runs for each pair, and one more host, are for the full form"
+        notes += [left_out(what, why) for what in (RATIO, "fleet_hosts_step", "fleet_loopback_step") if not sizes.pairs]
     return {"settings": used(settings, sizes), "figures": figures(samples), "samples": dict(samples), "notes": notes + busy}
 
 
@@ -114,9 +128,9 @@ def systems(form: Form) -> tuple[list[str], list[str]]:
     try:
         needed()
     except pytest.skip.Exception as reason:
-        return [], [harness.left_out(name, str(reason)) for name in SYSTEMS]
+        return [], [left_out(name, str(reason)) for name in SYSTEMS]
     missing = form.of(not_installed("torchft"), not_installed("torchft"), "not asked for")
-    return ["fleet"] if missing else list(SYSTEMS), [harness.left_out("torchft", missing)] if missing else []
+    return ["fleet"] if missing else list(SYSTEMS), [left_out("torchft", missing)] if missing else []
 
 
 def note_of_load() -> list[str]:
@@ -127,7 +141,7 @@ def note_of_load() -> list[str]:
 
 def plan(name: str, settings: Settings, sizes: Sizes, number: int, form: Form) -> list[tuple[Strike, str]]:
     """The faults of one round, kinds mixed; each so many steps after the world is full. The same for both systems, kind by kind."""
-    longest = form.of(30, 20, 1)
+    longest = form.of(30, 10, 1)
     struck: list[tuple[Strike, str]] = []
     for index in range(max(sizes.kills, sizes.hosts, sizes.cuts)):
         for kind in FAULTS[name]:
@@ -139,11 +153,13 @@ def plan(name: str, settings: Settings, sizes: Sizes, number: int, form: Form) -
 
 @dataclass
 class Bench:
-    """Runs on ``site``, with what they found in ``samples`` and ``notes``."""
+    """Runs on ``site``, with what they found in ``samples`` and ``notes``. ``way`` goes a step further with each fault, and each pair."""
 
     site: Site
     settings: Settings
     outputs: Path
+    limits: Limits
+    way: Iterator[str]
     samples: Samples
     notes: list[str]
 
@@ -153,15 +169,25 @@ class Bench:
     def strike(self, name: str, faults: Sequence[tuple[Strike, str]]) -> None:
         """Strike runs of a system until the plan is done: one run, and a new one after each that did not become whole again."""
         left = list(faults)
+        next(self.way)
         while left:
             run = self._start(name, self.site)
             try:
-                kills = strike_run(run, self.settings, left)
+                kills = strike_run(run, self.settings, left, self.limits, self.way)
                 self._collect(name, run, kills)
             finally:
                 run.stop()
             left = left[len(kills) :]
             self._whole()
+
+    def pairs(self, sizes: Sizes) -> None:
+        """All pairs, with one host more."""
+        next(self.way)
+        with Site(ALONE) as alone:
+            for number in range(sizes.pairs):
+                if number:
+                    next(self.way)
+                self.pair(alone, sizes.steps, number)
 
     def pair(self, alone: Site, steps: int, number: int) -> None:
         """The median step of a run without faults on several hosts, over that of one whose ranks are all on one host."""
@@ -169,7 +195,7 @@ class Bench:
         for site in (self.site, alone) if number % 2 == 0 else (alone, self.site):
             run = self._start("fleet", site)
             try:
-                until_full(run, self.settings, 0.0, SETTLE_STEPS + steps, START_LIMIT_S)
+                until_full(run, self.settings, 0.0, SETTLE_STEPS + steps, self.limits.start_s)
                 found[site] = median_step_s(run.commits()[-steps - 1 :])
             finally:
                 run.stop()
@@ -204,23 +230,29 @@ def _over(run: HostsRun) -> str:
     return f"; then it had ended: {reason}" if reason else ""
 
 
-def strike_run(run: HostsRun, settings: Settings, faults: Sequence[tuple[Strike, str]]) -> list[Kill]:
-    """Strike one run, as far as its world becomes full again. Raises RuntimeError when it never is at first."""
+def strike_run(
+    run: HostsRun, settings: Settings, faults: Sequence[tuple[Strike, str]], limits: Limits, way: Iterator[str]
+) -> list[Kill]:  # fmt: skip
+    """Strike one run, as far as its world becomes full again. ``way`` goes a step further from the second fault on. Raises RuntimeError
+    when the world is never full at first."""
     kills: list[Kill] = []
-    since_s, limit_s = 0.0, START_LIMIT_S
+    since_s, limit_s, whole = 0.0, limits.start_s, True
     for strike, kind in faults:
-        if not full(run, settings, since_s, strike.steps, limit_s):
+        if kills:
+            next(way)
+        if not (whole := full(run, settings, since_s, strike.steps, limit_s)):
             break
         time.sleep(strike.phase * median_step_s(run.commits()))
         kill = run.inject(kind, victim(run, kind, strike.rank))
         kills.append(kill)
-        since_s, limit_s = kill.t_s, FULL_AGAIN_LIMIT_S
+        since_s, limit_s = kill.t_s, limits.full_again_s
         if kind != "kill":
-            wait_until(lambda at_s=since_s: _steps_since(run, at_s) >= SURVIVOR_STEPS, run, FULL_AGAIN_LIMIT_S)  # type: ignore[misc]
+            wait_until(lambda at_s=since_s: _steps_since(run, at_s) >= SURVIVOR_STEPS, run, limits.full_again_s)  # type: ignore[misc]
             run.replace(run.host_of(kill.pid))
     if not kills:
-        raise RuntimeError(never(run, START_LIMIT_S))
-    full(run, settings, since_s, SETTLE_STEPS, limit_s)
+        raise RuntimeError(never(run, limits.start_s))
+    if whole:
+        full(run, settings, since_s, SETTLE_STEPS, limit_s)
     return kills
 
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from actors.messages import UP
 from actors.rank.telemetry.recorder import Recorder, RingReader
 from benchmarks import harness
 from benchmarks.fold import fold_events_per_s, write_journal
-from benchmarks.harness import Form
+from benchmarks.harness import Form, on_the_way
 from fleet.cluster.clock import now_us
 from fleet.machine.core import FleetMachine
 from fleet.protocol.events import Event, Formed, Heartbeat, Joined, NodeJoined, Ready, Tick
@@ -38,12 +39,13 @@ HEARTBEATS_PER_TICK = 125
 def measure(form: Form) -> dict[str, Any]:
     """Control plane and instrumentation; every repetition is a sample."""
     repetitions, ranks, events = form.of((7, 8_192, 1_000_000), (3, 1_024, 200_000), (1, 64, 2_000))
-    samples = {
-        "fleet_heartbeats_per_s": [heartbeats_per_s(ranks) for _ in range(repetitions)],
-        "fleet_decoded_heartbeats_per_s": [decoded_per_s() for _ in range(repetitions)],
-        "fleet_step_overhead_us": [step_overhead_us() for _ in range(repetitions)],
-        **{f"fleet_fold_batch_{batch}_events_per_s": _folds(events, batch, repetitions) for batch in (20, 100)},
+    measures: dict[str, Callable[[], list[float]]] = {
+        "fleet_heartbeats_per_s": lambda: [heartbeats_per_s(ranks) for _ in range(repetitions)],
+        "fleet_decoded_heartbeats_per_s": lambda: [decoded_per_s() for _ in range(repetitions)],
+        "fleet_step_overhead_us": lambda: [step_overhead_us() for _ in range(repetitions)],
+        **{f"fleet_fold_batch_{batch}_events_per_s": partial(_folds, events, batch, repetitions) for batch in (20, 100)},
     }
+    samples = {name: measures[name]() for name in on_the_way("machine", measures)}
     figures = {name: statistics.median(values) for name, values in samples.items()}
     figures["fleet_fold_events_per_s"] = min(value for name, value in figures.items() if "fold_batch" in name)
     settings = {"ranks": ranks, "ranks_per_node": RANKS_PER_NODE, "fold_events": events, "heartbeats_per_tick": HEARTBEATS_PER_TICK}

@@ -19,13 +19,14 @@ from __future__ import annotations
 import itertools
 import statistics
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks import harness, mesh_ranks, turns
 from benchmarks.device_ranks import Ran, Transformer, recoveries, through
-from benchmarks.harness import Form, left_out, together
+from benchmarks.harness import Form, Part, in_parts, left_out, together
 from benchmarks.mesh_ranks import Shape
 from benchmarks.peers import torchft_hsdp
 from benchmarks.peers.common import median_step_s
@@ -54,6 +55,11 @@ def parameters_of(shape: Shape) -> tuple[int, int]:
     model = Transformer(shape.width, shape.layers)
     bytes_of = [sum(one.nbytes for one in part.parameters()) for part in (model, model.blocks[0])]
     return bytes_of[0], bytes_of[1]
+
+
+def syncs(form: Form) -> list[str]:
+    """The quick form has the first alone."""
+    return form.of([*SYNCS], [next(iter(SYNCS))], [*SYNCS])
 
 
 def settings_of(
@@ -85,39 +91,47 @@ def in_turns(shape: Shape, world: int, pairs: int, block: int, folder: Path, syn
     return turns.in_turns(turns.both(fleet, peers, SIDES, settings, folder), SIDES, pairs, block, folder)
 
 
-def steps(form: Form, folder: Path) -> dict[str, Any]:
+def steps(form: Form, folder: Path) -> Part:
     """The step of both, at 2 and at 4 ranks; with gradients that leave in the backward at both, too."""
-    pairs, block, shape = form.of(16, 12, 1), form.of(6, 4, 1), form.of(STEPPED, STEPPED, SMALLEST)
-    figures, samples = dict[str, float](), dict[str, list[float]]()
-    for world, sync in itertools.product((2, 4), SYNCS):
-        sides = in_turns(shape, world, pairs, block, folder / f"steps-{world}-{sync}", sync)
-        fleet, native, named = sides["fleet"], sides["native"], f"{SYNCS[sync]}{world}_ranks"
-        figures |= ratio_of(f"fleet_fsdp_step_over_native_ratio_{named}", fleet.step_ms, native.step_ms)
-        figures |= ratio_of(f"fleet_fsdp_cpu_over_native_ratio_{named}", fleet.cpu_ms, native.cpu_ms)
-        for system, one in (("fleet_fsdp", fleet), ("native_fsdp2", native)):
-            samples |= {f"{system}_step_{named}_ms": one.step_ms, f"{system}_cpu_{named}_ms": one.cpu_ms}
-    figures |= {f"{name}_median": statistics.median(values) for name, values in samples.items()}
-    told = f"steps are of {parameters_of(shape)[0]:,} bytes of parameters, {shape.samples} samples a rank, {block} steps a block"
-    alone = (
-        [
-            left_out(f"_ratio_{sync}{world}_ranks_{end}", "one pair")
-            for sync in SYNCS.values()
-            for world in (2, 4)
-            for end in ("low", "high")
-        ]
-        if pairs == 1
-        else []
-    )
-    return {"settings": {"pairs": pairs}, "figures": figures, "samples": samples, "notes": [told, *alone]}
+    pairs, block, shape = form.of((16, 12, STEPPED), (6, 4, STEPPED), (1, 1, SMALLEST))
+    kinds = {f"steps of {world} ranks, summed by {sync}": (world, sync) for world, sync in itertools.product((2, 4), syncs(form))}
+    work = {
+        what: partial(in_turns, shape, world, pairs, block, folder / f"steps-{world}-{sync}", sync) for what, (world, sync) in kinds.items()
+    }
+
+    def told(found: dict[str, dict[str, Side]]) -> dict[str, Any]:
+        figures, samples, notes = dict[str, float](), dict[str, list[float]](), list[str]()
+        for what, (world, sync) in kinds.items():
+            fleet, native, named = found[what]["fleet"], found[what]["native"], f"{SYNCS[sync]}{world}_ranks"
+            figures |= ratio_of(f"fleet_fsdp_step_over_native_ratio_{named}", fleet.step_ms, native.step_ms)
+            figures |= ratio_of(f"fleet_fsdp_cpu_over_native_ratio_{named}", fleet.cpu_ms, native.cpu_ms)
+            for system, one in (("fleet_fsdp", fleet), ("native_fsdp2", native)):
+                samples |= {f"{system}_step_{named}_ms": one.step_ms, f"{system}_cpu_{named}_ms": one.cpu_ms}
+            notes += [left_out(f"_ratio_{named}_{end}", "one pair") for end in ("low", "high") if pairs == 1]
+        figures |= {f"{name}_median": statistics.median(values) for name, values in samples.items()}
+        size = f"steps are of {parameters_of(shape)[0]:,} bytes of parameters, {shape.samples} samples a rank, {block} steps a block"
+        return {"settings": {"pairs": pairs}, "figures": figures, "samples": samples, "notes": [size, *notes]}
+
+    return Part(work, told)
 
 
-def memory(form: Form, folder: Path) -> dict[str, Any]:
+def memory(form: Form, folder: Path) -> Part:
     """What a rank of four holds, and has resident, at the second size, whenever gradients leave it."""
     shape, world = form.of(KILLED["10m"], KILLED["10m"], SMALLEST), 4
+    kinds = {f"memory of {world} ranks, summed by {sync}": sync for sync in syncs(form)}
+    work = {what: partial(in_turns, shape, world, 1, 2, folder / f"memory-{sync}", sync) for what, sync in kinds.items()}
+
+    def told(found: dict[str, dict[str, Side]]) -> dict[str, Any]:
+        return _held(shape, world, {SYNCS[sync]: found[what] for what, sync in kinds.items()})
+
+    return Part(work, told)
+
+
+def _held(shape: Shape, world: int, found: Mapping[str, Mapping[str, Side]]) -> dict[str, Any]:
+    """By what names have of how gradients are summed."""
     whole, block = parameters_of(shape)
     figures, samples = dict[str, float](), dict[str, list[float]]()
-    for sync, name in SYNCS.items():
-        sides = in_turns(shape, world, 1, 2, folder / f"memory-{sync}", sync)
+    for name, sides in found.items():
         fleet, native = sides["fleet"].memory, sides["native"].memory
         samples |= {
             f"fleet_fsdp_{name}held_bytes": [one["weights"] + one["state"] for one in fleet],
@@ -132,7 +146,8 @@ def memory(form: Form, folder: Path) -> dict[str, Any]:
     figures |= {f"{name}_max": max(values) for name, values in samples.items()}
     figures["fleet_fsdp_held_over_bound_ratio"] = max(samples["fleet_fsdp_held_bytes"]) / bound
     told = f"memory is of {world} ranks with {whole:,} bytes of parameters, of which {block:,} are a block's; (1 + 1) / {world} is held"
-    return {"settings": {}, "figures": figures, "samples": samples, "notes": [told]}
+    missing = [left_out(name, "for the full form") for name in SYNCS.values() if name not in found]
+    return {"settings": {}, "figures": figures, "samples": samples, "notes": [told, *missing]}
 
 
 # ---- through kills -----------------------------------------------------------------------------------------------------------------------
@@ -151,62 +166,78 @@ def lost(run: Ran) -> int:
     return counted.skipped + counted.repeated + counted.taken_back
 
 
-def kills(form: Form, folder: Path) -> dict[str, Any]:
+def kills(form: Form, folder: Path) -> Part:
     """Ten million parameters with a twin; one and fifty million without."""
-    shapes = form.of(KILLED, KILLED, {"10m": SMALLEST})
-    count = form.of({"1m": 6, "10m": 24, "50m": 4}, {"1m": 3, "10m": 20, "50m": 2}, {"10m": 1})
+    shapes = form.of(KILLED, {"10m": KILLED["10m"]}, {"10m": SMALLEST})
+    count = form.of({"1m": 6, "10m": 24, "50m": 4}, {"10m": 6}, {"10m": 1})
     pause_s, each = form.of(0.25, 0.25, 0.1), form.of(12, 10, 60)
-    runs = {name: trained(shape, each * (count[name] + 1), count[name], pause_s, folder / name) for name, shape in shapes.items()}
-    twin = trained(shapes["10m"], each * (count["10m"] + 1), 0, pause_s, folder / "twin")
-    samples: dict[str, list[float]] = {}
-    for name, run in runs.items():
-        found = recoveries(run.timeline.commits(), run.kills, WORLD)
-        samples |= {key.replace("fleet", f"fleet_fsdp_kill_{name}"): values for key, values in found.items()}
-    stalls = {name: statistics.median(samples[f"fleet_fsdp_kill_{name}_stall_s"]) for name in shapes}
-    figures = {
-        "fleet_fsdp_kills": len(runs["10m"].kills),
-        "fleet_fsdp_kill_stall_s_median": stalls["10m"],
-        **{f"fleet_fsdp_kill_{name}_stall_s_median": stall for name, stall in stalls.items() if name != "10m"},
-        "fleet_fsdp_kill_full_again_s_median": statistics.median(samples["fleet_fsdp_kill_10m_full_again_s"]),
-        "fleet_fsdp_samples_lost_total": sum(map(lost, runs.values())),
-        "fleet_fsdp_bit_identical_ratio": float(runs["10m"].status == "completed" and runs["10m"].digest == twin.digest != ""),
-    }
-    ends = [f"{name}: {parameters_of(shape)[0] // 4:,} parameters, {len(runs[name].kills)} kills" for name, shape in shapes.items()]
-    told = f"{WORLD} ranks and a spare, a pause of {pause_s} s behind each step: {'; '.join(ends)}; of 10m {_ended(runs['10m'], twin)}"
-    missing = [left_out(f"_{name}_", f"not a size of the {form} form") for name in KILLED if name not in shapes]
-    return {"settings": {"kills": count}, "figures": figures, "samples": samples, "notes": [told, *missing]}
+    total = {name: each * (count[name] + 1) for name in shapes}
+    struck = {f"{count[name]} kills at {name} parameters": name for name in shapes}
+    work = {what: partial(trained, shapes[name], total[name], count[name], pause_s, folder / name) for what, name in struck.items()}
+    work["their twin at 10m parameters"] = partial(trained, shapes["10m"], total["10m"], 0, pause_s, folder / "twin")
+
+    def told(found: dict[str, Ran]) -> dict[str, Any]:
+        runs, twin = {name: found[what] for what, name in struck.items()}, found["their twin at 10m parameters"]
+        samples: dict[str, list[float]] = {}
+        for name, run in runs.items():
+            times = recoveries(run.timeline.commits(), run.kills, WORLD)
+            samples |= {key.replace("fleet", f"fleet_fsdp_kill_{name}"): values for key, values in times.items()}
+        stalls = {name: statistics.median(samples[f"fleet_fsdp_kill_{name}_stall_s"]) for name in shapes}
+        figures = {
+            "fleet_fsdp_kills": len(runs["10m"].kills),
+            "fleet_fsdp_kill_stall_s_median": stalls["10m"],
+            **{f"fleet_fsdp_kill_{name}_stall_s_median": stall for name, stall in stalls.items() if name != "10m"},
+            "fleet_fsdp_kill_full_again_s_median": statistics.median(samples["fleet_fsdp_kill_10m_full_again_s"]),
+            "fleet_fsdp_samples_lost_total": sum(map(lost, runs.values())),
+            "fleet_fsdp_bit_identical_ratio": float(runs["10m"].status == "completed" and runs["10m"].digest == twin.digest != ""),
+        }
+        ends = [f"{name}: {parameters_of(shape)[0] // 4:,} parameters, {len(runs[name].kills)} kills" for name, shape in shapes.items()]
+        size = f"{WORLD} ranks and a spare, a pause of {pause_s} s behind each step: {'; '.join(ends)}; of 10m {_ended(runs['10m'], twin)}"
+        missing = [left_out(f"_{name}_", f"not a size of the {form} form") for name in KILLED if name not in shapes]
+        return {"settings": {"kills": count}, "figures": figures, "samples": samples, "notes": [size, *missing]}
+
+    return Part(work, told)
 
 
-def groups(form: Form, folder: Path) -> dict[str, Any]:
+def groups(form: Form, folder: Path) -> Part:
     """Members of two groups that are replicas of each other, Fleet's and torchft's; the twin has no groups."""
-    shape, count = form.of(KILLED["10m"], KILLED["10m"], SMALLEST), form.of(24, 12, 1)
+    shape, count, theirs = form.of(KILLED["10m"], KILLED["10m"], SMALLEST), form.of(24, 4, 1), form.of(12, 3, 1)
     pause_s, each = form.of(0.25, 0.25, 0.1), form.of(12, 10, 60)
     total = each * (count + 1)
-    run = trained(shape, total, count, pause_s, folder / "groups", GROUPED, GROUP)
-    twin = trained(shape, total, 0, pause_s, folder / "groups-twin", GROUPED)
-    commits = run.timeline.commits()
-    found = recoveries(commits, run.kills, GROUPED)
-    samples = {key.replace("fleet", "fleet_group_kill"): values for key, values in found.items()}
-    figures = {
-        "fleet_group_kills": len(run.kills),
-        **{f"{name}_median": statistics.median(samples[name]) for name in ("fleet_group_kill_stall_s", "fleet_group_kill_full_again_s")},
-        "fleet_group_samples_lost_total": lost(run),
-        "fleet_group_bit_identical_ratio": float(run.status == "completed" and run.digest == twin.digest != ""),
+
+    def told(found: dict[str, Any]) -> dict[str, Any]:
+        run, twin, torchft = found.values()
+        commits = run.timeline.commits()
+        times = recoveries(commits, run.kills, GROUPED)
+        samples = {key.replace("fleet", "fleet_group_kill"): values for key, values in times.items()}
+        figures = {
+            "fleet_group_kills": len(run.kills),
+            **{
+                f"{name}_median": statistics.median(samples[name]) for name in ("fleet_group_kill_stall_s", "fleet_group_kill_full_again_s")
+            },
+            "fleet_group_samples_lost_total": lost(run),
+            "fleet_group_bit_identical_ratio": float(run.status == "completed" and run.digest == twin.digest != ""),
+        }
+        size = f"{parameters_of(shape)[0] // 4:,} parameters, median step {median_step_s(commits):.3f} s"
+        note = f"groups: {GROUPED} ranks in groups of {GROUP} and a spare, {size}; {_ended(run, twin)}"
+        return together([{"settings": {"group_kills": count}, "figures": figures, "samples": samples, "notes": [note]}, torchft])
+
+    work: dict[str, Callable[[], Any]] = {
+        f"{count} kills in groups": partial(trained, shape, total, count, pause_s, folder / "groups", GROUPED, GROUP),
+        "their twin": partial(trained, shape, total, 0, pause_s, folder / "groups-twin", GROUPED),
+        f"{theirs} kills of torchft": partial(torchft_hsdp.measure, shape.told(), theirs, pause_s, folder / torchft_hsdp.NAME),
     }
-    size = f"{parameters_of(shape)[0] // 4:,} parameters, median step {median_step_s(commits):.3f} s"
-    told = f"groups: {GROUPED} ranks in groups of {GROUP} and a spare, {size}; {_ended(run, twin)}"
-    fleet = {"settings": {"group_kills": count}, "figures": figures, "samples": samples, "notes": [told]}
-    return together([fleet, torchft_hsdp.measure(shape.told(), form.of(12, 6, 1), pause_s, folder / torchft_hsdp.NAME)])
+    return Part(work, told)
 
 
 def _ended(run: Ran, twin: Ran) -> str:
     return ", ".join(f"{name} {one.status} with {one.digest[:16]}" for name, one in (("the run", run), ("its twin", twin)))
 
 
-def measure(form: Form, parts: Sequence[Callable[[Form, Path], dict[str, Any]]] = (steps, memory, kills, groups)) -> dict[str, Any]:
+def measure(form: Form, parts: Sequence[Callable[[Form, Path], Part]] = (steps, memory, kills, groups)) -> dict[str, Any]:
     """Fleet's fsdp beside FSDP2: steps without faults, memory, and kills."""
     with tempfile.TemporaryDirectory(prefix="mesh-") as folder:
-        return together([part(form, Path(folder)) for part in parts])
+        return in_parts("mesh", [part(form, Path(folder)) for part in parts])
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import complete, show
+from benchmarks.harness import complete, on_the_way, show
 from benchmarks.pace_sides import NoSuchCommit, Side, checkout, light
 from benchmarks.peers.common import (
     REPOSITORY,
@@ -47,6 +47,7 @@ from benchmarks.peers.common import (
 )
 from benchmarks.turns import ratio_of
 
+MEASURES = ("start", "pace4", "stall", "storm", "pace2")
 WORSE = 0.01
 BLOCK_STEPS = 20
 STORM_S, STORM_MTBF_S = 24.0, 6.0
@@ -188,20 +189,27 @@ def starts(base: Path, settings: Settings, new_first: bool, samples: Samples) ->
         samples[figure].append((found["old"][figure], found["new"][figure]))
 
 
-def launch(base: Path, settings: Settings, sizes: Sizes, number: int, only: Sequence[str], samples: Samples) -> None:
-    """All measures, once. Who begins alternates."""
+def launch(base: Path, settings: Settings, sizes: Sizes, number: int, only: Sequence[str], samples: Samples, way: Iterator[str]) -> None:
+    """All measures, once. Who begins alternates. ``way`` goes a step further with each."""
     new_first = number % 2 == 1
     if "start" in only:
+        next(way)
         starts(base, settings, new_first, samples)
-    if {"pace4", "stall", "storm"} & set(only):
+    turns: dict[str, list[tuple[bool, Callable[[Side], dict[str, float]]]]] = {
+        "pace4": [((turn % 2 == 1) != new_first, block) for turn in range(sizes.blocks)],
+        "stall": [((turn % 2 == 1) != new_first, stall(number + turn)) for turn in range(sizes.kills)],
+        "storm": [(new_first, storm(settings.seed + number + turn)) for turn in range(sizes.storms)],
+    }
+    if beside := [name for name in turns if name in only]:
+        next(way)
         with launched(base, settings, new_first) as pair:
-            for turn in range(sizes.blocks if "pace4" in only else 0):
-                both(pair, (turn % 2 == 1) != new_first, block, samples)
-            for turn in range(sizes.kills if "stall" in only else 0):
-                both(pair, (turn % 2 == 1) != new_first, stall(number + turn), samples)
-            for turn in range(sizes.storms if "storm" in only else 0):
-                both(pair, new_first, storm(settings.seed + number + turn), samples)
+            for name in beside:
+                if name != beside[0]:
+                    next(way)
+                for first, measure in turns[name]:
+                    both(pair, first, measure, samples)
     if "pace2" in only:
+        next(way)
         with launched(base, light(settings), new_first) as pair:
             for turn in range(2 * sizes.blocks):
                 both(pair, (turn % 2 == 1) != new_first, block, samples)
@@ -229,9 +237,9 @@ def compare(base: Path, commit: str, sizes: Sizes, only: Sequence[str], target: 
     settings = calibrated(Settings(spares=1, nodes=1))
     samples: Samples = defaultdict(list)
     result: dict[str, Any] = {}
+    way = on_the_way("pace", [f"launch {number + 1}, {name}" for number in range(sizes.launches) for name in MEASURES if name in only])
     for number in range(sizes.launches):
-        print(f"pace: launch {number + 1} of {sizes.launches} of {commit} and of this checkout", file=sys.stderr, flush=True)
-        launch(base, settings, sizes, number, only, samples)
+        launch(base, settings, sizes, number, only, samples, way)
         found = figures(samples)
         notes = [f"slower: {', '.join(slower(found)) or 'none'} (the whole 95% interval is more than {WORSE:.0%} on the slower side of 1)"]
         told = {"base": commit, **vars(settings), **vars(sizes), "launches_done": number + 1}
@@ -242,14 +250,13 @@ def compare(base: Path, commit: str, sizes: Sizes, only: Sequence[str], target: 
 
 
 def main() -> None:
-    measures = ("start", "pace4", "stall", "storm", "pace2")
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pace", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("base", help="the commit that this checkout is compared with")
     parser.add_argument("--launches", type=int, default=3)
     parser.add_argument("--blocks", type=int, default=8, help="pairs of blocks in each launch")
     parser.add_argument("--kills", type=int, default=3, help="pairs of kills in each launch")
     parser.add_argument("--storms", type=int, default=1, help="pairs of storms in each launch")
-    parser.add_argument("--only", nargs="+", choices=measures, default=list(measures), metavar="MEASURE", help=", ".join(measures))
+    parser.add_argument("--only", nargs="+", choices=MEASURES, default=list(MEASURES), metavar="MEASURE", help=", ".join(MEASURES))
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
     try:

@@ -26,12 +26,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks import harness
-from benchmarks.harness import Form
+from benchmarks.harness import Form, on_the_way
 from benchmarks.hosts import (
     CPUS,
-    FULL_AGAIN_LIMIT_S,
-    START_LIMIT_S,
+    LIMITS,
     SYSTEMS,
+    Limits,
     Samples,
     full,
     never,
@@ -63,7 +63,7 @@ class Sizes:
     span_s: float
 
 
-FULL, QUICK, SMOKE = Sizes(20, 30, 2, 4, 15.0), Sizes(8, 20, 1, 2, 8.0), Sizes(2, 1, 1, 1, 2.0)
+FULL, QUICK, SMOKE = Sizes(20, 30, 2, 4, 15.0), Sizes(5, 20, 1, 2, 6.0), Sizes(2, 1, 1, 1, 2.0)
 LOSS = """nft -f - <<END
 table inet lossy {
   chain output { type filter hook output priority 0; meta l4proto tcp oif != "lo" numgen random mod 100 < 1 counter drop; }
@@ -75,29 +75,34 @@ def measure(form: Form) -> dict[str, Any]:
     """What short cuts cost."""
     busy, (names, notes) = note_of_load(), systems(form)
     samples: Samples = defaultdict(list)
-    sizes = form.of(FULL, QUICK, SMOKE)
+    sizes, limits = form.of(FULL, QUICK, SMOKE), LIMITS[form]
     settings = workload(form)
     commits: list[Commit] = []
+    lossy_runs = [(name, number) for number in range(sizes.lossy_runs) for name in names]
+    cuts = [f"cut {number + 1}" for number in range(sizes.blips)]
+    way = on_the_way("partition", ["hosts boot", *cuts, *(f"{name} with lost packets" for name, _ in lossy_runs)])
     if names:
+        next(way)
         with tempfile.TemporaryDirectory(prefix="bench-partition-", ignore_cleanup_errors=True) as outputs, Site(CPUS) as site:
             run = fleet_hosts.start(site, "blips", settings, Path(outputs) / "blips.txt")
             try:
                 for number in range(sizes.blips):
-                    blip(run, settings, sizes, number, samples)
+                    next(way)
+                    blip(run, settings, sizes, limits, number, samples)
                 commits = run.commits()
             finally:
                 run.stop()
-            for number in range(sizes.lossy_runs):
-                for name in names:
-                    run = SYSTEMS[name](site, f"lossy-{name}-{number}", settings, Path(outputs) / f"lossy-{name}-{number}.txt")
-                    lossy(run, name, settings, sizes, samples)
+            for name, number in lossy_runs:
+                next(way)
+                run = SYSTEMS[name](site, f"lossy-{name}-{number}", settings, Path(outputs) / f"lossy-{name}-{number}.txt")
+                lossy(run, name, settings, sizes, limits, samples)
     return {"settings": used(settings, sizes), "figures": figures(samples, commits), "samples": dict(samples), "notes": notes + busy}
 
 
-def lossy(run: HostsRun, name: str, settings: Settings, sizes: Sizes, samples: Samples) -> None:
+def lossy(run: HostsRun, name: str, settings: Settings, sizes: Sizes, limits: Limits, samples: Samples) -> None:
     """How much of the pace is left while packets are lost, so many times in one run."""
     try:
-        until_full(run, settings, 0.0, SETTLE_STEPS, START_LIMIT_S)
+        until_full(run, settings, 0.0, SETTLE_STEPS, limits.start_s)
         for _ in range(sizes.spans):
             before = steps_in(run, sizes.span_s)
             _on_all(run.site, LOSS)
@@ -120,17 +125,17 @@ def _on_all(site: Site, command: str) -> None:
         worker.run(["sh", "-c", command])
 
 
-def blip(run: HostsRun, settings: Settings, sizes: Sizes, number: int, samples: Samples) -> None:
+def blip(run: HostsRun, settings: Settings, sizes: Sizes, limits: Limits, number: int, samples: Samples) -> None:
     """Cut a worker off for a moment, once the world has been full for some steps; wait until it is full again."""
     rng = stream(settings.seed, "blips", number)
-    since_s, limit_s = (time.monotonic(), FULL_AGAIN_LIMIT_S) if number else (0.0, START_LIMIT_S)
+    since_s, limit_s = (time.monotonic(), limits.full_again_s) if number else (0.0, limits.start_s)
     until_full(run, settings, since_s, SETTLE_STEPS + rng.randrange(sizes.steps), limit_s)
     before, length_s = run.ranks(), rng.uniform(*LENGTH_S)
     cut = run.inject("cut", victim(run, "kill", rng.randrange(settings.world)))
     time.sleep(length_s)
     run.host_of(cut.pid).mend()
-    if not full(run, settings, cut.t_s, SETTLE_STEPS, FULL_AGAIN_LIMIT_S):
-        raise RuntimeError(never(run, FULL_AGAIN_LIMIT_S))
+    if not full(run, settings, cut.t_s, SETTLE_STEPS, limits.full_again_s):
+        raise RuntimeError(never(run, limits.full_again_s))
     commits = run.commits()
     stall = stall_s(commits, cut.t_s, median_step_s(commits))
     samples[STALLS].append(float("nan") if stall is None else stall)

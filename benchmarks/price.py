@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks import harness, price_levels, price_ranks, turns
-from benchmarks.harness import Form, left_out, together
+from benchmarks.harness import Form, Part, in_parts, left_out, one_piece, together
 from benchmarks.mesh import parameters_of
 from benchmarks.mesh_ranks import Shape
 from benchmarks.peers.fleet_run import generous
@@ -78,41 +79,59 @@ def sizes(form: Form) -> tuple[Shape, int, int]:
     return form.of((STEPPED, 24, 12), (STEPPED, 12, 4), (SMALLEST, 1, 1))
 
 
-def steps(form: Form, folder: Path) -> dict[str, Any]:
+def steps(form: Form, folder: Path) -> Part:
     """One shard a rank, and 16 in all, on the loopback interface."""
     shape, pairs, block = sizes(form)
-    own = compared("", in_turns(shape, WORLD, pairs, block, folder / "own"))
-    fine = compared(f"_{SHARDS}_shards", in_turns(shape if shape is STEPPED else Shape(64, 2, 8), SHARDS, pairs, block, folder / "fine"))
-    told = f"steps are of {parameters_of(shape)[0]:,} bytes of parameters, {shape.samples} samples a rank, {block} steps a block"
-    return together([{"settings": {"pairs": pairs}, "figures": {}, "samples": {}, "notes": [told]}, own, fine])
+    fewer, fine = form.of(pairs, 6, pairs), shape if shape is STEPPED else Shape(64, 2, 8)
+    work = {
+        "one shard a rank": partial(in_turns, shape, WORLD, pairs, block, folder / "own"),
+        f"{SHARDS} shards": partial(in_turns, fine, SHARDS, fewer, block, folder / "fine"),
+    }
+
+    def told(found: dict[str, dict[str, Side]]) -> dict[str, Any]:
+        own, by_many = found.values()
+        size = f"steps are of {parameters_of(shape)[0]:,} bytes of parameters, {shape.samples} samples a rank, {block} steps a block"
+        alike = {"settings": {"pairs": pairs}, "figures": {}, "samples": {}, "notes": [size]}
+        return together([alike, compared("", own), compared(f"_{SHARDS}_shards", by_many)])
+
+    return Part(work, told)
 
 
-def link(form: Form, folder: Path) -> dict[str, Any]:
+def link(form: Form, folder: Path) -> Part:
     """One shard a rank, on two hosts."""
     name = f"_{RATE}"
     if missing := price_levels.can(name):
-        return {"settings": {}, "figures": {}, "samples": {}, "notes": missing}
+        return nothing(missing)
     shape, pairs, block = sizes(form)
-    with price_ranks.slow_link(RATE) as places:
-        return compared(name, in_turns(shape, WORLD, pairs, block, folder / "link", places))
+
+    def measured() -> dict[str, Any]:
+        with price_ranks.slow_link(RATE) as places:
+            return compared(name, in_turns(shape, WORLD, pairs, block, folder / "link", places))
+
+    return one_piece(f"two hosts, {RATE} between them", measured)
 
 
-def levels(form: Form, folder: Path) -> dict[str, Any]:
+def levels(form: Form, folder: Path) -> Part:
     """One shard a rank, two ranks on each of two hosts: sums in two levels beside those in one."""
     if missing := price_levels.can("_level_"):
-        return {"settings": {}, "figures": {}, "samples": {}, "notes": missing}
+        return nothing(missing)
     pairs, block = form.of((24, 12), (8, 4), (1, 1))
     (folder / "levels").mkdir()
     told = settings_of(price_levels.SHAPES[form], WORLD, folder / "levels", block=block, steps=steps_of(pairs, block))
-    return price_levels.levels(form, folder / "levels", told, pairs, block)
+    return one_piece("sums in two levels", partial(price_levels.levels, form, folder / "levels", told, pairs, block))
 
 
-def memory(form: Form, folder: Path) -> dict[str, Any]:
+def memory(form: Form, folder: Path) -> Part:
     """The most that a rank had resident, beyond what it had when it began to train, of two sizes."""
+    shapes = form.of({"": STEPPED, "_10m": LARGER}, {"": STEPPED, "_10m": LARGER}, {"": SMALLEST, "_10m": SMALLEST})
+    work = {f"memory{name}": partial(in_turns, shape, WORLD, 2, 4, folder / f"memory{name}") for name, shape in shapes.items()}
+    return Part(work, lambda found: _resident({name: (shape, found[f"memory{name}"]) for name, shape in shapes.items()}))
+
+
+def _resident(found: Mapping[str, tuple[Shape, dict[str, Side]]]) -> dict[str, Any]:
     figures, samples, notes = dict[str, float](), dict[str, list[float]](), list[str]()
-    for name, shape in form.of({"": STEPPED, "_10m": LARGER}, {"": STEPPED, "_10m": LARGER}, {"": SMALLEST, "_10m": SMALLEST}).items():
-        sides = in_turns(shape, WORLD, 2, 4, folder / f"memory{name}")
-        beyond = {side: [float(one["peak"] - one["before"]) for one in found.memory] for side, found in sides.items()}
+    for name, (shape, sides) in found.items():
+        beyond = {side: [float(one["peak"] - one["before"]) for one in seen.memory] for side, seen in sides.items()}
         samples |= {f"{side}_peak_beyond_start{name}_bytes": values for side, values in beyond.items()}
         figures[f"fleet_peak_memory_over_ddp_ratio{name}"] = max(beyond["fleet"]) / max(beyond["ddp"])
         figures |= {f"{side}_peak_beyond_start{name}_bytes_max": max(values) for side, values in beyond.items()}
@@ -120,10 +139,15 @@ def memory(form: Form, folder: Path) -> dict[str, Any]:
     return {"settings": {}, "figures": figures, "samples": samples, "notes": notes}
 
 
-def measure(form: Form, parts: Sequence[Callable[[Form, Path], dict[str, Any]]] = (steps, link, levels, memory)) -> dict[str, Any]:
+def nothing(notes: list[str]) -> Part:
+    """A part that cannot be had here."""
+    return Part({}, lambda _: {"settings": {}, "figures": {}, "samples": {}, "notes": notes})
+
+
+def measure(form: Form, parts: Sequence[Callable[[Form, Path], Part]] = (steps, link, levels, memory)) -> dict[str, Any]:
     """A step without faults beside DDP: time, processors, a slow link, memory. And sums in two levels beside those in one."""
     with tempfile.TemporaryDirectory(prefix="price-") as folder:
-        return together([part(form, Path(folder)) for part in parts])
+        return in_parts("price", [part(form, Path(folder)) for part in parts])
 
 
 if __name__ == "__main__":

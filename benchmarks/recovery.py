@@ -18,13 +18,13 @@ import statistics
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks import harness
-from benchmarks.harness import Form
+from benchmarks.harness import Form, on_the_way
 from benchmarks.peers.common import (
     SETTLE_STEPS,
     SMOKE_SETTINGS,
@@ -43,8 +43,6 @@ from benchmarks.peers.common import (
     wait_until,
 )
 
-START_LIMIT_S = 180.0
-FULL_AGAIN_LIMIT_S = 120.0
 NODES_TO_LOSE = 3
 """With two, the other one takes all ranks in when a node is lost, and the next loss is that of the whole world."""
 
@@ -53,58 +51,84 @@ Samples = dict[str, list[float]]
 
 @dataclass(frozen=True)
 class Sizes:
-    """``kills`` of each system in so many ``rounds``, and as many ``extra_faults`` of each other kind."""
+    """``kills`` of each system in so many ``rounds``, and as many ``extra_faults`` of each other kind. Seconds that a world is waited for:
+    ``start_limit_s`` when a run begins, and ``full_again_limit_s`` after a fault."""
 
     kills: int
     rounds: int
     extra_faults: int
+    start_limit_s: float = 180.0
+    full_again_limit_s: float = 120.0
 
 
-FULL, QUICK, SMOKE = Sizes(10, 2, 5), Sizes(3, 1, 1), Sizes(1, 1, 1)
+FULL, QUICK, SMOKE = Sizes(10, 2, 5), Sizes(2, 1, 1, 120.0, 60.0), Sizes(1, 1, 1)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Faults that strike one system, with their kinds: in one run, for as long as that survives them."""
+
+    system: System
+    settings: Settings
+    faults: Sequence[tuple[Strike, str]]
 
 
 def measure(form: Form) -> dict[str, Any]:
     """What the loss of a rank costs each system, and the loss of a node and a hang Fleet."""
     systems, notes = installed_systems(form.of((), (), ("fleet",)))
-    settings = calibrated(form.of(Settings(spares=1), Settings(spares=1), SMOKE_SETTINGS.replace(nodes=NODES_TO_LOSE)))
+    in_one = Settings(spares=1, nodes=NODES_TO_LOSE)
+    settings = calibrated(form.of(Settings(spares=1), in_one, SMOKE_SETTINGS.replace(nodes=NODES_TO_LOSE)))
     sizes = form.of(FULL, QUICK, SMOKE)
+    turns = form.of(by_kinds, in_one_run, in_one_run)(systems, settings, sizes)
     samples: Samples = defaultdict(list)
-    form.of(_by_kinds, _by_kinds, _in_one_run)(samples, systems, settings, sizes, notes)
+    said = [f"{turn.system.name}, {kind} after {strike.steps} steps" for turn in turns for strike, kind in turn.faults]
+    way = on_the_way("recovery", said)
+    for turn in turns:
+        _collect(samples, turn.system, strike_all(turn, sizes, notes, way))
+    if form != Form.FULL:
+        notes.append(f"all faults of a system strike one run, of Fleet's on {NODES_TO_LOSE} nodes; in the full form each kind has its own")
     settings_used = {**vars(settings), "kills_per_system": sizes.kills, "settle_steps": SETTLE_STEPS}
     return {"settings": settings_used, "figures": figures(samples), "samples": dict(samples), "notes": notes}
 
 
-def _by_kinds(samples: Samples, systems: Sequence[System], settings: Settings, sizes: Sizes, notes: list[str]) -> None:
+def by_kinds(systems: Sequence[System], settings: Settings, sizes: Sizes) -> list[Turn]:
     """Systems take turns with kills; the other faults come in runs of their own."""
     plan = strikes(settings.seed, sizes.kills, settings.world, settings.checkpoint_steps)
-    for number in range(sizes.rounds):
-        for system in systems:
-            kills = [(strike, "kill") for strike in plan[number :: sizes.rounds]]
-            _collect(samples, system, strike_all(system, settings, kills, notes))
+    rounds = [[(strike, "kill") for strike in plan[number :: sizes.rounds]] for number in range(sizes.rounds)]
+    turns = [Turn(system, settings, faults) for faults in rounds for system in systems]
     for system in systems:
         for kind in system.extra_faults:
             chosen = settings.replace(nodes=NODES_TO_LOSE) if kind == "node" else settings
-            _collect(samples, system, strike_all(system, chosen, [(strike, kind) for strike in plan[: sizes.extra_faults]], notes))
+            turns.append(Turn(system, chosen, [(strike, kind) for strike in plan[: sizes.extra_faults]]))
+    return turns
 
 
-def _in_one_run(samples: Samples, systems: Sequence[System], settings: Settings, sizes: Sizes, notes: list[str]) -> None:
+def in_one_run(systems: Sequence[System], settings: Settings, sizes: Sizes) -> list[Turn]:
     """Every kind of fault strikes the same run, as often as the sizes say: a cluster takes longer to start than that takes."""
+    turns = []
     for system in systems:
         kinds = ["kill"] * sizes.kills + [kind for kind in system.extra_faults for _ in range(sizes.extra_faults)]
         plan = strikes(settings.seed, len(kinds), settings.world, settings.checkpoint_steps)
-        _collect(samples, system, strike_all(system, settings, list(zip(plan, kinds, strict=True)), notes))
+        turns.append(Turn(system, settings, list(zip(plan, kinds, strict=True))))
+    return turns
 
 
-def strike_all(system: System, settings: Settings, plan: Sequence[tuple[Strike, str]], notes: list[str]) -> list[tuple[str, Report]]:
-    """Strike runs of a system until the plan, of strikes and their kinds, is done: one run, and a new one after each fault that a run did
-    not survive. A report for each, beside its kind."""
+def strike_all(turn: Turn, sizes: Sizes, notes: list[str], way: Iterator[str]) -> list[tuple[str, Report]]:
+    """Strike runs of a system until its faults are done: one run, and a new one after each fault that a run did not survive. A report for
+    each, beside its kind. ``way`` goes a step further with each fault."""
+    system, settings = turn.system, turn.settings
     reports: list[tuple[str, Report]] = []
-    while len(reports) < len(plan):
+    next(way)
+    while len(reports) < len(turn.faults):
+        left = turn.faults[len(reports) :]
         with tempfile.TemporaryDirectory(prefix=f"bench-{system.name}-", ignore_cleanup_errors=True) as workdir:
             run = system.start(Path(workdir), settings)
             try:
-                kills = strike_run(run, settings, plan[len(reports) :])
-                _settle(run, kills[-1], settings, f"{system.name}: {kills[-1].kind} {len(reports) + len(kills)}", notes)
+                kills = strike_run(run, settings, left, sizes, way)
+                last = len(kills) == len(left) and full(run, kills[-1].t_s, settings, SETTLE_STEPS + 1, sizes.full_again_limit_s)
+                if not last:
+                    what = f"{system.name}: {kills[-1].kind} {len(reports) + len(kills)}"
+                    notes.append(f"{what}: the world was not full again within {sizes.full_again_limit_s:.0f} s; {_state(run)}")
             finally:
                 run.stop()
         commits = run.commits()
@@ -115,26 +139,30 @@ def strike_all(system: System, settings: Settings, plan: Sequence[tuple[Strike, 
     return reports
 
 
-def _settle(run: Run, kill: Kill, settings: Settings, what: str, notes: list[str]) -> None:
-    if not wait_until(lambda: steady_steps(run, kill.t_s, settings.world) > SETTLE_STEPS, run, FULL_AGAIN_LIMIT_S):
-        notes.append(f"{what}: the world was not full again within {FULL_AGAIN_LIMIT_S:.0f} s; {run.failed() or 'still running'}")
+def full(run: Run, since_s: float, settings: Settings, steps: int, limit_s: float) -> bool:
+    """Wait until the world has been full for so many steps; False: it was not in time."""
+    return wait_until(lambda: steady_steps(run, since_s, settings.world) >= steps, run, limit_s)
 
 
-def strike_run(run: Run, settings: Settings, plan: Sequence[tuple[Strike, str]]) -> list[Kill]:
-    """Strike one run at the planned points, as far as its world becomes full again. Raises RuntimeError when it never is at first."""
+def _state(run: Run) -> str:
+    return run.failed() or "still running"
+
+
+def strike_run(run: Run, settings: Settings, faults: Sequence[tuple[Strike, str]], sizes: Sizes, way: Iterator[str]) -> list[Kill]:
+    """Strike one run at the planned points, as far as its world becomes full again. ``way`` goes a step further from the second on. Raises
+    RuntimeError when the world is never full at first."""
     kills: list[Kill] = []
-    for strike, kind in plan:
-        since_s = kills[-1].t_s if kills else 0.0
-        limit_s = FULL_AGAIN_LIMIT_S if kills else START_LIMIT_S
-        if not wait_until(lambda s=strike, t=since_s: steady_steps(run, t, settings.world) >= s.steps, run, limit_s):  # type: ignore[misc]
+    for strike, kind in faults:
+        if kills:
+            next(way)
+        since_s, limit_s = (kills[-1].t_s, sizes.full_again_limit_s) if kills else (0.0, sizes.start_limit_s)
+        if not full(run, since_s, settings, strike.steps, limit_s):
             break
         time.sleep(strike.phase * median_step_s(run.commits()))
         slots = sorted(run.ranks())
         kills.append(run.inject(kind, slots[strike.rank % len(slots)]))
     if not kills:
-        raise RuntimeError(
-            f"the world was not full for {plan[0][0].steps} steps within {START_LIMIT_S:.0f} s: {run.failed() or 'still running'}"
-        )
+        raise RuntimeError(f"the world was not full for {faults[0][0].steps} steps within {sizes.start_limit_s:.0f} s: {_state(run)}")
     return kills
 
 

@@ -22,7 +22,7 @@ from actors.rank.membership.process_group import Group, StoreServer
 from actors.rank.step.reduction import BUCKET_BYTES, BUCKETS_IN_FLIGHT, Reducer, SideChannel
 from actors.rank.step.sums import ShardSums
 from benchmarks import harness
-from benchmarks.harness import Form, left_out
+from benchmarks.harness import Form, left_out, on_the_way
 from fleet.cluster import secret
 from fleet.protocol.shards import blocks
 from policies.placement import ranges
@@ -114,7 +114,7 @@ def measure(form: Form) -> dict[str, Any]:
     samples: dict[str, list[float]] = {}
     figures: dict[str, float] = {}
     ratios: dict[int, list[float]] = {}
-    for world in WORLDS:
+    for world in on_the_way("reduction", WORLDS, lambda world: f"{world} ranks"):
         for (size_mb, name), values in _world(world, repetitions).items():
             samples[f"{name}_{world}_ranks_{size_mb}_mb_ms"] = values
     for world in WORLDS:

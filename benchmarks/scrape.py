@@ -30,7 +30,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from benchmarks import harness
 from benchmarks.fold import STEP_CODES, STEP_US, write_journal
-from benchmarks.harness import Form, left_out
+from benchmarks.harness import Form, left_out, on_the_way
 from chaos.arrivals import save_trace
 from chaos.settings import ChaosSettings
 from dashboards.access import LOOPBACK, Access, Audit
@@ -85,14 +85,22 @@ SMOKE = Sizes(1, 1_000, 100, 3, 1, 0.0, 20_000, 2, 1, 0.5, 4.0)
 def measure(form: Form) -> dict[str, Any]:
     """Scrapes, pages and long journals, and whether a run notices."""
     sizes = form.of(FULL, QUICK, SMOKE)
-    many, per_rank = _scrapes(sizes.ranks, False, sizes.repetitions), _scrapes(sizes.ranks_with_series, True, sizes.repetitions)
-    pages = _pages(sizes)
-    opened = _opened(sizes.events)
-    samples = {"fleet_scrape_100k_ranks_s": many[0], "fleet_scrape_10k_per_rank_s": per_rank[0], "fleet_page_update_s": pages}
     watchers = {"quiet": None, "scraped": _scrape, "paged": functools.partial(_look, pages=sizes.pages)}
     watched = form.of(tuple(watchers), tuple(watchers), ("scraped",))
+    real = [f"a real run, {name}" for name in watched]
+    way = on_the_way("scrape", ["many ranks", "series of each rank", "pages", "a long journal", *real])
+    next(way)
+    many = _scrapes(sizes.ranks, False, sizes.repetitions)
+    next(way)
+    per_rank = _scrapes(sizes.ranks_with_series, True, sizes.repetitions)
+    next(way)
+    pages = _pages(sizes)
+    next(way)
+    opened = _opened(sizes.events)
+    samples = {"fleet_scrape_100k_ranks_s": many[0], "fleet_scrape_10k_per_rank_s": per_rank[0], "fleet_page_update_s": pages}
     with recipes.local_cluster(sizes.run()) as cluster:
-        samples |= {f"fleet_view_change_ms_{name}": _view_changes(cluster, sizes, watchers[name]) for name in watched}
+        for name, _ in zip(watched, way, strict=True):
+            samples[f"fleet_view_change_ms_{name}"] = _view_changes(cluster, sizes, watchers[name])
     figures = {name: statistics.median(values) for name, values in samples.items()}
     figures["fleet_page_update_s_max"] = max(pages)
     figures |= {"fleet_scrape_peak_bytes": float(max(many[1], per_rank[1])), **opened}

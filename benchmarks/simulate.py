@@ -6,6 +6,7 @@ For the comparison it has no slow spells, which the simulator lays over a finish
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import subprocess
 import time
@@ -14,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.harness import Form, left_out, run
+from benchmarks.harness import Form, left_out, on_the_way, run
 from fleet.app.scenarios import Prepared, Scenario, prepare
 from fleet.cluster.processes import calling
 from fleet.planning.inputs import PlanInput
@@ -46,12 +47,15 @@ def measure(form: Form) -> Mapping[str, Any]:
     prepared = scenario()
     plain = replace(prepared.model, slow=())
     repeats, runs = form.of(30, 7, 1), form.of(RUNS, RUNS, SMOKE_RUNS)
-    samples = {
-        "fleet_run_100k_ms": _timed_ms(lambda: prepared.run(draw_arrivals(prepared.model, 1)), repeats),
-        "fleet_plain_run_100k_ms": _timed_ms(lambda: _ours(prepared, plain), repeats),
+    measures: dict[str, Callable[[], list[float]]] = {
+        "fleet_run_100k_ms": lambda: _timed_ms(lambda: prepared.run(draw_arrivals(prepared.model, 1)), repeats),
+        "fleet_plain_run_100k_ms": lambda: _timed_ms(lambda: _ours(prepared, plain), repeats),
+        "fleet_plan_s": lambda: [_process_s(PLAN) for _ in range(form.of(PLANS, PLANS, 1))],
     }
-    samples["fleet_plan_s"] = [_process_s(PLAN) for _ in range(form.of(PLANS, PLANS, 1))]
+    way = on_the_way("simulate", [*measures, f"{runs:,} runs", "SimPy"])
+    samples = {name: measures[name]() for name in itertools.islice(way, len(measures))}
     outcome = prepared.run(draw_arrivals(prepared.model, 1))
+    next(way)
     begin = time.perf_counter()
     sample = monte_carlo(prepared.model, prepared.recovery, prepared.intervals, runs=runs, seed=1)
     figures: dict[str, float] = {
@@ -62,6 +66,7 @@ def measure(form: Form) -> Mapping[str, Any]:
         "fleet_peak_bytes": _peak_bytes(prepared),
         "fleet_plan_s": statistics.median(samples["fleet_plan_s"]),
     }
+    next(way)
     mean, half = sample.interval()
     notes = [f"goodput of {runs:,} runs side by side: {mean:.4%} +- {half:.4%}; faults a run: {sample.faults.mean():,.1f}"]
     notes += _simpy(prepared, plain, form.of(5, 1, 1), figures, samples)

@@ -30,7 +30,7 @@ from actors.rank.environment import RANK_ENVIRONMENT
 from actors.rank.state.snapshot import Snapshotter, copy
 from actors.rank.state.tracked import TrackedState
 from benchmarks import harness
-from benchmarks.harness import Form
+from benchmarks.harness import Form, on_the_way
 from fleet.protocol.types import StateId
 
 WIDTH = 2048
@@ -155,12 +155,16 @@ def measure(form: Form) -> dict[str, Any]:
     names = ["tensor_copy_ms", "memmove_ms", "fleet_copy_ms", "torch_save_ms", "dcp_save_ms", "dcp_async_blocked_ms"]
     names += [f"{kind}_{change}{what}_ms" for change in ("", "adamw_") for kind in ("plain", "fleet") for what in ("step", "core")]
     samples: Samples = {name: [] for name in (*names, "fleet_blocked_ms", "fleet_adamw_blocked_ms")}
+    way = on_the_way("snapshot", ["copies", "steps with a snapshot and without", "the same with AdamW", "torch.save and dcp"])
+    next(way)
     memcpy_ms = _memcpy(training, samples)
     fleet, steps = Fleet(training), form.of(STEPS, QUICK_STEPS, SMOKE_STEPS)
-    _steps(training, fleet, training.touch, "", steps, samples)
-    _steps(training, fleet, training.optimizer.step, "adamw_", steps // 2, samples)
+    for name, change in (("", training.touch), ("adamw_", training.optimizer.step)):
+        next(way)
+        _steps(training, fleet, change, name, steps // 2 if name else steps, samples)
     held = fleet.snapshots.bytes_held
     fleet.snapshots.close()
+    next(way)
     _others(training, form.of(SAVES, QUICK_SAVES, SMOKE_SAVES), samples)
     medians = {name: statistics.median(values) for name, values in samples.items()}
     settings = {"state_bytes": training.bytes, "tensors": len(training.tensors), "threads": torch.get_num_threads(), **RANK_ENVIRONMENT}

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import harness, store_peers
-from benchmarks.harness import Form, left_out
+from benchmarks.harness import Form, left_out, on_the_way
 from tests.support.seaweed import SeaweedServer, s3_client, serving
 
 RANKS, SMOKE_RANKS = (1, 2, 4), (2,)
@@ -272,17 +272,20 @@ def place(medium: str, name: str, folder: Path, server: SeaweedServer) -> Iterat
 def collect(fleet: Fleet, warm_ups: int, repetitions: int, folder: Path, server: SeaweedServer) -> Samples:
     """Every system after the other, in an order that turns with the repetition."""
     samples: Samples = defaultdict(list)
-    for repetition in range(-warm_ups, repetitions):  # the first one, which loads all modules and opens connections, is not kept
-        for medium in MEDIA:
-            for ranks in fleet.numbers if repetition >= 0 else fleet.numbers[-1:]:
-                for turn in range(len(SYSTEMS)):
-                    system = SYSTEMS[(repetition + turn) % len(SYSTEMS)]
-                    with place(medium, f"{system}-{ranks}-{repetition}", folder, server) as where:
-                        for what in ("save", "restore"):
-                            chill(folder)
-                            rate = fleet.run(Job(what, system, medium, ranks, where))
-                            if repetition >= 0:
-                                samples[system, medium, what, ranks].append(rate)
+    turns = [
+        (repetition, medium, ranks, SYSTEMS[(repetition + turn) % len(SYSTEMS)])
+        for repetition in range(-warm_ups, repetitions)  # the first one, which loads all modules and opens connections, is not kept
+        for medium in MEDIA
+        for ranks in (fleet.numbers if repetition >= 0 else fleet.numbers[-1:])
+        for turn in range(len(SYSTEMS))
+    ]
+    for repetition, medium, ranks, system in on_the_way("store", turns, lambda turn: f"{turn[3]} on {turn[1]}, {turn[2]} ranks"):
+        with place(medium, f"{system}-{ranks}-{repetition}", folder, server) as where:
+            for what in ("save", "restore"):
+                chill(folder)
+                rate = fleet.run(Job(what, system, medium, ranks, where))
+                if repetition >= 0:
+                    samples[system, medium, what, ranks].append(rate)
     return samples
 
 

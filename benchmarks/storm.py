@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import harness
-from benchmarks.harness import Form
+from benchmarks.harness import Form, on_the_way
 from benchmarks.peers.common import (
     SMOKE_SETTINGS,
     Kill,
@@ -40,20 +40,23 @@ from benchmarks.peers.common import (
     wait_until,
 )
 
-CALM_LIMIT_S = 180.0
-
 
 @dataclass(frozen=True)
 class Sizes:
-    """A storm of ``duration_s`` in ``parts``, ``calm_steps`` before and after each."""
+    """A storm of ``duration_s`` in ``parts``, ``calm_steps`` before and after each, which are waited for ``calm_limit_s`` at most."""
 
     mtbf_s: float
     duration_s: float
     parts: int
     calm_steps: int
+    calm_limit_s: float = 180.0
+
+    @property
+    def part_s(self) -> float:
+        return self.duration_s / self.parts
 
 
-FULL, QUICK, SMOKE = Sizes(15.0, 300.0, 3, 200), Sizes(15.0, 45.0, 1, 60), Sizes(2.0, 3.0, 1, 5)
+FULL, QUICK, SMOKE = Sizes(15.0, 300.0, 3, 200), Sizes(15.0, 30.0, 1, 40, 120.0), Sizes(2.0, 3.0, 1, 5)
 
 Trace = Sequence[tuple[float, int]]
 """(time in s, rank of the view) of each fault."""
@@ -80,9 +83,9 @@ def measure(form: Form) -> dict[str, Any]:
     sizes = form.of(FULL, QUICK, SMOKE)
     trace = storm_trace(settings.seed, sizes.mtbf_s, sizes.duration_s, settings.world)
     found: dict[str, list[Storm]] = {system.name: [] for system in systems}
-    for stretch in cut(trace, sizes.duration_s, sizes.parts):
-        for system in systems:
-            found[system.name].append(weather(system, settings, stretch, sizes.duration_s / sizes.parts, sizes.calm_steps))
+    turns = [(system, stretch) for stretch in cut(trace, sizes.duration_s, sizes.parts) for system in systems]
+    for system, stretch in on_the_way("storm", turns, lambda turn: f"{turn[0].name}, {len(turn[1])} kills in {sizes.part_s:g} s"):
+        found[system.name].append(weather(system, settings, stretch, sizes))
     storms = {name: whole(parted) for name, parted in found.items()}
     return {
         "settings": {**vars(settings), **vars(sizes), "faults_planned": len(trace)},
@@ -112,22 +115,22 @@ def whole(parts: Sequence[Storm]) -> Storm:
     )
 
 
-def weather(system: System, settings: Settings, trace: Trace, duration_s: float, calm_steps: int) -> Storm:
-    """One run of a system: calm, storm, aftermath."""
+def weather(system: System, settings: Settings, trace: Trace, sizes: Sizes) -> Storm:
+    """One run of a system: calm, a part of the storm, aftermath."""
     with tempfile.TemporaryDirectory(prefix=f"bench-{system.name}-", ignore_cleanup_errors=True) as workdir:
         run = system.start(Path(workdir), settings)
         try:
-            await_calm(system, run, 0.0, calm_steps, settings.world)
+            await_calm(system, run, 0.0, sizes, settings.world)
             begin_s = time.monotonic()
             kills = strike_by_trace(run, trace, begin_s)
-            end_s = begin_s + duration_s
+            end_s = begin_s + sizes.part_s
             time.sleep(max(0.0, end_s - time.monotonic()))
-            await_calm(system, run, end_s, calm_steps, settings.world)
+            await_calm(system, run, end_s, sizes, settings.world)
         finally:
             run.stop()
     commits = run.commits()
     before, after = [commit for commit in commits if commit.t_s <= begin_s], [commit for commit in commits if commit.t_s > end_s]
-    rates = [fault_free_rate(calm[-calm_steps:], [], settings.world) for calm in (before, after)]
+    rates = [fault_free_rate(calm[-sizes.calm_steps :], [], settings.world) for calm in (before, after)]
     return Storm(
         fault_free_rates=tuple(rates),
         committed_samples=committed_between(commits, begin_s, end_s),
@@ -136,9 +139,10 @@ def weather(system: System, settings: Settings, trace: Trace, duration_s: float,
     )
 
 
-def await_calm(system: System, run: Run, since_s: float, steps: int, world: int) -> None:
-    if not wait_until(lambda: steady_steps(run, since_s, world) > steps, run, CALM_LIMIT_S):
-        raise RuntimeError(f"{system.name}: no {steps} steps at full world within {CALM_LIMIT_S:.0f} s; {run.failed() or 'running'}")
+def await_calm(system: System, run: Run, since_s: float, sizes: Sizes, world: int) -> None:
+    steps, limit_s = sizes.calm_steps, sizes.calm_limit_s
+    if not wait_until(lambda: steady_steps(run, since_s, world) > steps, run, limit_s):
+        raise RuntimeError(f"{system.name}: no {steps} steps at full world within {limit_s:.0f} s; {run.failed() or 'running'}")
 
 
 def strike_by_trace(run: Run, trace: Trace, begin_s: float) -> list[Kill]:

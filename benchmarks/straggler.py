@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import harness
-from benchmarks.harness import Form
+from benchmarks.harness import Form, on_the_way
 from fleet.machine.core import FleetMachine
 from fleet.protocol.records import Committed
 from fleet.protocol.verification import Sampling
@@ -51,20 +51,29 @@ EVERY = Sampling(budget=BUDGET).every(SHARDS, WORLD)
 @dataclass(frozen=True)
 class Sizes:
     """So many runs of each kind; the rank is well for ``onset`` steps and slow for ``steps``. The first ``settle`` steps are left out.
-    A shard takes a well rank ``shard_s``."""
+    A shard takes a well rank ``shard_s`` seconds. Without mitigation the rank is slow for ``unmitigated`` steps; where no rank is slow,
+    there are ``checked`` steps."""
 
     repetitions: int
     onset: int
     steps: int
     settle: int
     shard_s: float
+    unmitigated: int
+    checked: int
 
     @property
     def total(self) -> int:
         return self.onset + self.steps + 1
 
+    def of(self, kind: str) -> Sizes:
+        """Those of one kind of run."""
+        if kind == "unmitigated":
+            return dataclasses.replace(self, steps=self.unmitigated)
+        return self if kind == "fleet" else dataclasses.replace(self, onset=0, steps=self.checked)
 
-FULL, QUICK, SMOKE = Sizes(3, 60, 200, 10, 0.04), Sizes(1, 60, 200, 10, 0.04), Sizes(1, 12, 50, 2, 0.002)
+
+FULL, QUICK, SMOKE = Sizes(3, 60, 200, 10, 0.04, 200, 260), Sizes(1, 60, 200, 10, 0.04, 80, 150), Sizes(1, 12, 50, 2, 0.002, 50, 62)
 
 
 def train(run: Any) -> None:
@@ -193,15 +202,20 @@ def measure(form: Form) -> dict[str, Any]:
     }
     with local_cluster(chosen()) as cluster, tempfile.TemporaryDirectory(prefix="bench-straggler-", ignore_cleanup_errors=True) as root:
         kinds = {"unmitigated": chosen(), "fleet": chosen(mitigated=True), "unchecked": checked(0.0), "checked": checked(BUDGET)}
-        for number in range(sizes.repetitions):
-            runs = {name: one_run(cluster, Path(root) / f"{name}-{number}", settings, sizes) for name, settings in kinds.items()}
+        turns = [(number, name) for number in range(sizes.repetitions) for name in kinds]
+        way = on_the_way("straggler", turns, lambda turn: f"{turn[1]}, {sizes.of(turn[1]).total} steps")
+        for _ in range(sizes.repetitions):
+            runs = {
+                name: one_run(cluster, Path(root) / f"{name}-{number}", kinds[name], sizes.of(name))
+                for number, name in itertools.islice(way, len(kinds))
+            }
             for name, steps_s in verify_samples(runs, sizes).items():
                 samples.setdefault(name, []).extend(steps_s)
-            unit_s, fixed_s = yardstick(runs["unmitigated"], sizes)
+            unit_s, fixed_s = yardstick(runs["unmitigated"], sizes.of("unmitigated"))
             best_s = fixed_s + unit_s * fullest
             for name in ("unmitigated", "fleet"):
                 samples.setdefault(f"{name}_step_s", []).extend(durations(runs[name]))
-                samples[f"{name}_over_best_split_ratio"].append(over_best(runs[name], best_s, sizes))
+                samples[f"{name}_over_best_split_ratio"].append(over_best(runs[name], best_s, sizes.of(name)))
             halfway_s = (best_s + fixed_s + unit_s * 2 * SHARDS / WORLD) / 2
             samples["fleet_settled_steps"].append(settled(runs["fleet"], halfway_s, sizes))
     figures = {name: statistics.median(values) for name, values in samples.items() if not name.endswith("_step_s")}

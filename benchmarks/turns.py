@@ -21,7 +21,7 @@ from fleet.settings.run import RunSettings
 from tests.support.plain import PlainFleet
 from tests.support.waiting import until
 
-SEED, LIMIT_S = 7, 240.0
+SEED, LIMIT_S = 7, 120.0
 Turn = Callable[[str, int], float]
 """Has one side take a block, by its number, and says how many seconds it took."""
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from benchmarks import harness
+from benchmarks import harness, recovery
+from benchmarks.harness import on_the_way
 from benchmarks.peers.common import (
     Commit,
     Kill,
     Line,
     Settings,
+    Strike,
     Timeline,
     committed_between,
     excess_s,
@@ -167,3 +171,41 @@ def test_a_table_says_what_the_host_gave_to_others() -> None:
     assert harness.stolen_note((10, 1000), (10, 1500)) == harness.stolen_note((0, 0), (0, 0)) == []
     stolen, ticks = harness.stolen()
     assert 0 <= stolen <= ticks
+
+
+class Run:
+    """Steps without end, for all that is asked of it; with ``whole`` the world is full again after a fault, else never."""
+
+    def __init__(self, whole: bool) -> None:
+        self._struck_s, self._commits = 1.0 if whole else 1e9, steps(1, 100, 0.1)
+
+    def commits(self) -> list[Commit]:
+        return self._commits
+
+    def lost_lines(self) -> list[Line]:
+        return []
+
+    def ranks(self) -> dict[int, int]:
+        return FULL
+
+    def failed(self) -> None:
+        return None
+
+    def inject(self, kind: str, slot: int) -> Kill:
+        return Kill(self._struck_s, slot, FULL[slot], kind)
+
+    def stop(self) -> None:
+        return None
+
+
+def test_each_fault_is_said_once_though_a_run_does_not_survive_it(capsys: pytest.CaptureFixture[str]) -> None:
+    runs = iter([Run(whole=False), Run(whole=True)])
+    system: Any = SimpleNamespace(name="fleet", start=lambda *_: next(runs))
+    faults = [(Strike(number, 0.0, 0), "kill") for number in (1, 2, 3)]
+    way, notes = on_the_way("recovery", ["first", "second", "third"]), list[str]()
+    sizes = recovery.Sizes(3, 1, 0, start_limit_s=0.2, full_again_limit_s=0.2)
+    reports = recovery.strike_all(recovery.Turn(system, Settings(), faults), sizes, notes, way)
+    assert [kind for kind, _ in reports] == ["kill"] * 3
+    assert [line.split()[4] for line in capsys.readouterr().err.splitlines()] == ["first", "second", "third"]
+    assert notes[0] == "fleet: kill 1: the world was not full again within 0 s; still running"
+    assert [note.rpartition(" steps, ")[2] for note in notes[1:]] == ["1 kill faults", "2 kill faults"]
