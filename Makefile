@@ -9,7 +9,7 @@ LEFT_OUT := $(VENV)/left-out.txt
 PYTHON ?= $(firstword $(foreach name,python3 python3.13 python3.12 python3.11,$(shell $(name) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $(name))))
 USED := $(or $(PYTHON),python3)
 
-DEMO ?= examples/gpt.py --world 4 --spares 1 --seed 7 --chaos storm --twin --config examples/demo.toml
+DEMO ?= --world 4 --spares 1 --seed 7 --chaos storm --twin --config examples/demo.toml
 BENCHMARKS ?= recovery hosts partition floor storm reduction machine snapshot simulate store detect straggler scrape account elastic autoscaled price mesh exposed device
 BENCH_FLAGS ?= --quick
 # The newest commit that is a day old.
@@ -17,46 +17,49 @@ BASE ?= $(shell git rev-list -1 --before='1 day ago' HEAD 2>/dev/null)
 PACE_FLAGS ?= --json runs/bench/pace.json
 OTHER := .venv-other
 VERSIONS ?= torch==2.11.0 torch
-TRUTH_SEEDS ?= 10000
-SPREAD := tests/unit tests/property tests/simulation tests/tidy tests/contract/test_checkpoint_store.py tests/contract/test_peer_memory.py
-LONGER := $(addprefix tests/fault/test_,$(addsuffix .py,guide pictures benchmarks nano rehearsal wheel))
-SLOWEST := --durations=12 --durations-min=20
-CHOSEN ?= not truth
-ALONE = $(BIN)/python -m pytest -m "$(CHOSEN)" $(SLOWEST)
-PYTEST = $(ALONE) -n logical
-# What failed beside other tests, once more and alone, where AGAIN=1 asks for it (CI does; each night's job does not). Both are printed.
-FAILED = { test -n "$(AGAIN)" && $(ALONE) --last-failed --last-failed-no-failures none
-CLUSTERS := $(addprefix tests/fault/test_,$(addsuffix .py,object_store drivers up))
-HOSTS := tests/hosts
-OF_TEST := $(CLUSTERS) $(addprefix --ignore=,$(SPREAD) $(LONGER) $(HOSTS)) tests
+SEEDS ?= 10000
+TIMES ?= 20
 TOOLS := chromium prometheus fonts-dejavu-core iproute2 util-linux mount procps faketime nftables openssh-client dropbear-bin rsync
 
-.PHONY: tools demo test longer hosts experiments lint docs bench pace nightly device truth versions clean
+# Which tests a tier has is in tests/tiers.py. Each suite says at the end how long it took, and what it left out.
+OF = $$($(BIN)/python -m tests.tiers $(1))
+PYTEST = $(BIN)/python -m pytest --durations=12 --durations-min=20 --tier
+SPREAD := -n logical --maxprocesses 8
+BY_FILE := -n logical --maxprocesses 2 --dist loadfile
+TOOK := $(VENV)/took.txt
+suite = @: >$(LEFT_OUT); export FLEET_LEFT_OUT=$(abspath $(LEFT_OUT)); began=$$(date +%s); set -x; $(2); rc=$$?; set +x; \
+	echo "$(1): $$(($$(date +%s) - began)) s" | tee -a $(TOOK); $(BIN)/python -m tests.support.programs $(LEFT_OUT); exit $$rc
+
+# Parts of `make nightly`, which are run one by one, too: `make night-hosts`. One that has passed at this very commit is not run again.
+PARTS := seeds products shown benchmarks hosts pace
+PASSED := runs/nightly/$(shell git describe --always --abbrev=40 --exclude='*' --dirty=-$$(date +%s) 2>/dev/null)
+
+.PHONY: tools demo test processes hosts stress replay experiments lint docs bench pace nightly device versions clean $(PARTS:%=night-%)
 .DEFAULT_GOAL := test
 
 # Sets up what a run needs, and no more.
 demo: $(RUN_READY)
-	$(BIN)/fleet run $(DEMO)
+	$(BIN)/python examples/demo.py $(DEMO)
 
-# Some 35 minutes on two cores. Pure tests side by side; then fleets of real processes and Ray clusters, file by file. The longest,
-# which start clusters of their own, come first.
+# What to run before each change: no cluster is started. Some ten minutes on two cores.
 test: lint tools
-	@: >$(LEFT_OUT); export FLEET_LEFT_OUT=$(abspath $(LEFT_OUT)); failed=0; set -x; \
-	$(PYTEST) --maxprocesses 8 $(SPREAD) || $(FAILED) $(SPREAD); } || failed=1; \
-	$(PYTEST) --maxprocesses 2 --dist loadfile $(OF_TEST) || $(FAILED) $(OF_TEST); } || failed=1; \
-	set +x; $(BIN)/python -m tests.support.programs $(LEFT_OUT); exit $$failed
+	$(call suite,test,$(PYTEST) test $(SPREAD) $(call OF,test))
 
-# What users are shown, walked as they would: the guide, pictures, benchmarks in their short form, the wheel.
-longer: $(READY) tools
-	@: >$(LEFT_OUT); export FLEET_LEFT_OUT=$(abspath $(LEFT_OUT)); failed=0; set -x; \
-	$(PYTEST) --maxprocesses 2 --dist loadfile $(LONGER) || $(FAILED) $(LONGER); } || failed=1; \
-	set +x; $(BIN)/python -m tests.support.programs $(LEFT_OUT); exit $$failed
+# Real processes and Ray clusters, file by file.
+processes: $(READY) tools
+	$(call suite,processes,$(PYTEST) processes $(BY_FILE) $(call OF,processes))
 
-# Ray on several hosts, which are namespaces of this machine: root is needed. Three quarters of an hour, and a third of that in CI.
+# Ray on several hosts, which are namespaces of this machine: root is needed.
 hosts: $(READY) tools
-	@: >$(LEFT_OUT); export FLEET_LEFT_OUT=$(abspath $(LEFT_OUT)); failed=0; set -x; \
-	$(ALONE) $(HOSTS) || $(FAILED) $(HOSTS); } || failed=1; \
-	set +x; $(BIN)/python -m tests.support.programs $(LEFT_OUT); exit $$failed
+	$(call suite,hosts,$(PYTEST) hosts $(call OF,hosts))
+
+# The same tests again and again, beside a load on all cores: make stress TESTS="tests/fault/test_drain.py" TIMES=20
+stress: $(READY) tools
+	$(BIN)/python -m tests.support.stress $(TESTS) --times $(TIMES)
+
+# Whether this checkout decides as commit BASE does: for a refactoring.
+replay: $(READY)
+	$(BIN)/python -m tests.replay "$(BASE)"
 
 # The experiments of experiments/ on such hosts, each to its verdicts.
 experiments: $(READY) tools
@@ -80,8 +83,28 @@ pace: $(READY)
 	mkdir -p runs/bench
 	$(BIN)/python -m benchmarks.pace "$(BASE)" $(PACE_FLAGS)
 
-# What is too long for each change.
-nightly: truth longer hosts bench pace
+# What is too long for each change. It goes on where it was stopped: parts that passed at this commit are not run again.
+nightly: $(PARTS:%=$(PASSED)/%)
+
+$(PASSED)/%: | $(READY) tools
+	$(MAKE) night-$*
+	@mkdir -p $(@D) && tail -n 1 $(TOOK) >$@
+
+night-seeds: export FLEET_SEEDS = $(SEEDS)
+night-seeds: export FLEET_PROBES = $(abspath runs/probes)
+night-seeds: $(READY)
+	rm -rf runs/probes
+	$(call suite,night-seeds,$(PYTEST) test $(SPREAD) tests/simulation/test_seeds.py tests/unit/test_fleet_simulation.py && $(PYTEST) seeds $(SPREAD) $(call OF,seeds) \
+	  && $(BIN)/python -m tests.simulation.probes runs/probes)
+
+night-products night-shown night-benchmarks: night-%: $(BENCH_READY) tools
+	$(call suite,night-$*,$(PYTEST) $* $(BY_FILE) $(call OF,$*))
+
+night-hosts: $(BENCH_READY) tools
+	$(call suite,night-hosts,$(PYTEST) night-hosts $(call OF,night-hosts))
+
+night-pace: $(READY)
+	$(call suite,night-pace,$(MAKE) pace PACE_FLAGS="--launches 1 --json runs/bench/pace.json")
 
 # What needs a GPU. Nothing is set up for it: a Python with torch for CUDA and Fleet's small dependencies is enough, Ray is not used.
 device:
@@ -89,17 +112,12 @@ device:
 	failed=0; $(USED) -m tests.contract.communicators --device || failed=1; \
 	$(USED) -m benchmarks.device $(DEVICE_FLAGS) --json runs/bench/device.json || failed=1; exit $$failed
 
-truth: $(READY)
-	FLEET_SEEDS=$(TRUTH_SEEDS) $(BIN)/python -m pytest -m truth
-	FLEET_SEEDS=$(TRUTH_SEEDS) $(BIN)/python -m pytest -m "not truth" tests/simulation tests/property
-	FLEET_SEEDS=2000 $(BIN)/python -m pytest -m "not truth" tests/unit/test_fleet_simulation.py
-
 # What needs no cluster, with the oldest and the newest PyTorch that is promised, or with another Ray (docs/upgrading.md), each in turn.
 versions:
 	$(MAKE) VENV=$(OTHER) $(OTHER)/.ready
 	for wanted in $(VERSIONS); do \
 	  $(OTHER)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade "$$wanted" \
-	    && $(OTHER)/bin/python -m pytest -m "not truth" -n logical --maxprocesses 8 $(filter-out tests/tidy,$(SPREAD)) tests/contract/test_ray_facts.py \
+	    && $(OTHER)/bin/python -m pytest --tier test $(SPREAD) $(call OF,test) && $(OTHER)/bin/python -m pytest tests/contract/test_ray_facts.py \
 	    || exit 1; done
 
 # Tests whose program cannot be installed are left out, and told at the end. CI has all of them.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,15 +10,33 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fleet.cluster.local import LocalCluster
+from tests import tiers
 from tests.support.processes import end_all
 from tests.support.programs import LeftOut
 from tests.support.seaweed import SeaweedServer, serving
 from tests.support.trackers import MlflowServer, mlflow_serving
+from tests.support.undisturbed import Undisturbed
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
     from tests.support.watching import Watched
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--tier", choices=tiers.names(), help="run the tests of this tier, or part of `make nightly`, alone (tests/tiers.py)")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests of other tiers. A line of the list that names a test which is not there is an error."""
+    tier = config.getoption("--tier")
+    if tier is None:
+        return
+    if unknown := tiers.unknown([item.nodeid for item in items], whole=not any("::" in argument for argument in config.args)):
+        raise pytest.UsageError(f"tests/tiers.py names tests that are not there: {', '.join(unknown)}")
+    chosen = [item for item in items if tiers.tier_of(item.nodeid) == tier]
+    config.hook.pytest_deselected(items=[item for item in items if tiers.tier_of(item.nodeid) != tier])
+    items[:] = chosen
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -47,6 +66,13 @@ def cluster() -> Iterator[LocalCluster]:
     with LocalCluster(nodes=3, slots_per_node=2) as running:
         running.connect()
         yield running
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    """Digests of runs without faults, which all processes of this session share."""
+    own = tmp_path_factory.getbasetemp()
+    return Undisturbed((own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "undisturbed")
 
 
 @pytest.fixture(scope="module")

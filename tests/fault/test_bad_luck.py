@@ -31,6 +31,7 @@ from fleet.protocol.types import Member, View
 from fleet.settings.run import Budgets, CheckpointSettings, RunSettings, Timeouts
 from tests.support import trains
 from tests.support.plain import PlainFleet
+from tests.support.undisturbed import Undisturbed
 
 STEPS = 40
 FAST = Timeouts(heartbeat_s=2.0, node_s=3.0, park_s=5.0, form_s=10.0, progress_s=30.0, start_s=60.0, resend_s=0.5)
@@ -56,18 +57,10 @@ def train_through(
         return outcome, fleet.records(), digest
 
 
-def undisturbed(chosen: RunSettings, folder: Path) -> str:
-    """The digest of a run that nothing happens to."""
-    outcome, _, digest = train_through(trains.plain, chosen, folder)
-    assert outcome.status == "completed"
-    return digest
-
-
 @pytest.fixture(scope="session")
-def fault_free(tmp_path_factory: pytest.TempPathFactory) -> str:
+def fault_free(undisturbed: Undisturbed) -> str:
     """The digest of an undisturbed run, of another world size: the truth for every test here."""
-    folder = tmp_path_factory.mktemp("fault-free")
-    return undisturbed(settings(folder, world=2), folder)
+    return undisturbed(lambda folder: settings(folder, world=2))
 
 
 def after(step: int) -> Callable[[PlainFleet], None]:

@@ -12,12 +12,8 @@ from tests.support.smoke_forms import check
 LIMIT_S = 280.0
 ON_HOSTS = {"hosts", "partition"}
 """Tested where hosts are: `tests/hosts`."""
-SLOW = {"floor", "account", "elastic", "autoscaled", "straggler", "scrape", "storm", "mesh", "price", "exposed"}
-"""What takes a minute or more in any form: one waits for a window of 30 s, others need real runs of some length."""
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in BENCHMARKS if name not in ON_HOSTS]
-)
+@pytest.mark.parametrize("name", [name for name in BENCHMARKS if name not in ON_HOSTS])
 def test_the_benchmark_runs_and_has_its_figures(name: str, tmp_path: Path) -> None:
     check(name, tmp_path, LIMIT_S)

@@ -27,9 +27,10 @@ from fleet.protocol.decisions import Notice
 from fleet.protocol.records import Committed, DecisionMade, FaultRecord, LineageBegun, ProcessLost, ProcessUp, Record, ViewPublished
 from fleet.protocol.types import Fault
 from fleet.settings.run import CheckpointSettings, RunSettings
-from tests.fault.test_bad_luck import FAST, settings, train_through
+from tests.fault.test_bad_luck import FAST, settings
 from tests.support import trains
 from tests.support.journals import NAME, records
+from tests.support.undisturbed import Undisturbed
 from tests.support.waiting import until
 
 OPTIONS = {"steps": "80", "norm": "layer"}
@@ -37,9 +38,8 @@ NOTICE_S = 8
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("undisturbed")
-    return train_through(trains.plain, settings(folder, world=1, options=OPTIONS), folder)[2]
+def truth(undisturbed: Undisturbed) -> str:
+    return undisturbed(lambda folder: settings(folder, world=1, options=OPTIONS))
 
 
 def plan(folder: Path, spares: int = 1) -> RunPlan:
@@ -50,12 +50,12 @@ def plan(folder: Path, spares: int = 1) -> RunPlan:
     return RunPlan(name="run", folder=folder / "run", settings=chosen, train=trains.plain)
 
 
-def test_maintenance_comes_with_its_notice_and_costs_no_step(cluster: LocalCluster, tmp_path: Path, undisturbed: str) -> None:
+def test_maintenance_comes_with_its_notice_and_costs_no_step(cluster: LocalCluster, tmp_path: Path, truth: str) -> None:
     """As chaos has it: each node of the three in turn could be the one; its slots are empty for maintenance, and nobody is missed."""
     save_trace((Fault("m1", 2.0, "host_maintenance", "maintenance", node=0, duration_s=6.0),), tmp_path / "trace.csv")
     chosen = dataclasses.replace(plan(tmp_path), chaos=ChaosSettings(trace=str(tmp_path / "trace.csv"), repair_s=3.0))
     result = LiveRun(chosen, cluster).execute()
-    assert result.status == "completed" and final_digest(chosen.folder) == undisturbed
+    assert result.status == "completed" and final_digest(chosen.folder) == truth
     kept = records(chosen.folder)
     assert [one.phase for one in kept if isinstance(one, FaultRecord)] == ["planned", "announced", "executed", "healed"]
     lost = [one for one in kept if isinstance(one, ProcessLost)]
@@ -103,7 +103,7 @@ def drain_by_ray(cluster: LocalCluster, node: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_node_that_ray_drains_costs_no_step(cluster: LocalCluster, tmp_path: Path, undisturbed: str) -> None:
+def test_a_node_that_ray_drains_costs_no_step(cluster: LocalCluster, tmp_path: Path, truth: str) -> None:
     going = Going(plan(tmp_path), cluster)
     index = going.index_of_a_trainer()
     drain_by_ray(cluster, going.live.places[index].id)
@@ -114,7 +114,7 @@ def test_a_node_that_ray_drains_costs_no_step(cluster: LocalCluster, tmp_path: P
     cluster.add()
     result = going.end()
     assert result.status == "completed", result
-    assert final_digest(going.folder) == undisturbed
+    assert final_digest(going.folder) == truth
     kept = records(going.folder)
     lost = [one for one in kept if isinstance(one, ProcessLost)]
     assert lost and all(isinstance(one.cause, TakenAway) for one in lost)
@@ -123,7 +123,7 @@ def test_a_node_that_ray_drains_costs_no_step(cluster: LocalCluster, tmp_path: P
     assert sizes[:3] == [2, 3, 2], "the spare came beside the running steps"
 
 
-def test_fleet_drain_announces_withdraws_and_refuses_by_name(cluster: LocalCluster, tmp_path: Path, undisturbed: str) -> None:
+def test_fleet_drain_announces_withdraws_and_refuses_by_name(cluster: LocalCluster, tmp_path: Path, truth: str) -> None:
     from fleet.cli.drain import drain
 
     going = Going(plan(tmp_path, spares=0), cluster)
@@ -138,7 +138,7 @@ def test_fleet_drain_announces_withdraws_and_refuses_by_name(cluster: LocalClust
     drain(run, index, notice="6m")
     drain(run, index, withdraw=True)
     result = going.end()
-    assert result.status == "completed" and final_digest(going.folder) == undisturbed
+    assert result.status == "completed" and final_digest(going.folder) == truth
     assert going.told() == ["leave", "leave", "stay"]
     assert [len(one.view.members) for one in records(going.folder) if isinstance(one, ViewPublished)] == [2]
 
@@ -156,7 +156,7 @@ def came_again(kept: list[Record], node: str) -> bool:
     return any(isinstance(one, ProcessUp) and one.process.node == node and one.at_s > lost_s for one in kept)
 
 
-def test_sigterm_to_an_agent_is_its_nodes_notice_and_costs_no_step(cluster: LocalCluster, tmp_path: Path, undisturbed: str) -> None:
+def test_sigterm_to_an_agent_is_its_nodes_notice_and_costs_no_step(cluster: LocalCluster, tmp_path: Path, truth: str) -> None:
     chosen = plan(tmp_path)
     limits = dataclasses.replace(FAST, notice_s=NOTICE_S)
     going = Going(dataclasses.replace(chosen, settings=dataclasses.replace(chosen.settings, timeouts=limits)), cluster)
@@ -171,7 +171,7 @@ def test_sigterm_to_an_agent_is_its_nodes_notice_and_costs_no_step(cluster: Loca
     going.wait(lambda kept: came_again(kept, home), "the node has not gone after all, and is in the run again")
     result = going.end()
     assert result.status == "completed", result
-    assert final_digest(going.folder) == undisturbed
+    assert final_digest(going.folder) == truth
     kept = records(going.folder)
     assert going.told() == ["leave", "let_go"]
     lost = [one for one in kept if isinstance(one, ProcessLost)]
@@ -182,7 +182,7 @@ def test_sigterm_to_an_agent_is_its_nodes_notice_and_costs_no_step(cluster: Loca
     assert report["closes"] and report["categories"]["maintenance"] > 0.0
 
 
-def test_agents_that_a_run_ends_with_announce_nothing(cluster: LocalCluster, tmp_path: Path, undisturbed: str) -> None:
+def test_agents_that_a_run_ends_with_announce_nothing(cluster: LocalCluster, tmp_path: Path, truth: str) -> None:
     chosen = plan(tmp_path)
     going = Going(dataclasses.replace(chosen, settings=dataclasses.replace(chosen.settings, steps=20)), cluster)
     agents = [agent_of(going, going.index_of_a_trainer())]

@@ -77,7 +77,7 @@ def verdicts_of(told: dict[str, Any]) -> dict[str, str]:
     return {probe["probe"]: probe["verdict"] for probe in told["probes"]}
 
 
-@pytest.mark.parametrize(("slot", "code"), [(1, 0), pytest.param(7, 1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("slot", "code"), [(1, 0), (7, 1)])
 def test_an_experiment_is_held_and_one_whose_fault_hits_nobody_is_not(tmp_path: Path, slot: int, code: int) -> None:
     ended, told = carried_out(tmp_path, "rank-dies", {"kind": "kill_rank", "slot": slot})
     verdicts = verdicts_of(told)
@@ -90,7 +90,7 @@ def test_an_experiment_is_held_and_one_whose_fault_hits_nobody_is_not(tmp_path: 
     ("name", "kind", "how"),
     [
         pytest.param("rank-dies", "kill_rank", IMPURE, id="impure"),
-        pytest.param("wrong-bits", "flip_weight", BLIND, id="blind", marks=pytest.mark.slow),
+        pytest.param("wrong-bits", "flip_weight", BLIND, id="blind"),
     ],
 )
 def test_a_fleet_that_is_broken_is_found_out(tmp_path: Path, name: str, kind: str, how: str) -> None:

@@ -11,9 +11,10 @@ import pytest
 
 from fleet.protocol.records import LineageBegun, ViewPublished
 from fleet.settings.run import CheckpointSettings, RunSettings
-from tests.fault.test_bad_luck import of, settings, survived, train_through, undisturbed
+from tests.fault.test_bad_luck import of, settings, survived, train_through
 from tests.support import moments
 from tests.support.moments import MOMENTS, Moment
+from tests.support.undisturbed import Undisturbed
 
 STEPS = {"width": "1021", "units": "yes", "steps": "14", "pause_s": "0.01"}
 CHECKPOINTS = ("in-a-checkpoint", "writes-a-checkpoint")
@@ -24,10 +25,9 @@ def cut(folder: Path, moment: str = "", **changes: Any) -> RunSettings:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
+def whole(undisturbed: Undisturbed) -> str:
     """The digest of an undisturbed run of whole replicas, of another world size."""
-    folder = tmp_path_factory.mktemp("whole")
-    return undisturbed(cut(folder, world=1, optimizer_sharding="none"), folder)
+    return undisturbed(lambda folder: cut(folder, world=1, optimizer_sharding="none"))
 
 
 def held(train: Callable[[Any], None], chosen: RunSettings, folder: Path, truth: str, struck: str = "second") -> None:

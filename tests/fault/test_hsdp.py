@@ -11,10 +11,11 @@ import pytest
 from fleet.protocol.records import LineageBegun, ProcessLost, ViewPublished
 from fleet.protocol.types import View
 from fleet.settings.run import RunSettings
-from tests.fault.test_bad_luck import of, survived, train_through, undisturbed
+from tests.fault.test_bad_luck import of, survived, train_through
 from tests.fault.test_fsdp import cut
 from tests.support import trains
 from tests.support.plain import PlainFleet
+from tests.support.undisturbed import Undisturbed
 
 STRIKES_AT = 10
 
@@ -25,10 +26,9 @@ def grouped(folder: Path, **changes: Any) -> RunSettings:
 
 
 @pytest.fixture(scope="module")
-def other(tmp_path_factory: pytest.TempPathFactory) -> str:
+def other(undisturbed: Undisturbed) -> str:
     """The digest of an undisturbed run of three ranks, without groups."""
-    folder = tmp_path_factory.mktemp("other")
-    return undisturbed(cut(folder, world=3), folder)
+    return undisturbed(lambda folder: cut(folder, world=3))
 
 
 class Strike:

@@ -25,19 +25,18 @@ from fleet.cluster.local import LocalCluster
 from fleet.errors import FleetError
 from fleet.protocol.records import RefusedLines, Resumed
 from fleet.settings.live import ADDRESS_FILE
-from tests.fault.test_bad_luck import settings, train_through
+from tests.fault.test_bad_luck import settings
 from tests.fault.test_ray_runs import OPTIONS, command_of, plan
-from tests.support import trains
 from tests.support.journals import records, wait_for_checkpoint
+from tests.support.undisturbed import Undisturbed
 from tests.support.waiting import until
 
 BOUND_S = 180.0
 
 
 @pytest.fixture(scope="module")
-def truth(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("truth")
-    return train_through(trains.plain, settings(folder, world=1, options=OPTIONS), folder)[2]
+def truth(undisturbed: Undisturbed) -> str:
+    return undisturbed(lambda folder: settings(folder, world=1, options=OPTIONS))
 
 
 def forms(held: bytes) -> list[bytes]:

@@ -12,11 +12,11 @@ import pytest
 
 from fleet.protocol.causes import EndWhy
 from fleet.protocol.records import Committed, LineageBegun, ProcessLost, ProcessUp, Record, RunEnded, ViewPublished
-from tests.fault.test_bad_luck import settings, train_through
-from tests.support import trains
+from tests.fault.test_bad_luck import settings
 from tests.support.journals import NAME, records
 from tests.support.processes import begin
 from tests.support.terminal import ROOT
+from tests.support.undisturbed import Undisturbed
 from tests.support.waiting import until
 
 SCRIPT = "from tests.support.trains import plain as train\n"
@@ -60,7 +60,7 @@ def typed(tmp_path: Path) -> Typed:
     return Typed(tmp_path)
 
 
-def test_a_run_is_resized_and_paused_and_resumed(typed: Typed, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_run_is_resized_and_paused_and_resumed(typed: Typed, undisturbed: Undisturbed) -> None:
     options = [
         part
         for key, value in (OPTIONS | {"flags": str(typed.folder / "flags"), "pause_s": "0.4"}).items()
@@ -92,8 +92,7 @@ def test_a_run_is_resized_and_paused_and_resumed(typed: Typed, tmp_path_factory:
     assert first == last < 70, "it has gone on from its last step"
     end = [record for record in kept if isinstance(record, RunEnded)][-1]
     assert end.status == "completed"
-    folder = tmp_path_factory.mktemp("undisturbed")
-    assert end.digest == train_through(trains.plain, settings(folder, world=1, options=OPTIONS), folder)[2]
+    assert end.digest == undisturbed(lambda folder: settings(folder, world=1, options=OPTIONS))
 
 
 def test_a_run_that_has_ended_is_not_resized(typed: Typed) -> None:

@@ -7,14 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from benchmarks.peers.common import REPOSITORY
 
 SMALLEST = ["--launches", "1", "--blocks", "1", "--kills", "1", "--only", "pace4", "stall", "pace2"]
 
 
-@pytest.mark.slow
 def test_a_commit_is_compared_with_this_checkout(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.pace", "HEAD", *SMALLEST, "--json", str(tmp_path / "pace.json")]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=600, check=False)

@@ -10,10 +10,11 @@ import pytest
 
 from fleet.protocol.records import LineageBegun, ViewPublished
 from fleet.settings.run import CheckpointSettings, RunSettings
-from tests.fault.test_bad_luck import of, settings, survived, train_through, undisturbed
+from tests.fault.test_bad_luck import of, settings, survived, train_through
 from tests.support import moments, trains
 from tests.support.moments import IN_THE_FAMILY, MOMENTS, PARITY_MOMENTS
 from tests.support.plain import PlainFleet
+from tests.support.undisturbed import Undisturbed
 from tests.unit.test_happenings import told
 
 SOON = CheckpointSettings(policy="fixed", interval_s=0.1)
@@ -26,10 +27,9 @@ def cut(folder: Path, **changes: Any) -> RunSettings:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
+def whole(undisturbed: Undisturbed) -> str:
     """The digest of an undisturbed run of whole replicas, of another world size."""
-    folder = tmp_path_factory.mktemp("whole")
-    return undisturbed(cut(folder, world=1, optimizer_sharding="none", parity=0), folder)
+    return undisturbed(lambda folder: cut(folder, world=1, optimizer_sharding="none", parity=0))
 
 
 @pytest.mark.parametrize(("world", "parity"), [(1, 1), (2, 1), (3, 1), (3, 2), (5, 2)])

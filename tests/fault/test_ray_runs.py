@@ -31,12 +31,13 @@ from fleet.protocol.types import Fault
 from fleet.settings.cost import CostSettings
 from fleet.settings.run import CheckpointSettings, RunSettings
 from storage import nodes
-from tests.fault.test_bad_luck import FAST, settings, train_through
+from tests.fault.test_bad_luck import FAST, settings
 from tests.support import trains
 from tests.support.disks import block_disk, small_disk
 from tests.support.journals import durable, records, wait_for_checkpoint
 from tests.support.programs import program
 from tests.support.prometheus import Server, filled, scraping
+from tests.support.undisturbed import Undisturbed
 from tests.support.waiting import until
 from tests.support.watching import watched
 
@@ -45,10 +46,9 @@ OPTIONS = {"steps": "60", "norm": "layer", "width": "1024"}
 
 
 @pytest.fixture(scope="module")
-def truth(tmp_path_factory: pytest.TempPathFactory) -> str:
+def truth(undisturbed: Undisturbed) -> str:
     """The digest of an undisturbed run without Ray, at another world size."""
-    folder = tmp_path_factory.mktemp("truth")
-    return train_through(trains.plain, settings(folder, world=1, options=OPTIONS), folder)[2]
+    return undisturbed(lambda folder: settings(folder, world=1, options=OPTIONS))
 
 
 def plan(folder: Path, name: str = "run", **changes: object) -> RunPlan:
@@ -165,7 +165,6 @@ def test_a_disk_that_is_full_for_a_while_costs_checkpoints_and_no_rank(cluster: 
     assert any("No space left" in record.detail for record in kept if isinstance(record, CheckpointRecord) and record.phase == "failed")
 
 
-@pytest.mark.slow
 def test_a_slow_disk_costs_time_to_save_and_no_rank(cluster: LocalCluster, tmp_path: Path, truth: str) -> None:
     """The journal is on it, too."""
     with block_disk(tmp_path / "disk", 256) as disk:

@@ -42,7 +42,6 @@ def test_a_prediction_is_frozen_and_then_measured(cluster: LocalCluster, tmp_pat
     assert str(round(100 * found.error, 2)).lstrip("-") in reasons(found)[0]
 
 
-@pytest.mark.truth
 @pytest.mark.timeout(5400)
 def test_the_measurements_are_what_was_predicted(cluster: LocalCluster, tmp_path: Path) -> None:
     found, struck = {}, {}

@@ -22,6 +22,7 @@ from storage.checkpoint.store import CheckpointStore
 from tests.fault.test_bad_luck import settings, train_through
 from tests.support import trains
 from tests.support.plain import FORKED, PlainFleet
+from tests.support.undisturbed import Undisturbed
 
 HALF, ALL = 8, 16
 WIDTH = 1021
@@ -46,10 +47,9 @@ def kept_by(sharding: str, world: int, folder: Path) -> Kept:
 
 
 @pytest.fixture(scope="module")
-def truth(tmp_path_factory: pytest.TempPathFactory) -> str:
+def truth(undisturbed: Undisturbed) -> str:
     """The digest of whole replicas that took all steps in one run."""
-    folder = tmp_path_factory.mktemp("truth")
-    return train_through(trains.plain, chosen(folder, "none", 2, ALL), folder)[2]
+    return undisturbed(lambda folder: chosen(folder, "none", 2, ALL))
 
 
 @pytest.fixture(scope="module")

@@ -49,7 +49,6 @@ def part() -> tuple[str, ...]:
 
 
 @pytest.mark.timeout(450)
-@pytest.mark.slow
 def test_a_world_is_predicted_and_then_measured(tmp_path: Path) -> None:
     quota = part()
     try:

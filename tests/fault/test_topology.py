@@ -17,9 +17,10 @@ from fleet.protocol.decisions import DomainLost, Lacking
 from fleet.protocol.records import DecisionMade, LineageBegun, ProcessLost, ProcessUp, Record, ViewPublished
 from fleet.protocol.types import View
 from fleet.settings.run import CheckpointSettings, RunSettings
-from tests.fault.test_bad_luck import FAST, settings, train_through
+from tests.fault.test_bad_luck import FAST, settings
 from tests.fault.test_drain import Going
 from tests.support import trains
+from tests.support.undisturbed import Undisturbed
 
 OPTIONS = {"steps": "60", "norm": "layer"}
 RACKS = ["a", "b", "a", "b"]
@@ -56,10 +57,12 @@ def payloads(kept: list[Record], kind: type) -> list[DecisionMade]:
     return [one for one in kept if isinstance(one, DecisionMade) and isinstance(one.payload, kind)]
 
 
-def test_a_rack_is_lost_as_one_and_what_the_new_placement_lacks_is_said(racks: LocalCluster, tmp_path: Path) -> None:
+def test_a_rack_is_lost_as_one_and_what_the_new_placement_lacks_is_said(
+    racks: LocalCluster, tmp_path: Path, undisturbed: Undisturbed
+) -> None:
     from tests.support.journals import records
 
-    undisturbed = train_through(trains.plain, settings(tmp_path / "calm", world=1, options=OPTIONS), tmp_path / "calm")[2]
+    truth = undisturbed(lambda folder: settings(folder, world=1, options=OPTIONS))
     going = Going(plan(tmp_path, ("rack=fleet.dev/rack",)), racks)
     full = next(view for view in views(records(going.folder)) if len(view.members) == 4)
     first = homes(records(going.folder), going.live, full)
@@ -70,7 +73,7 @@ def test_a_rack_is_lost_as_one_and_what_the_new_placement_lacks_is_said(racks: L
     going.wait(lambda kept: len(views(kept)[-1].members) == 4 and views(kept)[-1].generation > full.generation, "all are replaced")
     result = going.end()
     assert result.status == "completed", result
-    assert final_digest(going.folder) == undisturbed
+    assert final_digest(going.folder) == truth
     check_told(records(going.folder))
 
 

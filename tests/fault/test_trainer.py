@@ -207,7 +207,7 @@ def test_a_port_changes_five_lines(name: str) -> None:
     assert 0 < lines_changed(f"examples/ray_train/{name}_ray.py", f"examples/ray_train/{name}_fleet.py") <= 5
 
 
-@pytest.mark.parametrize("name", [EXAMPLES[0], *(pytest.param(name, marks=pytest.mark.truth) for name in EXAMPLES[1:])])
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_a_port_goes_through_a_kill_and_ends_with_the_bits_of_its_twin(name: str, tmp_path: Path) -> None:
     kill_trace(tmp_path, (0.6, 1))
     found = facts(tmp_path, PORTED.replace("NAME", name))

@@ -16,7 +16,7 @@ from tests.support.hosts import HOME, Host
 from tests.support.ray_hosts import RayHosts
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.timeout(1200), pytest.mark.slow]
+pytestmark = pytest.mark.timeout(1200)
 
 PAGE, GUIDE = "docs/cluster.md", "docs/guide.md"
 ON_HOSTS = "walk: hosts: "

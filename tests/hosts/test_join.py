@@ -81,7 +81,6 @@ def test_what_a_run_saves_and_prints_is_where_its_user_looks(undisturbed: Seen, 
     assert shell.seen(f"{FOLDER}/runs/undisturbed").records == undisturbed.records
 
 
-@pytest.mark.slow
 def test_gpt_in_a_storm_ends_as_its_twin(shell: Shell) -> None:
     script = str(ROOT / "examples" / "gpt.py")
     options = ("--chaos", "storm", "--twin", "--set", "steps=40", "--json", "gpt.json")
@@ -100,7 +99,6 @@ def test_a_submitted_job_ends_with_the_same_bits(shell: Shell, undisturbed: Seen
     assert shell.seen(f"{ON_THE_HEAD}/as-a-job").digest == undisturbed.digest
 
 
-@pytest.mark.slow
 def test_fleet_launch_from_a_script_and_in_a_driver_of_ray(shell: Shell, undisturbed: Seen) -> None:
     found = shell.script(_filled(LAUNCH, shell))
     weights = ["0.bias", "0.weight", "2.bias", "2.weight"]
@@ -111,7 +109,6 @@ def test_fleet_launch_from_a_script_and_in_a_driver_of_ray(shell: Shell, undistu
     }
 
 
-@pytest.mark.slow
 def test_fleet_trainer_on_the_cluster(shell: Shell, undisturbed: Seen) -> None:
     assert shell.script(_filled(TRAINER, shell)) == {"status": "completed", "digest": undisturbed.digest}
 
@@ -158,7 +155,6 @@ def ended_s(seen: Seen) -> float:
     return next(record.at_s for record in reversed(seen.records) if isinstance(record, RunEnded))
 
 
-@pytest.mark.slow
 def test_ranks_are_where_labels_and_resources_have_them(shell: Shell, undisturbed: Seen) -> None:
     kept = shell.cluster.workers[:2]
     racks = f"rack=in({','.join(f'rack-{worker.hostname}' for worker in kept)})"

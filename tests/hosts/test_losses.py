@@ -189,7 +189,6 @@ def test_a_host_that_is_cut_off_for_a_while_commits_nothing_when_it_is_back(shel
     check_bits(seen, digest)
 
 
-@pytest.mark.slow
 def test_when_the_heads_link_is_cut_ranks_wait_and_nobody_is_lost(shell: Shell, digest: str) -> None:
     with watched(shell, "head") as run:
         before = living(run.records())
@@ -199,7 +198,6 @@ def test_when_the_heads_link_is_cut_ranks_wait_and_nobody_is_lost(shell: Shell, 
     check_bits(seen, digest)
 
 
-@pytest.mark.slow
 def test_with_stall_all_wait_for_a_host_that_is_cut_off(shell: Shell, digest: str) -> None:
     with watched(shell, "stall", "--on-partition", "stall") as run:
         before = living(run.records())

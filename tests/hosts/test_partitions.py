@@ -49,14 +49,12 @@ def check(seen: Seen, faults: tuple[str, ...]) -> None:
     check_nothing_of_the_lost(seen.records)
 
 
-@pytest.mark.truth  # benchmarks.partition has twenty of them
 def test_blips_cost_no_rank(shell: Shell) -> None:
     seen = through(shell, "blips", BLIPS)
     check(seen, BLIPS)
     assert not lost(seen.records) and not waited(seen.records)
 
 
-@pytest.mark.truth
 def test_go_on_gives_up_who_is_cut_off_and_stall_does_not(shell: Shell) -> None:
     went_on, stalled = through(shell, "went-on", LONG), through(shell, "stalled", LONG, "--on-partition", "stall")
     for seen in (went_on, stalled):
@@ -77,7 +75,6 @@ def at_random(seed: int, count: int) -> tuple[str, ...]:
     return tuple(faults)
 
 
-@pytest.mark.truth
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize("choice", ["go-on", "stall"])
 def test_twenty_random_partitions_of_a_gpt_run_leave_its_bits_as_they_are(shell: Shell, choice: str) -> None:

@@ -14,7 +14,7 @@ from tests.support.host_store import HostStore, write
 from tests.support.hosts import Hosts
 from tests.support.ray_hosts import TwoRacks
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.truth]
+pytestmark = pytest.mark.timeout(900)
 
 
 def test_a_rack_is_lost_and_the_other_goes_on(tmp_path: Path) -> None:

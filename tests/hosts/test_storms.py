@@ -54,7 +54,6 @@ def last(seen: Seen, kind: str, phase: str) -> FaultRecord:
     return next(record for record in reversed(of_kind) if record.phase == phase)
 
 
-@pytest.mark.slow
 def test_bad_links_a_rail_and_a_head_out_of_reach_cost_time_and_no_rank(shell: Shell) -> None:
     """What was applied is on record; who is cut off for less than the time-outs is waited for."""
     faults = ("4,net,lossy_link,,0,6,0.02,,", "13,net,slow_link,,1,4,,0.02,", "20,net,rail,0,,3,,,", "27,net,isolate_coordinator,,,8,,,")
@@ -64,14 +63,12 @@ def test_bad_links_a_rail_and_a_head_out_of_reach_cost_time_and_no_rank(shell: S
     assert len(last(seen, "rail", "executed").members) >= 2
 
 
-@pytest.mark.truth
 def test_a_rank_that_is_cut_off_is_given_up_in_the_end(shell: Shell) -> None:
     """All wait for all, and nobody can tell for whom: others may be given up before it."""
     seen = through(shell, "no-rank", ("5,net,isolate_rank,1,,60,,,",), "--timeout", "progress_s=12", steps=200)
     assert lost(seen.records) >= set(last(seen, "isolate_rank", "executed").members)
 
 
-@pytest.mark.slow
 def test_a_store_that_is_away_is_outlived_and_told(shell: Shell) -> None:
     options = ("--checkpoint", "1", "--timeout", "store_s=3")
     faults = ("5,net,store_refuses,,,12,,,", "25,net,store_slow,,,5,,0.1,", "33,net,store_denies,,,5,,,", "41,net,store_tears,,,6,,,")
@@ -85,7 +82,6 @@ def test_a_store_that_is_away_is_outlived_and_told(shell: Shell) -> None:
     assert "cut off in the middle" in last(seen, "store_tears", "healed").detail
 
 
-@pytest.mark.truth
 def test_who_keeps_the_run_going_is_struck_and_the_run_goes_on(shell: Shell) -> None:
     faults = (
         "4,host,busy_cores,,0,4,,,", "12,host,stop_coordinator,,,3,,,", "20,host,kill_coordinator,,,,,,", "30,host,stop_gcs,,,8,,,",
@@ -106,7 +102,6 @@ def resize(shell: Shell, size: str) -> None:
         worker.run(["mount", "-o", f"remount,size={size}", "/dev/shm"])
 
 
-@pytest.mark.truth
 def test_a_wall_clock_that_steps_by_an_hour_costs_nothing(shell: Shell) -> None:
     """On one host, in the middle of a run; monotonic clocks go on."""
     odd = shell.cluster.workers[0]
@@ -137,7 +132,6 @@ def committed(shell: Shell, name: str) -> int:
     return max((each.state.step for each in shell.records(f"{ON_THE_HEAD}/{name}") if isinstance(each, Committed)), default=0)
 
 
-@pytest.mark.truth
 def test_nothing_is_left_on_a_host_when_all_but_the_watchdogs_are_killed(shell: Shell) -> None:
     """In the middle of faults of the network, and of a stopped daemon."""
     faults = ("4,net,slow_link,,0,300,,0.02,", "4.2,host,stop_raylet,,0,300,,,", "4.4,host,busy_cores,,0,300,,,")

@@ -99,7 +99,6 @@ def test_the_script_trains_to_the_end_and_all_ends_with_it(allocation: Allocatio
     assert allocation.pids() == before
 
 
-@pytest.mark.slow
 def test_all_ends_when_the_job_is_cancelled_and_the_run_goes_on_when_it_is_handed_in_again(allocation: Allocation, tmp_path: Path) -> None:
     before, folder = allocation.pids(), f"{ON_THE_HEAD}/gpt"
 

@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 import yaml
 
+from tests import tiers
+
 ROOT = Path(__file__).resolve().parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.y*ml"))
 JOBS = [(path, name) for path in WORKFLOWS for name in yaml.safe_load(path.read_text())["jobs"]]
 RUN = (ROOT / ".ci" / "run").read_text()
-TARGETS = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.M))
+MAKEFILE = (ROOT / "Makefile").read_text()
+TARGETS = set(re.findall(r"^([a-z][\w-]*):", MAKEFILE, re.M))
 
 
 def job_of(path: Path, name: str) -> dict[str, Any]:
@@ -54,43 +57,26 @@ def test_every_python_that_is_promised_is_tested() -> None:
 def test_the_oldest_and_the_newest_torch_that_is_promised_are_tested() -> None:
     dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     [oldest] = [each.removeprefix("torch>=") for each in dependencies if each.startswith("torch>=")]
-    assert f"VERSIONS ?= torch=={oldest}.0 torch\n" in (ROOT / "Makefile").read_text()
+    assert f"VERSIONS ?= torch=={oldest}.0 torch\n" in MAKEFILE
     assert f"| PyTorch | {oldest} and newer |" in (ROOT / "docs" / "compatibility.md").read_text()
     weekly = [job for path, name in JOBS if "schedule" in (job := job_of(path, name)).get("if", "")]
     assert "make versions" in [step.get("run") for job in weekly for step in job["steps"]]
 
 
-def test_ci_is_every_target_of_every_change_with_nothing_left_out() -> None:
+def test_ci_is_the_tiers_of_every_change_with_nothing_left_out_and_no_second_try() -> None:
     lines = [line for line in RUN.splitlines() if line and not line.startswith("#")]
-    assert lines[-1] == 'make --keep-going AGAIN=1 CHOSEN="not truth and not slow" test longer hosts </dev/null'
+    assert lines[-1] == f"make --keep-going {' '.join(tiers.TIERS)} </dev/null"
     assert any(line.startswith("export CI=true") for line in lines)
+    assert not re.search(r"AGAIN|last-failed|reruns", RUN + MAKEFILE)
 
 
 def test_what_a_change_leaves_out_each_night_runs() -> None:
     nightly = [job for path, name in JOBS if "schedule" in (job := job_of(path, name)).get("if", "")]
-    commands = [step.get("run") for job in nightly for step in job["steps"]]
-    assert {"make test", "make longer", "make hosts", "make truth"} <= set(commands)
-    assert "\nCHOSEN ?= not truth\n" in (ROOT / "Makefile").read_text()
+    assert "make nightly" in [step.get("run") for job in nightly for step in job["steps"]]
 
 
-def test_what_one_target_leaves_to_the_other_is_there() -> None:
-    """The longer tests are named once, and left out of `make test` by that very name."""
-    makefile = (ROOT / "Makefile").read_text()
-    [names] = re.findall(r"^LONGER := .*addsuffix \.py,([\w ]+)\)", makefile, re.M)
-    assert all((ROOT / f"tests/fault/test_{name}.py").is_file() for name in names.split())
-    assert "$(addprefix --ignore=,$(SPREAD) $(LONGER) $(HOSTS)) tests" in makefile
-    assert "--dist loadfile $(LONGER)" in makefile and "$(ALONE) $(HOSTS)" in makefile
-
-
-def test_a_second_try_is_given_to_what_failed_alone_and_only_where_it_is_asked_for() -> None:
-    makefile = (ROOT / "Makefile").read_text()
-    [second] = re.findall(r"^FAILED = (.*)$", makefile, re.M)
-    assert second.startswith('{ test -n "$(AGAIN)" && $(ALONE) --last-failed --last-failed-no-failures none')
-    assert makefile.count("|| $(FAILED) ") == 4 == makefile.count("; } || failed=1;")
-    nightly = [step.get("run") for path, name in JOBS if "if" in (job := job_of(path, name)) for step in job["steps"]]
-    assert not [command for command in nightly if command and "AGAIN" in command]
-
-
-def test_hosts_are_one_folder() -> None:
-    makefile = (ROOT / "Makefile").read_text()
-    assert "\nHOSTS := tests/hosts\n" in makefile
+def test_each_tier_is_a_target_and_each_nightly_part_is_one() -> None:
+    parts = re.findall(r"^PARTS := (.*)$", MAKEFILE, re.M)[0].split()
+    assert set(tiers.TIERS) <= TARGETS
+    assert {part.removeprefix("night-") for part in tiers.NIGHTLY} <= set(parts)
+    assert all(re.search(rf"^(\S+ )*night-{part}\b.*:", MAKEFILE, re.M) for part in parts)

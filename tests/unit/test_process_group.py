@@ -406,9 +406,9 @@ def test_a_forming_can_be_interrupted_while_nccl_waits_for_a_rank(store: StoreSe
     fake_nccl(monkeypatch, ["a", "b"], wires)
     parts = form_on_gpus(store)
     assert all(reached.acquire(timeout=BOUND_S) for _ in parts)
-    for part in parts:
+    for part, why in zip(parts, ("the view is gone", "the view is gone|rank 0 was lost"), strict=True):  # its peer may have seen it leave
         part.interrupt("the view is gone")
-        with pytest.raises(GroupBroken, match="the view is gone"):
+        with pytest.raises(GroupBroken, match=why):
             part.wait()
     until(lambda: not any(thread.name == "fleet-form-1" for thread in threading.enumerate()), "the end of both threads", BOUND_S)
     assert not made.aborts

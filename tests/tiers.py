@@ -1,0 +1,180 @@
+"""Which tests run when: before each change (``make test``), before it lands (``.ci/run``), each night (``make nightly``).
+
+A test is in the tier of the most specific line that names it: its parameters, the test, its file, a folder above it. What runs at night
+alone is named here with the reason, by the part of ``make nightly`` that has it. ``pytest --tier NAME FILES`` runs the tests of one tier or
+part, ``python -m tests.tiers NAME`` prints the files that it has tests in.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+TIERS: dict[str, tuple[str, ...]] = {
+    "test": (
+        "tests/unit", "tests/property", "tests/simulation", "tests/tidy", "tests/contract/test_checkpoint_store.py",
+        "tests/contract/test_choreography.py", "tests/contract/test_peer_memory.py",
+    ),
+    "processes": (
+        "tests/contract", "tests/fault",
+        "tests/fault/test_bit_identity.py::test_faults_and_world_size_change_no_bit[0]",
+        "tests/fault/test_bit_identity.py::test_faults_and_world_size_change_no_bit[1]",
+        "tests/fault/test_fsdp.py::test_a_storm_changes_no_bit[shard-0]",
+        "tests/fault/test_fsdp.py::test_no_world_size_changes_a_bit[2-step]",
+        "tests/fault/test_fsdp.py::test_no_world_size_changes_a_bit[3-shard]",
+        "tests/fault/test_fsdp_memory.py::test_a_rank_holds_what_the_law_says[4-1-step]",
+        "tests/fault/test_fsdp_loops.py::test_a_kill_changes_no_bit[scaled-fsdp]",
+        "tests/fault/test_hsdp.py::test_a_spare_takes_the_place_of_a_member_that_is_lost[3]",
+        "tests/fault/test_hsdp.py::test_a_whole_group_may_be_lost_at_once[places0]",
+        "tests/fault/test_resharded_checkpoints.py::test_others_go_on_from_what_four_ranks_have_written[fsdp-3]",
+        "tests/fault/test_sharded_optimizer.py::test_a_storm_changes_no_bit[0]",
+    ),
+    "hosts": (
+        "tests/hosts/test_join.py::test_what_a_run_saves_and_prints_is_where_its_user_looks",
+        "tests/hosts/test_links.py::test_a_partition_cuts_old_and_new_connections_until_it_is_healed",
+        "tests/hosts/test_links.py::test_packets_come_later_and_in_no_time_again_when_it_is_healed",
+        "tests/hosts/test_losses.py::test_a_host_that_dies_is_replaced_by_itself_when_it_boots",
+        "tests/hosts/test_losses.py::test_a_host_that_is_cut_off_for_a_while_commits_nothing_when_it_is_back",
+    ),
+}  # fmt: skip
+"""``.ci/run`` runs all three, ``make test`` the first."""
+
+NIGHTLY: dict[str, dict[str, str]] = {
+    "seeds": {
+        "tests/simulation/test_gathers.py::test_one_rank_lost_behind_any_event_of_a_step_costs_no_state[1-1]":
+            "every event of a step in turn takes minutes; each change tries every twelfth",
+    },
+    "products": {
+        "tests/fault/test_fsdp.py::test_a_second_backward_of_a_shard_is_not_lost": "four runs, one for each way",
+        "tests/fault/test_hsdp.py::test_one_of_each_group_may_be_lost_unless_they_are_at_one_place": "pairs of places of two groups",
+        "tests/fault/test_bit_identity.py::test_faults_and_world_size_change_no_bit": "eighteen more storms beside two of each change",
+        "tests/fault/test_fsdp.py::test_a_storm_changes_no_bit": "eleven more storms beside one of each change",
+        "tests/fault/test_fsdp.py::test_no_world_size_changes_a_bit": "worlds times moments of sending, of which each change has two",
+        "tests/fault/test_fsdp_exchange.py": "bytes of each mode and world; a law changes seldom, and is tested by itself",
+        "tests/fault/test_fsdp_memory.py": "memory of each mode and world, of which each change has one",
+        "tests/fault/test_fsdp_loops.py::test_a_kill_changes_no_bit":
+            "every kind of loop; tests/fault/test_fsdp.py has kills in each change",
+        "tests/fault/test_fsdp_moments.py::test_a_second_one_is_killed_in_the_view_that_follows": "pairs of moments of two losses",
+        "tests/fault/test_fsdp_moments.py::test_a_rank_is_killed_while_another_joins": "pairs of moments of a loss and a join",
+        "tests/fault/test_hsdp.py::test_a_spare_takes_the_place_of_a_member_that_is_lost": "each place of a group, of which one is in CI",
+        "tests/fault/test_hsdp.py::test_a_whole_group_may_be_lost_at_once": "each group in turn, of which one is in CI",
+        "tests/fault/test_parity.py::test_a_second_one_of_another_family_is_killed_in_the_view_that_follows": "pairs of moments",
+        "tests/fault/test_parity.py::test_a_second_one_of_the_family_in_recovery_goes_back_to_the_newest_checkpoint": "pairs of moments",
+        "tests/fault/test_resharded_checkpoints.py::test_others_go_on_from_what_four_ranks_have_written": "products of modes and worlds",
+        "tests/fault/test_resharded_checkpoints.py::test_plain_fsdp_reads_it_at_another_world_size_and_mesh": "products of meshes",
+        "tests/fault/test_sharded_optimizer.py::test_a_storm_changes_no_bit": "eleven more storms beside one of each change",
+        "tests/fault/test_two_levels.py::test_death_at_either_level_of_a_sum": "three modes times three moments",
+    },
+    "shown": {
+        "tests/fault/test_experiments.py::test_an_experiment_is_held_and_one_whose_fault_hits_nobody_is_not":
+            "an experiment takes a minute, and its parts are unit tests",
+        "tests/fault/test_gpus.py::test_each_rank_has_its_own_gpu_and_so_has_who_replaces_it": "a cluster with GPUs that are made up",
+        "tests/fault/test_nobody_in.py::test_the_secret_is_where_it_has_to_be_and_nowhere_else": "it reads all memory and files of a run",
+        "tests/fault/test_on_purpose.py": "a run is resized and paused, and waits each time",
+        "tests/fault/test_output.py::test_in_a_file_there_are_whole_lines_and_a_reader_that_leaves_stops_nothing":
+            "two runs, one after the other",
+        "tests/fault/test_ray_runs.py::test_with_sharded_state_a_rank_is_lost_and_then_ray_trains_controller":
+            "without Ray each change loses ranks of sharded state",
+        "tests/fault/test_trainer.py::test_no_report_is_left_out_where_a_newcomer_is_the_first_rank_of_its_view":
+            "a run of its own, a minute long",
+        "tests/fault/test_up.py::test_runs_that_are_handed_in_have_their_turn_and_all_their_ranks": "a queue that waits for turns",
+        "tests/fault/test_alerts.py": "a real Prometheus waits for alerts; their rules are tested by promtool with each change",
+        "tests/fault/test_autoscaled.py": "an autoscaler takes a minute to notice what is idle",
+        "tests/fault/test_bad_luck.py::test_a_store_that_is_gone_for_a_while_stops_nothing": "it waits for time-outs",
+        "tests/fault/test_doc_blocks.py::test_what_was_there_before_runs_too": "the plain half of each diff, which PyTorch decides",
+        "tests/fault/test_drain.py": "five ways of a notice, a minute each; the simulator has them all with each change",
+        "tests/fault/test_drivers.py::test_a_driver_that_stands_still_while_a_rank_is_killed_holds_nobody_up": "it waits for time-outs",
+        "tests/fault/test_drivers.py::test_a_run_whose_control_store_is_killed_ends_in_order_and_is_resumed": "it waits for time-outs",
+        "tests/fault/test_experiments.py::test_a_fleet_that_is_broken_is_found_out": "broken fleets, each an experiment of its own",
+        "tests/fault/test_guide.py": "the whole guide, command by command, takes four minutes",
+        "tests/fault/test_models.py::test_a_hugging_face_model_has_the_bits_of_whole_replicas": "it imports transformers in each rank",
+        "tests/fault/test_models.py::test_a_lightning_module_has_the_bits_of_whole_replicas": "it imports Lightning in each rank",
+        "tests/fault/test_nano.py": "a storm of a longer example, and its twin",
+        "tests/fault/test_object_store.py::test_nodes_that_cannot_use_the_store_start_no_rank[True]": "it is resumed there",
+        "tests/fault/test_output.py::test_on_a_terminal_of_60_columns_one_line_lives_and_all_else_is_whole":
+            "a run in a terminal of its own",
+        "tests/fault/test_output.py::test_the_last_lines_are_eight_at_most_and_the_last_says_how_to_load_the_model": "of the same run",
+        "tests/fault/test_output.py::test_what_ray_has_to_say_is_not_among_what_ranks_print": "of the same run",
+        "tests/fault/test_pace.py": "commits are compared for minutes; its parts are unit tests",
+        "tests/fault/test_pictures.py": "pictures of a real run in a real browser; they change with the pages",
+        "tests/fault/test_peer_memory.py::test_a_store_that_takes_nothing_stops_nothing_and_every_failure_is_told":
+            "it waits for time-outs",
+        "tests/fault/test_plain.py::test_a_script_that_always_fails_is_not_started_for_ever": "it waits for growing pauses",
+        "tests/fault/test_ray_runs.py::test_a_disk_that_is_full_for_a_while_costs_checkpoints_and_no_rank": "a run for each kind of disk",
+        "tests/fault/test_ray_runs.py::test_a_flipped_bit_in_one_ranks_weights_is_outvoted_and_changes_no_bit_of_the_result":
+            "without Ray each change has it in tests/fault/test_corruption.py",
+        "tests/fault/test_ray_runs.py::test_a_slow_disk_costs_time_to_save_and_no_rank": "a run for each kind of disk",
+        "tests/fault/test_rehearsal.py": "predictions are measured by long runs",
+        "tests/fault/test_scale.py::test_a_world_is_predicted_and_then_measured": "a run of each world, to be measured",
+        "tests/fault/test_store_outage.py::test_a_run_that_is_to_stop_without_its_store_stops_in_order": "it waits for its time-out alone",
+        "tests/fault/test_topology.py::test_a_rack_is_lost_as_one_and_what_the_new_placement_lacks_is_said": "a cluster of four nodes",
+        "tests/fault/test_trackers.py::test_a_run_goes_on_without_its_trackers_and_they_get_all_of_it[60.0-900]":
+            "an outage lasts a minute",
+        "tests/fault/test_trainer.py::test_a_port_goes_through_a_kill_and_ends_with_the_bits_of_its_twin":
+            "ports of three examples, each with its twin",
+        "tests/fault/test_trainer.py::test_a_trainer_of_the_same_name_goes_on_from_what_was_reported":
+            "two runs, one after the other",
+        "tests/fault/test_up.py::test_a_run_gives_way_to_an_urgent_one_and_ends_with_the_same_bits":
+            "a queue that waits for grace and turns",
+        "tests/fault/test_up.py::test_fleet_up_serves_all_runs_with_a_prometheus_and_leaves_nothing": "a Prometheus that has to be scraped",
+        "tests/fault/test_wheel.py::test_the_source_archive_builds_the_same_wheel": "a second build, a minute long",
+        "tests/contract/test_listeners.py::test_broken_frames_and_slow_peers_cost_nothing": "slow peers are waited for, for each listener",
+        "tests/contract/test_s3_urls.py::test_the_journal_is_copied_and_comes_back": "a store that goes away and comes back",
+    },
+    "benchmarks": {"tests/fault/test_benchmarks.py": "every benchmark in its smoke form"},
+    "night-hosts": {"tests/hosts": "clusters of hosts start for a minute each; a change has a join, a loss, a cut and two links"},
+}  # fmt: skip
+"""Part of ``make nightly`` -> line -> why it is not run with each change."""
+
+LINES: dict[str, str] = {
+    **{line: tier for tier, lines in TIERS.items() for line in lines},
+    **{line: part for part, lines in NIGHTLY.items() for line in lines},
+}
+
+
+def lines_above(nodeid: str) -> list[str]:
+    """What may name a test, the most specific first: ``folder/file::test[parameters]``, ``folder/file::test``, the file, its folders."""
+    path, _, test = nodeid.partition("::")
+    tests = [nodeid, nodeid.partition("[")[0]] if test else []
+    return list(dict.fromkeys([*tests, path, *(parent.as_posix() for parent in Path(path).parents if parent.as_posix() != ".")]))
+
+
+def tier_of(nodeid: str) -> str | None:
+    """The tier or nightly part of a test or a test file; None where no line names it."""
+    return next((LINES[line] for line in lines_above(nodeid) if line in LINES), None)
+
+
+def files(name: str, paths: Iterable[str]) -> list[str]:
+    """Those of ``paths`` in which tier or part ``name`` has tests, the slowest first, as they are listed."""
+    named = [line.partition("::")[0] for line, tier in LINES.items() if tier == name]
+    own = [path for path in paths if tier_of(path) == name or path in named]
+    order = {f"tests/fault/test_{name}.py": number for number, name in enumerate(SLOWEST)}
+    return sorted(own, key=lambda path: order.get(path, len(order)))
+
+
+SLOWEST = ("bad_luck", "trainer", "ray_runs", "drivers", "up", "wheel", "shield", "object_store", "benchmarks", "alerts")
+"""Files that begin first, so that no process waits for one of them at the end."""
+
+
+def unknown(nodeids: Iterable[str], *, whole: bool) -> list[str]:
+    """Lines that name a test of a collected file, and no test. ``whole``: all tests of these files were collected."""
+    seen = {line for nodeid in nodeids for line in lines_above(nodeid)}
+    return [line for line in LINES if whole and "::" in line and line.partition("::")[0] in seen and line not in seen]
+
+
+def test_files() -> list[str]:
+    return sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("test_*.py"))
+
+
+def names() -> list[str]:
+    return [*TIERS, *NIGHTLY]
+
+
+if __name__ == "__main__":
+    chosen = sys.argv[1]
+    if chosen not in names():
+        sys.exit(f"{chosen!r} is no tier or part: {', '.join(names())}")
+    print(*files(chosen, test_files()))
