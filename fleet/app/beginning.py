@@ -13,7 +13,7 @@ from fleet.ledger.report import duration
 from fleet.protocol.records import Committed, ProcessUp, Record, ViewPublished
 
 EVERY_S = 2.5
-"""Nobody waits longer for a word."""
+"""A line comes at least so often."""
 CHECK_S = 0.25
 
 

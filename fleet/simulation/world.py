@@ -48,7 +48,7 @@ class Outcome:
     world: World
 
     def report(self, again: str = "") -> str:
-        """What was broken, the last lines of the trace, and the command that repeats the run, where there is one."""
+        """The broken invariant, the last lines of the trace, and the command that repeats the run, if there is one."""
         what = f"seed {self.seed}: invariant {self.broken!r} does not hold: {self.complaint}"
         return "\n".join([what, "the last lines of its trace:", *self.trace, *([f"repeat with: {again}"] if again else [])])
 

@@ -4,7 +4,7 @@ Both are given the same plans of simulated runs and the golden journals. Every e
 comes of it, and the journals are compared. Then short runs of real processes, in which a rank is killed, must end with the same digests:
 whole replicas, ``zero1``, ``fsdp``, groups of ranks, with a gradient scaler. Exit status: 0 equal, 1 different, 2 it cannot be compared.
 
-What was renamed on purpose is a line ``pattern => new`` of ``tests/replay/renames.txt``: the pattern is a regular expression, and is
+A deliberate rename is a line ``pattern => new`` of ``tests/replay/renames.txt``: the pattern is a regular expression, and is
 replaced in the transcripts of both sides.
 """
 

@@ -127,7 +127,7 @@ class Resharding:
         return target
 
     def _revivals(self, claims: Sequence[Claim], target: StateId) -> Sequence[Revival]:
-        """What was lost and can be made of what is left."""
+        """Stripes that are lost and can be made of the parity that is left."""
         return ()
 
     def _revive(self, group: Group, made: Sequence[Revival]) -> None:
