@@ -88,7 +88,7 @@ class Sizes:
         return {"kill": self.kills, "host": self.hosts, "cut": self.cuts}[kind]
 
 
-FULL, QUICK, SMOKE = Sizes(10, 6, 6, 2, 6, 150), Sizes(2, 1, 1, 1, 0, 0), Sizes(1, 1, 1, 1, 2, 3)
+FULL, QUICK, SMOKE = Sizes(10, 6, 6, 2, 6, 150), Sizes(3, 1, 1, 1, 0, 0), Sizes(1, 1, 1, 1, 2, 3)
 
 
 def measure(form: Form) -> dict[str, Any]:

@@ -56,7 +56,7 @@ class Sizes:
         return self.duration_s / self.parts
 
 
-FULL, QUICK, SMOKE = Sizes(15.0, 300.0, 3, 200), Sizes(15.0, 30.0, 1, 40, 120.0), Sizes(2.0, 3.0, 1, 5)
+FULL, QUICK, SMOKE = Sizes(15.0, 300.0, 3, 200), Sizes(15.0, 40.0, 1, 40, 120.0), Sizes(2.0, 3.0, 1, 5)
 
 Trace = Sequence[tuple[float, int]]
 """(time in s, rank of the view) of each fault."""

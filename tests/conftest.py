@@ -16,6 +16,7 @@ from tests.support.programs import LeftOut
 from tests.support.seaweed import SeaweedServer, serving
 from tests.support.trackers import MlflowServer, mlflow_serving
 from tests.support.undisturbed import Undisturbed
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -66,6 +67,20 @@ def cluster() -> Iterator[LocalCluster]:
     with LocalCluster(nodes=3, slots_per_node=2) as running:
         running.connect()
         yield running
+
+
+@pytest.fixture(autouse=True)
+def no_lost_node_is_taken_for_alive(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Ray learns of a lost node some seconds later. Until then it may place an actor of the next test there."""
+    yield
+    running = request.getfixturevalue("cluster") if "cluster" in request.fixturenames else None
+    if not isinstance(running, LocalCluster):
+        return
+    import ray
+
+    if ray.is_initialized():
+        alive = len(running.alive()) + 1  # its head is no worker node
+        until(lambda: sum(bool(node["Alive"]) for node in ray.nodes()) <= alive, "Ray knows which nodes are lost")
 
 
 @pytest.fixture(scope="session")

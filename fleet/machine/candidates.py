@@ -39,9 +39,10 @@ def situation(machine: MachineState, now_s: float) -> Situation:
     floor = machine.doubts.floor(StateId(0, 0)) if machine.checkpoints.newest_id is None else StateId(0, 0)
     domains = machine.checkpoints.domains | machine.roster.domains
     ranks = {member: rank for rank, member in enumerate(machine.view.members)} if machine.view else {}
+    useless = is_incomplete(machine, chosen)
     candidates = tuple(
         Candidate(
-            rank.member, rank.process.node, rank.state, rank.dirty or (rank.state or floor) < floor, rank.member in seated,
+            rank.member, rank.process.node, rank.state, useless or rank.dirty or (rank.state or floor) < floor, rank.member in seated,
             domains.get(rank.process.node, ""), ranks.get(rank.member, -1),
         )
         for rank in chosen
@@ -67,18 +68,29 @@ def room(machine: MachineState, going: int) -> int:
     return min(machine.settings.world + going, machine.settings.shards)
 
 
-def source(ranks: Sequence[Rank], committed: StateId, checkpoint: str | None) -> Source | None:
+def is_incomplete(machine: MachineState, ranks: Sequence[Rank]) -> bool:
+    """Whether some of a sharded state is with none of ``ranks``: all of them that hold a state were in the view that has found so."""
+    return bool(machine.incomplete) and all(
+        rank.member in machine.incomplete for rank in ranks if rank.state is not None and not rank.dirty
+    )
+
+
+def source(ranks: Sequence[Rank], committed: StateId, checkpoint: str | None, useless: bool = False) -> Source | None:
     """The clean rank with the greatest state gives it to all that differ.
 
     A state from before ``committed`` does not count: going on from there would take back committed steps within one history. When no other
     is left, a new history begins, from the checkpoint, or from the state that a fresh rank was built with. None when there is neither.
+
+    Args:
+        useless: nobody can go on from what the ranks hold, see ``is_incomplete``.
     """
-    states = [rank.state if rank.state is not None and not rank.dirty and rank.state >= committed else None for rank in ranks]
+    clean = [rank.state if not rank.dirty and not useless else None for rank in ranks]
+    states = [state if state is not None and state >= committed else None for state in clean]
     greatest = max((state for state in states if state is not None), default=None)
     if greatest is not None:
         differ = tuple(i for i, rank in enumerate(ranks) if rank.dirty or rank.state != greatest)
         return Source(states.index(greatest), differ, greatest)
-    if any(rank.state is not None and not rank.dirty for rank in ranks):
+    if any(state is not None for state in clean):
         probe("only states from before the last commit are left")
     fresh = (i for i, rank in enumerate(ranks) if checkpoint is not None or (rank.state is None and not rank.dirty))
     donor = next(fresh, None)

@@ -41,6 +41,8 @@ def judge(machine: MachineState, now_s: float) -> None:
     others = {member: known.digest for member, known in said.items() if not known.witness}
     if not votes:  # copies of one donor that is gone
         votes, others = others, {}
+    elif len(votes) == 1:
+        votes, others = _with_earlier_words(machine, votes, others)
     policy = doubts.policy
     if policy is None or (_sharded(machine) and first.what.startswith(WEIGHTS)):
         _give_up(machine, first, said, now_s)
@@ -62,6 +64,24 @@ def judge(machine: MachineState, now_s: float) -> None:
         _take_back(machine, first, max(honest, default=first.state), now_s, counts=not injected)
         for rank in _living(machine, verdict.guilty):
             evict(machine, rank, Outvoted(first.what, first.state.step), now_s)
+
+
+def _with_earlier_words(
+    machine: MachineState, votes: dict[Member, str], others: dict[Member, str]
+) -> tuple[dict[Member, str], dict[Member, str]]:  # fmt: skip
+    """One rank alone may vote. A rank that got its state in an earlier view holds what its donor had then.
+
+    When that differs from the voter's, either of the two may have changed since. So each other digest counts as one vote, and it is a tie.
+    """
+    view = machine.view
+    receivers = {view.members[rank] for rank in view.receivers} if view is not None else set()
+    known = set(votes.values())
+    for member, digest in sorted(others.items()):
+        if member not in receivers and digest not in known:
+            probe("one voter and a rank that got its state earlier differ")
+            known.add(digest)
+            votes = votes | {member: digest}
+    return votes, {member: digest for member, digest in others.items() if member not in votes}
 
 
 def _sharded(machine: MachineState) -> bool:
@@ -137,8 +157,10 @@ def _of_one_thing(said: dict[Member, Finding]) -> dict[Member, Finding]:
 
 
 def _someone_is_silent(machine: MachineState, said: dict[Member, Finding]) -> bool:
+    """Whether a live member that holds a state has not said what it holds. A receiver that holds none yet has nothing to say."""
     members = machine.view.members if machine.view is not None else ()
-    return any(member not in said and machine.current(member) is not None for member in members)
+    ranks = [machine.current(member) for member in members if member not in said]
+    return any(rank is not None and rank.state is not None and not rank.dirty for rank in ranks)
 
 
 def _living(machine: MachineState, members: tuple[Member, ...]) -> list[Rank]:

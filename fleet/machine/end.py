@@ -18,12 +18,14 @@ def end(machine: MachineState, why: EndWhy, reason: str, detail: str, now_s: flo
     machine.phase = Phase.END
     machine.ended = RunEnded(status_of(why), reason, now_s, digest, detail, why)
     machine.write(machine.ended)
-    release(machine, (rank.member for rank in machine.roster.in_order()))
+    release(machine, (rank.member for rank in machine.roster.in_order()), now_s)
     machine.say(EndRun(status_of(why), reason, detail, why))
 
 
-def release(machine: MachineState, members: Iterable[Member]) -> None:
-    """The run is over for these."""
-    members = tuple(members)
-    if members and machine.ended is not None:
-        machine.say(Release(members, machine.ended.reason))
+def release(machine: MachineState, members: Iterable[Member], now_s: float) -> None:
+    """The run is over for these. Nobody is told twice within ``resend_s``, however many words of theirs come at once."""
+    told, again_s = machine.released_s, machine.settings.timeouts.resend_s
+    due = tuple(member for member in members if member not in told or now_s - told[member] >= again_s)
+    if due and machine.ended is not None:
+        told.update(dict.fromkeys(due, now_s))
+        machine.say(Release(due, machine.ended.reason))

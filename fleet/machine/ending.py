@@ -104,9 +104,9 @@ def after_end(machine: MachineState, event: Event, now_s: float) -> None:
             if incarnation is None:
                 incarnation = known.member.incarnation if known and known.token == token else machine.roster.grant(slot, None)
                 machine.say(Welcome(slot, token, incarnation))
-            release(machine, [Member(slot, incarnation)])
+            release(machine, [Member(slot, incarnation)], now_s)
         case Ready(member=member) | Parked(member=member) | Formed(member=member) | Finished(member=member) | Left(member=member):
-            release(machine, [member])
+            release(machine, [member], now_s)
         case Heartbeat(pulses=pulses):
             heard(machine, event, now_s)
-            release(machine, (pulse.member for pulse in pulses))
+            release(machine, (pulse.member for pulse in pulses), now_s)

@@ -7,7 +7,7 @@ from fleet.machine.leaving import cancel, evict, gather
 from fleet.machine.roster import Rank, RankPhase
 from fleet.machine.state import MachineState, Phase
 from fleet.machine.views import entered
-from fleet.protocol.causes import GatherWhy, Superseded
+from fleet.protocol.causes import Departure, GatherWhy, Superseded
 from fleet.protocol.events import Finished, Formed, Joined, Left, Parked
 from fleet.protocol.instructions import Fence, Welcome
 from fleet.protocol.probes import probe
@@ -59,6 +59,9 @@ def parked(machine: MachineState, event: Parked, now_s: float) -> None:
     machine.doubts.hear(event)
     machine.roster.parked(rank, event.generation)
     view, proposal = machine.view, machine.proposal
+    if event.why is Departure.INCOMPLETE:
+        found_in = next((known for known in (view, proposal) if known is not None and known.generation == event.generation), None)
+        machine.incomplete = frozenset(found_in.members) if found_in is not None else machine.incomplete
     runs = machine.phase in (Phase.RUN, Phase.FORM) and view is not None and event.generation >= view.generation
     if runs and machine.seated(event.member):
         reason = f"rank {event.member} left generation {event.generation}: {event.detail or event.why}"

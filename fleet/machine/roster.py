@@ -25,6 +25,8 @@ class RankPhase(StrEnum):
 STOOD_STILL_S = 1.0
 """Between two ticks, or two heartbeats of an agent, of which there are ten or more a second: the process itself was stopped, its machine
 paused, or starved."""
+STOOD_STILL = 0.25
+"""Of ``timeouts.heartbeat_s``: so much of it a coordinator that stood still may count as the silence of others."""
 
 
 @dataclass(slots=True)

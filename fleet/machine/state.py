@@ -96,12 +96,14 @@ class MachineState:
         generation, lineage: the greatest that were given out.
         committed: the newest state that every member of a view has reported.
         missing: members of ``view`` that have not yet said that they are in it; ``finished`` those that have committed the last step.
+        incomplete: members of the last view that found some of a sharded state with none of them; () once a view runs.
         since_s: when the run last had a working view.
         down_s: for how long the run had no machines since ``started_s``.
         deadline_s: until when a view has to be left, or formed; ``sent_s``: when the last word about that was sent.
         stuck_at: what was committed when nobody moved the last time.
         in_person: the training loop itself has to answer when it is told to leave.
         lacking: what the newest view's placement lacks of what was asked for.
+        released_s: when each rank was told last that the run is over.
         stopping: once the run is told to stop; see ``stopping.py``.
         grace_until_s: until when ranks may report to a coordinator that has restarted.
         away: nodes that all wait for since they are silent; ``alone``: nobody at all is heard. See ``partitions.py``.
@@ -135,7 +137,9 @@ class MachineState:
     generation: int = 0
     missing: set[Member] = field(default_factory=set)
     finished: set[Member] = field(default_factory=set)
+    incomplete: frozenset[Member] = frozenset()
     ended: RunEnded | None = None
+    released_s: dict[Member, float] = field(default_factory=dict)
     stopping: Stop | None = None
     stuck_at: StateId | None = None
     in_person: bool = False

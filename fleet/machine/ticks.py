@@ -5,7 +5,7 @@ from __future__ import annotations
 from fleet.machine import partitions
 from fleet.machine.evidence import inspect
 from fleet.machine.leaving import drop, end_hang, gather, judge_losses, node_lost, press
-from fleet.machine.roster import STOOD_STILL_S, Rank, RankPhase
+from fleet.machine.roster import STOOD_STILL, STOOD_STILL_S, Rank, RankPhase
 from fleet.machine.state import MachineState, Phase
 from fleet.machine.stopping import stop
 from fleet.machine.views import note_commits
@@ -18,7 +18,7 @@ from fleet.protocol.probes import probe
 def tick(machine: MachineState, now_s: float) -> None:
     """Give up whoever was silent for too long, or does not move; note what was committed."""
     gap_s, machine.ticked_s = now_s - machine.ticked_s, now_s
-    if gap_s > STOOD_STILL_S:
+    if gap_s > min(STOOD_STILL_S, STOOD_STILL * machine.settings.timeouts.heartbeat_s):
         _excuse(machine, gap_s, now_s)
     if machine.grace_until_s is not None:
         settle(machine, now_s)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fleet.machine.candidates import Source, situation, source
+from fleet.machine.candidates import Source, is_incomplete, situation, source
 from fleet.machine.corruption import judge
 from fleet.machine.leaving import evict, gather, park
 from fleet.machine.roster import Rank
@@ -34,7 +34,7 @@ def form(machine: MachineState, formation: Formation, now_s: float) -> None:
     decision = formation.decision
     ranks = [machine.roster.by_slot[member.slot] for member in formation.members]
     floor, newest = machine.doubts.floor(machine.committed), machine.checkpoints.newest_id
-    chosen = source(ranks, floor, newest) if decision.action == "form" else None
+    chosen = source(ranks, floor, newest, is_incomplete(machine, ranks)) if decision.action == "form" else None
     if decision.action != "form":
         machine.decide("recovery", decision.action, decision.reason, decision.payload, now_s)
         for rank in ranks:  # "restart" names those who have to go; "wait" nobody
@@ -59,6 +59,8 @@ def _refresh(machine: MachineState, rank: Rank, now_s: float) -> None:
 def publish(machine: MachineState, formation: Formation, chosen: Source, now_s: float) -> None:
     """Make a view of these, journal it, and tell it to its members."""
     checkpoint = machine.checkpoints.newest_id if chosen.state is None else None
+    if chosen.state is None:
+        machine.incomplete = frozenset()
     state = chosen.state or begin_lineage(machine, now_s)
     view = make_view(machine, formation.members, chosen, state, checkpoint)
     announce(machine, view, formation, False, now_s)
@@ -149,8 +151,7 @@ def watch_forming(machine: MachineState, now_s: float) -> bool:
     """The view runs once all its members are in it, then this is true; when they are not in time, everybody is called out again."""
     assert machine.view is not None
     if not machine.missing:
-        machine.phase = Phase.RUN
-        machine.since_s = now_s
+        machine.phase, machine.since_s, machine.incomplete = Phase.RUN, now_s, frozenset()
         for member in machine.view.members:
             rank = machine.roster.by_slot[member.slot]
             rank.progress_s = rank.running_s = now_s

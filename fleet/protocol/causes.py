@@ -196,6 +196,8 @@ class Departure(StrEnum):
     """Its process group broke, most likely as a peer was lost."""
     DIFFERS = "differs"
     """Ranks hold, or have computed, different bits."""
+    INCOMPLETE = "incomplete"
+    """No member of the view holds some of a sharded state. What this rank holds is clean."""
 
 
 class GatherWhy(StrEnum):

@@ -69,6 +69,7 @@ class MemberProtocol:
         self.concluded = False
         self.answers: dict[str, OnceAnswer] = {}
         self._testimony: Finding | None = None
+        self._incomplete = False
         self._in_person = False
         self._status: Event | None = None
         self._part: PartWritten | None = None
@@ -232,13 +233,17 @@ class MemberProtocol:
     def _sit(self, view: View) -> None:
         self.view, self.forming, self._status, self._testimony = view, True, None, None
         self._save_requests, self._saved, self._part = {}, set(), None
-        self._told_to_halt = self.halted = False
+        self._told_to_halt = self.halted = self._incomplete = False
         if self._proposal and self._proposal.generation <= view.generation:
             self._drop_proposal()
 
     def receiving(self) -> None:
         """State is about to be overwritten."""
         self.dirty = True
+
+    def incomplete(self) -> None:
+        """No member of the view holds some of a sharded state. What this rank holds stays: whoever is missed may only be late."""
+        self._incomplete = True
 
     def begun(self, state: StateId) -> None:
         """A new history begins here: the rank holds ``state``, whole. Should its group break before others have theirs, it still does."""
@@ -258,7 +263,10 @@ class MemberProtocol:
             self._testimony = testimony
         self.view, self.forming = None, False
         self._drop_proposal()
-        self._say_parked(Departure.DIFFERS if testimony is not None else Departure.CALLED if called else Departure.BROKEN, reason)
+        why = Departure.CALLED if called else Departure.BROKEN
+        if self._incomplete:
+            why, self._incomplete = Departure.INCOMPLETE, False
+        self._say_parked(Departure.DIFFERS if testimony is not None else why, reason)
 
     def mutating(self) -> None:
         """The optimizer is about to touch the state."""

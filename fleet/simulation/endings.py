@@ -37,7 +37,8 @@ class Kept(Checker):
 class InOrder(Checker):
     """A run that is stopped ends with a checkpoint of its last commit, unless its ranks or its store have taken too long for that.
 
-    That is the last step that all members of its view have taken, whether or not the coordinator has noted it.
+    That is the last step that all members of its view have taken, whether or not the coordinator has noted it. Of what was built and not
+    trained nothing has to be kept.
     """
 
     name = "in order"
@@ -68,7 +69,7 @@ class InOrder(Checker):
                 self._last = max(self._last, self._taken() or self._last)
                 in_time = at_s - self.world.faults.asked_s <= self.world.settings.timeouts.park_s
                 kept = f"its last commit is {self._last}, and of its checkpoints {max(self._durable, default=None)} is the last"
-                self.require(not in_time or self._last in self._durable, f"the run was stopped in order; {kept}")
+                self.require(not in_time or self._last.step == 0 or self._last in self._durable, f"the run was stopped in order; {kept}")
 
 
 class DoneOnce(Checker):

@@ -89,7 +89,7 @@ class ShardedRank(SteppingRank):
         if not lost([claim.chunks for claim in there], LENGTH):
             return
         self.world.note("lost", self, view.generation)
-        self.protocol.receiving()  # what is here stays: whoever is missed may only be late
+        self.protocol.incomplete()
         raise Broken("no member holds some of the state")
 
     def _drop(self) -> None:

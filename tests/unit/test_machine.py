@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fleet.machine.core import FleetMachine
-from fleet.machine.roster import STOOD_STILL_S
+from fleet.machine.roster import STOOD_STILL
 from fleet.protocol.causes import AgentHungUp, AgentSilent, Departure, ProcessEnded
 from fleet.protocol.events import (
     CheckpointDurable,
@@ -104,7 +104,7 @@ class Bench:
 
     def through(self, seconds: float, *silent: int) -> list[Instruction]:
         """That much later, with ticks all the time."""
-        ticks = math.ceil(seconds / STOOD_STILL_S)
+        ticks = math.ceil(seconds / STOOD_STILL / self.settings.timeouts.heartbeat_s) + 1
         return [instruction for _ in range(ticks) for instruction in self.after(seconds / ticks, *silent)]
 
     def join(self, slot: int, token: str = "", incarnation: int | None = None) -> list[Instruction]:

@@ -13,7 +13,7 @@ from policies.corruption import MajorityRules
 from policies.interval import CheckpointInterval
 from policies.recovery import ReformPromoteRegrow
 from tests.simulation.runs import Placement
-from tests.unit.test_machine import Bench
+from tests.unit.test_machine import Bench, member
 
 AT, OLD = StateId(0, 40), StateId(0, 25)
 
@@ -71,6 +71,33 @@ def test_of_two_that_differ_nobody_is_accused_and_both_go_back() -> None:
     [published] = of(Publish, out)
     assert (published.view.checkpoint, published.view.state) == ("good", StateId(1, 20))  # type: ignore[attr-defined]
     assert decided(court) == ["retry", "go_back"]
+
+
+def test_a_rank_that_got_its_state_earlier_is_not_evicted_for_one_voters_word() -> None:
+    """Found by the simulated run flips 2078400412: the voter was wrong, and so was what it had given to slot 1 since."""
+    court = Court(world=3).start(AT)
+    court.durable("good", StateId(0, 20))
+    for slot in range(3):
+        court.tell(Parked(member(slot), 1, AT, False, Departure.CALLED))
+    court.after(0.1)
+    court.form(court.machine.state.view.members, AT)
+    out = court.testify("wrong", "wrong", "right", given=(1, 2))
+    assert not of(Evict, out)
+    assert decided(court) == ["retry", "go_back"]
+
+
+def test_a_newcomer_that_differs_from_the_one_who_gave_it_its_state_goes() -> None:
+    court = Court(world=3).start(AT)
+    [evicted] = of(Evict, court.testify("a", "a", "b", given=(1, 2)))
+    assert evicted.member.slot == 2  # type: ignore[attr-defined]
+
+
+def test_a_receiver_without_a_state_does_not_keep_the_others_from_being_judged() -> None:
+    court = Court(world=4).start(AT)
+    generation = court.machine.state.generation
+    court.tell(Parked(member(3), generation, None, True, Departure.BROKEN, "a peer is gone"))
+    [evicted] = of(Evict, court.testify("a", "b", "a"))
+    assert evicted.member.slot == 1  # type: ignore[attr-defined]
 
 
 def again(court: Court, found: StateId, *digests: str) -> list[object]:

@@ -142,7 +142,17 @@ def test_late_comers_are_released_after_the_end() -> None:
     said = bench.join(0, "late")
     assert only(Welcome, said).incarnation == 1
     assert only(Release, said).members == (member(0, 1),)
+    bench.now_s += bench.settings.timeouts.resend_s
     assert only(Release, bench.tell(Ready(member(0, 1)))).members == (member(0, 1),)
+
+
+def test_words_that_waited_while_the_coordinator_stood_still_are_answered_once() -> None:
+    bench = concluded(2)
+    left(bench, 0)
+    left(bench, 1)
+    bench.now_s += bench.settings.timeouts.resend_s
+    said = [bench.tell(Ready(member(slot))) for _ in range(50) for slot in (0, 1)]
+    assert [only(Release, one).members for one in said if one] == [(member(0),), (member(1),)]
 
 
 def test_who_has_finished_in_a_view_that_the_journal_lost_has_not_finished_the_present_one() -> None:

@@ -38,8 +38,8 @@ def test_stall_waits_for_a_silent_node_and_goes_on_with_the_ranks_it_had() -> No
     said = bench.through(timeouts.park_s * 3, *N1)
     assert not evicted(said) and not [one for one in said if isinstance(one, Publish)]
     bench.after(0.1)  # all are heard again
-    bench.park(N1, STEP_3)
-    [published] = [one for one in bench.through(1.0) if isinstance(one, Publish)]
+    said = bench.park(N1, STEP_3) + bench.through(1.0)
+    [published] = [one for one in said if isinstance(one, Publish)]
     assert published.view.members == tuple(member(slot) for slot in range(4)) and published.view.state == STEP_3
     assert told(bench) == ["wait", "recovered"] and not bench.of(ProcessLost)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fleet.protocol.causes import ProcessEnded
 from fleet.protocol.events import Heartbeat, Lost, Pulse, Tick
 from fleet.protocol.instructions import Evict, Park
 from fleet.protocol.records import DecisionMade
+from fleet.settings.run import Timeouts
 from tests.unit.test_machine import STEP_3, Bench, member, only
 
 
@@ -27,6 +30,14 @@ def test_after_the_coordinator_stood_still_nobodys_silence_counts() -> None:
     assert "excuse" in {decision.action for decision in bench.of(DecisionMade)}
     assert not bench.through(limits.heartbeat_s - 0.5, 2, 3)
     assert {one.member.slot for one in bench.through(1.0, 2, 3) if isinstance(one, Evict)} == {2, 3}
+
+
+def test_a_coordinator_that_stood_still_for_most_of_a_heartbeat_gives_nobody_up() -> None:
+    """Found by the simulated run daemons 2078400198: it stood still for 0.87 s of 1 s, and a rank had been silent for 0.3 s before."""
+    bench = Bench(timeouts=replace(Timeouts(), heartbeat_s=1.0)).start(STEP_3)
+    bench.through(0.3, 2)
+    assert not [one for one in bench.after(0.9, 2) if isinstance(one, Evict)]
+    assert [one.member for one in bench.through(0.8, 2) if isinstance(one, Evict)] == [member(2)]
 
 
 def test_the_time_to_leave_a_group_is_longer_by_what_the_coordinator_stood_still() -> None:

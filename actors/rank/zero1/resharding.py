@@ -89,7 +89,7 @@ class Resharding:
     def exchange(self, group: Group, view: View) -> StateId:
         """Returns the state that all hold now. Raises GroupBroken: each is what it was, or a step further, and nothing is lost by it.
 
-        When a chunk is with no member, all find so, and call themselves dirty. A later view may have it; if none has, a new history begins.
+        When a chunk is with no member, all find so and say so. A later view may have it; if none has, a new history begins.
         """
         with self._engine.moving():
             return self._exchange(group, view)
@@ -146,7 +146,7 @@ class Resharding:
     def _check_lost(self, group: Group, there: Sequence[Claim], why: str = "") -> None:
         gone = [span for extent in self._engine.chunks.extents for span in lost([claim.chunks for claim in there], extent)]
         if gone:
-            self._protocol.receiving()  # what is here stays: whoever is missed may only be late
+            self._protocol.incomplete()
             lo, hi = gone[0]
             raise GroupBroken(f"no member of the view holds elements {lo} to {hi} of the optimizer's state{why}", group.generation)
 

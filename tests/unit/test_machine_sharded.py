@@ -1,0 +1,52 @@
+"""The decision core with sharded state: the ranks find out whether all of it is there, and say so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fleet.protocol.causes import Departure, ProcessEnded
+from fleet.protocol.events import Lost, Parked, Ready
+from fleet.protocol.instructions import Instruction, Publish
+from fleet.protocol.records import LineageBegun
+from fleet.protocol.types import StateId
+from tests.unit.test_machine import STEP_3, STEP_4, Bench, member, only
+
+
+def leave(bench: Bench, states: dict[int, StateId], incomplete: Iterable[int]) -> list[Instruction]:
+    generation = bench.machine.state.generation
+    why = [Departure.INCOMPLETE if slot in incomplete else Departure.CALLED for slot in states]
+    return bench.tell(
+        *(Parked(member(slot), generation, state, False, one) for (slot, state), one in zip(states.items(), why, strict=True))
+    )
+
+
+def three_of_four() -> Bench:
+    """Slot 3 is lost; slot 0 has taken a step, for which the others have the sums; the three find some of the state missing."""
+    bench = Bench(world=4, optimizer_sharding="zero1", optimizer_copies=0, min_ranks=2).start(STEP_3)
+    bench.tell(Lost(member(3), ProcessEnded(), bench.now_s))
+    view = only(Publish, leave(bench, {0: STEP_4, 1: STEP_3, 2: STEP_3}, ())).view
+    assert (view.state, len(view.members)) == (STEP_4, 3)
+    assert not [one for one in leave(bench, {0: STEP_4, 1: STEP_4, 2: STEP_3}, (0, 1)) if isinstance(one, Publish)]
+    return bench
+
+
+def test_a_rank_that_was_late_brings_what_was_missed_and_the_furthest_is_the_donor() -> None:
+    """Found by the simulated run cuts 2078400417: only the late rank could be the donor, and it was a step behind."""
+    bench = three_of_four()
+    bench.join(3, "late", 1)
+    bench.tell(Parked(member(3, 1), 1, STEP_3, False, Departure.IDLE))
+    view = only(Publish, bench.after(0.1)).view
+    assert view.state == STEP_4
+    assert view.members[view.donor] in {member(0), member(1)}
+    assert not bench.of(LineageBegun)
+
+
+def test_when_no_other_rank_may_have_it_a_new_history_begins() -> None:
+    bench = three_of_four()
+    assert not [one for one in bench.after(0.1) if isinstance(one, Publish)]  # a fuller world costs only the wait
+    bench.join(3, "fresh")
+    bench.tell(Ready(member(3, 1)))
+    view = only(Publish, bench.after(0.1)).view
+    assert (view.state, view.checkpoint) == (StateId(1, 0), None)
+    [begun] = bench.of(LineageBegun)
+    assert "some of the optimizer's state was lost" in begun.reason
