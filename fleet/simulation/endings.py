@@ -37,8 +37,8 @@ class Kept(Checker):
 class InOrder(Checker):
     """A run that is stopped ends with a checkpoint of its last commit, unless its ranks or its store have taken too long for that.
 
-    That is the last step that all members of its view have taken, whether or not the coordinator has noted it. Of what was built and not
-    trained nothing has to be kept.
+    That is the last step that all members of its view have taken, whether or not the coordinator has noted it. What was built and not
+    trained does not have to be kept, and what no live rank holds cannot be.
     """
 
     name = "in order"
@@ -57,6 +57,10 @@ class InOrder(Checker):
         states = [state for state in held if state is not None]
         return min(states) if len(states) == len(members) > 0 else None
 
+    def _is_held(self) -> bool:
+        states = [rank.protocol.state for rank in self.world.train.processes if rank.alive and rank.named]
+        return self._last is not None and self._last.step > 0 and any(state is not None and state >= self._last for state in states)
+
     def record(self, record: Record) -> None:
         match record:
             case CheckpointRecord(level="store", phase="durable", state=state):
@@ -69,7 +73,7 @@ class InOrder(Checker):
                 self._last = max(self._last, self._taken() or self._last)
                 in_time = at_s - self.world.faults.asked_s <= self.world.settings.timeouts.park_s
                 kept = f"its last commit is {self._last}, and of its checkpoints {max(self._durable, default=None)} is the last"
-                self.require(not in_time or self._last.step == 0 or self._last in self._durable, f"the run was stopped in order; {kept}")
+                self.require(not in_time or not self._is_held() or self._last in self._durable, f"the run was stopped in order; {kept}")
 
 
 class DoneOnce(Checker):

@@ -50,8 +50,8 @@ def everywhere(patch: Patch, right: Any, wrong: Any) -> None:
 def donor_with_the_smallest_state(patch: Patch) -> None:
     right = candidates.source
 
-    def wrong(ranks: list[Rank], committed: StateId, checkpoint: str | None) -> Source | None:
-        chosen = right(ranks, committed, checkpoint)
+    def wrong(ranks: list[Rank], committed: StateId, checkpoint: str | None, useless: bool) -> Source | None:
+        chosen = right(ranks, committed, checkpoint, useless)
         clean = [(rank.state, i) for i, rank in enumerate(ranks) if rank.state is not None and not rank.dirty and rank.state >= committed]
         if chosen is None or chosen.state is None or not clean:
             return chosen
@@ -95,8 +95,8 @@ def fences_are_ignored(patch: Patch) -> None:
 def state_is_received_without_a_donor(patch: Patch) -> None:
     right = candidates.source
 
-    def wrong(ranks: list[Rank], committed: StateId, checkpoint: str | None) -> Source | None:
-        chosen = right(ranks, committed, checkpoint)
+    def wrong(ranks: list[Rank], committed: StateId, checkpoint: str | None, useless: bool) -> Source | None:
+        chosen = right(ranks, committed, checkpoint, useless)
         return chosen and dataclasses.replace(chosen, receivers=chosen.receivers[1:])
 
     patch.setattr(views, "source", wrong)
