@@ -70,4 +70,5 @@ class Beginning:
 
     def _print(self, what: str) -> None:
         self._said_s = self._clock()
-        self._console.print(Text(f"{duration(self._said_s - self._began_s):>9}    {what}", "dim"))
+        # The run's own clock, by which all later lines tell, begins only when its coordinator does.
+        self._console.print(Text(f"{'':>9}    {what}, {duration(self._said_s - self._began_s)} after the command", "dim"))
