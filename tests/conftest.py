@@ -72,8 +72,8 @@ def cluster() -> Iterator[LocalCluster]:
 @pytest.fixture(autouse=True)
 def no_lost_node_is_taken_for_alive(request: pytest.FixtureRequest) -> Iterator[None]:
     """Ray learns of a lost node some seconds later. Until then it may place an actor of the next test there."""
-    yield
     running = request.getfixturevalue("cluster") if "cluster" in request.fixturenames else None
+    yield
     if not isinstance(running, LocalCluster):
         return
     import ray

@@ -100,8 +100,8 @@ PARITY_MOMENTS = {
     "took-changes-in": Moment("it has taken in what came, and has told nobody", f"{KEPT}._take", True, in_a_step),
     "told-all": Moment("it has told what one flat buffer's step has changed", f"{KEPT}._tell", True),
     "behind-the-step": Moment("all is told", f"{KEPT}.take_step", True),
-    "stripes-are-made": Moment("a lost rank's stripes are being made", f"{FSDP}.parity:ParityResharding._revived", second=True),
-    "stripes-were-made": Moment("a lost rank's stripes are made", f"{FSDP}.parity:ParityResharding._revived", True, second=True),
+    "stripes-are-made": Moment("a lost rank's stripes are being made", f"{FSDP}.parity:ParityResharding._revive", second=True),
+    "stripes-were-made": Moment("a lost rank's stripes are made", f"{FSDP}.parity:ParityResharding._revive", True, second=True),
     "makes-new-parity": Moment("chunks have come, and new parity is made", f"{KEPT}.begin", second=True),
     "made-new-parity": Moment("new parity is there, and old chunks too", f"{KEPT}.begin", True, second=True),
     "placed": MOMENTS["placed"],
@@ -110,7 +110,7 @@ PARITY_MOMENTS = {
 }  # fmt: skip
 IN_THE_FAMILY = {
     "gives-to-the-keeper": Moment("it gives its part of a lost rank's stripe", f"{FSDP}.parity:ParityResharding._give", second=True),
-    "makes-a-stripe": Moment("it makes a lost rank's stripe", f"{FSDP}.parity:ParityResharding._make", second=True),
+    "makes-a-stripe": Moment("it makes a lost rank's stripe", f"{FSDP}.parity:ParityResharding._revive", second=True),
 }  # fmt: skip
 """Only who is of one family with the lost rank comes there."""
 MOMENTS_OF_ALL = MOMENTS | PARITY_MOMENTS | IN_THE_FAMILY

@@ -33,8 +33,9 @@ ROOT = Path(__file__).parents[2]
 
 
 def senders() -> list[psutil.Process]:
-    """Processes of trackers that this one has started."""
-    return [each for each in psutil.Process().children() if any("fleet.app.tracking" in word for word in each.cmdline())]
+    """Processes of trackers that this one has started. Other tests may have left children that have ended."""
+    alive = [each for each in psutil.Process().children() if each.status() != psutil.STATUS_ZOMBIE]
+    return [each for each in alive if any("fleet.app.tracking" in word for word in each.cmdline())]
 
 
 @pytest.mark.parametrize(
