@@ -31,8 +31,9 @@ from actors.rank.state.saving import PartsPort, Saver, model_state
 from actors.rank.state.tracked import TrackedState
 from actors.rank.state.tracking import tracked
 from actors.rank.state.weights import hollow
-from actors.rank.step.engine import Engine, Outcome
+from actors.rank.step.engine import Engine
 from actors.rank.step.flops import FlopCount
+from actors.rank.step.outcome import Outcome
 from actors.rank.step.step import Loop, Step
 from actors.rank.telemetry import usage
 from actors.rank.telemetry.energy import metered
@@ -44,7 +45,7 @@ from fleet.cluster.clock import now_us
 from fleet.errors import FleetError, GroupLost, LoopError, RunOver
 from fleet.protocol import moves
 from fleet.protocol.choreography import Moves
-from fleet.protocol.events import Implausible, Measured, Used
+from fleet.protocol.events import Implausible, Logged, Measured, Used
 from fleet.protocol.levels import places
 from fleet.protocol.moves import Advance, Attempted, Compute, Move, Rehearse
 from fleet.protocol.once import BEGIN, END
@@ -384,8 +385,7 @@ class Run:
 
     def _measure(self, figures: Mapping[str, SupportsFloat]) -> None:
         if (here := self._here_or_none()) is not None:
-            values = {name: float(value) for name, value in figures.items()}
-            member = self._client.protocol.member
+            member, values = self._client.protocol.member, {name: float(value) for name, value in figures.items()}
             self._client.say(*(Measured(member, here, name, value) for name, value in values.items() if math.isfinite(value)))
 
     def _here_or_none(self) -> StateId | None:
@@ -578,6 +578,8 @@ class Run:
             self._measured_us = now_us()
             counted = self._loop.flops.figures(self.shards, self._trained.device, last)
             self._measure({"loss": loss, **self._trained.figures, **counted, **step.figures})
+        if (log := self._trained.log).some and (last or log.due):
+            self._client.say(Logged(self._client.protocol.member, self._here(), *log.told))
 
     def _tell_used(self, last: bool) -> None:
         if last or now_us() - self._used_us > usage.every_us(self._settings.world):

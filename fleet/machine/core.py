@@ -34,6 +34,7 @@ from fleet.machine import (
 from fleet.machine.budget import Budget
 from fleet.machine.doubts import Doubts
 from fleet.machine.end import end
+from fleet.machine.figures import ShardFigures
 from fleet.machine.progress import Progress
 from fleet.machine.roster import Roster
 from fleet.machine.settings import on_setting
@@ -57,6 +58,7 @@ from fleet.protocol.events import (
     Joined,
     Left,
     LinesRefused,
+    Logged,
     Lost,
     Measured,
     NodeJoined,
@@ -125,7 +127,7 @@ class FleetMachine:
             settings, recovery, placement, lemons or {}, roster=roster, committed=committed, lineage=lineage, started_s=now_s,
             checkpoints=Tiers(settings, roster, interval, peers, checkpoint, rates, now_s), doubts=Doubts(corruption),
             stragglers=Stragglers(straggler), progress=Progress(progress, settings.timeouts.progress_s, now_s),
-            budget=Budget(settings.checkpoint.keep),
+            budget=Budget(settings.checkpoint.keep), figures=ShardFigures(settings.shards),
         )  # fmt: skip
 
     # ---- the one entry -------------------------------------------------------------------------------------------------------------------
@@ -148,7 +150,7 @@ class FleetMachine:
             return
         outstanding = bool(machine.roster.outstanding)
         _observe(machine, event, now_s)
-        if machine.ended is None and not isinstance(event, Measured | Used | Reads | FilesFound | StepsTimed | LinesRefused):
+        if machine.ended is None and not isinstance(event, Measured | Logged | Used | Reads | FilesFound | StepsTimed | LinesRefused):
             # Policies look at all ranks: they are asked at ticks, and when the last rank has answered, not for each word of each rank.
             _reconcile(machine, now_s, isinstance(event, Tick) or (outstanding and not machine.roster.outstanding))
 
@@ -209,6 +211,9 @@ def _observe_rare(machine: MachineState, event: Event, now_s: float) -> None:
             leaving.raised(machine, event, now_s)
         case Measured(member=member) if machine.current(member):
             machine.write(Measurement(event.state, event.name, event.value, now_s))
+        case Logged(member=member) if machine.current(member):
+            for name, value in machine.figures.hear(event):
+                machine.write(Measurement(event.state, name, value, now_s))
         case Used(member=member) if machine.current(member):
             exchange = event.exchanges, event.hidden_us, event.received_bytes, event.ahead_bytes
             rest = event.fetched_bytes, event.energy_j, event.metered_s

@@ -12,6 +12,7 @@ from enum import StrEnum
 
 from fleet.machine.budget import Budget
 from fleet.machine.doubts import Doubts
+from fleet.machine.figures import ShardFigures
 from fleet.machine.losses import Losses
 from fleet.machine.progress import Progress
 from fleet.machine.roster import Rank, RankPhase, Roster
@@ -108,6 +109,7 @@ class MachineState:
         grace_until_s: until when ranks may report to a coordinator that has restarted.
         away: nodes that all wait for since they are silent; ``alone``: nobody at all is heard. See ``partitions.py``.
         data: what is trained on; ``files``: (its digest, number of the first of some files) that are written down -> with their digests.
+        figures: what ranks have told of the shards of steps.
         event: number of the present event.
         out: what it has led to so far.
     """
@@ -124,6 +126,7 @@ class MachineState:
     started_s: float
     committed: StateId
     lineage: int
+    figures: ShardFigures
     losses: Losses = field(default_factory=Losses)
     evidence: Evidence = field(default_factory=Evidence)
     once: Once = field(default_factory=Once)

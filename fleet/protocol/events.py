@@ -201,6 +201,22 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
+class Logged:
+    """What the loop has logged of a committed step, by the shards that the rank computed of it.
+
+    Attributes:
+        weights: by shard; 1 where the loop gives none.
+        figures: (name, value by shard) of each. None where nothing was logged for a shard.
+    """
+
+    member: Member
+    state: StateId
+    shards: tuple[int, ...]
+    weights: tuple[float, ...]
+    figures: tuple[tuple[str, tuple[float | None, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Used:
     """What a rank's process has taken since it began; see ``Usage``. Sent now and then, and at the end."""
 
@@ -430,6 +446,7 @@ Event = (
     | OnceWanted
     | OnceDone
     | Measured
+    | Logged
     | Used
     | Reads
     | FilesFound

@@ -15,7 +15,8 @@ from actors.rank.membership.client import Client
 from actors.rank.membership.seat import Seat
 from actors.rank.state.saving import PartsPort
 from actors.rank.state.tracked import TrackedState
-from actors.rank.step.engine import Engine, Outcome
+from actors.rank.step.engine import Engine
+from actors.rank.step.outcome import Outcome
 from actors.rank.telemetry.recorder import Recorder
 from fleet.errors import RunOver
 from fleet.protocol import moves

@@ -23,8 +23,14 @@ def test_a_step_tells_its_gradient_its_learning_rate_and_what_it_is_asked_to(tmp
             found[record.name][record.state.step] = record.value
     assert found["learning_rate"] == {1: 0.01, 2: 0.005, 3: 0.0025, 4: 0.00125}, "of the step, and not of the next"
     assert found["half"] == {1: 0.0, 2: 0.5, 3: 1.0, 4: 1.5} and set(found["width"].values()) == {8.0}
+    for name in ("number", "middle"):
+        assert set(found[name].values()) == {3.5} and len(found[name]) == 4, "the mean over all eight shards, which two ranks have"
+    assert set(found["local/first"].values()) == {0.0}
     assert found["grad_norm"][1] == pytest.approx(norm_of_the_first_gradient(), rel=1e-5)
-    assert set(found) == {"loss", "grad_norm", "learning_rate", "half", "width", "tokens_per_step", "flops_per_step", "peak_flop_per_s"}
+    assert set(found) == {
+        "loss", "grad_norm", "learning_rate", "half", "width", "number", "middle", "local/first", "tokens_per_step", "flops_per_step",
+        "peak_flop_per_s",
+    }  # fmt: skip
     assert set(found["tokens_per_step"].values()) == {trains.SAMPLES * trains.FEATURES}
     assert found["flops_per_step"] == {4: 4 * trains.SAMPLES * trains.FEATURES} and found["peak_flop_per_s"][4] > 1e8
     report = build_report(records).to_dict()

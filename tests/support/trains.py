@@ -578,7 +578,11 @@ def with_figures_of_its_own(run: Any) -> None:
     for step in run.steps(state, total=4):
         for x, y in step.batches(data, batch_size=SAMPLES, tokens=FEATURES):
             step.backward(nn.functional.mse_loss(model(x), y))
+            step.log(number=step.shard)
         step.log(half=step.number / 2, width=torch.tensor(8.0))
+        if step.shards:  # a rank that has just come has none
+            step.log(middle=sum(step.shards) / len(step.shards))
+            step.log(first=step.shards[0], local=True)
         time.sleep(0.6)
         step.commit()
         try:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from actors.rank.step.flats import ALL
 from actors.rank.step.gradients import GradientBuffers
 from actors.rank.zero1.chunked import ELEMENTWISE, ChunkedOptimizer, check
 from actors.rank.zero1.pieces import pack, unpack
@@ -76,7 +77,7 @@ class Ranks:
             flats = [torch.zeros(length, dtype=dtype) for (dtype, *_), length in buffers._lengths.items()]
             for place, value in zip(buffers._places, gradients(buffers.parameters, number), strict=True):
                 place.view(flats).copy_(value)
-            chunks.point(flats)
+            chunks.point(flats, ALL)
             chunks.optimizer.step()
 
     def assembled(self, count: int) -> list[torch.Tensor]:
@@ -144,6 +145,20 @@ def test_each_rank_keeps_its_part_of_the_state() -> None:
     kept = [chunks.state_bytes for chunks in ranks.chunks]
     assert max(kept) <= whole
     assert sum(kept) == pytest.approx(2 * whole, rel=0.02), "once with the owner, once with the guard"
+
+
+@pytest.mark.parametrize("kind", [torch.optim.NAdam, torch.optim.ASGD])
+def test_a_whole_state_is_taken_over_in_its_own_types(kind: type[torch.optim.Optimizer]) -> None:
+    """Its factors are float32 beside weights of 16 bits, and stay so."""
+    optimizer = kind((whole := build(torch.bfloat16)).parameters())
+    for parameter, gradient in zip(whole.parameters(), gradients(list(whole.parameters()), 0), strict=True):
+        parameter.grad = torch.empty_like(parameter).copy_(gradient)
+    optimizer.step()
+    chunks = Ranks(kind, torch.bfloat16, 1).chunks[0]
+    chunks.load_state_dict(optimizer.state_dict())
+    taken = {key: value.dtype for key, value in chunks.optimizer.state[chunks.optimizer.param_groups[0]["params"][0]].items()}
+    assert taken == {key: value.dtype for key, value in optimizer.state[whole.wide].items()}
+    assert torch.float32 in taken.values() and torch.bfloat16 in taken.values()
 
 
 def linear(**options: Any) -> nn.Linear:

@@ -83,6 +83,25 @@ def test_the_bits_are_those_of_whole_replicas(sharding: str, size: int, tmp_path
     assert sum(parameter_bytes for _, parameter_bytes in found) <= min(size, 2) * whole_bytes * 1.02
 
 
+@pytest.mark.parametrize("sharding", ["fsdp", "streamed"])
+def test_what_is_frozen_behind_run_track_may_be_thawed(sharding: str, tmp_path: Path) -> None:
+    def build() -> tuple[TrackedState, tuple[Unit, ...]]:
+        state, units = tracked()
+        state.objects["model"][1].requires_grad_(False)
+        return state, units
+
+    engine, state = make(sharding, 1, tmp_path / "ring", build)
+    assert isinstance(engine, FsdpEngine)
+    thawed = state.objects["model"][1].requires_grad_(True)[0].weight
+    engine.rehearse()
+    engine.begin_shard(0)
+    state.objects["model"](torch.ones(4, 16)).sum().backward()
+    engine.end_shard(0, 1.0)
+    assert any(one is thawed for one in engine.parameters)
+    assert engine._gradients.present + 1 == 1 << len(engine.parameters), "each has a gradient"
+    engine.close()
+
+
 def written(sharding: str, size: int, folder: Path) -> list[tuple[int, int]]:
     """(bytes of a snapshot, of these what is written) of each rank, after all steps."""
 

@@ -14,6 +14,7 @@ from actors.rank.fsdp.bits import bits_of, pieces_of, xor
 from actors.rank.fsdp.parity import ParityEngine, ParityResharding, StreamedParityEngine, check_stepped
 from actors.rank.membership.process_group import Group
 from actors.rank.state.tracked import TrackedState
+from actors.rank.step.flats import ALL
 from actors.rank.telemetry.recorder import Recorder
 from actors.rank.zero1.chunked import ELEMENTWISE, ChunkedOptimizer
 from actors.rank.zero1.pieces import PARAMETER, Piece
@@ -95,7 +96,7 @@ def stepped(kind: type[torch.optim.Optimizer], *, in_parts: bool, **options: Any
     chunks = ChunkedOptimizer(optimizer, parameters, [(0, 0), (1, 0), (1, 1024)], [2048, 4096])
     for step in range(3):
         torch.manual_seed(step)
-        chunks.point([torch.randn(2048), torch.randn(4096)])
+        chunks.point([torch.randn(2048), torch.randn(4096)], ALL)
         if in_parts:
             for flats, probes in (([], True), ([0], False), ([1], False)):
                 chunks.narrow(flats, probes=probes)
@@ -125,12 +126,12 @@ def test_a_step_for_somebody_else_is_that_step_and_changes_nothing_here(kind: ty
         gradient = torch.randn(4096)
         before, options = chunks.alike(0, 1024, 4096), chunks.options()
         before = [piece._replace(values={PARAMETER: chunks.view(*piece[:3]).clone(), **piece.values}) for piece in before]
-        chunks.point([gradient])
+        chunks.point([gradient], ALL)
         optimizer.step()
         optimizer.param_groups[0]["lr"] *= 0.5  # as a scheduler does
         after = chunks.alike(0, 1024, 4096)
         after = [piece._replace(values={PARAMETER: chunks.view(*piece[:3]), **piece.values}) for piece in after]
-        found = chunks.step_apart(before, [gradient[piece.lo : piece.hi] for piece in before], options)
+        found = chunks.step_apart(before, [gradient[piece.lo : piece.hi] for piece in before], ALL, options)
         assert same(found, after)
         assert optimizer.param_groups[0]["lr"] == 0.01 * 0.5 ** (step + 1)
         assert all(one is parameter for one, parameter in zip(chunks.parameters, parameters, strict=True))

@@ -59,9 +59,9 @@ def train(engine: Engine, state: TrackedState) -> list[int]:
     return told
 
 
-def seat(engine: Engine, group: Group, replica_size: int = 1) -> View:
+def seat(engine: Engine, group: Group, replica_size: int = 1, shards: int = SHARDS) -> View:
     members = tuple(Member(slot, 0) for slot in range(group.size))
-    view = View(1, members, ranges(SHARDS, group.size), 0, tuple(range(1, group.size)), START, "")
+    view = View(1, members, ranges(shards, group.size), 0, tuple(range(1, group.size)), START, "")
     if isinstance(engine, ShardedEngine):
         protocol = cast(Any, SimpleNamespace(process=SimpleNamespace(node=f"node-{group.rank % 2}"), receiving=lambda: None))
         if group.rank == 0:

@@ -78,6 +78,45 @@ def test_a_fresh_optimizer_takes_over_what_it_has_not_created_yet() -> None:
     assert digest(donor) == digest(fresh)
 
 
+class WithMasters(torch.optim.Optimizer):
+    """Weights of 16 bits, of which it keeps those of 32."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.01})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            master = self.state[parameter].setdefault("master", parameter.float())
+            parameter.copy_(master.sub_(parameter.grad.float(), alpha=0.01))
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [(torch.optim.NAdam, torch.float64), (torch.optim.ASGD, torch.float64), (WithMasters, torch.bfloat16)]
+)
+def test_what_an_optimizer_holds_keeps_its_type(kind: Any, dtype: torch.dtype) -> None:
+    """PyTorch's load_state_dict casts it to that of the parameter. One that goes on and one that takes over then take different steps."""
+
+    def begin() -> TrackedState:
+        torch.manual_seed(1)
+        model = nn.Linear(3, 2, dtype=dtype)
+        return TrackedState(model=model, optimizer=kind(model.parameters()))
+
+    def step(state: TrackedState) -> None:
+        for parameter in state.modules["model"].parameters():
+            parameter.grad = torch.full_like(parameter, 0.3)
+        state.optimizers["optimizer"].step()
+
+    first, second = begin(), begin()
+    for _ in range(3):
+        step(first)
+    second.load(*moved(*first.flatten()))
+    assert second.digest_parts() == first.digest_parts()
+    step(first)
+    step(second)
+    assert second.digest_parts() == first.digest_parts()
+
+
 def test_parts_name_what_differs() -> None:
     one, other = build(0, 3), build(0, 3)
     seed_step(0, 0)

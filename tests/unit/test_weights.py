@@ -1,202 +1,242 @@
-"""First weights out of safetensors files: a stretch reads its rows, a rank its chunks, and what does not fit is named."""
+"""Weights of shards, and parameters without a gradient: what plain PyTorch would do, with any number of ranks."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+import math
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import nn
-from torch.distributed.fsdp import fully_shard
 
-from actors.rank.fsdp.engine import FsdpEngine
-from actors.rank.fsdp.taken import Unit, mesh_of_one, numbers, take_over
 from actors.rank.membership.process_group import Group
 from actors.rank.state.tracked import TrackedState
-from actors.rank.state.weights import Read, Weights, bring, hollow
-from fleet.errors import ConfigError
-from tests.unit.test_fsdp_engine import CPU, ONE_AT_A_TIME, make, trained
+from actors.rank.step.engine import Engine
+from actors.rank.step.weights import NONE, Weights, agreed, divisor, mean_of
+from actors.rank.telemetry.recorder import Recorder
+from actors.rank.zero1.sharded import ShardedEngine
+from fleet.errors import ConfigError, LoopError
+from fleet.settings.run import RunSettings
 from tests.unit.test_reduction import with_groups
-from tests.unit.test_sharded_engine import STEPS, seat, train
+from tests.unit.test_sharded_engine import seat
 
-SHAPES = {"none": (), "line": (257,), "rows": (31, 7), "cube": (5, 3, 4), "one row": (1, 64)}
-
-
-@pytest.fixture(scope="module")
-def tensors(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, torch.Tensor]]:
-    found = {name: torch.randn(shape, generator=torch.Generator().manual_seed(1)) for name, shape in SHAPES.items()}
-    path = tmp_path_factory.mktemp("weights") / "model.safetensors"
-    save_file(found, path)
-    return path, found
+SHARDS, STEPS = 8, 4
+TOKENS = (1, 5, 0, 17, 2, 3, 40, 9)
+ONE_AT_A_TIME = threading.Lock()
+ENGINES: dict[str, type[Engine]] = {"none": Engine, "zero1": ShardedEngine}
 
 
-@pytest.mark.parametrize("name", SHAPES)
-def test_a_stretch_is_that_of_the_flat_tensor(name: str, tensors: tuple[Path, dict[str, torch.Tensor]]) -> None:
-    path, known = tensors
-    weights, flat = Weights(path), known[name].reshape(-1)
-    cuts = sorted({0, 1, len(flat) // 3, len(flat) // 2 + 1, len(flat)})
-    for lo, hi in ((lo, hi) for lo in cuts for hi in cuts if lo <= hi <= len(flat)):
-        assert torch.equal(weights.stretch(name, lo, hi), flat[lo:hi]), (lo, hi)
+def model_of() -> nn.ModuleDict:
+    with ONE_AT_A_TIME, torch.random.fork_rng():
+        torch.manual_seed(3)
+        return nn.ModuleDict({"trunk": nn.Linear(6, 30), "a": nn.Linear(30, 1), "b": nn.Linear(30, 1)}).double()
 
 
-def test_of_several_files_the_index_is_read(tensors: tuple[Path, dict[str, torch.Tensor]], tmp_path: Path) -> None:
-    _, known = tensors
-    for number, name in enumerate(known):
-        save_file({name: known[name]}, tmp_path / f"part-{number}.safetensors")
-    places = {name: f"part-{number}.safetensors" for number, name in enumerate(known)}
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
-    for where in (tmp_path, tmp_path / "model.safetensors.index.json"):
-        weights = Weights(where)
-        assert weights.names == known.keys()
-        assert all(torch.equal(weights.tensor(name), value) for name, value in known.items())
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(model.parameters(), lr=0.01)
 
 
-# ---- ranks -------------------------------------------------------------------------------------------------------------------------------
+def rows(step: int, shard: int, count: int) -> torch.Tensor:
+    return torch.randn(count, 6, generator=torch.Generator().manual_seed(100 * step + shard), dtype=torch.float64)
 
 
-def layers() -> nn.Sequential:
-    """That of tests/unit/test_fsdp_engine.py."""
-    first = nn.Sequential(nn.Linear(16, 251), nn.BatchNorm1d(251), nn.Tanh())
-    return nn.Sequential(first, nn.Sequential(nn.Linear(251, 127), nn.Tanh()), nn.Linear(127, 1))
+def loss_of(model: nn.ModuleDict, x: torch.Tensor, head: str) -> torch.Tensor:
+    """The mean over rows; not a number where there are none, as of a batch that is all padding."""
+    return (model[head](torch.tanh(model["trunk"](x))).squeeze(-1) - x.sum(1)).square().mean()
 
 
-@pytest.fixture(scope="module")
-def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("stored") / "model.safetensors"
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
-        save_file(layers().state_dict(), path)
-    return path
+def head_of(step: int) -> str:
+    return "ab"[step % 2]
 
 
-@pytest.fixture(scope="module")
-def truth(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The digest of whole replicas of the same model, built in memory."""
-    return trained("none", 1, tmp_path_factory.mktemp("whole"))[0][0]
+def plain(steps: int, counts: Sequence[int], frozen: Callable[[int], str | None] = lambda step: None) -> dict[str, torch.Tensor]:
+    """All rows of a step at once."""
+    model = model_of()
+    optimizer = optimizer_of(model)
+    for step in range(steps):
+        for name in model:
+            model[name].requires_grad_(name != frozen(step))
+        optimizer.zero_grad()
+        loss_of(model, torch.cat([rows(step, shard, count) for shard, count in enumerate(counts)]), head_of(step)).backward()
+        optimizer.step()
+    return {name: value.clone() for name, value in model.state_dict().items()}
 
 
-def counted(read: Read, count: list[int]) -> Read:
-    def reads(lo: int, hi: int) -> torch.Tensor:
-        count.append(hi - lo)
-        return read(lo, hi)
+def ranks(
+    kind: str, size: int, folder: Path, steps: int, counts: Sequence[int], frozen: Callable[[int], str | None] = lambda step: None
+) -> list[tuple[str, dict[str, torch.Tensor], list[Any]]]:  # fmt: skip
+    """(digest, weights, outcomes) of each."""
+    shards = len(counts)
+    settings = RunSettings(world=size, shards=shards, optimizer_sharding=kind)
 
-    return reads
+    def rank(group: Group) -> tuple[str, dict[str, torch.Tensor], list[Any]]:
+        model = model_of()
+        state = TrackedState(model=model, optimizer=optimizer_of(model))
+        engine = ENGINES[kind](state, settings, Recorder(folder / f"{kind}-{size}-{group.rank}", 0), None)
+        seat(engine, group, shards=shards)
+        outcomes = []
+        for step in range(steps):
+            for name in model:
+                model[name].requires_grad_(name != frozen(step))
+            for shard in engine.due:
+                engine.begin_shard(shard)
+                loss = loss_of(model, rows(step, shard, counts[shard]), head_of(step))
+                begin = engine.scaled(loss, float(counts[shard]))
+                if begin is not None:
+                    begin.backward()
+                engine.end_shard(shard, float(loss.detach()) if begin is not None else 0.0)
+            outcomes.append(engine.reduce((-1, 0, 0)))
+            assert outcomes[-1].culprit is None
+            engine.apply()
+            engine.finish(lambda: None)
+        return engine.digest(steps), {name: value.clone() for name, value in model.state_dict().items()}, outcomes
 
-
-def built_on_meta(stored: Path, count: list[int]) -> Callable[[], tuple[TrackedState, tuple[Unit, ...]]]:
-    def build() -> tuple[TrackedState, tuple[Unit, ...]]:
-        with ONE_AT_A_TIME, torch.device("meta"):
-            model = layers()
-            for each in (*model[:2], model):
-                fully_shard(each, mesh=mesh_of_one(CPU))
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
-        units = take_over({"model": model}, {"optimizer": optimizer})
-        readers = bring({"model": model}, Weights(stored), CPU, chunked=True)
-        state = TrackedState(model=model, optimizer=optimizer, scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 2))
-        state.units, state.readers = numbers(units), {key: counted(read, count) for key, read in readers.items()}
-        hollow(state.modules, CPU)
-        return state, units
-
-    return build
-
-
-@pytest.mark.parametrize("size", [1, 3, 4])
-def test_each_rank_reads_what_it_keeps_and_the_bits_are_the_same(size: int, stored: Path, truth: str, tmp_path: Path) -> None:
-    def rank(group: Group) -> tuple[str, int, int]:
-        count: list[int] = []
-        engine, state = make("fsdp", size, tmp_path / f"{group.rank}", built_on_meta(stored, count))
-        assert isinstance(engine, FsdpEngine)
-        assert (engine.weights, count) == ([], []), "something was read, or has memory, before this rank has its chunks"
-        seat(engine, group)
-        read, kept = sum(count), sum(each.numel() for each in engine.weights)
-        assert train(engine, state) == list(range(STEPS))
-        assert sum(count) == read, "weights were read again behind the first step"
-        digest = engine.digest(STEPS)
-        group.all_gather(torch.empty(group.size, 1), torch.zeros(1))
-        engine.close()
-        return digest, read, kept
-
-    found = with_groups(size, rank)
-    assert {digest for digest, _, _ in found} == {truth}
-    assert all(0 < read <= kept for _, read, kept in found)
+    return with_groups(size, rank)  # type: ignore[return-value]
 
 
-def test_a_rank_that_rehearses_reads_a_unit_as_it_is_gathered(stored: Path, tmp_path: Path) -> None:
-    count: list[int] = []
-    engine, state = make("fsdp", 1, tmp_path / "ring", built_on_meta(stored, count))
-    assert isinstance(engine, FsdpEngine)
-    engine.rehearse()
+@pytest.mark.parametrize("kind", ENGINES)
+def test_a_weighted_step_is_that_of_all_rows_at_once_and_has_the_same_bits_on_any_number_of_ranks(kind: str, tmp_path: Path) -> None:
+    """A shard has no rows at all: its loss is not a number, and it counts nothing."""
+    right, digests = plain(STEPS, TOKENS), set()
+    for size in (1, 2, 3, 5):
+        for digest, weights, outcomes in ranks(kind, size, tmp_path, STEPS, TOKENS):
+            digests.add(digest)
+            for name, value in weights.items():
+                assert torch.allclose(value, right[name], rtol=1e-9, atol=1e-12), name
+            assert all(outcome.weights == tuple(map(float, TOKENS)) for outcome in outcomes)
+    assert len(digests) == 1
+
+
+def test_one_shard_has_the_bits_of_a_loss_without_a_weight(tmp_path: Path) -> None:
+    [(_, weights, _)] = ranks("none", 1, tmp_path, STEPS, (37,))
+    assert all(torch.equal(value, weights[name]) for name, value in plain(STEPS, (37,)).items())
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_a_parameter_that_no_shard_used_has_no_gradient_and_its_moments_stay(kind: str, tmp_path: Path) -> None:
+    """Plain Adam would not count a step of it, either; with the head also frozen the bits are the same."""
+    right = plain(STEPS, (16,))
+    for frozen in (lambda step: None, lambda step: head_of(step + 1)):
+        digests = set()
+        for size in (1, 2, 3):
+            for digest, weights, _ in ranks(kind, size, tmp_path, STEPS, (2,) * SHARDS, frozen):
+                digests.add(digest)
+                assert all(torch.allclose(weights[name], value, rtol=1e-9, atol=1e-12) for name, value in plain(STEPS, (2,) * 8).items())
+        assert len(digests) == 1
+    [(_, weights, _)] = ranks("none", 1, tmp_path, STEPS, (16,))
+    assert all(torch.equal(weights[name], value) for name, value in right.items())
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_a_step_without_any_weight_updates_nothing_and_says_so(kind: str, tmp_path: Path) -> None:
+    before = model_of().state_dict()
+    for _, weights, [outcome] in ranks(kind, 2, tmp_path, 1, (0,) * SHARDS):
+        assert outcome.why == "the weights of all its shards are 0, so that nothing is updated"
+        assert math.isnan(outcome.loss)
+        assert all(torch.equal(weights[name], value) for name, value in before.items())
+
+
+def test_chunks_cannot_be_cut_for_a_parameter_that_is_thawed_for_the_first_time(tmp_path: Path) -> None:
+    model = model_of()
+    model["b"].requires_grad_(False)
+    state = TrackedState(model=model, optimizer=optimizer_of(model))
+    engine = ShardedEngine(state, RunSettings(world=1, shards=1, optimizer_sharding="zero1"), Recorder(tmp_path / "r", 0), None)
+    model["b"].requires_grad_(True)
+    with pytest.raises(ConfigError, match=r"requires_grad.*model\.b\.weight.*did not require a gradient at run\.track"):
+        engine.begin_shard(0)
+
+
+def test_what_is_frozen_behind_run_track_may_be_thawed(tmp_path: Path) -> None:
+    model = model_of()
+    state = TrackedState(model=model, optimizer=optimizer_of(model))
+    model["b"].requires_grad_(False)
+    engine = ShardedEngine(state, RunSettings(world=1, shards=1, optimizer_sharding="zero1"), Recorder(tmp_path / "r", 0), None)
+    model["b"].requires_grad_(True)
     engine.begin_shard(0)
-    state.objects["model"](torch.ones(4, 16)).sum().backward()
-    engine.end_shard(0, 1.0)
-    engine.forget()
-    engine.close()
-    assert sum(count) > 0
-    assert engine.weights == []
+    assert len(engine.parameters) == len(list(model.parameters()))
 
 
-# ---- what is refused ---------------------------------------------------------------------------------------------------------------------
+def test_what_a_loop_has_frozen_is_part_of_the_state(tmp_path: Path) -> None:
+    """A newcomer, and a run that goes back to a checkpoint, have it as it was: the line that froze it is not run again."""
+
+    def built() -> tuple[nn.ModuleDict, TrackedState, Engine]:
+        model = model_of()
+        model["b"].requires_grad_(False)
+        state = TrackedState(model=model, optimizer=optimizer_of(model))
+        return model, state, Engine(state, RunSettings(world=1, shards=1), Recorder(tmp_path / "r", 0), None)
+
+    model, state, engine = built()
+    first = state.flatten()
+    model["a"].requires_grad_(False)
+    model["b"].requires_grad_(True)
+    engine.begin_shard(0)
+    engine.reset()
+    later = state.flatten()
+    other, given, its = built()
+    assert its.trained != engine.trained
+    given.load(*later)
+    assert [one.requires_grad for one in other.parameters()] == [one.requires_grad for one in model.parameters()]
+    assert its.trained == engine.trained, "a parameter that was trained and is frozen keeps its place"
+    given.load(*first)
+    assert [name for name in other if other[name].weight.requires_grad] == ["trunk", "a"]
 
 
-def on_meta(**sizes: int) -> nn.Module:
-    with torch.device("meta"):
-        return nn.Linear(sizes.get("inputs", 3), 2)
+def test_weights_are_refused_by_name() -> None:
+    weights = Weights(4)
+    with pytest.raises(LoopError, match="weight=-1.0"):
+        weights.add(-1.0)
+    with pytest.raises(LoopError, match="weight=nan"):
+        weights.add(math.nan)
+    weights.add(2.0)
+    with pytest.raises(LoopError, match="with weight= and without it for one batch"):
+        weights.add(None)
+    with pytest.raises(LoopError, match="has a weight in shard 1, and none in shard 0"):
+        agreed([NONE, 3.0])
 
 
-def whose_table_is_in_no_file() -> nn.Module:
-    model = on_meta()
-    model.register_buffer("table", torch.empty(3, device="meta"), persistent=False)
-    return model
+def test_several_backwards_of_a_shard_add_up() -> None:
+    weights = Weights(2)
+    assert [weights.add(3.0), weights.add(5.0), weights.add(0.0)] == [1.5, 2.5, 0.0]
+    assert weights.given == 8.0
+    assert weights.end(1) == (2.0, 8.0)
+    assert weights.of([1]) == [8.0]
 
 
-@pytest.mark.parametrize(
-    ("model", "names", "named"),
-    [
-        (on_meta(), None, "model.weight"),
-        (on_meta(), {"weight": (2, 3)}, "it has no bias"),
-        (on_meta(), {"weight": (2, 3), "bias": (2,), "more": (1,)}, "more, which the model has not"),
-        (on_meta(inputs=4), {"weight": (2, 3), "bias": (2,)}, r"weight has the shape \(2, 3\)"),
-        (whose_table_is_in_no_file(), {"weight": (2, 3), "bias": (2,)}, "model.table"),
-    ],
-)
-@pytest.mark.parametrize("chunked", [True, False])
-def test_what_does_not_fit_is_named(
-    model: nn.Module, names: dict[str, tuple[int, ...]] | None, named: str, chunked: bool, tmp_path: Path
-) -> None:
-    if names is not None:
-        save_file({name: torch.zeros(shape) for name, shape in names.items()}, tmp_path / "model.safetensors")
-    with pytest.raises(ConfigError, match=named):
-        bring({"model": model}, Weights(tmp_path) if names is not None else None, CPU, chunked=chunked)
+def test_means_of_shards() -> None:
+    assert mean_of([1.0, 2.0], ()) == 1.5
+    assert mean_of([1.0, math.nan, 4.0], (1.0, 0.0, 3.0)) == 3.25
+    assert math.isnan(mean_of([1.0], (0.0,)))
+    assert (divisor(()), divisor((1.0, 3.0))) == (1.0, 2.0)
 
 
-@pytest.mark.parametrize(
-    ("where", "reason"),
-    [("s3://bucket/model.safetensors", "is a URL"), ("nowhere.safetensors", "no file"), ("model.txt", "as safetensors")],
-)
-def test_a_file_that_cannot_be_read_is_named(where: Any, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("model.txt").write_text("no weights")
-    with pytest.raises(ConfigError, match=reason):
-        Weights(where)
+@pytest.mark.parametrize("kind", ENGINES)
+def test_one_shard_is_clipped_as_plain_pytorch_clips(kind: str, tmp_path: Path) -> None:
+    clip_norm, model = 0.1, model_of()
+    optimizer = optimizer_of(model)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model, rows(step, 0, 11), head_of(step)).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
+        optimizer.step()
 
+    def rank(group: Group) -> dict[str, torch.Tensor]:
+        mine = model_of()
+        state = TrackedState(model=mine, optimizer=optimizer_of(mine))
+        settings = RunSettings(world=1, shards=1, optimizer_sharding=kind)
+        engine = ENGINES[kind](state, settings, Recorder(tmp_path / "recorded", 0), clip_norm)
+        seat(engine, group, shards=1)
+        for step in range(STEPS):
+            engine.begin_shard(0)
+            loss = loss_of(mine, rows(step, 0, 11), head_of(step))
+            loss.backward()
+            engine.end_shard(0, float(loss.detach()))
+            engine.reduce((-1, 0, 0))
+            engine.apply()
+            engine.finish(lambda: None)
+        return dict(mine.state_dict())
 
-def test_tied_weights_are_found_under_either_name_and_types_are_those_of_the_model(tmp_path: Path) -> None:
-    save_file({"1.weight": torch.ones(4, 4, dtype=torch.bfloat16)}, tmp_path / "model.safetensors")
-    with torch.device("meta"):
-        model = nn.Sequential(nn.Embedding(4, 4), nn.Linear(4, 4, bias=False))
-        model[1].weight = model[0].weight
-    assert bring({"model": model}, Weights(tmp_path), CPU, chunked=False) == {}
-    assert model[1].weight is model[0].weight
-    assert torch.equal(model[0].weight, torch.ones(4, 4))
-    assert model[0].weight.dtype == torch.float32
-
-
-def test_several_modules_have_their_names_before_those_of_their_tensors(tmp_path: Path) -> None:
-    save_file({"first.weight": torch.ones(2, 3), "second.weight": torch.zeros(2, 3)}, tmp_path / "model.safetensors")
-    modules = {name: nn.Linear(3, 2, bias=False) for name in ("first", "second")}
-    bring(modules, Weights(tmp_path), CPU, chunked=False)
-    assert [float(module.weight.detach().mean()) for module in modules.values()] == [1.0, 0.0]
+    [weights] = with_groups(1, rank)
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())  # type: ignore[index]

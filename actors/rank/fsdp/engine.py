@@ -26,7 +26,7 @@ from actors.rank.fsdp.lending import Address, Borrower, Keep, Lender, Lent, Wish
 from actors.rank.fsdp.taken import Precision, Unit
 from actors.rank.membership.process_group import Group, GroupBroken
 from actors.rank.state.tracked import TrackedState
-from actors.rank.step.engine import Outcome
+from actors.rank.step.outcome import Outcome
 from actors.rank.tags import Tag
 from actors.rank.telemetry.recorder import Recorder
 from actors.rank.zero1.sharded import Routes, ShardedEngine

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from actors.rank.fsdp.stand_ins import nothing, stand_ins
+from actors.rank.fsdp.stand_ins import nothing, stand_ins, watch
 from actors.rank.fsdp.taken import Precision, Unit
-from actors.rank.step.gradients import collect
+from actors.rank.step.flats import collect
 
 
 class Gathered:
@@ -68,7 +68,7 @@ class Gathered:
             module.register_forward_pre_hook(plainly(self._before_forward), prepend=True, with_kwargs=True)
             module.register_forward_hook(plainly(self._behind_forward))
         for parameter in parameters:
-            parameter.register_post_accumulate_grad_hook(self._has_gradient)
+            watch(parameter, self._has_gradient)
 
     @property
     def parameters(self) -> list[nn.Parameter]:

@@ -18,7 +18,7 @@ from actors.rank.fsdp.kept import Kept
 from actors.rank.fsdp.streamed import StreamedEngine
 from actors.rank.membership.process_group import Group, GroupBroken
 from actors.rank.state.tracked import TrackedState
-from actors.rank.step.engine import Outcome
+from actors.rank.step.outcome import Outcome
 from actors.rank.zero1.pieces import Piece
 from actors.rank.zero1.resharding import Resharding
 from fleet.errors import ConfigError, ProtocolError
@@ -55,6 +55,7 @@ class ParityEngine(FsdpEngine):
         self.kept: Kept | None = None
         self.beside: list[Kept] = []
         self._options: list[dict[str, Any]] = []
+        self._present = 0  # in the step that was taken last, the parameters that had a gradient
         self._alone = False
         super().__init__(state, *arguments)
 
@@ -108,7 +109,7 @@ class ParityEngine(FsdpEngine):
 
     def _take_step(self) -> None:
         assert self.kept is not None
-        self._options = self.chunks.options()
+        self._options, self._present = self.chunks.options(), self._gradients.mean_present
         self.beside = []
         try:
             self._step_part([], probes=True)
@@ -136,7 +137,7 @@ class ParityEngine(FsdpEngine):
 
     def step_for(self, pieces: Sequence[Piece], gradients: Sequence[torch.Tensor]) -> list[Piece]:
         """The pieces of a lost rank behind the step that this one has taken last."""
-        return self.chunks.step_apart(pieces, [self._clipped(gradient) for gradient in gradients], self._options)
+        return self.chunks.step_apart(pieces, [self._clipped(gradient) for gradient in gradients], self._present, self._options)
 
 
 class StreamedParityEngine(ParityEngine, StreamedEngine):

@@ -238,11 +238,12 @@ class Sums:
         """Whose mean is not here yet."""
         return [stretch for stretch, mean in self._found.items() if mean is None]
 
-    def means(self) -> Mapping[Stretch, torch.Tensor]:
-        """All of them. Raises KeyError when one is missing."""
+    def means(self, divisor: float = 1.0) -> Mapping[Stretch, torch.Tensor]:
+        """All of them, divided by ``divisor``. Raises KeyError when one is missing."""
         if self.missing:
             raise KeyError(self.missing[0])
-        return {stretch: mean for stretch, mean in self._found.items() if mean is not None}
+        found = {stretch: mean for stretch, mean in self._found.items() if mean is not None}
+        return found if divisor in (0.0, 1.0) else {stretch: mean / divisor for stretch, mean in found.items()}
 
 
 class Means:

@@ -29,8 +29,7 @@ class StandIn:
         self.parameter, self._places, self._given = parameter, places, given
         self.tensor = nn.Parameter(nothing(parameter, dtype), requires_grad=parameter.requires_grad)
         self._nothing = self.tensor.data
-        self.tensor.requires_grad_(True).register_post_accumulate_grad_hook(self._give)  # frozen ones may be trained later
-        self.tensor.requires_grad_(parameter.requires_grad)
+        watch(self.tensor, self._give)
 
     def enter(self) -> None:
         self.tensor.requires_grad_(self.parameter.requires_grad)
@@ -52,6 +51,13 @@ class StandIn:
         gradient, tensor.grad = tensor.grad.detach().to(self.parameter.dtype), None
         self.parameter.grad = gradient if self.parameter.grad is None else self.parameter.grad + gradient
         self._given(self.parameter)
+
+
+def watch(parameter: torch.Tensor, given: Callable[[torch.Tensor], None]) -> None:
+    """``given(parameter)`` when a backward has left a gradient there: also of one that is frozen now, and may be thawed."""
+    trained = parameter.requires_grad
+    parameter.requires_grad_(True).register_post_accumulate_grad_hook(given)
+    parameter.requires_grad_(trained)
 
 
 def stand_ins(unit: Unit, given: Callable[[nn.Parameter], None]) -> dict[int, StandIn]:

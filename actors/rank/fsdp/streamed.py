@@ -21,7 +21,7 @@ from actors.rank.fsdp.gathered import Gathered
 from actors.rank.fsdp.lending import Keep, Request
 from actors.rank.fsdp.sending import SUM, Means, Sender, Stretch, Sums
 from actors.rank.membership.process_group import Group, GroupBroken
-from actors.rank.step.engine import Outcome
+from actors.rank.step.outcome import Outcome
 from fleet.protocol.chunks import LATEST_S, SILENT_S, Loan, Turn, bounds, gift
 from fleet.protocol.member import Offer
 from fleet.protocol.records import COMM
@@ -162,7 +162,12 @@ class StreamedEngine(FsdpEngine):
     def _send(self, unit: Gathered) -> None:
         self._gone.add(id(unit))
         self._change(unit.gradients)
+        made = {id(parameter) for parameter in unit.parameters if parameter.grad is not None}
+        self._gradients.note(self._shard, [id(parameter) in made for parameter in self._gradients.parameters])
         packed = unit.pack()
+        if (times := self.shard_weights.unit) != 1.0 and self._shards > 1:
+            for whole in packed.values():
+                whole.mul_(times)  # without rounding
         if self._turn is NOWHERE or self.broken:  # a rehearsal; or it was computed with parameters that could not be had
             return
         size = len(self._guarded)
@@ -202,7 +207,7 @@ class StreamedEngine(FsdpEngine):
             if error or missing:
                 flat, lo, hi = missing[0] if missing else (0, 0, 0)
                 raise GroupBroken(error or f"no mean of elements {lo} to {hi} of flat buffer {flat} has come", self._group.generation)
-            found = self._sums.means()
+            found = self._sums.means(self._divisor)
         layout, extents = self._gradients.layout, self.chunks.extents
         return {
             flat: Means(

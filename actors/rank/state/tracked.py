@@ -17,6 +17,7 @@ from torch import nn
 from actors.rank.membership.process_group import Group, GroupBroken, Work
 from actors.rank.plain_kinds import PLAIN
 from actors.rank.skeletons import Skeletons, read_skeleton
+from actors.rank.state import optimizers
 from actors.rank.state.weights import Read
 from actors.rank.step.gradients import AVERAGED_BUFFER_LIMIT
 from actors.rank.tags import Tag
@@ -27,6 +28,10 @@ SMALL_BYTES = 1 << 20
 CHUNKS_IN_FLIGHT = 4
 LARGEST_PLAN_BYTES = 1 << 30
 """Of all of a state but its tensors, and of their shapes."""
+
+
+MARKS = "\0requires_grad"
+"""Among the parts of a state: see ``TrackedState.marks``. No object has such a name."""
 
 
 class Flat(NamedTuple):
@@ -55,6 +60,9 @@ class TrackedState:
         readers: by ``id``, of parameters that are to be in chunks, what reads their first value: see :mod:`actors.rank.state.weights`.
         bring: takes each of those that are apart, (parameter, value), out of a state that is loaded and has them.
         casts: units compute with other tensors than the parameters, whose gradients come to the parameters by themselves.
+        trained: by ``id``, the parameters that required a gradient when they were tracked.
+        marks: which parameters a loop has frozen or thawed, as text; None where none.
+        mark: takes what that was with a state that is loaded.
         let_go: called between shards, and before the state changes: what modules have of parameters for a shard alone is of no use then.
     """
 
@@ -71,6 +79,9 @@ class TrackedState:
         self.readers: Mapping[int, Read] = {}
         self.bring: Callable[[torch.Tensor, torch.Tensor], object] = lambda parameter, value: None
         self.casts = False
+        self.trained = frozenset(id(one) for module in self.modules.values() for one in module.parameters() if one.requires_grad)
+        self.marks: Callable[[], str | None] = lambda: None
+        self.mark: Callable[[str | None], object] = lambda marks: None
         self.let_go: Callable[[], object] = lambda: None
         self._seen: dict[int, _Seen] = {}
         self._skeletons = Skeletons()
@@ -97,7 +108,7 @@ class TrackedState:
 
     def flat(self, whole: Mapping[str, Any] | None = None) -> Flat:
         """As :meth:`flatten`, and which of the tensors a forward may change. ``whole``: see :meth:`digest`."""
-        parts = self.common() | dict(whole or {})
+        parts = self.common() | dict(whole or {}) | ({MARKS: marks} if (marks := self.marks()) is not None else {})
         found = _Tensors(self._seen)
         skeleton = self._skeletons.write(parts, found.index)
         self._seen = found.seen
@@ -122,6 +133,7 @@ class TrackedState:
         Raises ConfigError when it is the state of other objects.
         """
         parts = read_skeleton(skeleton, tensors)
+        marks = parts.pop(MARKS, None)
         if parts.keys() != self.objects.keys():
             raise ConfigError(
                 "track", sorted(self.objects), f"the state to load holds {sorted(parts)}", "Track the same names in every run."
@@ -131,8 +143,11 @@ class TrackedState:
         for name, tracked in self.objects.items():
             if self.apart and isinstance(tracked, nn.Module):
                 self._load_rest(tracked, parts[name])
+            elif isinstance(tracked, torch.optim.Optimizer):
+                optimizers.load(tracked, parts[name])
             else:
                 tracked.load_state_dict(parts[name])
+        self.mark(marks)
 
     def _load_rest(self, module: nn.Module, part: Mapping[str, Any]) -> None:
         """What is apart goes to ``bring``, where ``part`` has it; the module takes the rest."""

@@ -64,9 +64,14 @@ def clip_factor(norms: Iterable[torch.Tensor], clip_norm: float) -> float:
     return min(1.0, clip_norm / (total_norm(norms) + 1e-6))
 
 
-def clip(flats: Sequence[torch.Tensor], clip_norm: float, norms: Sequence[torch.Tensor] | None = None) -> None:
-    """Scale the gradient that lies in ``flats`` to the norm ``clip_norm`` if its own is greater, in place. ``norms``: of its blocks."""
-    factor = clip_factor([block_norms(flat) for flat in flats] if norms is None else norms, clip_norm)
+def plain_factor(gradients: Sequence[torch.Tensor], clip_norm: float) -> float:
+    """By what ``clip_grad_norm_`` of torch multiplies these, bit for bit. Where one rank has one shard, so is it clipped here."""
+    total = torch.nn.utils.get_total_norm(gradients)
+    return float(torch.clamp(clip_norm / (total + 1e-6), max=1.0))
+
+
+def clip(flats: Sequence[torch.Tensor], factor: float) -> None:
+    """Scale the gradient that lies in ``flats``, in place."""
     if factor < 1.0:  # most steps need no pass over the gradient
         for flat in flats:
             flat.mul_(factor)

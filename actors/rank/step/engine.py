@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,11 +12,15 @@ import torch
 from actors.rank.membership.process_group import Group, GroupBroken, Work
 from actors.rank.state.saving import Share, WholeTensors
 from actors.rank.state.tracked import TrackedState
-from actors.rank.step.clipping import SplitNorms, block_norms, clip, total_norm
+from actors.rank.step import bits
+from actors.rank.step.clipping import SplitNorms, block_norms, clip, clip_factor, plain_factor, total_norm
 from actors.rank.step.gradients import GradientBuffers
 from actors.rank.step.jumps import Jumps
+from actors.rank.step.logged import ShardLog
+from actors.rank.step.outcome import Outcome
 from actors.rank.step.reduction import Reducer, SideChannel
 from actors.rank.step.stopwatch import Stopwatch
+from actors.rank.step.weights import Weights, agreed, divisor, mean_of
 from actors.rank.tags import Tag
 from actors.rank.telemetry.exchanged import EXCHANGED, Before
 from actors.rank.telemetry.recorder import Recorder
@@ -37,34 +40,11 @@ from fleet.settings.run import RunSettings
 FLAGS = 2 + len(LEVELS)
 """Numbers that each rank sends beside the gradients, before its shards' losses: proposal, a request of each level, time of arrival.
 
-Then comes what replicas, recheck and body of :mod:`actors.rank.verify` compare, and :mod:`actors.rank.step.jumps`."""
+Then comes what replicas, recheck and body of :mod:`actors.rank.verify` compare, :mod:`actors.rank.step.jumps`, and which parameters have
+a gradient; behind the losses, the shards' weights."""
 
 
 Change = Callable[[Sequence[torch.Tensor]], object]
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a reduction told every rank alike.
-
-    ``offers`` are all ranks' (see ``MemberProtocol.offer``); ``loss`` the mean over shards; ``culprit`` the first shard whose loss is not
-    finite, or is far too large, -1 when only their gradient is, None when all is well, and ``why`` says so in words; ``owner`` is the view
-    rank that computed it; ``hopeless``: there is no use in going on if that comes out again. ``disputed``: two ranks have computed other
-    gradients for a shard than each other, so the loop body runs again for those who have not.
-    """
-
-    offers: list[Offer]
-    loss: float
-    culprit: int | None
-    why: str = ""
-    disputed: bool = False
-    owner: int = -1
-    hopeless: bool = False
-
-    @property
-    def repeats(self) -> bool:
-        """The step is computed once more."""
-        return self.culprit is not None
 
 
 class Engine:
@@ -77,6 +57,8 @@ class Engine:
 
     _leave = False
     """Whether gradients of units leave the rank in the backward."""
+    _fixed = ""
+    """Why no parameter may train that did not at first."""
 
     def __init__(self, state: TrackedState, settings: RunSettings, recorder: Recorder, clip_norm: float | None) -> None:
         self.state, self._recorder, self._clip_norm = state, recorder, clip_norm
@@ -86,7 +68,11 @@ class Engine:
         self._optimizer = _only(state, torch.optim.Optimizer, "optimizer")
         self._schedulers = [o for o in state.objects.values() if isinstance(o, torch.optim.lr_scheduler.LRScheduler)]
         self._scaler = next((o for o in state.objects.values() if isinstance(o, torch.amp.GradScaler)), None)
-        self._gradients = GradientBuffers(modules, settings.shards, state.units, leave=self._leave, watched=self._watches(settings))
+        known = state.trained if self._fixed else ()  # a loop may freeze them behind run.track, and thaw them later
+        self._gradients = GradientBuffers(
+            modules, settings.shards, state.units, leave=self._leave, watched=self._watches(settings), fixed=self._fixed, known=known
+        )
+        state.marks, state.mark = self._gradients.marks, self._gradients.mark
         if not self._gradients.parameters:
             raise ConfigError("track", sorted(state.objects), "no module with parameters that require a gradient", "Track model=... too.")
         self.device = self._gradients.parameters[0].device
@@ -107,10 +93,14 @@ class Engine:
         self._brought: list[list[int]] = []
         self.duties = Duties(settings.shards)
         self._rank = 0
+        self._lineage = -1  # of the view at hand
+        self._counted, self._divisor = [True] * settings.shards, 1.0  # of the step at hand: by shard, whether it has a weight
         self._early_us = 0  # when the last exchange began that did so beside a shard
         self._told: list[tuple[Work, torch.Tensor]] = []  # memory of what is on its way to the peers
         self._promise: tuple[Group, tuple[int, ...]] | None = None
         self.losses: dict[int, float] = {}
+        self.shard_weights = Weights(settings.shards)
+        self.log = ShardLog(settings.world)
 
     def _make_reducer(self, settings: RunSettings) -> Reducer:
         kind = "native" if settings.reduction == "native" else "ordered"
@@ -207,12 +197,14 @@ class Engine:
         Without, this rank knows that it comes between steps.
         """
         self._group, self._view, self._rank = group, view, rank
-        if self._state is None or here.lineage != self._state.lineage:
+        if here.lineage != self._lineage:
             self._jumps.begin()
+        self._lineage = here.lineage
         if here != self._state or rank in view.receivers:
             self.reset()
         self._state = here
         self._gradients.settle()
+        self.log.begin_view()
         self._replicas.seat(view.generation, here, rank in view.receivers)
         self._whole = share([()] * group.size, view.ranges, self._shards)
         brought, idle = self._brought_by_all(begun), view.idle if self.spares_newcomers else ()
@@ -283,6 +275,8 @@ class Engine:
             self._recorder.abandon()
             self._gradients.keep(cover(held & kept, self._shards))
             self.losses = {shard: loss for shard, loss in self.losses.items() if shard in kept}
+            self.shard_weights.keep(kept)
+            self.log.keep(kept)
         self._shares = shares
         self._reducer.bind(self._group, shares.leaves(self._shards))
         self._gradients.watch(self._reducer.beside)
@@ -315,6 +309,7 @@ class Engine:
         self.state.let_go()
         self._stopwatch.begin()
         self._gradients.begin_step()
+        self.shard_weights.begin()
         self._gradients.begin_shard()
         due = self.due
         if len(due) == 1 and not self._recheck.verifies and not self._to_change:
@@ -337,7 +332,7 @@ class Engine:
             self._change([parameter.grad for parameter in self.parameters if parameter.grad is not None])
         if self._recheck.samples(shard):
             self.end_check(shard)
-        self._gradients.end_shard(shard)
+        self._gradients.end_shard(shard, *self.shard_weights.end(shard))
         self._stopwatch.end()
         self.losses[shard] = loss
         self._forget_lost()
@@ -347,7 +342,13 @@ class Engine:
         held = self._gradients.held
         self.losses = {shard: loss for shard, loss in self.losses.items() if shard in held}
 
-    def scaled(self, loss: torch.Tensor) -> torch.Tensor:
+    def scaled(self, loss: torch.Tensor, weight: float | None = None) -> torch.Tensor | None:
+        """What the backward begins with; None where the weight is zero, and nothing of it counts. Raises LoopError."""
+        factor = self.shard_weights.add(weight)
+        if not factor:
+            return None
+        self._gradients.times = self.shard_weights.unit
+        loss = loss if factor == 1.0 else loss * factor
         return loss if self._scaler is None else self._scaler.scale(loss)
 
     def reset(self) -> None:
@@ -358,6 +359,8 @@ class Engine:
         self._gradients.abandon()
         self._stopwatch.forget()
         self.losses = {}
+        self.shard_weights.forget()
+        self.log.forget()
 
     def repeat(self) -> None:
         """The step at hand is computed anew, by whom it is computed when nothing is lost. All ranks do so, or none."""
@@ -384,11 +387,16 @@ class Engine:
         said = self._replicas.abstain() + self._recheck.look() if early else self._look(self._state)
         said += self._jumps.limits() + self.body.said()
         arrived_us = self._recorder.switch(STRAGGLER)
-        mine, ahead = [self.losses[shard] for shard in self._brought[self._rank]], None if early else self._ahead()
+        brings, most = self._brought[self._rank], max(map(len, self._brought))
+        losses, ahead = [self.losses[shard] for shard in brings], None if early else self._ahead()
+        said += [float(bool(self.log)), *bits.numbers_of(self._gradients.present, len(self.parameters))]
+        weighed = [*losses, *[0.0] * (most - len(losses)), *self.shard_weights.of(brings)]
         early_us = arrived_us if early or self._gradients.ahead is None else self._early_us
-        width = self._head + max(map(len, self._brought))
-        rows = self._sum([*offer, arrived_us, *said, *mine], width)
+        first = self._head + 1 + bits.width(len(self.parameters))
+        width = first + 2 * most
+        rows = self._sum([*offer, arrived_us, *said, *weighed], width)
         numbers = rows[:, :width].tolist()
+        self.log.look(numbers[0][FLAGS - 1], some=any(row[self._head] for row in numbers))
         self._exchanged(ahead, early_us, arrived_us, [int(row[FLAGS - 1]) for row in numbers])
         second = FLAGS + self._replicas.width
         third = second + self._recheck.width
@@ -400,15 +408,31 @@ class Engine:
             self._recorder.switch(VERIFY)
             self._recheck.check_sums(self._group, self._reducer, self._gradients.partials(self._reducer), self._gradients.mean_flats)
             self._recorder.switch(COMM)
-        losses = {shard: row[self._head + i] for row, shards in zip(numbers, self._brought, strict=True) for i, shard in enumerate(shards)}
-        by_shard = [losses[shard] for shard in range(self._shards)]
+        self._gradients.keep_present(bits.any_of([row[self._head + 1 : first] for row in numbers]))
+        by_shard, weights = self._by_shard(numbers, first, most)
+        self._weigh(weights)
         culprit, why, hopeless = None, "", False
         if not disputed:  # to look may decide the step
             limits = [min(limit) for limit in zip(*(row[third:fourth] for row in numbers), strict=True)]
             culprit, why, hopeless = self._suspect(by_shard, *limits)
             why = why or self._again()
         offers = [tuple(map(int, row[: len(offer)])) for row in numbers]
-        return Outcome(offers, math.fsum(by_shard) / self._shards, culprit, why, disputed, self._owner(culprit), hopeless)
+        return Outcome(offers, mean_of(by_shard, weights), culprit, why, disputed, self._owner(culprit), hopeless, weights)
+
+    def _by_shard(self, numbers: Sequence[Sequence[float]], first: int, most: int) -> tuple[list[float], tuple[float, ...]]:
+        """(losses, weights) of all shards. Raises LoopError where some have a weight and others have none."""
+        where = [(shard, row, first + i) for row, shards in zip(numbers, self._brought, strict=True) for i, shard in enumerate(shards)]
+        losses, weights = {shard: row[at] for shard, row, at in where}, {shard: row[at + most] for shard, row, at in where}
+        shards = range(self._shards)
+        return [losses[shard] for shard in shards], agreed([weights[shard] for shard in shards])
+
+    def _weigh(self, weights: Sequence[float]) -> None:
+        """The sum, which was divided by the number of shards, becomes one that was divided by the sum of the weights."""
+        self._counted = [not weights or weight > 0 for weight in weights or [1.0] * self._shards]
+        self._divisor = divisor(weights)
+        if self._divisor not in (0.0, 1.0):
+            self._gradients.divide(self._divisor)
+            self._norms = []
 
     def _ahead(self) -> Before | None:
         """What is here of the others' gradients as this rank is done with its own."""
@@ -476,9 +500,10 @@ class Engine:
 
     def _suspect(self, losses: list[float], loss_limit: float = math.inf, norm_limit: float = math.inf) -> tuple[int | None, str, bool]:
         """(culprit, why, hopeless). With a gradient scaler infinite gradients are its business: it skips the update, lowers its scale."""
-        self._largest, self._norm = max(losses), math.nan
-        for shard, loss in enumerate(losses):
-            if not math.isfinite(loss):
+        counted = [loss for loss, counts in zip(losses, self._counted, strict=True) if counts]
+        self._largest, self._norm = max(counted, default=0.0), math.nan
+        for shard, (loss, counts) in enumerate(zip(losses, self._counted, strict=True)):
+            if counts and not math.isfinite(loss):
                 return shard, f"its loss is {loss}", True
         if self._largest > loss_limit:
             return losses.index(self._largest), f"its loss is {self._largest:.4g}, and up to {loss_limit:.4g} is usual", False
@@ -486,7 +511,7 @@ class Engine:
             return -1, "the gradient is not finite, though every loss is", True
         if self._norm > norm_limit:
             return -1, f"the gradient's norm is {self._norm:.4g}, and up to {norm_limit:.4g} is usual", False
-        return None, "", False
+        return None, "" if counted else "the weights of all its shards are 0, so that nothing is updated", False
 
     def _finite(self) -> bool:
         """Whether the sum is, by its norm, which is kept."""
@@ -499,7 +524,16 @@ class Engine:
 
     def _clip(self, norm: float) -> None:
         parts = [flat[:extent] for flat, extent in zip(self._gradients.mean_flats, self._gradients.extents, strict=True)]
-        clip(parts, norm, self._norms if self._scaler is None else None)
+        if self._shards == 1:
+            factor = plain_factor(self._there, norm)
+        else:
+            factor = clip_factor(self._norms if self._scaler is None else map(block_norms, parts), norm)
+        clip(parts, factor)
+
+    @property
+    def _there(self) -> list[torch.Tensor]:
+        """The gradients of the step, of the parameters that have one."""
+        return [parameter.grad for parameter in self.parameters if parameter.grad is not None]
 
     def expect(self) -> None:
         """The next step is computed in this view, if nothing comes between: what peers who are done early bring to it may come."""
@@ -514,22 +548,24 @@ class Engine:
         """Clip, step optimizer, scaler and schedulers, give buffers their new values. The state is dirty meanwhile."""
         self.state.let_go()
         self._recorder.measured(self._stopwatch.take_us())
-        if self._scaler is not None:
-            self._scaler.unscale_(self._optimizer)
+        scaler = self._scaler if self._gradients.mean_present else None  # without any gradient one raises
+        if scaler is not None:
+            scaler.unscale_(self._optimizer)
         if self._clip_norm is not None:
             self._clip(self._clip_norm)
         self._rate = float(self._optimizer.param_groups[0]["lr"])
-        if self._scaler is not None:
-            self._scaler.step(self._optimizer)
-            self._scaler.update()
-        else:
+        if scaler is not None:
+            scaler.step(self._optimizer)
+            scaler.update()
+        elif self._scaler is None:
             self._take_step()
         for scheduler in self._schedulers:
             scheduler.step()
-        self._gradients.commit()
         assert self._state is not None
+        self._gradients.commit(first=self._state.step == 0)
         self._jumps.seen(self._largest, self._norm)
         self._state, self.losses = StateId(self._state.lineage, self._state.step + 1), {}
+        self.log.take(self.shard_weights.taken())
         self._recheck.begin(self._state)
         if self._shares is not self._whole:
             self._share(self._whole)

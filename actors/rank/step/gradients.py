@@ -1,7 +1,8 @@
 """Flat gradient buffers: what backward leaves in ``.grad`` is added up there, one pass over memory for each shard.
 
 Buffers of the model that a forward changes (BatchNorm's statistics) start each shard from their committed value. What each shard changed is
-summed with the gradients, in the same order, and its mean is added to the committed value; so such models train bit-identically, too.
+summed with the gradients, in the same order, and its mean is added to the committed value; so such models train bit-identically, too. With
+one shard there is no mean: a buffer is what the forward has left, since a difference that is added again may round.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import nn
 
 from actors.rank.membership.process_group import Work
 from actors.rank.step.ahead import Ahead
+from actors.rank.step.flats import ALL, GradientSet, Key, Place, collect
 from actors.rank.step.habits import Habits, Order
 from actors.rank.step.reduction import Reducer
 from actors.rank.step.sums import ShardSums
@@ -33,37 +35,8 @@ between two multiples is computed by the same instructions as in the whole: in 1
 AVERAGED_BUFFER_LIMIT = 1 << 16
 """Elements; floating-point buffers up to this size are averaged over shards. Larger ones (masks, tables) have to stay constant."""
 
-Key = tuple[torch.dtype, torch.device, int]
-"""What shares a flat buffer: also of one unit, as ``fully_shard`` has cut the model, so that a unit is gathered by itself."""
-
-
-@dataclass(frozen=True)
-class _Place:
-    flat: int
-    start: int
-    shape: torch.Size
-    strides: tuple[int, ...]
-
-    def view(self, flats: Sequence[torch.Tensor]) -> torch.Tensor:
-        """This place in ``flats``, with the strides of the tensor that it stands for."""
-        return flats[self.flat].as_strided(self.shape, self.strides, self.start)
-
-
-class GradientSet:
-    """One set of flat buffers, and its views in order of parameters and of averaged buffers.
-
-    Flat buffers whose gradients leave the rank in the backward (``leave``) are empty, and their parameters have no view.
-    """
-
-    def __init__(
-        self, lengths: Mapping[Key, int], parameters: Sequence[_Place], averaged: Sequence[_Place], leave: Collection[int] = ()
-    ) -> None:
-        found = enumerate(lengths.items())
-        self.flats: list[Any] = [
-            torch.zeros(0 if flat in leave else length, dtype=dtype, device=device) for flat, ((dtype, device, _), length) in found
-        ]
-        self.gradients = [None if place.flat in leave else place.view(self.flats) for place in parameters]
-        self.changes = [place.view(self.flats) for place in averaged]
+PLACED, NEVER = 2, 4
+"""Of a parameter's mark; see :meth:`GradientBuffers.marks`."""
 
 
 @dataclass
@@ -96,7 +69,10 @@ class GradientBuffers:
 
     For each step: :meth:`begin_step`, then :meth:`begin_shard` and :meth:`end_shard` around each shard's forward and backward, in any
     order, then :meth:`reduce` and :meth:`commit`. When the reduction breaks, what was computed stays: compute what else is needed, and
-    reduce again; or :meth:`abandon` it all. Parameters that took no part have zeros for a gradient, not None.
+    reduce again; or :meth:`abandon` it all.
+
+    A loop may freeze and thaw parameters between steps. One that has required a gradient once keeps its place here. A parameter without a
+    gradient in any shard of a step has None for its gradient, as in plain PyTorch: the optimizer leaves it alone.
 
     Args:
         modules: by name, for messages; all parameters that require a gradient are taken, in order.
@@ -104,11 +80,15 @@ class GradientBuffers:
         units: by ``id`` of a parameter, the unit that it belongs to, where that is not the first one, 0.
         leave: gradients of units leave the rank in the backward: they are summed elsewhere, and are not kept here.
         watched: whether it is watched when gradients come, for :meth:`overlap`; see :meth:`watch`.
+        fixed: why no other parameter than these and ``known`` ones may require a gradient later; empty where one may.
+        known: by ``id``, parameters that are taken, too, though they require no gradient now.
 
     Attributes:
-        parameters: that are trained.
+        parameters: that have required a gradient once.
         layout: what the flat buffers look like, without memory.
         leaving: the flat buffers whose gradients are summed elsewhere.
+        stepped: the parameters that have had a gradient in a step, as bits; all before the first step.
+        times: what the gradients of the shard at hand are multiplied with as they are added up; see :meth:`end_shard`.
     """
 
     def __init__(
@@ -119,14 +99,19 @@ class GradientBuffers:
         *,
         leave: bool = False,
         watched: bool = False,
+        fixed: str = "",
+        known: Collection[int] = (),
     ) -> None:
         self._modules, self._shards, self._units, self._leave, self._watched = modules, shards, units or {}, leave, watched
+        self._fixed, self._placed, self.stepped = fixed, set(known), ALL
+        self._present: dict[int, int] = {}  # by shard, which parameters have a gradient in it
         self._mean: GradientSet | None = None
         self._ahead: Ahead | None = None  # the shard at hand, or the one that was computed last: its exchange has begun
         self._in_shard = False
         self._hooks: list[Any] = []
-        self.begun = False
+        self.begun, self.times = False, 1.0
         self._reshape()
+        self._first = self._marks()
 
     def _reshape(self) -> None:
         named = {f"{root}.{name}": p for root, module in self._modules.items() for name, p in module.named_parameters()}
@@ -134,9 +119,11 @@ class GradientBuffers:
             if nn.parameter.is_lazy(parameter):
                 raise ConfigError("model", name, "this parameter has no shape yet", "Run the model once before it is tracked.")
         unique = {id(parameter): parameter for parameter in named.values()}
+        self._names = {id(parameter): name for name, parameter in reversed(named.items())}
         self._all_parameters = list(unique.values())
         self._flags = [parameter.requires_grad for parameter in self._all_parameters]
-        self.parameters = [parameter for parameter in self._all_parameters if parameter.requires_grad]
+        self._placed |= {id(parameter) for parameter in self._all_parameters if parameter.requires_grad}
+        self.parameters = [parameter for parameter in self._all_parameters if id(parameter) in self._placed]
         self._sort_buffers()
         self._lengths: dict[Key, int] = {}
         self._places = [self._place(parameter, self._units.get(id(parameter), 0)) for parameter in self.parameters]
@@ -168,8 +155,8 @@ class GradientBuffers:
         def hook_of(number: int) -> Callable[[torch.Tensor], None]:
             return lambda _: _tell(own(), number)
 
-        watched = self.parameters if self._watched else []
-        self._hooks = [one.register_post_accumulate_grad_hook(hook_of(number)) for number, one in enumerate(watched)]
+        watched = [(number, one) for number, one in enumerate(self.parameters) if one.requires_grad] if self._watched else []
+        self._hooks = [one.register_post_accumulate_grad_hook(hook_of(number)) for number, one in watched]
 
     def _came(self, number: int) -> None:
         if not self._in_shard:
@@ -187,12 +174,13 @@ class GradientBuffers:
         self._constant = [buffer for buffer, yes in zip(floating, averaged, strict=True) if not yes]
         self._counted = [buffer for buffer in found if not buffer.tensor.is_floating_point()]
         self._first_count: list[torch.Tensor] = []
+        self._left: list[torch.Tensor] | None = None  # of one shard, what its forward has left of them
 
-    def _place(self, like: torch.Tensor, unit: int = 0) -> _Place:
+    def _place(self, like: torch.Tensor, unit: int = 0) -> Place:
         key = (like.dtype, like.device, unit)
         start = self._lengths.get(key, 0)
         self._lengths[key] = start + -(-like.numel() // ALIGNMENT) * ALIGNMENT
-        return _Place(list(self._lengths).index(key), start, like.shape, torch.empty_like(like, device="meta").stride())
+        return Place(list(self._lengths).index(key), start, like.shape, torch.empty_like(like, device="meta").stride())
 
     @property
     def places(self) -> list[tuple[int, int]]:
@@ -216,20 +204,67 @@ class GradientBuffers:
 
     @property
     def trained(self) -> int:
-        """Names the parameters that require a gradient now, so that two ranks can compare theirs: a loop body may change that."""
-        return zlib.crc32(bytes(parameter.requires_grad for parameter in self._all_parameters))
+        """Names the parameters that have a place here, so that two ranks can compare theirs: a loop body may change that."""
+        return zlib.crc32(bytes(id(parameter) in self._placed for parameter in self._all_parameters))
+
+    def marks(self) -> str | None:
+        """By parameter, whether it requires a gradient, whether it has done so once, and whether it alone had none in any step yet: for
+        :meth:`mark`. None while all are as at first."""
+        marks = self._marks()
+        return None if marks == self._first else marks
+
+    def _marks(self) -> str:
+        numbers = {id(one): number for number, one in enumerate(self.parameters)}
+        never = [id(one) in numbers and not self.stepped >> numbers[id(one)] & 1 for one in self._all_parameters]
+        found = zip(self._all_parameters, never, strict=True)
+        return "".join(str(one.requires_grad + PLACED * (id(one) in self._placed) + NEVER * no) for one, no in found)
+
+    def mark(self, marks: str | None) -> None:
+        """Another rank's parameters, or those of a checkpoint, were so. Call it between steps. Raises ConfigError: it was another model."""
+        marks = self._first if marks is None else marks
+        if marks == self._marks():
+            return
+        if len(marks) != len(self._all_parameters):
+            raise ConfigError(
+                "model", f"{len(self._all_parameters)} parameters", f"the state to load is of {len(marks)}", "Load one of the same model."
+            )
+        found = [(one, int(mark)) for one, mark in zip(self._all_parameters, marks, strict=True)]
+        for one, mark in found:
+            one.requires_grad_(bool(mark & 1))
+        before, self._placed = self._placed, {id(one) for one, mark in found if mark & PLACED}
+        if self._placed == before:
+            self._flags = [one.requires_grad for one, _ in found]
+            self._watch()
+        else:
+            self._reshape()
+        never = {id(one) for one, mark in found if mark & NEVER}
+        self.stepped = ALL & ~sum(1 << number for number, one in enumerate(self.parameters) if id(one) in never)
 
     def begin_step(self) -> None:
         """A step begins unless one has. The modules' buffers hold their committed values."""
         if self.begun:
             return
-        if self._flags != [parameter.requires_grad for parameter in self._all_parameters]:
-            self._reshape()
+        self._look_at_flags()
         self._committed = [buffer.tensor.clone() for buffer in self._averaged]
         self._committed_counts = [buffer.tensor.clone() for buffer in self._counted]
         self._versions = [(id(buffer.tensor), buffer.tensor._version) for buffer in self._constant]
-        self._first_count = []
+        self._first_count, self._left = [], None
         self.begun = True
+
+    def _look_at_flags(self) -> None:
+        """The loop body may have frozen parameters, or thawed them."""
+        flags = [parameter.requires_grad for parameter in self._all_parameters]
+        if flags == self._flags:
+            return
+        new = [one for one in self._all_parameters if one.requires_grad and id(one) not in self._placed]
+        if new and self._fixed:
+            way_out = 'Let it require a gradient at run.track, and freeze it right behind that; or set optimizer_sharding = "none".'
+            raise ConfigError("requires_grad", self._names[id(new[0])], self._fixed, way_out)
+        if new:
+            self._reshape()
+        else:
+            self._flags = flags
+            self._watch()
 
     def settle(self) -> None:
         """Between shards: buffers are as committed."""
@@ -243,6 +278,7 @@ class GradientBuffers:
         for parameter in self.parameters:
             parameter.grad = None
         self._restore()
+        self.times = 1.0
         self._in_shard = self._watched
         self.habits.begin()
 
@@ -262,7 +298,10 @@ class GradientBuffers:
         out = self._sums.take()
         early = reducer.begin([coming.after[block].flats for block in reducer.blocks], out.flats)
         order = self._order_of(reducer)
-        self._ahead = Ahead(self.parameters, order, self.habits.expected, into, joined, coming, out, early, collect)
+        self._ahead = Ahead(self.parameters, order, self.habits.expected, into, joined, coming, out, early, self._collect)
+
+    def _collect(self, values: Sequence[torch.Tensor | None], into: Sequence[torch.Tensor], add: bool) -> None:
+        collect(values, into, add, self.times)
 
     def _order_of(self, reducer: Reducer) -> Order:
         buckets = reducer.stretches(self.layout)
@@ -271,10 +310,15 @@ class GradientBuffers:
             self._orders[key] = Order(buckets, self.places, self.extents)
         return self._orders[key]
 
-    def end_shard(self, shard: int) -> None:
-        """Take the gradients that backward has left in ``.grad``, and what the forward did to buffers."""
+    def end_shard(self, shard: int, times: float = 1.0, weight: float = 1.0) -> None:
+        """Take the gradients that backward has left in ``.grad``, and what the forward did to buffers.
+
+        Args:
+            times: what the gradients are multiplied with as they are added up; ``weight`` is that of the changes of buffers.
+        """
         self._check_constant()
         self._end_watch()
+        self.note(shard, [parameter.grad is not None for parameter in self.parameters])
         if self._ahead is not None:
             self._end_ahead(self._ahead)
             return
@@ -284,11 +328,37 @@ class GradientBuffers:
             changes: list[torch.Tensor | None] = [
                 torch.where(b.tensor == c, torch.zeros_like(c), b.tensor - c) for b, c in zip(self._averaged, self._committed, strict=True)
             ]
+            if weight != 1.0:  # a shard without weight counts nothing, also where its forward has left no numbers
+                changes = [change * weight if change is not None and weight else None for change in changes]
             kept = [(p.grad, view) for p, view in zip(self.parameters, into.gradients, strict=True) if view is not None]
-            collect([grad for grad, _ in kept] + changes, [view for _, view in kept] + into.changes, joined)
+            collect([grad for grad, _ in kept], [view for _, view in kept], joined, times)
+            collect(changes, into.changes, joined)
         if not self._first_count:
             self._first_count = [buffer.tensor.clone() for buffer in self._counted]
+        if self._shards == 1 and weight:
+            self._left = [buffer.tensor.clone() for buffer in self._averaged]
         self._sums.add(shard, into, joined)
+
+    def note(self, shard: int, found: Sequence[bool]) -> None:
+        """By parameter, whether ``shard`` has made a gradient for it."""
+        bits = (1 << len(found)) - 1 if all(found) else sum(1 << number for number, yes in enumerate(found) if yes)
+        self._present[shard] = self._present.get(shard, 0) | bits
+
+    @property
+    def present(self) -> int:
+        """The parameters that have a gradient in some shard of this rank, as bits."""
+        bits = 0
+        for shard in self.held:
+            bits |= self._present[shard]
+        return bits
+
+    def keep_present(self, present: int) -> None:
+        """Those that have one in some shard of all ranks: of the mean that :meth:`reduce` has left, all others become None."""
+        assert self._mean is not None, "keep_present() without reduce()"
+        self._mean.present = present
+        for number, parameter in enumerate(self.parameters):
+            if not present >> number & 1:
+                parameter.grad = None
 
     def _end_watch(self) -> None:
         """The shard is over."""
@@ -392,6 +462,19 @@ class GradientBuffers:
             self._sums.put_back(self._tainted)
         self._tainted = mean
 
+    def divide(self, divisor: float) -> None:
+        """All of the mean that :meth:`reduce` has left."""
+        assert self._mean is not None, "divide() without reduce()"
+        for flat in self._mean.flats:
+            if flat.is_floating_point() or flat.is_complex():
+                flat.div_(divisor)
+
+    @property
+    def mean_present(self) -> int:
+        """See :meth:`keep_present`."""
+        assert self._mean is not None, "mean_present without reduce()"
+        return self._mean.present
+
     def take_mean(self) -> GradientSet:
         """Lay the step's mean aside, until it is given to :meth:`give_mean`."""
         assert self._mean is not None, "take_mean() without reduce()"
@@ -422,12 +505,19 @@ class GradientBuffers:
         assert self._mean is not None, "mean_flats without reduce()"
         return self._mean.flats
 
-    def commit(self) -> None:
-        """Give the buffers their new value: as committed, plus the mean of the shards' changes. Integer ones: as after one shard."""
+    def commit(self, *, first: bool = False) -> None:
+        """Give the buffers their new value: as committed, plus the mean of the shards' changes. One shard's, and integer ones: as after it.
+
+        ``first``: it is the first step of all.
+        """
         assert self._mean is not None, "commit() without reduce()"
+        self.stepped = self._mean.present | (0 if first else self.stepped)
         with torch.no_grad():
-            for buffer, change in zip(self._averaged, self._mean.changes, strict=True):
-                buffer.tensor.add_(change)
+            for number, buffer in enumerate(self._averaged):
+                if self._left is None:
+                    buffer.tensor.add_(self._mean.changes[number])
+                else:
+                    buffer.tensor.copy_(self._left[number])
             for buffer, value in zip(self._counted, self._first_count, strict=True):
                 buffer.tensor.copy_(value)
         self._taint(None)
@@ -436,6 +526,7 @@ class GradientBuffers:
     def _end(self) -> None:
         self._forget_mean()
         self._sums.keep(())
+        self._present = {}
         self.begun = False
 
     def abandon(self) -> None:
@@ -471,21 +562,3 @@ class GradientBuffers:
 def _tell(gradients: GradientBuffers | None, number: int) -> None:
     if gradients is not None:
         gradients._came(number)
-
-
-def collect(values: Sequence[torch.Tensor | None], into: Sequence[torch.Tensor], add: bool) -> None:
-    """Copy or add each value to its place. None is zero, sparse gradients become dense, and graphs of gradients are left behind."""
-    found = [(_dense(value), place) for value, place in zip(values, into, strict=True) if value is not None]
-    if not add:
-        for value, place in zip(values, into, strict=True):
-            if value is None:
-                place.zero_()
-    for dtype in dict.fromkeys(place.dtype for _, place in found):
-        some = [(value, place) for value, place in found if place.dtype == dtype]
-        operation = torch._foreach_add_ if add else torch._foreach_copy_
-        operation([place for _, place in some], [value for value, _ in some])
-
-
-def _dense(value: torch.Tensor) -> torch.Tensor:
-    value = value.detach()
-    return value.to_dense() if value.is_sparse else value

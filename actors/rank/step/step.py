@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, SupportsFloat
 
 import torch
 
@@ -13,8 +13,9 @@ from actors.rank.data.feeds import Feed, Feeds
 from actors.rank.data.sampling import seed_shard, seed_step
 from actors.rank.data.telling import Told
 from actors.rank.membership.client import Client
-from actors.rank.step.engine import Engine, Outcome
+from actors.rank.step.engine import Engine
 from actors.rank.step.flops import FlopCount
+from actors.rank.step.outcome import Outcome
 from actors.rank.telemetry.recorder import Recorder
 from fleet.errors import LoopError
 from fleet.protocol.choreography import Choreography
@@ -68,7 +69,8 @@ class Step:
         self.number, self.loss = number, math.nan
         self.closed = self._cut = self._begun = False
         self.losses: dict[int, float] = {}
-        self.figures: dict[str, float | torch.Tensor] = {}
+        self.figures: dict[str, SupportsFloat] = {}
+        self._logged: dict[str, SupportsFloat] = {}
         self.callbacks: list[Callable[[], None]] = []
         self.behind: list[Callable[[], object]] = []
         self._loop, self._engine = loop, engine
@@ -157,29 +159,42 @@ class Step:
             reason = "the loop body did not call step.backward(loss) for this batch; it stands in the place of loss.backward()"
             raise LoopError(f"step {self.number}, shard {shard}: {reason}")
         self._engine.body.collected()
+        if weight := self._engine.shard_weights.given:
+            self.losses[shard] /= weight
         end(shard, self.losses[shard])
         recorder.shard(-1)
 
-    def backward(self, loss: torch.Tensor) -> None:
+    def backward(self, loss: torch.Tensor, weight: SupportsFloat | None = None) -> None:
         """Gradients of one shard's mean loss; the step's gradient is the mean over shards, so do not divide it.
 
         Args:
             loss: of no dimension. Called several times for a batch, their sum counts. A tracked GradScaler is applied here.
+            weight: how much of the step this loss stands for, such as the tokens that it is a mean of. The step's gradient is then the sum
+                of ``weight / N`` times each loss's, where N is the sum of all weights of the step, on all ranks. A loss of weight 0 counts
+                nothing, whatever it is. Give all losses of a step a weight, or none.
 
         Raises:
-            LoopError: it is called outside ``for batch in step.batches(...)``.
+            LoopError: it is called outside ``for batch in step.batches(...)``, or a weight is negative or not finite, or others have none.
         """
         if self.shard < 0:
             raise LoopError("step.backward() belongs inside `for batch in step.batches(...)`")
-        self.losses[self.shard] = self.losses.get(self.shard, 0.0) + float(loss.detach())
-        self._engine.scaled(loss).backward()
+        told = None if weight is None else float(weight)
+        begin = self._engine.scaled(loss, told)
+        value = float(loss.detach()) if begin is not None else 0.0
+        self.losses[self.shard] = self.losses.get(self.shard, 0.0) + value * (1.0 if told is None else told)
+        if begin is not None:
+            begin.backward()
         self._engine.body.computed()
 
-    def log(self, **figures: float | torch.Tensor) -> None:
+    def log(self, *, local: bool = False, **figures: SupportsFloat) -> None:
         """Figures of this step, such as ``step.log(entropy=1.2)``, for the run's journal, report, page and metrics, once it is committed.
 
-        Those of one rank count, about twice a second and in the last step. A tensor of one number is read when it is written down, and
-        not before.
+        Called for a batch, a figure is that shard's. Called behind the batches, it is that of all shards that this rank has just computed.
+        What is told is the mean over all shards, by their weights where ``backward`` has them: the same at any number of ranks. About twice
+        a second, and in the last step. A tensor of one number is read when it is told, and not before.
+
+        Args:
+            local: the value of the view's first rank is told, as ``local/NAME``: it depends on which shards that rank has.
 
         Raises:
             LoopError: it is called after ``commit``, or a name is one that Fleet gives itself.
@@ -188,7 +203,12 @@ class Step:
             raise LoopError(f"step {self.number}: step.log() belongs before step.commit()")
         if taken := RESERVED & figures.keys():
             raise LoopError(f"step {self.number}: step.log({min(taken)}=...): Fleet notes that by itself; choose another name")
-        self.figures.update(figures)
+        if local:
+            self.figures.update({f"local/{name}": value for name, value in figures.items()})
+        elif self.shard >= 0:
+            self._engine.log.note(self.shard, figures)
+        else:
+            self._logged.update(figures)
 
     def on_commit(self, fn: Callable[[], None]) -> None:
         """``fn`` runs right after this step is committed, exactly once on each rank that commits it. Call it before ``commit``.
@@ -217,6 +237,8 @@ class Step:
             )
         if self._loop.rehearsing:
             return False
+        for shard in self.losses:
+            self._engine.log.note(shard, self._logged)
         self._engine.body.check()
         outcome = self._loop.attempt(self)
         self._engine.body.enter(self.number + (outcome is not None))

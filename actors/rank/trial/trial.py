@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsFloat
 
 import numpy as np
 import torch
@@ -23,8 +23,9 @@ from actors.rank.membership.client import Client
 from actors.rank.membership.process_group import Group
 from actors.rank.once import Figures
 from actors.rank.state.tracked import TrackedState
-from actors.rank.step.engine import Engine, Outcome
+from actors.rank.step.engine import Engine
 from actors.rank.step.flops import FlopCount
+from actors.rank.step.outcome import Outcome
 from actors.rank.step.step import Loop, Step
 from actors.rank.telemetry.recorder import Recorder
 from actors.rank.trial.recording import Book
@@ -113,10 +114,10 @@ class TrialStep(Step):
             self.book.batch(dataset, batch)
             yield batch
 
-    def backward(self, loss: torch.Tensor) -> None:
+    def backward(self, loss: torch.Tensor, weight: SupportsFloat | None = None) -> None:
         """See :class:`Step`."""
         with self.book.backward():
-            super().backward(loss)
+            super().backward(loss, weight)
 
 
 @dataclass(frozen=True)

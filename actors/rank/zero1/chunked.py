@@ -10,11 +10,12 @@ import copy
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
+from actors.rank.state import optimizers
 from actors.rank.zero1.pieces import PARAMETER, Piece
 from fleet.errors import ConfigError, ProtocolError
 from fleet.protocol.chunks import WHOLE, Chunk, bounds, runs
@@ -95,6 +96,7 @@ class ChunkedOptimizer:
         extents: by flat buffer, its length.
 
     Attributes:
+        stepped: tells which parameters have had a gradient in a step, as bits.
         readable: the first state of all chunks can be read here, see :meth:`first`.
     """
 
@@ -115,6 +117,7 @@ class ChunkedOptimizer:
         self._slices: list[_Slice] = []
         self._probes: list[torch.Tensor] = []
         self._spare: list[Piece] = []
+        self.stepped: Callable[[], int] = lambda: -1
         self.chunks: tuple[Chunk, ...] = ()
         self.beside: tuple[Chunk, ...] = ()
         self._cut_whole()
@@ -136,7 +139,7 @@ class ChunkedOptimizer:
         self.optimizer.state = defaultdict(dict)
         for group, whole in zip(self.optimizer.param_groups, self.wholes, strict=True):
             group["params"] = whole
-        self.optimizer.load_state_dict(state)
+        optimizers.load(self.optimizer, state)
         self._cut_whole()
 
     def _cut_whole(self) -> None:
@@ -169,9 +172,10 @@ class ChunkedOptimizer:
 
     @property
     def numbered(self) -> dict[int, int]:
-        """By number in the optimizer's state dict, the number among the parameters that require a gradient."""
+        """By number in the optimizer's state dict, the number here, of the parameters that have a state: they were stepped once."""
         parameters = [parameter for whole in self.wholes for parameter in whole]
-        return {key: self._numbers[id(p)] for key, p in enumerate(parameters) if id(p) in self._numbers and p.requires_grad}
+        numbers = ((key, self._numbers[id(p)]) for key, p in enumerate(parameters) if id(p) in self._numbers)
+        return {key: number for key, number in numbers if self.stepped() >> number & 1}
 
     def example(self, key: int) -> tuple[torch.Tensor, Mapping[str, Any]]:
         """A parameter of the group of parameter ``key`` of the state dict, and its state: that of all others has the same fields."""
@@ -223,7 +227,7 @@ class ChunkedOptimizer:
         self._slices, self.chunks = [], chunks
         state: dict[torch.Tensor, Any] = defaultdict(dict)
         for number, whole in enumerate(self.wholes):
-            numbers = {self._numbers[id(parameter)] for parameter in whole if parameter.requires_grad}
+            numbers = {self._numbers[id(parameter)] for parameter in whole if id(parameter) in self._numbers}
             mine = [_Slice(number, *part, self.view(*part)) for part in self._parts_of(chunks) if part[0] in numbers]
             for one in mine:
                 if values := _of_optimizer(joined(by_parameter[one.parameter], one.lo, one.hi)):
@@ -257,13 +261,16 @@ class ChunkedOptimizer:
         """Keep nothing: what is here belongs to no state that can be gone back to."""
         self.adopt((), ())
 
-    def point(self, flats: Sequence[torch.Tensor], *, skipped: bool = False) -> list[torch.Tensor]:
+    def point(self, flats: Sequence[torch.Tensor], present: int, *, skipped: bool = False) -> list[torch.Tensor]:
         """Let the gradients of all stretches be where ``flats`` have them. Returns them.
 
-        ``skipped``: some rank's are not finite, and a gradient scaler is to find so on all of them.
+        Args:
+            present: the parameters that have one, as bits; stretches of others have none.
+            skipped: some rank's are not finite, and a gradient scaler is to find so on all of them.
         """
         for one in self._slices:
-            one.tensor.grad = flats[self.places[one.parameter][0]][one.lo : one.hi]
+            there = present >> one.parameter & 1
+            one.tensor.grad = flats[self.places[one.parameter][0]][one.lo : one.hi] if there else None
         for probe in self._probes:
             probe.grad = torch.full_like(probe, math.inf if skipped else 0.0)
         return [one.tensor.grad for one in self._slices if one.tensor.grad is not None]
@@ -283,13 +290,18 @@ class ChunkedOptimizer:
         """Copies of what the groups have beside their parameters: schedulers change them behind a step."""
         return [{key: copy.deepcopy(value) for key, value in group.items() if key != "params"} for group in self.optimizer.param_groups]
 
-    def step_apart(self, pieces: Sequence[Piece], gradients: Sequence[torch.Tensor], options: Sequence[Mapping[str, Any]]) -> list[Piece]:
-        """The pieces behind a step that their owner has not taken, with these ``options`` of the groups. Nothing else changes."""
+    def step_apart(
+        self, pieces: Sequence[Piece], gradients: Sequence[torch.Tensor], present: int, options: Sequence[Mapping[str, Any]]
+    ) -> list[Piece]:
+        """The pieces behind a step that their owner has not taken, with these ``options`` of the groups. Nothing else changes.
+
+        ``present``: see :meth:`point`.
+        """
         optimizer, kept = self.optimizer, [dict(group) for group in self.optimizer.param_groups]
         groups = {self._numbers[id(one)]: number for number, whole in enumerate(self.wholes) for one in whole if id(one) in self._numbers}
         before, stretches = optimizer.state, [piece.values[PARAMETER].detach() for piece in pieces]
-        for stretch, gradient in zip(stretches, gradients, strict=True):
-            stretch.grad = gradient
+        for piece, stretch, gradient in zip(pieces, stretches, gradients, strict=True):
+            stretch.grad = gradient if present >> piece.parameter & 1 else None
         for number, (group, was) in enumerate(zip(optimizer.param_groups, options, strict=True)):
             group.update(was, params=[one for piece, one in zip(pieces, stretches, strict=True) if groups[piece.parameter] == number])
         states = {one: values for piece, one in zip(pieces, stretches, strict=True) if (values := _of_optimizer(piece.values))}

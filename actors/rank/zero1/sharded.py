@@ -22,15 +22,15 @@ import torch
 from actors.rank.membership.process_group import Group
 from actors.rank.state.saving import Share
 from actors.rank.state.tracked import TrackedState
-from actors.rank.step.clipping import SplitNorms, clip_factor
-from actors.rank.step.engine import Engine, Outcome
-from actors.rank.step.gradients import GradientSet
+from actors.rank.step.clipping import SplitNorms, clip_factor, plain_factor
+from actors.rank.step.engine import Engine
+from actors.rank.step.flats import GradientSet
+from actors.rank.step.outcome import Outcome
 from actors.rank.step.reduction import Bucket, Chunk, Reducer
 from actors.rank.tags import Tag
 from actors.rank.telemetry.recorder import Recorder
 from actors.rank.zero1.chunked import ChunkedOptimizer, check
 from actors.rank.zero1.whole import ShardedTensors, WholeModule, whole_state
-from fleet.errors import ConfigError
 from fleet.protocol.chunks import WHOLE, Claim, Stretch, bounds, cut_points, kept, route
 from fleet.protocol.records import COMM
 from fleet.protocol.types import StateId
@@ -115,18 +115,18 @@ class ShardedEngine(Engine):
         loss: the mean over shards.
     """
 
+    _fixed = "it did not require a gradient at run.track, and chunks of the optimizer's state are cut by those that did"
     _gathers = True
     """After each step the parameters go to all, who have them whole."""
 
     def __init__(self, state: TrackedState, settings: RunSettings, recorder: Recorder, clip_norm: float | None) -> None:
         check_tracked(state, settings.threads_per_rank)
         super().__init__(state, settings, recorder, clip_norm)
-        gradients = self._gradients
         self.chunks = self._cut()
+        self.chunks.stepped = lambda: self._gradients.stepped
         state.replace(self._optimizer, self.chunks)
         self.ready, self.complete, self.factor = False, True, 1.0
         self.loss, self._advanced = math.nan, -1
-        self._known = gradients.parameters
         self._guarded: Sequence[Sequence[int]] = ((),)
         self._log: GradientSet | None = None
         self._then: list[Callable[[], None]] = []
@@ -240,7 +240,10 @@ class ShardedEngine(Engine):
         self.ready = finite or self._scaler is not None
         self.factor = 1.0 if finite else math.nan
         if finite and self._clip_norm is not None:
-            self.factor = clip_factor(norms.in_order(rows[:, 1:]), self._clip_norm)
+            if self._shards == 1 and not self._gradients.leaving:
+                self.factor = plain_factor([gradient * self._unscaling for gradient in self._there], self._clip_norm)
+            else:
+                self.factor = clip_factor(norms.in_order(rows[:, 1:]), self._clip_norm)
         return self.ready
 
     def _before_ready(self) -> None:
@@ -262,17 +265,12 @@ class ShardedEngine(Engine):
         chunks = [[Chunk(flat, *bounds(extent, (size, index))) for flat, extent in enumerate(extents)] for index in range(size)]
         return SplitNorms(chunks if self._clip_norm is not None else [()] * size, extents)
 
-    def begin_shard(self, shard: int) -> None:
-        super().begin_shard(shard)
-        if self._gradients.parameters is not self._known:
-            reason = "a parameter's was changed during the run, and chunks of the optimizer's state are cut by it"
-            raise ConfigError("requires_grad", "changed", reason, 'Set it before run.track, or optimizer_sharding = "none".')
-
     # ---- phase 2: each by itself -------------------------------------------------------------------------------------------------------
 
     def apply(self) -> None:
         """Step the chunks that are here. The parameters are complete after :meth:`complete_with`."""
-        self._stepped = self.chunks.point(self._gradients.mean_flats, skipped=math.isnan(self.factor))
+        gradients = self._gradients
+        self._stepped = self.chunks.point(gradients.mean_flats, gradients.mean_present, skipped=math.isnan(self.factor))
         super().apply()
         self.ready, self.complete = False, self._group.size == 1 or not self._gathers
         self._stepped = []

@@ -1,0 +1,70 @@
+"""What the loop logs of a step, by shard, until the step is taken; and in which steps it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import NamedTuple, SupportsFloat
+
+EVERY_US = 500_000
+RANKS_A_SECOND = 400
+"""So many tell the coordinator what was logged: in a run of 10,000 ranks, figures come every 25 s."""
+
+
+class Told(NamedTuple):
+    """As :class:`fleet.protocol.events.Logged` has them."""
+
+    shards: tuple[int, ...]
+    weights: tuple[float, ...]
+    figures: tuple[tuple[str, tuple[float | None, ...]], ...]
+
+
+class ShardLog:
+    """Of the shards that one rank has computed of the step at hand, and of the step that was taken last.
+
+    Attributes:
+        due: the step that was summed last is one whose figures are told, and some rank has logged some.
+    """
+
+    def __init__(self, world: int) -> None:
+        self._every_us = max(EVERY_US, world * 1_000_000 // RANKS_A_SECOND)
+        self._now: dict[int, dict[str, SupportsFloat]] = {}
+        self._before: tuple[Mapping[int, float], Mapping[int, Mapping[str, SupportsFloat]]] = {}, {}
+        self._told_us: float | None = None
+        self.some = self.due = False
+
+    def __bool__(self) -> bool:
+        return any(self._now.values())
+
+    def note(self, shard: int, figures: Mapping[str, SupportsFloat]) -> None:
+        self._now.setdefault(shard, {}).update(figures)
+
+    def keep(self, shards: Collection[int]) -> None:
+        self._now = {shard: figures for shard, figures in self._now.items() if shard in shards}
+
+    def forget(self) -> None:
+        """Nothing of the step at hand remains."""
+        self._now = {}
+
+    def begin_view(self) -> None:
+        """Its first step is told: so its ranks go on alike."""
+        self._told_us = None
+
+    def look(self, first_us: float, *, some: bool) -> None:
+        """A step was summed; the first rank came to it at ``first_us``. ``some``: a rank has logged something. All ranks find alike."""
+        self.some, self.due = some, self._told_us is None or first_us - self._told_us >= self._every_us
+        if self.due:
+            self._told_us = first_us
+
+    def take(self, weights: Mapping[int, float]) -> None:
+        """The step is taken. ``weights``: of the shards that this rank has computed of it."""
+        self._before, self._now = (weights, self._now), {}
+
+    @property
+    def told(self) -> Told:
+        """Of the step that was taken last."""
+        weights, logged = self._before
+        shards = tuple(sorted(weights))
+        names = dict.fromkeys(name for shard in shards for name in logged.get(shard, {}))
+        values = {(shard, name): float(value) for shard in shards for name, value in logged.get(shard, {}).items()}
+        figures = tuple((name, tuple(values.get((shard, name)) for shard in shards)) for name in names)
+        return Told(shards, tuple(weights[shard] for shard in shards), figures)
