@@ -93,6 +93,10 @@ NIGHTLY: dict[str, dict[str, str]] = {
         "tests/fault/test_models.py::test_a_hugging_face_model_has_the_bits_of_whole_replicas": "it imports transformers in each rank",
         "tests/fault/test_models.py::test_a_lightning_module_has_the_bits_of_whole_replicas": "it imports Lightning in each rank",
         "tests/fault/test_nano.py": "a storm of a longer example, and its twin",
+        "tests/fault/test_object_store.py::test_the_example_resumes_from_s3_after_all_ranks_are_lost":
+            "two runs and their imports, a minute; tests/contract has the object store with each change",
+        "tests/fault/test_launch.py::test_a_failed_run_raises_in_a_thread_and_a_second_one_beside_it_is_refused":
+            "a run of its own that has to fail first",
         "tests/fault/test_object_store.py::test_nodes_that_cannot_use_the_store_start_no_rank[True]": "it is resumed there",
         "tests/fault/test_output.py::test_on_a_terminal_of_60_columns_one_line_lives_and_all_else_is_whole":
             "a run in a terminal of its own",
@@ -111,8 +115,8 @@ NIGHTLY: dict[str, dict[str, str]] = {
         "tests/fault/test_scale.py::test_a_world_is_predicted_and_then_measured": "a run of each world, to be measured",
         "tests/fault/test_store_outage.py::test_a_run_that_is_to_stop_without_its_store_stops_in_order": "it waits for its time-out alone",
         "tests/fault/test_topology.py::test_a_rack_is_lost_as_one_and_what_the_new_placement_lacks_is_said": "a cluster of four nodes",
-        "tests/fault/test_trackers.py::test_a_run_goes_on_without_its_trackers_and_they_get_all_of_it[60.0-900]":
-            "an outage lasts a minute",
+        "tests/fault/test_trackers.py::test_a_run_goes_on_without_its_trackers_and_they_get_all_of_it":
+            "outages; tests/contract/test_trackers.py has the trackers themselves with each change",
         "tests/fault/test_trainer.py::test_a_port_goes_through_a_kill_and_ends_with_the_bits_of_its_twin":
             "ports of three examples, each with its twin",
         "tests/fault/test_trainer.py::test_a_trainer_of_the_same_name_goes_on_from_what_was_reported":

@@ -21,6 +21,7 @@ from tests.support.waiting import until
 
 TAKES = """
 import sys
+print("it waits", flush=True)
 sys.stdin.readline()
 taken = [bytes([1]) * (1 << 20) for _ in range(64)]
 print("it was not killed")
@@ -85,6 +86,7 @@ def test_what_a_program_has_left_is_swept_and_what_is_in_use_is_not(tmp_path: Pa
 @pytest.fixture
 def target() -> Iterator[subprocess.Popen[str]]:
     with subprocess.Popen([sys.executable, "-c", TAKES], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "it waits\n"  # one that still starts needs memory by itself
         yield process
         process.kill()
 
