@@ -90,7 +90,7 @@ def counts(form: Form) -> dict[str, Any]:
 
 
 def measure(form: Form) -> Mapping[str, Any]:
-    """What is accounted for, what that takes, and what is forecast."""
+    """The accounts, the time that they take, and the forecast."""
     alone = {"fits": fits, "overheads": overheads, "counts of FLOPs": counts}
     with tempfile.TemporaryDirectory() as thrown_away:
         folder = Path(os.environ.get(KEEP) or thrown_away)

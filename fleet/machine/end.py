@@ -23,7 +23,7 @@ def end(machine: MachineState, why: EndWhy, reason: str, detail: str, now_s: flo
 
 
 def release(machine: MachineState, members: Iterable[Member], now_s: float) -> None:
-    """The run is over for these. Nobody is told twice within ``resend_s``, however many words of theirs come at once."""
+    """The run is over for these. Each rank is told once within ``resend_s``, however many words of it come at once."""
     told, again_s = machine.released_s, machine.settings.timeouts.resend_s
     due = tuple(member for member in members if member not in told or now_s - told[member] >= again_s)
     if due and machine.ended is not None:

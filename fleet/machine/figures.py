@@ -33,7 +33,7 @@ class ShardFigures:
     def hear(self, event: Logged) -> Iterator[tuple[str, float]]:
         """(name, mean over shards by their weights) of each figure of the step, once all of its shards were told.
 
-        A figure that only some shards have is the mean over these. What is not finite somewhere gives nothing.
+        A figure that only some shards have is the mean over these. A figure that is not finite in some shard is left out.
         """
         step = self._steps.setdefault(event.state, _Step())
         step.weights.update(zip(event.shards, event.weights, strict=True))
