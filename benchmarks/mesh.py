@@ -93,7 +93,7 @@ def in_turns(shape: Shape, world: int, pairs: int, block: int, folder: Path, syn
 
 def steps(form: Form, folder: Path) -> Part:
     """The step of both, at 2 and at 4 ranks; with gradients that leave in the backward at both, too."""
-    pairs, block, shape = form.of((16, 12, STEPPED), (6, 4, STEPPED), (1, 1, SMALLEST))
+    pairs, block, shape = form.of((16, 12, STEPPED), (6, 3, STEPPED), (1, 1, SMALLEST))
     kinds = {f"steps of {world} ranks, summed by {sync}": (world, sync) for world, sync in itertools.product((2, 4), syncs(form))}
     work = {
         what: partial(in_turns, shape, world, pairs, block, folder / f"steps-{world}-{sync}", sync) for what, (world, sync) in kinds.items()
@@ -169,7 +169,7 @@ def lost(run: Ran) -> int:
 def kills(form: Form, folder: Path) -> Part:
     """Ten million parameters with a twin; one and fifty million without."""
     shapes = form.of(KILLED, {"10m": KILLED["10m"]}, {"10m": SMALLEST})
-    count = form.of({"1m": 6, "10m": 24, "50m": 4}, {"10m": 8}, {"10m": 1})
+    count = form.of({"1m": 6, "10m": 24, "50m": 4}, {"10m": 4}, {"10m": 1})
     pause_s, each = form.of(0.25, 0.25, 0.1), form.of(12, 10, 60)
     total = {name: each * (count[name] + 1) for name in shapes}
     struck = {f"{count[name]} kills at {name} parameters": name for name in shapes}
@@ -201,7 +201,7 @@ def kills(form: Form, folder: Path) -> Part:
 
 def groups(form: Form, folder: Path) -> Part:
     """Members of two groups that are replicas of each other, Fleet's and torchft's; the twin has no groups."""
-    shape, count, theirs = form.of(KILLED["10m"], KILLED["10m"], SMALLEST), form.of(24, 5, 1), form.of(12, 3, 1)
+    shape, count, theirs = form.of(KILLED["10m"], KILLED["10m"], SMALLEST), form.of(24, 3, 1), form.of(12, 2, 1)
     pause_s, each = form.of(0.25, 0.25, 0.1), form.of(12, 10, 60)
     total = each * (count + 1)
 

@@ -84,12 +84,17 @@ _READ = Format(
 
 
 def read_skeleton(meta: str) -> dict[str, Any] | None:
-    """{tracked name: state dict with TensorRefs}, or None when ``meta`` is no skeleton, of this version or of an earlier one."""
+    """{tracked name: state dict with TensorRefs}, or None when ``meta`` is no skeleton, of this version or of an earlier one.
+
+    A name that begins with a zero character is Fleet's own (``actors.rank.state.tracked.MARKS``), and is left out.
+    """
     try:
         state = _READ.read(meta, TensorRef) if meta.startswith(MARK) else read_old(meta, _find_old, TensorRef)
     except ProtocolError:
         return None
-    return state if isinstance(state, dict) and all(isinstance(name, str) for name in state) else None
+    if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
+        return None
+    return {name: tracked for name, tracked in state.items() if not name.startswith("\0")}
 
 
 def named(meta: str, entries: Sequence[Entry]) -> dict[str, Any]:

@@ -115,6 +115,16 @@ def test_tied_weights_have_both_names_and_one_tensor() -> None:
     assert names["model.last.weight"] == names["model.last.bias"]
 
 
+def test_what_fleet_keeps_beside_the_objects_is_not_among_them() -> None:
+    state = TrackedState(model=mlp())
+    without = names_of(model=mlp()).keys()
+    state.marks = lambda: "0131"
+    skeleton, tensors = state.flatten()
+    assert (read_skeleton(skeleton) or {}).keys() == {"model"}
+    entries = [Entry(index, 0, 0, -1, "float32", (1,), (0,), (1,)) for index, _ in enumerate(tensors)]
+    assert flat(named(skeleton, entries)).keys() == without
+
+
 def test_classes_are_not_imported_and_what_is_no_plain_data_is_left_out() -> None:
     extra = Holds(epoch=3, where=StateId(1, 2), shape=torch.Size([2]), kinds={1}, nested=[1, (2, StateId(0, 0))])
     state = read_skeleton(pickled(extra=extra)[0])
