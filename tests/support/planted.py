@@ -225,8 +225,6 @@ row = row + torch.rand(8, generator=torch.Generator().manual_seed(self.run.rank 
         "Rows", "rank", "rank"),
     Planted("a learning rate by the rank", script(body="optimizer.param_groups[0]['lr'] = 0.1 * (1 + run.rank)"),
         "train", "rank", "rank"),
-    Planted("weights by numpy, unseeded", script(build="model.odd[0].weight.data.copy_(torch.from_numpy(np.random.randn(8, 8)))",
-        odd="nn.Sequential(nn.Linear(8, 8))"), "model.odd.0", "again", "draw"),
     Planted("an order of shards that is summed", script(forward="""
 x = self.first(x)
 self.total = getattr(self, 'total', 0) + x.detach().sum()

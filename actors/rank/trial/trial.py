@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import random
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -12,11 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, SupportsFloat
 
-import numpy as np
 import torch
 
 from actors.rank.current import within
-from actors.rank.data.sampling import seed_step
+from actors.rank.data.sampling import seed_all, seed_step
 from actors.rank.home import Home
 from actors.rank.loop import Run
 from actors.rank.membership.client import Client
@@ -39,8 +37,6 @@ from fleet.settings.run import RunSettings
 Train = Callable[[Any], None]
 STEPS, TIMED_STEPS = 2, 6
 """A second step sees what the first has left behind. Of timed ones the first does not count."""
-TORCHS_SEED = 67280421310721
-"""With which torch's generator begins in a new process."""
 
 
 class TrialEngine(Engine):
@@ -242,43 +238,35 @@ def attempt(load: Callable[[], Train], settings: RunSettings, asked: Asked) -> T
     """One trial, from the script's first line to its last step.
 
     Args:
-        load: gives the train function, anew.
+        load: gives the train function, anew; within the run, as a rank has it.
         settings: of the run; ``threads_per_rank``, ``seed``, ``shards`` and ``options`` count.
     """
     book, calls, error, step_s = Book(asked.inside, asked.timed), list[Call](), "", list[float]()
     plan = Plan(TIMED_STEPS if asked.timed else STEPS, after=lambda seconds, size: step_s.append(seconds))
     around = Surroundings(asked, book, calls)
     with tempfile.TemporaryDirectory(prefix="fleet-trial-") as folder, around():
-        begin(settings)
-        train = load()
-        around.adopt(getattr(train, "__globals__", {}))
-        seeded(settings)
+        settle(settings)
         run = Trying(settings, Path(folder), asked, book, plan)
-        try:
-            play(run, train)
-        except LoopError as mistake:
-            error = str(mistake)
+        with within(run):
+            train = load()
+            around.adopt(getattr(train, "__globals__", {}))
+            try:
+                play(run, train)
+            except LoopError as mistake:
+                error = str(mistake)
         threads = torch.get_num_threads()
     timed = {name: seconds / max(1, len(step_s)) for name, seconds in book.seconds.items()}
     return Trial(tuple(book.marks), tuple(calls), error, tuple(step_s[1:]), timed, threads, around.set_threads)
 
 
-def begin(settings: RunSettings) -> None:
-    """Generators are as in a new process, in which the script is about to be loaded."""
+def settle(settings: RunSettings) -> None:
+    """As :func:`actors.rank.main.run_rank` does, ahead of the script."""
     torch.set_num_threads(settings.threads_per_rank)
-    torch.manual_seed(TORCHS_SEED)
-    random.seed()
-    np.random.seed()
-
-
-def seeded(settings: RunSettings) -> None:
-    """As :func:`actors.rank.main.run_rank` does, ahead of the train function."""
-    torch.manual_seed(settings.seed)
-    random.seed(settings.seed)
+    seed_all(settings.seed)
 
 
 def play(run: Run, train: Train) -> None:
     """The train function, up to the end of its loop."""
-    with within(run), contextlib.suppress(RunOver):
+    with contextlib.suppress(RunOver):
         train(run)
         raise LoopError("the train function has returned and took no step. Iterate `for step in run.steps(state, total=...)` to its end.")
