@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 from actors.rank.trial.trial import attempt
 from actors.script_trials import InProcesses
-from fleet.app.scripts import load_train
+from fleet.app.scripts import found as found_script
+from fleet.app.scripts import train_of
 from fleet.cli.main import app
 from fleet.errors import ConfigError, FleetError
 from fleet.ledger import sameness
@@ -56,7 +57,7 @@ def written(folder: Path, name: str, text: str) -> str:
 
 def examined(script: str) -> list[Finding]:
     """All trials in this process: quick, and without another PYTHONHASHSEED."""
-    return examine(lambda asked: attempt(lambda: load_train(script), SETTINGS, asked))
+    return examine(lambda asked: attempt(lambda: train_of(found_script(script)), SETTINGS, asked))
 
 
 # ---- scripts -----------------------------------------------------------------------------------------------------------------------------
@@ -85,12 +86,12 @@ def test_an_example_is_clean(name: str) -> None:
 
 
 def test_what_is_another_in_each_process_is_found_by_processes(tmp_path: Path) -> None:
-    trials = InProcesses(written(tmp_path, "by_hash", planted.BY_HASH), SETTINGS)
+    trials = InProcesses(found_script(written(tmp_path, "by_hash", planted.BY_HASH)), SETTINGS)
     first = trials(Asked())
     found = first_difference(first, trials(Asked(frozenset({HASH}))))
     assert found is not None
     assert (found.place, found.kind) == ("model.odd", OUTPUT)
-    trials = InProcesses(written(tmp_path, "by_process", planted.BY_PROCESS), SETTINGS)
+    trials = InProcesses(found_script(written(tmp_path, "by_process", planted.BY_PROCESS)), SETTINGS)
     first = trials(Asked())
     found = first_difference(first, trials(Asked()))
     assert found is not None
@@ -100,9 +101,9 @@ def test_what_is_another_in_each_process_is_found_by_processes(tmp_path: Path) -
 
 def test_what_a_script_raises_is_told_and_what_cannot_be_loaded_refused(tmp_path: Path) -> None:
     with pytest.raises(FleetError, match=r"the script raised ZeroDivisionError"):
-        InProcesses(written(tmp_path, "raises", "def train(run):\n    1 / 0\n"), SETTINGS)(Asked())
+        InProcesses(found_script(written(tmp_path, "raises", "def train(run):\n    1 / 0\n")), SETTINGS)(Asked())
     with pytest.raises(ConfigError, match="no such file"):
-        InProcesses(str(tmp_path / "nowhere.py"), SETTINGS)(Asked())
+        InProcesses(found_script(str(tmp_path / "nowhere.py")), SETTINGS)(Asked())
     assert "took no step" in attempt(lambda: lambda run: None, SETTINGS, Asked()).error
 
 
@@ -113,7 +114,7 @@ def test_a_draw_of_its_own_is_the_same_with_its_form_and_is_priced(tmp_path: Pat
 
     def run(what: Asked) -> Trial:
         asked.append(what)
-        return attempt(lambda: load_train(script), SETTINGS, what)
+        return attempt(lambda: train_of(found_script(script)), SETTINGS, what)
 
     [found] = examine(run)
     cost = priced(found, run).cost
