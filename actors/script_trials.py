@@ -19,7 +19,7 @@ from actors.rank.main import user_traceback
 from actors.rank.script import Script
 from actors.rank.trial.recording import Book
 from actors.rank.current import within
-from actors.rank.trial.trial import Plan, Trying, attempt, play, settle
+from actors.rank.trial.trial import Plan, Trying, attempt, play, settle, tried
 from fleet.app.scripts import train_of
 from fleet.cluster.proc import peak_bytes
 from fleet.errors import FleetError
@@ -50,7 +50,10 @@ class InProcesses:
 
     def __call__(self, asked: Asked) -> Trial:
         """One trial. Raises ConfigError for a script that cannot be executed or a setting that it refuses, FleetError where it raises."""
-        with _child("2" if HASH in asked.varied else "1", _try, self._script, self._settings, asked) as parent:
+        return tried(self._attempted, asked)
+
+    def _attempted(self, asked: Asked, begins: Path | None, ends: Path | None) -> Trial:
+        with _child("2" if HASH in asked.varied else "1", _try, self._script, self._settings, asked, begins, ends) as parent:
             trial: Trial = _received(parent)
         return trial
 
@@ -97,8 +100,8 @@ def _begin(target: Callable[..., None], end: Connection, *args: Any) -> None:
         end.send(FleetError(f"the script raised {type(error).__name__}: {error}\n\n{user_traceback(error)}"))
 
 
-def _try(end: Connection, script: Script, settings: RunSettings, asked: Asked) -> None:
-    end.send(attempt(lambda: train_of(script), settings, asked))
+def _try(end: Connection, script: Script, settings: RunSettings, asked: Asked, begins: Path | None, ends: Path | None) -> None:
+    end.send(attempt(lambda: train_of(script), settings, asked, begins, ends))
 
 
 # ---- steps that are taken when they are asked for ----------------------------------------------------------------------------------------

@@ -78,6 +78,7 @@ def _in_words(asked: Asked) -> str:
     from fleet.ledger.sameness import FORMS
 
     said = [", ".join(sorted(asked.varied)) + " varied" if asked.varied else "nothing varied"]
+    said += ["what the script keeps"] * (asked.at is not None)
     said += [f"operations of {asked.inside}"] * bool(asked.inside) + ["timed"] * asked.timed
     said += [f"with {FORMS[asked.form]}"] if asked.form else []
     return ", ".join(said)
@@ -100,6 +101,7 @@ def _told(script: str, found: Finding) -> str:
     lines = [str(error)]
     if found.operation:
         lines.append(f"  operation: {found.operation}")
+    lines += [f"  kept otherwise: {kept.what} at {kept.line}" for kept in found.kept[:MOST_CALLS]]
     lines += [f"  asked for: {call.what} at {call.line}" for call in found.calls[:MOST_CALLS]]
     if found.cost is not None:
         lines.append(f"  cost: {_cost(found.cost, found.place)}")
