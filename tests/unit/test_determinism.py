@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from actors.rank.trial.trial import attempt
+from actors.rank.trial.trial import attempt, tried
 from actors.script_trials import InProcesses
 from fleet.app.scripts import found as found_script
 from fleet.app.scripts import train_of
@@ -22,9 +23,11 @@ from fleet.ledger.sameness import (
     HASH,
     IN_GRADIENT,
     INPUT,
+    LATE,
     LOOP,
     LOSS,
     OP,
+    ORDER,
     OUT_GRADIENT,
     OUTPUT,
     RATE,
@@ -57,7 +60,17 @@ def written(folder: Path, name: str, text: str) -> str:
 
 def examined(script: str) -> list[Finding]:
     """All trials in this process: quick, and without another PYTHONHASHSEED."""
-    return examine(lambda asked: attempt(lambda: train_of(found_script(script)), SETTINGS, asked))
+
+    def one(asked: Asked, begins: Path | None, ends: Path | None) -> Trial:
+        return attempt(lambda: train_of(found_script(script)), SETTINGS, asked, begins, ends)
+
+    return examine(lambda asked: tried(one, asked))
+
+
+@pytest.fixture(autouse=True)
+def arguments_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script that is executed has its own."""
+    monkeypatch.setattr(sys, "argv", sys.argv)
 
 
 # ---- scripts -----------------------------------------------------------------------------------------------------------------------------
@@ -74,6 +87,19 @@ def test_a_planted_cause_is_found_by_name(number: int, tmp_path: Path) -> None:
     assert one.operation in told.operation, told
     assert not one.call or any(one.call in call.what for call in told.calls), told
     assert told.reason and told.way_out and told.what
+
+
+@pytest.mark.parametrize("number", range(len(planted.CARRIED)), ids=[one.name.replace(" ", "_") for one in planted.CARRIED])
+def test_what_is_carried_from_step_to_step_is_named_with_its_line(number: int, tmp_path: Path) -> None:
+    one = planted.CARRIED[number]
+    told = examined(written(tmp_path, f"carried_{number}", one.script))
+    if not one.what:
+        assert told == []
+        return
+    [found] = told
+    assert (found.varied, found.cause) == (LATE, "carried") or (found.varied, found.cause) == (ORDER, "state"), found
+    line = next(at for at, text in enumerate(one.script.splitlines(), 1) if text.strip() == one.line.strip())
+    assert f"carried_{number}.py:{line}" in [kept.line for kept in found.kept if one.what in kept.what], found.kept
 
 
 def test_a_script_without_any_is_clean(tmp_path: Path) -> None:
@@ -141,7 +167,7 @@ def test_a_clean_script_ends_with_0(tmp_path: Path) -> None:
     script = written(tmp_path, "clean", planted.script())
     answer = CliRunner().invoke(app, ["doctor", "--determinism", script, "--json", "--config", "shards=4"])
     assert answer.exit_code == 0, answer.output
-    assert json.loads(answer.stdout) == {"script": script, "clean": True, "trials": 3, "findings": []}
+    assert json.loads(answer.stdout) == {"script": script, "clean": True, "trials": 4, "findings": []}
 
 
 @pytest.mark.parametrize(
