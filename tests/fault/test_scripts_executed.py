@@ -26,7 +26,7 @@ from {beside} import Rows
 
 torch.set_default_dtype(torch.float64)
 torch.set_float32_matmul_precision("high")
-LOCK, FILE, SQUARE = threading.Lock(), open(os.devnull), lambda x: x.square()
+LOCK, FILE, SQUARE = threading.Lock(), sys.__stderr__, lambda x: x.square()
 TOP = {{"name": __name__, "main": fleet.is_main(), "arguments": sys.argv[2:]}}
 FLAGS = Path(sys.argv[1])
 AT = FLAGS / f"{{os.getpid()}}.json"

@@ -31,7 +31,7 @@ import torch
 import fleet
 from beside_me import LIMIT
 
-LOCK, FILE, SQUARE, MODULE, BACKENDS = threading.Lock(), open(os.devnull), lambda x: x * x, os, torch.backends.cuda.matmul
+LOCK, FILE, SQUARE, MODULE, BACKENDS = threading.Lock(), sys.__stderr__, lambda x: x * x, os, torch.backends.cuda.matmul
 TOLD = [__name__, LIMIT, fleet.is_main(), *sys.argv]
 
 
