@@ -144,6 +144,8 @@ def examine_shards(script: str, values: Mapping[str, Any], as_json: bool) -> int
     world = 1 if values["world"] is None else values["world"]
     from fleet.app.scripts import found as found_script
 
+    if world < 1:
+        raise ConfigError("--world", world, "a run has at least one rank", "The nearest valid value is 1.")
     batch_size, found = measured(found_script(script, values["arguments"] or (), values["module"]), settings, world)
     if as_json:
         told = {
@@ -164,8 +166,6 @@ def measured(script: Script, settings: RunSettings, world: int) -> tuple[int, li
     from actors.script_trials import Stepping
     from fleet.ledger.shard_prices import candidates, prices
 
-    if world < 1:
-        raise ConfigError("--world", world, "a run has at least one rank", "The nearest valid value is 1.")
     ranks = [Stepping(script, settings, world, world)]
     try:
         batch_size = ranks[0].step().batch_size

@@ -380,8 +380,8 @@ class Odd(nn.Module):
         behind="factor[0] = float(torch.rand((), generator=draw))",
     ), "draw in train", "draw = torch.Generator().manual_seed(1)"),
     Carried("an iterator", loop(
-        before="rates = itertools.count(1)\nrate = 1.0", factor="rate", behind="rate = float(next(rates))",
-    ), "rates in train", "rates = itertools.count(1)"),
+        before="rates = itertools.count(2)\nrate = 1.0", factor="rate", behind="rate = float(next(rates))",
+    ), "rates in train", "rates = itertools.count(2)"),
     Carried("nothing, as it follows from the step", loop(factor="(1.0 + step.number)")),
     Carried("nothing, though a function has a cache", loop(
         top="@functools.lru_cache\ndef squared(number):\n    return float(number**2)\n", factor="squared(step.number + 1)",

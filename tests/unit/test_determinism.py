@@ -18,6 +18,7 @@ from fleet.cli.main import app
 from fleet.errors import ConfigError, FleetError
 from fleet.ledger import sameness
 from fleet.ledger.sameness import (
+    AT_ONCE,
     BATCH,
     GRADIENT,
     HASH,
@@ -290,7 +291,7 @@ def test_few_trials_where_nothing_differs_and_each_alone_where_something_does() 
         return trial(f"{OUTPUT}|model|{'y' if guilty in what.varied else 'x'}")
 
     assert examine(run) == []
-    assert [what.varied for what in asked] == [frozenset(), frozenset(), frozenset(VARIED)]
+    assert [what.varied for what in asked] == [frozenset(), frozenset(), AT_ONCE, frozenset({LATE})]
     for guilty in VARIED:
         [found] = examine(lambda what, guilty=guilty: run(what, guilty))  # type: ignore[misc]
         assert (found.place, found.varied) == ("model", guilty)

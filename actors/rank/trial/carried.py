@@ -73,13 +73,13 @@ class _Census:
 
     def _module(self, module: ModuleType) -> None:
         file = str(module.__file__)
-        for name, value in list(vars(module).items()):
-            if not name.startswith("__"):
-                self._value(f"{name} of module {module.__name__}", value, _at(file, _stored(file, name) or 1))
+        for name, value in _own(vars(module)):
+            self._value(f"{name} of module {module.__name__}", value, _at(file, _stored(file, name) or 1))
 
     def _value(self, what: str, value: Any, line: str, depth: int = 0) -> None:
         """Note a variable, or what is below it where that has names of its own."""
-        if isinstance(value, ModuleType) or _is_ours(type(value)) or depth > DEEPEST or len(self.found) > MOST:
+        foreign = isinstance(value, ModuleType) or (_is_ours(type(value)) and not _is_data(value))
+        if foreign or depth > DEEPEST or len(self.found) > MOST:
             return
         inner = self._inner(what, value, line)
         if inner is None:
@@ -107,7 +107,7 @@ class _Census:
             return None if _is_data(value) else []
         fields = getattr(value, "__dict__", None)
         if isinstance(fields, dict):
-            return [(f"{what}: its {name}", part, _attribute(type(value), name, line)) for name, part in fields.items()]
+            return [(f"{what}: its {name}", part, _attribute(type(value), name, line)) for name, part in _own(fields)]
         return None
 
     def _of_function(self, function: FunctionType) -> list[tuple[str, Any, str]]:
@@ -119,8 +119,8 @@ class _Census:
     def _of_class(self, kind: type) -> list[tuple[str, Any, str]]:
         if not self._is_users(getattr(sys.modules.get(kind.__module__), "__file__", None) or ""):
             return []
-        plain = {name: each for name, each in vars(kind).items() if not name.startswith("__") and not _is_code(each)}
-        return [(f"{kind.__qualname__}.{name}", each, _attribute(kind, name, "")) for name, each in plain.items()]
+        plain = [(name, each) for name, each in _own(vars(kind)) if not _is_code(each)]
+        return [(f"{kind.__qualname__}.{name}", each, _attribute(kind, name, "")) for name, each in plain]
 
 
 def _of_modules(what: str, module: nn.Module) -> Iterator[tuple[str, Any, str]]:
@@ -133,6 +133,10 @@ def _of_modules(what: str, module: nn.Module) -> Iterator[tuple[str, Any, str]]:
 
 
 # ---- values ------------------------------------------------------------------------------------------------------------------------------
+
+
+def _own(fields: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    return [(name, value) for name, value in list(fields.items()) if not name.startswith("__")]
 
 
 def _is_data(value: Any) -> bool:
@@ -169,10 +173,12 @@ def _plainly(value: Any, depth: int, above: set[int]) -> Any:
         return sorted(digest(inner(each)) for each in value)
     if isinstance(value, list | tuple | deque):
         return [str(len(value)), *map(inner, list(value))]
+    if isinstance(value, type | FunctionType):
+        return value.__qualname__
     if (state := _position(value)) is not None:
         return inner(state)
     if dataclasses.is_dataclass(value) or isinstance(getattr(value, "__dict__", None), dict):
-        return [type(value).__qualname__, inner({} if _is_ours(type(value)) else dict(vars(value)))]
+        return [type(value).__qualname__, inner({} if _is_ours(type(value)) else dict(_own(vars(value))))]
     return type(value).__qualname__ if " at 0x" in (told := repr(value)) else told
 
 
