@@ -15,10 +15,10 @@ from unittest import mock
 
 import torch
 
+from actors.rank.current import within
 from actors.rank.main import user_traceback
 from actors.rank.script import Script
 from actors.rank.trial.recording import Book
-from actors.rank.current import within
 from actors.rank.trial.trial import Plan, Trying, attempt, play, settle, tried
 from fleet.app.scripts import train_of
 from fleet.cluster.proc import peak_bytes

@@ -57,7 +57,9 @@ class Finding:
         what: what of it differs, in words.
         varied: what brought it out: ``AGAIN`` for nothing at all, ``WROTE``, ``TOGETHER``, or a key of ``VARIED``.
         cause: one word for it; ``reason`` says it in a sentence, ``way_out`` what to do.
-        calls: lines of the script that may be it. ``kept``: what it keeps, and kept otherwise at that moment. ``operation``: torch's operation that gave something else for the same input.
+        calls: lines of the script that may be it.
+        kept: what the script keeps, and kept otherwise at that moment.
+        operation: torch's operation that gave something else for the same input.
     """
 
     place: str

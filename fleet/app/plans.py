@@ -153,7 +153,9 @@ def describe(plan: RunPlan, code: Code | None = None) -> str:
     content = {"script": plan.script, "settings": settings, **others, "made_of": made_of}
     rest = {"queued_s": plan.queued_s, "origin": plan.origin}
     said = {} if plan.plain is None else {PLAIN: list(plan.plain)}
-    return json.dumps(content | _executed(plan.train) | {"fault_rates": rates} | said | {name: value for name, value in rest.items() if value})
+    return json.dumps(
+        content | _executed(plan.train) | {"fault_rates": rates} | said | {name: value for name, value in rest.items() if value}
+    )
 
 
 def _executed(train: Callable[[Any], None]) -> dict[str, Any]:

@@ -122,7 +122,11 @@ def run(
     name, resume, given_steps = _either(resume_or_start, name, resume, repeat, found.run.storage, root, steps or 0)
     _leave_if_ended(resume, script, found.run.storage, root, given_steps)
     executed = Executed(script, tuple(arguments or ()), module)
-    plan = _repeated(repeat, executed, root, changed_code) if repeat and not resume else _plan(executed, found, name, resume, root, given_steps)
+    plan = (
+        _repeated(repeat, executed, root, changed_code)
+        if repeat and not resume
+        else _plan(executed, found, name, resume, root, given_steps)
+    )
     _check_plan(plan, twin_world, address, allow_chaos)
     if detach:
         raise typer.Exit(_leave_to_the_cluster(plan, address, working_dir))

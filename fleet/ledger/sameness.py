@@ -109,8 +109,8 @@ class Call:
 @dataclass(frozen=True, slots=True)
 class Trial:
     """What a trial left. ``error``: what ended it early. ``step_s``: seconds of each step, ``module_s`` of all forwards of each module in
-    one step, on average; ``threads`` it computed with at its end, ``set_threads`` whether that is not what Fleet has set. ``kept``: what the
-    script kept at the moment that was asked for."""
+    one step, on average; ``threads`` it computed with at its end, ``set_threads`` whether that is not what Fleet has set.
+    ``kept``: what the script kept at the moment that was asked for."""
 
     marks: tuple[Mark, ...] = ()
     calls: tuple[Call, ...] = ()

@@ -75,7 +75,13 @@ def executed(cluster: LocalCluster, root: Path, script: str, module: bool, world
     flags = root / f"flags-{world}"
     flags.mkdir()
     settings = RunSettings(
-        world=world, spares=0, nodes=2, shards=4, timeouts=FAST, options=options, checkpoint=CheckpointSettings(policy="fixed", interval_s=1.0)
+        world=world,
+        spares=0,
+        nodes=2,
+        shards=4,
+        timeouts=FAST,
+        options=options,
+        checkpoint=CheckpointSettings(policy="fixed", interval_s=1.0),
     )
     train = load_train(script, (str(flags), "--lr", "3"), module)
     plan = RunPlan(name=f"run-{world}", folder=root / f"run-{world}", settings=settings, train=train, script=train.file)

@@ -388,7 +388,8 @@ class Odd(nn.Module):
     )),
     Carried("nothing, though it counts what it prints", loop(before="seen = []", body="seen.append(step.number)")),
     Carried("an object that is tracked", loop(
-        top=COUNTER, before="counter = Counter()", tracked=", counter=counter", factor="counter.count", behind="step.on_commit(counter.more)",
+        top=COUNTER, before="counter = Counter()", tracked=", counter=counter", factor="counter.count",
+        behind="step.on_commit(counter.more)",
     )),
     Carried("a hidden state in a buffer", loop(
         top=CELL, before="model.append(Memory(run.shards))",

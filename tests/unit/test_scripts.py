@@ -100,7 +100,9 @@ def test_a_process_that_comes_later_executes_the_text_of_the_beginning(tmp_path:
     assert "'first'" in inspect.getsource(train_of(sent))
 
 
-@pytest.mark.parametrize(("name", "called"), [("random.py", "fleet_user_random"), ("pytest.py", "fleet_user_pytest"), ("a-b.v2.py", "fleet_user_a_b_v2")])
+@pytest.mark.parametrize(
+    ("name", "called"), [("random.py", "fleet_user_random"), ("pytest.py", "fleet_user_pytest"), ("a-b.v2.py", "fleet_user_a_b_v2")]
+)
 def test_a_script_takes_the_name_of_no_other_module(tmp_path: Path, name: str, called: str) -> None:
     script = found(written(tmp_path, "def train(run):\n    pass\n", name))
     assert (script.name, script.is_module) == (called, False)
@@ -178,7 +180,10 @@ def test_there_it_is_executed_with_its_neighbours(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize(
     ("text", "ahead"),
     [
-        ('"""Words."""\nfrom __future__ import annotations\nimport os\nimport numpy as np\nfrom torch import nn\n', ["import numpy as np", "from torch import nn"]),
+        (
+            '"""Words."""\nfrom __future__ import annotations\nimport os\nimport numpy as np\nfrom torch import nn\n',
+            ["import numpy as np", "from torch import nn"],
+        ),
         ("import os\nos.environ['A'] = '1'\nimport numpy\n", []),
         ("import numpy\nprint('words')\nimport torch\n", ["import numpy"]),
         ("LR = 0.1\ndef f(): pass\nclass A: pass\nimport numpy\n", ["import numpy"]),
@@ -232,6 +237,8 @@ def test_a_script_that_raises_is_refused_with_its_own_lines_alone(tmp_path: Path
 
 def test_to_look_at_a_script_loads_neither_ray_nor_torch(tmp_path: Path) -> None:
     path = written(tmp_path, "def train(run):\n    pass\n")
-    code = f"import sys\nfrom fleet.app.scripts import load_train\nload_train({path!r})\nprint('ray' in sys.modules, 'torch' in sys.modules)"
+    code = (
+        f"import sys\nfrom fleet.app.scripts import load_train\nload_train({path!r})\nprint('ray' in sys.modules, 'torch' in sys.modules)"
+    )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert told.stdout.split() == ["False", "False"]

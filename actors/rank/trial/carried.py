@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
-import hashlib
 import inspect
 import linecache
 import os
@@ -113,7 +112,9 @@ class _Census:
     def _of_function(self, function: FunctionType) -> list[tuple[str, Any, str]]:
         name, line = _name(function), _line_of(function)
         found = [(f"{cell} in the closure of {name}", _content(each), line) for cell, each in _cells(function)]
-        found += [(f"a default of {name}", each, line) for each in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())]
+        found += [
+            (f"a default of {name}", each, line) for each in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+        ]
         return found + [(f"{name}.{key}", each, line) for key, each in vars(function).items()]
 
     def _of_class(self, kind: type) -> list[tuple[str, Any, str]]:
@@ -124,10 +125,11 @@ class _Census:
 
 
 def _of_modules(what: str, module: nn.Module) -> Iterator[tuple[str, Any, str]]:
-    """Attributes that are neither parameters, buffers, modules nor torch's own."""
+    """Attributes, parameters and buffers; neither modules nor what is torch's own."""
     for path, inner in module.named_modules():
         named = f"{path} of {what}" if path else what
-        for name, value in list(vars(inner).items()):
+        tensors = {**inner._parameters, **inner._buffers}
+        for name, value in (*vars(inner).items(), *tensors.items()):
             if name not in OF_MODULES and not isinstance(value, nn.Module):
                 yield f"{named}: its {name}", value, _attribute(type(inner), name, "")
 
@@ -272,5 +274,7 @@ def _older_than_its_loop(code: CodeType, line: int) -> frozenset[str]:
     loops = [node for node in ast.walk(body) if isinstance(node, ast.For | ast.While | ast.AsyncFor)]
     around = [loop for loop in loops if loop.lineno <= line <= (loop.end_lineno or line)]
     within = set(map(id, ast.walk(min(around, key=lambda loop: loop.lineno)))) if around else set()
-    names = {node.id for node in ast.walk(body) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and id(node) not in within}
+    names = {
+        node.id for node in ast.walk(body) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and id(node) not in within
+    }
     return frozenset(names | {each.arg for each in ast.walk(body) if isinstance(each, ast.arg)})
