@@ -14,6 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+FUNCTION = "train"
+
 
 @dataclass(frozen=True)
 class Script:
@@ -25,7 +27,6 @@ class Script:
         text: what the file held when the run was begun: processes that come later execute the same.
         folder: where its neighbours are imported from; empty: nowhere.
         arguments: ``sys.argv`` behind the script.
-        function: the name of the train function.
         imports: import statements from its first lines, of modules that are installed: they can be carried out ahead of time.
     """
 
@@ -34,7 +35,6 @@ class Script:
     text: bytes
     folder: str
     arguments: tuple[str, ...] = ()
-    function: str = "train"
     imports: tuple[str, ...] = ()
 
     @property
@@ -43,7 +43,7 @@ class Script:
         return "." in self.name
 
     def __call__(self, run: Any) -> None:
-        getattr(self.execute(), self.function)(run)
+        getattr(self.execute(), FUNCTION)(run)
 
     def execute(self) -> ModuleType:
         """The script's module, anew. Whatever its top level raises is raised."""

@@ -11,14 +11,14 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
 from actors.rank.current import looking
-from actors.rank.script import Script
+from actors.rank.script import FUNCTION, Script
 from fleet.app.extras import WHERE
 from fleet.app.preloads import imports_of
 from fleet.errors import ConfigError
@@ -98,14 +98,13 @@ def found(script: str, arguments: Sequence[str] = (), module: bool = False) -> S
 
 def train_of(script: Script) -> Callable[[Any], None]:
     """The train function of ``script``, which is executed in this process. Raises ConfigError as :func:`load_train` does."""
-    train = getattr(_executed(script), script.function, None)
+    train = getattr(_executed(script), FUNCTION, None)
     if not callable(train):
-        way_out = f"Define `def {script.function}(run: fleet.Run) -> None`."
-        raise ConfigError("script", script.file, f"it has no function {script.function}(run)", way_out)
+        raise ConfigError("script", script.file, f"it has no function {FUNCTION}(run)", f"Define `def {FUNCTION}(run: fleet.Run) -> None`.")
     try:
         inspect.signature(train).bind(None)
     except TypeError as error:
-        reason = f"{script.function} cannot be called with the run alone: {error}"
+        reason = f"{FUNCTION} cannot be called with the run alone: {error}"
         raise ConfigError("script", script.file, reason, "Give it one argument.") from error
     return cast(Callable[[Any], None], train)
 
@@ -126,10 +125,10 @@ def load_named(script: str, name: str) -> Any:
 
 @contextmanager
 def _looked_at() -> Iterator[None]:
-    """A script is executed meanwhile, and this process stays what it is."""
+    """A script is executed meanwhile, and this process stays what it is. What the script prints is none of this process's answers."""
     before = sys.argv
     try:
-        with looking():
+        with looking(), redirect_stdout(sys.stderr):
             yield
     finally:
         sys.argv = before

@@ -41,7 +41,7 @@ def doctor(
         str, typer.Option(metavar="SCRIPT", help="Time a training script instead: what does each number of shards cost?")
     ] = "",
     set_: Annotated[list[str] | None, typer.Option("--set", help="With a SCRIPT: key=value for run.options; repeatable.")] = None,
-    module: Annotated[bool, typer.Option("-m", help="SCRIPT is the name of a module, as for python -m.")] = False,
+    module: Annotated[bool, typer.Option("--module", "-m", help="SCRIPT is the name of a module, as for python -m.")] = False,
 ) -> None:
     """Check this machine before it trains: products, memory, network, and what the driver knows of its GPUs. Or a cluster, or a script."""
     _check_one(context.params)
@@ -73,7 +73,7 @@ def _check_one(values: Mapping[str, Any]) -> None:
     asked = [f"--{name}" for name in ("cluster", "determinism", "shards") if values[name]]
     if len(asked) > 1:
         raise ConfigError(asked[1], values[asked[1].removeprefix("--")], f"it contradicts {asked[0]}", "Ask for one at a time.")
-    for name, option in (("set_", "--set"), ("arguments", "ARGUMENTS"), ("module", "-m")):
+    for name, option in (("set_", "--set"), ("arguments", "ARGUMENTS"), ("module", "--module")):
         if values[name] and asked[:1] not in (["--determinism"], ["--shards"]):
             reason = "it is about a script, and none is given"
             raise ConfigError(option, values[name], reason, "Add --determinism SCRIPT or --shards SCRIPT.")

@@ -80,7 +80,7 @@ def _check_options(values: Mapping[str, Any], given: Collection[str]) -> None:
     for name in given:
         if name in TAKEN:
             continue
-        option = "-m" if name == "module" else "--" + name.rstrip("_").replace("_", "-")
+        option = "--" + name.rstrip("_").replace("_", "-")
         value, reason = values[name], "a script that is not Fleet's does not know it"
         if name in FOR_SCRIPT:
             way_out = "Write what the script is given after --, e.g. fleet run --plain train.py -- --steps 300."

@@ -59,7 +59,7 @@ def run(
     context: typer.Context,
     script: Annotated[str, typer.Argument(help="Python file with a function train(run); with --plain any script that uses DDP.")] = "",
     arguments: Annotated[list[str] | None, typer.Argument(help="After --: what SCRIPT finds in sys.argv.", show_default=False)] = None,
-    module: Annotated[bool, typer.Option("-m", help="SCRIPT is the name of a module, as for python -m.")] = False,
+    module: Annotated[bool, typer.Option("--module", "-m", help="SCRIPT is the name of a module, as for python -m.")] = False,
     plain: Annotated[bool, typer.Option("--plain", help="SCRIPT is not Fleet's: run it as torchrun does, and see what it loses.")] = False,
     world: Annotated[int | None, option("world")] = None,
     spares: Annotated[int | None, option("spares")] = None,
@@ -120,13 +120,7 @@ def run(
         raise typer.Exit(_execute(cli_plain.plan_of(context), False, 0, Show(json_, html, port, verbose), expected, "", ""))
     found, root = _settings(context.params)
     name, resume, given_steps = _either(resume_or_start, name, resume, repeat, found.run.storage, root, steps or 0)
-    _leave_if_ended(resume, script, found.run.storage, root, given_steps)
-    executed = Executed(script, tuple(arguments or ()), module)
-    plan = (
-        _repeated(repeat, executed, root, changed_code)
-        if repeat and not resume
-        else _plan(executed, found, name, resume, root, given_steps)
-    )
+    plan = _planned(context.params, found, name, resume, root, given_steps)
     _check_plan(plan, twin_world, address, allow_chaos)
     if detach:
         raise typer.Exit(_leave_to_the_cluster(plan, address, working_dir))
@@ -261,6 +255,15 @@ def checked(script: str, arguments: Sequence[str], directory: Path) -> tuple[Run
         plans.check(found.run, found.chaos)
     expects.parse_all(values["expect"] or [], values["twin"])
     return found.run, given, values
+
+
+def _planned(given: Mapping[str, Any], found: Configuration, name: str, resume: str, root: Path, steps: int) -> RunPlan:
+    """The run that the options ask for. Raises ConfigError; typer.Exit when there is nothing to resume."""
+    _leave_if_ended(resume, given["script"], found.run.storage, root, steps)
+    asked = Executed(given["script"], tuple(given["arguments"] or ()), given["module"])
+    if given["repeat"] and not resume:
+        return _repeated(given["repeat"], asked, root, given["changed_code"])
+    return _plan(asked, found, name, resume, root, steps)
 
 
 def _plan(asked: Executed, found: Configuration, name: str, resume: str, root: Path, steps: int) -> RunPlan:

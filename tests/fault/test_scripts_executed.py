@@ -25,6 +25,7 @@ import fleet
 from {beside} import Rows
 
 torch.set_default_dtype(torch.float64)
+torch.set_default_device("meta")  # what does not name its device cannot be computed with
 torch.set_float32_matmul_precision("high")
 LOCK, FILE, SQUARE = threading.Lock(), sys.__stderr__, lambda x: x.square()
 TOP = {{"name": __name__, "main": fleet.is_main(), "arguments": sys.argv[2:]}}
@@ -44,10 +45,11 @@ def once(name):
 def train(run):
     torch.backends.cudnn.benchmark = False
     torch.backends.cuda.matmul.allow_tf32 = True
-    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.1), torch.nn.Linear(8, 1))
-    said = {{"slot": run.slot, "dtype": str(model[0].weight.dtype), "precision": torch.get_float32_matmul_precision()}}
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8, device="cpu"), torch.nn.Dropout(0.1), torch.nn.Linear(8, 1, device="cpu"))
+    said = {{"slot": run.slot, "device": str(torch.empty(0).device), "dtype": str(model[0].weight.dtype)}}
+    said |= {{"precision": torch.get_float32_matmul_precision()}}
     AT.write_text(json.dumps(TOP | said))
-    state = run.track(model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2))
+    state = run.track(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9))
     for step in run.steps(state, total=40):
         for x in step.batches(Rows(), batch_size=64):
             if run.options.get("kill") and run.slot == 1 and step.number == 10 and once("killed"):
@@ -66,7 +68,7 @@ class Rows(torch.utils.data.Dataset):
         return 256
 
     def __getitem__(self, index):
-        return torch.sin(torch.arange(8.0) * (index + 1))
+        return torch.sin(torch.arange(8.0, device="cpu") * (index + 1))
 """
 
 
@@ -110,6 +112,7 @@ def test_each_rank_executes_the_script_and_so_does_who_replaces_it(
         struck, told = executed(cluster, tmp_path, script, module, 2, kill="yes", pause_s="0.1")
     finally:  # the look at the script has set them here, too
         torch.set_default_dtype(torch.float32)
+        torch.set_default_device(None)
         torch.set_float32_matmul_precision("highest")
     assert final_digest(struck) == final_digest(alone) != ""
     assert any(isinstance(record, ProcessLost) for record in records(struck))
@@ -120,4 +123,4 @@ def test_each_rank_executes_the_script_and_so_does_who_replaces_it(
     for one in ranks:
         assert one["name"] == script if module else one["name"] == name
         assert one["main"] == (one["slot"] == 0)
-        assert (one["arguments"], one["dtype"], one["precision"]) == (["--lr", "3"], "torch.float64", "high")
+        assert (one["arguments"], one["device"], one["dtype"], one["precision"]) == (["--lr", "3"], "meta", "torch.float64", "high")

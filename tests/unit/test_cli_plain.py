@@ -76,7 +76,7 @@ def test_a_script_that_is_no_python_is_refused(fleet: Call, tmp_path: Path) -> N
 def test_a_script_as_it_is_is_no_module(fleet: Call) -> None:
     code, told = fleet("--plain", "job.py", "-m")
     assert code == 2
-    assert "-m = True: a script that is not Fleet's does not know it" in told
+    assert "--module = True: a script that is not Fleet's does not know it" in told
 
 
 @pytest.fixture

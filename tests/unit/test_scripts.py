@@ -75,10 +75,13 @@ def test_a_script_that_names_what_cannot_be_pickled_is_sent_and_executed_there(t
     assert sys.path[0] == str(tmp_path)
 
 
-def test_to_look_at_a_script_leaves_this_process_its_arguments_and_makes_it_no_main_one(tmp_path: Path) -> None:
+def test_to_look_at_a_script_leaves_this_process_its_arguments_and_makes_it_no_main_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = list(sys.argv)
-    path = written(tmp_path, "import fleet\nMAIN = fleet.is_main()\n\ndef train(run):\n    pass\n")
+    path = written(tmp_path, "import fleet\nMAIN = fleet.is_main()\nprint('words')\n\ndef train(run):\n    pass\n")
     load_train(path, ("--lr", "3"))
+    assert capsys.readouterr() == ("", "words\n"), "stdout is for reports"
     assert sys.argv == before
     assert load_named(path, "MAIN") is False
     assert fleet.is_main() is True, "behind it all is as before"

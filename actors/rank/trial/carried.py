@@ -128,8 +128,7 @@ def _of_modules(what: str, module: nn.Module) -> Iterator[tuple[str, Any, str]]:
     """Attributes, parameters and buffers; neither modules nor what is torch's own."""
     for path, inner in module.named_modules():
         named = f"{path} of {what}" if path else what
-        tensors = {**inner._parameters, **inner._buffers}
-        for name, value in (*vars(inner).items(), *tensors.items()):
+        for name, value in (*vars(inner).items(), *inner.named_parameters(recurse=False), *inner.named_buffers(recurse=False)):
             if name not in OF_MODULES and not isinstance(value, nn.Module):
                 yield f"{named}: its {name}", value, _attribute(type(inner), name, "")
 
