@@ -20,6 +20,7 @@ from actors.rank.script import Script
 from fleet.app import plans
 from fleet.app.preloads import imports_of
 from fleet.app.scripts import found, load_named, load_train, train_of
+from fleet.cluster.joined import SUBMITTED, top_of
 from fleet.errors import ConfigError
 from fleet.protocol.journal import JournalWriter
 from fleet.protocol.records import VERSION, RunStarted
@@ -161,6 +162,14 @@ def test_what_travels_is_found_below_the_working_directory() -> None:
     assert (script.carried(Path("/home/me/job/src")).file, script.carried(Path("/home/me/job/src")).folder) == ("train.py", ".")
     for elsewhere in (None, Path("/home/me/other")):
         assert (script.carried(elsewhere).file, script.carried(elsewhere).folder) == (script.file, "")
+
+
+def test_in_a_job_that_was_submitted_ranks_have_the_jobs_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert top_of(tmp_path / "src") == tmp_path / "src"
+    monkeypatch.setenv(SUBMITTED, "{}")
+    script = Script("train", str(tmp_path / "src/train.py"), b"", str(tmp_path / "src"))
+    assert script.carried(top_of(tmp_path / "src")).folder == "src"
 
 
 def test_there_it_is_executed_with_its_neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
