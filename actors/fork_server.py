@@ -89,15 +89,17 @@ class ForkServer:
         folder: where it listens.
         variables: of the environment; libraries read theirs when they are imported.
         modules: what it imports beside what all ranks need. A module that is missing is the train function's to complain about.
+        imports: import statements of the user's script, which it carries out, too, unless a process that has done so cannot be forked.
     """
 
-    def __init__(self, folder: Path, variables: dict[str, str], modules: Iterable[str]) -> None:
+    def __init__(self, folder: Path, variables: dict[str, str], modules: Iterable[str], imports: Iterable[str] = ()) -> None:
         path = Path(socket_path(folder).format(raylet=os.environ.get("RAY_RAYLET_PID", "")))
         path.unlink(missing_ok=True)
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
             listening.bind(str(path))
             listening.listen(64)  # who comes before the imports are done waits
             command = [sys.executable, "-m", __name__, str(listening.fileno()), ",".join((*ALWAYS, *modules)), str(folder)]
+            command.append("\n".join(imports))
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, env={**os.environ, **variables}, pass_fds=[listening.fileno()], start_new_session=True
             )
@@ -116,6 +118,23 @@ def import_all(names: Iterable[str]) -> None:
             importlib.import_module(name)
         except ImportError as error:
             log.info("%s could not be imported ahead of time: %s", name, error)
+
+
+def carry_out(imports: Iterable[str]) -> str:
+    """Carry out import statements of the user's script, whose errors are for the script. Why a process cannot be forked now, or nothing."""
+    threads = _threads()
+    for statement in imports:
+        try:
+            exec(statement, {})
+        except Exception as error:  # noqa: BLE001 - the script meets it again, where its user sees it
+            log.info("%s was not possible ahead of time: %s", statement, error)
+    more = _threads() - threads
+    return why_not() or (f"an import of the script's started {more} threads" if more > 0 else "")
+
+
+def _threads() -> int:
+    """Of this process, with those that Python does not know."""
+    return len(os.listdir("/proc/self/task"))
 
 
 def why_not() -> str:
@@ -236,6 +255,9 @@ def main() -> None:
     import_all(sys.argv[2].split(","))
     if reason := why_not():
         sys.exit(f"workers are not forked: {reason}")
+    if reason := carry_out(sys.argv[4].splitlines()):
+        print(f"fleet: workers import by themselves what the script imports: {reason}", file=sys.stderr, flush=True)
+        os.execv(sys.executable, [*sys.orig_argv[:-1], ""])
     gc.collect()
     gc.freeze()  # what is there stays in memory that all workers share
     _Server(listening, Path(sys.argv[3])).serve()

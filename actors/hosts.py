@@ -307,7 +307,7 @@ class AgentHost:
     async def __init__(  # type: ignore[misc]  # Ray awaits it
         self, node: str, index: int, folder: Path, processes: Callable[[], ProcessPort],
         memory: Callable[[], MemoryPort] | None, preflight: Preflight | None, trial: StoreTrial | None, levels: Sequence[str],
-        links: LinkMaker, daemons: DaemonMaker, notice_s: float, on_sigterm: Listen,
+        links: LinkMaker, daemons: DaemonMaker, notice_s: float, on_sigterm: Listen, imports: Sequence[str],
     ) -> None:  # fmt: skip
         be_prompt(children=False)
         domains.settle(levels)
@@ -318,7 +318,7 @@ class AgentHost:
         leftovers.own(folder)
         leftovers.sweep(folder.parent, FOLDER_PREFIX)
         fork_server.write_call(folder)
-        self._forks = fork_server.ForkServer(folder, RANK_ENVIRONMENT, IMPORTED)
+        self._forks = fork_server.ForkServer(folder, RANK_ENVIRONMENT, IMPORTED, imports)
         decision = await asyncio.to_thread(preflight) if preflight is not None else None
         unfit = decision.reason if decision is not None and decision.action == "keep_out" else ""
         kept = memory() if memory is not None else None
@@ -404,7 +404,7 @@ def start_coordinator(spec: CoordinatorSpec) -> Any:
 def start_agent(
     node: str, index: int, folder: Path, processes: Callable[[], ProcessPort], memory: Callable[[], MemoryPort] | None,
     preflight: Preflight | None = None, trial: StoreTrial | None = None, levels: Sequence[str] = (HOST,), links: LinkMaker = NoLinks,
-    daemons: DaemonMaker = NoDaemons, notice_s: float = NOTICE_S, on_sigterm: Listen = _deaf,
+    daemons: DaemonMaker = NoDaemons, notice_s: float = NOTICE_S, on_sigterm: Listen = _deaf, imports: Sequence[str] = (),
 ) -> Any:  # fmt: skip
     """Create the agent actor of ``node``; ``memory`` makes what keeps copies for other nodes, ``trial`` tries the store meanwhile.
 
@@ -412,14 +412,14 @@ def start_agent(
 
     With ``preflight`` the node is checked first, and its ranks join no view when that fails. ``levels``: of its failure domains, as the
     setting ``domains`` names them. ``notice_s``: so long after SIGTERM to the agent, which it hears by ``on_sigterm``, its node is taken to
-    go.
+    go. ``imports``: statements of the run's script that are carried out before ranks are forked.
     """
     strategy = NodeAffinitySchedulingStrategy(node, soft=False)
     options = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": 3, "scheduling_strategy": strategy}
     return (
         ray.remote(AgentHost)
         .options(**options)
-        .remote(node, index, folder, processes, memory, preflight, trial, levels, links, daemons, notice_s, on_sigterm)
+        .remote(node, index, folder, processes, memory, preflight, trial, levels, links, daemons, notice_s, on_sigterm, imports)
     )
 
 

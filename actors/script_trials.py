@@ -15,10 +15,12 @@ from unittest import mock
 
 import torch
 
+from actors.rank.current import within
 from actors.rank.main import user_traceback
+from actors.rank.script import Script
 from actors.rank.trial.recording import Book
-from actors.rank.trial.trial import Plan, Trying, attempt, begin, play, seeded
-from fleet.app.scripts import load_train
+from actors.rank.trial.trial import Plan, Trying, attempt, play, settle, tried
+from fleet.app.scripts import train_of
 from fleet.cluster.proc import peak_bytes
 from fleet.errors import FleetError
 from fleet.ledger.sameness import HASH, Asked, Trial
@@ -43,12 +45,15 @@ class InProcesses:
         settings: of the run; its seed, shards, threads and options count.
     """
 
-    def __init__(self, script: str, settings: RunSettings) -> None:
+    def __init__(self, script: Script, settings: RunSettings) -> None:
         self._script, self._settings = script, alone(settings, settings.shards)
 
     def __call__(self, asked: Asked) -> Trial:
-        """One trial. Raises ConfigError for a script that cannot be loaded or a setting that it refuses, FleetError where it raises."""
-        with _child("2" if HASH in asked.varied else "1", _try, self._script, self._settings, asked) as parent:
+        """One trial. Raises ConfigError for a script that cannot be executed or a setting that it refuses, FleetError where it raises."""
+        return tried(self._attempted, asked)
+
+    def _attempted(self, asked: Asked, begins: Path | None, ends: Path | None) -> Trial:
+        with _child("2" if HASH in asked.varied else "1", _try, self._script, self._settings, asked, begins, ends) as parent:
             trial: Trial = _received(parent)
         return trial
 
@@ -95,8 +100,8 @@ def _begin(target: Callable[..., None], end: Connection, *args: Any) -> None:
         end.send(FleetError(f"the script raised {type(error).__name__}: {error}\n\n{user_traceback(error)}"))
 
 
-def _try(end: Connection, script: str, settings: RunSettings, asked: Asked) -> None:
-    end.send(attempt(lambda: load_train(script), settings, asked))
+def _try(end: Connection, script: Script, settings: RunSettings, asked: Asked, begins: Path | None, ends: Path | None) -> None:
+    end.send(attempt(lambda: train_of(script), settings, asked, begins, ends))
 
 
 # ---- steps that are taken when they are asked for ----------------------------------------------------------------------------------------
@@ -118,7 +123,7 @@ class Taken:
 class Stepping:
     """A process in which one rank of ``world`` takes steps of its part of the batch, of ``shards`` shards in all, when it is told to."""
 
-    def __init__(self, script: str, settings: RunSettings, world: int, shards: int) -> None:
+    def __init__(self, script: Script, settings: RunSettings, world: int, shards: int) -> None:
         self._stack = contextlib.ExitStack()
         self.shards = shards
         self._parent = self._stack.enter_context(_child("1", _step_when_told, script, alone(settings, shards // world), world))
@@ -134,7 +139,7 @@ class Stepping:
         self._stack.close()
 
 
-def _step_when_told(end: Connection, script: str, settings: RunSettings, world: int) -> None:
+def _step_when_told(end: Connection, script: Script, settings: RunSettings, world: int) -> None:
     before = [0]
 
     def wanted(number: int) -> bool:
@@ -144,12 +149,12 @@ def _step_when_told(end: Connection, script: str, settings: RunSettings, world: 
     def taken(seconds: float, batch_size: int) -> None:
         end.send(Taken(seconds, batch_size, _peak_bytes(), before[0]))
 
-    begin(settings)
-    train = load_train(script)
-    seeded(settings)
+    settle(settings)
     with tempfile.TemporaryDirectory(prefix="fleet-trial-") as folder:
         plan = Plan(steps=NEVER, before=wanted, after=taken, share=world)
-        play(Trying(settings, Path(folder), Asked(timed=True), Book(timed=True), plan), train)
+        run = Trying(settings, Path(folder), Asked(timed=True), Book(timed=True), plan)
+        with within(run):
+            play(run, train_of(script))
     end.recv()  # the script has fewer steps than were asked for
     raise FleetError("the script's loop is over before enough steps were timed: give it more steps, as with --set steps=1000")
 

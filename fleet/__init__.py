@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from actors.rank.current import current_run as current_run
+    from actors.rank.current import is_main as is_main
     from actors.rank.loop import Run as Run
     from actors.rank.step.step import Step as Step
     from fleet.app.configuration import configured as configured
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from fleet.app.result import Result as Result
 
 __version__ = "0.1.0"
-__all__ = ["Progress", "Result", "Run", "Step", "Trainer", "__version__", "configured", "current_run", "launch"]
+__all__ = ["Progress", "Result", "Run", "Step", "Trainer", "__version__", "configured", "current_run", "is_main", "launch"]
 _WHERE = {
     "Progress": "fleet.app.progress_calls",
     "Result": "fleet.app.result",
@@ -28,6 +29,7 @@ _WHERE = {
     "Trainer": "fleet.app.ray_trainer",
     "configured": "fleet.app.configuration",
     "current_run": "actors.rank.current",
+    "is_main": "actors.rank.current",
     "launch": "fleet.app.launching",
 }
 

@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 
 from fleet.ledger import sameness
 from fleet.ledger.sameness import (
+    AT_ONCE,
     CLOCK,
     HASH,
     KERNELS,
+    LATE,
     LOOP,
     MACHINE,
     MEMORY,
@@ -22,6 +24,7 @@ from fleet.ledger.sameness import (
     Asked,
     Call,
     Difference,
+    Kept,
     Mark,
     Trial,
 )  # fmt: skip
@@ -54,7 +57,9 @@ class Finding:
         what: what of it differs, in words.
         varied: what brought it out: ``AGAIN`` for nothing at all, ``WROTE``, ``TOGETHER``, or a key of ``VARIED``.
         cause: one word for it; ``reason`` says it in a sentence, ``way_out`` what to do.
-        calls: lines of the script that may be it. ``operation``: torch's operation that gave something else for the same input.
+        calls: lines of the script that may be it.
+        kept: what the script keeps, and kept otherwise at that moment.
+        operation: torch's operation that gave something else for the same input.
     """
 
     place: str
@@ -64,6 +69,7 @@ class Finding:
     reason: str
     way_out: str
     calls: tuple[Call, ...] = ()
+    kept: tuple[Kept, ...] = ()
     operation: str = ""
     cost: Cost | None = None
     forms: tuple[str, ...] = ()
@@ -73,7 +79,8 @@ Run = Callable[[Asked], Trial]
 
 
 def examine(run: Run) -> list[Finding]:
-    """Try, and say what differs; none: a clean script. The trials are few where nothing differs: once, once more, and with all varied.
+    """Try, and say what differs; none: a clean script. The trials are few where nothing differs: once, once more, with all varied, and by a
+    process that comes late.
 
     Where something differs without anything being varied, that alone is told: what else there is cannot be seen behind it.
     """
@@ -83,17 +90,21 @@ def examine(run: Run) -> list[Finding]:
     found = sameness.first_difference(first, run(Asked()))
     if found is not None:
         return [_judged(found, AGAIN, first, run)]
-    all_of_it = frozenset(VARIED)
-    other = run(Asked(all_of_it))
-    found = sameness.first_difference(first, other)
+    found = sameness.first_difference(first, run(Asked(AT_ONCE)))
     if found is None:
-        return []
+        return _when_late(first, run)
     again = sameness.first_difference(first, run(Asked()))  # by chance both were the same before
     if again is not None:
         return [_judged(again, AGAIN, first, run)]
-    singly = {one: sameness.first_difference(first, run(Asked(frozenset({one})))) for one in VARIED}
+    singly = {one: sameness.first_difference(first, run(Asked(frozenset({one})))) for one in VARIED if one in AT_ONCE}
     told = [_judged(difference, one, first, run) for one, difference in singly.items() if difference is not None]
-    return told or [_judged(found, TOGETHER, first, run)]
+    late = [] if singly[ORDER] is not None else _when_late(first, run)  # what shards leave behind, steps leave, too
+    return [*told, *late] or [_judged(found, TOGETHER, first, run)]
+
+
+def _when_late(first: Trial, run: Run) -> list[Finding]:
+    found = sameness.difference_when_late(first, run(Asked(frozenset({LATE}))))
+    return [] if found is None else [_judged(found, LATE, first, run)]
 
 
 REPEATS = 2
@@ -135,18 +146,19 @@ def _written(mark: Mark) -> Finding:
 
 def _judged(found: Difference, varied: str, first: Trial, run: Run) -> Finding:
     place = found.place
-    base, other = run(Asked(inside=place)), run(Asked(_keys(varied), inside=place))
+    at = (found.at.step, found.at.shard) if varied in (ORDER, LATE) else None
+    base, other = run(Asked(inside=place, at=at)), run(Asked(_keys(varied), inside=place, at=at))
     operation = sameness.first_operation(base, other)
     calls = suspects((*other.calls, *first.calls), place, ASKS.get(varied, ()))
     threads = other.set_threads or first.set_threads
     cause, reason, way_out, forms = likely(found, varied, operation, calls, threads)
     name = operation.where if operation is not None else ""
-    return Finding(place, described(found), varied, cause, reason, way_out, calls, name, forms=forms)
+    return Finding(place, described(found), varied, cause, reason, way_out, calls, sameness.changed(base, other), name, forms=forms)
 
 
 def _keys(varied: str) -> frozenset[str]:
     if varied == TOGETHER:
-        return frozenset(VARIED)
+        return AT_ONCE
     return frozenset({varied}) if varied in VARIED else frozenset()
 
 
@@ -235,6 +247,12 @@ OTHERWISE: dict[str, Likely] = {
         "Compute it from the batch, make it a registered buffer (its changes are averaged over shards), or give it to step.on_commit(fn).",
         (),
     ),
+    LATE: (
+        "carried",
+        "it keeps something from step to step that is not tracked, and a process that takes the place of a lost one has none of it",
+        "Compute it from the batch, or make it a registered buffer: see What is kept from step to step in docs/determinism.md.",
+        (),
+    ),
     RANK: (
         "rank",
         "it depends on the rank that computes it, and any rank computes any shard when another one is lost",
@@ -262,7 +280,7 @@ OTHERWISE: dict[str, Likely] = {
     ),
     TOGETHER: (
         "together",
-        "it differs only where several things are otherwise at once: " + ", ".join(VARIED),
+        "it differs only where several things are otherwise at once: " + ", ".join(one for one in VARIED if one in AT_ONCE),
         "See which of them the place named here asks for.",
         (),
     ),

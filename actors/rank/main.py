@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import random
 import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from uuid import uuid4
 
-import numpy as np
 import torch
 
 from actors.rank.current import within
+from actors.rank.data.sampling import seed_all
 from actors.rank.home import Home
 from actors.rank.loop import Run
 from actors.rank.membership.client import Client
@@ -60,9 +59,7 @@ def run_rank(
     token = uuid4().hex
     recorder = Recorder(folder / f"ring-{token}", now_us())
     torch.set_num_threads(settings.threads_per_rank)
-    torch.manual_seed(settings.seed)
-    random.seed(settings.seed)
-    np.random.seed(settings.seed & 0xFFFFFFFF)
+    seed_all(settings.seed)
     store = StoreServer(host)
     client = Client(slot, token, node, agent_path, store.address, recorder, settings.timeouts.hangup_s)
     lifeline = Lifeline(lifeline_path(folder, node), token)

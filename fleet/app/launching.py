@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from actors.rank.script import Script
 from fleet.app import plans, policy_choice, scripts
 from fleet.app.configuration import Configuration, configured, layer_of
 from fleet.app.progress_calls import Progress, telling
@@ -94,7 +95,8 @@ def launch(
     named |= {"chaos": chaos, "policies": policies, "options": options}
     given = {key: value for key, value in named.items() if value is not None}
     layers = layers_of({**settings, **given, "config": config})
-    return launched(ship(train), layers, Request(name, resume, address, twin, progress, check, working_dir, allow_chaos))
+    sent = train if isinstance(train, Script) else ship(train)
+    return launched(sent, layers, Request(name, resume, address, twin, progress, check, working_dir, allow_chaos))
 
 
 def layers_of(given: Mapping[str, Any]) -> list[Layer]:
@@ -162,8 +164,12 @@ def plan_of(train: Callable[[Any], None], found: Configuration, asked: Request) 
     root = plans.root_of(settings.storage if asked.address is None else RunSettings().storage)
     if asked.resume:
         return _resumed(train, root, settings, asked)
-    name = plans.checked_name(name, root) if name else plans.new_name(stem_of(getattr(train, "name", "")))
+    name = plans.checked_name(name, root) if name else plans.new_name(_called(train))
     return plans.RunPlan(name=name, folder=root / name, settings=settings, train=train, chaos=found.chaos, lemons=found.lemons)
+
+
+def _called(train: Callable[[Any], None]) -> str:
+    return train.file if isinstance(train, Script) else stem_of(getattr(train, "name", ""))
 
 
 def stem_of(function: str) -> str:
@@ -241,7 +247,8 @@ def _joined(plan: RunPlan, asked: Request) -> Iterator[Start]:
     from fleet.app import remote
 
     assert asked.address is not None
-    code = script_folder() if asked.working_dir is None else Path(asked.working_dir).resolve() if asked.working_dir else None
+    own = Path(plan.train.folder) if isinstance(plan.train, Script) else script_folder()
+    code = own if asked.working_dir is None else Path(asked.working_dir).resolve() if asked.working_dir else None
     if code is not None and not code.is_dir():
         raise ConfigError("working_dir", asked.working_dir, "is no folder", "Name the folder of the modules that the function needs.")
     with remote.connected(asked.address):

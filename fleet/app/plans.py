@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from actors.rank.script import Script
 from chaos.settings import ChaosSettings
 from fleet.app import policy_choice
 from fleet.app.follow import last_words
@@ -62,6 +63,8 @@ class RunPlan:
         return self.folder / "journal.jsonl"
 
 
+ARGUMENTS, MODULE = "arguments", "module"
+"""In what a journal says of a run: what its script finds in ``sys.argv``, and its name, where it was named as a module."""
 CODE = {"script_sha256": "the script", "commit": "the commit", "diff_sha256": "what differs from the commit"}
 
 
@@ -150,7 +153,16 @@ def describe(plan: RunPlan, code: Code | None = None) -> str:
     content = {"script": plan.script, "settings": settings, **others, "made_of": made_of}
     rest = {"queued_s": plan.queued_s, "origin": plan.origin}
     said = {} if plan.plain is None else {PLAIN: list(plan.plain)}
-    return json.dumps(content | {"fault_rates": rates} | said | {name: value for name, value in rest.items() if value})
+    return json.dumps(
+        content | _executed(plan.train) | {"fault_rates": rates} | said | {name: value for name, value in rest.items() if value}
+    )
+
+
+def _executed(train: Callable[[Any], None]) -> dict[str, Any]:
+    """Of a script, what :func:`_loaded` needs beside its file."""
+    if not isinstance(train, Script):
+        return {}
+    return ({ARGUMENTS: list(train.arguments)} if train.arguments else {}) | ({MODULE: train.name} if train.is_module else {})
 
 
 def check(settings: RunSettings, chaos: ChaosSettings) -> None:
@@ -183,25 +195,31 @@ def is_completed(folder: Path) -> bool:
     return ended is not None and ended.status == COMPLETED
 
 
-def resumed_plan(folder: Path, script: str, storage: str = "", train: Callable[[Any], None] | None = None) -> RunPlan:
-    """The plan of a run that stopped, from its own journal; ``script`` replaces the one it was started with. Raises ConfigError.
+def resumed_plan(
+    folder: Path, script: str, storage: str = "", train: Callable[[Any], None] | None = None, arguments: Sequence[str] = (),
+    module: bool = False,
+) -> RunPlan:  # fmt: skip
+    """The plan of a run that stopped, from its own journal. Raises ConfigError.
 
-    ``train`` is the train function, where it is in no script.
+    ``script`` and its ``arguments`` replace those that it was started with. ``train`` is the train function, where it is in no script.
 
     ``storage`` is the same place again, perhaps with credentials in its URL, which the journal does not keep.
     """
     run, content = recorded(folder)
-    script = script or _script(content)
-    settings = _settings(content, storage)
-    return RunPlan(name=run, folder=folder, settings=settings, train=train or load_train(script), script=script, resume=True)
+    train = train or _loaded(content, script, arguments, module)
+    script = _path(train, script or _script(content))
+    return RunPlan(name=run, folder=folder, settings=_settings(content, storage), train=train, script=script, resume=True)
 
 
-def continued_plan(folder: Path, script: str, name: str, steps: int, storage: str = "") -> RunPlan:
+def continued_plan(
+    folder: Path, script: str, name: str, steps: int, storage: str = "", arguments: Sequence[str] = (), module: bool = False
+) -> RunPlan:  # fmt: skip
     """A new run that goes on where the completed run in ``folder`` has ended, to ``steps`` steps in all. Raises ConfigError."""
     from storage.checkpoint.parts import newest_checkpoint
 
     run, content = recorded(folder)
-    script, settings = script or _script(content), _settings(content, storage)
+    settings, train = _settings(content, storage), _loaded(content, script, arguments, module)
+    script = _path(train, script or _script(content))
     url = url_of(settings.storage, run, folder)
     newest = newest_checkpoint(url, run)
     if newest is None:
@@ -211,16 +229,16 @@ def continued_plan(folder: Path, script: str, name: str, steps: int, storage: st
     settings, root = dataclasses.replace(settings, steps=steps), folder.parent
     name = checked_name(name, root) if name else new_name(script)
     origin = f"{without_credentials(url)}/{newest[0]}"
-    return RunPlan(name=name, folder=root / name, settings=settings, train=load_train(script), script=script, origin=origin)
+    return RunPlan(name=name, folder=root / name, settings=settings, train=train, script=script, origin=origin)
 
 
-def repeated_plan(folder: Path, script: str, root: Path) -> RunPlan:
+def repeated_plan(folder: Path, script: str, root: Path, arguments: Sequence[str] = (), module: bool = False) -> RunPlan:
     """The same run once more, under a new name: its settings, its seed and its chaos, from its journal. Raises ConfigError."""
     _, content = recorded(folder)
-    script = script or _script(content)
+    train = _loaded(content, script, arguments, module)
+    script = _path(train, script or _script(content))
     chaos, lemons = read(ChaosSettings, content["chaos"], "chaos."), read(Lemons, content.get("lemons", {}), "lemons.")
     name, settings = new_name(script), _settings(content, "")
-    train = load_train(script)
     return RunPlan(name=name, folder=root / name, settings=settings, train=train, script=script, chaos=chaos, lemons=lemons)
 
 
@@ -286,6 +304,19 @@ def check_same_code(folder: Path, changes: Changes) -> None:
     apply = f", git apply {patch.resolve()}" if patch.is_file() else f" (its patch was {made_of['patch']})" if made_of.get("patch") else ""
     way_out = f"To have that again, {commit}{apply}; or use --changed-code."
     raise ConfigError("--repeat", folder.name, f"the code is not that of the run: {'; '.join(changes.code)}", way_out)
+
+
+def _path(train: Callable[[Any], None], script: str) -> str:
+    """Where a script lies, which may be named as a module."""
+    return train.file if isinstance(train, Script) and train.is_module else script
+
+
+def _loaded(content: dict[str, Any], script: str, arguments: Sequence[str], module: bool) -> Script:
+    """The script of a run again, or the one in its place; with the arguments that it had, unless there are others. Raises ConfigError."""
+    given = tuple(arguments) or tuple(map(str, content.get(ARGUMENTS, ())))
+    if not script and content.get(MODULE):
+        return load_train(str(content[MODULE]), given, module=True)
+    return load_train(script or _script(content), given, module)
 
 
 def _script(content: dict[str, Any]) -> str:

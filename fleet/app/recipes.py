@@ -24,6 +24,8 @@ from actors import fork_server
 from actors.hosts import CoordinatorSpec, start_agent, start_coordinator
 from actors.rank.environment import RANK_ENVIRONMENT
 from actors.rank.home import Home
+from actors.rank.script import Script
+from actors.rank.shipped import Shipped
 from actors.targets import RemoteProcesses
 from actors.worker import RankSpec, rank_main
 from chaos.catalogue import Topology
@@ -105,17 +107,17 @@ def _as_decided(decision: Decision) -> Decision:
 
 
 @contextmanager
-def local_cluster(settings: RunSettings, script: str = "", imports_from: Sequence[str] = ()) -> Iterator[LocalCluster]:
+def local_cluster(settings: RunSettings, imports_from: Sequence[str] = ()) -> Iterator[LocalCluster]:
     """A cluster for runs of these settings, with this process connected to it; it ends with the context.
 
-    What ``script`` imports from its own folder, and what lies in the folders ``imports_from``, ranks find there, too.
+    Modules in the folders ``imports_from`` are found by ranks, too.
     """
     gpus = gpus_for(settings)
     threading.Thread(target=importlib.import_module, args=(TRAINER,), name="fleet-import").start()
     with LocalCluster(
         nodes=settings.nodes, slots_per_node=slots_per_node(settings), gpus=gpus, gpus_per_rank=settings.per_rank.gpus
     ) as cluster:
-        cluster.connect(imports_from=[str(Path(script).resolve().parent)] if script else imports_from)
+        cluster.connect(imports_from=imports_from)
         yield cluster
 
 
@@ -124,6 +126,11 @@ def preflight() -> Decision:
     from actors.preflight import measure
 
     return admit(judge(measure(FATAL_XIDS, gather=False)))
+
+
+def imports_of(plan: RunPlan) -> Sequence[str]:
+    """Import statements that every rank of the run carries out, and that may be carried out ahead of them."""
+    return plan.train.imports if isinstance(plan.train, Script) else ()
 
 
 def _check_domains(levels: Sequence[str], cluster: Cluster) -> None:
@@ -232,6 +239,7 @@ class LiveRun:
             Daemons,
             notice_s,
             ray_internals.take_sigterm,
+            imports_of(self.plan),
         )
         self.agents[index].begin.remote(self._secret, self.address or self._begun)  # Ray waits for what is still to come
 
@@ -373,13 +381,14 @@ class LiveRun:
         from actors.trainer import fit
 
         settings = self.plan.settings
-        # Ranks get the user's module with the function: they need not find its file. A function that came without one is sent so anyway.
-        if (module := sys.modules.get(self.plan.train.__module__)) is not None:
+        train = self.plan.train
+        # Ranks get the module of a function with it: they need not find its file. A function that came without one is sent so anyway.
+        if not isinstance(train, Script | Shipped) and (module := sys.modules.get(train.__module__)) is not None:
             cloudpickle.register_pickle_by_value(module)
         parts = functools.partial(Parts, self.store_url, self.plan.name)
         shared = self.cluster.shares_folders
         logs = logs_of(self.plan.folder.resolve() if shared else self.shm)
-        spec = RankSpec(settings, self.shm, self.cluster.head if shared else None, self.plan.train, parts, self.home, logs)
+        spec = RankSpec(settings, self.shm, self.cluster.head if shared else None, train, parts, self.home, logs)
         return fit(
             rank_main,
             {"spec": spec},

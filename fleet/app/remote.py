@@ -20,6 +20,7 @@ from ray import cloudpickle
 
 from actors import supervisor
 from actors.messages import SettingAnswer, Wanted
+from actors.rank.script import Script
 from actors.rank.shipped import Shipped
 from actors.supervisor import Standing
 from dashboards.trackers import choice
@@ -27,7 +28,7 @@ from fleet.app import chaos_token, plans
 from fleet.app.plans import RunPlan, RunResult
 from fleet.app.shipping import ship
 from fleet.cluster import ray_internals, reach
-from fleet.cluster.joined import SLOT, environment, nodes, run_names
+from fleet.cluster.joined import SLOT, environment, nodes, run_names, top_of
 from fleet.cluster.mirroring import Copies
 from fleet.cluster.provenance import code_of, provenance
 from fleet.cluster.ray_internals import free_by_node
@@ -160,7 +161,8 @@ def begin(plan: RunPlan, root: Path, code: Path | None) -> RemoteRun:
     plan.folder.mkdir(parents=True, exist_ok=True)
     kept = code_of(plan.script)
     kept.keep(plan.folder)
-    train = plan.train if isinstance(plan.train, Shipped) else ship(plan.train, "script")
+    train = plan.train.carried(top_of(code)) if isinstance(plan.train, Script) else plan.train
+    train = train if isinstance(train, Script | Shipped) else ship(train, "script")
     made_of, token = provenance(plan.script, kept), chaos_token.shown()
     settings = dataclasses.replace(plan.settings, track=choice.located(plan.settings.track, os.environ))
     sent = dataclasses.replace(plan, settings=settings, train=train, chaos=plan.chaos.carried(), made_of=made_of, chaos_token=token)

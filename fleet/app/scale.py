@@ -104,7 +104,7 @@ def scale(asked: Scale, clock: Clock, tell: Told) -> dict[str, Any]:
     from fleet.app import recipes
 
     widest = dataclasses.replace(settings, world=max(asked.worlds), max_world=0)
-    with recipes.local_cluster(widest, asked.script) as cluster:
+    with recipes.local_cluster(widest, [train.folder]) as cluster:
         return _Stages(asked, settings, train, cluster, quotas, clock, tell).go()
 
 

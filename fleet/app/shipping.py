@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copyreg
 import functools
+import importlib
 import inspect
 import sys
 import threading
@@ -46,6 +48,7 @@ def packed(called: Callable[[Any], None], train: Callable[..., Any], field: str)
     from ray import cloudpickle
 
     name = name_of(train)
+    _name_modules()
     try:
         with _by_value(_module_of(train)):
             pickled = bytes(cloudpickle.dumps(called))
@@ -56,6 +59,18 @@ def packed(called: Callable[[Any], None], train: Callable[..., Any], field: str)
         reason = f"it holds {len(pickled):,} bytes, and at most {MOST_BYTES:,} are sent to each rank"
         raise ConfigError(field, name, reason, "Have ranks read data from files: give the function a path, and not what it holds.")
     return Shipped(name, pickled)
+
+
+def _name_modules() -> None:
+    """Modules of classes of their own, such as ``torch.backends.cudnn``, are pickled by name, as others are."""
+    for module in list(sys.modules.values()):
+        kind = type(module)
+        if isinstance(module, ModuleType) and kind.__reduce__ is object.__reduce__ and kind is not ModuleType:
+            copyreg.pickle(kind, _by_name)
+
+
+def _by_name(module: ModuleType) -> tuple[Callable[[str], ModuleType], tuple[str]]:
+    return importlib.import_module, (module.__name__,)
 
 
 def name_of(train: object) -> str:

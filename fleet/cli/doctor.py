@@ -21,6 +21,9 @@ COLOURS = {"pass": "green", "warn": "yellow", "fail": "red bold"}
 
 def doctor(
     context: typer.Context,
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="With a SCRIPT, after --: what it finds in sys.argv.", show_default=False)
+    ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     gather: Annotated[bool, typer.Option(help="Have two processes exchange data, too; with --cluster each two nodes.")] = True,
     cluster: Annotated[bool, typer.Option("--cluster", help="Look at a Ray cluster instead: its failure domains and links.")] = False,
@@ -38,6 +41,7 @@ def doctor(
         str, typer.Option(metavar="SCRIPT", help="Time a training script instead: what does each number of shards cost?")
     ] = "",
     set_: Annotated[list[str] | None, typer.Option("--set", help="With a SCRIPT: key=value for run.options; repeatable.")] = None,
+    module: Annotated[bool, typer.Option("--module", "-m", help="SCRIPT is the name of a module, as for python -m.")] = False,
 ) -> None:
     """Check this machine before it trains: products, memory, network, and what the driver knows of its GPUs. Or a cluster, or a script."""
     _check_one(context.params)
@@ -69,10 +73,10 @@ def _check_one(values: Mapping[str, Any]) -> None:
     asked = [f"--{name}" for name in ("cluster", "determinism", "shards") if values[name]]
     if len(asked) > 1:
         raise ConfigError(asked[1], values[asked[1].removeprefix("--")], f"it contradicts {asked[0]}", "Ask for one at a time.")
-    if values["set_"] and asked[:1] not in (["--determinism"], ["--shards"]):
-        raise ConfigError(
-            "--set", values["set_"], "it is about a script, and none is given", "Add --determinism SCRIPT or --shards SCRIPT."
-        )
+    for name, option in (("set_", "--set"), ("arguments", "ARGUMENTS"), ("module", "--module")):
+        if values[name] and asked[:1] not in (["--determinism"], ["--shards"]):
+            reason = "it is about a script, and none is given"
+            raise ConfigError(option, values[name], reason, "Add --determinism SCRIPT or --shards SCRIPT.")
     if asked and asked[0] != "--cluster":
         for name in ("spares", *(["world"] if values["determinism"] else [])):
             if values[name] is not None:

@@ -13,6 +13,7 @@ from fleet.cli import prints as cli_print
 from fleet.errors import ConfigError, FleetError
 
 if TYPE_CHECKING:
+    from actors.rank.script import Script
     from fleet.ledger.sameness import Asked, Trial
     from fleet.ledger.shard_prices import Price
     from fleet.settings.run import RunSettings
@@ -47,10 +48,11 @@ def _options(words: Sequence[str]) -> dict[str, str]:
 def examine_determinism(script: str, values: Mapping[str, Any], as_json: bool) -> int:
     """Try the script, tell what differs, and return the exit code. Raises ConfigError, and FleetError where the script raises."""
     from actors.script_trials import InProcesses
+    from fleet.app.scripts import found as found_script
     from policies.determinism import examine, priced
 
     settings, terminal = settings_of(values), cli_print.Terminal(stderr=True)
-    trials = InProcesses(script, settings)
+    trials = InProcesses(found_script(script, values["arguments"] or (), values["module"]), settings)
     tried: list[Trial] = []
 
     def run(asked: Asked) -> Trial:
@@ -76,6 +78,7 @@ def _in_words(asked: Asked) -> str:
     from fleet.ledger.sameness import FORMS
 
     said = [", ".join(sorted(asked.varied)) + " varied" if asked.varied else "nothing varied"]
+    said += ["what the script keeps"] * (asked.at is not None)
     said += [f"operations of {asked.inside}"] * bool(asked.inside) + ["timed"] * asked.timed
     said += [f"with {FORMS[asked.form]}"] if asked.form else []
     return ", ".join(said)
@@ -98,6 +101,7 @@ def _told(script: str, found: Finding) -> str:
     lines = [str(error)]
     if found.operation:
         lines.append(f"  operation: {found.operation}")
+    lines += [f"  kept otherwise: {kept.what} at {kept.line}" for kept in found.kept[:MOST_CALLS]]
     lines += [f"  asked for: {call.what} at {call.line}" for call in found.calls[:MOST_CALLS]]
     if found.cost is not None:
         lines.append(f"  cost: {_cost(found.cost, found.place)}")
@@ -138,7 +142,11 @@ def examine_shards(script: str, values: Mapping[str, Any], as_json: bool) -> int
     """Time steps of the script with each number of shards, tell it, and return the exit code. Raises as the above."""
     settings = settings_of({**values, "world": None})
     world = 1 if values["world"] is None else values["world"]
-    batch_size, found = measured(script, settings, world)
+    from fleet.app.scripts import found as found_script
+
+    if world < 1:
+        raise ConfigError("--world", world, "a run has at least one rank", "The nearest valid value is 1.")
+    batch_size, found = measured(found_script(script, values["arguments"] or (), values["module"]), settings, world)
     if as_json:
         told = {
             "script": script,
@@ -153,13 +161,11 @@ def examine_shards(script: str, values: Mapping[str, Any], as_json: bool) -> int
     return Exit.DONE
 
 
-def measured(script: str, settings: RunSettings, world: int) -> tuple[int, list[Price]]:
+def measured(script: Script, settings: RunSettings, world: int) -> tuple[int, list[Price]]:
     """(samples of the batch, what each number of shards costs). One process for each number, which take steps in turns."""
     from actors.script_trials import Stepping
     from fleet.ledger.shard_prices import candidates, prices
 
-    if world < 1:
-        raise ConfigError("--world", world, "a run has at least one rank", "The nearest valid value is 1.")
     ranks = [Stepping(script, settings, world, world)]
     try:
         batch_size = ranks[0].step().batch_size

@@ -116,7 +116,7 @@ class ClusterRuns:
 
 def _run(job: Job, *more: str) -> list[str]:
     name = "--resume-or-start" if job.starts else "--name"
-    return calling("fleet.cli.main", "main", "run", job.script, *job.arguments, *more, name, job.name)
+    return calling("fleet.cli.main", "main", "run", *more, name, job.name, job.script, *job.arguments)
 
 
 def _has_begun(folder: Path, job: Job) -> bool:
@@ -247,9 +247,11 @@ def _check_for_cluster(settings: RunSettings, given: set[str], values: Mapping[s
 
 
 def _unnamed(arguments: Sequence[str]) -> list[str]:
-    """Without ``--name``, which the queue gives, and leaves out when the run goes on."""
+    """Without ``--name``, which the queue gives, and leaves out when the run goes on. Behind ``--`` all is the script's."""
     found, skips = list[str](), False
-    for word in arguments:
+    for number, word in enumerate(arguments):
+        if word == "--":
+            return [*found, *arguments[number:]]
         if not skips and word != "--name" and not word.startswith("--name="):
             found.append(word)
         skips = word == "--name" and not skips

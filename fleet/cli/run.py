@@ -58,7 +58,8 @@ CHECKPOINT = "Interval policy: exact, daly, young, seconds, or package.module:Cl
 def run(
     context: typer.Context,
     script: Annotated[str, typer.Argument(help="Python file with a function train(run); with --plain any script that uses DDP.")] = "",
-    arguments: Annotated[list[str] | None, typer.Argument(help="With --plain, after --: what SCRIPT is given.", show_default=False)] = None,
+    arguments: Annotated[list[str] | None, typer.Argument(help="After --: what SCRIPT finds in sys.argv.", show_default=False)] = None,
+    module: Annotated[bool, typer.Option("--module", "-m", help="SCRIPT is the name of a module, as for python -m.")] = False,
     plain: Annotated[bool, typer.Option("--plain", help="SCRIPT is not Fleet's: run it as torchrun does, and see what it loses.")] = False,
     world: Annotated[int | None, option("world")] = None,
     spares: Annotated[int | None, option("spares")] = None,
@@ -119,8 +120,7 @@ def run(
         raise typer.Exit(_execute(cli_plain.plan_of(context), False, 0, Show(json_, html, port, verbose), expected, "", ""))
     found, root = _settings(context.params)
     name, resume, given_steps = _either(resume_or_start, name, resume, repeat, found.run.storage, root, steps or 0)
-    _leave_if_ended(resume, script, found.run.storage, root, given_steps)
-    plan = _repeated(repeat, script, root, changed_code) if repeat and not resume else _plan(script, found, name, resume, root, given_steps)
+    plan = _planned(context.params, found, name, resume, root, given_steps)
     _check_plan(plan, twin_world, address, allow_chaos)
     if detach:
         raise typer.Exit(_leave_to_the_cluster(plan, address, working_dir))
@@ -156,11 +156,23 @@ def _check_plan(plan: RunPlan, twin_world: int, address: str, allow_chaos: bool)
         gpus_for(plan.settings)
 
 
-def _check_arguments(arguments: Sequence[str], repeat: str = "", changed_code: bool = False) -> None:
+@dataclasses.dataclass(frozen=True, slots=True)
+class Executed:
+    """The script that ranks execute, as the command line names it: what it finds in ``sys.argv``, and whether it is named as a module."""
+
+    script: str
+    arguments: tuple[str, ...] = ()
+    module: bool = False
+
+    @property
+    def more(self) -> dict[str, Any]:
+        """Beside the script, for functions of ``fleet.app.plans``."""
+        return {"arguments": self.arguments, "module": self.module}
+
+
+def _check_code(repeat: str, changed_code: bool) -> None:
     if changed_code and not repeat:
         raise ConfigError("--changed-code", "given", "it is about a run that is repeated", "Use it with --repeat RUN.")
-    if arguments:
-        raise ConfigError("ARGUMENTS", shlex.join(arguments), "a train function is given none", "Use --set key=value; or --plain.")
 
 
 def _expected(texts: Sequence[str], twin: bool) -> list[Expectation]:
@@ -173,7 +185,7 @@ def _expected(texts: Sequence[str], twin: bool) -> list[Expectation]:
 
 def _settings(given: Mapping[str, Any]) -> tuple[Configuration, Path]:
     """What the options come to, and the folder of the runs. Raises ConfigError."""
-    _check_arguments(given["arguments"] or [], given["repeat"], given["changed_code"])
+    _check_code(given["repeat"], given["changed_code"])
     found = cli_config.settings_of(given, Path())
     return found, _root(found.run.storage, given["address"], given["copy_to"], given["detach"], given["nodes"], given["twin"])
 
@@ -202,7 +214,9 @@ def check_address(address: str, detach: bool, nodes: int | None, twin: bool) -> 
 
 def code_folder(plan: RunPlan, working_dir: str) -> Path:
     """The folder that travels with a run. Raises ConfigError when it is none."""
-    folder = Path(working_dir or Path(plan.script).resolve().parent).resolve()
+    from fleet.app.scripts import folder_of
+
+    folder = Path(working_dir or folder_of(plan.train, plan.script)).resolve()
     if not folder.is_dir():
         raise ConfigError("--working-dir", working_dir, "is no folder", "Name the folder of the code that the script needs.")
     return folder
@@ -238,13 +252,21 @@ def checked(script: str, arguments: Sequence[str], directory: Path) -> tuple[Run
     values = context.params
     found = cli_plain.checked(values, given) if values["plain"] else cli_config.settings_of(values, directory)
     if not values["plain"]:
-        _check_arguments(values["arguments"] or [])
         plans.check(found.run, found.chaos)
     expects.parse_all(values["expect"] or [], values["twin"])
     return found.run, given, values
 
 
-def _plan(script: str, found: Configuration, name: str, resume: str, root: Path, steps: int) -> RunPlan:
+def _planned(given: Mapping[str, Any], found: Configuration, name: str, resume: str, root: Path, steps: int) -> RunPlan:
+    """The run that the options ask for. Raises ConfigError; typer.Exit when there is nothing to resume."""
+    _leave_if_ended(resume, given["script"], found.run.storage, root, steps)
+    asked = Executed(given["script"], tuple(given["arguments"] or ()), given["module"])
+    if given["repeat"] and not resume:
+        return _repeated(given["repeat"], asked, root, given["changed_code"])
+    return _plan(asked, found, name, resume, root, steps)
+
+
+def _plan(asked: Executed, found: Configuration, name: str, resume: str, root: Path, steps: int) -> RunPlan:
     from fleet.app import plans, scripts
     from fleet.cluster.queue import SUBMITTED
 
@@ -253,15 +275,17 @@ def _plan(script: str, found: Configuration, name: str, resume: str, root: Path,
     if resume:
         folder = plans.find_run(resume, root)
         if plans.is_completed(folder):
-            return plans.continued_plan(folder, script, name, steps, settings.storage)
+            return plans.continued_plan(folder, asked.script, name, steps, settings.storage, **asked.more)
         if steps:
             reason = f"run {resume} has not come to its end: it is resumed with the number of steps that it began with"
             raise ConfigError("--steps", steps, reason, "Resume it without --steps; go on beyond its end afterwards.")
-        return plans.resumed_plan(folder, script, settings.storage)
-    if not script:
-        raise ConfigError("SCRIPT", script, "missing", "Name a Python file with a function train(run), or use --resume RUN.")
-    name = plans.checked_name(name, root) if name else plans.new_name(script)
-    train, now_s = scripts.load_train(script), unix_time_s()
+        return plans.resumed_plan(folder, asked.script, settings.storage, **asked.more)
+    if not asked.script:
+        raise ConfigError("SCRIPT", "", "missing", "Name a Python file with a function train(run), or use --resume RUN.")
+    name = plans.checked_name(name, root) if name else ""
+    train, now_s = scripts.load_train(asked.script, **asked.more), unix_time_s()
+    script = train.file if asked.module else asked.script
+    name = name or plans.new_name(script)
     return plans.RunPlan(
         name=name, folder=root / name, settings=settings, train=train, script=script, chaos=found.chaos, lemons=found.lemons,
         queued_s=max(0.0, now_s - float(os.environ.get(SUBMITTED, now_s))),
@@ -313,18 +337,18 @@ def _has_ended(run: str, script: str, storage: str, root: Path, steps: int) -> b
     return True
 
 
-def _repeated(run: str, script: str, root: Path, changed_code: bool) -> RunPlan:
+def _repeated(run: str, asked: Executed, root: Path, changed_code: bool) -> RunPlan:
     """The plan of ``run`` once more. What has changed since is told; other code is refused unless the user has said so."""
-    from fleet.app import plans
+    from fleet.app import plans, scripts
 
     folder = plans.find_run(run, root)
     plans.check_fleets(folder, "--repeat")
-    changes = plans.changed_since(folder, script)
+    changes = plans.changed_since(folder, scripts.found(asked.script, module=True).file if asked.module else asked.script)
     if not changed_code:
         plans.check_same_code(folder, changes)
     for change in (*changes.code, *changes.around):
         console.print(f"not as in {folder.name}: {change}", style="yellow", markup=False)
-    return plans.repeated_plan(folder, script, root)
+    return plans.repeated_plan(folder, asked.script, root, **asked.more)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -382,9 +406,9 @@ def _ground(plan: RunPlan, address: str, working_dir: str, beginning: Beginning)
     else:
         nodes, slots = plan.settings.nodes, plan.settings.slots
         beginning.say(f"{plan.name}: a Ray cluster of {nodes} node{'s' if nodes > 1 else ''} for {slots} ranks is started on this machine")
-        from fleet.app import recipes  # it imports Ray: after the first word
+        from fleet.app import recipes, scripts  # the first imports Ray: after the first word
 
-        with recipes.local_cluster(plan.settings, plan.script) as cluster:
+        with recipes.local_cluster(plan.settings, [scripts.folder_of(plan.train, plan.script)]) as cluster:
             beginning.say("the cluster is up; a coordinator is started, and an agent on each node")
             yield lambda each: recipes.LiveRun(each, cluster)
 

@@ -198,6 +198,11 @@ def environment(folder: Path | None) -> dict[str, Any]:
     return travels
 
 
+def top_of(folder: Path | None) -> Path | None:
+    """The folder here that is the working directory of ranks there: ``folder``, as :func:`environment` takes it, or that of the job."""
+    return Path.cwd() if SUBMITTED in os.environ else folder
+
+
 def examine(places: Mapping[int, Place]) -> None:
     """Ask every node whether it can train. Raises ConfigError naming the first that cannot."""
     import ray

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 START, BATCH, INPUT, OUTPUT, LOSS, OP = "start", "batch", "input", "output", "loss", "op"
@@ -18,7 +18,7 @@ BACKWARD = (OUT_GRADIENT, IN_GRADIENT, GRADIENT)
 LOOP = "train"
 """The place of what is done in the loop body itself, and in no module."""
 
-ORDER, RANK, HASH, CLOCK, MACHINE, MEMORY = "order", "rank", "hash", "clock", "machine", "memory"
+ORDER, RANK, HASH, CLOCK, MACHINE, MEMORY, LATE = "order", "rank", "hash", "clock", "machine", "memory", "late"
 VARIED = {
     ORDER: "its shards came in another order",
     RANK: "another rank computed it",
@@ -26,8 +26,11 @@ VARIED = {
     CLOCK: "it was another time, and clocks ran faster",
     MACHINE: "the machine had another number of cores, another name, and listed its folders in another order",
     MEMORY: "memory that nobody had written held something else, and objects lay elsewhere",
+    LATE: "a new process computed it, which had the state and none of the steps before",
 }
 """What a trial can have otherwise than the first one -> in words. None of it may change a bit."""
+AT_ONCE = frozenset(VARIED) - {LATE}
+"""What is tried in one trial. Of a process that comes late only its own steps can be compared."""
 
 SEEDED, KERNELS, ONE_THREAD = "seeded", "kernels", "one_thread"
 FORMS = {
@@ -47,12 +50,23 @@ class Asked:
         inside: record also torch's operations in the forward of this module, and in the backward; empty: none.
         form: a key of ``FORMS``, or empty.
         timed: nothing is recorded but how long steps take.
+        at: note what the script keeps when this (step, shard) begins; a shard of -1: the first of the step.
     """
 
     varied: frozenset[str] = frozenset()
     inside: str = ""
     form: str = ""
     timed: bool = False
+    at: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Something that a script keeps from shard to shard beside what it tracks: what it is in words, its ``line``, and a digest of it."""
+
+    what: str
+    line: str
+    digest: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +109,8 @@ class Call:
 @dataclass(frozen=True, slots=True)
 class Trial:
     """What a trial left. ``error``: what ended it early. ``step_s``: seconds of each step, ``module_s`` of all forwards of each module in
-    one step, on average; ``threads`` it computed with at its end, ``set_threads`` whether that is not what Fleet has set."""
+    one step, on average; ``threads`` it computed with at its end, ``set_threads`` whether that is not what Fleet has set.
+    ``kept``: what the script kept at the moment that was asked for."""
 
     marks: tuple[Mark, ...] = ()
     calls: tuple[Call, ...] = ()
@@ -104,6 +119,7 @@ class Trial:
     module_s: Mapping[str, float] | None = None
     threads: int = 1
     set_threads: bool = False
+    kept: tuple[Kept, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +164,19 @@ def first_difference(one: Trial, other: Trial) -> Difference | None:
             if mark != twin:
                 return Difference(_place(mark, twin, marks, theirs.get(key, ())), mark, twin)
     return None
+
+
+def difference_when_late(first: Trial, late: Trial) -> Difference | None:
+    """As :func:`first_difference`, of a trial that began at a later step: the steps that both have taken, from that one on."""
+    steps = {mark.step for mark in late.marks if mark.step >= 0}
+    both = [replace(trial, marks=tuple(mark for mark in trial.marks if mark.step in steps)) for trial in (first, late)]
+    return first_difference(*both)
+
+
+def changed(one: Trial, other: Trial) -> tuple[Kept, ...]:
+    """What the script of one trial kept, and that of the other did not, or kept otherwise."""
+    mine, theirs = ({(kept.what, kept.line): kept for kept in trial.kept} for trial in (one, other))
+    return tuple(kept for name, kept in (theirs | mine).items() if mine.get(name) != theirs.get(name))
 
 
 def _by_shard(marks: Sequence[Mark]) -> dict[tuple[int, int], list[Mark]]:

@@ -112,6 +112,6 @@ def _assembled(rooms: Iterable[Room]) -> dict[int, Tensor]:
         if entry.is_whole:
             tensors[entry.index] = tensor
             continue
-        whole = tensors.setdefault(entry.index, torch.empty(entry.shape, dtype=tensor.dtype))
+        whole = tensors.setdefault(entry.index, torch.empty(entry.shape, dtype=tensor.dtype, device="cpu"))
         whole[tuple(slice(start, start + size) for start, size in zip(entry.offsets, entry.sizes, strict=True))] = tensor
     return tensors

@@ -225,8 +225,6 @@ row = row + torch.rand(8, generator=torch.Generator().manual_seed(self.run.rank 
         "Rows", "rank", "rank"),
     Planted("a learning rate by the rank", script(body="optimizer.param_groups[0]['lr'] = 0.1 * (1 + run.rank)"),
         "train", "rank", "rank"),
-    Planted("weights by numpy, unseeded", script(build="model.odd[0].weight.data.copy_(torch.from_numpy(np.random.randn(8, 8)))",
-        odd="nn.Sequential(nn.Linear(8, 8))"), "model.odd.0", "again", "draw"),
     Planted("an order of shards that is summed", script(forward="""
 x = self.first(x)
 self.total = getattr(self, 'total', 0) + x.detach().sum()
@@ -252,3 +250,154 @@ return total
 
 BY_PROCESS = script(item="row = row + torch.rand(8, generator=torch.Generator().manual_seed(os.getpid() + index))")
 """Augments as DataLoader workers often do, by a seed of the process."""
+
+
+# ---- what is carried from step to step ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Carried:
+    """A script, ``what`` it carries along, and the text of the ``line`` that must be named for it; both empty: it carries nothing."""
+
+    name: str
+    script: str
+    what: str = ""
+    line: str = ""
+
+
+def loop(before: str = "", top: str = "", body: str = "", factor: str = "1.0", behind: str = "", tracked: str = "") -> str:
+    """A script whose loss has this ``factor``."""
+    return f'''\
+"""Learns nothing, on made-up numbers."""
+
+import functools
+import itertools
+
+import torch
+from torch import nn
+
+{top.strip()}
+
+
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return torch.sin(torch.arange(8.0) * (index + 1))
+
+
+def train(run):
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+{_indented(before, 4)}
+    state = run.track(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1){tracked})
+    for step in run.steps(state, total=4):
+        for rows in step.batches(Rows(), batch_size=16):
+{_indented(body, 12)}
+            step.backward(model(rows).square().mean() * {factor})
+{_indented(behind, 8)}
+        step.commit()
+'''
+
+
+CELL = """
+class Memory(nn.Module):
+    def __init__(self, shards):
+        super().__init__()
+        self.register_buffer("rows", torch.zeros(shards, 4, 8))
+
+    def forward(self, x):
+        return x
+"""
+COUNTER = """
+class Counter:
+    def __init__(self):
+        self.count = 1
+
+    def state_dict(self):
+        return {"count": self.count}
+
+    def load_state_dict(self, state):
+        self.count = state["count"]
+
+    def more(self):
+        self.count += 1
+"""
+CARRIED = [
+    Carried("a hidden state in a dict", loop(
+        before="hidden = {}",
+        body="rows = rows + hidden.get(step.shard, 0.0)\nhidden[step.shard] = rows.detach().tanh()",
+    ), "hidden in train", "hidden = {}"),
+    Carried("a hidden state in a variable", loop(
+        before="h = None",
+        body="rows = rows if h is None else rows + h",
+        behind="h = torch.full((8,), float(step.number + 1))",
+    ), "h in train", "h = None"),
+    Carried("a closure", loop(
+        top="""
+def counting():
+    count = 1
+    def more():
+        nonlocal count
+        count += 1
+    def factor():
+        return count
+    return more, factor
+
+more, factor = counting()
+""", factor="factor()", behind="step.on_commit(more)",
+    ), "count in the closure of factor", "def factor():"),
+    Carried("an attribute of a module", loop(
+        top="""
+class Odd(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.calls = 1
+
+    def forward(self, x):
+        return x * self.calls
+
+    def more(self):
+        self.calls += 1
+""", before="model.append(Odd())", behind="step.on_commit(model[3].more)",
+    ), "3 of model in train: its calls", "self.calls = 1"),
+    Carried("an attribute of a class", loop(
+        top="class Seen:\n    steps = 1\n", factor="Seen.steps", behind="step.on_commit(lambda: setattr(Seen, 'steps', Seen.steps + 1))",
+    ), "Seen.steps", "    steps = 1"),
+    Carried("a global", loop(
+        top="STEPS = [1.0]", factor="len(STEPS)", behind="step.on_commit(lambda: STEPS.append(1.0))",
+    ), "STEPS of module", "STEPS = [1.0]"),
+    Carried("a cache", loop(
+        top="NOW = [0]\n\n@functools.lru_cache\ndef factor():\n    return 1.0 + NOW[0]\n",
+        body="NOW[0] = step.number", factor="factor()",
+    ), "the cache of factor", "@functools.lru_cache"),
+    Carried("a default", loop(
+        top="def factor(seen=[]):\n    return 1.0 + len(seen)\n",
+        factor="factor()", behind="step.on_commit(lambda: factor.__defaults__[0].append(1))",
+    ), "a default of factor", "def factor(seen=[]):"),
+    Carried("a generator of numbers", loop(
+        before="draw = torch.Generator().manual_seed(1)\nfactor = [1.0]", factor="factor[0]",
+        behind="factor[0] = float(torch.rand((), generator=draw))",
+    ), "draw in train", "draw = torch.Generator().manual_seed(1)"),
+    Carried("an iterator", loop(
+        before="rates = itertools.count(2)\nrate = 1.0", factor="rate", behind="rate = float(next(rates))",
+    ), "rates in train", "rates = itertools.count(2)"),
+    Carried("nothing, as it follows from the step", loop(factor="(1.0 + step.number)")),
+    Carried("nothing, though a function has a cache", loop(
+        top="@functools.lru_cache\ndef squared(number):\n    return float(number**2)\n", factor="squared(step.number + 1)",
+    )),
+    Carried("nothing, though it counts what it prints", loop(before="seen = []", body="seen.append(step.number)")),
+    Carried("an object that is tracked", loop(
+        top=COUNTER, before="counter = Counter()", tracked=", counter=counter", factor="counter.count",
+        behind="step.on_commit(counter.more)",
+    )),
+    Carried("a hidden state in a buffer", loop(
+        top=CELL, before="model.append(Memory(run.shards))",
+        body="""
+memory = model[3].rows
+rows = rows + memory[step.shard].clone()
+with torch.no_grad():
+    memory[step.shard] += run.shards * (rows.tanh() - memory[step.shard])
+""",
+    )),
+]  # fmt: skip

@@ -104,6 +104,7 @@ ZONES = (
     Zone("fleet/app/tracking.py", SHIPPED, ANY, ("torch", "ray")),
     Zone("fleet/app/launching.py", SHIPPED, ANY, ("torch",)),
     Zone("fleet/app/shipping.py", SHIPPED, ANY, ("torch",)),
+    Zone("fleet/app/scripts.py", ("fleet", "actors.rank"), (), ("torch", "ray", *EDGE)),
     Zone("fleet/app/ray_trainer.py", SHIPPED, ANY, ("torch",)),
     Zone("fleet/app/result.py", SHIPPED, ANY, ("torch", "ray")),
     Zone("fleet/__main__.py", SHIPPED, ANY, ("torch",)),

@@ -73,10 +73,10 @@ def test_a_script_that_is_no_python_is_refused(fleet: Call, tmp_path: Path) -> N
     assert (code, "it is no Python" in told) == (2, True), told
 
 
-def test_arguments_belong_to_a_script_as_it_is(fleet: Call) -> None:
-    code, told = fleet("job.py", "--", "--steps", "3")
+def test_a_script_as_it_is_is_no_module(fleet: Call) -> None:
+    code, told = fleet("--plain", "job.py", "-m")
     assert code == 2
-    assert "ARGUMENTS = '--steps 3': a train function is given none" in told
+    assert "--module = True: a script that is not Fleet's does not know it" in told
 
 
 @pytest.fixture

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from actors.rank.trial.trial import attempt
+from actors.rank.trial.trial import attempt, tried
 from actors.script_trials import InProcesses
-from fleet.app.scripts import load_train
+from fleet.app.scripts import found as found_script
+from fleet.app.scripts import train_of
 from fleet.cli.main import app
 from fleet.errors import ConfigError, FleetError
 from fleet.ledger import sameness
 from fleet.ledger.sameness import (
+    AT_ONCE,
     BATCH,
     GRADIENT,
     HASH,
     IN_GRADIENT,
     INPUT,
+    LATE,
     LOOP,
     LOSS,
     OP,
+    ORDER,
     OUT_GRADIENT,
     OUTPUT,
     RATE,
@@ -56,7 +61,17 @@ def written(folder: Path, name: str, text: str) -> str:
 
 def examined(script: str) -> list[Finding]:
     """All trials in this process: quick, and without another PYTHONHASHSEED."""
-    return examine(lambda asked: attempt(lambda: load_train(script), SETTINGS, asked))
+
+    def one(asked: Asked, begins: Path | None, ends: Path | None) -> Trial:
+        return attempt(lambda: train_of(found_script(script)), SETTINGS, asked, begins, ends)
+
+    return examine(lambda asked: tried(one, asked))
+
+
+@pytest.fixture(autouse=True)
+def arguments_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script that is executed has its own."""
+    monkeypatch.setattr(sys, "argv", sys.argv)
 
 
 # ---- scripts -----------------------------------------------------------------------------------------------------------------------------
@@ -73,6 +88,20 @@ def test_a_planted_cause_is_found_by_name(number: int, tmp_path: Path) -> None:
     assert one.operation in told.operation, told
     assert not one.call or any(one.call in call.what for call in told.calls), told
     assert told.reason and told.way_out and told.what
+    assert told.cause != "state" or told.kept, "what is kept has a line"
+
+
+@pytest.mark.parametrize("number", range(len(planted.CARRIED)), ids=[one.name.replace(" ", "_") for one in planted.CARRIED])
+def test_what_is_carried_from_step_to_step_is_named_with_its_line(number: int, tmp_path: Path) -> None:
+    one = planted.CARRIED[number]
+    told = examined(written(tmp_path, f"carried_{number}", one.script))
+    if not one.what:
+        assert told == []
+        return
+    [found] = told
+    assert (found.varied, found.cause) == (LATE, "carried") or (found.varied, found.cause) == (ORDER, "state"), found
+    line = next(at for at, text in enumerate(one.script.splitlines(), 1) if text.strip() == one.line.strip())
+    assert f"carried_{number}.py:{line}" in [kept.line for kept in found.kept if one.what in kept.what], found.kept
 
 
 def test_a_script_without_any_is_clean(tmp_path: Path) -> None:
@@ -85,12 +114,12 @@ def test_an_example_is_clean(name: str) -> None:
 
 
 def test_what_is_another_in_each_process_is_found_by_processes(tmp_path: Path) -> None:
-    trials = InProcesses(written(tmp_path, "by_hash", planted.BY_HASH), SETTINGS)
+    trials = InProcesses(found_script(written(tmp_path, "by_hash", planted.BY_HASH)), SETTINGS)
     first = trials(Asked())
     found = first_difference(first, trials(Asked(frozenset({HASH}))))
     assert found is not None
     assert (found.place, found.kind) == ("model.odd", OUTPUT)
-    trials = InProcesses(written(tmp_path, "by_process", planted.BY_PROCESS), SETTINGS)
+    trials = InProcesses(found_script(written(tmp_path, "by_process", planted.BY_PROCESS)), SETTINGS)
     first = trials(Asked())
     found = first_difference(first, trials(Asked()))
     assert found is not None
@@ -100,9 +129,9 @@ def test_what_is_another_in_each_process_is_found_by_processes(tmp_path: Path) -
 
 def test_what_a_script_raises_is_told_and_what_cannot_be_loaded_refused(tmp_path: Path) -> None:
     with pytest.raises(FleetError, match=r"the script raised ZeroDivisionError"):
-        InProcesses(written(tmp_path, "raises", "def train(run):\n    1 / 0\n"), SETTINGS)(Asked())
+        InProcesses(found_script(written(tmp_path, "raises", "def train(run):\n    1 / 0\n")), SETTINGS)(Asked())
     with pytest.raises(ConfigError, match="no such file"):
-        InProcesses(str(tmp_path / "nowhere.py"), SETTINGS)(Asked())
+        InProcesses(found_script(str(tmp_path / "nowhere.py")), SETTINGS)(Asked())
     assert "took no step" in attempt(lambda: lambda run: None, SETTINGS, Asked()).error
 
 
@@ -113,7 +142,7 @@ def test_a_draw_of_its_own_is_the_same_with_its_form_and_is_priced(tmp_path: Pat
 
     def run(what: Asked) -> Trial:
         asked.append(what)
-        return attempt(lambda: load_train(script), SETTINGS, what)
+        return attempt(lambda: train_of(found_script(script)), SETTINGS, what)
 
     [found] = examine(run)
     cost = priced(found, run).cost
@@ -140,7 +169,7 @@ def test_a_clean_script_ends_with_0(tmp_path: Path) -> None:
     script = written(tmp_path, "clean", planted.script())
     answer = CliRunner().invoke(app, ["doctor", "--determinism", script, "--json", "--config", "shards=4"])
     assert answer.exit_code == 0, answer.output
-    assert json.loads(answer.stdout) == {"script": script, "clean": True, "trials": 3, "findings": []}
+    assert json.loads(answer.stdout) == {"script": script, "clean": True, "trials": 4, "findings": []}
 
 
 @pytest.mark.parametrize(
@@ -263,7 +292,7 @@ def test_few_trials_where_nothing_differs_and_each_alone_where_something_does() 
         return trial(f"{OUTPUT}|model|{'y' if guilty in what.varied else 'x'}")
 
     assert examine(run) == []
-    assert [what.varied for what in asked] == [frozenset(), frozenset(), frozenset(VARIED)]
+    assert [what.varied for what in asked] == [frozenset(), frozenset(), AT_ONCE, frozenset({LATE})]
     for guilty in VARIED:
         [found] = examine(lambda what, guilty=guilty: run(what, guilty))  # type: ignore[misc]
         assert (found.place, found.varied) == ("model", guilty)

@@ -146,6 +146,25 @@ def test_a_server_that_fails_is_as_none(tmp_path: Path, monkeypatch: pytest.Monk
         server.close()
 
 
+@pytest.mark.parametrize(("imports", "done"), [(["import no_such_module", "from colorsys import ONE_THIRD"], True),
+                                             (["import colorsys", "import starts_a_thread"], False)])  # fmt: skip
+def test_what_a_script_imports_is_done_ahead_unless_nobody_can_be_forked_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, imports: list[str], done: bool
+) -> None:
+    monkeypatch.setenv("RAY_RAYLET_PID", RAYLET)
+    monkeypatch.setattr("actors.fork_server.ALWAYS", ())
+    (tmp_path / "starts_a_thread.py").write_text("import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n")
+    path = {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    server = ForkServer(tmp_path, path, ("json",), imports)
+    try:
+        with start(tmp_path) as client:
+            seen = heard(client)
+            assert (seen["pid"] != client.pid, seen["imported"]) == (True, done)
+            client.communicate("", timeout=BOUND_S)
+    finally:
+        server.close()
+
+
 def test_a_rank_imports_hardly_anything_until_it_has_taken_a_step_and_saved_its_part(tmp_path: Path) -> None:
     """Four ranks compute while a fifth starts, and what is imported on each node once takes nothing from them."""
     command = [sys.executable, "-c", FIRST_STEPS, str(tmp_path)]

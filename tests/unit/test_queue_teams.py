@@ -176,11 +176,13 @@ def test_who_has_a_token_of_their_own_shows_that(tmp_path: Path, monkeypatch: py
 
 
 def test_a_run_is_begun_by_its_name_and_goes_on_by_it(tmp_path: Path) -> None:
-    first = job(tmp_path, "a", 2)
-    again = dataclasses.replace(first, starts=1)
-    assert LocalRuns(tmp_path).command(first)[-4:] == ["--storage", str(tmp_path), "--name", "a"]
-    assert LocalRuns(tmp_path).command(again)[-4:] == ["--storage", str(tmp_path), "--resume-or-start", "a"]
-    assert ClusterRuns(tmp_path, "auto").command(again)[-6:] == ["--address", "auto", "--copy-to", str(tmp_path), "--resume-or-start", "a"]
+    first = dataclasses.replace(job(tmp_path, "a", 2), arguments=("--world", "2", "--", "--name", "b"))
+    again, given = dataclasses.replace(first, starts=1), [first.script, *first.arguments]
+    places, joins = ["--storage", str(tmp_path)], ["--address", "auto", "--copy-to", str(tmp_path)]
+    assert LocalRuns(tmp_path).command(first)[-11:] == ["run", *places, "--name", "a", *given], "the queue's own come before --"
+    assert LocalRuns(tmp_path).command(again)[-11:] == ["run", *places, "--resume-or-start", "a", *given]
+    assert ClusterRuns(tmp_path, "auto").command(again)[-13:] == ["run", *joins, "--resume-or-start", "a", *given]
+    assert cli_queue._unnamed(list(first.arguments)) == list(first.arguments)
     assert cli_queue._unnamed(["--world", "2", "--name", "a", "--name=b", "--seed", "3"]) == ["--world", "2", "--seed", "3"]
 
 

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from actors.script_trials import Stepping
+from fleet.app.scripts import found as found_script
 from fleet.cli.main import app
 from fleet.errors import ConfigError, FleetError
 from fleet.ledger.shard_prices import Price, candidates, prices
@@ -43,12 +44,12 @@ def test_the_command_measures_each_number_of_shards(tmp_path: Path) -> None:
 def test_a_script_that_has_too_few_steps_and_a_world_that_does_not_divide_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "short.py"
     path.write_text(planted.script().replace("total=4", "total=1"))
-    rank = Stepping(str(path), RunSettings(), 1, 1)
+    rank = Stepping(found_script(str(path)), RunSettings(), 1, 1)
     assert rank.step().batch_size == 16
     with pytest.raises(FleetError, match="over before enough steps were timed"):
         rank.step()
     rank.close()
-    rank = Stepping(str(path), RunSettings(), 3, 3)
+    rank = Stepping(found_script(str(path)), RunSettings(), 3, 3)
     with pytest.raises(ConfigError, match="does not divide into 3 ranks"):
         rank.step()
     rank.close()

@@ -26,24 +26,24 @@ MANY = 32
 
 def seed_shard(seed: int, step: int, shard: int) -> None:
     """Set all random generators (torch on CPU and CUDA, numpy, random) for one shard of one step."""
-    _seed_all(derive_seed(seed, "shard", step, shard))
+    seed_all(derive_seed(seed, "shard", step, shard))
 
 
 def seed_step(seed: int, step: int) -> None:
     """Set all random generators for what happens in a step outside of its shards: the same on every rank."""
-    _seed_all(derive_seed(seed, "step", step))
+    seed_all(derive_seed(seed, "step", step))
 
 
 def seed_data(seed: int, step: int, shard: int) -> None:
     """Set all random generators for the fetch of one shard's samples, so that random augmentation follows from (seed, step, shard), too."""
-    _seed_all(derive_seed(seed, "data", step, shard))
+    seed_all(derive_seed(seed, "data", step, shard))
 
 
 @contextmanager
 def seeded_alone(seed: int, step: int) -> Iterator[None]:
     """Within: generators set for what one rank does for all at ``step``, whichever it is. Afterwards they are as they were before."""
     with generators_kept():
-        _seed_all(derive_seed(seed, "alone", step))
+        seed_all(derive_seed(seed, "alone", step))
         yield
 
 
@@ -59,7 +59,8 @@ def generators_kept() -> Iterator[None]:
         np.random.set_state(before[2])
 
 
-def _seed_all(seed: int) -> None:
+def seed_all(seed: int) -> None:
+    """Set the generators of torch, Python and numpy."""
     if torch.accelerator.is_available():
         torch.manual_seed(seed)
     else:  # the former notes the whole stack for each accelerator that might yet be set up: a tenth of a short step, ten times a step

@@ -20,8 +20,8 @@ def bits_of(pieces: Sequence[Piece]) -> torch.Tensor:
     """The same bytes for the same pieces, flat uint8 on the host; a multiple of 16 of them."""
     header, payload = pack(pieces)
     begin = HEAD + -(-header.numel() // ROOM) * ROOM
-    bits = torch.zeros(begin + payload.numel(), dtype=torch.uint8)
-    bits[:HEAD].view(torch.int64)[:3] = torch.tensor([header.numel(), payload.numel(), checksum(payload)])
+    bits = torch.zeros(begin + payload.numel(), dtype=torch.uint8, device="cpu")
+    bits[:HEAD].view(torch.int64)[:3] = torch.tensor([header.numel(), payload.numel(), checksum(payload)], device="cpu")
     bits[HEAD : HEAD + header.numel()] = header
     bits[begin:] = payload
     return bits
@@ -48,24 +48,24 @@ def xor(into: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 def swap(group: Group, gifts: Mapping[int, torch.Tensor]) -> list[torch.Tensor]:
     """Give each of the peers its bits, and take theirs. All of them call it alike. Raises GroupBroken."""
-    told = {peer: torch.tensor([gift.numel()]) for peer, gift in gifts.items()}
-    heard = {peer: torch.zeros(1, dtype=torch.int64) for peer in gifts}
+    told = {peer: torch.tensor([gift.numel()], device="cpu") for peer, gift in gifts.items()}
+    heard = {peer: torch.zeros(1, dtype=torch.int64, device="cpu") for peer in gifts}
     group.start([(one, peer) for peer, one in told.items()], [(one, peer) for peer, one in heard.items()], Tag.PARITY).wait()
-    found = {peer: torch.empty(int(one), dtype=torch.uint8) for peer, one in heard.items()}
+    found = {peer: torch.empty(int(one), dtype=torch.uint8, device="cpu") for peer, one in heard.items()}
     group.start([(gift, peer) for peer, gift in gifts.items()], [(one, peer) for peer, one in found.items()], Tag.PARITY).wait()
     return list(found.values())
 
 
 def give(group: Group, gift: torch.Tensor, peer: int) -> None:
     """To one peer, who calls :func:`take`. Raises GroupBroken."""
-    group.send(torch.tensor([gift.numel()]), peer, Tag.PARITY)
+    group.send(torch.tensor([gift.numel()], device="cpu"), peer, Tag.PARITY)
     group.send(gift, peer, Tag.PARITY)
 
 
 def take(group: Group, peer: int) -> torch.Tensor:
     """What the peer gives by :func:`give`. Raises GroupBroken."""
-    length = torch.zeros(1, dtype=torch.int64)
+    length = torch.zeros(1, dtype=torch.int64, device="cpu")
     group.recv(length, peer, Tag.PARITY)
-    found = torch.empty(int(length), dtype=torch.uint8)
+    found = torch.empty(int(length), dtype=torch.uint8, device="cpu")
     group.recv(found, peer, Tag.PARITY)
     return found

@@ -129,7 +129,7 @@ class FsdpEngine(ShardedEngine):
             self._stand(still=True)
 
     def introduce(self, group: Group) -> None:
-        rows = torch.zeros(group.size, ADDRESS_BYTES, dtype=torch.uint8)
+        rows = torch.zeros(group.size, ADDRESS_BYTES, dtype=torch.uint8, device="cpu")
         mine = self._lender.address.packed().ljust(ADDRESS_BYTES, b"\0")
         group.all_gather(rows, torch.frombuffer(bytearray(mine), dtype=torch.uint8), Tag.CLAIM)
         self._met = [Address.unpacked(row.numpy().tobytes()) for row in rows]
@@ -248,7 +248,7 @@ class FsdpEngine(ShardedEngine):
     def _gather_flat(self, flat: int, memory: torch.Tensor) -> None:
         """From this rank's own chunks, and from those who lend the others."""
         size, extent = len(self._guarded), self.chunks.extents[flat]
-        host = memory if memory.is_cpu else torch.empty(memory.shape, dtype=memory.dtype, pin_memory=True)
+        host = memory if memory.is_cpu else torch.empty(memory.shape, dtype=memory.dtype, pin_memory=True, device="cpu")
         wanted: list[tuple[tuple[int, ...], Wish]] = []
         for owner in range(size):
             lo, hi = bounds(extent, (size, owner))

@@ -104,7 +104,7 @@ class Kept:
             room = {place: self._room(flat, place, flats[flat].dtype) for place in self.others}
             sends = [(row, self.members[place]) for place, row in mine.items()]
             group.start(sends, [(row, self.members[place]) for place, row in room.items()], Tag.MEANS).wait()
-            log = torch.zeros(0, dtype=torch.uint8)
+            log = torch.zeros(0, dtype=torch.uint8, device="cpu")
             for row in room.values():
                 log = xor(log, row)
             self.logs[flat] = log
@@ -116,7 +116,7 @@ class Kept:
 
     def _room(self, flat: int, owner: int, dtype: torch.dtype) -> torch.Tensor:
         lo, hi = self.span(flat, owner, self.place)
-        return torch.empty((hi - lo) * dtype.itemsize, dtype=torch.uint8)
+        return torch.empty((hi - lo) * dtype.itemsize, dtype=torch.uint8, device="cpu")
 
     # ---- a step --------------------------------------------------------------------------------------------------------------------------
 
@@ -151,8 +151,8 @@ class Kept:
         changed = {place: xor(after[place], row) for place, row in self.before[flat].items()}
         self._take(flat, self._swap(group, changed))
         self.taken += 1
-        told = [torch.ones(1, dtype=torch.uint8) for _ in self.others]
-        heard = [torch.zeros(1, dtype=torch.uint8) for _ in self.others]
+        told = [torch.ones(1, dtype=torch.uint8, device="cpu") for _ in self.others]
+        heard = [torch.zeros(1, dtype=torch.uint8, device="cpu") for _ in self.others]
         peers = [self.members[place] for place in self.others]
         word = group.start(list(zip(told, peers, strict=True)), list(zip(heard, peers, strict=True)), Tag.TAKEN)
         self._sent.append(_Sent(flat, word, [*told, *heard]))
@@ -174,7 +174,7 @@ class Kept:
     def gift(self, place: int, taken: int | None) -> Mapping[int, tuple[torch.Tensor, torch.Tensor]]:
         """By flat buffer, the bits of this rank's stripe as the parity of the member at ``place`` has them, and its mean gradient where
         they are of the step before. ``taken``: see :class:`fleet.protocol.parity.Revival`."""
-        none, found = torch.zeros(0, dtype=torch.uint8), {}
+        none, found = torch.zeros(0, dtype=torch.uint8, device="cpu"), {}
         for number, flat in enumerate(self.flats):
             if taken is not None and number >= taken:
                 found[flat] = self.before[flat][place], self.means[flat][place]

@@ -187,7 +187,7 @@ class ParityResharding(Resharding):
         pieces: list[Piece] = []
         for number, flat in enumerate(kept.flats):
             steps = one.taken is not None and number >= one.taken
-            bits, mean = kept.sums[flat].clone(), kept.logs[flat].clone() if steps else torch.zeros(0, dtype=torch.uint8)
+            bits, mean = kept.sums[flat].clone(), kept.logs[flat].clone() if steps else torch.zeros(0, dtype=torch.uint8, device="cpu")
             for giver, _ in one.givers:
                 bits, mean = xor(bits, take(group, giver)), xor(mean, take(group, giver))
             found = self._read(group, bits)

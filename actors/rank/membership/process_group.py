@@ -409,7 +409,7 @@ def _nothing() -> None:
 
 
 def _host_like(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=torch.cuda.is_available())
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=torch.cuda.is_available(), device="cpu")
 
 
 class Forming:
@@ -506,7 +506,8 @@ class Forming:
                 if self._each_has_its_own:
                     self._agree(group, client)
                 else:
-                    group.all_gather(torch.empty(self._size, 1), torch.zeros(1))
+                    said = torch.zeros(1, dtype=torch.float32, device="cpu")
+                    group.all_gather(said.new_empty(self._size, 1), said)
             except GroupBroken:
                 group.close()
                 raise
@@ -554,7 +555,7 @@ class Forming:
         except (RuntimeError, OSError) as error:
             why = first_line(error)
         self._go_on()
-        said = torch.tensor([float(mine is not None)])
+        said = torch.tensor([float(mine is not None)], dtype=torch.float32, device="cpu")
         sent = group.start([(said, peer) for peer in group.peers], [])
         heard()
         sent.wait()
@@ -568,7 +569,7 @@ class Forming:
     def _hear(self, group: Group, making: _nccl.Making, has: dict[int, bool]) -> None:
         """In a thread of its own, told by each peer whether it has a communicator. NCCL would wait for one that has none, so who still
         makes its own gives up then. Each rank asks its next ones first, so that whoever waits hears of it from one that waits no more."""
-        said = torch.zeros(1)
+        said = torch.zeros(1, dtype=torch.float32, device="cpu")
         try:
             for peer in group.peers:
                 group._complete([group._gloo.recv([said], peer, Tag.PLAIN)])

@@ -313,7 +313,7 @@ class Seat:
 
         def give() -> None:
             for receiver in move.view.receivers:
-                group.send(torch.tensor([move.state.lineage, move.state.step, engine.trained]), receiver)
+                group.send(torch.tensor([move.state.lineage, move.state.step, engine.trained], device="cpu"), receiver)
             for receiver in move.view.receivers:
                 send_state(group, receiver, state)
 
@@ -326,7 +326,7 @@ class Seat:
         assert state is not None
         self._recorder.switch(RESTORE)
         engine.reset()
-        numbers = torch.empty(3, dtype=torch.int64)
+        numbers = torch.empty(3, dtype=torch.int64, device="cpu")
         group.recv(numbers, donor)
         lineage, step, trained = numbers.tolist()
 

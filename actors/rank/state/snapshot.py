@@ -51,7 +51,7 @@ PAGE_BYTES = 4096
 """A processor tells a load from an earlier store by the address within a page. Where a copy's target lies a little further on in its page
 than its source, each load waits for a store that it has nothing to do with: on a Zen 3 the copy takes 4 times as long."""
 
-_NOTHING = torch.empty(0, dtype=torch.uint8)
+_NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 Task = Callable[[], Any]
 Pair = tuple[torch.Tensor, torch.Tensor]

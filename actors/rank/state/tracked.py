@@ -350,7 +350,7 @@ def _words(data: torch.Tensor) -> torch.Tensor:
 
 
 def _weighted(values: torch.Tensor) -> int:
-    return int((values * torch.arange(1, 2 * values.numel() + 1, 2)).sum())
+    return int((values * torch.arange(1, 2 * values.numel() + 1, 2, device="cpu")).sum())
 
 
 class _Window:
@@ -379,7 +379,7 @@ class _Staging:
         turn = number % CHUNKS_IN_FLIGHT
         buffer = self._buffers[turn]
         if buffer is None:
-            buffer = self._buffers[turn] = torch.empty(CHUNK_BYTES, dtype=torch.uint8)
+            buffer = self._buffers[turn] = torch.empty(CHUNK_BYTES, dtype=torch.uint8, device="cpu")
         return buffer[:length]
 
 
@@ -396,7 +396,7 @@ def send_state(group: Group, to: int, state: TrackedState) -> None:
     skeleton, tensors = state.flatten()
     memory = [_bytes_of(tensor) for tensor in tensors]
     plan = PLAIN.write((skeleton, [(tensor.dtype, tensor.shape) for tensor in tensors])).encode()
-    group.send(torch.tensor([len(plan)]), to, Tag.STATE)
+    group.send(torch.tensor([len(plan)], device="cpu"), to, Tag.STATE)
     group.send(torch.frombuffer(bytearray(plan), dtype=torch.uint8), to, Tag.STATE)
     sums: list[int] = []
     staging, window = _Staging(), _Window(lambda _: None)
@@ -407,7 +407,7 @@ def send_state(group: Group, to: int, state: TrackedState) -> None:
         window.push(number, group.start([(data, to)], [], Tag.STATE))
         sums.append(checksum(data))
     window.make_room(CHUNKS_IN_FLIGHT)
-    group.send(torch.tensor([0, *sums]), to, Tag.STATE)
+    group.send(torch.tensor([0, *sums], device="cpu"), to, Tag.STATE)
 
 
 def _pack(views: Sequence[torch.Tensor], into: torch.Tensor) -> torch.Tensor:
@@ -431,11 +431,11 @@ def receive_state(group: Group, source: int, state: TrackedState, before_load: C
     It is received beside the old state, and verified; then ``before_load`` is called, and only then does ``state`` change.
     Raises GroupBroken when the transfer breaks or a checksum differs; the old state is as it was.
     """
-    length = torch.zeros(1, dtype=torch.int64)
+    length = torch.zeros(1, dtype=torch.int64, device="cpu")
     group.recv(length, source, Tag.STATE)
     if not 0 < int(length) <= LARGEST_PLAN_BYTES:
         raise GroupBroken(f"rank {source} announces a plan of {int(length)} bytes for its state", group.generation)
-    plan = torch.empty(int(length), dtype=torch.uint8)
+    plan = torch.empty(int(length), dtype=torch.uint8, device="cpu")
     group.recv(plan, source, Tag.STATE)
     skeleton, shapes = PLAIN.read(plan.numpy().tobytes().decode())
     shadow = [_fresh(dtype, shape) for dtype, shape in shapes]
@@ -468,7 +468,7 @@ def _receive_tensors(group: Group, source: int, memory: Sequence[torch.Tensor]) 
         buffers[number] = views[0] if _in_place(views) else staging.get(number, sum(view.numel() for view in views))
         window.push(number, group.start([], [(buffers[number], source)], Tag.STATE))
     window.make_room(CHUNKS_IN_FLIGHT)
-    sent = torch.zeros(1 + len(chunks), dtype=torch.int64)
+    sent = torch.zeros(1 + len(chunks), dtype=torch.int64, device="cpu")
     group.recv(sent, source, Tag.STATE)
     for number, (mine, theirs) in enumerate(zip(sums, sent[1:].tolist(), strict=True)):
         if mine != theirs:

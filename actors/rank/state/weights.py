@@ -156,7 +156,7 @@ def _reader(weights: Weights, name: str, parameter: nn.Parameter) -> Read:
 def _read_reordered(weights: Weights, name: str, dtype: torch.dtype, strides: tuple[int, ...], lo: int, hi: int) -> torch.Tensor:
     """Of a parameter whose memory is in another order than the file's: all of it is read."""
     value = weights.tensor(name).to(dtype)
-    memory = torch.empty_strided(value.shape, strides, dtype=dtype).copy_(value)
+    memory = torch.empty_strided(value.shape, strides, dtype=dtype, device="cpu").copy_(value)
     return memory.as_strided((value.numel(),), (1,))[lo:hi]
 
 

@@ -21,7 +21,7 @@ def block_norms(flat: torch.Tensor) -> torch.Tensor:
     norms = [torch.linalg.vector_norm(flat[:whole].view(-1, BLOCK), dim=1)] if whole else []
     if whole < flat.numel():
         norms.append(torch.linalg.vector_norm(flat[whole:]).reshape(1))
-    return torch.cat([norm.double().cpu() for norm in norms]) if norms else torch.zeros(0, dtype=torch.float64)
+    return torch.cat([norm.double().cpu() for norm in norms]) if norms else torch.zeros(0, dtype=torch.float64, device="cpu")
 
 
 class SplitNorms:
@@ -42,7 +42,7 @@ class SplitNorms:
 
     def take(self, flats: Sequence[torch.Tensor], rank: int, factor: float = 1.0) -> torch.Tensor:
         """What ``rank`` tells: :attr:`width` numbers. ``factor``: that the gradient is to be multiplied with first."""
-        missing = torch.zeros(self.width - sum(self._counts[rank]), dtype=torch.float64)
+        missing = torch.zeros(self.width - sum(self._counts[rank]), dtype=torch.float64, device="cpu")
         parts = [flats[flat][lo:hi] for flat, lo, hi in self._parts[rank]]
         return torch.cat([*(block_norms(part if factor == 1.0 else part * factor) for part in parts), missing])
 

@@ -243,7 +243,7 @@ class Engine:
         self._tell(group, group.peers, shards)
 
     def _tell(self, group: Group, peers: Sequence[int], shards: Collection[int]) -> None:
-        mask = torch.zeros(self._shards, dtype=torch.uint8)
+        mask = torch.zeros(self._shards, dtype=torch.uint8, device="cpu")
         mask[sorted(shards)] = 1
         self._told = [*self._told[-1:], (group.start([(mask, peer) for peer in peers], [], Tag.HELD), mask)]
 
@@ -257,7 +257,7 @@ class Engine:
             mine = self._brings
             asking = group.peers if begun else [peer for peer in group.peers if peer in receivers]
             self._tell(group, [] if self._rank in receivers else asking, mine)
-        masks = torch.zeros(group.size, self._shards, dtype=torch.uint8)
+        masks = torch.zeros(group.size, self._shards, dtype=torch.uint8, device="cpu")
         givers = [peer for peer in group.peers if peer not in receivers] if begun else []
         group.start([], [(masks[peer], peer) for peer in givers], Tag.HELD).wait()
         told = [frozenset(mask.nonzero().flatten().tolist()) for mask in masks]
@@ -456,7 +456,7 @@ class Engine:
 
         def added() -> list[Work]:
             """What this rank has added up is in its caches now."""
-            padded = torch.tensor(said + [0.0] * (width - len(said)), dtype=torch.float64)
+            padded = torch.tensor(said + [0.0] * (width - len(said)), dtype=torch.float64, device="cpu")
             return [side.start(torch.cat([padded, self._split.take(gradients.mean_flats, self._rank)]))]
 
         gradients.reduce(self._reducer, added)

@@ -549,14 +549,14 @@ class SideChannel:
     def __init__(self, group: Group, dtype: torch.dtype = torch.float64) -> None:
         self._group = group
         self._dtype = dtype
-        self._all = torch.zeros(group.size, 0, dtype=dtype)
+        self._all = torch.zeros(group.size, 0, dtype=dtype, device="cpu")
         self._work: Work | None = None
         self._before: deque[Work] = deque(maxlen=2)  # nobody waits for their sends: two exchanges later they have arrived
 
     def listen(self, count: int) -> None:
         """Ask for ``count`` numbers of every rank, ahead of :meth:`start`: gloo sends nothing before it knows of the receive."""
         if self._all.shape[1] != count:
-            self._all = torch.zeros(self._group.size, count, dtype=self._dtype)
+            self._all = torch.zeros(self._group.size, count, dtype=self._dtype, device="cpu")
         self._work = self._group.start([], [(self._all[peer], peer) for peer in self._group.peers], Tag.SIDE)
 
     def start(self, values: Sequence[float] | torch.Tensor) -> Work:
@@ -564,7 +564,8 @@ class SideChannel:
         if self._work is None:
             self.listen(len(values))
         assert self._work is not None
-        mine = torch.as_tensor(values, dtype=self._dtype)
+        numbers = values if isinstance(values, torch.Tensor) else torch.tensor(values, dtype=self._dtype, device="cpu")
+        mine = numbers.to(self._dtype)
         self._all[self._group.rank].copy_(mine)
         self._before.append(self._group.start([(mine, peer) for peer in self._group.peers], [], Tag.SIDE))
         return self._work

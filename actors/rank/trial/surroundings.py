@@ -18,7 +18,6 @@ import uuid
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -42,8 +41,6 @@ CORES, HOST = 61, "another-host"
 SCRAMBLED = 5_000
 """Objects of each size whose places are left free in an order of its own."""
 EMPTIES = frozenset({torch.empty, torch.empty_like, torch.empty_strided, torch.Tensor.new_empty, torch.Tensor.new_empty_strided})
-UNSEEDED = ("rand", "randn", "random", "randint", "normal", "uniform", "permutation", "shuffle", "choice", "standard_normal")
-"""Of numpy's global generator, which nobody seeds ahead of the first step."""
 DIRECTLY = frozenset({"clock"})
 """Kinds that are answered otherwise only to the script: libraries wait by them."""
 
@@ -105,10 +102,6 @@ class Surroundings:
         if frame is None or _installed(frame.f_code.co_filename) or frame.f_code.co_filename.startswith((*OURS, "<")):
             return False
         call = Call(what, kind, f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}", self._book.within)
-        if kind == "unseeded":
-            if self._book.step >= 0:  # Fleet has seeded it now
-                return direct
-            call = replace(call, kind="chance")
         if len(self._calls) < 1_000 and call not in self._calls[-20:]:
             self._calls.append(call)
         return direct
@@ -149,7 +142,6 @@ class Surroundings:
             (socket, "gethostname", "machine", (lambda right: HOST) if machine else None),
             (platform, "node", "machine", (lambda right: HOST) if machine else None),
         ]
-        found += [(np.random, name, "unseeded", None) for name in UNSEEDED]
         cores = 1 if one else CORES if machine else 0
         found += [(os, name, "machine", (lambda right: cores) if cores else None) for name in ("cpu_count", "process_cpu_count")]
         affinity = lambda right, pid: set(range(cores))  # noqa: E731

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import random
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -12,11 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, SupportsFloat
 
-import numpy as np
 import torch
 
 from actors.rank.current import within
-from actors.rank.data.sampling import seed_step
+from actors.rank.data.sampling import seed_all, seed_step
 from actors.rank.home import Home
 from actors.rank.loop import Run
 from actors.rank.membership.client import Client
@@ -28,19 +26,18 @@ from actors.rank.step.flops import FlopCount
 from actors.rank.step.outcome import Outcome
 from actors.rank.step.step import Loop, Step
 from actors.rank.telemetry.recorder import Recorder
+from actors.rank.trial.carried import kept_by
 from actors.rank.trial.recording import Book
 from actors.rank.trial.surroundings import Surroundings
 from fleet.cluster.clock import now_us
 from fleet.errors import ConfigError, LoopError, RunOver
-from fleet.ledger.sameness import BUFFER, GRADIENT, LOSS, ORDER, RANK, RATE, START, UPDATED, WRITTEN, Asked, Call, Trial
+from fleet.ledger.sameness import BUFFER, GRADIENT, LATE, LOSS, ORDER, RANK, RATE, START, UPDATED, WRITTEN, Asked, Call, Kept, Trial
 from fleet.protocol.types import Member, StateId, View
 from fleet.settings.run import RunSettings
 
 Train = Callable[[Any], None]
-STEPS, TIMED_STEPS = 2, 6
+STEPS, TIMED_STEPS, LATE_BY = 2, 6, 1
 """A second step sees what the first has left behind. Of timed ones the first does not count."""
-TORCHS_SEED = 67280421310721
-"""With which torch's generator begins in a new process."""
 
 
 class TrialEngine(Engine):
@@ -49,6 +46,7 @@ class TrialEngine(Engine):
     def __init__(self, state: TrackedState, settings: RunSettings, recorder: Recorder, clip_norm: float | None, book: Book) -> None:
         super().__init__(state, settings, recorder, clip_norm)
         self.book, self.backwards = book, False
+        self.on_shard: Callable[[int], object] = lambda shard: None
         self._named = {f"{root}.{name}": one for root, module in state.modules.items() for name, one in module.named_parameters()}
         for name, tensor in [*self._named.items(), *self._buffers()]:
             book.value(START, name, tensor)
@@ -67,6 +65,7 @@ class TrialEngine(Engine):
     def begin_shard(self, shard: int) -> None:
         """See :class:`Engine`."""
         super().begin_shard(shard)
+        self.on_shard(shard)
         self._versions = {} if self.book.timed else {name: one._version for name, one in self._named.items()}
 
     def end_shard(self, shard: int, loss: float) -> None:
@@ -129,12 +128,16 @@ class Plan:
         before: called ahead of each step, with its number; what it returns ends the loop where that is False.
         after: called behind each step, with its seconds and the batch size that it asked for.
         share: how many ranks share the batch, of which this one computes its part.
+        begins: a file with the state in which the run is found, as a process finds it that comes when a step was taken; None: it begins.
+        ends: where the state lies when the first step was taken, with which the trial ends; None: nowhere.
     """
 
     steps: int = STEPS
     before: Callable[[int], bool] = lambda number: True
     after: Callable[[float, int], None] = lambda seconds, batch_size: None
     share: int = 1
+    begins: Path | None = None
+    ends: Path | None = None
 
 
 class Trying(Run):
@@ -149,6 +152,8 @@ class Trying(Run):
         self._loop = Loop(self.seed, client, recorder, self._choreography, self._loop.feeds, self._attempt)
         self._loop.rank = 1  # it has no run to tell of its data
         self._taken = 0
+        self.train: Train | None = None
+        self.kept: tuple[Kept, ...] = ()
 
     def steps(self, state: TrackedState, *, total: int, clip_norm: float | None = None, flops: float = 0.0) -> Iterator[Step]:
         """See :class:`Run`. Code behind the loop does not run."""
@@ -157,11 +162,31 @@ class Trying(Run):
         engine.backwards = ORDER in self._asked.varied
         view = View(1, (Member(0, 0),), ((0, self.shards),), 0, (), StateId(0, 0), "")
         engine.seat(Group(1, 0, 1, engine.device), view, 0, StateId(0, 0), False)
-        for number in range(min(total, self._plan.steps)):
+        engine.on_shard = self._look
+        for number in range(self._found(state), min(total, self._plan.steps)):
             if not self._plan.before(number):
                 break
             yield from self._one_step(engine, number)
+            if self._plan.ends is not None:
+                skeleton, tensors = state.flatten()
+                torch.save({"skeleton": skeleton, "tensors": tensors}, self._plan.ends)
+                break
         raise RunOver
+
+    def _found(self, state: TrackedState) -> int:
+        """How many steps the run has taken in which this process is a new one."""
+        if self._plan.begins is None:
+            return 0
+        found = torch.load(self._plan.begins, weights_only=True)
+        state.load(found["skeleton"], found["tensors"])
+        self._taken = LATE_BY
+        return LATE_BY
+
+    def _look(self, shard: int) -> None:
+        """What the script keeps, at the moment that is asked for."""
+        wanted = self._asked.at
+        if not self.kept and wanted is not None and wanted[0] == self._book.step and wanted[1] in (shard, -1):
+            self.kept = kept_by(self.train)
 
     def _one_step(self, engine: TrialEngine, number: int) -> Iterator[Step]:
         book = self._book
@@ -238,47 +263,57 @@ class _NoParts:
         raise LoopError(f"a trial saves nothing: {name}")
 
 
-def attempt(load: Callable[[], Train], settings: RunSettings, asked: Asked) -> Trial:
-    """One trial, from the script's first line to its last step.
+Attempted = Callable[[Asked, Path | None, Path | None], Trial]
+"""One process of a trial: what is asked, and two files, see ``Plan.begins`` and ``Plan.ends``."""
+
+
+def tried(attempted: Attempted, asked: Asked) -> Trial:
+    """A trial. That of a process which comes late has two: the first leaves the state that the second finds."""
+    if LATE not in asked.varied:
+        return attempted(asked, None, None)
+    with tempfile.TemporaryDirectory(prefix="fleet-trial-") as folder:
+        state = Path(folder, "state.pt")
+        before = attempted(Asked(), None, state)
+        return attempted(asked, state, None) if state.exists() else before
+
+
+def attempt(
+    load: Callable[[], Train], settings: RunSettings, asked: Asked, begins: Path | None = None, ends: Path | None = None
+) -> Trial:  # fmt: skip
+    """One process of a trial, from the script's first line to its last step.
 
     Args:
-        load: gives the train function, anew.
+        load: gives the train function, anew; within the run, as a rank has it.
         settings: of the run; ``threads_per_rank``, ``seed``, ``shards`` and ``options`` count.
+        begins, ends: see :class:`Plan`.
     """
     book, calls, error, step_s = Book(asked.inside, asked.timed), list[Call](), "", list[float]()
-    plan = Plan(TIMED_STEPS if asked.timed else STEPS, after=lambda seconds, size: step_s.append(seconds))
+    steps = TIMED_STEPS if asked.timed else STEPS
+    plan = Plan(steps, after=lambda seconds, size: step_s.append(seconds), begins=begins, ends=ends)
     around = Surroundings(asked, book, calls)
     with tempfile.TemporaryDirectory(prefix="fleet-trial-") as folder, around():
-        begin(settings)
-        train = load()
-        around.adopt(getattr(train, "__globals__", {}))
-        seeded(settings)
+        settle(settings)
         run = Trying(settings, Path(folder), asked, book, plan)
-        try:
-            play(run, train)
-        except LoopError as mistake:
-            error = str(mistake)
+        with within(run):
+            train = run.train = load()
+            around.adopt(getattr(train, "__globals__", {}))
+            try:
+                play(run, train)
+            except LoopError as mistake:
+                error = str(mistake)
         threads = torch.get_num_threads()
     timed = {name: seconds / max(1, len(step_s)) for name, seconds in book.seconds.items()}
-    return Trial(tuple(book.marks), tuple(calls), error, tuple(step_s[1:]), timed, threads, around.set_threads)
+    return Trial(tuple(book.marks), tuple(calls), error, tuple(step_s[1:]), timed, threads, around.set_threads, run.kept)
 
 
-def begin(settings: RunSettings) -> None:
-    """Generators are as in a new process, in which the script is about to be loaded."""
+def settle(settings: RunSettings) -> None:
+    """As :func:`actors.rank.main.run_rank` does, ahead of the script."""
     torch.set_num_threads(settings.threads_per_rank)
-    torch.manual_seed(TORCHS_SEED)
-    random.seed()
-    np.random.seed()
-
-
-def seeded(settings: RunSettings) -> None:
-    """As :func:`actors.rank.main.run_rank` does, ahead of the train function."""
-    torch.manual_seed(settings.seed)
-    random.seed(settings.seed)
+    seed_all(settings.seed)
 
 
 def play(run: Run, train: Train) -> None:
     """The train function, up to the end of its loop."""
-    with within(run), contextlib.suppress(RunOver):
+    with contextlib.suppress(RunOver):
         train(run)
         raise LoopError("the train function has returned and took no step. Iterate `for step in run.steps(state, total=...)` to its end.")

@@ -348,7 +348,7 @@ class ChunkedOptimizer:
 
 def probe_of(whole: Sequence[torch.Tensor]) -> torch.Tensor:
     """One element that takes every step of a group: its state tells what the state of any parameter looks like."""
-    return torch.zeros(1, dtype=whole[0].dtype, device=whole[0].device) if whole else torch.zeros(1)
+    return torch.zeros(1, dtype=whole[0].dtype, device=whole[0].device) if whole else torch.zeros(1, dtype=torch.float32, device="cpu")
 
 
 def _of_optimizer(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def pack(pieces: Sequence[Piece]) -> tuple[torch.Tensor, torch.Tensor]:
             tensors += [value.detach().contiguous().reshape(-1).view(torch.uint8)] if is_tensor else []
         described.append((piece.parameter, piece.lo, piece.hi, fields))
     header = torch.frombuffer(bytearray(PLAIN.write(described).encode()), dtype=torch.uint8)
-    payload = torch.empty(sum(map(_room, tensors)), dtype=torch.uint8)
+    payload = torch.empty(sum(map(_room, tensors)), dtype=torch.uint8, device="cpu")
     at = 0
     for tensor in tensors:
         payload[at : at + tensor.numel()].copy_(tensor)
@@ -73,12 +73,12 @@ def unpack(header: torch.Tensor, payload: torch.Tensor, device: torch.device) ->
 def exchange_pieces(group: Group, outgoing: dict[int, list[Piece]], device: torch.device) -> list[Piece]:
     """Give each peer its pieces; returns what all have given. All ranks of the group take part. Raises GroupBroken."""
     packed = {peer: pack(pieces) for peer, pieces in outgoing.items()}
-    lengths = torch.zeros(group.size, group.size, 2, dtype=torch.int64)
+    lengths = torch.zeros(group.size, group.size, 2, dtype=torch.int64, device="cpu")
     for peer, (header, payload) in packed.items():
-        lengths[group.rank, peer] = torch.tensor([header.numel() + 8, payload.numel()])
+        lengths[group.rank, peer] = torch.tensor([header.numel() + 8, payload.numel()], device="cpu")
     group.all_gather(lengths, lengths[group.rank].clone(), Tag.PIECES)
     sources = [source for source in range(group.size) if source != group.rank and lengths[source, group.rank, 0]]
-    arrived = {source: [torch.empty(int(n), dtype=torch.uint8) for n in lengths[source, group.rank]] for source in sources}
+    arrived = {source: [torch.empty(int(n), dtype=torch.uint8, device="cpu") for n in lengths[source, group.rank]] for source in sources}
     sends = [(part, peer) for peer, (header, payload) in packed.items() for part in (_sealed(header, payload), payload) if part.numel()]
     receives = [(part, source) for source, parts in arrived.items() for part in parts if part.numel()]
     group.start(sends, receives, Tag.PIECES).wait()
@@ -86,7 +86,7 @@ def exchange_pieces(group: Group, outgoing: dict[int, list[Piece]], device: torc
 
 
 def _sealed(header: torch.Tensor, payload: torch.Tensor) -> torch.Tensor:
-    return torch.cat([torch.tensor([checksum(payload)]).view(torch.uint8), header])
+    return torch.cat([torch.tensor([checksum(payload)], device="cpu").view(torch.uint8), header])
 
 
 def _opened(group: Group, source: int, parts: Sequence[torch.Tensor], device: torch.device) -> list[Piece]:

@@ -44,11 +44,11 @@ def exchange_claims(group: Group, mine: Claim) -> list[Claim]:
     lineage, step = (mine.state.lineage, mine.state.step) if mine.state is not None else (-1, -1)
     told = runs(mine.chunks)
     flags = [lineage, step, mine.ready, mine.factor, mine.complete, mine.node, len(told), len(mine.kin)]
-    row = torch.zeros(len(flags) + RUN_NUMBERS * MOST_RUNS + KIN_NUMBERS * KIN_MOST, dtype=torch.float64)
+    row = torch.zeros(len(flags) + RUN_NUMBERS * MOST_RUNS + KIN_NUMBERS * KIN_MOST, dtype=torch.float64, device="cpu")
     said = [*(number for run in told for number in run), *(number for kin in mine.kin for number in kin_numbers(kin))]
     numbers = [*map(float, flags), *map(float, said)]
-    row[: len(numbers)] = torch.tensor(numbers, dtype=torch.float64)
-    rows = torch.empty(group.size, len(row), dtype=torch.float64)
+    row[: len(numbers)] = torch.tensor(numbers, dtype=torch.float64, device="cpu")
+    rows = torch.empty(group.size, len(row), dtype=torch.float64, device="cpu")
     group.all_gather(rows, row, Tag.CLAIM)
     return [_claim(each) for each in rows.tolist()]
 
@@ -185,7 +185,8 @@ class Resharding:
         pieces = self._fetch(group, there, wanted, places)
         self._prepare(group, target, places, pieces)
         try:
-            group.all_gather(torch.empty(group.size, 1), torch.zeros(1), Tag.PIECES)
+            said = torch.zeros(1, dtype=torch.float32, device="cpu")
+            group.all_gather(said.new_empty(group.size, 1), said, Tag.PIECES)
         except GroupBroken:
             self._keep(wanted[me], pieces)
             raise

@@ -231,10 +231,10 @@ class ShardedEngine(Engine):
         rest = [flat[extent:] for flat, extent in zip(flats, extents, strict=True)]
         norms = self._clip_norms
         finite = all(bool(torch.isfinite(part).all()) for part in [*mine, *rest])
-        row = torch.cat([torch.tensor([finite], dtype=torch.float64), norms.take(flats, group.rank, self._unscaling)])
+        row = torch.cat([torch.tensor([finite], dtype=torch.float64, device="cpu"), norms.take(flats, group.rank, self._unscaling)])
         self._before_ready()
         self.ready = True
-        rows = torch.empty(group.size, len(row), dtype=torch.float64)
+        rows = torch.empty(group.size, len(row), dtype=torch.float64, device="cpu")
         group.all_gather(rows, row, Tag.READY)
         finite = bool(rows[:, 0].all())
         self.ready = finite or self._scaler is not None
@@ -252,7 +252,7 @@ class ShardedEngine(Engine):
     @property
     def _unscaling(self) -> float:
         """By which a gradient scaler multiplies the gradient before it is clipped, rounded as it does."""
-        return 1.0 if self._scaler is None else float(torch.tensor(self._scaler.get_scale()).double().reciprocal().float())
+        return 1.0 if self._scaler is None else float(torch.tensor(self._scaler.get_scale(), device="cpu").double().reciprocal().float())
 
     @property
     def _tells_norms(self) -> bool:

@@ -90,7 +90,7 @@ class _Walk(Mapping[int, Any]):
     def __init__(self, group: Group, chunks: ChunkedOptimizer, device: torch.device) -> None:
         self._group, self._chunks, self._device = group, chunks, device
         self._numbers = chunks.numbered
-        known = torch.zeros(group.size, len(chunks.parameters), dtype=torch.uint8)
+        known = torch.zeros(group.size, len(chunks.parameters), dtype=torch.uint8, device="cpu")
         known[group.rank, list(chunks.known)] = 1
         group.all_gather(known, known[group.rank].clone())
         self._known = known.any(0).tolist()

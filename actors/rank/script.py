@@ -1,0 +1,94 @@
+"""A user's script on its way to ranks: its text, which each process executes from the first line on, as ``torchrun`` has it done.
+
+So nothing that the script names has to be sent anywhere, and what its top level sets is in force where it trains.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from dataclasses import dataclass, replace
+from importlib.abc import InspectLoader
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+FUNCTION = "train"
+
+
+@dataclass(frozen=True)
+class Script:
+    """A script with a train function. A call executes the script in this process, and then calls the function.
+
+    Attributes:
+        name: its module's ``__name__``; never ``__main__``.
+        file: where it lies. A relative path begins in the working directory of the process that executes it, as for ``folder``.
+        text: what the file held when the run was begun: processes that come later execute the same.
+        folder: where its neighbours are imported from; empty: nowhere.
+        arguments: ``sys.argv`` behind the script.
+        imports: import statements from its first lines, of modules that are installed: they can be carried out ahead of time.
+    """
+
+    name: str
+    file: str
+    text: bytes
+    folder: str
+    arguments: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()
+
+    @property
+    def is_module(self) -> bool:
+        """Whether it was named as a module of a package, as for ``python -m``."""
+        return "." in self.name
+
+    def __call__(self, run: Any) -> None:
+        getattr(self.execute(), FUNCTION)(run)
+
+    def execute(self) -> ModuleType:
+        """The script's module, anew. Whatever its top level raises is raised."""
+        file = str(Path(self.file).absolute())
+        sys.argv = [file, *self.arguments]
+        if self.folder and sys.path[:1] != [folder := str(Path(self.folder).absolute())]:
+            sys.path.insert(0, folder)
+        package, _, child = self.name.rpartition(".")
+        above = importlib.import_module(package) if package else None
+        spec = importlib.util.spec_from_file_location(self.name, file, loader=_Text(file, self.text))
+        assert spec is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[self.name] = module
+        try:
+            exec(compile(self.text, file, "exec", dont_inherit=True), module.__dict__)
+        except BaseException:
+            del sys.modules[self.name]
+            raise
+        if above is not None:
+            setattr(above, child, module)
+        return module
+
+    def carried(self, code: Path | None) -> Script:
+        """As ranks of other machines have it, whose working directory has the files of the folder ``code``; None: they have none."""
+        file, folder = Path(self.file), Path(self.folder)
+        if code is None or not folder.is_relative_to(code):
+            return replace(self, folder="")
+        here = file.relative_to(code) if file.is_relative_to(code) else file
+        return replace(self, file=str(here), folder=str(folder.relative_to(code)))
+
+
+class _Text(InspectLoader):
+    """What ``inspect`` and tracebacks ask for lines of the script."""
+
+    def __init__(self, file: str, text: bytes) -> None:
+        self._file, self._text = file, text
+
+    def get_source(self, fullname: str) -> str:
+        """See ``InspectLoader``."""
+        return importlib.util.decode_source(self._text)
+
+    def get_filename(self, fullname: str) -> str:
+        """Where the script lies."""
+        return self._file
+
+    def is_package(self, fullname: str) -> bool:
+        """See ``InspectLoader``."""
+        return False
