@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos.settings import ChaosSettings
-from fleet.app import policy_choice
+from fleet.app import policy_choice, twins
 from fleet.app.follow import last_words
 from fleet.app.policy_choice import completed
 from fleet.app.scripts import load_train
@@ -191,8 +191,8 @@ def resumed_plan(folder: Path, script: str, storage: str = "", train: Callable[[
     ``storage`` is the same place again, perhaps with credentials in its URL, which the journal does not keep.
     """
     run, content = recorded(folder)
-    script = script or _script(content)
-    settings = _settings(content, storage)
+    script = script or script_in(content)
+    settings = settings_in(content, storage)
     return RunPlan(name=run, folder=folder, settings=settings, train=train or load_train(script), script=script, resume=True)
 
 
@@ -201,7 +201,7 @@ def continued_plan(folder: Path, script: str, name: str, steps: int, storage: st
     from storage.checkpoint.parts import newest_checkpoint
 
     run, content = recorded(folder)
-    script, settings = script or _script(content), _settings(content, storage)
+    script, settings = script or script_in(content), settings_in(content, storage)
     url = url_of(settings.storage, run, folder)
     newest = newest_checkpoint(url, run)
     if newest is None:
@@ -217,9 +217,9 @@ def continued_plan(folder: Path, script: str, name: str, steps: int, storage: st
 def repeated_plan(folder: Path, script: str, root: Path) -> RunPlan:
     """The same run once more, under a new name: its settings, its seed and its chaos, from its journal. Raises ConfigError."""
     _, content = recorded(folder)
-    script = script or _script(content)
+    script = script or script_in(content)
     chaos, lemons = read(ChaosSettings, content["chaos"], "chaos."), read(Lemons, content.get("lemons", {}), "lemons.")
-    name, settings = new_name(script), _settings(content, "")
+    name, settings = new_name(script), settings_in(content)
     train = load_train(script)
     return RunPlan(name=name, folder=root / name, settings=settings, train=train, script=script, chaos=chaos, lemons=lemons)
 
@@ -228,7 +228,7 @@ def seen_plan(folder: Path) -> RunPlan:
     """The plan of a run that was begun elsewhere, to look at and not to run: its settings and its chaos, from its journal."""
     run, content = recorded(folder)
     chaos = read(ChaosSettings, content["chaos"], "chaos.")
-    settings = _settings(content, "")
+    settings = settings_in(content)
     return RunPlan(name=run, folder=folder, settings=settings, train=elsewhere, script=str(content["script"]), chaos=chaos)
 
 
@@ -262,7 +262,7 @@ def changed_since(folder: Path, script: str) -> Changes:
     """
     _, content = recorded(folder)
     was = content.get("made_of", {})
-    script = script or _script(content)
+    script = script or script_in(content)
     now = provenance(script, code_of(script, was.get("untracked")))
     told = [name for name in CODE if name in was and (name != "diff_sha256" or "patch" in was)]  # without a patch: of tracked files alone
     versions = {**was.get("versions", {}), **now["versions"]} if "versions" in was else {}
@@ -288,7 +288,7 @@ def check_same_code(folder: Path, changes: Changes) -> None:
     raise ConfigError("--repeat", folder.name, f"the code is not that of the run: {'; '.join(changes.code)}", way_out)
 
 
-def _script(content: dict[str, Any]) -> str:
+def script_in(content: Mapping[str, Any]) -> str:
     """Where the script of a run lies: named from the folder that the run was started in, when it is there."""
     script = str(content["script"])
     there = Path(content.get("made_of", {}).get("directory", ""), script)
@@ -302,7 +302,8 @@ def recorded(folder: Path) -> tuple[str, dict[str, Any]]:
     return first.run, configuration(first.config)
 
 
-def _settings(content: dict[str, Any], storage: str) -> RunSettings:
+def settings_in(content: Mapping[str, Any], storage: str = "") -> RunSettings:
+    """What a run's record says of its settings; ``storage`` is the same place again, perhaps with credentials."""
     settings = dict(content["settings"])
     if without_credentials(storage) == settings["storage"]:
         settings["storage"] = storage
@@ -337,7 +338,6 @@ def final_digest(folder: Path) -> str:
 
 
 def compare(plan: RunPlan, twin: RunPlan, result: RunResult) -> dict[str, Any]:
-    """Whether a run and its twin ended with the same bits. A twin that did not complete is not equal."""
-    run_digest, twin_digest = final_digest(plan.folder), final_digest(twin.folder)
-    equal = result.completed and run_digest == twin_digest != ""
-    return {"equal": equal, "world": twin.settings.world, "run_digest": run_digest, "twin_digest": twin_digest, "status": result.status}
+    """Whether a run and its twin, which came to ``result``, ended with the same bits: see :mod:`fleet.app.twins`."""
+    digests = final_digest(plan.folder), final_digest(twin.folder)
+    return twins.verdict(*digests, result.completed, result.status, result.reason, twin.settings.world)

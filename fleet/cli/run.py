@@ -25,7 +25,7 @@ from fleet.cli import watch as cli_watch
 from fleet.cli.config import RUNS, option
 from fleet.cluster.clock import unix_time_s
 from fleet.errors import ConfigError
-from fleet.protocol.records import COMPLETED, UNSAVED
+from fleet.protocol.records import COMPLETED, STOPPED, UNSAVED
 
 if TYPE_CHECKING:
     from fleet.app.beginning import Beginning
@@ -245,7 +245,7 @@ def checked(script: str, arguments: Sequence[str], directory: Path) -> tuple[Run
 
 
 def _plan(script: str, found: Configuration, name: str, resume: str, root: Path, steps: int) -> RunPlan:
-    from fleet.app import plans, scripts
+    from fleet.app import plans, resuming, scripts
     from fleet.cluster.queue import SUBMITTED
 
     settings = found.run
@@ -253,10 +253,12 @@ def _plan(script: str, found: Configuration, name: str, resume: str, root: Path,
     if resume:
         folder = plans.find_run(resume, root)
         if plans.is_completed(folder):
+            resuming.check_given(folder, found)
             return plans.continued_plan(folder, script, name, steps, settings.storage)
         if steps:
             reason = f"run {resume} has not come to its end: it is resumed with the number of steps that it began with"
             raise ConfigError("--steps", steps, reason, "Resume it without --steps; go on beyond its end afterwards.")
+        resuming.check(folder, found, script)
         return plans.resumed_plan(folder, script, settings.storage)
     if not script:
         raise ConfigError("SCRIPT", script, "missing", "Name a Python file with a function train(run), or use --resume RUN.")
@@ -341,7 +343,7 @@ def _execute(
     plan: RunPlan, twin: bool, twin_world: int, show: Show, expected: Sequence[Expectation], address: str, working_dir: str
 ) -> int:
     from dashboards.trackers import choice
-    from fleet.app import plans, policy_choice
+    from fleet.app import plans, policy_choice, twins
     from fleet.app.beginning import Beginning
     from storage.backends.trial import Trial, check_folder
 
@@ -358,9 +360,11 @@ def _execute(
         plan = dataclasses.replace(plan, page=server.read_link(plan.name))
         result = one_run(launched(plan), server, show.verbose, beginning)
         verdict = None
-        if twin and result.status in (COMPLETED, UNSAVED):
+        if twin and result.completed:
             other = plans.twin_of(plan, twin_world or None)
             verdict = plans.compare(plan, other, one_run(launched(other), None, show.verbose))
+        elif twin:
+            verdict = twins.not_run(result.status, result.reason, twin_world or plan.settings.world)
     return close(plan, result, verdict, show, expected)
 
 
@@ -444,8 +448,11 @@ def _first_fault_s(plan: RunPlan) -> float | None:
 
 
 def _exit_code(result: RunResult, verdict: dict[str, Any] | None) -> int:
-    if result.status == "failed" or (verdict is not None and not verdict["equal"]):
+    """A twin that differs, or has failed, is a failure; one that was stopped has shown nothing."""
+    if result.status == "failed":
         return Exit.FAILED
+    if result.completed and verdict is not None and not verdict["equal"]:
+        return Exit.STOPPED if verdict["status"] == STOPPED else Exit.FAILED
     return {COMPLETED: Exit.DONE, UNSAVED: Exit.NOT_SAVED}.get(result.status, Exit.STOPPED)
 
 
@@ -470,7 +477,7 @@ def tell(report: Report) -> None:
 
 def _sum_up(data: dict[str, Any], plan: RunPlan, report: Report, verbose: bool) -> None:
     """The last lines: what training came to, what it cost, and what to do next."""
-    from fleet.app import ending, plans
+    from fleet.app import ending, plans, resuming
     from fleet.app.live_line import hung
     from storage.backends.urls import redact
 
@@ -481,7 +488,8 @@ def _sum_up(data: dict[str, Any], plan: RunPlan, report: Report, verbose: bool) 
     elsewhere = str(plan.folder.parent) if plan.folder.parent != Path(RUNS).resolve() else ""
     again = plans.again(plan) if plan.plain is not None else ""
     saved_at = _saved_by_script(data) if again else redact(plans.store_url(plan))
-    context = ending.Context(plan.name, saved_at, _first_fault_s(plan), elsewhere, again)
+    returns = resuming.returns_of(plan.journal)
+    context = ending.Context(plan.name, saved_at, _first_fault_s(plan), elsewhere, again, returns)
     out = cli_print.Terminal()
     width = out.width if out.is_terminal else None
     for head, words in ending.ending(data | {"trained_s": trained_s}, context):

@@ -163,9 +163,11 @@ class FleetMachine:
         machine.grace_until_s = now_s + machine.settings.timeouts.node_s if machine.phase != Phase.END else None
 
     def resume(self, records: Iterable[Record], now_s: float) -> list[Instruction]:
-        """Go on in a new cluster, from the journal of a run whose ranks are all gone; returns what is to be written first."""
+        """Go on in a new cluster, from the journal of a run whose ranks are all gone, up to ``Resumed``; returns what is to be written
+        first."""
         machine = self.state
         machine.out = [Write(record) for record in replay.move(machine, records, now_s)]
+        machine.out += machine.checkpoints.step_back(now_s)
         machine.deadline_s = now_s
         return machine.out
 

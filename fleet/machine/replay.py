@@ -62,6 +62,7 @@ def rebuild(machine: MachineState, records: Iterable[Record], now_s: float) -> f
 
 def _apply(machine: MachineState, record: Record) -> None:
     machine.budget.note(record)
+    machine.checkpoints.sessions.note(record)
     match record:
         case ProcessUp(member=member, process=process, token=token):
             machine.roster.grant(member.slot, member.incarnation)

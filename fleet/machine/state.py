@@ -196,6 +196,7 @@ class MachineState:
     def write(self, record: Record) -> None:
         """Have a record journalled, before whatever is said after it."""
         self.budget.note(record)
+        self.checkpoints.sessions.note(record)
         self.out.append(Write(record))
 
     def decide(self, policy: str, action: Action, reason: str, payload: AnyPayload | None, now_s: float) -> None:

@@ -85,7 +85,8 @@ class Resumed:
     """The run goes on under a new coordinator process. ``cluster`` names the cluster that it goes on in.
 
     With ``gap`` the whole run was down from the last record before this one: its ranks died with their cluster. Without, only the
-    coordinator was replaced, and ranks trained on meanwhile.
+    coordinator was replaced, and ranks trained on meanwhile. ``script_sha256`` is that of the script it goes on with; empty: there is none,
+    or nobody knows.
     """
 
     at_s: float
@@ -93,6 +94,7 @@ class Resumed:
     cause: str
     cluster: str = ""
     gap: bool = True
+    script_sha256: str = ""
 
 
 @dataclass(frozen=True, slots=True)
