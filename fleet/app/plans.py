@@ -20,7 +20,8 @@ from fleet.app.scripts import load_train
 from fleet.cluster.provenance import PATCH, Code, code_of, provenance
 from fleet.errors import ConfigError, RunFailed
 from fleet.protocol.journal import read_journal
-from fleet.protocol.records import COMPLETED, PLAIN, RUN_NAME, UNSAVED, RunEnded, RunStarted, configuration
+from fleet.protocol.records import COMPLETED, PLAIN, RUN_NAME, UNSAVED, RunBuilt, RunEnded, RunStarted, configuration
+from fleet.protocol.types import Build
 from fleet.settings.fields import read
 from fleet.settings.run import RunSettings
 from fleet.settings.track import TrackSettings
@@ -33,7 +34,8 @@ class RunPlan:
     """One run to be made: what to train, with which settings, under which faults, and where its journal goes.
 
     Attributes:
-        origin: URL, with the id, of the checkpoint of another run from which this one goes on; empty: it begins anew.
+        origin: URL, with the id, of the checkpoint of another run from which this one goes on; empty: it begins anew. ``build``: how that
+            one was built, as far as it says so.
         twin_since_s: of a twin, when the run began that it repeats, by the calendar; None: it is no twin.
         chaos_token: what its user shows for chaos on a cluster of others, see ``fleet.app.chaos_token``.
         made_of: what the run is made of, where the script lies on another machine than its driver; None: it is found out here.
@@ -51,6 +53,7 @@ class RunPlan:
     resume: bool = False
     queued_s: float = 0.0
     origin: str = ""
+    build: Build | None = None
     twin_since_s: float | None = None
     made_of: Mapping[str, Any] | None = None
     chaos_token: str = ""
@@ -211,7 +214,9 @@ def continued_plan(folder: Path, script: str, name: str, steps: int, storage: st
     settings, root = dataclasses.replace(settings, steps=steps), folder.parent
     name = checked_name(name, root) if name else new_name(script)
     origin = f"{without_credentials(url)}/{newest[0]}"
-    return RunPlan(name=name, folder=root / name, settings=settings, train=load_train(script), script=script, origin=origin)
+    builds = [record.build for record in read_journal(folder / "journal.jsonl", spans=False) if isinstance(record, RunBuilt)]
+    build, train = builds[-1] if builds else None, load_train(script)
+    return RunPlan(name=name, folder=root / name, settings=settings, train=train, script=script, origin=origin, build=build)
 
 
 def repeated_plan(folder: Path, script: str, root: Path) -> RunPlan:

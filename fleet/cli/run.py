@@ -25,6 +25,7 @@ from fleet.cli import watch as cli_watch
 from fleet.cli.config import RUNS, option
 from fleet.cluster.clock import unix_time_s
 from fleet.errors import ConfigError
+from fleet.protocol.causes import EndWhy
 from fleet.protocol.records import COMPLETED, STOPPED, UNSAVED
 
 if TYPE_CHECKING:
@@ -359,6 +360,8 @@ def _execute(
             tried.check("this machine")
         plan = dataclasses.replace(plan, page=server.read_link(plan.name))
         result = one_run(launched(plan), server, show.verbose, beginning)
+        if result.status == "failed" and _is_refused(plan):
+            return Exit.REFUSED
         verdict = None
         if twin and result.completed:
             other = plans.twin_of(plan, twin_world or None)
@@ -445,6 +448,14 @@ def _first_fault_s(plan: RunPlan) -> float | None:
     """When chaos strikes first, in seconds of training; None: never."""
     faults = plan.chaos.plan(seed=plan.settings.seed, world=plan.settings.slots, nodes=plan.settings.nodes)
     return min((fault.at_s for fault in faults), default=None)
+
+
+def _is_refused(plan: RunPlan) -> bool:
+    """Whether its ranks have built another thing than what is to be resumed. All there is to tell has been told."""
+    from fleet.app.follow import last_words
+
+    ended = last_words(plan.journal)[1]
+    return ended is not None and ended.why is EndWhy.REFUSED
 
 
 def _exit_code(result: RunResult, verdict: dict[str, Any] | None) -> int:

@@ -119,7 +119,7 @@ class LedgerFold:
         self.interval_s: float | None = None
         self.copy_interval_s: float | None = None
         self.measurements: dict[str, tuple[int, float]] = {}
-        self.data: DataRead | None = None
+        self.reads: list[DataRead] = []
         self.said: dict[str, float] = {}
         self.tariff: Tariff | None = None
         self.cost: dict[str, Any] = {}
@@ -523,7 +523,7 @@ class LedgerFold:
 
     def _read(self, record: DataRead) -> None:
         self._seen(record)
-        self.data = record
+        self.reads = [read for read in self.reads if read.step < record.step] + [record]
 
     def close_slots(self, end_us: int) -> None:
         """Fill every slot up to the end: released processes finish, other slots are empty."""

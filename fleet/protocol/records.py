@@ -16,7 +16,7 @@ from fleet.protocol.causes import Cause, EndWhy, ProcessEnded
 from fleet.protocol.codec import Codec
 from fleet.protocol.decisions import Action, AnyPayload, figures
 from fleet.protocol.levels import STORE
-from fleet.protocol.types import DataFile, Fault, FaultPhase, Member, Process, StateId, View
+from fleet.protocol.types import Build, DataFile, Fault, FaultPhase, Member, Process, StateId, View
 
 VERSION, OLDEST = 2, 1
 """Of the format that is written, and the oldest that is read: see ``fleet.protocol.old_journals``."""
@@ -317,6 +317,15 @@ class DataRead:
 
 
 @dataclass(frozen=True, slots=True)
+class RunBuilt:
+    """How the ranks have built what they train, before the first step; again when that has changed. What a resume is compared with."""
+
+    build: Build
+    at_s: float
+    event: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
 class DataFiles:
     """Files of the data set ``data_sha256`` of a ``DataRead``, from number ``first`` of ``total`` on. They come once when the run begins,
     and again when their digests are known.
@@ -433,6 +442,7 @@ Record = (
     | Measurement
     | Usage
     | DataRead
+    | RunBuilt
     | DataFiles
     | EvidenceKept
     | OnceRecord
