@@ -49,7 +49,7 @@ def found_in(twin: Mapping[str, Any]) -> Sameness:
 
 def in_words(twin: Mapping[str, Any]) -> str:
     """A line for people."""
-    why = f"{twin['status']}{f': {twin["reason"]}' if twin['reason'] else ''}"
+    why = ": ".join(filter(None, (twin["status"], twin["reason"])))
     match found_in(twin):
         case Sameness.EQUAL:
             return f"equal, bit for bit, without faults, world {twin['world']}: sha256 {twin['run_digest']}"

@@ -9,6 +9,7 @@ import pytest
 from fleet.protocol.causes import GatherWhy
 from fleet.protocol.decisions import Gathering
 from fleet.protocol.records import Committed, DecisionMade, LineageBegun, ProcessLost, ProcessUp, ViewPublished
+from fleet.protocol.types import Member
 from fleet.simulation.plan import FAST, Plan, Trouble, small, with_troubles
 from fleet.simulation.world import Outcome
 from tests.simulation.runs import completed, rollbacks
@@ -31,12 +32,12 @@ def test_a_first_step_that_takes_long_is_no_fault(seed: int) -> None:
     assert not of(outcome, ProcessLost) and not of(outcome, LineageBegun)
     gathered = [record for record in of(outcome, DecisionMade) if isinstance(record.payload, Gathering)]
     assert not gathered, "no view is left that nobody could form"
-    assert len(of(outcome, ViewPublished)) <= 3, "one that forms, and at most one that its last rank enters"
+    assert len(of(outcome, ViewPublished)) == 1, "who is ready first waits for the others"
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_the_others_go_on_while_a_replacement_takes_its_first_step(seed: int) -> None:
-    outcome = completed(plan(seed, steps=4000), Trouble(kind="kill", point="committed", step=20, slot=1))
+    outcome = completed(plan(seed, steps=900), Trouble(kind="kill", point="committed", step=20, slot=1))
     [lost] = of(outcome, ProcessLost)
     [up] = [record for record in of(outcome, ProcessUp) if record.member.incarnation == 1]
     entered = [record for record in of(outcome, ViewPublished) if record.graceful and record.at_s > up.at_s]
@@ -51,7 +52,7 @@ def test_all_are_lost_and_none_of_the_new_ones_is_ended_for_being_slow() -> None
     """There is no checkpoint, so a fresh process has to begin: one that is at its first step is waited for."""
     kill = Trouble(kind="kill", at_s=1.3 * LONG_S, slots=(0, 1))
     outcome = completed(replace(plan(3, steps=400), save_every_s=1000.0), kill)
-    assert sorted({record.member for record in of(outcome, ProcessLost)}) == [(0, 0), (1, 0)]
+    assert sorted({record.member for record in of(outcome, ProcessLost)}) == [Member(0, 0), Member(1, 0)]
 
 
 def test_the_plan_above_has_a_cold_start() -> None:

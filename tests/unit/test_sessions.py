@@ -56,7 +56,7 @@ class Journal:
             self.records.append(LineageBegun(self.lineage, StateId(max(0, self.lineage - 1), at), 0.0, "resumed"))
         checkpoint = f"c{at}" if at else None
         view = View(self.lineage + 1, (member(0, self.lineage),), ((0, 16),), 0, (), StateId(self.lineage, at), "s", checkpoint)
-        self.records.append(ViewPublished(view, 0.0, "all are there"))
+        self.records.append(ViewPublished(view, 0.0, "all are there", False, ()))
         for step in range(at + 1, to + 1):
             self.records.append(Committed(StateId(self.lineage, step), 0.0))
             if step in saves:
