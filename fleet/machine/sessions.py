@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 from fleet.protocol.causes import EndWhy
 from fleet.protocol.records import (
+    CheckpointRecord,
     Committed,
+    Heard,
     LineageBegun,
     Record,
     Resumed,
@@ -78,8 +80,10 @@ class Sessions:
             case ViewPublished(view=view) if view.checkpoint is not None and "/" not in view.checkpoint:
                 self._origin, self._began_from = self._before, self._began_from or view.checkpoint
                 self._reached = view.state.step
-            case Committed(state=state):
-                self._commit(state.step)
+            case Committed(state=state) | CheckpointRecord(phase="durable", state=state):
+                self._come(state.step)
+            case Heard(what="Raised", step=step):  # the last commits before it may stand in no record
+                self._come(step)
             case RunEnded(why=why, reason=reason) if why in BLAMED and self._began_from and not self._beyond:
                 self.returns.append(Return(self._began_from, self._reached, reason))
 
@@ -88,8 +92,9 @@ class Sessions:
         if script and script != self._script:
             self.returns, self._script = [], script
 
-    def _commit(self, step: int) -> None:
-        self._reached = step
+    def _come(self, step: int) -> None:
+        """So many steps are committed."""
+        self._reached = max(self._reached, step)
         if step > self._furthest:
             self._furthest, self._beyond, self.returns = step, True, []
             self.led_on = self._origin or self.led_on
