@@ -170,7 +170,7 @@ class Run:
     def steps(self, state: TrackedState, *, total: int, clip_norm: float | None = None, flops: float = 0.0) -> Iterator[Step]:
         """Yield steps until ``total`` are committed; the same step again, for the lost shards, when a peer was lost in it.
 
-        Each process rehearses before it can be called: the first step it is given is not committed. Code behind the loop runs on the ranks that
+        Each process rehearses before it is called: the first step it is given is not committed. Code behind the loop runs on the ranks that
         hold the final state, once it is kept. On all others, such as spares, the loop does not end: they leave the train function by a
         ``fleet.errors.RunOver``.
 

@@ -16,6 +16,7 @@ from actors.rank.zero1.chunked import ChunkedOptimizer
 from fleet.protocol.events import Built
 from fleet.protocol.types import ENDS, Build
 
+
 @contextmanager
 def rehearsing(engine: Engine, loop: Loop) -> Iterator[None]:
     """Within, a step is computed for practice, and nothing of it is told as time of steps. Behind it the rank says what it has built."""

@@ -502,7 +502,7 @@ def _crash(error: Exception) -> str:
 
 
 def with_twin(checks: Iterable[Mapping[str, str]], equal: bool | None) -> list[dict[str, str]]:
-    """Checks as plain data, with what is known of the bits once a twin without faults has run. None: it came to no end, and says nothing."""
+    """Checks as plain data, with what is known of the bits once a twin without faults has run. None: it came to no end: nothing."""
     if equal is None:
         return [dict(one) for one in checks]
     reason = "the twin without faults ended with the same bits" if equal else "the twin without faults ended with other bits"

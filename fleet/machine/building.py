@@ -71,4 +71,5 @@ def _too_short(build: Build) -> Iterator[str]:
     """Schedules that end before the run does."""
     for name, length in build.schedules:
         if length < build.total_steps:
-            yield f"{name} is {length} and the run has {build.total_steps} steps: behind step {length} the rate is not what the schedule means"
+            why = f"behind step {length} the rate is not what the schedule means"
+            yield f"{name} is {length} and the run has {build.total_steps} steps: {why}"

@@ -35,8 +35,8 @@ class Rank:
 
     ``sent_generation`` is the greatest generation that it was invited to, ``parked_generation`` the greatest that it said it has left:
     while the first is greater the rank may be stepping there. ``formed`` is (generation, state) when it last said that it is in a view and
-    steps; ``stepped``: it has taken a step since it came. ``running_s``: since when the last view with it has run, and ``ready_s`` since when
-    it can be in one. Times are on the run's clock.
+    steps; ``stepped``: it has taken a step since it came. ``running_s``: since when the last view with it has run, and ``ready_s`` since
+    when it can be in one. Times are on the run's clock.
     """
 
     member: Member

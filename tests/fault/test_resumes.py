@@ -1,4 +1,4 @@
-"""Resumes on real processes, without Ray: what resumes is what ran, what is bad is not tried for ever, and a slow first step is no fault."""
+"""Resumes on real processes, without Ray: what resumes is what ran, what is bad is not tried for ever, a slow first step is no fault."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_run_goes_on_with_what_it_was_built_of_or_not_at_all(tmp_path: Path) -
     told = [record.reason for record in of(DecisionMade, session(records)) if record.policy == "resume"]
     assert len(told) == 1 and told[0].startswith("CosineAnnealingLR.T_max is 20 and the run has 30 steps")
     first_step_s = min(record.at_s for record in of(Committed, session(records)))
-    assert [record.at_s for record in of(DecisionMade, session(records)) if record.policy == "resume"][0] < first_step_s
+    assert next(record.at_s for record in of(DecisionMade, session(records)) if record.policy == "resume") < first_step_s
 
 
 def test_a_checkpoint_that_leads_nowhere_is_left_for_an_older_one(tmp_path: Path) -> None:

@@ -145,9 +145,7 @@ def test_what_began_the_history_is_kept_by_machine_and_store() -> None:
         state = StateId(1, step)
         said = bench.after(2.0)
         request = only(SaveCheckpoint, said).request
-        order = only(
-            CommitCheckpoint, bench.tell(PartWritten(member(0), request, f"c{step}", state, Part("p0", 1, "", (0,)), 0.1))
-        )
+        order = only(CommitCheckpoint, bench.tell(PartWritten(member(0), request, f"c{step}", state, Part("p0", 1, "", (0,)), 0.1)))
         orders.append(order.guarded)
         bench.tell(CheckpointDurable(f"c{step}", state, 1, 0.1, 0.2))
     assert orders == [("c50",)] * 6
