@@ -38,7 +38,7 @@ from fleet.protocol.instructions import EndRun, Write
 from fleet.protocol.journal import JournalWriter, read_journal
 from fleet.protocol.operations import Operation
 from fleet.protocol.ports import CheckpointPort, MemoryPort, ProcessPort
-from fleet.protocol.records import Record, Resumed, RunStarted, Spans
+from fleet.protocol.records import Record, Resumed, RunStarted, Spans, configuration, section
 from fleet.protocol.types import Member, Process
 from fleet.settings.live import ADDRESS_FILE
 
@@ -209,8 +209,10 @@ class CoordinatorHost:
         if not records:
             journal.append(spec.started(now_s))
         elif _cluster_of(records) != spec.cluster:
-            journal.append(Resumed(now_s, unix_time_s(), "resumed in a new cluster", spec.cluster))
-            for instruction in machine.resume(records, now_s):
+            script = section(configuration(spec.started(now_s).config), "made_of").get("script_sha256", "")
+            again = Resumed(now_s, unix_time_s(), "resumed in a new cluster", spec.cluster, script_sha256=script)
+            journal.append(again)
+            for instruction in machine.resume([*records, again], now_s):
                 if isinstance(instruction, Write):
                     journal.append(instruction.record)
         else:

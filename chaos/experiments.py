@@ -18,7 +18,7 @@ from fleet.ledger.checkers import CHECKERS, OK, VIOLATED
 from fleet.planning.traces.trace import COLUMNS as TRACE_COLUMNS
 from fleet.protocol.fault_kinds import Place, kind_of
 from fleet.protocol.journal import read_journal
-from fleet.protocol.records import Committed, DecisionMade, Record
+from fleet.protocol.records import STOPPED, Committed, DecisionMade, Record
 
 if TYPE_CHECKING:
     from fleet.app.result import Result
@@ -80,7 +80,7 @@ def status() -> str:
 
 
 def same_bits() -> bool | None:
-    """Probe: whether the run ended with the bits of its twin without faults; None: there was no twin to compare with."""
+    """Probe: whether the run ended with the bits of its twin without faults; None: there was no twin, or it came to no end."""
     twin = _newest().twin
     return twin.equal if twin is not None else None
 
@@ -130,6 +130,12 @@ def stall_s() -> float | None:
 
 def _journal() -> Iterator[Record]:
     return read_journal(_newest().folder / "journal.jsonl", spans=False)
+
+
+def cut_off() -> str:
+    """Why the newest run was stopped before its end, by its user or a limit; empty when it was not. What it says then is of a part."""
+    stopped = bool(_runs) and _runs[-1].status == STOPPED
+    return f"the run was stopped: {_runs[-1].reason}" if stopped else ""
 
 
 def stopped_by_floor() -> bool:

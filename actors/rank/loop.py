@@ -26,6 +26,7 @@ from actors.rank.home import Home
 from actors.rank.membership.client import Client
 from actors.rank.membership.seat import Seat
 from actors.rank.once import Figures, OneOfAll, name_of
+from actors.rank.rehearsing import rehearsing
 from actors.rank.saboteur import Saboteur
 from actors.rank.state.saving import PartsPort, Saver, model_state
 from actors.rank.state.tracked import TrackedState
@@ -169,7 +170,7 @@ class Run:
     def steps(self, state: TrackedState, *, total: int, clip_norm: float | None = None, flops: float = 0.0) -> Iterator[Step]:
         """Yield steps until ``total`` are committed; the same step again, for the lost shards, when a peer was lost in it.
 
-        A rank that waits to be called rehearses: the first step it is given is not committed. Code behind the loop runs on the ranks that
+        Each process rehearses before it is called: the first step it is given is not committed. Code behind the loop runs on the ranks that
         hold the final state, once it is kept. On all others, such as spares, the loop does not end: they leave the train function by a
         ``fleet.errors.RunOver``.
 
@@ -244,19 +245,14 @@ class Run:
         return ShardedEngine(state, self._settings, self._recorder, clip_norm)
 
     def _rehearse(self) -> Iterator[Step]:
-        """A rank that waits to be called runs the loop body once, on its initial state, and forgets it; ``commit`` says False.
+        """Each process runs the loop body once, on its initial state, and forgets it, before it can be called; ``commit`` says False.
 
-        A spare that is promoted would do all for the first time otherwise, while everyone waits for it: imports, compilation, memory.
+        It would do all for the first time otherwise while everyone waits for it: imports, compilation, memory.
         """
         assert self._engine is not None
-        self._engine.rehearse()
-        self._recorder.paused = self._loop.rehearsing = True
-        self._client.on_rehearsal(True)
-        self._step = Step(self._loop, self._engine, 0)
-        yield self._step
-        self._client.on_rehearsal(False)
-        self._recorder.paused = self._loop.rehearsing = False
-        self._engine.forget()
+        with rehearsing(self._engine, self._loop):
+            self._step = Step(self._loop, self._engine, 0)
+            yield self._step
 
     @property
     def rank(self) -> int:

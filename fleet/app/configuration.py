@@ -29,11 +29,12 @@ TABLES = {"chaos": ChaosSettings, "lemons": Lemons}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """All that can be set of a run, but for its train function and its name."""
+    """All that can be set of a run, but for its train function and its name. ``given`` are the settings that somebody has named."""
 
     run: RunSettings = field(default_factory=RunSettings)
     chaos: ChaosSettings = field(default_factory=ChaosSettings)
     lemons: Lemons = field(default_factory=Lemons)
+    given: tuple[str, ...] = field(default=(), compare=False)
 
 
 @functools.cache
@@ -55,7 +56,7 @@ def configured(*layers: Mapping[str, Any] | Path | str, over: Mapping[str, Any] 
     chosen = {table: names.get(f"{table}.policy", first[f"{table}.policy"].default) for table in PORTS}
     values = with_rows(merged(*(_less_foreign(layer, chosen) for layer in every_layer)))
     parts: dict[str, Any] = {table: build(kind, values, f"{table}.") for table, kind in TABLES.items()}
-    found = Configuration(run=build(RunSettings, values), **parts)
+    found = Configuration(run=build(RunSettings, values), given=tuple(names), **parts)
     wanted = next((name for name, value in values_of(found.chaos, "chaos.").items() if value != known()[name].default), None)
     if wanted and not found.chaos.on:
         reason = "it says which faults, and nothing says how many"

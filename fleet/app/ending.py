@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fleet.app import twins
 from fleet.ledger.bill import UNITS, for_faults, in_units, rests_on, stored_words
 from fleet.ledger.checkers import UNKNOWN, violated
 from fleet.ledger.factors import Factors
 from fleet.ledger.report import duration
 from fleet.ledger.summary import STEP_NAMES
+from fleet.machine.sessions import MOST
 from fleet.protocol.records import COMPLETED, PROGRAM, UNSAVED
 
 MOST_LOSSES = 3
@@ -36,6 +38,7 @@ class Context:
         first_fault_s: when chaos was to strike first, in seconds of training; None where none was planned.
         storage: of the command line, where it is not the usual one.
         again: of a script that is not Fleet's, the command that runs it again; its checkpoints are its own.
+        returns: how often in a row it has come back to the same step, from a checkpoint.
     """
 
     run: str
@@ -43,6 +46,7 @@ class Context:
     first_fault_s: float | None = None
     storage: str = ""
     again: str = ""
+    returns: int = 0
 
 
 def ending(data: Mapping[str, Any], context: Context) -> list[tuple[str, str]]:
@@ -59,7 +63,7 @@ def ending(data: Mapping[str, Any], context: Context) -> list[tuple[str, str]]:
         lines.append(("cost", _cost(data)))
     lines.append(("saved", _saved(data, context)))
     if (twin := data.get("twin")) is not None:
-        lines.append(("twin", _twin(twin)))
+        lines.append(("twin", twins.in_words(twin)))
     return [*lines, *_next(data, context)]
 
 
@@ -167,14 +171,6 @@ def saved_step(checkpoints: Sequence[Mapping[str, Any]]) -> int | None:
     return int(kept[-1]["state"][1]) if kept else None
 
 
-def _twin(twin: Mapping[str, Any]) -> str:
-    if twin["equal"]:
-        return f"bit-identical without faults, world {twin['world']}: sha256 {twin['run_digest']}"
-    if twin["status"] != COMPLETED:
-        return f"DIFFERENT: it ended as {twin['status']}"
-    return f"DIFFERENT, world {twin['world']}: run {twin['run_digest']}, twin {twin['twin_digest']}"
-
-
 def _next(data: Mapping[str, Any], context: Context) -> list[tuple[str, str]]:
     run = shlex.quote(context.run) + (f" --storage {shlex.quote(context.storage)}" if context.storage else "")
     saved = any(each["phase"] == "durable" and each["level"] == "store" for each in data["checkpoints"])
@@ -184,7 +180,14 @@ def _next(data: Mapping[str, Any], context: Context) -> list[tuple[str, str]]:
     if data["status"] in (COMPLETED, UNSAVED):
         load = 'torch.load("model.pt", weights_only=True)["model"]'
         return more + ([("next", f"fleet checkpoint export {run} --output model.pt, then {load}")] if saved else [])
-    return [*more, ("next", f"fleet run --resume {run}" if saved else f"fleet diagnose {run}")]
+    return [*more, ("next", _resume(run, context.returns) if saved else f"fleet diagnose {run}")]
+
+
+def _resume(run: str, returns: int) -> str:
+    """What has failed twice is not advised once more."""
+    if returns >= MOST:
+        return f"change what fails in the script: it came to the same step from two checkpoints; where it failed: fleet diagnose {run}"
+    return f"fleet run --resume {run}" + (", which begins from an older checkpoint: it came to the same step twice" if returns else "")
 
 
 def _of_plain(data: Mapping[str, Any], run: str, context: Context) -> str:

@@ -77,7 +77,7 @@ def _against(each: Expectation, data: Mapping[str, Any]) -> str:
     """What is so instead; empty when it is as expected."""
     if each.name == TWIN:
         twin = data.get(TWIN)
-        return "" if twin and twin["equal"] else "the twin differs" if twin else "the run did not complete, so no twin ran"
+        return "" if twin and twin["equal"] else f"its verdict is {twin['verdict']}" if twin else "no twin ran"
     value = WORDS[each.name](data) if each.name in WORDS else FIGURES[each.name](data)
     if value is None:
         return f"the report has no {each.name}"

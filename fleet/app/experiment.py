@@ -1,5 +1,8 @@
 """Runs an experiment of Chaos Toolkit's open format, and says of each probe whether it was held, violated, or cannot be told.
 
+An experiment that was cut off, by its user or because its method came to no end, has violated nothing: what a probe says of it then is of
+a part.
+
 The format, its activities and its tolerances are those of ``chaostoolkit-lib``. That library's own runner stops at the first probe that
 fails, and knows two verdicts; this one asks all of them, once, after the method.
 """
@@ -7,7 +10,7 @@ fails, and knows two verdicts; this one asks all of them, once, after the method
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -23,7 +26,7 @@ class Exit(IntEnum):
     """Exit codes of ``fleet experiment run``."""
 
     HELD = 0
-    VIOLATED = 1
+    NOT_HELD = 1
     NOT_STARTED = 2
     FLOOR = 3
 
@@ -58,7 +61,7 @@ class Outcome:
         """Held only when there is a probe, and every one was. Faults that were called off have shown nothing, whatever probes say."""
         if self.floor:
             return Exit.FLOOR
-        return Exit.HELD if 0 < self.held == len(self.verdicts) and not self.failed else Exit.VIOLATED
+        return Exit.HELD if 0 < self.held == len(self.verdicts) and not self.failed else Exit.NOT_HELD
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON."""
@@ -101,10 +104,16 @@ def run(experiment: Mapping[str, Any]) -> Outcome:
     settings = _settings(experiment)
     try:
         failed = _carry_out(experiment["method"], settings)
-        verdicts = tuple(judge(probe, settings) for probe in _probes(experiment))
+        cut = failed or experiments.cut_off()
+        verdicts = tuple(_less_violated(judge(probe, settings), cut) for probe in _probes(experiment))
         return Outcome(experiment["title"], verdicts, failed, experiments.stopped_by_floor())
     finally:
         _carry_out(experiment.get("rollbacks") or [], settings)
+
+
+def _less_violated(verdict: Verdict, cut: str) -> Verdict:
+    """What can be said of an experiment that was ``cut`` off, for that reason; empty: it was not."""
+    return replace(verdict, verdict=UNKNOWN, reason=cut) if cut and verdict.verdict == VIOLATED else verdict
 
 
 def _settings(experiment: Mapping[str, Any]) -> Mapping[str, Any]:

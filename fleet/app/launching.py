@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from actors.rank.script import Script
-from fleet.app import plans, policy_choice, scripts
+from fleet.app import plans, policy_choice, resuming, scripts, twins
 from fleet.app.configuration import Configuration, configured, layer_of
 from fleet.app.progress_calls import Progress, telling
 from fleet.app.result import Result, Twin, result_of
@@ -163,7 +163,7 @@ def plan_of(train: Callable[[Any], None], found: Configuration, asked: Request) 
     plans.check(settings, found.chaos)
     root = plans.root_of(settings.storage if asked.address is None else RunSettings().storage)
     if asked.resume:
-        return _resumed(train, root, settings, asked)
+        return _resumed(train, root, found, asked)
     name = plans.checked_name(name, root) if name else plans.new_name(_called(train))
     return plans.RunPlan(name=name, folder=root / name, settings=settings, train=train, chaos=found.chaos, lemons=found.lemons)
 
@@ -177,7 +177,8 @@ def stem_of(function: str) -> str:
     return re.sub(r"[^A-Za-z0-9_]+", "-", function.rpartition(".")[2]).strip("-_") or "run"
 
 
-def _resumed(train: Callable[[Any], None], root: Path, settings: RunSettings, asked: Request) -> RunPlan:
+def _resumed(train: Callable[[Any], None], root: Path, found: Configuration, asked: Request) -> RunPlan:
+    settings = found.run
     if asked.name:
         raise ConfigError("name", asked.name, "a run that is resumed has its name", "Leave it out.")
     if "://" in settings.storage:
@@ -187,6 +188,7 @@ def _resumed(train: Callable[[Any], None], root: Path, settings: RunSettings, as
     folder = plans.find_run(asked.resume, root)
     if plans.is_completed(folder):
         raise ConfigError("resume", asked.resume, "it is completed: all its steps are committed", "Start a new run.")
+    resuming.check(folder, found)
     return plans.resumed_plan(folder, "", settings.storage, train)
 
 
@@ -260,8 +262,10 @@ def _run_all(
 ) -> tuple[RunResult, dict[str, Any] | None, RunPlan | None]:
     """(how the run ended, how its twin compares, the twin's plan)."""
     result = _one(plan, start, progress)
-    if not twin_world or not result.completed:
+    if not twin_world:
         return result, None, None
+    if not result.completed:
+        return result, twins.not_run(result.status, result.reason, twin_world), None
     twin = plans.twin_of(plan, twin_world)
     return result, plans.compare(plan, twin, _one(twin, start, None)), twin
 
@@ -280,7 +284,7 @@ def _one(plan: RunPlan, start: Start, progress: Callable[[Progress], object] | N
 def _judged(plan: RunPlan, ended: RunResult, verdict: dict[str, Any] | None, twin: RunPlan | None, *, check: bool) -> Result:
     beside = None
     if verdict is not None and twin is not None:
-        beside = Twin(equal=verdict["equal"], world=verdict["world"], result=result_of(twin.folder, plans.store_url(twin)))
+        beside = Twin(verdict=verdict["verdict"], world=verdict["world"], result=result_of(twin.folder, plans.store_url(twin)))
     result = result_of(plan.folder, plans.store_url(plan), verdict, beside)
     if ended.status == "failed" and check:
         error = RunFailed(f"run {plan.name} failed: {ended.reason}", ended.detail)

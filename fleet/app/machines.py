@@ -8,6 +8,7 @@ from fleet.app.policy_choice import make, own_settings
 from fleet.machine.core import FleetMachine
 from fleet.protocol.decisions import Decision
 from fleet.protocol.ports import RecoveryPolicy
+from fleet.protocol.types import Build
 from fleet.settings.run import RunSettings
 from policies.delays import Delayed
 from policies.interval import CheckpointInterval, IntervalSettings, LevelRates
@@ -17,9 +18,10 @@ from storage.checkpoint.parts import newest_checkpoint
 
 def make_machine(
     settings: RunSettings, store_url: str, run: str, rates: LevelRates, resume: bool, now_s: float,
-    lemons: Mapping[int, Decision], origin: str = "",
+    lemons: Mapping[int, Decision], origin: str = "", build: Build | None = None,
 ) -> FleetMachine:  # fmt: skip
-    """The decision core with its policies. A resumed run begins from its newest durable checkpoint. ``origin``: see ``RunPlan``."""
+    """The decision core with its policies. A resumed run begins from its newest durable checkpoint. ``origin``, ``build``: see
+    ``RunPlan``."""
     recovery: RecoveryPolicy = make("recovery", settings)
     if settings.form_delay_s:
         recovery = Delayed(recovery, settings.form_delay_s)
@@ -29,7 +31,7 @@ def make_machine(
     if origin and newest is None:
         newest = origin, parse_checkpoint_id(origin.rpartition("/")[2])[0]
     return FleetMachine(
-        settings, recovery, make("placement", settings), make("checkpoint", settings), straggler=make("straggler", settings),
+        settings, recovery, make("placement", settings), make("checkpoint", settings), build=build, straggler=make("straggler", settings),
         progress=make("progress", settings), corruption=make("corruption", settings), lemons=lemons, checkpoint=newest, peers=peers,
         rates=rates, now_s=now_s,
     )  # fmt: skip

@@ -14,14 +14,15 @@ from typing import Any
 
 from actors.rank.script import Script
 from chaos.settings import ChaosSettings
-from fleet.app import policy_choice
+from fleet.app import policy_choice, twins
 from fleet.app.follow import last_words
 from fleet.app.policy_choice import completed
 from fleet.app.scripts import load_train
 from fleet.cluster.provenance import PATCH, Code, code_of, provenance
 from fleet.errors import ConfigError, RunFailed
 from fleet.protocol.journal import read_journal
-from fleet.protocol.records import COMPLETED, PLAIN, RUN_NAME, UNSAVED, RunEnded, RunStarted, configuration
+from fleet.protocol.records import COMPLETED, PLAIN, RUN_NAME, UNSAVED, RunBuilt, RunEnded, RunStarted, configuration
+from fleet.protocol.types import Build
 from fleet.settings.fields import read
 from fleet.settings.run import RunSettings
 from fleet.settings.track import TrackSettings
@@ -34,7 +35,8 @@ class RunPlan:
     """One run to be made: what to train, with which settings, under which faults, and where its journal goes.
 
     Attributes:
-        origin: URL, with the id, of the checkpoint of another run from which this one goes on; empty: it begins anew.
+        origin: URL, with the id, of the checkpoint of another run from which this one goes on; empty: it begins anew. ``build``: how that
+            one was built, as far as it says so.
         twin_since_s: of a twin, when the run began that it repeats, by the calendar; None: it is no twin.
         chaos_token: what its user shows for chaos on a cluster of others, see ``fleet.app.chaos_token``.
         made_of: what the run is made of, where the script lies on another machine than its driver; None: it is found out here.
@@ -52,6 +54,7 @@ class RunPlan:
     resume: bool = False
     queued_s: float = 0.0
     origin: str = ""
+    build: Build | None = None
     twin_since_s: float | None = None
     made_of: Mapping[str, Any] | None = None
     chaos_token: str = ""
@@ -207,8 +210,8 @@ def resumed_plan(
     """
     run, content = recorded(folder)
     train = train or _loaded(content, script, arguments, module)
-    script = _path(train, script or _script(content))
-    return RunPlan(name=run, folder=folder, settings=_settings(content, storage), train=train, script=script, resume=True)
+    script = _path(train, script or script_in(content))
+    return RunPlan(name=run, folder=folder, settings=settings_in(content, storage), train=train, script=script, resume=True)
 
 
 def continued_plan(
@@ -218,8 +221,8 @@ def continued_plan(
     from storage.checkpoint.parts import newest_checkpoint
 
     run, content = recorded(folder)
-    settings, train = _settings(content, storage), _loaded(content, script, arguments, module)
-    script = _path(train, script or _script(content))
+    settings, train = settings_in(content, storage), _loaded(content, script, arguments, module)
+    script = _path(train, script or script_in(content))
     url = url_of(settings.storage, run, folder)
     newest = newest_checkpoint(url, run)
     if newest is None:
@@ -229,16 +232,18 @@ def continued_plan(
     settings, root = dataclasses.replace(settings, steps=steps), folder.parent
     name = checked_name(name, root) if name else new_name(script)
     origin = f"{without_credentials(url)}/{newest[0]}"
-    return RunPlan(name=name, folder=root / name, settings=settings, train=train, script=script, origin=origin)
+    builds = [record.build for record in read_journal(folder / "journal.jsonl", spans=False) if isinstance(record, RunBuilt)]
+    build = builds[-1] if builds else None
+    return RunPlan(name=name, folder=root / name, settings=settings, train=train, script=script, origin=origin, build=build)
 
 
 def repeated_plan(folder: Path, script: str, root: Path, arguments: Sequence[str] = (), module: bool = False) -> RunPlan:
     """The same run once more, under a new name: its settings, its seed and its chaos, from its journal. Raises ConfigError."""
     _, content = recorded(folder)
     train = _loaded(content, script, arguments, module)
-    script = _path(train, script or _script(content))
+    script = _path(train, script or script_in(content))
     chaos, lemons = read(ChaosSettings, content["chaos"], "chaos."), read(Lemons, content.get("lemons", {}), "lemons.")
-    name, settings = new_name(script), _settings(content, "")
+    name, settings = new_name(script), settings_in(content)
     return RunPlan(name=name, folder=root / name, settings=settings, train=train, script=script, chaos=chaos, lemons=lemons)
 
 
@@ -246,7 +251,7 @@ def seen_plan(folder: Path) -> RunPlan:
     """The plan of a run that was begun elsewhere, to look at and not to run: its settings and its chaos, from its journal."""
     run, content = recorded(folder)
     chaos = read(ChaosSettings, content["chaos"], "chaos.")
-    settings = _settings(content, "")
+    settings = settings_in(content)
     return RunPlan(name=run, folder=folder, settings=settings, train=elsewhere, script=str(content["script"]), chaos=chaos)
 
 
@@ -280,7 +285,7 @@ def changed_since(folder: Path, script: str) -> Changes:
     """
     _, content = recorded(folder)
     was = content.get("made_of", {})
-    script = script or _script(content)
+    script = script or script_in(content)
     now = provenance(script, code_of(script, was.get("untracked")))
     told = [name for name in CODE if name in was and (name != "diff_sha256" or "patch" in was)]  # without a patch: of tracked files alone
     versions = {**was.get("versions", {}), **now["versions"]} if "versions" in was else {}
@@ -311,15 +316,15 @@ def _path(train: Callable[[Any], None], script: str) -> str:
     return train.file if isinstance(train, Script) and train.is_module else script
 
 
-def _loaded(content: dict[str, Any], script: str, arguments: Sequence[str], module: bool) -> Script:
+def _loaded(content: Mapping[str, Any], script: str, arguments: Sequence[str], module: bool) -> Script:
     """The script of a run again, or the one in its place; with the arguments that it had, unless there are others. Raises ConfigError."""
     given = tuple(arguments) or tuple(map(str, content.get(ARGUMENTS, ())))
     if not script and content.get(MODULE):
         return load_train(str(content[MODULE]), given, module=True)
-    return load_train(script or _script(content), given, module)
+    return load_train(script or script_in(content), given, module)
 
 
-def _script(content: dict[str, Any]) -> str:
+def script_in(content: Mapping[str, Any]) -> str:
     """Where the script of a run lies: named from the folder that the run was started in, when it is there."""
     script = str(content["script"])
     there = Path(content.get("made_of", {}).get("directory", ""), script)
@@ -333,7 +338,8 @@ def recorded(folder: Path) -> tuple[str, dict[str, Any]]:
     return first.run, configuration(first.config)
 
 
-def _settings(content: dict[str, Any], storage: str) -> RunSettings:
+def settings_in(content: Mapping[str, Any], storage: str = "") -> RunSettings:
+    """What a run's record says of its settings; ``storage`` is the same place again, perhaps with credentials."""
     settings = dict(content["settings"])
     if without_credentials(storage) == settings["storage"]:
         settings["storage"] = storage
@@ -368,7 +374,6 @@ def final_digest(folder: Path) -> str:
 
 
 def compare(plan: RunPlan, twin: RunPlan, result: RunResult) -> dict[str, Any]:
-    """Whether a run and its twin ended with the same bits. A twin that did not complete is not equal."""
-    run_digest, twin_digest = final_digest(plan.folder), final_digest(twin.folder)
-    equal = result.completed and run_digest == twin_digest != ""
-    return {"equal": equal, "world": twin.settings.world, "run_digest": run_digest, "twin_digest": twin_digest, "status": result.status}
+    """Whether a run and its twin, which came to ``result``, ended with the same bits: see :mod:`fleet.app.twins`."""
+    digests = final_digest(plan.folder), final_digest(twin.folder)
+    return twins.verdict(*digests, result.completed, result.status, result.reason, twin.settings.world)

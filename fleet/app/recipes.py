@@ -186,7 +186,8 @@ class LiveRun:
 
     def _spec(self) -> CoordinatorSpec:
         plan, url, name = self.plan, self.store_url, self.plan.name
-        settings, resume, rates, lemons, origin = plan.settings, plan.resume, level_rates(plan), self._lemons(), plan.origin
+        settings, resume, rates, lemons = plan.settings, plan.resume, level_rates(plan), self._lemons()
+        origin, build = plan.origin, plan.build
         code = code_of(plan.script) if plan.made_of is None else Code()
         if not resume:
             code.keep(plan.folder)
@@ -196,7 +197,7 @@ class LiveRun:
             journal=plan.journal,
             host=self.cluster.head,
             cluster=plan.name if not resume else f"{plan.name}-{secrets.token_hex(4)}",
-            machine=lambda now_s: make_machine(settings, url, name, rates, resume, now_s, lemons, origin),
+            machine=lambda now_s: make_machine(settings, url, name, rates, resume, now_s, lemons, origin, build),
             store=lambda: RetainingStore(url, settings.checkpoint.keep, name),
             started=lambda now_s: dataclasses.replace(first, at_s=now_s, unix_time_s=unix_time_s()),
             mirror=(lambda: JournalMirror(url).copy) if not url.startswith("file://") else None,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fleet.app.ending import saved_step
+from fleet.app.twins import Sameness
 from fleet.errors import FleetError
 from fleet.protocol.records import COMPLETED, UNSAVED
 
@@ -20,14 +21,19 @@ class Twin:
     """The same run without faults, made after the first one.
 
     Attributes:
-        equal: both ended with the same bits.
+        verdict: ``equal`` or ``different``, bit for bit; ``not completed``: the twin did not come to its end, and nothing was compared.
         world: the twin's world size.
         result: what the twin came to.
     """
 
-    equal: bool
+    verdict: str
     world: int
     result: Result
+
+    @property
+    def equal(self) -> bool | None:
+        """Both ended with the same bits; None where nothing was compared."""
+        return Sameness(self.verdict).equal
 
 
 @dataclass(frozen=True, kw_only=True)

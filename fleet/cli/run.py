@@ -25,7 +25,8 @@ from fleet.cli import watch as cli_watch
 from fleet.cli.config import RUNS, option
 from fleet.cluster.clock import unix_time_s
 from fleet.errors import ConfigError
-from fleet.protocol.records import COMPLETED, UNSAVED
+from fleet.protocol.causes import EndWhy
+from fleet.protocol.records import COMPLETED, STOPPED, UNSAVED
 
 if TYPE_CHECKING:
     from fleet.app.beginning import Beginning
@@ -169,6 +170,13 @@ class Executed:
         """Beside the script, for functions of ``fleet.app.plans``."""
         return {"arguments": self.arguments, "module": self.module}
 
+    @property
+    def path(self) -> str:
+        """Where the script lies; empty where none is named. Raises ConfigError: there is no such module."""
+        from fleet.app import scripts
+
+        return scripts.found(self.script, module=True).file if self.module and self.script else self.script
+
 
 def _check_code(repeat: str, changed_code: bool) -> None:
     if changed_code and not repeat:
@@ -267,7 +275,7 @@ def _planned(given: Mapping[str, Any], found: Configuration, name: str, resume: 
 
 
 def _plan(asked: Executed, found: Configuration, name: str, resume: str, root: Path, steps: int) -> RunPlan:
-    from fleet.app import plans, scripts
+    from fleet.app import plans, resuming, scripts
     from fleet.cluster.queue import SUBMITTED
 
     settings = found.run
@@ -275,10 +283,12 @@ def _plan(asked: Executed, found: Configuration, name: str, resume: str, root: P
     if resume:
         folder = plans.find_run(resume, root)
         if plans.is_completed(folder):
+            resuming.check_given(folder, found)
             return plans.continued_plan(folder, asked.script, name, steps, settings.storage, **asked.more)
         if steps:
             reason = f"run {resume} has not come to its end: it is resumed with the number of steps that it began with"
             raise ConfigError("--steps", steps, reason, "Resume it without --steps; go on beyond its end afterwards.")
+        resuming.check(folder, found, asked.path)
         return plans.resumed_plan(folder, asked.script, settings.storage, **asked.more)
     if not asked.script:
         raise ConfigError("SCRIPT", "", "missing", "Name a Python file with a function train(run), or use --resume RUN.")
@@ -365,7 +375,7 @@ def _execute(
     plan: RunPlan, twin: bool, twin_world: int, show: Show, expected: Sequence[Expectation], address: str, working_dir: str
 ) -> int:
     from dashboards.trackers import choice
-    from fleet.app import plans, policy_choice
+    from fleet.app import plans, policy_choice, twins
     from fleet.app.beginning import Beginning
     from storage.backends.trial import Trial, check_folder
 
@@ -381,10 +391,14 @@ def _execute(
             tried.check("this machine")
         plan = dataclasses.replace(plan, page=server.read_link(plan.name))
         result = one_run(launched(plan), server, show.verbose, beginning)
+        if result.status == "failed" and _is_refused(plan):
+            return Exit.REFUSED
         verdict = None
-        if twin and result.status in (COMPLETED, UNSAVED):
+        if twin and result.completed:
             other = plans.twin_of(plan, twin_world or None)
             verdict = plans.compare(plan, other, one_run(launched(other), None, show.verbose))
+        elif twin:
+            verdict = twins.not_run(result.status, result.reason, twin_world or plan.settings.world)
     return close(plan, result, verdict, show, expected)
 
 
@@ -467,9 +481,20 @@ def _first_fault_s(plan: RunPlan) -> float | None:
     return min((fault.at_s for fault in faults), default=None)
 
 
+def _is_refused(plan: RunPlan) -> bool:
+    """Whether its ranks have built another thing than what is to be resumed. All there is to tell has been told."""
+    from fleet.app.follow import last_words
+
+    ended = last_words(plan.journal)[1]
+    return ended is not None and ended.why is EndWhy.REFUSED
+
+
 def _exit_code(result: RunResult, verdict: dict[str, Any] | None) -> int:
-    if result.status == "failed" or (verdict is not None and not verdict["equal"]):
+    """A twin that differs, or has failed, is a failure; one that was stopped has shown nothing."""
+    if result.status == "failed":
         return Exit.FAILED
+    if result.completed and verdict is not None and not verdict["equal"]:
+        return Exit.STOPPED if verdict["status"] == STOPPED else Exit.FAILED
     return {COMPLETED: Exit.DONE, UNSAVED: Exit.NOT_SAVED}.get(result.status, Exit.STOPPED)
 
 
@@ -494,7 +519,7 @@ def tell(report: Report) -> None:
 
 def _sum_up(data: dict[str, Any], plan: RunPlan, report: Report, verbose: bool) -> None:
     """The last lines: what training came to, what it cost, and what to do next."""
-    from fleet.app import ending, plans
+    from fleet.app import ending, plans, resuming
     from fleet.app.live_line import hung
     from storage.backends.urls import redact
 
@@ -505,7 +530,8 @@ def _sum_up(data: dict[str, Any], plan: RunPlan, report: Report, verbose: bool) 
     elsewhere = str(plan.folder.parent) if plan.folder.parent != Path(RUNS).resolve() else ""
     again = plans.again(plan) if plan.plain is not None else ""
     saved_at = _saved_by_script(data) if again else redact(plans.store_url(plan))
-    context = ending.Context(plan.name, saved_at, _first_fault_s(plan), elsewhere, again)
+    returns = resuming.returns_of(plan.journal)
+    context = ending.Context(plan.name, saved_at, _first_fault_s(plan), elsewhere, again, returns)
     out = cli_print.Terminal()
     width = out.width if out.is_terminal else None
     for head, words in ending.ending(data | {"trained_s": trained_s}, context):

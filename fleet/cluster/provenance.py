@@ -59,7 +59,7 @@ class Code:
 def provenance(script: str, code: Code | None = None) -> dict[str, Any]:
     """Digest of the script, the commit that it lies in and a digest of what differs from it, versions, processor, command and folder."""
     return {
-        "script_sha256": _digest(Path(script).read_bytes()) if script and Path(script).is_file() else "",
+        "script_sha256": digest_of_script(script),
         **(code or code_of(script)).record(),
         "versions": {"python": platform.python_version()} | {name: found for name in PACKAGES if (found := _version(name))},
         "machine": platform.machine(),
@@ -67,6 +67,11 @@ def provenance(script: str, code: Code | None = None) -> dict[str, Any]:
         "command": sys.argv[:200],
         "directory": str(Path.cwd()),
     }
+
+
+def digest_of_script(script: str) -> str:
+    """SHA-256 of its file; empty where there is none."""
+    return _digest(Path(script).read_bytes()) if script and Path(script).is_file() else ""
 
 
 def _digest(data: bytes) -> str:

@@ -501,8 +501,10 @@ def _crash(error: Exception) -> str:
     return f"the checker crashed: {type(error).__name__}: {error}"
 
 
-def with_twin(checks: Iterable[Mapping[str, str]], equal: bool) -> list[dict[str, str]]:
-    """Checks as plain data, with what is known of the bits once a twin without faults has run."""
+def with_twin(checks: Iterable[Mapping[str, str]], equal: bool | None) -> list[dict[str, str]]:
+    """Checks as plain data, with what is known of the bits once a twin without faults has run. None: it came to no end: nothing."""
+    if equal is None:
+        return [dict(one) for one in checks]
     reason = "the twin without faults ended with the same bits" if equal else "the twin without faults ended with other bits"
     told = {"check": Bits.name, "verdict": OK if equal else VIOLATED, "reason": reason}
     return [told if one["check"] == Bits.name else dict(one) for one in checks]

@@ -57,6 +57,7 @@ from fleet.protocol.records import (
     Record,
     RefusedLines,
     Resumed,
+    RunBuilt,
     RunEnded,
     RunStarted,
     Spans,
@@ -119,7 +120,7 @@ class LedgerFold:
         self.interval_s: float | None = None
         self.copy_interval_s: float | None = None
         self.measurements: dict[str, tuple[int, float]] = {}
-        self.data: DataRead | None = None
+        self.reads: list[DataRead] = []
         self.said: dict[str, float] = {}
         self.tariff: Tariff | None = None
         self.cost: dict[str, Any] = {}
@@ -154,6 +155,7 @@ class LedgerFold:
             DecisionMade: self._decided,
             Measurement: self._measured,
             DataRead: self._read,
+            RunBuilt: self._seen,
             DataFiles: self._seen,
             RunEnded: self._run_ended,
             LossExplained: self._explained,
@@ -523,7 +525,7 @@ class LedgerFold:
 
     def _read(self, record: DataRead) -> None:
         self._seen(record)
-        self.data = record
+        self.reads = [read for read in self.reads if read.step < record.step] + [record]
 
     def close_slots(self, end_us: int) -> None:
         """Fill every slot up to the end: released processes finish, other slots are empty."""

@@ -94,7 +94,7 @@ def summary_of(ledger: LedgerFold, closed: LedgerFold, now_us: int) -> LedgerSum
         device=ledger.device,
         ranks=sum(totals[:STEP_KINDS]) / closed.productive_us if closed.productive_us > 0 else float(ledger.world),
         budget_usd=ledger.budget_usd,
-        samples=trained_on(ledger.data, ledger.cover, ledger.histories, ledger.step, ledger.rolled_back_total),
+        samples=trained_on(ledger.reads, ledger.cover, ledger.histories, ledger.step, ledger.rolled_back_total),
     )
 
 

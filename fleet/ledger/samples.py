@@ -7,7 +7,9 @@ committed, and by no rank twice.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from fleet.protocol.records import COMMIT, DataRead, Spans
 from fleet.protocol.types import Member
@@ -71,14 +73,20 @@ class StepCover:
         return max(0, end - begin) - sum(max(0, min(end, b) - max(begin, a)) for a, b in stretches)
 
 
-def trained_on(read: DataRead | None, cover: StepCover, begun: list[tuple[int, int]], steps: int, rolled_back: int) -> Samples | None:
-    """``begun`` are the histories: (number, the step it went on from), in order. None when the loop body has read no data set."""
-    if read is None:
+def trained_on(
+    reads: Sequence[DataRead], cover: StepCover, begun: list[tuple[int, int]], steps: int, rolled_back: int
+) -> Samples | None:  # fmt: skip
+    """``reads`` are what the steps of the present history were read from, each from its ``step`` on. ``begun`` are the histories: (number,
+    the step it went on from), in order. None when the loop body has read no data set.
+    """
+    if not reads:
         return None
     missing, end = 0, min(steps, cover.reached(begun[-1][0]))  # what came after that was committed, and its ranks have yet to tell
     for lineage, first in reversed(begun):
         missing += cover.missing(lineage, first, end)
         end = min(end, first)
-    each = read.batch_size
-    epochs = steps * each / read.samples if read.samples else 0.0  # how many a stream has is not known
-    return Samples(steps * each, epochs, rolled_back * each, missing * each, cover.repeated * each)
+    begins = [0, *(min(steps, max(0, read.step)) for read in reads[1:]), steps]
+    seen = [(end - begin) * read.batch_size for read, (begin, end) in zip(reads, pairwise(begins), strict=True)]
+    epochs = sum(count / read.samples for read, count in zip(reads, seen, strict=True) if read.samples)  # of a stream nobody knows
+    each = reads[-1].batch_size
+    return Samples(sum(seen), epochs, rolled_back * each, missing * each, cover.repeated * each)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from fleet.machine.roster import Rank, RankPhase
-from fleet.machine.state import MachineState
+from fleet.machine.state import MachineState, Phase
 from fleet.protocol.probes import probe
 from fleet.protocol.types import Candidate, Member, Situation, StateId, View
 
@@ -52,9 +52,17 @@ def situation(machine: MachineState, now_s: float) -> Situation:
     if world > room(machine, going):
         probe("a smaller world is reached in several views")
     return Situation(
-        candidates, world, settings.min_ranks, machine.since_s, starting, machine.checkpoints.newest_id,
+        candidates, world, settings.min_ranks, _since_s(machine, chosen), starting, machine.checkpoints.newest_id,
         replicated=settings.optimizer_sharding == "none", replica_size=settings.replica_size,
     )  # fmt: skip
+
+
+def _since_s(machine: MachineState, ranks: Sequence[Rank]) -> float:
+    """Since when the run has no view; where nobody holds a state, not before the first rank could be in one: what comes before that is the
+    start of processes, which takes as long as it takes."""
+    if machine.phase == Phase.RUN or any(rank.state is not None for rank in ranks):
+        return machine.since_s
+    return max(machine.since_s, min((rank.ready_s for rank in ranks), default=machine.since_s))
 
 
 def _least(machine: MachineState, seated: Collection[Member]) -> int:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from fleet.machine.sessions import Sessions
 from fleet.protocol.decisions import Interval
 from fleet.protocol.events import CheckpointDurable, PartFailed, PartWritten
 from fleet.protocol.instructions import CommitCheckpoint, Instruction, SaveCheckpoint, Write
@@ -52,7 +54,9 @@ class Checkpoints:
         newest: tuple[str, StateId] | None,
         rate_per_s: float,
         now_s: float,
+        sessions: Sessions | None = None,
     ) -> None:
+        self._sessions = sessions
         self.level, self._policy = level, "interval" if level == STORE else f"interval of {level}"
         self.settings, self.interval, self.rate_per_s = settings, interval, rate_per_s
         self.place = places(settings).get(level, "")
@@ -95,10 +99,15 @@ class Checkpoints:
         return state in self.kept
 
     def _keep(self, checkpoint: str, state: StateId) -> None:
-        """As many as the store keeps, which deletes the oldest; elsewhere the newest is kept."""
+        """As many as the store keeps, which deletes the oldest that is not guarded; elsewhere the newest is kept."""
         self.kept[state] = f"{self.place}/{checkpoint}" if self.place else checkpoint
         for old in sorted(self.kept)[: -1 if self.place else -max(1, self.settings.checkpoint.keep)]:
-            del self.kept[old]
+            if old not in self._guarded:
+                del self.kept[old]
+
+    @property
+    def _guarded(self) -> Collection[StateId]:
+        return self._sessions.guarded if self._sessions is not None else ()
 
     def withdraw(self, first: StateId, last: StateId, now_s: float, reason: str) -> list[Instruction]:
         """Checkpoints of the states ``first`` to ``last`` are not to be used: a rank that was wrong had a part in them."""
@@ -187,7 +196,8 @@ class Checkpoints:
         blocked_s = max(part.blocked_s for part in parts)
         meta = next((part.meta for part in parts if part.meta), "")
         written = tuple(part.part for part in parts)
-        return [CommitCheckpoint(event.checkpoint, event.state, written, meta, blocked_s, request.at_s, self._place(view))]
+        guarded = tuple(self.kept[state] for state in sorted(self._guarded) if state in self.kept)
+        return [CommitCheckpoint(event.checkpoint, event.state, written, meta, blocked_s, request.at_s, self._place(view), guarded)]
 
     def _place(self, view: View) -> str:
         """All memories that hold a part hold the manifest too: each that is left knows how many parts there must be."""

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 
 from fleet.ledger import floor
 from fleet.machine import (
+    building,
     chronicle,
     departures,
     ending,
@@ -44,6 +45,7 @@ from fleet.machine.tiers import FaultRates, Tiers
 from fleet.protocol.causes import GatherWhy
 from fleet.protocol.decisions import Decision, Figures, NodesAsked
 from fleet.protocol.events import (
+    Built,
     CopiesHeld,
     Event,
     EvidenceWritten,
@@ -84,7 +86,7 @@ from fleet.protocol.instructions import Instruction, Write
 from fleet.protocol.ports import CorruptionPolicy, IntervalPolicy, PlacementPolicy, ProgressPolicy, RecoveryPolicy, StragglerPolicy
 from fleet.protocol.probes import probe
 from fleet.protocol.records import DecisionMade, Measurement, Record, RefusedLines, Usage
-from fleet.protocol.types import StateId
+from fleet.protocol.types import Build, StateId
 from fleet.settings.run import RunSettings
 
 
@@ -97,6 +99,7 @@ class FleetMachine:
             without one for progress that time-out is fixed; without one for corruption, ranks that differ end the run.
         lemons: why nodes stay out for what they did in earlier runs, by their index.
         checkpoint: id and state of the newest durable checkpoint, when the run resumes one.
+        build: how another run was built, from whose checkpoint this one goes on.
         peers: interval of copies in the memory of other nodes; None: none are made.
         rates: how often faults need a durable checkpoint, and copies in memory, by what the run has met; by default none is expected.
         now_s: when the run starts, on the run's clock.
@@ -117,6 +120,7 @@ class FleetMachine:
         corruption: CorruptionPolicy | None = None,
         lemons: Mapping[int, Decision] | None = None,
         checkpoint: tuple[str, StateId] | None = None,
+        build: Build | None = None,
         peers: IntervalPolicy | None = None,
         rates: FaultRates = lambda losses, exposure_s: (0.0, 0.0),
         now_s: float = 0.0,
@@ -127,7 +131,7 @@ class FleetMachine:
             settings, recovery, placement, lemons or {}, roster=roster, committed=committed, lineage=lineage, started_s=now_s,
             checkpoints=Tiers(settings, roster, interval, peers, checkpoint, rates, now_s), doubts=Doubts(corruption),
             stragglers=Stragglers(straggler), progress=Progress(progress, settings.timeouts.progress_s, now_s),
-            budget=Budget(settings.checkpoint.keep), figures=ShardFigures(settings.shards),
+            budget=Budget(settings.checkpoint.keep), figures=ShardFigures(settings.shards), build=build,
         )  # fmt: skip
 
     # ---- the one entry -------------------------------------------------------------------------------------------------------------------
@@ -163,9 +167,11 @@ class FleetMachine:
         machine.grace_until_s = now_s + machine.settings.timeouts.node_s if machine.phase != Phase.END else None
 
     def resume(self, records: Iterable[Record], now_s: float) -> list[Instruction]:
-        """Go on in a new cluster, from the journal of a run whose ranks are all gone; returns what is to be written first."""
+        """Go on in a new cluster, from the journal of a run whose ranks are all gone, up to ``Resumed``; returns what is to be written
+        first."""
         machine = self.state
         machine.out = [Write(record) for record in replay.move(machine, records, now_s)]
+        machine.out += machine.checkpoints.step_back(now_s)
         machine.deadline_s = now_s
         return machine.out
 
@@ -241,6 +247,8 @@ def _observe_rare(machine: MachineState, event: Event, now_s: float) -> None:
             machine.write(floor.stops(event, now_s))
         case EvidenceWritten() | FilesFound() | Implausible() | Reads():
             evidence.note(machine, event, now_s)
+        case Built() if machine.current(event.member):
+            building.told(machine, event.build, now_s)
         case StopRequested():
             stopping.stop(machine, event, now_s)
         case _ if (said_by := getattr(event, "member", None)) is None or (machine.current(said_by) and machine.seated(said_by)):

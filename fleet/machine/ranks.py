@@ -45,7 +45,7 @@ def ready(machine: MachineState, member: Member, now_s: float) -> None:
     """It has built its model."""
     rank = machine.current(member)
     if rank is not None and rank.phase == RankPhase.STARTING:
-        rank.phase, rank.beat_s, rank.heard = RankPhase.STANDBY, now_s, True
+        rank.phase, rank.beat_s, rank.heard, rank.ready_s = RankPhase.STANDBY, now_s, True, now_s
 
 
 def parked(machine: MachineState, event: Parked, now_s: float) -> None:

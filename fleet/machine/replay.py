@@ -25,6 +25,7 @@ from fleet.protocol.records import (
     ProcessUp,
     Record,
     Resumed,
+    RunBuilt,
     RunEnded,
     RunStarted,
     ViewPublished,
@@ -62,6 +63,7 @@ def rebuild(machine: MachineState, records: Iterable[Record], now_s: float) -> f
 
 def _apply(machine: MachineState, record: Record) -> None:
     machine.budget.note(record)
+    machine.checkpoints.sessions.note(record)
     match record:
         case ProcessUp(member=member, process=process, token=token):
             machine.roster.grant(member.slot, member.incarnation)
@@ -103,12 +105,15 @@ def _apply(machine: MachineState, record: Record) -> None:
             machine.checkpoints.replay(record)
         case DataRead():
             machine.data = record
+        case RunBuilt(build=build):
+            machine.build, machine.compared = build, True
         case DataFiles(data_sha256=data, first=first, files=files):
             machine.files[data, first] = all(file.digest for file in files)
         case RunStarted(at_s=at_s):
             machine.started_s = at_s
-        case Resumed():
+        case Resumed(gap=gap):
             machine.generation += FORGOTTEN
+            machine.compared = machine.compared and not gap
         case RunEnded():
             machine.phase, machine.ended = Phase.END, record
         case _:

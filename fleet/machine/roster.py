@@ -35,7 +35,8 @@ class Rank:
 
     ``sent_generation`` is the greatest generation that it was invited to, ``parked_generation`` the greatest that it said it has left:
     while the first is greater the rank may be stepping there. ``formed`` is (generation, state) when it last said that it is in a view and
-    steps. ``running_s``: since when the last view with it has run. Times are on the run's clock.
+    steps; ``stepped``: it has taken a step since it came. ``running_s``: since when the last view with it has run, and ``ready_s`` since
+    when it can be in one. Times are on the run's clock.
     """
 
     member: Member
@@ -51,11 +52,13 @@ class Rank:
     parked_generation: int = -1
     progress_s: float = 0.0
     running_s: float = 0.0
+    ready_s: float = 0.0
     heard: bool = True
     step: int = -1
     shard: int = -1
     digest: str | None = None
     formed: tuple[int, StateId] | None = None
+    stepped: bool = False
 
     def may_be_in(self, generation: int) -> bool:
         """Whether a word of it from ``generation`` is not stale: a rank that parked in a generation never comes back to it."""
@@ -164,6 +167,7 @@ class Roster:
             rank.progress_s = max(rank.running_s, now_s - pulse.progress_age_s) if pulse.stepping else now_s
             if rank.generation == generation == pulse.generation and rank.phase is seated:
                 rank.state = pulse.state
+                rank.stepped = rank.stepped or (rank.formed is not None and pulse.state != rank.formed[1])
                 if not pulse.stepping:
                     self.long_call_s = now_s
         return ghosts
@@ -225,6 +229,11 @@ class Roster:
             until_s = self.nodes.get(rank.process.node, now_s) if by_its_agent else now_s
             if until_s - rank.beat_s > limit_s and rank.process.node in self.nodes:
                 yield rank, until_s - rank.beat_s
+
+    @property
+    def first_step(self) -> bool:
+        """Whether a seated rank is at its first step: how long later ones take says nothing about that."""
+        return any(rank.phase is RankPhase.SEATED and not rank.stepped for rank in self.by_slot.values())
 
     def stuck_rank(self, limit_s: float, now_s: float) -> Rank | None:
         """A seated rank that has not moved for longer than ``limit_s``."""

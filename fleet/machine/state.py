@@ -24,7 +24,7 @@ from fleet.protocol.instructions import Instruction, Write
 from fleet.protocol.once import Once
 from fleet.protocol.ports import PlacementPolicy, RecoveryPolicy
 from fleet.protocol.records import DataRead, DecisionMade, Record, RunEnded
-from fleet.protocol.types import Member, StateId, View
+from fleet.protocol.types import Build, Member, StateId, View
 from fleet.settings.run import RunSettings
 
 ALL = "all steps are committed"
@@ -110,6 +110,7 @@ class MachineState:
         away: nodes that all wait for since they are silent; ``alone``: nobody at all is heard. See ``partitions.py``.
         data: what is trained on; ``files``: (its digest, number of the first of some files) that are written down -> with their digests.
         figures: what ranks have told of the shards of steps.
+        build: how the run was built, as far as is known; ``compared``: it is that of this session, see ``building.py``.
         event: number of the present event.
         out: what it has led to so far.
     """
@@ -134,6 +135,8 @@ class MachineState:
     ending: Ending = field(default_factory=Ending)
     phase: Phase = Phase.GATHER
     data: DataRead | None = None
+    build: Build | None = None
+    compared: bool = False
     files: dict[tuple[str, int], bool] = field(default_factory=dict)
     view: View | None = None
     proposal: View | None = None
@@ -196,6 +199,7 @@ class MachineState:
     def write(self, record: Record) -> None:
         """Have a record journalled, before whatever is said after it."""
         self.budget.note(record)
+        self.checkpoints.sessions.note(record)
         self.out.append(Write(record))
 
     def decide(self, policy: str, action: Action, reason: str, payload: AnyPayload | None, now_s: float) -> None:

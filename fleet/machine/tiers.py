@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from fleet.machine.checkpoints import Checkpoints
 from fleet.machine.outage import Outage
 from fleet.machine.roster import Roster
+from fleet.machine.sessions import Sessions, in_words
 from fleet.protocol.events import CheckpointDurable, CheckpointFailed, CopiesHeld, Event, PartFailed, PartWritten
 from fleet.protocol.instructions import Instruction
 from fleet.protocol.levels import LEVELS, PEERS, STORE, level_at, level_of, peers_url, places
@@ -36,7 +37,8 @@ class Tiers:
         self.settings, self._roster = settings, roster
         self._rates, self._since_s, self._foretold_s, self._losses = rates, now_s, now_s, 0
         rates_per_s = rates(0, 0.0)
-        self.store = Checkpoints(STORE, settings, store, newest, rates_per_s[0], now_s)
+        self.sessions = Sessions()
+        self.store = Checkpoints(STORE, settings, store, newest, rates_per_s[0], now_s, self.sessions)
         wanted = peers if settings.peer_copies > 0 else None
         self.peers = Checkpoints(PEERS, settings, wanted, None, rates_per_s[1], now_s) if wanted is not None else None
         self.others = _others(settings, store, now_s)
@@ -84,6 +86,15 @@ class Tiers:
         """Checkpoints of the states ``first`` to ``last`` are not to be used: a rank that was wrong had a part in them."""
         self._doubted.append((first, last))
         return [instruction for level in self.levels for instruction in level.withdraw(first, last, now_s, reason)]
+
+    def step_back(self, now_s: float) -> list[Instruction]:
+        """The run is resumed. Where the last session came back to where the run had failed before, it begins from an older checkpoint."""
+        older = self.sessions.older(self.store.kept)
+        if older is None:
+            return []
+        probe("a run that came back begins from an older checkpoint")
+        first, last = StateId(older.lineage, older.step + 1), max(self.store.kept)
+        return self.withdraw(first, last, now_s, in_words(self.sessions.returns))
 
     def begin(self, rolled_back: bool) -> StateId:
         """A view is made that begins from the newest; returns its state. ``rolled_back``: a fault has come to that."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fleet.machine.candidates import Source, is_incomplete, situation, source
 from fleet.machine.corruption import judge
 from fleet.machine.leaving import evict, gather, park
-from fleet.machine.roster import Rank
+from fleet.machine.roster import Rank, RankPhase
 from fleet.machine.state import MachineState, Phase
 from fleet.machine.topology import tell_lacking
 from fleet.protocol.causes import FreshWanted, GatherWhy, StartsAgain
@@ -49,8 +49,11 @@ def form(machine: MachineState, formation: Formation, now_s: float) -> None:
 
 
 def _refresh(machine: MachineState, rank: Rank, now_s: float) -> None:
-    """No rank holds a usable state, there is no checkpoint, and nobody has the initial state any more: a fresh process must begin."""
-    if now_s >= machine.fresh_until_s:
+    """No rank holds a usable state, there is no checkpoint, and nobody has the initial state any more: a fresh process must begin.
+
+    One that is there already is waited for, however long it takes to start.
+    """
+    if now_s >= machine.fresh_until_s and not any(each.phase is RankPhase.STARTING for each in machine.roster.by_slot.values()):
         probe("nobody has the initial state any more")
         machine.fresh_until_s = now_s + machine.settings.timeouts.start_s
         evict(machine, rank, FreshWanted(), now_s)

@@ -255,6 +255,8 @@ class EndWhy(StrEnum):
     ENDS_DIFFER = "ends differ"
     """The ranks hold different states at the end."""
     LATE_BEHIND = "late behind the loop"
+    REFUSED = "refused"
+    """What is to be resumed is not what ran: no step was taken."""
     OTHER = "other"
     """What an old journal says in words that mean nothing to this Fleet."""
 

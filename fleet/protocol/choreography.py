@@ -228,10 +228,13 @@ class Choreography:
     # ---- the loop ------------------------------------------------------------------------------------------------------------------------
 
     def run(self) -> Moves:
-        """From the model that is built to the last step. Gives true where the code behind the loop is to run."""
-        self.protocol.ready()
-        if not self.protocol.called and not self.over:
+        """From the model that is built to the last step. Gives true where the code behind the loop is to run.
+
+        The first step of a process loads, compiles and allocates, for as long as that takes: nobody calls it before that is done.
+        """
+        if not self.over:
             yield Rehearse()
+        self.protocol.ready()
         while (yield from self._sit_down()):
             while not self.over and not self._at_the_end:
                 step = self.here.step

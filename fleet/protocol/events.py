@@ -9,7 +9,7 @@ from fleet.protocol.codec import Codec
 from fleet.protocol.decisions import AskAction
 from fleet.protocol.levels import STORE
 from fleet.protocol.slowness import RankTimes
-from fleet.protocol.types import Copy, DataFile, Fault, FaultPhase, Finding, Member, Part, Process, Pulse, StateId
+from fleet.protocol.types import Build, Copy, DataFile, Fault, FaultPhase, Finding, Member, Part, Process, Pulse, StateId
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +259,14 @@ class Reads:
 
 
 @dataclass(frozen=True, slots=True)
+class Built:
+    """A rank has taken its first step, which is not committed; it says so before it is ``Ready``."""
+
+    member: Member
+    build: Build
+
+
+@dataclass(frozen=True, slots=True)
 class FilesFound:
     """Of which files a data set is made. Sent by view rank 0, beside its steps. See ``DataFiles``."""
 
@@ -449,6 +457,7 @@ Event = (
     | Logged
     | Used
     | Reads
+    | Built
     | FilesFound
     | LinesRefused
     | StepsTimed

@@ -74,7 +74,10 @@ class SaveCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class CommitCheckpoint:
-    """All parts are written: put the manifest in place, then report ``CheckpointDurable``. ``place``: URL of the memories, "" the store."""
+    """All parts are written: put the manifest in place, then report ``CheckpointDurable``. ``place``: URL of the memories, "" the store.
+
+    ``guarded``: older checkpoints that stay, however many newer ones there are.
+    """
 
     checkpoint: str
     state: StateId
@@ -83,6 +86,7 @@ class CommitCheckpoint:
     blocked_s: float
     requested_at_s: float
     place: str = ""
+    guarded: tuple[str, ...] = ()
     event: int = field(default=0, compare=False)
 
 

@@ -21,7 +21,7 @@ FIELDS = {
     "CheckpointRecord": 9, "Measurement": 4, "DataRead": 5, "EvidenceKept": 6, "OnceRecord": 5, "RunEnded": 5,
 }  # fmt: skip
 """How many fields a record had."""
-GREW: dict[tuple[str, int], list[Any]] = {("DataRead", 3): ["", 0], ("DataRead", 4): [0]}
+GREW: dict[tuple[str, int], list[Any]] = {("DataRead", 3): ["", 0], ("DataRead", 4): [0], ("Resumed", 5): [""]}
 """(record, how many fields it had even before) -> what the others are."""
 GREW_SINCE: dict[tuple[str, int], list[Any]] = {
     ("DataRead", 6): [-1, -1, ""],

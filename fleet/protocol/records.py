@@ -16,7 +16,7 @@ from fleet.protocol.causes import Cause, EndWhy, ProcessEnded
 from fleet.protocol.codec import Codec
 from fleet.protocol.decisions import Action, AnyPayload, figures
 from fleet.protocol.levels import STORE
-from fleet.protocol.types import DataFile, Fault, FaultPhase, Member, Process, StateId, View
+from fleet.protocol.types import Build, DataFile, Fault, FaultPhase, Member, Process, StateId, View
 
 VERSION, OLDEST = 2, 1
 """Of the format that is written, and the oldest that is read: see ``fleet.protocol.old_journals``."""
@@ -85,7 +85,8 @@ class Resumed:
     """The run goes on under a new coordinator process. ``cluster`` names the cluster that it goes on in.
 
     With ``gap`` the whole run was down from the last record before this one: its ranks died with their cluster. Without, only the
-    coordinator was replaced, and ranks trained on meanwhile.
+    coordinator was replaced, and ranks trained on meanwhile. ``script_sha256`` is that of the script it goes on with; empty: there is none,
+    or nobody knows.
     """
 
     at_s: float
@@ -93,6 +94,7 @@ class Resumed:
     cause: str
     cluster: str = ""
     gap: bool = True
+    script_sha256: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,6 +317,15 @@ class DataRead:
 
 
 @dataclass(frozen=True, slots=True)
+class RunBuilt:
+    """How the ranks have built what they train, before the first step; again when that has changed. What a resume is compared with."""
+
+    build: Build
+    at_s: float
+    event: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
 class DataFiles:
     """Files of the data set ``data_sha256`` of a ``DataRead``, from number ``first`` of ``total`` on. They come once when the run begins,
     and again when their digests are known.
@@ -431,6 +442,7 @@ Record = (
     | Measurement
     | Usage
     | DataRead
+    | RunBuilt
     | DataFiles
     | EvidenceKept
     | OnceRecord

@@ -181,6 +181,31 @@ class Fault:
     jitter_s: float = 0.0
 
 
+ENDS = ("T_max", "total_steps")
+"""What a scheduler calls the step behind which its rate is not what anybody means."""
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """How a rank has built what it trains, as its first step, which is not committed, shows it: what a resume must find again.
+
+    Attributes:
+        optimizers: their classes, by the names that they are tracked by.
+        data: class of the data set that the step was read from; empty where it was read from none.
+        samples, batch_size, data_sha256: see ``DataRead``.
+        schedules: where a scheduler says when it ends: what says so (``CosineAnnealingLR.T_max``), and the step.
+        total_steps: of the loop.
+    """
+
+    optimizers: tuple[str, ...] = ()
+    data: str = ""
+    samples: int = 0
+    batch_size: int = 0
+    data_sha256: str = ""
+    schedules: tuple[tuple[str, int], ...] = ()
+    total_steps: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Pulse:
     """What a node agent sees of one rank: where it is, and how long ago it last moved or beat, in seconds."""

@@ -74,6 +74,13 @@ def stops_plan(seed: int, *, sharded: bool = False) -> Plan:
     return with_troubles(plan, (*(trouble for trouble in others if trouble.kind != "stop"), stop))
 
 
+def cold_plan(seed: int, *, sharded: bool = False) -> Plan:
+    """The first step of each process takes longer than any time-out: it compiles, say. In half of the seeds nothing else goes wrong."""
+    rng, plan = stream(seed, "cold plan"), random_plan(seed, sharded=sharded)
+    plan = replace(plan, rehearse_s=rng.choice(((5.0, 15.0), (10.0, 12.0), (12.0, 20.0))))
+    return with_troubles(plan, plan.troubles if rng.random() < 0.5 else ())
+
+
 def gathers_plan(seed: int, *, sharded: bool = True) -> Plan:
     """Always sharded, parameters too, which are gathered on demand: a run of one of the families, and losses while ranks lend."""
     rng = stream(seed, "gathers plan")

@@ -89,7 +89,8 @@ class Trouble:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """``capacity`` is ranks per node; ``delay_s`` the network's, ``restart_s`` Ray Train's, ``build_s`` a rank's, as (least, most).
+    """``capacity`` is ranks per node; ``delay_s`` the network's, ``restart_s`` Ray Train's, ``build_s`` a rank's, as (least, most), and
+    ``rehearse_s`` what its first step takes, in which it loads and compiles.
 
     ``jitter`` are the least and the most that computing takes, as a share of ``shard_s`` for each shard.
 
@@ -112,6 +113,7 @@ class Plan:
     abrupt: bool = False
     restart_s: tuple[float, float] = (0.3, 2.5)
     build_s: tuple[float, float] = (0.1, 1.0)
+    rehearse_s: tuple[float, float] = (0.0, 0.0)
     save_every_s: float = 1.5
     copy_every_s: float | None = None
     troubles: tuple[Trouble, ...] = ()

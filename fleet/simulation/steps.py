@@ -60,8 +60,9 @@ class SteppingRank(SimRank):
         self.transfer: Future | None = None
         self._number = 0
         self._own: list[float] = []
+        self._first = True
         self._carriers: dict[type[Move], Callable[[Any], Any]] = {
-            moves.Rehearse: self._nothing,
+            moves.Rehearse: self._rehearse,
             moves.Wait: self._wait,
             moves.Clear: self._clear,
             moves.Hold: self._nothing,
@@ -103,6 +104,11 @@ class SteppingRank(SimRank):
 
     def _nothing(self, move: Move) -> None:
         """What takes a live rank no time that counts."""
+
+    def _rehearse(self, move: moves.Rehearse) -> Steps:
+        """The first step of a process: imports, compilation, memory. It beats meanwhile."""
+        if self.world.plan.rehearse_s[1]:
+            yield self.rng.uniform(*self.world.plan.rehearse_s)
 
     # ---- a view begins -------------------------------------------------------------------------------------------------------------------
 
@@ -325,7 +331,9 @@ class SteppingRank(SimRank):
 
     def _note_times(self, step: int, apply_s: float) -> None:
         """As the agent of a live rank has it: of whole steps alone."""
-        if len(self._own) != 3 or self._own[0] != len(self.duties.mine):
+        whole, first = len(self._own) == 3 and self._own[0] == len(self.duties.mine), self._first
+        self._first = first and not self._own
+        if first or not whole:
             return
         view = self.protocol.view
         if view is not None and view.generation != self.timed_generation:

@@ -73,7 +73,7 @@ class RetainingStore:
         store, keep = (CheckpointStore(order.place, run=self._run, index=False), 1) if order.place else (self._store, self._keep)
         size = store.commit(order)
         try:
-            store.retain(keep)
+            store.retain(keep, order.guarded)
         except OSError as error:
             _log.warning("checkpoint %s is committed; older ones were not deleted, and will be after the next: %s", order.checkpoint, error)
         return size

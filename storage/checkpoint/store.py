@@ -150,17 +150,17 @@ class CheckpointStore:
         reach("delete: manifest gone")
         self._files.remove(checkpoint)
 
-    def retain(self, keep: int) -> tuple[str, ...]:
-        """Keep the newest ``keep`` checkpoints; delete older ones and what older attempts left unfinished. Returns the ids deleted.
+    def retain(self, keep: int, guarded: Collection[str] = ()) -> tuple[str, ...]:
+        """Keep the newest ``keep`` checkpoints; delete older ones that are not ``guarded``, and what older attempts left unfinished.
 
-        What is newer than the newest committed checkpoint is left alone: it may be one that is being written.
+        Returns the ids deleted. What is newer than the newest committed checkpoint is left alone: it may be one that is being written.
         """
         if keep < 1:
             raise ValueError(f"keep = {keep}: at least one checkpoint must stay")
         names = self._names()
         committed = [name for name in names if self._committed(name)]
         kept = committed[:keep]
-        doomed = [name for name in names if kept and name < kept[0] and name not in kept]
+        doomed = [name for name in names if kept and name < kept[0] and name not in kept and name not in guarded]
         reach("retain: looked around")
         self._sweep(kept)
         for name in doomed:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fleet.protocol.records import LineageBegun
 from fleet.protocol.types import Ranges
 from fleet.simulation.families import (
+    cold_plan,
     daemons_plan,
     gathers_plan,
     links_plan,
@@ -42,6 +43,7 @@ FAMILIES: dict[str, Callable[[int], Plan]] = {
     "notices": _odd_sharded(notices_plan),
     "resizes": _odd_sharded(resizes_plan),
     "stops": _odd_sharded(stops_plan),
+    "cold": _odd_sharded(cold_plan),
     "gathers": gathers_plan,
     "parity": parity_plan,
 }

@@ -24,9 +24,9 @@ from fleet.app.rank_logs import logs_of
 from fleet.cluster import secret
 from fleet.cluster.clock import MonotonicClock, unix_time_s
 from fleet.machine.core import FleetMachine
-from fleet.protocol.instructions import EndRun
+from fleet.protocol.instructions import EndRun, Write
 from fleet.protocol.journal import JournalWriter, read_journal
-from fleet.protocol.records import VERSION, Record, RunStarted, Spans
+from fleet.protocol.records import VERSION, Record, Resumed, RunStarted, Spans
 from fleet.protocol.types import Member, Process, StateId
 from fleet.settings.run import RunSettings
 from policies import placement
@@ -35,7 +35,7 @@ from policies.interval import CheckpointInterval
 from policies.recovery import ReformPromoteRegrow
 from policies.straggler.mitigation import Mitigator
 from policies.timeouts import ProgressTimeout
-from storage.checkpoint.parts import Parts, RetainingStore
+from storage.checkpoint.parts import Parts, RetainingStore, newest_checkpoint
 from storage.peers.memory import PeerMemory
 from tests.support.waiting import until
 
@@ -55,15 +55,17 @@ def _rank(train: Callable[[Any], None], settings: RunSettings, slot: int, node: 
 
 class PlainFleet:
     """``with PlainFleet(train, settings, folder) as fleet: fleet.wait()``. Nodes are agents; slot ``s`` lives on node ``s % nodes``.
-    ``begin``: id and state of the checkpoint in its store to begin with."""
+    ``begin``: id and state of the checkpoint in its store to begin with. ``resume``: the run whose journal is in ``folder`` goes on, from
+    its newest checkpoint."""
 
     def __init__(
         self, train: Callable[[Any], None], settings: RunSettings, folder: Path, respawn: bool = True, url: str = "",
-        begin: tuple[str, StateId] | None = None,
+        begin: tuple[str, StateId] | None = None, resume: bool = False,
     ) -> None:  # fmt: skip
         self.train, self.settings, self.folder, self.respawn = train, settings, folder, respawn
         self.journal_path = folder / "journal.jsonl"
-        self.begin, self.url = begin, url or f"file://{folder}"
+        self.url, self.resume = url or f"file://{folder}", resume
+        self.begin = newest_checkpoint(self.url) if resume else begin
         self.shm = Path(tempfile.mkdtemp(prefix="fleet-test-", dir="/dev/shm"))
         secret.keep(self.shm, secret.held())
         secret.keep(folder, secret.held())
@@ -130,7 +132,13 @@ class PlainFleet:
             straggler=Mitigator(settings.straggler), progress=ProgressTimeout.of(settings), corruption=MajorityRules(),
             now_s=clock.now_s(), checkpoint=self.begin,
         )  # fmt: skip
-        if records:
+        if records and self.resume:
+            self.resume, again = False, Resumed(clock.now_s(), unix_time_s(), "resumed in a new cluster", "again")
+            self.journal.append(again)
+            for instruction in machine.resume([*records, again], clock.now_s()):
+                assert isinstance(instruction, Write)
+                self.journal.append(instruction.record)
+        elif records:
             machine.replay(records, clock.now_s())
         else:
             started = RunStarted(VERSION, "test", clock.now_s(), unix_time_s(), settings.world, settings.spares, settings.shards, "{}")

@@ -261,6 +261,7 @@ def test_a_twin_tells_of_the_bits() -> None:
     checks = [{"check": "bits", "verdict": UNKNOWN, "reason": ""}, {"check": "goes_on", "verdict": OK, "reason": ""}]
     assert [one["verdict"] for one in with_twin(checks, True)] == [OK, OK]
     assert [one["check"] for one in violated(with_twin(checks, False))] == ["bits"]
+    assert with_twin(checks, None) == checks, "it came to no end"
 
 
 @pytest.mark.parametrize(

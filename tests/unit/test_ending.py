@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fleet.app import expects
+from fleet.app import expects, twins
 from fleet.app.ending import Context, ending
+from fleet.app.exit_codes import Exit
+from fleet.app.plans import RunPlan, RunResult
+from fleet.app.result import report_data
+from fleet.cli import run as cli_run
 from fleet.errors import ConfigError
+from fleet.ledger.checkers import violated
 from fleet.ledger.report import build_report
 from fleet.ledger.summary import STEP_NAMES
+from fleet.settings.run import RunSettings
 from tests.golden.journals import Story
 from tests.unit.test_report import golden_story
 
@@ -28,7 +35,7 @@ def lines(given: dict[str, Any], context: Context = CONTEXT) -> dict[str, str]:
 
 
 def test_a_run_that_completed_ends_with_eight_lines_at_most_and_how_to_load_its_model() -> None:
-    twin = {"equal": True, "world": 2, "run_digest": "ab", "twin_digest": "ab", "status": "completed"}
+    twin = twins.verdict("ab", "ab", True, "completed", "", 2)
     found = ending(data(twin=twin), CONTEXT)
     assert [head for head, _ in found] == ["run", "goodput", "lost", "faults", "factors", "saved", "twin", "more", "next"]
     told = dict(found)
@@ -37,7 +44,7 @@ def test_a_run_that_completed_ends_with_eight_lines_at_most_and_how_to_load_its_
     assert told["lost"].startswith("init 1")
     assert told["faults"] == "1 struck (1 kill_rank); 1 rank lost while training; 5 checks ok, 2 unknown"
     assert told["saved"] == "step 60, in file:///runs/story"
-    assert told["twin"] == "bit-identical without faults, world 2: sha256 ab"
+    assert told["twin"] == "equal, bit for bit, without faults, world 2: sha256 ab"
     load = 'torch.load("model.pt", weights_only=True)["model"]'
     assert told["next"] == f"fleet checkpoint export story --output model.pt, then {load}"
 
@@ -69,8 +76,48 @@ def test_what_did_not_go_well_is_said() -> None:
     bare.ended(1000, status="stopped")
     nothing = lines(data(bare))
     assert (nothing["saved"], nothing["next"]) == ("nothing: no checkpoint became durable", "fleet diagnose story")
-    twin = {"equal": False, "world": 2, "run_digest": "ab", "twin_digest": "cd", "status": "completed"}
+    twin = twins.verdict("ab", "cd", True, "completed", "", 2)
     assert lines(data(twin=twin))["twin"] == "DIFFERENT, world 2: run ab, twin cd"
+
+
+def test_what_has_failed_twice_is_not_advised_once_more() -> None:
+    """The same resume was advised after each of three that came to the same step."""
+    story = golden_story()
+    story.records.pop()
+    story.ended(7340, status="failed")
+    told = [lines(data(story), Context("run", "file:///x", returns=returns))["next"] for returns in range(3)]
+    assert told[0] == "fleet run --resume run"
+    assert told[1].startswith("fleet run --resume run, which begins from an older checkpoint")
+    assert "--resume" not in told[2] and "change what fails in the script" in told[2]
+
+
+def test_a_twin_that_came_to_no_end_is_neither_equal_nor_different() -> None:
+    """It was called DIFFERENT, and the check of the bits violated."""
+    cut = twins.verdict("ab", "", False, "stopped", "Ctrl-C", 2)
+    assert cut["verdict"] == "not completed" and cut["equal"] is None
+    report = build_report(golden_story().records)
+    told = report_data(report, "", cut)
+    assert not violated(told["checks"])
+    assert lines(data(twin=cut))["twin"] == "not completed, so nothing was compared: it ended as stopped: Ctrl-C"
+    none = twins.not_run("failed", "a crash loop", 2)
+    assert lines(data(twin=none))["twin"] == "not run: this run ended as failed: a crash loop"
+    assert [twins.found_in(each) for each in (cut, none)] == [twins.Sameness.NOT_COMPLETED, twins.Sameness.NOT_RUN]
+
+
+@pytest.mark.parametrize(
+    ("run", "twin", "code"),
+    [
+        ("completed", twins.verdict("ab", "ab", True, "completed", "", 2), Exit.DONE),
+        ("completed", twins.verdict("ab", "cd", True, "completed", "", 2), Exit.FAILED),
+        ("completed", twins.verdict("ab", "", False, "failed", "a bug", 2), Exit.FAILED),
+        ("completed", twins.verdict("ab", "", False, "stopped", "Ctrl-C", 2), Exit.STOPPED),
+        ("stopped", twins.not_run("stopped", "Ctrl-C", 2), Exit.STOPPED),
+        ("failed", twins.not_run("failed", "a bug", 2), Exit.FAILED),
+    ],
+)
+def test_the_exit_code_takes_no_twin_that_was_cut_off_for_one_that_differs(run: str, twin: dict[str, Any], code: Exit) -> None:
+    plan = RunPlan(name="run", folder=Path("run"), settings=RunSettings(), train=print)
+    assert cli_run._exit_code(RunResult(plan=plan, status=run, reason="", detail=""), twin) == code
 
 
 def test_chaos_that_did_not_strike_is_no_test() -> None:
@@ -98,7 +145,7 @@ def test_an_expectation_that_holds_says_nothing(text: str) -> None:
         ("faults>=3", "expected faults>=3: faults is 1"),
         ("goodput>0.99", "expected goodput>0.99: goodput is 0.68"),
         ("status==failed", "expected status==failed: status is completed"),
-        ("twin", "expected twin: the run did not complete, so no twin ran"),
+        ("twin", "expected twin: no twin ran"),
         ("loss<1", "expected loss<1: the report has no loss"),
     ],
 )

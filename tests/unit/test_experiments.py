@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from chaos import experiments
 from fleet.app import experiment as runner
 from fleet.app.experiment import HELD, UNKNOWN, VIOLATED, Exit, Outcome, Verdict
 from fleet.app.result import Result, Twin
+from fleet.app.twins import Sameness
 from fleet.errors import ConfigError
 from fleet.protocol.decisions import Figures
 from fleet.protocol.journal import JournalWriter
@@ -148,8 +150,8 @@ def test_a_probe_is_held_violated_or_cannot_be_told(asked: dict[str, Any], verdi
 def test_only_an_experiment_whose_probes_were_all_held_is_held(tmp_path: Path) -> None:
     held, wrong, unknown = (Verdict("p", verdict, None, None) for verdict in (HELD, VIOLATED, UNKNOWN))
     codes = {Outcome("t", verdicts).exit_code for verdicts in ((), (held, wrong), (held, unknown), (unknown,))}
-    assert codes == {Exit.VIOLATED} and Outcome("t", (held, held)).exit_code == Exit.HELD
-    assert Outcome("t", (held,), failed="the method failed").exit_code == Exit.VIOLATED
+    assert codes == {Exit.NOT_HELD} and Outcome("t", (held, held)).exit_code == Exit.HELD
+    assert Outcome("t", (held,), failed="the method failed").exit_code == Exit.NOT_HELD
     failing = {"type": "action", "name": "a", "provider": {"type": "python", "module": HERE, "func": "fails"}}
     outcome = runner.run(runner.load(written(tmp_path, probe("gives", 1, value=1), method=[failing])))
     assert "no answer" in outcome.failed and outcome.to_dict()["exit_code"] == 1
@@ -168,7 +170,8 @@ def result(folder: Path, *, status: str = "completed", equal: bool | None = True
         "checks": checks or {}, "report": REPORT,
     }  # fmt: skip
     one = Result(**same)
-    return Result(**same, twin=Twin(equal=equal, world=4, result=one)) if equal is not None else one
+    verdict = Sameness.EQUAL if equal else Sameness.DIFFERENT
+    return Result(**same, twin=Twin(verdict=verdict, world=4, result=one)) if equal is not None else one
 
 
 @pytest.fixture(autouse=True)
@@ -203,6 +206,28 @@ def test_each_probe_can_be_held_violated_and_untold(no_runs: list[Result], tmp_p
     no_runs.append(result(tmp_path, equal=None, checks={"bits": "unknown"}))
     assert verdict("same_bits", True) == verdict("check", True, name="bits") == verdict("check", True, name="goes_on") == UNKNOWN
     assert verdict("figure", between(0, 9), name="loss") == UNKNOWN
+
+
+def test_a_twin_that_came_to_no_end_says_nothing_of_the_bits(no_runs: list[Result], tmp_path: Path) -> None:
+    """It was called violated."""
+    one = result(tmp_path, equal=None, checks={"bits": "unknown"})
+    no_runs.append(replace(one, twin=Twin(verdict=Sameness.NOT_COMPLETED, world=4, result=one)))
+    assert verdict("same_bits", True) == verdict("check", True, name="bits") == UNKNOWN
+
+
+def test_an_experiment_that_was_cut_off_has_violated_nothing(
+    no_runs: list[Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    monkeypatch.setattr(experiments, "stopped_by_floor", lambda: False)
+    no_runs.append(replace(result(tmp_path, status="stopped", equal=None), reason="Ctrl-C"))
+    probes = [probe("status", "completed", "chaos.experiments"), probe("faults_struck", 1, "chaos.experiments")]
+    outcome = runner.run(runner.load(written(tmp_path, *probes)))
+    assert [one.verdict for one in outcome.verdicts] == [UNKNOWN, HELD]
+    assert outcome.verdicts[0].reason == "the run was stopped: Ctrl-C" and outcome.exit_code == Exit.NOT_HELD
+    no_runs.append(result(tmp_path, status="failed", equal=None))
+    assert runner.run(runner.load(written(tmp_path, *probes))).verdicts[0].verdict == VIOLATED, "it failed by itself"
+    failing = {"type": "action", "name": "a", "provider": {"type": "python", "module": HERE, "func": "fails"}}
+    assert runner.run(runner.load(written(tmp_path, *probes, method=[failing]))).verdicts[0].verdict == UNKNOWN
 
 
 def test_the_stall_is_the_longest_gap_between_two_commits(no_runs: list[Result], tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from fleet.protocol import records as r
 from fleet.protocol.causes import Evicted, NoHeartbeat, ProcessEnded
 from fleet.protocol.decisions import Interval
 from fleet.protocol.journal import JournalTail, JournalWriter, decode_line, encode_line, read_journal
-from fleet.protocol.types import DataFile, Fault, Member, Process, StateId, View
+from fleet.protocol.types import Build, DataFile, Fault, Member, Process, StateId, View
 
 MEMBER = Member(2, 1)
 STATE = StateId(1, 7)
@@ -21,7 +21,7 @@ VIEW = View(3, (Member(0, 0), MEMBER), ((0, 8), (8, 16)), 0, (1,), STATE, "127.0
 FAULT = Fault("f1", 1.5, "gpu", "kill_rank", slot=2)
 EVERY_KIND: list[r.Record] = [
     r.RunStarted(r.VERSION, "run", 0.0, 1.0e9, 2, 1, 16, "{}"),
-    r.Resumed(1.0, 1.0e9, "resume"),
+    r.Resumed(1.0, 1.0e9, "resume", "cluster", True, "aa"),
     r.ProcessUp(MEMBER, Process("node", 12, 34), "token", 0.1),
     r.ProcessLost(MEMBER, Evicted(NoHeartbeat(3.5)), 2.0, "f1", 3, 7, -1, "line\nbreak \u2028 and \u00e9"),
     r.LossExplained(MEMBER, ProcessEnded(-9), 2.5, 9),
@@ -36,6 +36,7 @@ EVERY_KIND: list[r.Record] = [
     r.CheckpointRecord("c1", "durable", STATE, 4.0, 100, 0.1, 0.2, ""),
     r.Measurement(STATE, "loss", 0.5, 1.0),
     r.DataRead(50_000, 256, 4.4, "aa", 60, 1, 7, r.PERMUTED),
+    r.RunBuilt(Build(("SGD",), "D", 50_000, 256, "aa", (("OneCycleLR.total_steps", 60),), 60), 4.42),
     r.DataFiles("aa", "Fixed", r.STRIDED, 0, 0, 1, (DataFile("a.bin", 8, 4, 1.5, "sha256:00", (0, 2, 2)),), 4.45),
     r.Usage(MEMBER, 500_000_000, 0, 12_000_000, 4.45),
     r.EvidenceKept("hang-1", 4.5, "evidence/hang-1.txt", (MEMBER,), "no progress", "2.0: step 7"),

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from fleet.protocol.causes import ProcessEnded
 from fleet.protocol.events import Heartbeat, Lost, Pulse, Tick
-from fleet.protocol.instructions import Evict, Park
+from fleet.protocol.instructions import Evict, Instruction, Park
 from fleet.protocol.records import DecisionMade
+from fleet.protocol.types import StateId
 from fleet.settings.run import Timeouts
 from tests.unit.test_machine import STEP_3, Bench, member, only
 
@@ -86,3 +87,30 @@ def test_who_waited_in_the_last_view_has_its_time_in_the_next_one() -> None:
         evicted = [one for one in said if isinstance(one, Evict)]
     assert bench.now_s - begun_s > late_s - 2.0, "each view has the whole time"
     assert [one.member for one in evicted] == [member(0)], "one has to go when it comes to that again"
+
+
+def test_a_first_step_is_waited_for_as_long_as_any_even_if_steps_are_quick() -> None:
+    """The time-out had followed the steps of the others; a newcomer compiled for longer, and was evicted, as was each after it."""
+    bench = Bench().start(STEP_3)
+    ceiling_s = bench.settings.timeouts.progress_s
+    bench.machine.state.progress.limit_s = ceiling_s / 3
+    bench.through(ceiling_s)
+
+    def stands(state: StateId, age_s: float) -> list[Instruction]:
+        pulses = tuple(Pulse(member(slot), 1, state, 0.0, age_s) for slot in range(4))
+        return bench.tell(Heartbeat("n0", pulses), Heartbeat("n1", ()), Tick())
+
+    assert not stands(STEP_3, ceiling_s / 2), "all are at their first step"
+    later = StateId(STEP_3.lineage, STEP_3.step + 1)
+    stands(later, 0.0)
+    assert only(Park, stands(later, ceiling_s / 2)), "a later one is to be quick"
+
+
+def test_who_is_at_its_first_step_is_waited_for_where_a_fresh_process_has_to_begin() -> None:
+    """Each was ended after ``start_s`` for the next one, which took as long."""
+    bench = Bench(world=2).start(STEP_3)
+    bench.tell(Lost(member(0), ProcessEnded(), bench.now_s))
+    bench.park([1], STEP_3, dirty=True)
+    bench.join(0, "fresh")
+    said = bench.through(3 * bench.settings.timeouts.start_s)
+    assert not [one for one in said if isinstance(one, Evict)]

@@ -382,6 +382,11 @@ class Feed:
         return self._dataset.data_sha256() if isinstance(self._dataset, Ordered) else fingerprint(self._dataset)
 
     @property
+    def kind(self) -> str:
+        """Class of the data set."""
+        return type(self._dataset).__qualname__
+
+    @property
     def order(self) -> str:
         """In which order it gives its samples, see ``DataRead``."""
         return self._dataset.order if isinstance(self._dataset, Ordered) else PERMUTED

@@ -32,7 +32,7 @@ class Loop:
     Attributes:
         attempt: tries to commit a step; None when it will be repeated, or was left.
         rank: the view rank of this process; ``told`` what the run was told of its data.
-        rehearsing: the step at hand is computed for practice, and forgotten.
+        rehearsing: the step at hand is computed for practice, and forgotten; ``rehearsed``: its data, and how many samples a step has.
         committed: the step at hand is committed.
         total: number of steps of the whole run.
         flops: of the model, which are counted once.
@@ -47,6 +47,7 @@ class Loop:
     rank: int = 0
     told: Told = field(default_factory=Told)
     rehearsing: bool = False
+    rehearsed: tuple[Feed, int] | None = None
     committed: bool = False
     total: int = 0
     flops: FlopCount = field(default_factory=FlopCount)
@@ -107,7 +108,9 @@ class Step:
         if tokens:
             self.figures[TOKENS] = batch_size * tokens
         feed = loop.feeds.of(dataset, batch_size, collate_fn)
-        if loop.rank == 0 and not loop.rehearsing:
+        if loop.rehearsing:
+            loop.rehearsed = feed, batch_size
+        elif loop.rank == 0:
             self._tell_data(feed, batch_size)
         now = [(self.number, shard) for shard in self.shards + self._engine.checks]
         feed.expect(now + [(self.number + 1, shard) for shard in self._engine.next_due])

@@ -34,6 +34,8 @@ class OwnTime:
 class StepTimer:
     """Adds up what one process did in each step. A step in which a peer was lost, or that began in another view, is left out.
 
+    So is the first one that a process computes a shard of: what it loads and compiles there says nothing of the others.
+
     What is computed right after a shard's data came is the shard's; what else is computed is the step's own work, but for what is compared
     with other ranks, now and then. Where an accelerator says what it took for the shards, that counts.
     """
@@ -43,6 +45,7 @@ class StepTimer:
         self._now = OwnTime()
         self._open: Row | None = None
         self._in_shard = self._torn = False
+        self._first = True
         self._accelerator_us = 0
 
     def add(self, rows: Iterable[Row]) -> None:
@@ -62,10 +65,11 @@ class StepTimer:
 
     def _mark(self, row: Row) -> None:
         if row.code == COMMIT:
-            if not self._torn and self._now.shards:
+            if not self._torn and self._now.shards and not self._first:
                 self._now.generation, self._now.step = row.generation, row.step
                 self._now.compute_us = self._accelerator_us or self._now.compute_us
                 self._done.append(self._now)
+            self._first = self._first and not self._now.shards
             self._now, self._torn, self._accelerator_us = OwnTime(), False, 0
         elif self._now.shards:
             self._torn = True

@@ -1,0 +1,54 @@
+"""The first step of a process: it is not committed, and shows how the rank has built what it trains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from actors.rank.state.tracked import TrackedState
+from actors.rank.step.engine import Engine
+from actors.rank.step.step import Loop
+from actors.rank.zero1.chunked import ChunkedOptimizer
+from fleet.protocol.events import Built
+from fleet.protocol.types import ENDS, Build
+
+
+@contextmanager
+def rehearsing(engine: Engine, loop: Loop) -> Iterator[None]:
+    """Within, a step is computed for practice, and nothing of it is told as time of steps. Behind it the rank says what it has built."""
+    engine.rehearse()
+    loop.recorder.paused = loop.rehearsing = True
+    loop.client.on_rehearsal(True)
+    yield
+    loop.client.on_rehearsal(False)
+    loop.recorder.paused = loop.rehearsing = False
+    engine.forget()
+    loop.client.say(Built(loop.client.protocol.member, build_of(engine.state, loop)))
+
+
+def build_of(state: TrackedState, loop: Loop) -> Build:
+    """Of what is tracked, and of what the first step was read from."""
+    optimizers = tuple(type(optimizer).__qualname__ for tracked in state.objects.values() if (optimizer := _optimizer(tracked)))
+    schedules = tuple(sorted(end for tracked in state.objects.values() for end in _ends(tracked)))
+    if loop.rehearsed is None:
+        return Build(optimizers, schedules=schedules, total_steps=loop.total)
+    feed, batch_size = loop.rehearsed
+    return Build(optimizers, feed.kind, feed.samples, batch_size, feed.data_sha256, schedules, loop.total)
+
+
+def _optimizer(tracked: Any) -> torch.optim.Optimizer | None:
+    """The one that the user has built, also where its state is spread over ranks, and another object is tracked in its place."""
+    built = tracked.optimizer if isinstance(tracked, ChunkedOptimizer) else tracked
+    return built if isinstance(built, torch.optim.Optimizer) else None
+
+
+def _ends(tracked: Any) -> list[tuple[str, int]]:
+    """Where a scheduler says when it ends. One within another one, as SequentialLR has them, ends when that says so."""
+    if not isinstance(tracked, LRScheduler):
+        return []
+    found = [(f"{type(tracked).__qualname__}.{name}", getattr(tracked, name, None)) for name in ENDS]
+    return [(name, int(end)) for name, end in found if isinstance(end, int)]

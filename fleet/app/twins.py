@@ -1,0 +1,61 @@
+"""How a run compares with its twin, the same run without faults: one of four verdicts, the same everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+
+class Sameness(StrEnum):
+    """What is known of the bits of a run and its twin. The last two say nothing about them."""
+
+    EQUAL = "equal"
+    """Both are completed, with the same bits."""
+    DIFFERENT = "different"
+    """Both are completed, with other bits."""
+    NOT_COMPLETED = "not completed"
+    """The twin was begun, and did not come to its end."""
+    NOT_RUN = "not run"
+    """The run itself did not come to its end, so no twin was begun."""
+
+    @property
+    def equal(self) -> bool | None:
+        """None: nobody knows."""
+        return {Sameness.EQUAL: True, Sameness.DIFFERENT: False}.get(self)
+
+
+def verdict(run_digest: str, twin_digest: str, completed: bool, status: str, reason: str, world: int) -> dict[str, Any]:
+    """As plain data. ``status`` and ``reason`` are how the twin ended; ``completed``: it has come to its end."""
+    known = completed and run_digest != "" != twin_digest
+    found = Sameness.NOT_COMPLETED if not known else Sameness.EQUAL if run_digest == twin_digest else Sameness.DIFFERENT
+    return _plain(found, world, run_digest, twin_digest, status, reason)
+
+
+def not_run(status: str, reason: str, world: int) -> dict[str, Any]:
+    """Of a run that ended as ``status`` before its end, so that there is nothing to compare."""
+    return _plain(Sameness.NOT_RUN, world, "", "", status, reason)
+
+
+def _plain(found: Sameness, world: int, run_digest: str, twin_digest: str, status: str, reason: str) -> dict[str, Any]:
+    digests = {"run_digest": run_digest, "twin_digest": twin_digest}
+    return {"verdict": str(found), "equal": found.equal, "world": world, **digests, "status": status, "reason": reason}
+
+
+def found_in(twin: Mapping[str, Any]) -> Sameness:
+    """The verdict of plain data."""
+    return Sameness(twin["verdict"])
+
+
+def in_words(twin: Mapping[str, Any]) -> str:
+    """A line for people."""
+    why = ": ".join(filter(None, (twin["status"], twin["reason"])))
+    match found_in(twin):
+        case Sameness.EQUAL:
+            return f"equal, bit for bit, without faults, world {twin['world']}: sha256 {twin['run_digest']}"
+        case Sameness.DIFFERENT:
+            return f"DIFFERENT, world {twin['world']}: run {twin['run_digest']}, twin {twin['twin_digest']}"
+        case Sameness.NOT_COMPLETED:
+            return f"not completed, so nothing was compared: it ended as {why}"
+        case Sameness.NOT_RUN:
+            return f"not run: this run ended as {why}"

@@ -1,0 +1,75 @@
+"""What resumes is compared with what ran, before a view is made: each rank says how it has built what it trains before it is ready.
+
+A data set or an optimizer that is another one now would train wrongly, and say nothing: it is refused. A schedule of another length may be
+meant: it is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from fleet.machine.end import end
+from fleet.machine.state import MachineState
+from fleet.protocol.causes import EndWhy
+from fleet.protocol.records import DecisionMade, RunBuilt
+from fleet.protocol.types import Build
+
+POLICY = "resume"
+WAY_OUT = "Give it what it had; or begin a new run from its weights, with run.track(weights=...)"
+
+
+def told(machine: MachineState, build: Build, now_s: float) -> None:
+    """A rank is built. The first one of a session is compared with the sessions before; the others with the first."""
+    before = machine.build
+    if machine.compared:
+        if before is not None and (build.data, build.samples) == (before.data, before.samples) and build.data_sha256 != before.data_sha256:
+            _write(machine, replace(before, data_sha256=""), now_s)  # it is another one in each process: it tells nothing
+        return
+    if before is not None and (why := "; ".join(_refused(before, build))):
+        end(machine, EndWhy.REFUSED, f"refused: {why}. {WAY_OUT}", "", now_s)
+        return
+    for reason in [*(_changed(before, build) if before is not None else ()), *_too_short(build)]:
+        machine.write(DecisionMade(POLICY, "warn", reason, None, now_s))
+    _write(machine, build, now_s)
+
+
+def _write(machine: MachineState, build: Build, now_s: float) -> None:
+    machine.compared = True
+    if build != machine.build:
+        machine.build = build
+        machine.write(RunBuilt(build, now_s))
+
+
+def _refused(was: Build, now: Build) -> Iterator[str]:
+    """What must be as it was."""
+    if was.optimizers != now.optimizers:
+        yield f"the optimizer was {', '.join(was.optimizers)} and is {', '.join(now.optimizers)}"
+    if was.data and now.data:
+        yield from _data(was, now)
+
+
+def _data(was: Build, now: Build) -> Iterator[str]:
+    if was.samples != now.samples:
+        yield f"the data set had {was.samples} samples and has {now.samples}"
+    elif was.data_sha256 and now.data_sha256 and was.data_sha256 != now.data_sha256:
+        kind = f", a {now.data}" if was.data == now.data else f": it was a {was.data} and is a {now.data}"
+        yield f"the data set of {now.samples} samples has other samples{kind} ({was.data_sha256[:12]}, {now.data_sha256[:12]})"
+    if was.batch_size != now.batch_size:
+        yield f"batch_size was {was.batch_size} and is {now.batch_size}: the next step would skip or repeat samples"
+
+
+def _changed(was: Build, now: Build) -> Iterator[str]:
+    """What may have been meant."""
+    for name in dict(was.schedules).keys() & dict(now.schedules).keys():
+        before, after = dict(was.schedules)[name], dict(now.schedules)[name]
+        if before != after:
+            yield f"{name} was {before} and is {after} in the script: the schedule goes on as it was saved, with {before}"
+
+
+def _too_short(build: Build) -> Iterator[str]:
+    """Schedules that end before the run does."""
+    for name, length in build.schedules:
+        if length < build.total_steps:
+            why = f"behind step {length} the rate is not what the schedule means"
+            yield f"{name} is {length} and the run has {build.total_steps} steps: {why}"

@@ -1,0 +1,114 @@
+"""Sessions of a run, from one resume to the next: which of them came back to the step at which the run had failed before.
+
+A checkpoint may be whole and bad: what it holds fails again, each time. A session that began from one, failed, and committed no step
+beyond all earlier ones is a *return*. What is resumed after the first return begins from an older checkpoint. After the second it is not
+resumed, until its script is another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from fleet.protocol.causes import EndWhy
+from fleet.protocol.records import (
+    CheckpointRecord,
+    Committed,
+    Heard,
+    LineageBegun,
+    Record,
+    Resumed,
+    RunEnded,
+    RunStarted,
+    ViewPublished,
+    configuration,
+    section,
+)
+from fleet.protocol.types import StateId
+
+BLAMED = (EndWhy.TRAIN_RAISED, EndWhy.LOOP_WRONG, EndWhy.CRASH_LOOP)
+"""Ends that may be the checkpoint's fault. Who stops a run, or whose store fails, has nothing to do with it."""
+MOST = 2
+"""After so many returns the run is not resumed as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Return:
+    """A session that came to nothing: the checkpoint that it began from, the step that it came to, and why it ended."""
+
+    checkpoint: str
+    step: int
+    reason: str
+
+
+class Sessions:
+    """Folds the records of a run, as they are written, or as they were before a coordinator restarted.
+
+    Attributes:
+        returns: those since the last commit beyond all earlier ones, oldest first.
+        led_on: the last checkpoint from which the run went beyond all earlier steps; None before there was one.
+    """
+
+    def __init__(self) -> None:
+        self.returns: list[Return] = []
+        self.led_on: StateId | None = None
+        self._origin: StateId | None = None
+        self._before: StateId | None = None
+        self._began_from = ""
+        self._furthest = self._reached = 0
+        self._beyond, self._script = True, ""
+
+    @property
+    def guarded(self) -> Collection[StateId]:
+        """Checkpoints that newer ones must not push out: what comes after them has yet to show that it leads on."""
+        return {state for state in (self.led_on, self._origin) if state is not None}
+
+    def note_all(self, records: Iterable[Record]) -> Sessions:
+        """All of a journal, or what came since."""
+        for record in records:
+            self.note(record)
+        return self
+
+    def note(self, record: Record) -> None:
+        match record:
+            case RunStarted(config=config):
+                self._script = str(section(configuration(config), "made_of").get("script_sha256", ""))
+            case Resumed(gap=True, script_sha256=script):
+                self._begin(script)
+            case LineageBegun(from_state=state):
+                self._before = state
+            case ViewPublished(view=view) if view.checkpoint is not None and "/" not in view.checkpoint:
+                self._origin, self._began_from = self._before, self._began_from or view.checkpoint
+                self._reached = view.state.step
+            case Committed(state=state) | CheckpointRecord(phase="durable", state=state):
+                self._come(state.step)
+            case Heard(what="Raised", step=step):  # the last commits before it may stand in no record
+                self._come(step)
+            case RunEnded(why=why, reason=reason) if why in BLAMED and self._began_from and not self._beyond:
+                self.returns.append(Return(self._began_from, self._reached, reason))
+
+    def _begin(self, script: str) -> None:
+        self._origin, self._began_from, self._beyond = None, "", False
+        if script and script != self._script:
+            self.returns, self._script = [], script
+
+    def _come(self, step: int) -> None:
+        """So many steps are committed."""
+        self._reached = max(self._reached, step)
+        if step > self._furthest:
+            self._furthest, self._beyond, self.returns = step, True, []
+            self.led_on = self._origin or self.led_on
+
+    def older(self, kept: Iterable[StateId]) -> StateId | None:
+        """Where a run begins that has come back once: what led on, else the oldest that is ``kept``. None: there is no older one."""
+        known = sorted(kept)
+        if len(self.returns) != MOST - 1 or len(known) < 2:
+            return None
+        return self.led_on if self.led_on in known[:-1] else known[0]
+
+
+def in_words(returns: Iterable[Return]) -> str:
+    """From which checkpoints a run came back to which step, and why."""
+    told = list(returns)
+    named = " and ".join(dict.fromkeys(each.checkpoint for each in told))
+    return f"it went on from {named}, and came to step {told[-1].step} each time, no further than before: {told[-1].reason}"
