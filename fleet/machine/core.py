@@ -254,7 +254,7 @@ def _reconcile(machine: MachineState, now_s: float, ask: bool) -> None:
     """Do something about the difference between what is and what should be; ``ask`` the policies too."""
     if machine.stopping is not None and stopping.is_over(machine, now_s):
         end(machine, machine.stopping.why, machine.stopping.reason, "", now_s)
-    elif machine.grace_until_s is not None:
+    elif machine.grace_until_s is not None or (machine.stopping is not None and stopping.takes(machine, now_s)):
         return
     elif machine.phase == Phase.GATHER:
         views.try_form(machine, now_s, ask)

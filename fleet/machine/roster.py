@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from fleet.protocol.causes import AgentHungUp, AgentSilent, NodeCause
+from fleet.protocol.causes import AgentHungUp, AgentSilent, Engaged, NodeCause
 from fleet.protocol.events import Heartbeat
 from fleet.protocol.topology import Gone
 from fleet.protocol.types import Member, Process, StateId
@@ -35,7 +35,7 @@ class Rank:
 
     ``sent_generation`` is the greatest generation that it was invited to, ``parked_generation`` the greatest that it said it has left:
     while the first is greater the rank may be stepping there. ``formed`` is (generation, state) when it last said that it is in a view and
-    steps. ``running_s``: since when the last view with it has run. Times are on the run's clock.
+    steps. ``engaged``: what its loop does, if it has left its view. ``running_s``: since when the last view with it has run. Times are on the run's clock.
     """
 
     member: Member
@@ -56,6 +56,7 @@ class Rank:
     shard: int = -1
     digest: str | None = None
     formed: tuple[int, StateId] | None = None
+    engaged: Engaged = Engaged.WAITS
 
     def may_be_in(self, generation: int) -> bool:
         """Whether a word of it from ``generation`` is not stale: a rank that parked in a generation never comes back to it."""

@@ -200,6 +200,16 @@ class Departure(StrEnum):
     """No member of the view holds some of a sharded state. What this rank holds is clean."""
 
 
+class Engaged(StrEnum):
+    """What the loop of a rank does that has left its view."""
+
+    WAITS = "waits"
+    COMPUTES = "computes"
+    """It is in its loop body; what is tracked stays as it was committed, but for buffers that a forward changes."""
+    ALONE = "alone"
+    """It evaluates, or does what is done once: until that is over it may have put other weights in place."""
+
+
 class GatherWhy(StrEnum):
     """Why the members of a view have to leave it."""
 
@@ -224,6 +234,8 @@ class GatherWhy(StrEnum):
     """The world is to be smaller."""
     PARTITION = "partition"
     """A node is silent, and all wait for it."""
+    STOPS = "stops"
+    """The run is to end, and not all members have come to the end of their step in time."""
     RESTARTED = "restarted"
     """The coordinator was started again, and the view is not whole."""
 
