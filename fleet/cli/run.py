@@ -93,6 +93,7 @@ def run(
     placement: Annotated[str | None, option("placement.policy")] = None,
     corruption: Annotated[str | None, option("corruption.policy")] = None,
     timeout: Annotated[list[str] | None, typer.Option(help="name=seconds, e.g. progress_s=30; repeatable. A wrong one lists all.")] = None,
+    grace: Annotated[float | None, option("timeouts.grace_s", "--grace")] = None,
     storage: Annotated[str | None, option("storage", "--storage", "--store")] = None,
     address: Annotated[str, typer.Option(help="Join a Ray cluster: auto, or HOST:PORT; empty: start a local one.")] = "",
     copy_to: Annotated[str, typer.Option(help="With --address: where copies of runs' folders lie; empty: runs.")] = "",

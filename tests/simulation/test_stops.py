@@ -6,6 +6,7 @@ import pytest
 
 from fleet.machine import stopping
 from fleet.machine.state import MachineState
+from fleet.machine.stopping import LEAVE_S
 from fleet.protocol.member import MemberProtocol, Offer
 from fleet.protocol.records import STOPPED, CheckpointRecord, Committed, LineageBegun, ProcessLost, RunEnded, ViewPublished
 from fleet.protocol.types import StateId, View
@@ -67,9 +68,24 @@ def test_when_a_rank_is_lost_on_the_way_the_others_halt_once_more(point: str) ->
     assert sum(isinstance(record, ViewPublished) for record in outcome.world.journal) > 1
 
 
-def test_ranks_that_come_to_no_end_of_their_step_are_not_waited_for() -> None:
-    outcome = run(Trouble(kind="hang", point="compute", at_s=2.0, slot=1))
-    assert lasted_s(outcome) == pytest.approx(FAST.park_s, abs=1.5) and not kept(outcome)
+@pytest.mark.parametrize("slots", [(1,), (0, 1, 2, 3)])
+@pytest.mark.parametrize("point", ["compute", "committed"])
+def test_what_ranks_hold_that_come_to_no_end_of_their_step_is_kept_beside_their_loops(slots: tuple[int, ...], point: str) -> None:
+    """In the middle of a step, or between two, as in an evaluation."""
+    outcome = run(*(Trouble(kind="hang", point=point, at_s=2.0, slot=slot) for slot in slots))
+    assert max(kept(outcome)) >= (last(outcome) or StateId(0, 0)) > StateId(0, 0)
+    assert lasted_s(outcome) < FAST.grace_s - LEAVE_S + 1.0
+
+
+def test_a_slow_store_is_waited_for_while_it_writes() -> None:
+    outcome = run(Trouble(kind="hang", point="compute", at_s=2.0, slot=1), Trouble(kind="store_slow", at_s=1.0, duration_s=60.0, delay_s=1.5))
+    assert kept(outcome) and max(kept(outcome)) >= (last(outcome) or StateId(0, 0))
+
+
+def test_a_rank_that_is_lost_while_it_keeps_the_state_is_replaced_by_another() -> None:
+    hangs = [Trouble(kind="hang", point="compute", at_s=2.0, slot=slot) for slot in range(4)]
+    outcome = run(*hangs, Trouble(kind="kill", point="saving", at_s=2.0, slot=1))
+    assert max(kept(outcome)) >= (last(outcome) or StateId(0, 0)) > StateId(0, 0)
 
 
 def test_a_coordinator_that_is_killed_remembers_that_the_run_stops() -> None:
