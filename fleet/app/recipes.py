@@ -47,7 +47,7 @@ from fleet.cluster.joined import JoinedCluster
 from fleet.cluster.local import LocalCluster
 from fleet.cluster.provenance import Code, code_of
 from fleet.cluster.provider import Cluster, Place
-from fleet.errors import RunFailed
+from fleet.errors import JournalError, RunFailed
 from fleet.laws.reliability import all_lost_rate_per_s
 from fleet.ledger.forecast import REFILL_S
 from fleet.ledger.health import HOUR_S, histories
@@ -208,7 +208,10 @@ class LiveRun:
 
     def _remember_nodes(self) -> None:
         names = {place.id: place.name for place in self.places.values()}
-        nodes.append(self.plan.folder.parent / nodes.NAME, histories(read_journal(self.plan.journal, spans=False), names))
+        try:
+            nodes.append(self.plan.folder.parent / nodes.NAME, histories(read_journal(self.plan.journal, spans=False), names))
+        except (OSError, JournalError) as error:
+            log.warning("what this run has seen of its nodes is not kept: %s", error)
 
     def add_agent(self, index: int, trial: Callable[[], Failure | None] | None = None) -> None:
         place = self.places[index] = self.cluster.place(index)

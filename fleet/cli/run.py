@@ -396,6 +396,8 @@ def close(plan: RunPlan, result: RunResult, verdict: dict[str, Any] | None, show
     from fleet.app.result import report_data
     from fleet.ledger import checkers
 
+    if not plan.journal.exists():  # it was deleted, and the run has failed for that
+        return Exit.FAILED
     report, damage = cli_diagnose.load_report(plan.folder)
     data = report_data(report, damage, verdict)
     if show.json != "-":

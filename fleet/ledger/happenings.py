@@ -46,6 +46,7 @@ COSTLY = {
     "partition": ("wait", "recovered"),
     "floor": ("stop",),
     "budget": ("warn", "stop"),
+    "output": ("warn",),
     "settings": ("set",),
 }
 """Policy -> decisions that cost something, or change what will. Of the policy ``store`` it is all."""

@@ -69,6 +69,7 @@ from fleet.protocol.events import (
     NodesWanted,
     OnceDone,
     OnceWanted,
+    OutputDropped,
     Parked,
     Raised,
     Reads,
@@ -226,6 +227,9 @@ def _observe_rare(machine: MachineState, event: Event, now_s: float) -> None:
             machine.write(RefusedLines(where, listener, reason, peer, count, now_s))
         case StepsTimed():
             machine.stragglers.take(event, machine.view, now_s)
+        case OutputDropped(member=member) if machine.current(member):
+            told = f"{event.dropped_bytes:,} bytes that rank {member} has printed are not kept: {event.reason}"
+            machine.write(DecisionMade("output", "warn", told, None, now_s))
         case CopiesHeld() if machine.checkpoints.hold(event, machine.view) and machine.phase == Phase.RUN:
             probe("a memory that kept copies of the view begins anew")
             leaving.gather(machine, now_s, GatherWhy.MEMORY, f"the memory of {event.node}, which kept copies, began anew")

@@ -36,7 +36,7 @@ TRIES = 3
 def stop(machine: MachineState, event: StopRequested, now_s: float) -> None:
     """End at once what has failed already; else in order."""
     if event.error:
-        end(machine, EndWhy.DRIVER_FAILED, event.reason, event.error, now_s)
+        end(machine, EndWhy.DRIVER_FAILED if event.why is EndWhy.STOPPED else event.why, event.reason, event.error, now_s)
     elif machine.stopping is None:
         machine.decide("ending", "stop", event.reason, Stopping(event.why), now_s)
         machine.stopping = Stop(event.why, event.reason, now_s + patience_s(machine))

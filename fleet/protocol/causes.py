@@ -256,6 +256,8 @@ class EndWhy(StrEnum):
     BUDGET_SPENT = "budget spent"
     PAUSED = "paused"
     """Its user wants its machines back for a while."""
+    JOURNAL_FAILED = "journal failed"
+    """Records cannot be written, or will not be read: the disk is full, or the journal is gone."""
     DRIVER_FAILED = "driver failed"
     LOOP_WRONG = "loop wrong"
     """A mistake of the train function: no node is to blame for anything that ranks differed in."""

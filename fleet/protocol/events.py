@@ -324,6 +324,15 @@ class PartFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class OutputDropped:
+    """What the rank has printed is not kept any more, since its file cannot be written; ``reason`` is a clause."""
+
+    member: Member
+    dropped_bytes: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class CopiesHeld:
     """All that the memory of a node holds of checkpoints, whenever that has changed, and to every coordinator that is new.
 
@@ -456,6 +465,7 @@ Event = (
     | Implausible
     | PartWritten
     | PartFailed
+    | OutputDropped
     | CopiesHeld
     | CheckpointDurable
     | CheckpointFailed
