@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+ANSWER_S = 1.0
+"""The main thread may take so long to come to what it does at a signal."""
 KILLED = 128
 """Exit code of a process that a signal has ended, less the signal's number."""
 
@@ -39,8 +41,10 @@ def stopped_by_signals(stop: Callable[[str], None], say: Callable[[str], None]) 
                     first = False
                     say(f"{signal.Signals(number).name}: stopping in order; once more to stop at once")
                     stop(signal.Signals(number).name)
-                elif not handled.is_set():  # the main thread is in the same call as at the first one
-                    os._exit(KILLED + number)
+                elif not handled.is_set():
+                    if not handled.wait(ANSWER_S):  # the main thread is in the same call as at the first one
+                        os._exit(KILLED + number)
+                    os.kill(os.getpid(), number)
 
     heard, told = os.pipe()
     os.set_blocking(told, False)

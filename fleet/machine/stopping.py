@@ -40,6 +40,10 @@ def stop(machine: MachineState, event: StopRequested, now_s: float) -> None:
     elif machine.stopping is None:
         machine.decide("ending", "stop", event.reason, Stopping(event.why), now_s)
         machine.stopping = Stop(event.why, event.reason, now_s + patience_s(machine))
+        if machine.phase == Phase.GATHER and machine.in_person:
+            probe("a run is told to stop while its ranks are called out in person")
+            machine.in_person = False  # who hangs is of no matter any more: what it holds is, and whoever listens can tell
+            park(machine, now_s)
 
 
 def patience_s(machine: MachineState) -> float:

@@ -73,7 +73,8 @@ class InOrder(Checker):
         return not ill and (len({rank.protocol.state for rank in holders}) == 1 and len(holders) == len(members) if spread else bool(holders))
 
     def _answers(self, rank: SimRank) -> bool:
-        still = rank.frozen_s < 0 and rank.thawed_s < self.world.faults.asked_s
+        """Nobody answers for a loop that hangs within its commit, where the train function may change what is tracked."""
+        still = rank.frozen_s < 0 and rank.thawed_s < self.world.faults.asked_s and (rank.protocol.aside or not rank.hung)
         return still and rank.node.alive and rank.node.reachable and not self.world.links.was_cut(rank.end, HEAD, within_s=LATELY_S)
 
     def record(self, record: Record) -> None:

@@ -49,7 +49,7 @@ def ended(records: list[Any], step: int) -> tuple[str, Any]:
     """The last commit is ``step``, and is durable; (its checkpoint, its state)."""
     assert max(record.state.step for record in of(Committed, records)) == step
     kept = [record for record in of(CheckpointRecord, records) if record.phase == "durable"]
-    assert kept and kept[-1].state.step == step
+    assert kept and kept[-1].state.step == step, [record.detail for record in of(CheckpointRecord, records)]
     assert not of(ProcessLost, records), "nobody was lost for it"
     [end] = of(RunEnded, records)
     assert end.reason == "SIGTERM"

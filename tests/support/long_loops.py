@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tests.support.trains import Numbers, build
+from tests.support.trains import Numbers, _loop, build
 
 LONG_S = 120.0
 AT = 6
@@ -48,3 +48,14 @@ def trains_long(run: Any) -> None:
         time.sleep(float(run.options.get("pause_s", "0.01")))
         step.commit()
         run.evaluate(judge, every=AT)
+
+
+def prints_much(run: Any) -> None:
+    """The plain loop, which prints a mebibyte in each step: more than a small disk has."""
+
+    def talk(run: Any, step: Any) -> None:
+        if step.number >= 2:
+            for _ in range(1024):
+                print("x" * 1023)
+
+    _loop(run, talk)

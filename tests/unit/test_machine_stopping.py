@@ -181,8 +181,8 @@ def test_a_first_step_that_does_not_end_has_nothing_to_keep() -> None:
     bench.tell(StopRequested("enough"))
     bench.through(stopping.patience_s(bench.machine.state) + 0.1)
     out(bench, 0, START)
-    said = out(bench, 1, START)
-    assert only(EndRun, said).status == "stopped" and not [one for one in said if isinstance(one, Keep)]
+    out(bench, 1, START)
+    assert only(EndRun, bench.said).status == "stopped" and not [one for one in bench.said if isinstance(one, Keep)]
 
 
 def test_a_short_grace_leaves_no_time_for_steps_and_a_slow_store_less() -> None:

@@ -84,8 +84,8 @@ class RankLog:
                 return self._drop(data, "little of the disk is left, and that is for the run's records and checkpoints")
         try:
             if self._unsaid_bytes:
-                told, self._unsaid_bytes = self._unsaid_bytes, 0
-                os.write(descriptor, f"[fleet] {told:,} bytes were dropped here: {self._why}\n".encode())
+                os.write(descriptor, f"[fleet] {self._unsaid_bytes:,} bytes were dropped here: {self._why}\n".encode())
+                self._unsaid_bytes = 0
             return os.write(descriptor, data)
         except OSError as error:
             return self._drop(data, f"[Errno {error.errno}] {error.strerror}: {self._path}")

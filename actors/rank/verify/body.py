@@ -126,8 +126,11 @@ class Body:
         """
         if (before := self._alone) is not None:
             return self._differing(before) if before else "what an evaluation does is not looked at, with verify.replicas = 0"
-        written = next((at for at, now, then in zip(self._counted, self._writes(), self._versions, strict=True) if now != then), None)
-        return self._names[written] if self._inside and written is not None else self._differing(self._digests) if self._inside else ""
+        if not self._inside:
+            return ""
+        counts = zip(self._counted, self._writes(), self._versions, strict=True)
+        written = [at for at, now, then in counts if now != then and id(self._parameters[at]) not in self.apart]
+        return self._names[written[0]] if written else self._differing(self._digests)
 
     # ---- what ranks tell each other ------------------------------------------------------------------------------------------------------
 
