@@ -114,7 +114,12 @@ class _Fit:
     """One call of ``fit``: Ray Train in a thread of its own, watched from this one."""
 
     def __init__(
-        self, trainer: _Trainer, done: Callable[[], bool], stop: Callable[[], bool], forsaken: Callable[[], bool], backstop_s: Callable[[], float]
+        self,
+        trainer: _Trainer,
+        done: Callable[[], bool],
+        stop: Callable[[], bool],
+        forsaken: Callable[[], bool],
+        backstop_s: Callable[[], float],
     ) -> None:
         self._trainer, self._done, self._stop, self._forsaken, self._backstop_s = trainer, done, stop, forsaken, backstop_s
         self._back = threading.Event()

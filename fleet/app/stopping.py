@@ -20,8 +20,8 @@ KILLED = 128
 def stopped_by_signals(stop: Callable[[str], None], say: Callable[[str], None]) -> Iterator[None]:
     """The first SIGINT or SIGTERM calls ``stop`` with its name, the second one does what it did before.
 
-    A thread hears them: Python handles signals in its main thread, once the call returns that it is in, and a stop has little time. Handlers
-    can be set in the main thread alone: in another one nothing is changed, and a signal does what it does there.
+    A thread hears them: Python handles signals in its main thread, once the call returns that it is in, and a stop has little time.
+    Handlers can be set in the main thread alone: in another one nothing is changed, and a signal does what it does there.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

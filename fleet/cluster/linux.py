@@ -1,4 +1,4 @@
-"""What is asked of Linux about processes, threads, cores, memory and room on disks: one function for each call, and no call of these elsewhere.
+"""What is asked of Linux about processes, threads, cores, memory and room on disks: one function for each call, and no call elsewhere.
 
 :mod:`fleet.cluster.scheduling` and :mod:`fleet.cluster.cores` say when, and what for.
 """

@@ -35,7 +35,8 @@ class Rank:
 
     ``sent_generation`` is the greatest generation that it was invited to, ``parked_generation`` the greatest that it said it has left:
     while the first is greater the rank may be stepping there. ``formed`` is (generation, state) when it last said that it is in a view and
-    steps. ``engaged``: what its loop does, if it has left its view. ``running_s``: since when the last view with it has run. Times are on the run's clock.
+    steps. ``engaged``: what its loop does, if it has left its view. ``running_s``: since when the last view with it has run. Times
+    are on the run's clock.
     """
 
     member: Member

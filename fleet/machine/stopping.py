@@ -3,8 +3,8 @@
 It is told to stop -> ``Halt``, in each view that runs -> all members have finished, as behind the run's last step (``ending.py``) -> their
 state is durable -> END. So no step is committed that the checkpoint does not have. When a rank is lost on the way, the next view halts.
 
-Ranks that do not come together, or to the end of a step, are waited for as long as the grace allows. Then all are called out, and those that
-hold the newest state write it beside whatever their loops do: ``Keep`` -> it is durable -> END. A store that fails is not waited for.
+Ranks that do not come together, or to the end of a step, are waited for as long as the grace allows. Then all are called out, and those
+that hold the newest state write it beside whatever their loops do: ``Keep`` -> it is durable -> END. A store that fails is not waited for.
 """
 
 from __future__ import annotations

@@ -66,11 +66,17 @@ class InOrder(Checker):
         since_s, store = self.world.faults.asked_s, self.world.store
         ill = max(store.failing_until_s, store.refusing_until_s, store.slow_until_s) >= since_s
         members = self._view.members if self._view is not None else ()
-        there = [rank for rank in self.world.train.processes if rank.alive and rank.named and rank.member in members and self._answers(rank)]
+        there = [
+            rank for rank in self.world.train.processes if rank.alive and rank.named and rank.member in members and self._answers(rank)
+        ]
         clean = [rank for rank in there if not rank.protocol.dirty and rank.protocol.state is not None]
-        holders = [rank for rank in clean if rank.protocol.state is not None and self._last is not None and rank.protocol.state >= self._last]
+        holders = [
+            rank for rank in clean if rank.protocol.state is not None and self._last is not None and rank.protocol.state >= self._last
+        ]
         spread = self.world.settings.optimizer_sharding != "none"
-        return not ill and (len({rank.protocol.state for rank in holders}) == 1 and len(holders) == len(members) if spread else bool(holders))
+        return not ill and (
+            len({rank.protocol.state for rank in holders}) == 1 and len(holders) == len(members) if spread else bool(holders)
+        )
 
     def _answers(self, rank: SimRank) -> bool:
         """Nobody answers for a loop that hangs within its commit, where the train function may change what is tracked."""

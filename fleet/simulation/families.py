@@ -66,12 +66,21 @@ def resizes_plan(seed: int, *, sharded: bool = False) -> Plan:
 
 
 def stops_plan(seed: int, *, sharded: bool = False) -> Plan:
-    """The run is told to stop, while it trains or is made whole again; in half of the seeds it trains long enough not to end before."""
+    """The run is told to stop, while it trains or is made whole again; in half of the seeds it trains long enough not to end before.
+
+    In some the loops of some ranks, or of all, are in something that does not end before the grace is over.
+    """
     rng, plan = stream(seed, "stops plan"), random_plan(seed, sharded=sharded)
     plan, others = _on_nodes(plan, rng, rng.choice((1, 2, 2, 3)))
     plan = replace(plan, steps=plan.steps * rng.choice((1, 10)), save_every_s=rng.choice((0.3, 1.5, 1000.0)))
     stop = _somewhen(Trouble(kind="stop"), plan, rng)
-    return with_troubles(plan, (*(trouble for trouble in others if trouble.kind != "stop"), stop))
+    rng = stream(seed, "long loops")
+    slots = rng.sample(range(plan.settings.slots), rng.choice((0, 0, 1, plan.settings.slots)))
+    at_s = rng.uniform(0.5, 8.0)
+    long = [Trouble(kind="hang", point=rng.choice(("compute", "compute", "committed")), at_s=at_s, slot=slot) for slot in slots]
+    if rng.random() < 0.2:
+        long.append(Trouble(kind="kill", point="saving", at_s=at_s, slot=rng.choice((None, rng.randrange(plan.settings.slots)))))
+    return with_troubles(plan, (*(trouble for trouble in others if trouble.kind != "stop"), stop, *long))
 
 
 def gathers_plan(seed: int, *, sharded: bool = True) -> Plan:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from fleet.errors import ConfigError
-from fleet.protocol.causes import ProcessEnded
 from fleet.machine.stopping import ANSWER_S
+from fleet.protocol.causes import ProcessEnded
 from fleet.protocol.events import CheckpointDurable, CheckpointFailed, Finished, Heartbeat, Lost, PartFailed
 from fleet.protocol.instructions import EndRun, SaveCheckpoint
 from fleet.protocol.records import CheckpointRecord, DecisionMade

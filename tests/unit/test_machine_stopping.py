@@ -71,7 +71,9 @@ def late(world: int = 2, **settings: Any) -> Bench:
     return bench
 
 
-def out(bench: Bench, slot: int, state: StateId | None = STEP_3, engaged: Engaged = Engaged.COMPUTES, dirty: bool = False) -> list[Instruction]:
+def out(
+    bench: Bench, slot: int, state: StateId | None = STEP_3, engaged: Engaged = Engaged.COMPUTES, dirty: bool = False
+) -> list[Instruction]:
     return bench.tell(Parked(member(slot), bench.machine.state.generation, state, dirty, Departure.CALLED, engaged=engaged))
 
 

@@ -152,8 +152,8 @@ def test_what_is_printed_in_a_rehearsal_is_in_the_file_alone(tmp_path: Path, wri
     live, all_ = RunLogs(logs_of(tmp_path)), RunLogs(logs_of(tmp_path))
     assert list(live.poll()) == ["[rank 0] before", "[rank 0] real"]
     assert list(all_.poll(None)) == [f"[rank 0] {line}" for line in everything.splitlines()]
-    for logs in (live, all_):
-        logs.close()
+    for each in (live, all_):
+        each.close()
 
 
 def test_a_file_that_was_begun_anew_is_read_on(tmp_path: Path, write: Callable[[Member, str], Path]) -> None:

@@ -68,6 +68,7 @@ def _copied(engine: Engine, share: Share) -> tuple[Flat, list[Slice]]:
 def _part(share: Share, flat: Flat, committed: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[Slice]:
     was = {(live.data_ptr(), live.shape): value for live, value in committed if live.numel()}
     held = [was.get((tensor.data_ptr(), tensor.shape), tensor) for tensor in flat.tensors]
-    if was and any(held[at] is flat.tensors[at] and held[at].numel() for at in flat.volatile):
+    lies_in = {live.untyped_storage().data_ptr() for live, _ in committed if live.numel()}
+    if any(each.numel() and each.untyped_storage().data_ptr() in lies_in for each in held):
         raise ChangedMeanwhile("a forward is under way that changes a buffer, of which only a part is written here")
     return [(index, tensor.detach().to("cpu", copy=True), *rest) for index, tensor, *rest in share.items(held)]  # type: ignore[misc]

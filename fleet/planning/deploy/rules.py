@@ -356,7 +356,7 @@ BATCH: tuple[Rule | Keys, ...] = (
     Rule("no-kill", one_of(""), "no value: the job goes on without a host that is lost", "Write #SBATCH --no-kill."),
     Rule("requeue", one_of(""), "no value: a job whose time is over is queued again, and its run goes on", "Write #SBATCH --requeue."),
     Rule("open-mode", one_of("append"), "append: what was printed before it was queued again stays"),
-    Rule("signal", like(r"B:USR1@([6-9]\d|[1-9]\d{2,})"), "B:USR1@SECONDS, 60 at least: so long before its time is over the run is stopped"),
+    Rule("signal", like(r"B:USR1@([6-9]\d|[1-9]\d{2,})"), "B:USR1@SECONDS, 60 at least: so long before its end the run is stopped"),
     Rule("output", like(r"\S+"), "a file", "", False),
 )  # fmt: skip
 """Of the lines ``#SBATCH --key=value``."""
