@@ -27,7 +27,7 @@ TRIES, FIRST_RETRY_S = 5, 2.0
 
 @dataclass(slots=True)
 class Request:
-    """One checkpoint that was asked for, in the words ``said``: of which members, whose parts are in, and whether its manifest is being put."""
+    """One checkpoint that was asked for in the words ``said``: of whom, whose parts are in, and whether its manifest is being put."""
 
     number: int
     at_s: float

@@ -97,7 +97,7 @@ class Halt:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """The run stops, and its ranks did not come to one step in time: write ``state`` at once, which these members hold, whatever their loops do.
+    """The run stops, and its ranks did not come to one step in time: write ``state``, which these members hold, whatever their loops do.
 
     Each writes one part of as many as there are members, under ``generation``, which is that of no view. Who cannot reports ``PartFailed``.
     """
@@ -190,7 +190,7 @@ class EndRun:
 
 
 Instruction = (
-    Welcome | Park | Publish | Propose | Cancel | SaveCheckpoint | CommitCheckpoint | Halt | Keep | Conclude | OnceAnswer | Release | Fence | Evict
-    | Inspect | Operation | Write | EndRun
+    Welcome | Park | Publish | Propose | Cancel | SaveCheckpoint | CommitCheckpoint | Halt | Keep | Conclude | OnceAnswer | Release | Fence
+    | Evict | Inspect | Operation | Write | EndRun
 )  # fmt: skip
 INSTRUCTIONS = Codec(Instruction.__args__)

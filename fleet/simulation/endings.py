@@ -41,8 +41,8 @@ class Kept(Checker):
 class InOrder(Checker):
     """A run that is stopped ends with a checkpoint of its last commit, or of a later step, unless nobody could have written that.
 
-    The last commit is the last step that all members of its view have taken, whether or not the coordinator has noted it. What was built and
-    not trained does not have to be kept. A loop that hangs keeps nobody from writing what its rank holds.
+    The last commit is the last step that all members of its view have taken, whether or not the coordinator has noted it. What was built
+    and not trained does not have to be kept. A loop that hangs keeps nobody from writing what its rank holds.
     """
 
     name = "in order"

@@ -13,11 +13,11 @@ import pytest
 from fleet.app.stopping import KILLED, SIGNALS, stopped_by_signals
 
 BODY = """
-import ctypes, time
+import ctypes, threading, time
 from fleet.app.stopping import stopped_by_signals
 
 with stopped_by_signals(lambda name: print("stop", name, flush=True), lambda words: print(words, flush=True)):
-    print("ready", flush=True)
+    threading.Timer(0.5, print, ("ready",), {{"flush": True}}).start()
     {call}
 """
 IN_C = "m = ctypes.create_string_buffer(64); [ctypes.CDLL(None).pthread_mutex_lock(m) for _ in range(2)]"
