@@ -309,8 +309,8 @@ class Coordinator:
     def _take(self, line: AgentLine, message: Any) -> None:
         match message:
             case SpanBatch():
-                self._driver.write(functools.partial(self._record, message))
-                line.send(SpanAck(message.number))
+                if self._driver.write(functools.partial(self._record, message)):
+                    line.send(SpanAck(message.number))
             case ViewWanted():
                 self._repeat_view(line)
             case Operated(order=order):

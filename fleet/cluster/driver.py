@@ -12,7 +12,7 @@ from fleet.cluster.clock import Clock
 from fleet.machine.core import FleetMachine
 from fleet.protocol.causes import EndWhy
 from fleet.protocol.events import CheckpointDurable, CheckpointFailed, Event, StopRequested, Tick
-from fleet.protocol.instructions import CommitCheckpoint, EndRun, Instruction, Write
+from fleet.protocol.instructions import CommitCheckpoint, Conclude, EndRun, Instruction, Propose, Publish, Write
 from fleet.protocol.levels import level_at
 from fleet.protocol.ports import CheckpointPort, JournalPort, MembersPort
 from fleet.protocol.records import Heard
@@ -53,33 +53,30 @@ class Driver:
         self._looked_s = clock.now_s()
 
     def submit(self, event: Event) -> None:
-        """Handle one event now; must be called in the loop's own thread. A run whose records cannot be written ends."""
+        """Handle one event now; must be called in the loop's own thread."""
         written = False
         for instruction in self.machine.handle(event, self.clock.now_s()):
             if isinstance(instruction, Write):
-                if not self.write(functools.partial(self._journal.append, instruction.record)):
-                    return
+                self.write(functools.partial(self._journal.append, instruction.record))
                 written = written or not isinstance(instruction.record, Heard)  # nothing is decided by what was heard
                 continue
-            if written and not self.write(self._journal.flush):
-                return
-            written = False
+            if written:
+                self.write(self._journal.flush)
+                written = False
             self._perform(instruction)
         if written:
             self.write(self._journal.flush)
 
     def write(self, do: Callable[[], object]) -> bool:
-        """``do()`` writes to the journal. False when that fails: then the run ends, and what would follow from the record is not said."""
-        if self._lost:
-            return True
+        """``do()`` writes to the journal. False when that fails: then the run stops in order, and is not led into another view."""
         try:
             do()
         except OSError as error:
-            self._lost = f"a record of this run could not be written: {error}. {MAKE_ROOM}"
-            log.critical("%s", self._lost)
-            if self.machine.state.ended is None:
-                self.submit(StopRequested(self._lost, "its journal lacks the last records", EndWhy.JOURNAL_FAILED))
-                return False
+            if not self._lost:
+                self._lost = f"a record of this run could not be written: {error}. {MAKE_ROOM}"
+                log.critical("%s", self._lost)
+                self.submit(StopRequested(self._lost, why=EndWhy.JOURNAL_FAILED))
+            return False
         return True
 
     def _look_at_journal(self) -> None:
@@ -97,9 +94,12 @@ class Driver:
                 task = asyncio.get_running_loop().create_task(self._commit(instruction))
                 self._background.add(task)
                 task.add_done_callback(self._background.discard)
+            case EndRun() if self._lost and not self.write(self._journal.flush):  # no room was made meanwhile
+                self._on_end(dataclasses.replace(instruction, status="failed", reason=self._lost, why=EndWhy.JOURNAL_FAILED))
             case EndRun():
-                lost = dataclasses.replace(instruction, status="failed", reason=self._lost, why=EndWhy.JOURNAL_FAILED)
-                self._on_end(lost if self._lost else instruction)
+                self._on_end(instruction)
+            case Publish() | Propose() | Conclude() if self._lost:
+                log.warning("%s is not said, as its record is not written", type(instruction).__name__)
             case _:
                 self._members.send(instruction)
 

@@ -1,4 +1,4 @@
-"""A disk that is filled up by somebody else, and a folder that is deleted, while a run goes on: it is named, and nothing committed is lost."""
+"""A disk that somebody else fills up, or a folder that is deleted, while a run goes on: it is named, and nothing committed is lost."""
 
 from __future__ import annotations
 
@@ -98,11 +98,13 @@ def test_a_journal_that_cannot_grow_ends_the_run_in_order_and_its_last_commit_is
 
 
 def grow(fleet: PlainFleet) -> None:
-    """Use up what is held behind the journal's last line, as hours of training would."""
+    """Use up what is held behind the journal's last line, but for what its end takes, as hours of training would."""
 
     async def write() -> None:
-        for number in range(20_000):
-            fleet.journal.append(DecisionMade("test", "wait", f"{number} {'x' * 60}", None, 0.0))
+        while not fleet.journal.trouble:
+            for number in range(100):
+                fleet.journal.append(DecisionMade("test", "wait", f"{number} {'x' * 60}", None, 0.0))
+            fleet.journal.flush()
 
     fleet.call(write())
 

@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 
 from fleet.cluster.driver import LOOK_S, Driver
+from fleet.machine import stopping
 from fleet.protocol import journal
-from fleet.protocol.causes import EndWhy, ProcessEnded
-from fleet.protocol.events import Lost, StopRequested, Tick
-from fleet.protocol.instructions import EndRun, Halt, Instruction, Park, Release
+from fleet.protocol.causes import Departure, EndWhy, ProcessEnded
+from fleet.protocol.events import CheckpointDurable, Heartbeat, Lost, Parked, StopRequested, Tick
+from fleet.protocol.instructions import Conclude, EndRun, Halt, Instruction, Keep, Propose, Publish, Release
 from fleet.protocol.journal import ROOM_BYTES, JournalWriter, read_journal
 from fleet.protocol.records import Committed, Record, RunEnded, RunStarted
-from fleet.protocol.types import StateId
+from fleet.protocol.types import Pulse, StateId
 from tests.unit.test_machine import STEP_3, Bench, member
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -77,39 +78,59 @@ class Run:
         self.clock.at_s += seconds
         asyncio.run(once())
 
+    def park(self, slot: int) -> None:
+        generation = self.bench.machine.state.generation
+        self.driver.submit(Parked(member(slot), generation, STEP_3, False, Departure.CALLED))
+        self.driver.submit(Tick())
+
+    def wait_out(self) -> None:
+        """Until ranks are waited for no longer, with a tick all the time."""
+        until_s = self.clock.at_s + stopping.patience_s(self.bench.machine.state) + 0.1
+        while self.clock.at_s < until_s:
+            self.clock.at_s += 0.5
+            pulse = Pulse(member(0), self.bench.machine.state.generation, STEP_3, 0.0, 0.0)
+            self.driver.submit(Heartbeat("n0", (pulse,)))
+            self.driver.submit(Tick())
+
     def kinds(self) -> list[type]:
         return [type(one) for one in self.said]
 
 
-def test_what_follows_from_a_record_that_cannot_be_written_is_not_said_and_the_run_ends_by_name() -> None:
+def test_after_a_record_that_cannot_be_written_no_view_is_published_and_the_run_stops_in_order_by_name() -> None:
     run = Run()
     run.journal.fails = True
     run.driver.submit(Lost(member(1), ProcessEnded(), run.clock.at_s))
-    assert Park not in run.kinds(), "nobody leaves a view for a loss that is in no journal"
+    told = run.bench.machine.state.stopping
+    assert told is not None and told.why is EndWhy.JOURNAL_FAILED
+    run.park(0)
+    assert run.bench.machine.state.view is not None and len(run.bench.machine.state.view.members) == 1, "there would be one"
+    assert not {Publish, Propose, Conclude} & set(run.kinds())
+    run.wait_out()
+    run.park(0)
+    assert Keep in run.kinds(), "what was trained is kept all the same"
+    run.driver.submit(CheckpointDurable("kept", STEP_3, 1, 0.0, 0.2))
     [end] = run.ended
     assert (end.status, end.why) == ("failed", EndWhy.JOURNAL_FAILED)
     assert "[Errno 28] No space left on device" in end.reason and "fleet run --resume" in end.reason
-    assert run.kinds() == [Release], "ranks are not left behind"
-    run.driver.submit(Tick())
-    assert len(run.ended) == 1
+    assert Release in run.kinds(), "ranks are not left behind"
 
 
-def test_an_end_that_cannot_be_written_is_told_all_the_same() -> None:
+def test_an_end_that_cannot_be_written_is_told_as_a_failure() -> None:
     run = Run()
     run.driver.submit(StopRequested("enough"))
     run.journal.fails = True
     run.driver.submit(StopRequested("Ray Train ended", "ControllerError"))
     [end] = run.ended
     assert end.status == "failed" and "No space left" in end.reason
-    assert run.kinds()[-1] is Release
 
 
-def test_spans_that_cannot_be_written_end_the_run_too() -> None:
+def test_records_that_could_not_be_written_are_once_there_is_room() -> None:
     run = Run()
     run.journal.fails = True
-    assert not run.driver.write(lambda: run.journal.append(FIRST))
-    assert run.ended[0].why is EndWhy.JOURNAL_FAILED
-    assert run.driver.write(lambda: run.journal.append(FIRST)), "it is told once"
+    assert not run.driver.write(lambda: run.journal.append(FIRST)), "an agent is not told that its spans are kept"
+    run.journal.fails = False
+    run.driver.submit(StopRequested("Ray Train ended", "ControllerError"))
+    assert run.ended[0].reason == "Ray Train ended"
 
 
 def test_a_journal_in_trouble_stops_the_run_in_order_while_its_end_can_still_be_written() -> None:
@@ -119,9 +140,9 @@ def test_a_journal_in_trouble_stops_the_run_in_order_while_its_end_can_still_be_
     assert Halt not in run.kinds(), "it is looked at now and then"
     run.tick(LOOK_S)
     assert Halt in run.kinds() and not run.ended
-    stopping = run.bench.machine.state.stopping
-    assert stopping is not None and stopping.why is EndWhy.JOURNAL_FAILED
-    assert stopping.reason.startswith(run.journal.trouble) and "Make room" in stopping.reason
+    told = run.bench.machine.state.stopping
+    assert told is not None and told.why is EndWhy.JOURNAL_FAILED
+    assert told.reason.startswith(run.journal.trouble) and "Make room" in told.reason
 
 
 # ---- the file ----------------------------------------------------------------------------------------------------------------------------
