@@ -201,7 +201,6 @@ class MemberProtocol:
             if self.view is None and not self.dirty and self.state == order.state:
                 self._to_keep = order
             else:
-                probe("a rank is to keep what it does not hold")
                 self.outbox.append(PartFailed(self.member, order.request, f"it holds {self.state}{', half changed' if self.dirty else ''}"))
 
     def to_keep(self) -> Keep | None:

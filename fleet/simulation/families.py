@@ -74,13 +74,26 @@ def stops_plan(seed: int, *, sharded: bool = False) -> Plan:
     plan, others = _on_nodes(plan, rng, rng.choice((1, 2, 2, 3)))
     plan = replace(plan, steps=plan.steps * rng.choice((1, 10)), save_every_s=rng.choice((0.3, 1.5, 1000.0)))
     stop = _somewhen(Trouble(kind="stop"), plan, rng)
-    rng = stream(seed, "long loops")
-    slots = rng.sample(range(plan.settings.slots), rng.choice((0, 0, 1, plan.settings.slots)))
-    at_s = rng.uniform(0.5, 8.0)
-    long = [Trouble(kind="hang", point=rng.choice(("compute", "compute", "committed")), at_s=at_s, slot=slot) for slot in slots]
-    if rng.random() < 0.2:
-        long.append(Trouble(kind="kill", point="saving", at_s=at_s, slot=rng.choice((None, rng.randrange(plan.settings.slots)))))
-    return with_troubles(plan, (*(trouble for trouble in others if trouble.kind != "stop"), stop, *long))
+    rest = [trouble for trouble in others if trouble.kind != "stop"]
+    return with_troubles(plan, (*rest, *_long_loops(plan, stop, stream(seed, "long loops"))))
+
+
+def _long_loops(plan: Plan, stop: Trouble, rng: random.Random) -> Sequence[Trouble]:
+    """A stop, in half of the seeds right after loops have begun something long, or so long after that that they pass for hung."""
+    everyone = range(plan.settings.slots)
+    slots = rng.sample(everyone, rng.choice((0, 0, 1, len(everyone), len(everyone))))
+    if not slots:
+        return (stop,)
+    at_s = rng.uniform(0.8, 6.0)
+    stop = Trouble(kind="stop", at_s=at_s + rng.choice((rng.uniform(0.0, 0.5), rng.uniform(0.0, 2.0), rng.uniform(8.0, 10.5))))
+    point = rng.choice(("compute", "compute", "committed"))
+    long = [Trouble(kind="hang", point=point, at_s=at_s, slot=slot) for slot in slots]
+    ill = rng.choice((
+        (), (),
+        (Trouble(kind="kill", point="saving", at_s=(stop.at_s or 0.0) + 1.0, slot=rng.choice(slots)),),
+        (Trouble(kind="store", at_s=stop.at_s, duration_s=rng.uniform(5.0, 40.0)),),
+    ))  # fmt: skip
+    return (stop, *long, *ill)
 
 
 def gathers_plan(seed: int, *, sharded: bool = True) -> Plan:

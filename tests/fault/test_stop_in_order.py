@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from fleet.app.plans import RunPlan, RunResult
+from fleet.app.recipes import LiveRun
+from fleet.cluster.local import LocalCluster
 from fleet.machine.stopping import ANSWER_S, LEAVE_S, WRITE, WRITE_S
-from fleet.protocol.records import CheckpointRecord, Committed, ProcessLost, RunEnded
+from fleet.protocol.records import CheckpointRecord, Committed, ProcessLost, ProcessUp, RunEnded
 from fleet.settings.run import CheckpointSettings, RunSettings
 from tests.fault.test_bad_luck import FAST, of, settings
+from tests.support.journals import records
 from tests.support.long_loops import AT, trains_long
 from tests.support.plain import PlainFleet
 from tests.support.undisturbed import Undisturbed
@@ -45,13 +51,13 @@ def stop_in(fleet: PlainFleet, folder: Path, what: str, ranks: int) -> list[Any]
     return fleet.records()
 
 
-def ended(records: list[Any], step: int) -> tuple[str, Any]:
+def ended(told: list[Any], step: int) -> tuple[str, Any]:
     """The last commit is ``step``, and is durable; (its checkpoint, its state)."""
-    assert max(record.state.step for record in of(Committed, records)) == step
-    kept = [record for record in of(CheckpointRecord, records) if record.phase == "durable"]
-    assert kept and kept[-1].state.step == step, [record.detail for record in of(CheckpointRecord, records)]
-    assert not of(ProcessLost, records), "nobody was lost for it"
-    [end] = of(RunEnded, records)
+    assert max(record.state.step for record in of(Committed, told)) == step
+    kept = [record for record in of(CheckpointRecord, told) if record.phase == "durable"]
+    assert kept and kept[-1].state.step == step, [record.detail for record in of(CheckpointRecord, told)]
+    assert not of(ProcessLost, told), "nobody was lost for it"
+    [end] = of(RunEnded, told)
     assert end.reason == "SIGTERM"
     return kept[-1].checkpoint, kept[-1].state
 
@@ -77,9 +83,9 @@ def test_what_is_committed_is_kept_while_loops_are_in_something_long(tmp_path: P
 def test_weights_that_an_evaluation_has_put_in_place_are_not_taken_for_the_state(tmp_path: Path) -> None:
     """There is no other rank that could write what was committed."""
     with PlainFleet(trains_long, chosen(tmp_path, "swaps", world=1), tmp_path) as fleet:
-        records = stop_in(fleet, tmp_path, "swaps", 1)
-    assert not [record for record in of(CheckpointRecord, records) if record.phase == "durable"]
-    assert any("has changed" in record.detail for record in of(CheckpointRecord, records) if record.phase == "failed")
+        told = stop_in(fleet, tmp_path, "swaps", 1)
+    assert not [record for record in of(CheckpointRecord, told) if record.phase == "durable"]
+    assert any("has changed" in record.detail for record in of(CheckpointRecord, told) if record.phase == "failed")
 
 
 def test_a_rank_alone_in_an_evaluation_writes_what_it_holds(tmp_path: Path, truth: str) -> None:
@@ -91,17 +97,34 @@ def test_a_rank_alone_in_an_evaluation_writes_what_it_holds(tmp_path: Path, trut
 
 def test_a_long_step_is_waited_for_when_the_grace_allows_it(tmp_path: Path) -> None:
     run = chosen(tmp_path, "backward")
-    told = dataclasses.replace(run, options={**run.options, "long_s": str(PATIENCE_S / 4)}, timeouts=FAST)
-    with PlainFleet(trains_long, told, tmp_path) as fleet:
-        records = stop_in(fleet, tmp_path, "backward", 2)
-    ended(records, max(record.state.step for record in of(Committed, records)))
-    assert max(record.state.step for record in of(Committed, records)) > AT
+    run = dataclasses.replace(run, options={**run.options, "long_s": str(PATIENCE_S / 4)}, timeouts=FAST)
+    with PlainFleet(trains_long, run, tmp_path) as fleet:
+        told = stop_in(fleet, tmp_path, "backward", 2)
+    ended(told, max(record.state.step for record in of(Committed, told)))
+    assert max(record.state.step for record in of(Committed, told)) > AT
 
 
 def test_a_first_step_that_takes_long_has_nothing_to_keep(tmp_path: Path) -> None:
     with PlainFleet(trains_long, chosen(tmp_path, "first"), tmp_path) as fleet:
-        records = stop_in(fleet, tmp_path, "first", 2)
-    assert not of(CheckpointRecord, records) and not of(Committed, records)
+        told = stop_in(fleet, tmp_path, "first", 2)
+    assert not of(CheckpointRecord, told) and not of(Committed, told)
+
+
+def test_on_a_cluster_ranks_that_compute_are_gone_when_the_run_has_stopped(cluster: LocalCluster, tmp_path: Path) -> None:
+    run = chosen(tmp_path, "backward")
+    live = LiveRun(RunPlan(name="run", folder=tmp_path / "run", settings=run, train=trains_long), cluster)
+    results: list[RunResult] = []
+    thread = threading.Thread(target=lambda: results.append(live.execute()))
+    thread.start()
+    until(lambda: len(list((tmp_path / "flags").glob("backward-*"))) == 2, "both are in it", 90.0)
+    live.stop("SIGTERM")
+    thread.join(90.0)
+    [result] = results
+    assert result.status == "stopped"
+    kept = records(tmp_path / "run")
+    ended(kept, AT)
+    pids = [record.process.pid for record in of(ProcessUp, kept)]
+    assert len(pids) >= 2 and not [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
 
 
 @pytest.mark.parametrize("sharding", ["zero1", "fsdp"])
