@@ -77,7 +77,7 @@ def is_over(machine: MachineState, now_s: float) -> bool:
     # A coordinator that was away may not have heard of steps that its ranks have taken.
     held = [rank.state.step for rank in machine.roster.in_order() if rank.state is not None]
     untouched = max([machine.committed.step, *held, machine.view.state.step if machine.view is not None else 0]) == 0
-    return machine.phase == Phase.CONCLUDE or (machine.phase in (Phase.GATHER, Phase.FORM) and untouched)
+    return (machine.phase == Phase.CONCLUDE and late) or (machine.phase in (Phase.GATHER, Phase.FORM) and untouched)
 
 
 def _all_wait(machine: MachineState) -> bool:

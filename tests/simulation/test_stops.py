@@ -17,7 +17,7 @@ from fleet.simulation.plan import FAST, Plan, Trouble, small, with_troubles
 from fleet.simulation.world import Outcome
 from tests.simulation.runs import simulate
 
-MOST = 60
+MOST = 90
 
 
 def test_in_these_seeds_runs_stop_in_time_and_through_other_troubles() -> None:
@@ -25,8 +25,8 @@ def test_in_these_seeds_runs_stop_in_time_and_through_other_troubles() -> None:
     outcomes = [simulate(stops_plan(seed)) for seed in range(MOST)]
     stopped = [outcome for outcome in outcomes if outcome.status == STOPPED and last(outcome) is not None]
     in_time = [outcome for outcome in stopped if lasted_s(outcome) <= FAST.park_s]
-    assert len(in_time) > MOST // 4
-    assert sum(any(isinstance(record, ProcessLost) for record in outcome.world.journal) for outcome in in_time) > MOST // 15
+    assert len(in_time) > MOST // 6
+    assert sum(any(isinstance(record, ProcessLost) for record in outcome.world.journal) for outcome in in_time) > MOST // 20
     assert sum(called_out(outcome) and bool(kept(outcome)) for outcome in stopped) > MOST // 15, (
         "what ranks hold is kept beside their loops"
     )

@@ -14,6 +14,7 @@ from fleet.protocol.records import Committed
 from fleet.protocol.types import Part, StateId
 from fleet.settings.run import Timeouts
 from tests.unit.test_machine import START, STEP_3, STEP_4, Bench, member, only
+from tests.unit.test_machine_ending import concluded, left
 
 
 def halted(bench: Bench) -> list[Instruction]:
@@ -212,3 +213,17 @@ def test_ranks_that_halted_for_a_coordinator_whose_journal_lost_it_do_not_comple
     parts = [PartWritten(member(slot), save.request, "c4", STEP_4, Part(f"p{slot}", 1, "", (slot,)), 0.1) for slot in range(2)]
     bench.tell(*parts)
     assert only(EndRun, bench.tell(CheckpointDurable("c4", STEP_4, 2, 0.1, 0.2))).status == "stopped"
+
+
+def test_code_behind_the_loop_is_waited_for_and_then_the_run_is_completed() -> None:
+    """Its last state is kept already; what the train function writes there is worth some seconds."""
+    bench = concluded()
+    bench.tell(StopRequested("enough"))
+    bench.through(stopping.patience_s(bench.machine.state) - 0.5)
+    assert not [one for one in bench.said if isinstance(one, EndRun)]
+    left(bench, 0, 1)
+    assert only(EndRun, bench.said).status == "completed"
+    bench = concluded()
+    bench.tell(StopRequested("enough"))
+    bench.through(stopping.patience_s(bench.machine.state) + 0.1)
+    assert only(EndRun, bench.said).status == "stopped"
