@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import logging
 import sys
 from collections.abc import Callable, Mapping
@@ -209,7 +210,7 @@ class Coordinator:
             self._server.close()
         await self._driver.stop()
         await self._connections.close()
-        self._journal.flush()
+        self._driver.write(self._journal.flush)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         purpose = await self._reception.admit(reader, writer)
@@ -308,9 +309,8 @@ class Coordinator:
     def _take(self, line: AgentLine, message: Any) -> None:
         match message:
             case SpanBatch():
-                self._record(message)
-                self._journal.flush()  # acknowledged means: it survives this process
-                line.send(SpanAck(message.number))
+                if self._driver.write(functools.partial(self._record, message)):
+                    line.send(SpanAck(message.number))
             case ViewWanted():
                 self._repeat_view(line)
             case Operated(order=order):
@@ -361,6 +361,7 @@ class Coordinator:
                 self._journal.append(Unobserved(spans.member, known.at_us, fresh.start_us))
             self._span_ends[spans.member] = span_end(fresh)
             self._journal.append(fresh)
+        self._journal.flush()  # acknowledged means: it survives this process
 
     # ---- what the driver process asks --------------------------------------------------------------------------
 

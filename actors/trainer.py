@@ -22,6 +22,8 @@ from fleet.cluster.linux import die_with_parent
 log = logging.getLogger("fleet.trainer")
 
 CHECK_S = 0.5
+BACKSTOP_S = 30.0
+"""Workers that have come to the end of their train function may take so long to end."""
 UNWIND_S = 10.0
 """How long Ray's own call may take to return once the controller is killed."""
 LEAVE_S = 5.0
@@ -61,7 +63,7 @@ def fit(
     done: Callable[[], bool],
     stop: Callable[[], bool] = lambda: False,
     forsaken: Callable[[], bool] = lambda: False,
-    backstop_s: float = 30.0,
+    backstop_s: Callable[[], float] = lambda: BACKSTOP_S,
     poll_s: float = 0.5,
     hang_s: float = 30.0,
     replace_limit_s: float = 60.0,
@@ -75,7 +77,7 @@ def fit(
     Args:
         resources_per_slot: what each worker takes of Ray's resources.
         selector: conditions on the labels of nodes that workers may be on; see ``fleet.settings.per_rank``.
-        done: the run has ended; when Ray Train is not back ``backstop_s`` later, its controller is killed.
+        done: the run has ended; when Ray Train is not back ``backstop_s()`` later, its controller is killed, and its workers with it.
         stop: give up now: the workers are killed.
         forsaken: leave at once, and all as it is: the cluster is about to end, and what is asked of it would not be answered.
         poll_s: seconds between Ray Train's health polls, and so to the notice of a death.
@@ -112,7 +114,12 @@ class _Fit:
     """One call of ``fit``: Ray Train in a thread of its own, watched from this one."""
 
     def __init__(
-        self, trainer: _Trainer, done: Callable[[], bool], stop: Callable[[], bool], forsaken: Callable[[], bool], backstop_s: float
+        self,
+        trainer: _Trainer,
+        done: Callable[[], bool],
+        stop: Callable[[], bool],
+        forsaken: Callable[[], bool],
+        backstop_s: Callable[[], float],
     ) -> None:
         self._trainer, self._done, self._stop, self._forsaken, self._backstop_s = trainer, done, stop, forsaken, backstop_s
         self._back = threading.Event()
@@ -162,7 +169,7 @@ class _Fit:
                 return "stop"
             if done_s is None and self._done():
                 done_s = time.monotonic()
-            if done_s is not None and time.monotonic() - done_s > self._backstop_s:
+            if done_s is not None and time.monotonic() - done_s > self._backstop_s():
                 return "backstop"
         return "back"
 

@@ -67,6 +67,8 @@ NIGHTLY: dict[str, dict[str, str]] = {
         "tests/fault/test_resharded_checkpoints.py::test_plain_fsdp_reads_it_at_another_world_size_and_mesh": "products of meshes",
         "tests/fault/test_sharded_optimizer.py::test_a_storm_changes_no_bit": "eleven more storms beside one of each change",
         "tests/fault/test_two_levels.py::test_death_at_either_level_of_a_sum": "three modes times three moments",
+        "tests/fault/test_stop_in_order.py::test_a_state_that_is_spread_is_written_by_all_who_hold_a_part":
+            "each way to spread a state; who writes what is a unit test",
     },
     "shown": {
         "tests/fault/test_experiments.py::test_an_experiment_is_held_and_one_whose_fault_hits_nobody_is_not":
@@ -114,6 +116,9 @@ NIGHTLY: dict[str, dict[str, str]] = {
         "tests/fault/test_rehearsal.py": "predictions are measured by long runs",
         "tests/fault/test_scale.py::test_a_world_is_predicted_and_then_measured": "a run of each world, to be measured",
         "tests/fault/test_store_outage.py::test_a_run_that_is_to_stop_without_its_store_stops_in_order": "it waits for its time-out alone",
+        "tests/fault/test_stop_moments.py": "sixty runs, each of which is told to stop at a random moment",
+        "tests/fault/test_full_disk.py::test_at_a_random_moment_nothing_that_is_committed_is_lost":
+            "twenty runs; each change has a journal, a folder and output",
         "tests/fault/test_topology.py::test_a_rack_is_lost_as_one_and_what_the_new_placement_lacks_is_said": "a cluster of four nodes",
         "tests/fault/test_trackers.py::test_a_run_goes_on_without_its_trackers_and_they_get_all_of_it":
             "outages; tests/contract/test_trackers.py has the trackers themselves with each change",

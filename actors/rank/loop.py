@@ -429,7 +429,7 @@ class Run:
         parts = [part for module in self._engine.state.modules.values() for part in module.modules()]
         modes = [part.training for part in parts]
         try:
-            with seeded_alone(self.seed, self._here().step):
+            with self._client.alone(), seeded_alone(self.seed, self._here().step):
                 return self._engine.body.during(fn)
         finally:
             for part, mode in zip(parts, modes, strict=True):

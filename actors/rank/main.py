@@ -27,7 +27,7 @@ from fleet.cluster import secret
 from fleet.cluster.clock import now_us
 from fleet.cluster.linux import use_one_arena
 from fleet.errors import Fenced, LoopError, RunOver
-from fleet.protocol.events import Raised
+from fleet.protocol.events import OutputDropped, Raised
 from fleet.settings.run import RunSettings
 
 OURS = (str(Path(__file__).parent), os.sep + "ray" + os.sep)
@@ -71,6 +71,7 @@ def run_rank(
         if logs is not None:
             printed = RankLog(log_path(logs, client.protocol.member))
             client.on_beat, client.on_rehearsal = printed.limit, printed.rehearse
+            printed.on_dropped = lambda dropped_bytes, why: client.say(OutputDropped(client.protocol.member, dropped_bytes, why))
         warm_up(host)
         run = Run(client, recorder, parts, settings, host, home)
         if home is not None and home.work is not None:
@@ -87,10 +88,10 @@ def run_rank(
     finally:
         stacks.close()
         lifeline.close()
-        client.close()
-        store.close()
         if printed is not None:
             printed.close()
+        client.close()
+        store.close()
 
 
 def _report(client: Client, recorder: Recorder, error: BaseException) -> None:

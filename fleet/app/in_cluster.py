@@ -10,11 +10,8 @@ import dataclasses
 import json
 import logging
 import os
-import signal
 import sys
-import threading
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from ray import cloudpickle
@@ -25,6 +22,7 @@ from fleet.app import chaos_token, policy_choice
 from fleet.app.link_preflight import kept_out
 from fleet.app.plans import RunPlan, RunResult, store_url
 from fleet.app.recipes import LiveRun
+from fleet.app.stopping import stopped_by_signals
 from fleet.cluster import nodes_asked
 from fleet.cluster.joined import JoinedCluster, check_room, examine
 from fleet.errors import ConfigError, FleetError
@@ -79,8 +77,8 @@ def _drive(address: str, folder: Path, resume: bool) -> dict[str, str]:
         live = LiveRun(here, cluster, kept_out(examined, log.info) if here.settings.preflight else None)
         if held is not None:
             held.ask(0)  # agents keep the nodes until ranks are placed
-        _obey_signals(live)
-        return _told(live.execute())
+        with stopped_by_signals(lambda signal: live.stop("stopped by its user"), log.info):
+            return _told(live.execute())
 
 
 def _ask_for_nodes(plan: RunPlan, cluster: JoinedCluster, resume: bool) -> nodes_asked.Group | None:
@@ -109,16 +107,6 @@ def _fetch(plan: RunPlan, folder: Path) -> None:
 
 def _told(result: RunResult) -> dict[str, str]:
     return {"status": result.status, "reason": result.reason, "detail": result.detail}
-
-
-def _obey_signals(live: LiveRun) -> None:
-    """The first SIGTERM ends the run in order, the second one at once."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        signal.signal(number, lambda *_: os._exit(1))
-        threading.Thread(target=live.stop, args=("stopped by its user",), daemon=True).start()
-
-    signal.signal(signal.SIGTERM, stop)
 
 
 if __name__ == "__main__":

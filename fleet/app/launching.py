@@ -285,6 +285,8 @@ def _judged(plan: RunPlan, ended: RunResult, verdict: dict[str, Any] | None, twi
     beside = None
     if verdict is not None and twin is not None:
         beside = Twin(verdict=verdict["verdict"], world=verdict["world"], result=result_of(twin.folder, plans.store_url(twin)))
+    if not plan.journal.exists():  # it was deleted while the run went on: there is nothing to tell but that
+        raise RunFailed(f"run {plan.name} failed: {ended.reason}", ended.detail)
     result = result_of(plan.folder, plans.store_url(plan), verdict, beside)
     if ended.status == "failed" and check:
         error = RunFailed(f"run {plan.name} failed: {ended.reason}", ended.detail)

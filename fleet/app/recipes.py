@@ -49,7 +49,7 @@ from fleet.cluster.joined import JoinedCluster
 from fleet.cluster.local import LocalCluster
 from fleet.cluster.provenance import Code, code_of
 from fleet.cluster.provider import Cluster, Place
-from fleet.errors import RunFailed
+from fleet.errors import JournalError, RunFailed
 from fleet.laws.reliability import all_lost_rate_per_s
 from fleet.ledger.forecast import REFILL_S
 from fleet.ledger.health import HOUR_S, histories
@@ -60,7 +60,7 @@ from fleet.protocol.fault_kinds import Cost, Performer, kind_of
 from fleet.protocol.instructions import EndRun
 from fleet.protocol.journal import read_journal
 from fleet.protocol.operations import HEAD, START, Operation
-from fleet.protocol.records import VERSION, RunStarted
+from fleet.protocol.records import COMPLETED, UNSAVED, VERSION, RunStarted
 from fleet.settings.run import RunSettings
 from policies.interval import LevelRates
 from policies.preflight import FATAL_XIDS, admit, judge
@@ -91,6 +91,8 @@ ANSWER_S = 90.0
 START_S = 60.0
 STOP_S = 20.0
 NOTICES_S = 1.0
+LEAVE_S = 2.0
+"""Ranks of a run that was stopped, or has failed, may take so long to end by themselves: a loop that computes does not hear of it."""
 LEFT_S = 5.0
 """For threads that ask a cluster which is lost: no thread may be in Ray when this process leaves it, else Ray ends the process."""
 
@@ -180,6 +182,7 @@ class LiveRun:
         self._stop = threading.Event()
         self._done = threading.Event()
         self._forsaken = threading.Event()
+        self._has_left = False
         if isinstance(cluster, JoinedCluster):
             cluster.lose_node = self._fell
         self.controls = ChaosControls(plan.settings.slots, plan.settings.nodes, plan.chaos.on)
@@ -213,7 +216,10 @@ class LiveRun:
 
     def _remember_nodes(self) -> None:
         names = {place.id: place.name for place in self.places.values()}
-        nodes.append(self.plan.folder.parent / nodes.NAME, histories(read_journal(self.plan.journal, spans=False), names))
+        try:
+            nodes.append(self.plan.folder.parent / nodes.NAME, histories(read_journal(self.plan.journal, spans=False), names))
+        except (OSError, JournalError) as error:
+            log.warning("what this run has seen of its nodes is not kept: %s", error)
 
     def add_agent(self, index: int, trial: Callable[[], Failure | None] | None = None) -> None:
         place = self.places[index] = self.cluster.place(index)
@@ -285,7 +291,7 @@ class LiveRun:
         notices.start()
         caretaker = self._caretaker()
         try:
-            fitted = self._fit_to_the_end()
+            fitted = self._fit_to_the_end() if self._outcome(0.0) is None else None  # it may have been stopped before it began
         finally:
             self._stop.set()
             self.controls.close()
@@ -295,11 +301,12 @@ class LiveRun:
             notices.join(patience_s)
             if caretaker is not None:
                 caretaker.close()
-        outcome = self._outcome() or self._give_up(fitted)
+        error = fitted.error or "" if fitted is not None else ""
+        outcome = self._outcome() or self._give_up(error)
         self._close()
         if outcome is None:
             why = "the cluster was lost" if self._forsaken.is_set() else "Ray Train ended before the run did"
-            return RunResult(plan=self.plan, status="failed", reason=why, detail=fitted.error or "")
+            return RunResult(plan=self.plan, status="failed", reason=why, detail=error)
         return RunResult(plan=self.plan, status=outcome.status, reason=outcome.reason, detail=outcome.detail)
 
     def _await_agents(self) -> None:
@@ -362,9 +369,9 @@ class LiveRun:
             shutil.rmtree(self.plan.folder, ignore_errors=True)
         raise refusal
 
-    def _give_up(self, fitted: FitOutcome) -> EndRun | None:
+    def _give_up(self, error: str) -> EndRun | None:
         """Ray Train ended before the run did: have that written down. None when the coordinator is gone too."""
-        self.coordinator.stop_run.remote("Ray Train ended before the run did", fitted.error or "")
+        self.coordinator.stop_run.remote("Ray Train ended before the run did", error)
         return self._outcome()
 
     def _fit_to_the_end(self) -> FitOutcome:
@@ -379,7 +386,7 @@ class LiveRun:
     def _fit(self, name: str) -> FitOutcome:
         from ray import cloudpickle
 
-        from actors.trainer import fit
+        from actors.trainer import BACKSTOP_S, fit
 
         settings = self.plan.settings
         train = self.plan.train
@@ -400,6 +407,7 @@ class LiveRun:
             name=name,
             done=self._done.is_set,
             forsaken=self._forsaken.is_set,
+            backstop_s=lambda: BACKSTOP_S if self._has_left else LEAVE_S,
             runtime_env=fork_server.runtime_env(self.shm, RANK_ENVIRONMENT, same_paths=shared),
         )
 
@@ -411,7 +419,8 @@ class LiveRun:
         """Notice the end of the run, or of its cluster, so that Ray Train is not waited for much longer."""
         address, silence = ray.get_runtime_context().gcs_address, control_store.Silence()
         while not self._stop.is_set():
-            ended = self._outcome(timeout_s=1.0) is not None
+            outcome = self._outcome(timeout_s=1.0)
+            ended, self._has_left = outcome is not None, outcome is not None and outcome.status in (COMPLETED, UNSAVED)
             silent_s = silence.heard(ray_internals.answers(address, control_store.ASK_S), self._clock.now_s())
             if silent_s >= (0.0 if ended else control_store.LOST_S + control_store.END_S) and silence.since_s is not None:
                 log.warning("%s; this process leaves it.", control_store.why_lost(address, silent_s))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -9,27 +10,54 @@ from contextlib import contextmanager
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+ANSWER_S = 1.0
+"""The main thread may take so long to come to what it does at a signal."""
+KILLED = 128
+"""Exit code of a process that a signal has ended, less the signal's number."""
 
 
 @contextmanager
 def stopped_by_signals(stop: Callable[[str], None], say: Callable[[str], None]) -> Iterator[None]:
-    """The first SIGINT or SIGTERM calls ``stop`` with its name, in a thread; the second one does what it did before.
+    """The first SIGINT or SIGTERM calls ``stop`` with its name, the second one does what it did before.
 
-    Python handles signals in its main thread: in another one nothing is changed, and a signal does what it does there.
+    A thread hears them: Python handles signals in its main thread, once the call returns that it is in, and a stop has little time.
+    Handlers can be set in the main thread alone: in another one nothing is changed, and a signal does what it does there.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    handled = threading.Event()
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         for each in SIGNALS:
             signal.signal(each, before[each])
-        say(f"{signal.Signals(number).name}: stopping in order; once more to stop at once")
-        threading.Thread(target=stop, args=(signal.Signals(number).name,), daemon=True).start()
+        handled.set()
 
+    def listen() -> None:
+        first = True
+        while data := os.read(heard, 64):
+            for number in (each for each in data if each in SIGNALS):
+                if first:
+                    first = False
+                    say(f"{signal.Signals(number).name}: stopping in order; once more to stop at once")
+                    stop(signal.Signals(number).name)
+                elif not handled.is_set():
+                    if not handled.wait(ANSWER_S):  # the main thread is in the same call as at the first one
+                        os._exit(KILLED + number)
+                    os.kill(os.getpid(), number)
+
+    heard, told = os.pipe()
+    os.set_blocking(told, False)
+    thread = threading.Thread(target=listen, name="fleet-signals", daemon=True)
     before = {each: signal.signal(each, on_signal) for each in SIGNALS}
+    waking = signal.set_wakeup_fd(told, warn_on_full_buffer=False)
+    thread.start()
     try:
         yield
     finally:
+        signal.set_wakeup_fd(waking)
         for each, handler in before.items():
             signal.signal(each, handler)
+        os.close(told)
+        thread.join()
+        os.close(heard)

@@ -29,7 +29,7 @@ FLAGS = {
     "gradient_sync": "gradient_sync",
     "parameter_copies": "optimizer_copies", "parity": "parity",
     "verify": "verify.compute", "preflight": "preflight", "on_store_failure": "checkpoint.on_store_failure", "storage": "storage",
-    "on_partition": "on_partition", "ask_for_nodes": "ask_for_nodes",
+    "on_partition": "on_partition", "ask_for_nodes": "ask_for_nodes", "grace": "timeouts.grace_s",
     "max_world": "max_world", "gpus_per_rank": "per_rank.gpus", "cpus_per_rank": "per_rank.cpus",
     "recovery": "recovery.policy", "placement": "placement.policy", "straggler": "straggler.policy", "corruption": "corruption.policy",
 }  # fmt: skip

@@ -95,6 +95,7 @@ def run(
     placement: Annotated[str | None, option("placement.policy")] = None,
     corruption: Annotated[str | None, option("corruption.policy")] = None,
     timeout: Annotated[list[str] | None, typer.Option(help="name=seconds, e.g. progress_s=30; repeatable. A wrong one lists all.")] = None,
+    grace: Annotated[float | None, option("timeouts.grace_s", "--grace")] = None,
     storage: Annotated[str | None, option("storage", "--storage", "--store")] = None,
     address: Annotated[str, typer.Option(help="Join a Ray cluster: auto, or HOST:PORT; empty: start a local one.")] = "",
     copy_to: Annotated[str, typer.Option(help="With --address: where copies of runs' folders lie; empty: runs.")] = "",
@@ -433,6 +434,8 @@ def close(plan: RunPlan, result: RunResult, verdict: dict[str, Any] | None, show
     from fleet.app.result import report_data
     from fleet.ledger import checkers
 
+    if not plan.journal.exists():  # it was deleted, and the run has failed for that
+        return Exit.FAILED
     report, damage = cli_diagnose.load_report(plan.folder)
     data = report_data(report, damage, verdict)
     if show.json != "-":

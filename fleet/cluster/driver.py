@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import functools
 import logging
 from collections.abc import Callable
 
 from fleet.cluster.clock import Clock
 from fleet.machine.core import FleetMachine
-from fleet.protocol.events import CheckpointDurable, CheckpointFailed, Event, Tick
-from fleet.protocol.instructions import CommitCheckpoint, EndRun, Instruction, Write
+from fleet.protocol.causes import EndWhy
+from fleet.protocol.events import CheckpointDurable, CheckpointFailed, Event, StopRequested, Tick
+from fleet.protocol.instructions import CommitCheckpoint, Conclude, EndRun, Instruction, Propose, Publish, Write
 from fleet.protocol.levels import level_at
 from fleet.protocol.ports import CheckpointPort, JournalPort, MembersPort
 from fleet.protocol.records import Heard
@@ -17,6 +20,9 @@ from fleet.protocol.records import Heard
 log = logging.getLogger("fleet.cluster.driver")
 TICK_S = 0.1
 LATE_S = 0.001
+LOOK_S = 1.0
+"""From one look at the journal to the next."""
+MAKE_ROOM = "Make room, or put the folder back, and go on with fleet run --resume"
 
 
 class Driver:
@@ -43,21 +49,44 @@ class Driver:
         self.machine, self.clock = machine, clock
         self._journal, self._members, self._checkpoints, self._on_end = journal, members, checkpoints, on_end
         self._background: set[asyncio.Task[None]] = set()
+        self._lost = ""
+        self._looked_s = clock.now_s()
 
     def submit(self, event: Event) -> None:
         """Handle one event now; must be called in the loop's own thread."""
         written = False
         for instruction in self.machine.handle(event, self.clock.now_s()):
             if isinstance(instruction, Write):
-                self._journal.append(instruction.record)
+                self.write(functools.partial(self._journal.append, instruction.record))
                 written = written or not isinstance(instruction.record, Heard)  # nothing is decided by what was heard
                 continue
             if written:
-                self._journal.flush()
+                self.write(self._journal.flush)
                 written = False
             self._perform(instruction)
         if written:
-            self._journal.flush()
+            self.write(self._journal.flush)
+
+    def write(self, do: Callable[[], object]) -> bool:
+        """``do()`` writes to the journal. False when that fails: then the run stops in order, and is not led into another view."""
+        try:
+            do()
+        except OSError as error:
+            if not self._lost:
+                self._lost = f"a record of this run could not be written: {error}. {MAKE_ROOM}"
+                log.critical("%s", self._lost)
+                self.submit(StopRequested(self._lost, why=EndWhy.JOURNAL_FAILED))
+            return False
+        return True
+
+    def _look_at_journal(self) -> None:
+        """A disk that is full, and a journal that is gone, end the run in order while that can still be written."""
+        now_s = self.clock.now_s()
+        if now_s - self._looked_s < LOOK_S or self._lost or self.machine.state.ended is not None:
+            return
+        self._looked_s = now_s
+        if trouble := self._journal.trouble:
+            self.submit(StopRequested(f"{trouble}. {MAKE_ROOM}", why=EndWhy.JOURNAL_FAILED))
 
     def _perform(self, instruction: Instruction) -> None:
         match instruction:
@@ -65,8 +94,12 @@ class Driver:
                 task = asyncio.get_running_loop().create_task(self._commit(instruction))
                 self._background.add(task)
                 task.add_done_callback(self._background.discard)
+            case EndRun() if self._lost and not self.write(self._journal.flush):  # no room was made meanwhile
+                self._on_end(dataclasses.replace(instruction, status="failed", reason=self._lost, why=EndWhy.JOURNAL_FAILED))
             case EndRun():
                 self._on_end(instruction)
+            case Publish() | Propose() | Conclude() if self._lost:
+                log.warning("%s is not said, as its record is not written", type(instruction).__name__)
             case _:
                 self._members.send(instruction)
 
@@ -95,4 +128,5 @@ class Driver:
     async def tick_forever(self) -> None:
         while True:
             self.submit(Tick())
+            self._look_at_journal()
             await asyncio.sleep(TICK_S)

@@ -1,4 +1,4 @@
-"""What is asked of Linux about processes, threads, cores and memory: one function for each call, and no call of these elsewhere.
+"""What is asked of Linux about processes, threads, cores, memory and room on disks: one function for each call, and no call elsewhere.
 
 :mod:`fleet.cluster.scheduling` and :mod:`fleet.cluster.cores` say when, and what for.
 """
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import platform
 import signal
@@ -25,6 +26,8 @@ _UNSHARE = 2
 _LAST_FILE = (1 << 32) - 1
 _PR_SET_PDEATHSIG = 1
 _M_ARENA_MAX = -8
+_FALLOC_FL_KEEP_SIZE = 1
+_CANNOT = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
 class _SchedAttr(ctypes.Structure):
@@ -109,3 +112,17 @@ def use_one_arena() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_ARENA_MAX, 1)
+
+
+def hold_room(descriptor: int, start: int, size_bytes: int) -> bool:
+    """Hold so much of the disk for what the open file will have from ``start`` on; its size stays as it is. What is held already stays so.
+
+    False where the filesystem cannot do that. Raises OSError when there is not so much room.
+    """
+    call = ctypes.CDLL(None, use_errno=True).fallocate64
+    if call(descriptor, _FALLOC_FL_KEEP_SIZE, ctypes.c_int64(start), ctypes.c_int64(size_bytes)) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in _CANNOT:
+        return False
+    raise OSError(number, os.strerror(number))

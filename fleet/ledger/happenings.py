@@ -47,6 +47,7 @@ COSTLY = {
     "floor": ("stop",),
     "budget": ("warn", "stop"),
     "resume": ("warn",),
+    "output": ("warn",),
     "settings": ("set",),
 }
 """Policy -> decisions that cost something, or change what will. Of the policy ``store`` it is all."""

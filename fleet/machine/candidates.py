@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from fleet.machine.roster import Rank, RankPhase
 from fleet.machine.state import MachineState, Phase
+from fleet.protocol.causes import Engaged
 from fleet.protocol.probes import probe
 from fleet.protocol.types import Candidate, Member, Situation, StateId, View
 
@@ -103,6 +104,28 @@ def source(ranks: Sequence[Rank], committed: StateId, checkpoint: str | None, us
     fresh = (i for i, rank in enumerate(ranks) if checkpoint is not None or (rank.state is None and not rank.dirty))
     donor = next(fresh, None)
     return None if donor is None else Source(donor, tuple(i for i in range(len(ranks)) if i != donor), None)
+
+
+LEAST_FIRST = tuple(Engaged)
+"""What the loop of a rank may do that keeps the state beside it, the best first."""
+
+
+def keepers(machine: MachineState, without: Collection[Member]) -> tuple[StateId | None, tuple[Member, ...]]:
+    """The newest state that members of the last view hold, who have left it, and who of them is to write it as the run stops.
+
+    Of a state that all have, those whose loops do the least meanwhile; one that is spread has to be written by all. (None, ()): nobody can.
+    """
+    members = machine.view.members if machine.view is not None else ()
+    there = [rank for rank in map(machine.current, members) if rank is not None and rank.member.slot not in machine.roster.outstanding]
+    clean = [rank for rank in there if rank.state is not None and not rank.dirty and rank.member not in without]
+    newest = max((rank.state for rank in clean if rank.state is not None), default=None)
+    if newest is None or newest < machine.doubts.floor(machine.committed):
+        return None, ()
+    holders = [rank for rank in clean if rank.state == newest]
+    if machine.settings.optimizer_sharding != "none":
+        return (newest, members) if len(holders) == len(members) and not is_incomplete(machine, holders) else (None, ())
+    least = min(LEAST_FIRST.index(rank.engaged) for rank in holders)
+    return newest, tuple(rank.member for rank in holders if LEAST_FIRST.index(rank.engaged) == least)
 
 
 def grown(members: Sequence[Member], view: View) -> Source:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from fleet.machine.sessions import Sessions
 from fleet.protocol.decisions import Interval
 from fleet.protocol.events import CheckpointDurable, PartFailed, PartWritten
-from fleet.protocol.instructions import CommitCheckpoint, Instruction, SaveCheckpoint, Write
+from fleet.protocol.instructions import CommitCheckpoint, Instruction, Keep, SaveCheckpoint, Write
 from fleet.protocol.levels import PEERS, STORE, peers_url, places, request_number
 from fleet.protocol.ports import IntervalPolicy
 from fleet.protocol.probes import probe
@@ -28,11 +28,13 @@ TRIES, FIRST_RETRY_S = 5, 2.0
 
 @dataclass(slots=True)
 class Request:
-    """One checkpoint that was asked for: which members' parts are in, and whether its manifest is being put."""
+    """One checkpoint that was asked for in the words ``said``: of whom, whose parts are in, and whether its manifest is being put."""
 
     number: int
     at_s: float
     sent_s: float
+    members: tuple[Member, ...]
+    said: Instruction
     parts: dict[Member, PartWritten] = field(default_factory=dict)
     committing: bool = False
 
@@ -44,6 +46,7 @@ class Checkpoints:
         durable_s: when the newest state that is kept was saved; the run's beginning, or that of its cluster, when there is none.
         failing_since_s: when the first one was asked for that failed, of those after the newest durable one; None when all is well.
         last_failure: why the last one failed.
+        failed_by: the member that could not write its part of the last one that failed; None: it failed otherwise.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class Checkpoints:
         self._failures = 0
         self._final = self.lost_final = False
         self.last_failure = ""
+        self.failed_by: Member | None = None
         self.durable_s = now_s
         self.failing_since_s: float | None = None
         self.events, self.since_s = 0, now_s
@@ -135,14 +139,20 @@ class Checkpoints:
 
     def tick(self, view: View, now_s: float) -> list[Instruction]:
         """While a view runs: ask for a checkpoint when the policy says so, repeat the request, or give it up."""
+        if self._request is None:
+            return self._when_due(view, now_s) if now_s >= self._ask_again_s else []
+        return self.repeat(now_s)
+
+    def repeat(self, now_s: float) -> list[Instruction]:
+        """Say what was asked for again, or give it up."""
         request = self._request
         if request is None:
-            return self._when_due(view, now_s) if now_s >= self._ask_again_s else []
+            return []
         if now_s - request.at_s > self.settings.timeouts.checkpoint_s:
             return self.failed(f"not durable after {now_s - request.at_s:.1f} s", now_s)
         if not request.committing and now_s - request.sent_s >= self.settings.timeouts.resend_s:
             request.sent_s = now_s
-            return [SaveCheckpoint(view.members, view.generation, request.number)]
+            return [request.said]
         return []
 
     def keep_final(self, view: View, now_s: float) -> tuple[list[Instruction], bool]:
@@ -175,24 +185,31 @@ class Checkpoints:
         return out
 
     def request(self, view: View, now_s: float) -> list[Instruction]:
+        return self._ask(view.members, lambda number: SaveCheckpoint(view.members, view.generation, number), now_s)
+
+    def keep(self, members: tuple[Member, ...], generation: int, state: StateId, now_s: float) -> list[Instruction]:
+        """Have these write ``state`` at once, which they hold in no view."""
+        return self._ask(members, lambda number: Keep(members, generation, state, number), now_s)
+
+    def _ask(self, members: tuple[Member, ...], words: Callable[[int], Instruction], now_s: float) -> list[Instruction]:
         if self._request is not None:
             return []
         self._count += 1
         number = request_number(self.level, self._count)
-        self._request = Request(number, now_s, now_s)
+        self._request = Request(number, now_s, now_s, members, words(number))
         asked = CheckpointRecord(f"request-{number}", "requested", self.newest_state, now_s, level=self.level)
-        return [Write(asked), SaveCheckpoint(view.members, view.generation, number)]
+        return [Write(asked), self._request.said]
 
     def part(self, event: PartWritten, view: View) -> list[Instruction]:
         """A member's part is written; with the last one the manifest can be put in place."""
         request = self._request
-        if request is None or event.request != request.number or request.committing:
+        if request is None or event.request != request.number or request.committing or event.member not in request.members:
             return []
         request.parts[event.member] = event
-        if len(request.parts) < len(view.members):
+        if len(request.parts) < len(request.members):
             return []
         request.committing = True
-        parts = [request.parts[member] for member in view.members]
+        parts = [request.parts[member] for member in request.members]
         blocked_s = max(part.blocked_s for part in parts)
         meta = next((part.meta for part in parts if part.meta), "")
         written = tuple(part.part for part in parts)
@@ -209,7 +226,9 @@ class Checkpoints:
         request = self._request
         if request is None or event.request != request.number or request.committing:
             return []
-        return self.failed(f"{event.member}: {event.reason}", now_s)
+        out = self.failed(f"{event.member}: {event.reason}", now_s)
+        self.failed_by = event.member
+        return out
 
     def durable(self, event: CheckpointDurable, now_s: float) -> list[Instruction]:
         self._costs.append((event.blocked_s, event.latency_s))
@@ -231,7 +250,7 @@ class Checkpoints:
     def failed(self, reason: str, now_s: float) -> list[Instruction]:
         if self._request is None:
             return []
-        request, self._request, self.last_failure = self._request, None, reason
+        request, self._request, self.last_failure, self.failed_by = self._request, None, reason, None
         self.failing_since_s = request.at_s if self.failing_since_s is None else self.failing_since_s
         return [self._failure(request.number, now_s, reason), *self._after_failure(now_s)]
 

@@ -71,6 +71,7 @@ from fleet.protocol.events import (
     NodesWanted,
     OnceDone,
     OnceWanted,
+    OutputDropped,
     Parked,
     Raised,
     Reads,
@@ -232,6 +233,9 @@ def _observe_rare(machine: MachineState, event: Event, now_s: float) -> None:
             machine.write(RefusedLines(where, listener, reason, peer, count, now_s))
         case StepsTimed():
             machine.stragglers.take(event, machine.view, now_s)
+        case OutputDropped(member=member) if machine.current(member):
+            told = f"{event.dropped_bytes:,} bytes that rank {member} has printed are not kept: {event.reason}"
+            machine.write(DecisionMade("output", "warn", told, None, now_s))
         case CopiesHeld() if machine.checkpoints.hold(event, machine.view) and machine.phase == Phase.RUN:
             probe("a memory that kept copies of the view begins anew")
             leaving.gather(machine, now_s, GatherWhy.MEMORY, f"the memory of {event.node}, which kept copies, began anew")
@@ -262,7 +266,7 @@ def _reconcile(machine: MachineState, now_s: float, ask: bool) -> None:
     """Do something about the difference between what is and what should be; ``ask`` the policies too."""
     if machine.stopping is not None and stopping.is_over(machine, now_s):
         end(machine, machine.stopping.why, machine.stopping.reason, "", now_s)
-    elif machine.grace_until_s is not None:
+    elif machine.grace_until_s is not None or (machine.stopping is not None and stopping.takes(machine, now_s)):
         return
     elif machine.phase == Phase.GATHER:
         views.try_form(machine, now_s, ask)

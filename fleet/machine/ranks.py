@@ -54,7 +54,7 @@ def parked(machine: MachineState, event: Parked, now_s: float) -> None:
     if rank is None or event.generation < rank.generation:
         return  # overtaken on the way by a later word of the same rank
     rank.phase, rank.state, rank.dirty, rank.generation = RankPhase.STANDBY, event.state, event.dirty, event.generation
-    rank.beat_s, rank.heard = now_s, True
+    rank.beat_s, rank.heard, rank.engaged = now_s, True, event.engaged
     machine.learn(event.generation, event.state)
     machine.doubts.hear(event)
     machine.roster.parked(rank, event.generation)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from fleet.protocol.causes import AgentHungUp, AgentSilent, NodeCause
+from fleet.protocol.causes import AgentHungUp, AgentSilent, Engaged, NodeCause
 from fleet.protocol.events import Heartbeat
 from fleet.protocol.topology import Gone
 from fleet.protocol.types import Member, Process, StateId
@@ -35,8 +35,8 @@ class Rank:
 
     ``sent_generation`` is the greatest generation that it was invited to, ``parked_generation`` the greatest that it said it has left:
     while the first is greater the rank may be stepping there. ``formed`` is (generation, state) when it last said that it is in a view and
-    steps; ``stepped``: it has taken a step since it came. ``running_s``: since when the last view with it has run, and ``ready_s`` since
-    when it can be in one. Times are on the run's clock.
+    steps; ``stepped``: it has taken a step since it came. ``engaged``: what its loop does, if it has left its view. ``running_s``: since
+    when the last view with it has run, and ``ready_s`` since when it can be in one. Times are on the run's clock.
     """
 
     member: Member
@@ -59,6 +59,7 @@ class Rank:
     digest: str | None = None
     formed: tuple[int, StateId] | None = None
     stepped: bool = False
+    engaged: Engaged = Engaged.WAITS
 
     def may_be_in(self, generation: int) -> bool:
         """Whether a word of it from ``generation`` is not stale: a rank that parked in a generation never comes back to it."""

@@ -59,13 +59,20 @@ class Ending:
 
 @dataclass(slots=True)
 class Stop:
-    """The run is to end in order: why, in words, and until when ranks are waited for. ``generation``: the view told last, at ``sent_s``."""
+    """The run is to end in order: why, in words, and until when ranks are waited for. ``generation``: the view told last, at ``sent_s``.
+
+    After that: until when those that were called out may say what they hold, who was asked to keep it, and who could not.
+    """
 
     why: EndWhy
     reason: str
     until_s: float
     generation: int = -1
     sent_s: float = 0.0
+    answer_s: float | None = None
+    asked: tuple[Member, ...] = ()
+    could_not: set[Member] = field(default_factory=set)
+    tries: int = 0
 
 
 @dataclass(slots=True)

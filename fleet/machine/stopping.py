@@ -2,36 +2,54 @@
 
 It is told to stop -> ``Halt``, in each view that runs -> all members have finished, as behind the run's last step (``ending.py``) -> their
 state is durable -> END. So no step is committed that the checkpoint does not have. When a rank is lost on the way, the next view halts.
-Only what cannot be kept is not waited for: ranks that do not come together, or to the end of a step, in time, and a store that fails.
+
+Ranks that do not come together, or to the end of a step, are waited for as long as the grace allows. Then all are called out, and those
+that hold the newest state write it beside whatever their loops do: ``Keep`` -> it is durable -> END. A store that fails is not waited for.
 """
 
 from __future__ import annotations
 
+from fleet.machine.candidates import keepers
+from fleet.machine.corruption import judge
 from fleet.machine.end import end
+from fleet.machine.leaving import gather, park
 from fleet.machine.state import MachineState, Phase, Stop
 from fleet.machine.views import note_commits
-from fleet.protocol.causes import EndWhy
+from fleet.protocol.causes import EndWhy, GatherWhy
 from fleet.protocol.decisions import Stopping
 from fleet.protocol.events import StopRequested
 from fleet.protocol.instructions import Halt
 from fleet.protocol.probes import probe
+from fleet.protocol.records import Committed
+from fleet.protocol.types import Member, StateId
 
-STEPS = 2
-"""A step that has begun, and another one: not all ranks hear of it in the same."""
+LEAVE_S = 10.0
+"""So long before the grace is over the run has ended: then its processes end, and its cluster, and the report is written."""
+ANSWER_S = 1.0
+"""Ranks may take so long to say what they hold: whoever listens answers for a loop that computes."""
+WRITE, WRITE_S = 2.0, 1.0
+"""A checkpoint may take so many times as long as they do, and at least so long."""
+TRIES = 3
+"""So often ranks are asked to keep the state, when one of them cannot."""
 
 
 def stop(machine: MachineState, event: StopRequested, now_s: float) -> None:
     """End at once what has failed already; else in order."""
     if event.error:
-        end(machine, EndWhy.DRIVER_FAILED, event.reason, event.error, now_s)
+        end(machine, EndWhy.DRIVER_FAILED if event.why is EndWhy.STOPPED else event.why, event.reason, event.error, now_s)
     elif machine.stopping is None:
         machine.decide("ending", "stop", event.reason, Stopping(event.why), now_s)
         machine.stopping = Stop(event.why, event.reason, now_s + patience_s(machine))
+        if machine.phase == Phase.GATHER and machine.in_person:
+            probe("a run is told to stop while its ranks are called out in person")
+            machine.in_person = False  # who hangs is of no matter any more: what it holds is, and whoever listens can tell
+            park(machine, now_s)
 
 
 def patience_s(machine: MachineState) -> float:
-    """How long ranks may take until all of them wait."""
-    return machine.settings.timeouts.park_s + STEPS * max(machine.stragglers.steps_s, default=0.0)
+    """How long ranks may take until all of them wait: what else is to be done within the grace has its time behind that."""
+    write_s = WRITE * max(machine.checkpoints.store.latency_s, WRITE_S)
+    return max(0.0, machine.settings.timeouts.grace_s - LEAVE_S - ANSWER_S - write_s)
 
 
 def waits_unasked(machine: MachineState, now_s: float) -> None:
@@ -53,12 +71,72 @@ def is_over(machine: MachineState, now_s: float) -> bool:
     """Whether there is nothing that a stop still waits for."""
     assert machine.stopping is not None
     late, store = now_s > machine.stopping.until_s, machine.checkpoints.store
-    if late:
-        probe("a stop waits no longer")
-    if machine.phase == Phase.RUN and machine.view is not None and len(machine.finished) == len(machine.view.members):
+    if _all_wait(machine):
         note_commits(machine, now_s)  # what they wait behind may have been heard of just now
         return store.holds(machine.committed) or store.lost_final or (late and store.failing_since_s is not None)
     # A coordinator that was away may not have heard of steps that its ranks have taken.
     held = [rank.state.step for rank in machine.roster.in_order() if rank.state is not None]
     untouched = max([machine.committed.step, *held, machine.view.state.step if machine.view is not None else 0]) == 0
-    return late or machine.phase == Phase.CONCLUDE or (machine.phase in (Phase.GATHER, Phase.FORM) and untouched)
+    return (machine.phase == Phase.CONCLUDE and late) or (machine.phase in (Phase.GATHER, Phase.FORM) and untouched)
+
+
+def _all_wait(machine: MachineState) -> bool:
+    return machine.phase == Phase.RUN and machine.view is not None and len(machine.finished) == len(machine.view.members)
+
+
+def takes(machine: MachineState, now_s: float) -> bool:
+    """Ranks have been waited for long enough: what they hold is kept beside what they do, and the run ends. Whether it has come to that."""
+    told = machine.stopping
+    assert told is not None
+    if now_s <= told.until_s or _all_wait(machine):
+        return False
+    if machine.phase in (Phase.RUN, Phase.FORM):
+        probe("a stop waits no longer for the end of a step")
+        gather(machine, now_s, GatherWhy.STOPS, "the run stops, and not all ranks have come to the end of their step", in_person=False)
+        told.answer_s = now_s + ANSWER_S
+    if machine.phase != Phase.GATHER:
+        return True
+    if told.answer_s is None:
+        told.answer_s = now_s + ANSWER_S
+    if machine.roster.outstanding and now_s < told.answer_s:
+        if now_s - machine.sent_s >= machine.settings.timeouts.resend_s:
+            park(machine, now_s)
+        return True
+    judge(machine, now_s)
+    if machine.phase == Phase.GATHER:
+        _keep(machine, told, now_s)
+    return True
+
+
+def _keep(machine: MachineState, told: Stop, now_s: float) -> None:
+    """Have the newest state written by those who can, until it is durable, or none is left who could."""
+    store = machine.checkpoints.store
+    if told.asked and any(machine.current(member) is None for member in told.asked):
+        probe("a rank is lost that keeps the state of a run that stops")
+        machine.out += store.abandoned(now_s)
+    if store.pending:
+        machine.out += store.repeat(now_s)
+        if store.pending:
+            return
+    state, members = _next_keepers(machine, told)
+    if state is None or store.holds(state) or told.tries == TRIES:
+        if state is not None and not store.holds(state):
+            probe("a run stops, and the state that its ranks hold is not kept")
+        end(machine, told.why, told.reason, "", now_s)
+        return
+    machine.generation += 1
+    told.asked = members
+    if state > machine.committed and machine.view is not None and set(members) == set(machine.view.members):
+        machine.committed = state
+        machine.write(Committed(state, now_s))
+    machine.out += store.keep(members, machine.generation, state, now_s)
+
+
+def _next_keepers(machine: MachineState, told: Stop) -> tuple[StateId | None, tuple[Member, ...]]:
+    """Whoever was asked, and could not, is not asked again."""
+    failed = machine.checkpoints.store.failed_by
+    if told.asked and all(machine.current(member) is not None for member in told.asked):
+        told.tries += 1
+        told.could_not |= {failed} if failed in told.asked else set()
+    told.asked = ()
+    return keepers(machine, told.could_not)

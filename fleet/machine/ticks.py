@@ -30,7 +30,7 @@ def tick(machine: MachineState, now_s: float) -> None:
     partitions.hold(machine, now_s)
     for rank, silence_s in machine.roster.silent_ranks(limits, now_s, by_its_agent=waits):
         end_hang(machine, rank, NoHeartbeat(silence_s), now_s)
-    moves = machine.phase == Phase.RUN and not (waits and machine.roster.unheard(STOOD_STILL_S, now_s))
+    moves = machine.phase == Phase.RUN and machine.stopping is None and not (waits and machine.roster.unheard(STOOD_STILL_S, now_s))
     limit_s = machine.progress.ceiling_s if machine.roster.first_step else machine.progress.limit_s
     stuck = machine.roster.stuck_rank(limit_s, now_s) if moves else None
     if stuck is not None:

@@ -200,6 +200,16 @@ class Departure(StrEnum):
     """No member of the view holds some of a sharded state. What this rank holds is clean."""
 
 
+class Engaged(StrEnum):
+    """What the loop of a rank does that has left its view."""
+
+    WAITS = "waits"
+    COMPUTES = "computes"
+    """It is in its loop body; what is tracked stays as it was committed, but for buffers that a forward changes."""
+    ALONE = "alone"
+    """It evaluates, or does what is done once: until that is over it may have put other weights in place."""
+
+
 class GatherWhy(StrEnum):
     """Why the members of a view have to leave it."""
 
@@ -224,6 +234,8 @@ class GatherWhy(StrEnum):
     """The world is to be smaller."""
     PARTITION = "partition"
     """A node is silent, and all wait for it."""
+    STOPS = "stops"
+    """The run is to end, and not all members have come to the end of their step in time."""
     RESTARTED = "restarted"
     """The coordinator was started again, and the view is not whole."""
 
@@ -244,6 +256,8 @@ class EndWhy(StrEnum):
     BUDGET_SPENT = "budget spent"
     PAUSED = "paused"
     """Its user wants its machines back for a while."""
+    JOURNAL_FAILED = "journal failed"
+    """Records cannot be written, or will not be read: the disk is full, or the journal is gone."""
     DRIVER_FAILED = "driver failed"
     LOOP_WRONG = "loop wrong"
     """A mistake of the train function: no node is to blame for anything that ranks differed in."""

@@ -34,6 +34,7 @@ from fleet.protocol.moves import (
     Give,
     Hold,
     HoldStill,
+    KeepBeside,
     Load,
     Meet,
     Move,
@@ -133,6 +134,8 @@ class Choreography:
         """Words of the coordinator."""
         interrupt = INTERRUPT in [self.protocol.receive(message) for message in messages]
         self.look_ahead()
+        if (order := self.protocol.to_keep()) is not None:
+            self.orders.append(KeepBeside(order))
         if interrupt and self.protocol.interrupted:  # the loop is in there: wake it, it will leave
             for view in (self.seat, self.sitting.view if self.sitting is not None else None):
                 if view is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fleet.protocol.causes import Cause, Departure, EndWhy, NodeCause, ProcessEnded
+from fleet.protocol.causes import Cause, Departure, EndWhy, Engaged, NodeCause, ProcessEnded
 from fleet.protocol.codec import Codec
 from fleet.protocol.decisions import AskAction
 from fleet.protocol.levels import STORE
@@ -84,7 +84,7 @@ class Parked:
 
     ``state`` is what it holds, None when it never had any. ``dirty`` is set when the state is half written.
     ``generation`` is the greatest that it was seated in or told to leave. ``why`` it is in none; ``detail`` says more, for people.
-    ``testimony`` is there when it left because ranks differ in what should be alike.
+    ``testimony`` is there when it left because ranks differ in what should be alike. ``engaged``: what its loop does meanwhile.
     """
 
     member: Member
@@ -94,6 +94,7 @@ class Parked:
     why: Departure
     detail: str = ""
     testimony: Finding | None = None
+    engaged: Engaged = Engaged.WAITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,6 +332,15 @@ class PartFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class OutputDropped:
+    """What the rank has printed is not kept any more, since its file cannot be written; ``reason`` is a clause."""
+
+    member: Member
+    dropped_bytes: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class CopiesHeld:
     """All that the memory of a node holds of checkpoints, whenever that has changed, and to every coordinator that is new.
 
@@ -464,6 +474,7 @@ Event = (
     | Implausible
     | PartWritten
     | PartFailed
+    | OutputDropped
     | CopiesHeld
     | CheckpointDurable
     | CheckpointFailed

@@ -100,6 +100,20 @@ class Halt:
 
 
 @dataclass(frozen=True, slots=True)
+class Keep:
+    """The run stops, and its ranks did not come to one step in time: write ``state``, which these members hold, whatever their loops do.
+
+    Each writes one part of as many as there are members, under ``generation``, which is that of no view. Who cannot reports ``PartFailed``.
+    """
+
+    members: tuple[Member, ...]
+    generation: int
+    state: StateId
+    request: int
+    event: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Conclude:
     """The last step is committed by all, and kept: run the code behind the loop, then report ``Left``."""
 
@@ -180,7 +194,7 @@ class EndRun:
 
 
 Instruction = (
-    Welcome | Park | Publish | Propose | Cancel | SaveCheckpoint | CommitCheckpoint | Halt | Conclude | OnceAnswer | Release | Fence | Evict
-    | Inspect | Operation | Write | EndRun
+    Welcome | Park | Publish | Propose | Cancel | SaveCheckpoint | CommitCheckpoint | Halt | Keep | Conclude | OnceAnswer | Release | Fence
+    | Evict | Inspect | Operation | Write | EndRun
 )  # fmt: skip
 INSTRUCTIONS = Codec(Instruction.__args__)

@@ -10,6 +10,7 @@ import fcntl
 import io
 import json
 import logging
+import math
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from fleet.cluster.clock import Clock, MonotonicClock
+from fleet.cluster.linux import hold_room
 from fleet.errors import JournalError, ProtocolError
 from fleet.protocol.old_journals import upgraded
 from fleet.protocol.records import COMMIT, OLDEST, RECORDS, VERSION, Record, RunStarted, Spans
@@ -26,6 +28,8 @@ logger = logging.getLogger("fleet.protocol.journal")
 
 FLUSH_INTERVAL_S = 0.05
 FLUSH_BYTES = 256 * 1024
+ROOM_BYTES = 1 << 20
+"""So much of the disk is held behind the last line, at least: a run whose disk is full still writes how it ends."""
 _SPANS_PREFIX = b'["Spans",'
 _SPANS_FIELDS = 8
 _BLOCK_BYTES = 64 * 1024
@@ -211,7 +215,7 @@ class JournalWriter:
 
     Records are gathered and written together: when ``flush`` is called, when ``flush_interval_s`` has passed since the last write (looked
     at when a record is appended), or when ``flush_bytes`` have gathered. Flushed records survive the death of the process; :meth:`sync`
-    and :meth:`close` make them survive that of the machine.
+    and :meth:`close` make them survive that of the machine. :attr:`trouble` tells of a disk that is full before anything is lost.
 
     Raises:
         JournalError: another process writes this journal, or the file is a journal of another version.
@@ -237,6 +241,33 @@ class JournalWriter:
             self._file.close()
             raise
         self._flushed_at_s = self._clock.now_s()
+        self._bytes, self._held_bytes = os.fstat(self._file.fileno()).st_size, 0.0
+        self._full: OSError | None = None
+        self._hold_room()
+
+    def _hold_room(self) -> None:
+        """Where the filesystem cannot hold room, a full disk is not known before a record is lost."""
+        if self._held_bytes - self._bytes >= ROOM_BYTES:
+            return
+        try:
+            held = hold_room(self._file.fileno(), self._bytes, 2 * ROOM_BYTES)
+        except OSError as error:
+            self._full = error
+        else:
+            self._full, self._held_bytes = None, self._bytes + 2 * ROOM_BYTES if held else math.inf
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong with the file, in a clause that names it; empty while all is well. A full disk still takes what ends a run."""
+        if self._full is not None:
+            return f"{self.path} cannot grow: [Errno {self._full.errno}] {self._full.strerror}"
+        here = os.fstat(self._file.fileno())
+        try:
+            there = self.path.stat()
+        except OSError as error:
+            return f"{self.path} is gone: [Errno {error.errno}] {error.strerror}"
+        same = (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
+        return "" if same else f"{self.path} is another file than the one that is written: it was replaced"
 
     def _take_over(self) -> int:
         """Lock the file, check that it is ours to continue, and cut off an incomplete last line; returns the bytes cut."""
@@ -263,11 +294,14 @@ class JournalWriter:
     def flush(self) -> None:
         """Hand everything appended so far to the operating system.
 
-        Raises OSError when it cannot be written (disk full); nothing is lost then, and the next flush goes on where this one stopped.
+        Raises OSError when it cannot be written; nothing is lost then, and the next flush goes on where this one stopped.
         """
         while self._pending:
-            del self._pending[: self._file.write(self._pending)]
+            written = self._file.write(self._pending)
+            self._bytes += written
+            del self._pending[:written]
         self._flushed_at_s = self._clock.now_s()
+        self._hold_room()
 
     def sync(self) -> None:
         """Flush, and wait until the disk has it."""
@@ -280,6 +314,7 @@ class JournalWriter:
             return
         try:
             self.sync()
+            self._file.truncate(self._bytes)  # what is held behind the last line
         finally:
             self._file.close()
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fleet.protocol.causes import Departure
-from fleet.protocol.events import Event, Finished, Formed, Joined, Left, OnceDone, OnceWanted, Parked, PartWritten, Ready
+from fleet.protocol.causes import Departure, Engaged
+from fleet.protocol.events import Event, Finished, Formed, Joined, Left, OnceDone, OnceWanted, Parked, PartFailed, PartWritten, Ready
 from fleet.protocol.instructions import (
     Cancel,
     Conclude,
     Fence,
     Halt,
     Instruction,
+    Keep,
     OnceAnswer,
     Park,
     Propose,
@@ -46,6 +47,7 @@ class MemberProtocol:
         store: address of the key-value store that it offers for rendezvous.
 
     Attributes:
+        alone: the loop evaluates, or does what is done once in the run.
         sharded: a part of the state is spread over the ranks, so that it moves whenever the view changes.
         halted: all members of the view have agreed that the step they have just taken is the last, as the run is to stop.
         concluded: the last step is committed by all and kept: the code behind the loop may run.
@@ -63,7 +65,7 @@ class MemberProtocol:
         self.fenced: str | None = None
         self.floor = -1
         self.forming = False
-        self.aside = False
+        self.aside = self.alone = False
         self.sharded = False
         self.halted = False
         self.concluded = False
@@ -81,6 +83,7 @@ class MemberProtocol:
         self._told_to_halt = False
         self._save_requests: dict[str, int] = {}
         self._saved: set[int] = set()
+        self._to_keep: Keep | None = None
 
     @property
     def member(self) -> Member:
@@ -140,6 +143,8 @@ class MemberProtocol:
                     self._save_requests[level] = max(self._save_requests.get(level, 0), request)
             case Halt(members=members, generation=generation) if self._me_in(members):
                 self._told_to_halt = self._told_to_halt or generation == self.generation
+            case Keep(members=members) if self._me_in(members):
+                self._on_keep(message)
             case Conclude(members=members, generation=generation) if self._me_in(members):
                 self._on_conclude(generation)
             case OnceAnswer(members=members, key=key) if self._me_in(members):
@@ -186,6 +191,22 @@ class MemberProtocol:
         """Called out of the view while the loop does without it. In person it has to come when it may be the loop that hangs."""
         if self.aside and not self._in_person:
             self.broken("told to leave")
+
+    def _on_keep(self, order: Keep) -> None:
+        """Said again until it is answered. In no view nothing changes the state, so that it can be read beside the loop."""
+        if self._part is not None and self._part.request == order.request:
+            self.outbox.append(self._part)
+        elif order.request not in self._saved:
+            self._saved.add(order.request)
+            if self.view is None and not self.dirty and self.state == order.state:
+                self._to_keep = order
+            else:
+                self.outbox.append(PartFailed(self.member, order.request, f"it holds {self.state}{', half changed' if self.dirty else ''}"))
+
+    def to_keep(self) -> Keep | None:
+        """What to write beside the loop now; it is given once."""
+        order, self._to_keep = self._to_keep, None
+        return order
 
     def _on_conclude(self, generation: int) -> None:
         if isinstance(self._status, Finished) and generation == self.generation and not self.interrupted:
@@ -396,4 +417,5 @@ class MemberProtocol:
 
     def _say_parked(self, why: Departure, detail: str = "") -> None:
         if self.incarnation is not None:
-            self._say(Parked(self.member, self.floor, self.state, self.dirty, why, detail, self._testimony))
+            engaged = Engaged.ALONE if self.alone else Engaged.COMPUTES if self.aside else Engaged.WAITS
+            self._say(Parked(self.member, self.floor, self.state, self.dirty, why, detail, self._testimony, engaged))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
+from fleet.protocol.instructions import Keep
 from fleet.protocol.member import Offer
 from fleet.protocol.types import Finding, StateId, View
 
@@ -117,7 +118,14 @@ class Wake:
     generation: int
 
 
-Order = Form | Settle | Drop | Wake
+@dataclass(frozen=True, slots=True)
+class KeepBeside:
+    """Write what ``order`` asks for in a thread of its own, while the loop goes on."""
+
+    order: Keep
+
+
+Order = Form | Settle | Drop | Wake | KeepBeside
 
 
 # ---- moves -------------------------------------------------------------------------------------------------------------------------------

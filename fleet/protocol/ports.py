@@ -17,10 +17,15 @@ from fleet.settings.run import CheckpointSettings, StragglerSettings
 class JournalPort(Protocol):
     """Where records go. Appending keeps their order."""
 
+    @property
+    def trouble(self) -> str:
+        """What will keep records from being written, or read, in a clause; empty while all is well."""
+        ...
+
     def append(self, record: Record) -> None: ...
 
     def flush(self) -> None:
-        """Hand everything appended so far to the operating system: it survives the death of this process."""
+        """Hand everything appended so far to the operating system: it survives the death of this process. Raises OSError."""
         ...
 
 

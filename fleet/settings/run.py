@@ -64,6 +64,7 @@ class Timeouts:
     store_s: float = setting(60.0, "Durable checkpoints may fail for so long before the run says what it would lose.")
     run_s: float | None = setting(None, "The run is stopped in order after so long.", live=True)
     nodes_s: float = setting(900.0, "With ask_for_nodes: how long a run waits for its nodes before it begins.")
+    grace_s: float = setting(25.0, "A run that is told to stop has kept its last commit, and its processes are gone, after so long.")
     notice_s: float = setting(30.0, "A node whose agent gets SIGTERM is taken to go in so long: Kubernetes waits as long by itself.")
 
     def __post_init__(self) -> None:

@@ -5,8 +5,12 @@ from __future__ import annotations
 from fleet.protocol.records import COMPLETED, STOPPED, CheckpointRecord, Committed, Record, RunEnded, ViewPublished
 from fleet.protocol.types import StateId, View
 from fleet.simulation.checker import Checker
+from fleet.simulation.links import HEAD
 from fleet.simulation.ranks import SimRank
 from fleet.simulation.stage import Stage
+
+LATELY_S = 30.0
+"""Words that were held up by a cut may come so late."""
 
 
 class Kept(Checker):
@@ -35,10 +39,10 @@ class Kept(Checker):
 
 
 class InOrder(Checker):
-    """A run that is stopped ends with a checkpoint of its last commit, unless its ranks or its store have taken too long for that.
+    """A run that is stopped ends with a checkpoint of its last commit, or of a later step, unless nobody could have written that.
 
-    That is the last step that all members of its view have taken, whether or not the coordinator has noted it. What was built and not
-    trained does not have to be kept, and what no live rank holds cannot be.
+    The last commit is the last step that all members of its view have taken, whether or not the coordinator has noted it. What was built
+    and not trained does not have to be kept. A loop that hangs keeps nobody from writing what its rank holds.
     """
 
     name = "in order"
@@ -57,9 +61,27 @@ class InOrder(Checker):
         states = [state for state in held if state is not None]
         return min(states) if len(states) == len(members) > 0 else None
 
-    def _is_held(self) -> bool:
-        states = [rank.protocol.state for rank in self.world.train.processes if rank.alive and rank.named]
-        return self._last is not None and self._last.step > 0 and any(state is not None and state >= self._last for state in states)
+    def _can_be_written(self) -> bool:
+        """Whoever holds it can be reached, and could for a while; of a state that is spread all are needed. The store has taken all."""
+        since_s, store = self.world.faults.asked_s, self.world.store
+        ill = max(store.failing_until_s, store.refusing_until_s, store.slow_until_s) >= since_s
+        members = self._view.members if self._view is not None else ()
+        there = [
+            rank for rank in self.world.train.processes if rank.alive and rank.named and rank.member in members and self._answers(rank)
+        ]
+        clean = [rank for rank in there if not rank.protocol.dirty and rank.protocol.state is not None]
+        holders = [
+            rank for rank in clean if rank.protocol.state is not None and self._last is not None and rank.protocol.state >= self._last
+        ]
+        spread = self.world.settings.optimizer_sharding != "none"
+        return not ill and (
+            len({rank.protocol.state for rank in holders}) == 1 and len(holders) == len(members) if spread else bool(holders)
+        )
+
+    def _answers(self, rank: SimRank) -> bool:
+        """Nobody answers for a loop that hangs within its commit, where the train function may change what is tracked."""
+        still = rank.frozen_s < 0 and rank.thawed_s < self.world.faults.asked_s and (rank.protocol.aside or not rank.hung)
+        return still and rank.node.alive and rank.node.reachable and not self.world.links.was_cut(rank.end, HEAD, within_s=LATELY_S)
 
     def record(self, record: Record) -> None:
         match record:
@@ -69,11 +91,11 @@ class InOrder(Checker):
                 self._last = state
             case ViewPublished(view=view):
                 self._view = view
-            case RunEnded(status=status, at_s=at_s) if status == STOPPED and self._last is not None:
+            case RunEnded(status=status) if status == STOPPED and self._last is not None and self._last.step > 0:
                 self._last = max(self._last, self._taken() or self._last)
-                in_time = at_s - self.world.faults.asked_s <= self.world.settings.timeouts.park_s
-                kept = f"its last commit is {self._last}, and of its checkpoints {max(self._durable, default=None)} is the last"
-                self.require(not in_time or not self._is_held() or self._last in self._durable, f"the run was stopped in order; {kept}")
+                newest = max(self._durable, default=StateId(-1, -1))
+                kept = f"its last commit is {self._last}, and of its checkpoints {newest} is the last"
+                self.require(newest >= self._last or not self._can_be_written(), f"the run was stopped in order; {kept}")
 
 
 class DoneOnce(Checker):

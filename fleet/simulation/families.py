@@ -66,12 +66,34 @@ def resizes_plan(seed: int, *, sharded: bool = False) -> Plan:
 
 
 def stops_plan(seed: int, *, sharded: bool = False) -> Plan:
-    """The run is told to stop, while it trains or is made whole again; in half of the seeds it trains long enough not to end before."""
+    """The run is told to stop, while it trains or is made whole again; in half of the seeds it trains long enough not to end before.
+
+    In some the loops of some ranks, or of all, are in something that does not end before the grace is over.
+    """
     rng, plan = stream(seed, "stops plan"), random_plan(seed, sharded=sharded)
     plan, others = _on_nodes(plan, rng, rng.choice((1, 2, 2, 3)))
     plan = replace(plan, steps=plan.steps * rng.choice((1, 10)), save_every_s=rng.choice((0.3, 1.5, 1000.0)))
     stop = _somewhen(Trouble(kind="stop"), plan, rng)
-    return with_troubles(plan, (*(trouble for trouble in others if trouble.kind != "stop"), stop))
+    rest = [trouble for trouble in others if trouble.kind != "stop"]
+    return with_troubles(plan, (*rest, *_long_loops(plan, stop, stream(seed, "long loops"))))
+
+
+def _long_loops(plan: Plan, stop: Trouble, rng: random.Random) -> Sequence[Trouble]:
+    """A stop, in half of the seeds right after loops have begun something long, or so long after that that they pass for hung."""
+    everyone = range(plan.settings.slots)
+    slots = rng.sample(everyone, rng.choice((0, 0, 0, 1, len(everyone))))
+    if not slots:
+        return (stop,)
+    at_s = rng.uniform(0.8, 6.0)
+    stop = Trouble(kind="stop", at_s=at_s + rng.choice((rng.uniform(0.0, 0.5), rng.uniform(0.0, 2.0), rng.uniform(8.0, 10.5))))
+    point = rng.choice(("compute", "compute", "committed"))
+    long = [Trouble(kind="hang", point=point, at_s=at_s, slot=slot) for slot in slots]
+    ill = rng.choice((
+        (), (),
+        (Trouble(kind="kill", point="saving", at_s=(stop.at_s or 0.0) + 1.0, slot=rng.choice(slots)),),
+        (Trouble(kind="store", at_s=stop.at_s, duration_s=rng.uniform(5.0, 40.0)),),
+    ))  # fmt: skip
+    return (stop, *long, *ill)
 
 
 def cold_plan(seed: int, *, sharded: bool = False) -> Plan:

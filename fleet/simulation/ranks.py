@@ -11,10 +11,10 @@ from typing import Any
 from fleet.errors import Fenced, FleetError, GroupLost, RunOver
 from fleet.protocol.choreography import Choreography, Moves
 from fleet.protocol.events import Event, Raised
-from fleet.protocol.instructions import Instruction, Park
+from fleet.protocol.instructions import Instruction, Keep, Park
 from fleet.protocol.lease import Lease
 from fleet.protocol.member import MemberProtocol
-from fleet.protocol.moves import Awaited, Drop, Form, Move, Parting, Settle, Wait, Wake
+from fleet.protocol.moves import Awaited, Drop, Form, KeepBeside, Move, Parting, Settle, Wait, Wake
 from fleet.protocol.slowness import RankTimes
 from fleet.protocol.types import Member, Process, Pulse, StateId, View
 from fleet.simulation.clockwork import Coroutine, Future, Steps
@@ -184,6 +184,8 @@ class SimRank:
                     self._leave_group(generation, graceful=parting is Parting.AGREED and not self.world.plan.abrupt)
                 case Wake(generation):
                     self.groups[generation][0].leave(self.member)
+                case KeepBeside(order):
+                    Coroutine(self.world.clock, self.keep_beside(order), self.gate)
         view = self.protocol.view
         if view is not self._sat and view is not None:
             self.world.watch.sit(self, view)
@@ -291,6 +293,10 @@ class SimRank:
         lease = Lease(self.choreography, self.world.settings.timeouts.resend_s)
         yield from self.carry(lease.do("end/save"))  # the code behind the loop: one of the ranks writes the model
         yield from self.carry(self.choreography.close())
+
+    def keep_beside(self, order: Keep) -> Steps:
+        """Write its part of the state that it holds, whatever its loop does."""
+        raise NotImplementedError
 
     # ---- what it does in a view: see fleet.simulation.steps ------------------------------------------------------------------------------
 

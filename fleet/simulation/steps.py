@@ -10,6 +10,7 @@ from fleet.errors import GroupLost
 from fleet.protocol import moves
 from fleet.protocol.duties import Duties
 from fleet.protocol.events import PartFailed, PartWritten
+from fleet.protocol.instructions import Keep
 from fleet.protocol.levels import PEERS, STORE, level_at, level_of
 from fleet.protocol.member import Offer
 from fleet.protocol.moves import Arriving, Move
@@ -344,16 +345,30 @@ class SteppingRank(SimRank):
     # ---- beside the steps, and after them ------------------------------------------------------------------------------------------------
 
     def _save(self, move: moves.Save) -> Steps:
-        view, state, weights = self.choreography.view, self.choreography.here, self.weights
-        self.world.watch.save(self, view, move.request, state)
+        view = self.choreography.view
+        self.world.watch.save(self, view, move.request, self.choreography.here)
         if self.at("saving"):
             yield self._pause()
-        blocked_s = self.rng.uniform(0.001, 0.02)
+        yield from self._write(view, move.request)
+
+    def keep_beside(self, order: Keep) -> Steps:
+        """Its loop may hang: who writes does not."""
+        view = View(order.generation, order.members, (), 0, (), order.state, "")
+        self.world.watch.save(self, view, order.request, self.choreography.here)
+        try:
+            if self.at("saving") and self.frozen_s >= 0:
+                yield 0.0
+        except Dead:
+            return
+        yield from self._write(view, order.request)
+
+    def _write(self, view: View, request: int) -> Steps:
+        state, weights, blocked_s = self.choreography.here, self.weights, self.rng.uniform(0.001, 0.02)
         yield blocked_s
         rank = view.rank_of(self.member)
-        name = f"step-{state.step}-lineage-{state.lineage}-request-{move.request}-g{view.generation}"
+        name = f"step-{state.step}-lineage-{state.lineage}-request-{request}-g{view.generation}"
         part = Part(f"{name}/{rank}", 1, str(weights), (rank,))
-        event = PartWritten(self.member, move.request, name, state, part, blocked_s, "meta" if rank == 0 else "")
+        event = PartWritten(self.member, request, name, state, part, blocked_s, "meta" if rank == 0 else "")
         self.world.clock.after(self.rng.uniform(0.01, 0.4), lambda: self.gate(lambda: self._written(view, rank, weights, event)))
 
     def _written(self, view: View, rank: int, weights: int, event: PartWritten) -> None:

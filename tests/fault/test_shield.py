@@ -225,7 +225,7 @@ def test_a_killed_controller_ends_fit_with_an_error(cluster: LocalCluster, tmp_p
 
 
 def test_fit_returns_when_a_rank_never_does(cluster: LocalCluster, tmp_path: Path) -> None:
-    run = Run(tmp_path, slots=1, stays=True, backstop_s=0.5)
+    run = Run(tmp_path, slots=1, stays=True, backstop_s=lambda: 0.5)
     run.whole()
     outcome = run.finish()
     assert (outcome.status, outcome.forced) == ("finished", True)

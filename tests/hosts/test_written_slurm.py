@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from fleet.protocol.records import LineageBegun, Record
+from fleet.protocol.records import Committed, LineageBegun, Record
 from tests.support.deploy import write_files
 from tests.support.host_runs import FAST, ON_THE_HEAD, TRAIN, copied, is_durable, records_in, seen_in
 from tests.support.host_store import HostStore, write
 from tests.support.hosts import ROOT, Host, Hosts
 from tests.support.journals import durable
+from tests.support.slurm_stand_in import REQUEUED
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(1200)
@@ -59,6 +60,7 @@ class Allocation:
         """The script on the first host, as Slurm starts it; its output is that of its log."""
         write(self.first, f"{CODE}/job.sbatch", self.script)
         directives = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)$", self.script, re.MULTILINE))
+        self.first.run(["rm", "-f", f"{CODE}/{REQUEUED}"])
         assert directives["nodes"] == str(len(self.hosts)) and directives["ntasks-per-node"] == "1"
         env = {
             "PATH": f"{PROGRAMS}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "SLURM_SUBMIT_DIR": CODE,
@@ -123,4 +125,24 @@ def test_all_ends_when_the_job_is_cancelled_and_the_run_goes_on_when_it_is_hande
     seen, [begun] = seen_in(copied(allocation.first, folder, tmp_path)), [one for one in records() if isinstance(one, LineageBegun)]
     assert seen.status == "completed" and seen.report["closes"]
     assert begun.from_state.step >= saved > 0
+    assert allocation.pids() == before
+
+
+def test_before_its_time_is_over_the_job_stops_the_run_which_keeps_its_last_step_and_is_queued_again(
+    allocation: Allocation, tmp_path: Path
+) -> None:
+    before, folder = allocation.pids(), f"{ON_THE_HEAD}/gpt"
+
+    def records() -> list[Record]:
+        return records_in(copied(allocation.first, folder, tmp_path))
+
+    script = allocation.sbatch()
+    until(lambda: script.poll() is not None or is_durable(records()), "a checkpoint is in the store", WAIT_S, tick_s=1.0)
+    assert script.poll() is None, script.communicate()[0][-4000:]
+    allocation.first.run(["pkill", "-USR1", "--full", f"^bash {CODE}/job.sbatch"])  # as Slurm does to the batch shell alone: --signal=B
+    said, _ = script.communicate(timeout=WAIT_S)
+    assert script.returncode != 0, said[-4000:]
+    assert allocation.first.run(["cat", f"{CODE}/{REQUEUED}"]).stdout.strip() == "42"
+    last = max(record.state for record in records() if isinstance(record, Committed))
+    assert durable(records())[-1].state == last, said[-4000:]
     assert allocation.pids() == before

@@ -27,6 +27,8 @@ PORT = 6818
 REAP_S = 0.2
 KILL_WAIT_S = 30.0
 """Slurm's own: from SIGTERM to SIGKILL."""
+REQUEUED = "requeued"
+"""In the folder of the script: the job that is to be queued again."""
 PR_SET_CHILD_SUBREAPER = 36
 UNTAKEN = ("--no-kill", "--kill-on-bad-exit=0", "--wait=0")
 """What the script may tell ``srun``: that other tasks go on when one has ended, however it has."""
@@ -208,6 +210,8 @@ def main(command: str, *words: str) -> int:
             scancel(list(words))
         case "scontrol" if words[:2] == ("show", "hostnames"):
             print("\n".join(hostnames(words[2])))
+        case "scontrol" if words[:1] == ("requeue",):
+            Path(REQUEUED).write_text(words[1])
         case _:
             raise SystemExit(f"{command} {' '.join(words)}: this is not stood in for")
     return 0

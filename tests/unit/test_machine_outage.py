@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fleet.errors import ConfigError
+from fleet.machine.stopping import ANSWER_S
 from fleet.protocol.causes import ProcessEnded
 from fleet.protocol.events import CheckpointDurable, CheckpointFailed, Finished, Heartbeat, Lost, PartFailed
 from fleet.protocol.instructions import EndRun, SaveCheckpoint
@@ -112,6 +113,7 @@ def test_a_run_that_is_to_stop_stops_in_order_and_says_why() -> None:
     one = bench("stop")
     step_to(one, 820)
     fail_for(one, 100.0)
+    one.after(ANSWER_S + 0.1)  # ranks that are called out say nothing here
     end = only(EndRun, one.said)
     assert end.status == "stopped"
     assert "(--on-store-failure stop)" in end.reason and "ExpiredToken" in end.reason and "there was none yet" in end.reason

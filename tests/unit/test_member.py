@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from fleet.protocol.causes import Departure
+from fleet.protocol.causes import Departure, Engaged
 from fleet.protocol.events import Finished, Formed, Joined, Parked, Ready
 from fleet.protocol.instructions import Cancel, Fence, Halt, Park, Propose, Publish, Release, SaveCheckpoint, Welcome
 from fleet.protocol.member import INTERRUPT, LAST_STEP, NOTHING, MemberProtocol
@@ -108,7 +108,7 @@ def test_park_interrupts_and_the_rank_says_where_it_stands(seated: MemberProtoco
 def test_a_rank_that_is_aside_is_answered_for_and_can_sit_down_again(seated: MemberProtocol) -> None:
     seated.step_aside()
     assert seated.receive(Park((ME,), 5)) == INTERRUPT
-    assert seated.outbox == [Parked(ME, 5, HERE, False, Departure.CALLED, "told to leave")]
+    assert seated.outbox == [Parked(ME, 5, HERE, False, Departure.CALLED, "told to leave", engaged=Engaged.COMPUTES)]
     assert not seated.interrupted
     seated.receive(Publish(view(6, ME, PEER)))
     assert seated.next_view() == view(6, ME, PEER)
@@ -125,7 +125,7 @@ def test_a_rank_called_out_before_it_stepped_aside_is_answered_for_then(seated: 
     seated.receive(Park((ME,), 5))
     assert seated.outbox == []
     seated.step_aside()
-    assert seated.outbox == [Parked(ME, 5, HERE, False, Departure.CALLED, "told to leave")]
+    assert seated.outbox == [Parked(ME, 5, HERE, False, Departure.CALLED, "told to leave", engaged=Engaged.COMPUTES)]
 
 
 def test_the_loop_is_needed_where_its_state_changes_or_has_to_hold_still(seated: MemberProtocol) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import signal
@@ -9,10 +10,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from actors.rank.telemetry.logs import RankLog
+from actors.rank.telemetry import logs
+from actors.rank.telemetry.logs import LOOK_BYTES, RankLog
 from fleet.app.rank_logs import MOST_LOOKS, REHEARSAL, REHEARSED, RunLogs, Tail, found, log_path, logs_of, older, shown
 from fleet.protocol.types import Member
 
@@ -149,8 +152,8 @@ def test_what_is_printed_in_a_rehearsal_is_in_the_file_alone(tmp_path: Path, wri
     live, all_ = RunLogs(logs_of(tmp_path)), RunLogs(logs_of(tmp_path))
     assert list(live.poll()) == ["[rank 0] before", "[rank 0] real"]
     assert list(all_.poll(None)) == [f"[rank 0] {line}" for line in everything.splitlines()]
-    for logs in (live, all_):
-        logs.close()
+    for each in (live, all_):
+        each.close()
 
 
 def test_a_file_that_was_begun_anew_is_read_on(tmp_path: Path, write: Callable[[Member, str], Path]) -> None:
@@ -176,3 +179,63 @@ def test_a_file_that_was_begun_anew_is_read_on(tmp_path: Path, write: Callable[[
 )
 def test_a_line_moves_no_cursor(line: bytes, text: str) -> None:
     assert shown(line) == text
+
+
+# ---- a disk that is full -----------------------------------------------------------------------------------------------------------------
+
+
+def test_output_that_cannot_be_written_is_dropped_and_counted_and_the_train_function_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, told = log_path(tmp_path, ZERO), list[tuple[int, str]]()
+    printed = RankLog(path)
+    printed.on_dropped = lambda dropped_bytes, why: told.append((dropped_bytes, why))
+    right, full = os.write, [False]
+
+    def write(descriptor: int, data: bytes) -> int:
+        if full[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return right(descriptor, data)
+
+    monkeypatch.setattr(os, "write", write)
+    print("before")
+    full[0] = True
+    for _ in range(3):
+        print("x" * 99)
+        printed.limit()
+    full[0] = False
+    print("after")
+    printed.close()
+    monkeypatch.undo()
+    assert path.read_text().splitlines() == [
+        "before", f"[fleet] 300 bytes were dropped here: [Errno 28] No space left on device: {path}", "after",
+    ]  # fmt: skip
+    assert [number for number, _ in told] == [100, 300], "once when it begins, and once all of them"
+    assert "No space left" in told[0][1]
+
+
+def test_output_leaves_the_last_of_a_disk_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, told = log_path(tmp_path, ZERO), list[tuple[int, str]]()
+    printed = RankLog(path)
+    printed.on_dropped = lambda dropped_bytes, why: told.append((dropped_bytes, why))
+    room = [True]
+    monkeypatch.setattr(logs, "has_room", lambda descriptor: room[0])
+    line = "x" * (LOOK_BYTES // 2 - 1)
+    print(line)
+    room[0] = False
+    for _ in range(4):
+        print(line)
+    printed.close()
+    assert LOOK_BYTES // 2 <= path.stat().st_size <= LOOK_BYTES * 3 // 2
+    assert "little of the disk is left" in told[-1][1]
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "free_bytes", "room"),
+    [(64 << 20, 20 << 20, True), (64 << 20, 15 << 20, False), (8 << 20, 3 << 20, True), (8 << 20, 1 << 20, False),
+     (100 << 30, 3 << 30, True), (100 << 30, 1 << 29, False), (1 << 44, 2 << 30, True)],
+)  # fmt: skip
+def test_how_much_of_a_disk_output_leaves(monkeypatch: pytest.MonkeyPatch, size_bytes: int, free_bytes: int, room: bool) -> None:
+    disk = SimpleNamespace(f_frsize=4096, f_blocks=size_bytes // 4096, f_bavail=free_bytes // 4096)
+    monkeypatch.setattr(os, "fstatvfs", lambda descriptor: disk)
+    assert logs.has_room(0) is room

@@ -9,7 +9,8 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from actors.rank.telemetry.recorder import Recorder
 from fleet.cluster.proc import start_ticks
@@ -79,6 +80,17 @@ class Client:
         with self.lock:
             waiting, self.protocol.outbox = self.protocol.outbox, []
             self._send([*waiting, *events])
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """The loop does meanwhile what no other rank does."""
+        with self.lock:
+            self.protocol.alone = True
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.protocol.alone = False
 
     def close(self) -> None:
         with self.lock:

@@ -13,6 +13,7 @@ import torch
 
 from actors.rank.membership.client import Client
 from actors.rank.membership.process_group import Forming, Group, GroupBroken
+from actors.rank.state.keeping import keep
 from actors.rank.state.saving import PartsPort
 from actors.rank.state.tracked import TrackedState, receive_state, send_state
 from actors.rank.step.engine import Engine
@@ -27,7 +28,7 @@ from fleet.protocol.choreography import Choreography, Moves
 from fleet.protocol.domains import VARIABLE, site_of
 from fleet.protocol.instructions import Instruction
 from fleet.protocol.levels import STORE, level_at
-from fleet.protocol.moves import Arriving, Awaited, Drop, Form, Move, Order, Parting, Settle, Sitting, Wake
+from fleet.protocol.moves import Arriving, Awaited, Drop, Form, KeepBeside, Move, Order, Parting, Settle, Sitting, Wake
 from fleet.protocol.records import COMPUTE, REFORM, RESTORE, STANDBY
 from fleet.protocol.types import Finding, StateId, View
 from fleet.settings.run import Timeouts
@@ -185,6 +186,9 @@ class Seat:
                 thread.start()
             case Drop(generation, parting):
                 self._drop(generation, parting)
+            case KeepBeside(order):
+                what = order, self._served, self._parts, self._client
+                threading.Thread(target=keep, args=what, name=f"fleet-keep-{order.request}", daemon=True).start()
             case Wake(generation):
                 self._hurry()
                 self._groups[generation].interrupt("told to leave by the coordinator")

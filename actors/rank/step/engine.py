@@ -190,6 +190,10 @@ class Engine:
         """True when nothing that is tracked changes while shards are computed, so that it can be sent to a newcomer meanwhile."""
         return self._gradients.constant
 
+    def as_committed(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """See :meth:`GradientBuffers.as_committed`."""
+        return self._gradients.as_committed()
+
     def seat(self, group: Group, view: View, rank: int, here: StateId, begun: bool) -> None:
         """Compute with this group from now on, at state ``here``. Raises GroupBroken.
 

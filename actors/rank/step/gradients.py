@@ -266,6 +266,13 @@ class GradientBuffers:
             self._flags = flags
             self._watch()
 
+    def as_committed(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Within a step, the buffers that a forward changes, and what each was when the step began. From any thread."""
+        if not self.begun:
+            return []
+        live = [buffer.tensor for buffer in (*self._averaged, *self._counted)]
+        return list(zip(live, [*self._committed, *self._committed_counts], strict=True))
+
     def settle(self) -> None:
         """Between shards: buffers are as committed."""
         if self.begun:

@@ -71,6 +71,7 @@ class Body:
         self._digests: dict[tuple[int, str], int] = {}
         self._changed, self._before = "", False
         self._gradient: torch.nn.Parameter | None = None
+        self._alone: dict[tuple[int, str], int] | None = None
         optimizer.register_step_pre_hook(lambda *_: self._refuse("optimizer.step()"))
         _before(optimizer, "zero_grad", self._on_zero_grad)
         for scheduler in schedulers:
@@ -105,8 +106,11 @@ class Body:
     def during(self, fn: Callable[[], T]) -> T:
         """What ``fn`` gives. It runs on this rank alone, so it may write to what is tracked only if it puts it back. Raises LoopError."""
         inside, self._inside = self._inside, True
-        before = self._sample() if self.width else {}
-        found = fn()
+        before = self._alone = self._sample() if self.width else {}
+        try:
+            found = fn()
+        finally:
+            self._alone = None
         if changed := self._differing(before):
             raise LoopError(
                 f"what was given to run.evaluate or run.once changed {changed}, on one rank alone. Put it back before it returns."
@@ -114,6 +118,19 @@ class Body:
         self._inside = inside
         self._count()
         return found
+
+    def changed(self) -> str:
+        """What of the state is not as it was committed, as far as it can be seen now; empty: nothing. From any thread.
+
+        An evaluation may have other weights in place until it returns.
+        """
+        if (before := self._alone) is not None:
+            return self._differing(before) if before else "what an evaluation does is not looked at, with verify.replicas = 0"
+        if not self._inside:
+            return ""
+        counts = zip(self._counted, self._writes(), self._versions, strict=True)
+        written = [at for at, now, then in counts if now != then and id(self._parameters[at]) not in self.apart]
+        return self._names[written[0]] if written else self._differing(self._digests)
 
     # ---- what ranks tell each other ------------------------------------------------------------------------------------------------------
 

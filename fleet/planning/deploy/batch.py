@@ -11,7 +11,7 @@ from fleet.planning.deploy import entrypoint, rules, secrets
 
 DIRECTIVE = re.compile(r"#SBATCH\s+--([\w-]+)(?:[= ](.*))?")
 ASSIGNED = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)=(\S*)")
-NEEDED = ("set -euo pipefail", "ray symmetric-run", "--no-kill", "--kill-on-bad-exit=0")
+NEEDED = ("set -euo pipefail", "ray symmetric-run", "--no-kill", "--kill-on-bad-exit=0", "fleet stop", "scontrol requeue")
 
 
 def judged(
@@ -77,7 +77,7 @@ def _step(body: str, found: dict[str, str], accepts: entrypoint.Accepts) -> Iter
     yield from _given(start, found)
     counts = [found.get("nodes", ""), _digits(found.get("gpus-per-node", "")) or found.get("cpus-per-task", "")]
     room = int(counts[0]) * int(counts[1]) if all(map(str.isdigit, counts)) else None
-    yield from judged(command.strip(), "command", accepts, room, detached=False)
+    yield from judged(command.strip().removesuffix("&").strip(), "command", accepts, room, detached=False)
     addresses = re.findall(r'--address[= ]("[^"]*"|\S+)', line)
     if len(set(addresses)) > 1:
         yield ConfigError("command", rules.shown(addresses), "the run would join another cluster than the one that is started here")

@@ -341,7 +341,7 @@ BATCH: tuple[Rule | Keys, ...] = (
     Keys("", {
         "job-name", "nodes", "ntasks-per-node", "cpus-per-task", "gpus-per-node", "mem", "time", "partition", "account", "exclusive",
         "no-kill", "output", "error", "qos", "constraint", "reservation", "exclude", "nodelist", "mail-type", "mail-user", "requeue",
-        "signal", "comment", "licenses", "gres", "switches",
+        "signal", "open-mode", "comment", "licenses", "gres", "switches",
     }),
     Rule("job-name", like(LABEL, LONGEST_NAME), f"small letters, digits and -, at most {LONGEST_NAME}"),
     Rule("nodes", like(r"[1-9]\d*"), "a number of hosts, at least 1"),
@@ -354,6 +354,9 @@ BATCH: tuple[Rule | Keys, ...] = (
     Rule("account", like(r"[\w.-]+"), "the name of an account", "", False),
     Rule("exclusive", one_of(""), "no value: hosts of its own, as all of Ray on them is stopped at the end", "Write #SBATCH --exclusive."),
     Rule("no-kill", one_of(""), "no value: the job goes on without a host that is lost", "Write #SBATCH --no-kill."),
+    Rule("requeue", one_of(""), "no value: a job whose time is over is queued again, and its run goes on", "Write #SBATCH --requeue."),
+    Rule("open-mode", one_of("append"), "append: what was printed before it was queued again stays"),
+    Rule("signal", like(r"B:USR1@([6-9]\d|[1-9]\d{2,})"), "B:USR1@SECONDS, 60 at least: so long before its end the run is stopped"),
     Rule("output", like(r"\S+"), "a file", "", False),
 )  # fmt: skip
 """Of the lines ``#SBATCH --key=value``."""
