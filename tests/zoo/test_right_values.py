@@ -42,7 +42,7 @@ def test_what_is_frozen_between_steps_does_not_move(shards: int, tmp_path: Path)
             step.commit()
             assert model[frozen].weight.grad is None and model[trained].weight.grad is not None
             for kind, name in (("trained", trained), ("frozen", frozen)):
-                moved[kind].append(float((model[name].weight - before[name]).abs().max()))
+                moved[kind].append(float((model[name].weight.detach() - before[name]).abs().max()))
 
     by_one_rank(train, shards, tmp_path)
     assert moved["frozen"] == [0.0] * 6
@@ -110,3 +110,19 @@ def test_a_mean_over_words_is_that_of_the_whole_batch_however_it_is_cut(shards: 
     off = {weighted: float((gradient(shards, tmp_path, weighted=weighted) - right).norm() / right.norm()) for weighted in (True, False)}
     assert off[True] < 1e-9
     assert off[False] > 0.01
+
+
+def test_the_loss_of_one_shard_is_told_as_it_is_whatever_its_weight(tmp_path: Path) -> None:
+    """A product with a weight, divided by it again, may be another number."""
+    losses = [0.1 * number for number in range(1, 30)]
+
+    def train(run: Any) -> None:
+        model = nn.Linear(8, 1).double()
+        state = run.track(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.0))
+        for step in run.steps(state, total=len(losses)):
+            for x in step.batches(DATA.double(), batch_size=4):
+                step.backward(0.0 * model(x).sum() + losses[step.number], weight=7)
+            step.commit()
+
+    assert any(loss * 7 / 7 != loss for loss in losses)
+    assert by_one_rank(train, 1, tmp_path).losses == losses
