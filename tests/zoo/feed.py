@@ -23,19 +23,25 @@ class Done:
     Attributes:
         objects: what is trained, under the names that the loop on Fleet tracks it by.
         losses: of each step, the mean over its micro-batches.
-        figures: by name, by number of steps that were taken.
+        figures: of evaluations, by name, by number of steps that were taken.
+        logged: the same of what micro-batches say of themselves: the mean over those of a step.
     """
 
     objects: Mapping[str, Any]
     losses: list[float] = field(default_factory=list)
     figures: dict[str, dict[int, float]] = field(default_factory=dict)
+    logged: dict[str, dict[int, float]] = field(default_factory=dict)
 
     def tell(self, losses: Sequence[float]) -> None:
         """Losses of a step's micro-batches, of equal weight."""
         self.losses.append(math.fsum(losses) / len(losses))
 
-    def figure(self, step: int, name: str, value: float) -> None:
-        self.figures.setdefault(name, {})[step] = value
+    def judged(self, step: int, figures: Mapping[str, float]) -> None:
+        for name, value in figures.items():
+            self.figures.setdefault(name, {})[step] = value
+
+    def log(self, step: int, name: str, values: Sequence[float]) -> None:
+        self.logged.setdefault(name, {})[step] = math.fsum(values) / len(values)
 
 
 @dataclass(frozen=True)

@@ -192,20 +192,23 @@ def play(run: Run) -> None:
 def arm(run: Run) -> None:
     """From now on this process is struck in the backward of its last shard of a step.
 
-    In step ``kill`` one rank is killed, once. Three steps later all wait until there is somebody in its place, or called there. From step
-    ``stop`` on they wait until they were told to stop.
+    In step ``kill`` one rank is killed, once. From three steps later on the others wait until somebody is in its place, or takes it after
+    this step. From step ``stop`` on they wait until they were told to stop.
     """
     kill, stop = (int(run.options.get(name, "1000000")) for name in ("kill", "stop"))
-    backward, protocol = Step.backward, run._client.protocol
+    backward, protocol, choreography = Step.backward, run._client.protocol, run._choreography
 
     def all_there() -> bool:
-        return protocol._proposal is not None or (protocol.view is not None and len(protocol.view.members) == run.config.world)
+        with run._client.lock:
+            view, ahead = protocol.view, choreography.ahead
+            complete = view is not None and len(view.members) == run.config.world
+            return complete or (ahead is not None and choreography.facts.formed(ahead.generation))
 
     def struck(step: Step, *arguments: Any, **named: Any) -> None:
         if step.shard == step.shards[-1] and not step._loop.rehearsing:
             if step.number == kill and run.slot == run.config.world - 1 and trains.once(run, f"killed-{kill}"):
                 trains.die()
-            if step.number == kill + 3:
+            if step.number >= kill + 3:
                 until(all_there, "somebody in the place of the lost rank", 120.0)
             if step.number >= stop:
                 until(lambda: protocol._told_to_halt, "the word to stop", 120.0)

@@ -21,7 +21,7 @@ def right(name: str, shards: int, ran: Ran, folder: Path, options: dict[str, str
     assert not differences(all_of(done), all_of(expected), exact=shards == 1)
     model = loaded(name, ran, options)
     assert not differences(model, {path: value for path, value in all_of(expected).items() if path in model}, exact=shards == 1)
-    curves = {"loss": dict(enumerate(expected.losses, 1)), **expected.figures}
+    curves = {"loss": dict(enumerate(expected.losses, 1)), **expected.figures, **expected.logged}
     for figure, values in curves.items():
         told = ran.figures[figure]
         assert max(told) == max(values)

@@ -49,7 +49,7 @@ class Usual:
             losses, gradients = [], []
             for batch in averaged(model, feed.batches(step, self.data, BATCH)):
                 loss = self.loss_of(model, batch, step)
-                losses.append(float(loss))
+                losses.append(loss.item())
                 loss = loss if self.pairs else loss / feed.shards
                 (loss if scaler is None else scaler.scale(loss)).backward()
                 if self.pairs:

@@ -54,16 +54,15 @@ def plain(feed: Feed) -> Done:
             scores = model(x)
             loss = loss_of(scores, y)
             (loss / feed.shards).backward()
-            losses.append(float(loss))
+            losses.append(loss.item())
             right.append(accuracy(scores, y))
         optimizer.step()
         scheduler.step()
         done.tell(losses)
         for name in ("accuracy", "own_accuracy"):
-            done.figure(step + 1, name, sum(right) / len(right))
+            done.log(step + 1, name, right)
         if (step + 1) % 6 == 0:
-            for name, value in judged(model).items():
-                done.figure(step + 1, name, value)
+            done.judged(step + 1, judged(model))
             model.train()
     return done
 

@@ -17,7 +17,7 @@ DATA = torch.utils.data.TensorDataset(torch.randn(200, 6, generator=torch.Genera
 
 def build(options: Mapping[str, str]) -> dict[str, Any]:
     torch.manual_seed(7)
-    model = nn.Sequential(nn.Linear(6, WIDTH), nn.BatchNorm1d(WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1)).double()
+    model = nn.Sequential(nn.Linear(6, WIDTH, bias=False), nn.BatchNorm1d(WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1)).double()
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
     return {"model": model, "optimizer": torch.optim.RMSprop(model.parameters(), lr=1e-3, momentum=0.5), "average": average}
 
@@ -41,12 +41,12 @@ def plain(feed: Feed) -> Done:
         for (x,) in averaged(model, feed.batches(step, DATA, BATCH)):
             loss = loss_of(model, x)
             (loss / feed.shards).backward()
-            losses.append(float(loss))
+            losses.append(loss.item())
         optimizer.step()
         average.update_parameters(model)
         done.tell(losses)
         if (step + 1) % 8 == 0:
-            done.figure(step + 1, "val_loss", judged(average)["val_loss"])
+            done.judged(step + 1, judged(average))
     return done
 
 

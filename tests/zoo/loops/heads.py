@@ -57,7 +57,7 @@ def plain(feed: Feed) -> Done:
             together = 0.0
             for loss in losses_of(model, batch):
                 (loss / feed.shards).backward()
-                together += float(loss)
+                together += loss.item()
             losses.append(together)
         optimizer.step()
         done.tell(losses)

@@ -90,7 +90,7 @@ def plain(feed: Feed) -> Done:
         for x, y in feed.batches(step, TEXT, BATCH):
             loss = loss_of(model, x, y)
             (loss / feed.shards).backward()
-            losses.append(float(loss))
+            losses.append(loss.item())
         nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
         optimizer.step()
         done.tell(losses)

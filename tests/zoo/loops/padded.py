@@ -21,7 +21,7 @@ class Lines(torch.utils.data.Dataset[Tensor]):
         return 300
 
     def __getitem__(self, index: int) -> Tensor:
-        length = index * 7 % 23 if index % 3 else 0
+        length = index * 7 % 13 if index % 3 else 0
         return 1 + torch.arange(index, index + length) ** 2 % (WORDS - 1)
 
 
@@ -70,7 +70,7 @@ def plain(feed: Feed) -> Done:
             if share:
                 loss = loss_of(model, batch) * share
                 loss.backward()
-                losses.append(float(loss))
+                losses.append(loss.item())
         optimizer.step()
         done.losses.append(sum(losses))
     return done
