@@ -70,7 +70,7 @@ NIGHTLY: dict[str, dict[str, str]] = {
         "tests/fault/test_two_levels.py::test_death_at_either_level_of_a_sum": "three modes times three moments",
         "tests/zoo/test_zoo.py::test_a_compiled_loop_changes_no_bit_either_where_it_is_compiled_to_machine_code":
             "a compiler runs in each rank; each change has a loop that torch.compile traces",
-        "tests/zoo/test_zoo.py::test_a_kill_a_stop_and_a_resume_change_no_bit": "loops times worlds, of which each change has one kill a loop",
+        "tests/zoo/test_zoo.py::test_a_kill_a_stop_and_a_resume_change_no_bit": "loops times worlds; each change has a kill of each loop",
     },
     "shown": {
         "tests/fault/test_experiments.py::test_an_experiment_is_held_and_one_whose_fault_hits_nobody_is_not":

@@ -1,4 +1,4 @@
-"""What the plain loops of the zoo have beside PyTorch: Fleet's samples, in its micro-batches, with its random numbers; and what they come to."""
+"""What plain loops have beside PyTorch: Fleet's samples, in its micro-batches, with its random numbers; and what they come to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loops of the zoo on Fleet: by one rank in this process, and by ranks in processes of their own, which are killed, stopped and resumed."""
+"""Loops on Fleet: by one rank in this process, and by ranks in processes of their own, which are killed, stopped and resumed."""
 
 from __future__ import annotations
 

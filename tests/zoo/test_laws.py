@@ -1,4 +1,4 @@
-"""With one shard and one rank a loop has the bits of the plain loop beside it, and with sixteen shards it differs from it by rounding alone."""
+"""With one shard and one rank a loop has the bits of the plain loop beside it. With sixteen shards it differs by rounding alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small loops whose right values are known: what is frozen, unused or weighted is what plain PyTorch makes of it, however a batch is cut."""
+"""Small loops whose right values are known: what is frozen, unused or weighted is as in plain PyTorch, however a batch is cut."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from tests.zoo.loops import LOOPS
 
 
 def right(name: str, shards: int, ran: Ran, folder: Path, options: dict[str, str] | None = None) -> None:
-    """The run has the bits of one rank alone; that, the model it has saved, and what it has told, differ from the plain loop by rounding."""
+    """The run has the bits of one rank alone. That one, and what the run has saved and told, are the plain loop's but for rounding."""
     done, digest = alone(name, shards, folder, options)
     assert ran.digest == digest
     expected = plain(name, shards, options)

@@ -24,13 +24,13 @@ class Usual:
     """One loop.
 
     Args:
-        build: with ``run.options``, what is trained by the names ``model``, ``optimizer``, and ``scheduler`` or ``scaler`` where there is one.
+        build: with ``run.options``, what is trained: ``model`` and ``optimizer``, and ``scheduler`` or ``scaler`` where there is one.
         loss_of: (model, batch, number of the step).
         data: of which each batch has 32 samples.
         begin: what is done with the model before each step.
-        pairs: the plain loop adds gradients up in pairs, as Fleet does, and divides their sum behind the backward, not the losses before it.
-            What rounding leaves in float32 may tip a number of the next forward over to the next one in 16 bits: so there is none between the
-            two. And in float16 a loss that is divided first has smaller gradients, of which other ones overflow.
+        pairs: the plain loop adds gradients up in pairs, as Fleet does, and divides their sum, not the losses. What rounding leaves in
+            float32 may tip a number of the next forward over to the next one in 16 bits, so there is none between the two. And in float16 a
+            loss that is divided first has smaller gradients, of which other ones overflow.
     """
 
     build: Callable[[Mapping[str, str]], dict[str, Any]]

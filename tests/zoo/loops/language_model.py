@@ -1,4 +1,4 @@
-"""A small transformer whose batch is accumulated over micro-batches, clipped, with tied embeddings, and a learning rate that is set by hand."""
+"""A small transformer: gradients are accumulated and clipped, embeddings are tied, the learning rate is set by hand."""
 
 from __future__ import annotations
 
