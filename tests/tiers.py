@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TIERS: dict[str, tuple[str, ...]] = {
     "test": (
         "tests/unit", "tests/property", "tests/simulation", "tests/tidy", "tests/contract/test_checkpoint_store.py",
-        "tests/contract/test_choreography.py", "tests/contract/test_peer_memory.py",
+        "tests/contract/test_choreography.py", "tests/contract/test_peer_memory.py", "tests/zoo",
     ),
     "processes": (
         "tests/contract", "tests/fault",
@@ -31,6 +31,7 @@ TIERS: dict[str, tuple[str, ...]] = {
         "tests/fault/test_hsdp.py::test_a_whole_group_may_be_lost_at_once[places0]",
         "tests/fault/test_resharded_checkpoints.py::test_others_go_on_from_what_four_ranks_have_written[fsdp-3]",
         "tests/fault/test_sharded_optimizer.py::test_a_storm_changes_no_bit[0]",
+        "tests/zoo/test_zoo.py",
     ),
     "hosts": (
         "tests/hosts/test_join.py::test_what_a_run_saves_and_prints_is_where_its_user_looks",
@@ -69,6 +70,9 @@ NIGHTLY: dict[str, dict[str, str]] = {
         "tests/fault/test_two_levels.py::test_death_at_either_level_of_a_sum": "three modes times three moments",
         "tests/fault/test_stop_in_order.py::test_a_state_that_is_spread_is_written_by_all_who_hold_a_part":
             "each way to spread a state; who writes what is a unit test",
+        "tests/zoo/test_zoo.py::test_a_compiled_loop_changes_no_bit_either_where_it_is_compiled_to_machine_code":
+            "a compiler runs in each rank; each change has a loop that torch.compile traces",
+        "tests/zoo/test_zoo.py::test_a_kill_a_stop_and_a_resume_change_no_bit": "loops times worlds; each change has a kill of each loop",
     },
     "shown": {
         "tests/fault/test_experiments.py::test_an_experiment_is_held_and_one_whose_fault_hits_nobody_is_not":

@@ -162,8 +162,9 @@ class Step:
             reason = "the loop body did not call step.backward(loss) for this batch; it stands in the place of loss.backward()"
             raise LoopError(f"step {self.number}, shard {shard}: {reason}")
         self._engine.body.collected()
-        if weight := self._engine.shard_weights.given:
-            self.losses[shard] /= weight
+        weights = self._engine.shard_weights
+        if weights.given:
+            self.losses[shard] /= weights.given / weights.unit
         end(shard, self.losses[shard])
         recorder.shard(-1)
 
@@ -184,7 +185,8 @@ class Step:
         told = None if weight is None else float(weight)
         begin = self._engine.scaled(loss, told)
         value = float(loss.detach()) if begin is not None else 0.0
-        self.losses[self.shard] = self.losses.get(self.shard, 0.0) + value * (1.0 if told is None else told)
+        share = 1.0 if told is None else told / self._engine.shard_weights.unit
+        self.losses[self.shard] = self.losses.get(self.shard, 0.0) + value * share
         if begin is not None:
             begin.backward()
         self._engine.body.computed()

@@ -1,0 +1,29 @@
+"""One loop each, in plain PyTorch and on Fleet."""
+
+from __future__ import annotations
+
+from tests.zoo.feed import Twice
+from tests.zoo.loops import (
+    bf16,
+    checkpointed,
+    classifier,
+    codebook,
+    compiled,
+    ema,
+    groups,
+    heads,
+    language_model,
+    lora,
+    padded,
+    scaled,
+    thawed,
+    unused,
+)
+from tests.zoo.usual import Usual
+
+LOOPS: dict[str, Twice | Usual] = {
+    each.__name__.rpartition(".")[2]: each.LOOP
+    for each in (
+        classifier, language_model, padded, thawed, unused, heads, ema, lora, bf16, scaled, checkpointed, compiled, groups, codebook,
+    )
+}  # fmt: skip
