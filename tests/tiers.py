@@ -61,8 +61,6 @@ NIGHTLY: dict[str, dict[str, str]] = {
         "tests/fault/test_fsdp_moments.py::test_a_rank_is_killed_while_another_joins": "pairs of moments of a loss and a join",
         "tests/fault/test_hsdp.py::test_a_spare_takes_the_place_of_a_member_that_is_lost": "each place of a group, of which one is in CI",
         "tests/fault/test_hsdp.py::test_a_whole_group_may_be_lost_at_once": "each group in turn, of which one is in CI",
-        "tests/fault/test_parity.py::test_a_second_one_of_another_family_is_killed_in_the_view_that_follows": "pairs of moments",
-        "tests/fault/test_parity.py::test_a_second_one_of_the_family_in_recovery_goes_back_to_the_newest_checkpoint": "pairs of moments",
         "tests/fault/test_resharded_checkpoints.py::test_others_go_on_from_what_four_ranks_have_written": "products of modes and worlds",
         "tests/fault/test_resharded_checkpoints.py::test_plain_fsdp_reads_it_at_another_world_size_and_mesh": "products of meshes",
         "tests/fault/test_sharded_optimizer.py::test_a_storm_changes_no_bit": "eleven more storms beside one of each change",

@@ -171,10 +171,6 @@ def _check_copies(settings: RunSettings) -> None:
         reason = f"a part is kept by its owner and by so many other ranks, and a world of {settings.most} has {others} others"
         way_out = f"Use --parameter-copies {max(1, others)} or fewer, or a --world of {copies + 1} or more."
         raise ConfigError("optimizer_copies", copies, reason, way_out)
-    if settings.parity > max(1, others):
-        reason = f"so many parts and one more are with as many ranks, and a world of {settings.most} has {others} others"
-        way_out = f"Use --parity {max(1, others)} or fewer, or a --world of {settings.parity + 1} or more."
-        raise ConfigError("parity", settings.parity, reason, way_out)
 
 
 def is_completed(folder: Path) -> bool:

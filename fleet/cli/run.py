@@ -81,7 +81,6 @@ def run(
     optimizer_sharding: Annotated[str | None, option("optimizer_sharding")] = None,
     gradient_sync: Annotated[str | None, option("gradient_sync")] = None,
     parameter_copies: Annotated[int | None, option("optimizer_copies", "--parameter-copies")] = None,
-    parity: Annotated[int | None, option("parity")] = None,
     verify: Annotated[float | None, option("verify.compute")] = None,
     preflight: Annotated[bool | None, option("preflight", "--preflight")] = None,
     ask_for_nodes: Annotated[bool | None, option("ask_for_nodes", "--ask-for-nodes")] = None,

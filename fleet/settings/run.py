@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fleet.errors import ConfigError
-from fleet.protocol.chunks import FAMILY_MOST
 from fleet.protocol.domains import HOST, check_levels
 from fleet.settings.cost import CostSettings
 from fleet.settings.fields import setting
@@ -226,9 +225,6 @@ class RunSettings:
     optimizer_copies: int = setting(
         1, "With zero1 and fsdp: so many other ranks keep each part, up to 3; 0: any loss goes back to a checkpoint."
     )
-    parity: int = setting(
-        0, "With fsdp, in the place of copies: so many parts share one more that makes up for any of them, up to 15; 0: copies."
-    )
     gradient_sync: str = setting(
         "step", "With fsdp: step (summed when all shards are computed; whole on each rank) or shard (each shard's leave in its backward)."
     )
@@ -328,38 +324,11 @@ class RunSettings:
             reason = "the ranks' chunks are those of the fixed-order reduction, and reduction is native"
             raise ConfigError("optimizer_sharding", chosen, reason, "Set reduction to tree.")
         self._check_gradient_sync()
-        self._check_parity()
         if not 0 <= self.optimizer_copies <= 3:
             reason = "each chunk of the optimizer's state is kept by its owner and by up to 3 other ranks"
             raise ConfigError(
                 "optimizer_copies", self.optimizer_copies, reason, "Choose 0 to 3; with 0 any loss goes back to a checkpoint."
             )
-
-    def _check_parity(self) -> None:
-        """0 is off. Copies that somebody has asked for beside it are as many as there are by default."""
-        if not 0 <= self.parity <= FAMILY_MOST - 1:
-            raise ConfigError("parity", self.parity, "so many parts share one", f"Choose 1 to {FAMILY_MOST - 1}, or 0 for copies.")
-        if not self.parity:
-            return
-        if self.optimizer_sharding != "fsdp":
-            reason = f'it is of the parts of a model, and optimizer_sharding is "{self.optimizer_sharding}"'
-            raise ConfigError("parity", self.parity, reason, 'Set optimizer_sharding to "fsdp", or parity to 0.')
-        if self.replica_size > 1:
-            reason = "groups of ranks are each other's copies, as replica_size is " + str(self.replica_size)
-            raise ConfigError("parity", self.parity, reason, "Set replica_size to 1, or parity to 0.")
-        if self.optimizer_copies != 1:
-            reason = f"it takes the place of copies, and optimizer_copies is {self.optimizer_copies}"
-            raise ConfigError("parity", self.parity, reason, "Leave optimizer_copies (--parameter-copies) out, or parity.")
-
-    @property
-    def guards(self) -> int:
-        """So many other ranks keep a copy of each part, at least; with parity none."""
-        return 0 if self.parity else self.optimizer_copies
-
-    @property
-    def spared(self) -> int:
-        """So many ranks can leave a view together, whichever they are, and what they hold is still there."""
-        return 1 if self.parity else self.optimizer_copies
 
     def _check_gradient_sync(self) -> None:
         chosen = self.gradient_sync

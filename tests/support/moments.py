@@ -78,47 +78,9 @@ MOMENTS = {
 }  # fmt: skip
 
 
-KEPT = f"{FSDP}.kept:Kept"
-
-
-def in_a_step(kept: Any, *arguments: Any) -> bool:
-    """And not where the parity of a new view is made."""
-    return bool(kept.before)
-
-
-def of_the_second(kept: Any, group: Any, flat: int) -> bool:
-    """Of flat buffers."""
-    return flat == kept.flats[1]
-
-
-PARITY_MOMENTS = {
-    "notes-means": Moment("means are about to go to who keeps the parity", f"{KEPT}.note_means"),
-    "noted-means": Moment("they are there, and nobody knows", f"{KEPT}.note_means", True),
-    "stepped-no-part": Moment("the step is decided, and this rank is about to take it", f"{KEPT}.take_step"),
-    "between-two-parts": Moment("one flat buffer is stepped and told, another one is stepped", f"{KEPT}._tell", when=of_the_second),
-    "while-changes-travel": Moment("some have what has changed, and not all", f"{KEPT}._swap", True, in_a_step),
-    "took-changes-in": Moment("it has taken in what came, and has told nobody", f"{KEPT}._take", True, in_a_step),
-    "told-all": Moment("it has told what one flat buffer's step has changed", f"{KEPT}._tell", True),
-    "behind-the-step": Moment("all is told", f"{KEPT}.take_step", True),
-    "stripes-are-made": Moment("a lost rank's stripes are being made", f"{FSDP}.parity:ParityResharding._revive", second=True),
-    "stripes-were-made": Moment("a lost rank's stripes are made", f"{FSDP}.parity:ParityResharding._revive", True, second=True),
-    "makes-new-parity": Moment("chunks have come, and new parity is made", f"{KEPT}.begin", second=True),
-    "made-new-parity": Moment("new parity is there, and old chunks too", f"{KEPT}.begin", True, second=True),
-    "placed": MOMENTS["placed"],
-    "chunks-moved": MOMENTS["chunks-moved"],
-    "claims": MOMENTS["claims"],
-}  # fmt: skip
-IN_THE_FAMILY = {
-    "gives-to-the-keeper": Moment("it gives its part of a lost rank's stripe", f"{FSDP}.parity:ParityResharding._give", second=True),
-    "makes-a-stripe": Moment("it makes a lost rank's stripe", f"{FSDP}.parity:ParityResharding._revive", second=True),
-}  # fmt: skip
-"""Only who is of one family with the lost rank comes there."""
-MOMENTS_OF_ALL = MOMENTS | PARITY_MOMENTS | IN_THE_FAMILY
-
-
 def dies_at(run: Any) -> None:
     """Slot 1 dies at the moment that the option ``moment`` names, once; of some moments slot 2 has died before, in the same step."""
-    moment = MOMENTS_OF_ALL[run.options["moment"]]
+    moment = MOMENTS[run.options["moment"]]
     if moment.second:
         _strike(run, "first", 2, MOMENTS["in-a-forward"], lambda: True)
         first = Path(run.options["flags"]) / "first"

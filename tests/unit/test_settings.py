@@ -406,16 +406,6 @@ def test_copies_of_parameters_have_one_setting_and_a_clear_name_on_the_command_l
         cli_run.checked("good.py", [*arguments, "--world", "2"], tmp_path)
 
 
-def test_parity_is_not_given_beside_copies(tmp_path: Path) -> None:
-    """As many as there are by default, too: who says so wants them."""
-    (tmp_path / "good.py").write_text("def train(run): ...\n")
-    arguments = ["--world", "4", "--optimizer-sharding", "fsdp", "--parity", "3"]
-    settings, given, _ = cli_run.checked("good.py", arguments, tmp_path)
-    assert settings.parity == 3 and settings.spared == 1 and "parity" in given
-    with pytest.raises(ConfigError, match="--parameter-copies is 1"):
-        cli_run.checked("good.py", [*arguments, "--parameter-copies", "1"], tmp_path)
-
-
 def test_a_setting_of_a_kind_that_nobody_can_write_is_a_mistake_of_ours() -> None:
     @dataclasses.dataclass
     class Wrong:
