@@ -21,7 +21,6 @@ from actors.rank.data.feeds import Feeds
 from actors.rank.data.sampling import seed_step, seeded_alone
 from actors.rank.device import rank_device
 from actors.rank.fsdp.engine import FsdpEngine
-from actors.rank.fsdp.streamed import StreamedEngine
 from actors.rank.fsdp.taken import Unit, mesh_of_one, take_over
 from actors.rank.home import Home
 from actors.rank.membership.client import Client
@@ -237,8 +236,7 @@ class Run:
         if self._settings.optimizer_sharding == "fsdp":
             called_away = lambda: self._choreography.wanted  # noqa: E731
             hollow(state.modules, self.device)
-            kind: type[FsdpEngine] = StreamedEngine if self._settings.gradient_sync == "shard" else FsdpEngine
-            return kind(state, self._settings, self._recorder, clip_norm, self._units, self._host, called_away)
+            return FsdpEngine(state, self._settings, self._recorder, clip_norm, self._units, self._host, called_away)
         return ShardedEngine(state, self._settings, self._recorder, clip_norm)
 
     def _rehearse(self) -> Iterator[Step]:

@@ -79,7 +79,6 @@ def run(
     faults: Annotated[str | None, typer.Option(help="With --chaos: the mix of faults of a log of yours, from fleet traces fit.")] = None,
     reduction: Annotated[str | None, option("reduction")] = None,
     optimizer_sharding: Annotated[str | None, option("optimizer_sharding")] = None,
-    gradient_sync: Annotated[str | None, option("gradient_sync")] = None,
     parameter_copies: Annotated[int | None, option("optimizer_copies", "--parameter-copies")] = None,
     verify: Annotated[float | None, option("verify.compute")] = None,
     preflight: Annotated[bool | None, option("preflight", "--preflight")] = None,

@@ -63,7 +63,7 @@ def replicated_state(parameter_bytes: Positive, ranks: AtLeastOne, copies: int =
     return RankMemory(parameter_bytes, 3.0 * parameter_bytes, moments * share * parameter_bytes, 0.0)
 
 
-@law(CHUNKS, parameter_bytes=28e9, ranks=8, copies=1, moments=2, gathered_bytes=0.9e9, leaving_bytes=0.45e9, leave=True)
+@law(CHUNKS, parameter_bytes=28e9, ranks=8, copies=1, moments=2, gathered_bytes=0.9e9, leaving_bytes=0.45e9)
 def chunked_state(
     parameter_bytes: Positive,
     ranks: AtLeastOne,
@@ -71,18 +71,15 @@ def chunked_state(
     moments: int = 2,
     gathered_bytes: NonNegative = 0.0,
     leaving_bytes: NonNegative = 0.0,
-    leave: bool = False,
 ) -> RankMemory:
     """Bytes of one rank of Fleet's fsdp, at one shard a rank: (1 + copies)/N of P weights and of moments x P, and units gathered.
 
-    Gradients: 3 P at most, as for :func:`replicated_state`; if they leave in the backward, (1 + copies)/N of P and one unit, and 1/N of P
-    for each shard that has come ahead of those that it is added to, which is not counted. There are
-    as many moments a parameter as the optimizer keeps, in the type of the parameters: 2 for AdamW. No more copies than other ranks.
-    In groups there are as many copies as there are other groups, at least.
+    Gradients leave in the backward: (1 + copies)/N of P and one unit, and 1/N of P for each shard that has come ahead of those that it is
+    added to, which is not counted. There are as many moments a parameter as the optimizer keeps, in the type of the parameters: 2 for
+    AdamW. No more copies than other ranks. In groups there are as many copies as there are other groups, at least.
     """
     kept = _kept(ranks, copies) * parameter_bytes
-    gradients = kept + leaving_bytes if leave else 3.0 * parameter_bytes
-    return RankMemory(kept, gradients, moments * kept, 0.0, gathered_bytes)
+    return RankMemory(kept, kept + leaving_bytes, moments * kept, 0.0, gathered_bytes)
 
 
 @law(ACTIVATIONS, sequence=8192, width=8192, heads=64, tensor=8, recompute="selective")

@@ -40,12 +40,6 @@ def tagged(tag: int) -> Callable[..., bool]:
     return lambda group, out, inp, under=0: under == tag
 
 
-def sums(group: Any, *arguments: Any, **named: Any) -> bool:
-    """Of messages, those with gradients."""
-    tag = arguments[2] if len(arguments) > 2 else named.get("tag", 0)
-    return int(tag) >= Tag.BUCKETS
-
-
 def for_loop(engine: Any, offer: Any, *, early: bool = False) -> bool:
     return not early
 
@@ -61,7 +55,9 @@ MOMENTS = {
     "in-a-backward": Moment("a unit is gathered for its backward", f"{FSDP}.gathered:Gathered._before_backward", behind=True),
     "a-shard-is-done": Moment("all gradients of a shard are there", f"{FSDP}.engine:FsdpEngine.end_shard", behind=True),
     "before-the-sum": Moment("all its gradients are done", f"{FSDP}.engine:FsdpEngine.reduce", when=for_loop),
-    "in-the-sum": Moment("the first gradients are on their way", f"{GROUP}.start", True, sums),
+    "a-gradient-leaves": Moment("a unit's gradient is about to leave it", f"{FSDP}.engine:FsdpEngine._send"),
+    "a-gradient-has-come": Moment("a peer's gradient is taken in, and that peer does not know", f"{FSDP}.engine:FsdpEngine.take", True),
+    "means-travel": Moment("all gradients are with their owners, and means are on their way", f"{FSDP}.engine:FsdpEngine._means"),
     "before-ready": Moment("it has its sums, and tells nobody", f"{GROUP}.all_gather", False, tagged(Tag.READY)),
     "behind-ready": Moment("all know that all have their sums", f"{GROUP}.all_gather", True, tagged(Tag.READY)),
     "before-apply": Moment("the step is decided and not taken", f"{FSDP}.engine:FsdpEngine.apply"),

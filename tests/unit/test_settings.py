@@ -22,7 +22,7 @@ from fleet.cli import run as cli_run
 from fleet.cli.config import FLAGS
 from fleet.errors import ConfigError
 from fleet.settings.fields import from_text, keys, read, setting, shown, values_of
-from fleet.settings.run import CheckpointSettings, RunSettings
+from fleet.settings.run import CheckpointSettings, RunSettings, VerifySettings
 from policies.recovery import ReformPromoteRegrow
 from policies.straggler.mitigation import Mitigator
 
@@ -404,6 +404,13 @@ def test_copies_of_parameters_have_one_setting_and_a_clear_name_on_the_command_l
     assert settings.optimizer_copies == 2 and "parameter_copies" in given
     with pytest.raises(ConfigError, match="Use --parameter-copies 1 or fewer"):
         cli_run.checked("good.py", [*arguments, "--world", "2"], tmp_path)
+
+
+def test_gradients_that_leave_in_the_backward_are_not_computed_again() -> None:
+    RunSettings(optimizer_sharding="zero1", verify=VerifySettings(compute=0.1))
+    with pytest.raises(ConfigError, match="verify.compute") as refused:
+        RunSettings(optimizer_sharding="fsdp", verify=VerifySettings(compute=0.1))
+    assert "Set it to 0" in str(refused.value)
 
 
 def test_a_setting_of_a_kind_that_nobody_can_write_is_a_mistake_of_ours() -> None:
