@@ -254,7 +254,7 @@ def _plainly(script: str, arguments: Sequence[str]) -> str:
 def changed_since(folder: Path, script: str) -> Changes:
     """What has changed since the run in ``folder`` began: its script or the one in its place, its repository, versions, and where it runs.
 
-    Of what an older journal does not say, nothing is compared; nor are untracked files that the run has not had.
+    Of what the journal does not say, nothing is compared; nor are untracked files that the run has not had.
     """
     _, content = recorded(folder)
     was = content.get("made_of", {})

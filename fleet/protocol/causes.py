@@ -151,20 +151,12 @@ class Evicted(Fact):
 
 
 @dataclass(frozen=True, slots=True)
-class Told(Fact):
-    """What an old journal says in words that mean nothing to this Fleet. ``incident`` is what it was counted as."""
-
-    text: str
-    incident: IncidentKind = ""
-
-
-@dataclass(frozen=True, slots=True)
 class TakenAway(Fact):
     """Its node was taken away, as was announced, and it had left the view before."""
 
 
 NodeCause = AgentHungUp | AgentSilent
-Cause = ProcessEnded | TrainRaised | ClusterEnded | NotHeardOf | AgentHungUp | AgentSilent | Evicted | TakenAway | Told
+Cause = ProcessEnded | TrainRaised | ClusterEnded | NotHeardOf | AgentHungUp | AgentSilent | Evicted | TakenAway
 """Why a process is lost."""
 
 INCIDENTS: dict[type[Fact], IncidentKind] = {
@@ -176,8 +168,6 @@ INCIDENTS: dict[type[Fact], IncidentKind] = {
 def incident(cause: Cause) -> IncidentKind:
     """What kind of incident of its node a loss is."""
     match cause:
-        case Told(incident=kind):
-            return kind
         case Evicted(why=why):
             return INCIDENTS.get(type(why), "")
     return INCIDENTS.get(type(cause), "")
@@ -256,7 +246,7 @@ class EndWhy(StrEnum):
     """The ranks hold different states at the end."""
     LATE_BEHIND = "late behind the loop"
     OTHER = "other"
-    """What an old journal says in words that mean nothing to this Fleet."""
+    """None of these."""
 
 
 # ---- words -------------------------------------------------------------------------------------------------------------------------------
@@ -281,8 +271,6 @@ def sentence(fact: Fact) -> str:
             return "its node was taken away, as announced"
         case Evicted(why=why):
             return f"evicted: {sentence(why)}"
-        case Told(text=text):
-            return text
     return _of_rule(fact)
 
 
