@@ -169,7 +169,7 @@ def _check_copies(settings: RunSettings) -> None:
     copies, others = settings.optimizer_copies, settings.most - 1
     if settings.optimizer_sharding != "none" and copies > max(1, others):
         reason = f"a part is kept by its owner and by so many other ranks, and a world of {settings.most} has {others} others"
-        way_out = f"Use --parameter-copies {max(1, others)} or fewer, or a --world of {copies + 1} or more."
+        way_out = f"Use --optimizer-copies {max(1, others)} or fewer, or a --world of {copies + 1} or more."
         raise ConfigError("optimizer_copies", copies, reason, way_out)
 
 

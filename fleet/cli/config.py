@@ -26,8 +26,8 @@ Storage = Annotated[str, typer.Option(help="Folder that holds the runs.")]
 FLAGS = {
     "world": "world", "spares": "spares", "nodes": "nodes", "shards": "shards", "min_ranks": "min_ranks", "steps": "steps",
     "peer_copies": "peer_copies", "seed": "seed", "reduction": "reduction", "optimizer_sharding": "optimizer_sharding",
-    "parameter_copies": "optimizer_copies",
-    "verify": "verify.compute", "preflight": "preflight", "on_store_failure": "checkpoint.on_store_failure", "storage": "storage",
+    "optimizer_copies": "optimizer_copies", "verify": "verify.compute", "preflight": "preflight",
+    "on_store_failure": "checkpoint.on_store_failure", "storage": "storage",
     "on_partition": "on_partition", "ask_for_nodes": "ask_for_nodes",
     "max_world": "max_world", "gpus_per_rank": "per_rank.gpus", "cpus_per_rank": "per_rank.cpus",
     "recovery": "recovery.policy", "placement": "placement.policy", "straggler": "straggler.policy", "corruption": "corruption.policy",

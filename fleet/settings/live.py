@@ -36,7 +36,7 @@ def changed(settings: RunSettings, key: str, value: float) -> RunSettings:
     if key == WORLD:
         if value < settings.world and settings.optimizer_sharding != "none" and not settings.optimizer_copies:
             reason = "who leaves would take its part of the optimizer's state along: there is no copy of it"
-            raise ConfigError(key, value, reason, "Use --parameter-copies 1 or more, or fleet pause and resume with another --world.")
+            raise ConfigError(key, value, reason, "Use --optimizer-copies 1 or more, or fleet pause and resume with another --world.")
         return dataclasses.replace(settings, world=int(value), max_world=settings.most)
     inner = dataclasses.replace(getattr(settings, group), **{name: LIVE[key].kind(value)})
     return dataclasses.replace(settings, **{group: inner})

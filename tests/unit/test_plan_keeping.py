@@ -134,7 +134,7 @@ def test_the_command_says_how_the_state_is_kept(monkeypatch: pytest.MonkeyPatch,
     given = ["--model", "llama3-8b", "--gpus", "64", "--optimizer-sharding", "fsdp", "--replica-size", "8"]
     said = {}
     for output in ((), ("--json", "-")):
-        monkeypatch.setattr(sys, "argv", ["fleet", "plan", *given, "--parameter-copies", "2", *output])
+        monkeypatch.setattr(sys, "argv", ["fleet", "plan", *given, "--optimizer-copies", "2", *output])
         with pytest.raises(SystemExit) as ended:
             cli.main()
         assert not ended.value.code

@@ -399,10 +399,10 @@ def test_code_of_somebody_else_is_not_run_where_a_run_only_waits(tmp_path: Path)
 def test_copies_of_parameters_have_one_setting_and_a_clear_name_on_the_command_line(tmp_path: Path) -> None:
     """What is given on the command line wins over a file, as for any other option."""
     (tmp_path / "good.py").write_text("def train(run): ...\n")
-    arguments = ["--world", "4", "--optimizer-sharding", "fsdp", "--config", "optimizer_copies=3", "--parameter-copies", "2"]
+    arguments = ["--world", "4", "--optimizer-sharding", "fsdp", "--config", "optimizer_copies=3", "--optimizer-copies", "2"]
     settings, given, _ = cli_run.checked("good.py", arguments, tmp_path)
-    assert settings.optimizer_copies == 2 and "parameter_copies" in given
-    with pytest.raises(ConfigError, match="Use --parameter-copies 1 or fewer"):
+    assert settings.optimizer_copies == 2 and "optimizer_copies" in given
+    with pytest.raises(ConfigError, match="Use --optimizer-copies 1 or fewer"):
         cli_run.checked("good.py", [*arguments, "--world", "2"], tmp_path)
 
 
