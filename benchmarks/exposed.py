@@ -7,7 +7,7 @@ connection while both directions are busy (of the rate the upper quartile, as wh
 backward computed.
 
 Of two ranks without a copy each gathers half of the model, twice a step; with one it has all of it, and gathers nothing. Of four with a
-copy each gathers a half. Gradients are summed behind the step, or leave in the backward.
+copy each gathers a half.
 """
 
 from __future__ import annotations
@@ -50,13 +50,12 @@ class Case:
     name: str
     shape: Shape
     rate: str
-    sync: str
     world: int
     copies: int
     wait_s: float
 
     def settings(self, folder: Path, steps: int) -> RunSettings:
-        told = settings_of(self.shape, self.world, folder, sync=self.sync, steps=steps, wait_s=self.wait_s)
+        told = settings_of(self.shape, self.world, folder, steps=steps, wait_s=self.wait_s)
         return replace(told, optimizer_copies=self.copies, nodes=self.world)
 
 
@@ -69,10 +68,9 @@ SPREADS = {"4mb": ((2, 0), (2, 1), (4, 1)), "11mb": ((2, 0), (2, 1))}
 
 def cases(form: Form) -> list[Case]:
     return [
-        Case(f"{name}_{world}_ranks_{copies}_copies_{sync}", form.of(shape, shape, SMALLEST), rate, sync, world, copies, wait_s)
+        Case(f"{name}_{world}_ranks_{copies}_copies", form.of(shape, shape, SMALLEST), rate, world, copies, wait_s)
         for name, (shape, rate, wait_s) in list(LINKS.items())[: form.of(2, 1, 1)]
         for world, copies in SPREADS[name][: form.of(3, 3, 1)]
-        for sync in ("step", "shard")
     ]
 
 
@@ -99,7 +97,7 @@ def lawful_s(case: Case, link: dict[str, float], backward_s: float) -> float:
         backward_s=backward_s,
         units=case.shape.layers,
         last_bytes=summed_bytes(around, world, copies),
-        leave=case.sync == "shard",
+        leave=True,
     )
     return found.total_s
 

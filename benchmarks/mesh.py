@@ -16,7 +16,6 @@ Coordinator, agents and ranks are real; Ray is not there (:mod:`benchmarks.devic
 
 from __future__ import annotations
 
-import itertools
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -38,8 +37,6 @@ from tests.support.plain import FORKED, PRELOADED, PlainFleet
 
 FAR_S = 3600.0
 SIDES = ("fleet", "native")
-SYNCS = {"step": "", "shard": "leaving_"}
-"""How gradients are summed, and what names have of it."""
 STEPPED = Shape(192, 4, 8)
 """The model of examples/gpt.py, but for its context."""
 KILLED = {"1m": Shape(128, 5, 1), "10m": Shape(320, 8, 1), "50m": Shape(720, 8, 1)}
@@ -57,14 +54,7 @@ def parameters_of(shape: Shape) -> tuple[int, int]:
     return bytes_of[0], bytes_of[1]
 
 
-def syncs(form: Form) -> list[str]:
-    """The quick form has the first alone."""
-    return form.of([*SYNCS], [next(iter(SYNCS))], [*SYNCS])
-
-
-def settings_of(
-    shape: Shape, world: int, folder: Path, spares: int = 0, replica_size: int = 1, sync: str = "step", **told: object
-) -> RunSettings:
+def settings_of(shape: Shape, world: int, folder: Path, spares: int = 0, replica_size: int = 1, **told: object) -> RunSettings:
     """Nothing is written to the store, or copied, beside the steps; and nobody is called slow because this machine is.
 
     A rank, or a group, is on a node of its own.
@@ -72,8 +62,7 @@ def settings_of(
     options = {**shape.told(), "folder": str(folder), **{name: str(value) for name, value in told.items()}}
     return RunSettings(
         world=world, spares=spares, nodes=world // replica_size if replica_size > 1 else world + spares, shards=world, seed=SEED,
-        replica_size=replica_size, optimizer_sharding="fsdp",
-        gradient_sync=sync, options=options, budgets=generous(),
+        replica_size=replica_size, optimizer_sharding="fsdp", options=options, budgets=generous(),
         checkpoint=CheckpointSettings(policy="fixed", interval_s=FAR_S, peer_interval_s=FAR_S), straggler=StragglerSettings(enabled=False),
     )  # fmt: skip
 
@@ -81,10 +70,10 @@ def settings_of(
 # ---- without faults ----------------------------------------------------------------------------------------------------------------------
 
 
-def in_turns(shape: Shape, world: int, pairs: int, block: int, folder: Path, sync: str = "step") -> dict[str, Side]:
+def in_turns(shape: Shape, world: int, pairs: int, block: int, folder: Path) -> dict[str, Side]:
     """Fleet's ranks beside FSDP2's."""
     folder.mkdir()
-    settings = settings_of(shape, world, folder, sync=sync, block=block, steps=steps_of(pairs, block))
+    settings = settings_of(shape, world, folder, block=block, steps=steps_of(pairs, block))
     FORKED.set_forkserver_preload([*PRELOADED, mesh_ranks.__name__])
     peers = [FORKED.Process(target=mesh_ranks.native, args=(settings.options, rank, world), daemon=True) for rank in range(world)]
     fleet = PlainFleet(mesh_ranks.paired, settings, folder, respawn=False)
@@ -92,17 +81,15 @@ def in_turns(shape: Shape, world: int, pairs: int, block: int, folder: Path, syn
 
 
 def steps(form: Form, folder: Path) -> Part:
-    """The step of both, at 2 and at 4 ranks; with gradients that leave in the backward at both, too."""
+    """The step of both, at 2 and at 4 ranks."""
     pairs, block, shape = form.of((16, 12, STEPPED), (6, 3, STEPPED), (1, 1, SMALLEST))
-    kinds = {f"steps of {world} ranks, summed by {sync}": (world, sync) for world, sync in itertools.product((2, 4), syncs(form))}
-    work = {
-        what: partial(in_turns, shape, world, pairs, block, folder / f"steps-{world}-{sync}", sync) for what, (world, sync) in kinds.items()
-    }
+    worlds = {f"steps of {world} ranks": world for world in (2, 4)}
+    work = {what: partial(in_turns, shape, world, pairs, block, folder / f"steps-{world}") for what, world in worlds.items()}
 
     def told(found: dict[str, dict[str, Side]]) -> dict[str, Any]:
         figures, samples, notes = dict[str, float](), dict[str, list[float]](), list[str]()
-        for what, (world, sync) in kinds.items():
-            fleet, native, named = found[what]["fleet"], found[what]["native"], f"{SYNCS[sync]}{world}_ranks"
+        for what, world in worlds.items():
+            fleet, native, named = found[what]["fleet"], found[what]["native"], f"{world}_ranks"
             figures |= ratio_of(f"fleet_fsdp_step_over_native_ratio_{named}", fleet.step_ms, native.step_ms)
             figures |= ratio_of(f"fleet_fsdp_cpu_over_native_ratio_{named}", fleet.cpu_ms, native.cpu_ms)
             for system, one in (("fleet_fsdp", fleet), ("native_fsdp2", native)):
@@ -116,38 +103,35 @@ def steps(form: Form, folder: Path) -> Part:
 
 
 def memory(form: Form, folder: Path) -> Part:
-    """What a rank of four holds, and has resident, at the second size, whenever gradients leave it."""
+    """What a rank of four holds, and has resident, at the second size."""
     shape, world = form.of(KILLED["10m"], KILLED["10m"], SMALLEST), 4
-    kinds = {f"memory of {world} ranks, summed by {sync}": sync for sync in syncs(form)}
-    work = {what: partial(in_turns, shape, world, 1, 2, folder / f"memory-{sync}", sync) for what, sync in kinds.items()}
+    what = f"memory of {world} ranks"
 
     def told(found: dict[str, dict[str, Side]]) -> dict[str, Any]:
-        return _held(shape, world, {SYNCS[sync]: found[what] for what, sync in kinds.items()})
+        return _held(shape, world, found[what])
 
-    return Part(work, told)
+    return Part({what: partial(in_turns, shape, world, 1, 2, folder / "memory")}, told)
 
 
-def _held(shape: Shape, world: int, found: Mapping[str, Mapping[str, Side]]) -> dict[str, Any]:
-    """By what names have of how gradients are summed."""
+def _held(shape: Shape, world: int, sides: Mapping[str, Side]) -> dict[str, Any]:
     whole, block = parameters_of(shape)
-    figures, samples = dict[str, float](), dict[str, list[float]]()
-    for name, sides in found.items():
-        fleet, native = sides["fleet"].memory, sides["native"].memory
-        samples |= {
-            f"fleet_fsdp_{name}held_bytes": [one["weights"] + one["state"] for one in fleet],
-            f"fleet_fsdp_{name}peak_beyond_start_bytes": [one["peak"] - one["before"] for one in fleet],
-            f"native_fsdp2_{name}peak_beyond_start_bytes": [one["peak"] - one["before"] for one in native],
-            f"fleet_fsdp_{name}resident_beyond_start_bytes": [one["resident"] - one["before"] for one in fleet],
-            f"native_fsdp2_{name}resident_beyond_start_bytes": [one["resident"] - one["before"] for one in native],
-        }
-        figures[f"fleet_fsdp_{name}peak_resident_bytes"] = max(one["peak"] for one in fleet)
-        figures[f"native_fsdp2_{name}peak_resident_bytes"] = max(one["peak"] for one in native)
+    fleet, native = sides["fleet"].memory, sides["native"].memory
+    samples = {
+        "fleet_fsdp_held_bytes": [one["weights"] + one["state"] for one in fleet],
+        "fleet_fsdp_peak_beyond_start_bytes": [one["peak"] - one["before"] for one in fleet],
+        "native_fsdp2_peak_beyond_start_bytes": [one["peak"] - one["before"] for one in native],
+        "fleet_fsdp_resident_beyond_start_bytes": [one["resident"] - one["before"] for one in fleet],
+        "native_fsdp2_resident_beyond_start_bytes": [one["resident"] - one["before"] for one in native],
+    }
+    figures = {
+        "fleet_fsdp_peak_resident_bytes": max(one["peak"] for one in fleet),
+        "native_fsdp2_peak_resident_bytes": max(one["peak"] for one in native),
+    }
     bound = (whole + 2 * whole) * 2 / world + block  # AdamW has two numbers beside each parameter; there is one copy
     figures |= {f"{name}_max": max(values) for name, values in samples.items()}
     figures["fleet_fsdp_held_over_bound_ratio"] = max(samples["fleet_fsdp_held_bytes"]) / bound
     told = f"memory is of {world} ranks with {whole:,} bytes of parameters, of which {block:,} are a block's; (1 + 1) / {world} is held"
-    missing = [left_out(name, "for the full form") for name in SYNCS.values() if name not in found]
-    return {"settings": {}, "figures": figures, "samples": samples, "notes": [told, *missing]}
+    return {"settings": {}, "figures": figures, "samples": samples, "notes": [told]}
 
 
 # ---- through kills -----------------------------------------------------------------------------------------------------------------------

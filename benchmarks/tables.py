@@ -315,8 +315,7 @@ BENCHMARKS: dict[str, Benchmark] = {
             **{
                 figure: None
                 for size, ranks, copies in (("4mb", 2, 0), ("4mb", 2, 1), ("4mb", 4, 1), ("11mb", 2, 0), ("11mb", 2, 1))
-                for sync in ("step", "shard")
-                for name in (f"{size}_{ranks}_ranks_{copies}_copies_{sync}",)
+                for name in (f"{size}_{ranks}_ranks_{copies}_copies",)
                 for figure in (f"fleet_{name}_exposed_s_median", f"law_over_fleet_{name}_ratio")
             },
         },

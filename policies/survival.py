@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from fleet.protocol.chunks import guards
 from fleet.protocol.decisions import Lacking
 from fleet.protocol.domains import HOST, level_name, place_of
-from fleet.protocol.parity import endangered, families
 from fleet.protocol.topology import lacking
 from fleet.settings.run import RunSettings
 from policies.placement import copies
@@ -113,7 +112,7 @@ def _risk(
 
 
 def _chunks(members: Sequence[str], lost: set[str], sites: Sequence[Site], settings: RunSettings) -> int:
-    """Chunks whose owner and guards are all lost, or two of one family; with the state whole on each rank all, when no rank is left."""
+    """Chunks whose owner and guards are all lost; with the state whole on each rank all, when no rank is left."""
     if settings.optimizer_sharding == "none":
         return 0 if any(node not in lost for node in members) else len(members)
     paths = {site.node: site.path for site in sites}
@@ -121,8 +120,6 @@ def _chunks(members: Sequence[str], lost: set[str], sites: Sequence[Site], setti
         homes = [place_of(paths[node], node) for node in members]
         members = [members[index] for group in together(homes, settings.replica_ranks) for index in group]
     places = [place_of(paths[node], node) for node in members]
-    if settings.parity:
-        return endangered(families(places, settings.parity), [node in lost for node in members])
     placed = guards(places, settings.optimizer_copies, settings.replica_ranks)
     return sum(all(members[rank] in lost for rank in (owner, *chosen)) for owner, chosen in enumerate(placed))
 
@@ -156,8 +153,7 @@ def _of_ranks(risk: Risk, settings: RunSettings) -> str:
 def _of_state(risk: Risk, settings: RunSettings) -> list[str]:
     sharded, found = settings.optimizer_sharding != "none", list[str]()
     if risk.chunks and sharded:
-        together = "with another one of their family" if settings.parity else "alone"
-        lost = f"{risk.chunks} of {risk.parts} parts of the optimizer's state lie there {together}"
+        lost = f"{risk.chunks} of {risk.parts} parts of the optimizer's state lie there alone"
         found.append(f"{lost}: the run goes back to a checkpoint.")
     elif risk.chunks:
         found.append("No rank is left that holds the state: the run goes back to a checkpoint.")

@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from actors.rank.data.feeds import Feeds
 from actors.rank.data.sampling import seed_step, seeded_alone
 from actors.rank.device import rank_device
-from actors.rank.fsdp.parity import ParityResharding, engine_of
+from actors.rank.fsdp.engine import FsdpEngine
 from actors.rank.fsdp.taken import Unit, mesh_of_one, take_over
 from actors.rank.home import Home
 from actors.rank.membership.client import Client
@@ -228,20 +228,16 @@ class Run:
             self._seat.serve(state, engine, self._loop.total)
             return engine
         sharded = self._make_sharded(state, clip_norm)
-        self._seat.serve(state, sharded, self._loop.total, self._make_resharding(sharded))
+        copies, levels = self._settings.optimizer_copies, len(self._settings.domains)
+        resharding = Resharding(sharded, self._client.protocol, copies, self._advance, levels, self._settings.replica_ranks)
+        self._seat.serve(state, sharded, self._loop.total, resharding)
         return sharded
-
-    def _make_resharding(self, engine: ShardedEngine) -> Resharding:
-        settings = self._settings
-        told = engine, self._client.protocol, settings.guards, self._advance, len(settings.domains), settings.replica_ranks
-        return ParityResharding(*told, parity=settings.parity) if settings.parity else Resharding(*told)
 
     def _make_sharded(self, state: TrackedState, clip_norm: float | None) -> ShardedEngine:
         if self._settings.optimizer_sharding == "fsdp":
             called_away = lambda: self._choreography.wanted  # noqa: E731
             hollow(state.modules, self.device)
-            kind = engine_of(self._settings)
-            return kind(state, self._settings, self._recorder, clip_norm, self._units, self._host, called_away)
+            return FsdpEngine(state, self._settings, self._recorder, clip_norm, self._units, self._host, called_away)
         return ShardedEngine(state, self._settings, self._recorder, clip_norm)
 
     def _rehearse(self) -> Iterator[Step]:

@@ -12,12 +12,10 @@ import pickle
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from actors.rank.plain_kinds import PLAIN
 from fleet.errors import ConfigError, ProtocolError
-from fleet.protocol.old_skeletons import read_old
 from fleet.protocol.plain import MARK, NotPlain
 
 WAY_OUT = (
@@ -85,27 +83,8 @@ def _key(value: Any, number: Callable[[torch.Tensor], int]) -> bytes | None:
 
 
 def read_skeleton(skeleton: str, tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
-    """The state dicts by name, with ``tensors`` in their places; of a checkpoint of an earlier version, too. Raises ProtocolError."""
-    parts = PLAIN.read(skeleton, tensors.__getitem__) if skeleton.startswith(MARK) else read_old(skeleton, _find, tensors.__getitem__)
+    """The state dicts by name, with ``tensors`` in their places. Raises ProtocolError."""
+    parts = PLAIN.read(skeleton, tensors.__getitem__)
     if not isinstance(parts, dict):
         raise ProtocolError("this is no skeleton of a training state")
     return parts
-
-
-_RECONSTRUCT = np.empty(1).__reduce__()[0]
-_SCALAR = np.float64(0.0).__reduce__()[0]
-"""What numpy makes arrays and their scalars with; it stands in modules of its own."""
-_NUMPY = {
-    ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): np.dtype,
-    **{(module, "_reconstruct"): _RECONSTRUCT for module in ("numpy._core.multiarray", "numpy.core.multiarray")},
-    **{(module, "scalar"): _SCALAR for module in ("numpy._core.multiarray", "numpy.core.multiarray")},
-}
-
-
-def _find(module: str, name: str) -> Any:
-    """What earlier versions pickled of torch and numpy, and is plain data."""
-    found = getattr(torch, name, None) if module == "torch" else _NUMPY.get((module, name))
-    if found in (torch.Size, torch.device) or isinstance(found, torch.dtype) or (module, name) in _NUMPY:
-        return found
-    raise ProtocolError(f"the checkpoint holds a {module}.{name}, which is no plain value: this version does not read it")

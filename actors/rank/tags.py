@@ -42,15 +42,6 @@ class Tag(IntEnum):
     VERDICT = SIDE + 8
     """Whether each checker found another sum."""
 
-    MEANS = SIDE + 9
-    """With parity: mean gradients, to who keeps the parity of their chunk, before the step."""
-
-    PARITY = SIDE + 10
-    """With parity: bits of chunks, or what a step has changed of them, to who keeps their parity, and how many they are."""
-
-    TAKEN = SIDE + 11
-    """With parity: that they are in it."""
-
     STATE = 1 << 25
     """The state that a donor gives: its plan, its chunks, their sums."""
 

@@ -184,12 +184,8 @@ def _check_copies(settings: RunSettings) -> None:
     copies, others = settings.optimizer_copies, settings.most - 1
     if settings.optimizer_sharding != "none" and copies > max(1, others):
         reason = f"a part is kept by its owner and by so many other ranks, and a world of {settings.most} has {others} others"
-        way_out = f"Use --parameter-copies {max(1, others)} or fewer, or a --world of {copies + 1} or more."
+        way_out = f"Use --optimizer-copies {max(1, others)} or fewer, or a --world of {copies + 1} or more."
         raise ConfigError("optimizer_copies", copies, reason, way_out)
-    if settings.parity > max(1, others):
-        reason = f"so many parts and one more are with as many ranks, and a world of {settings.most} has {others} others"
-        way_out = f"Use --parity {max(1, others)} or fewer, or a --world of {settings.parity + 1} or more."
-        raise ConfigError("parity", settings.parity, reason, way_out)
 
 
 def is_completed(folder: Path) -> bool:
@@ -281,7 +277,7 @@ def _plainly(script: str, arguments: Sequence[str]) -> str:
 def changed_since(folder: Path, script: str) -> Changes:
     """What has changed since the run in ``folder`` began: its script or the one in its place, its repository, versions, and where it runs.
 
-    Of what an older journal does not say, nothing is compared; nor are untracked files that the run has not had.
+    Of what the journal does not say, nothing is compared; nor are untracked files that the run has not had.
     """
     _, content = recorded(folder)
     was = content.get("made_of", {})

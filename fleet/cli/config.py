@@ -26,9 +26,8 @@ Storage = Annotated[str, typer.Option(help="Folder that holds the runs.")]
 FLAGS = {
     "world": "world", "spares": "spares", "nodes": "nodes", "shards": "shards", "min_ranks": "min_ranks", "steps": "steps",
     "peer_copies": "peer_copies", "seed": "seed", "reduction": "reduction", "optimizer_sharding": "optimizer_sharding",
-    "gradient_sync": "gradient_sync",
-    "parameter_copies": "optimizer_copies", "parity": "parity",
-    "verify": "verify.compute", "preflight": "preflight", "on_store_failure": "checkpoint.on_store_failure", "storage": "storage",
+    "optimizer_copies": "optimizer_copies", "verify": "verify.compute", "preflight": "preflight",
+    "on_store_failure": "checkpoint.on_store_failure", "storage": "storage",
     "on_partition": "on_partition", "ask_for_nodes": "ask_for_nodes", "grace": "timeouts.grace_s",
     "max_world": "max_world", "gpus_per_rank": "per_rank.gpus", "cpus_per_rank": "per_rank.cpus",
     "recovery": "recovery.policy", "placement": "placement.policy", "straggler": "straggler.policy", "corruption": "corruption.policy",
@@ -115,9 +114,6 @@ def settings_of(values: Mapping[str, Any], directory: Path) -> Configuration:
 
 def flags(values: Mapping[str, Any]) -> dict[str, Any]:
     """Dotted name -> value, of the options that are given. Raises ConfigError."""
-    if values["parity"] and values["parameter_copies"] is not None:
-        reason = f"it takes the place of copies, and --parameter-copies is {values['parameter_copies']}"
-        raise ConfigError("--parity", values["parity"], reason, "Leave one of them out.")
     found = {key: values[name] for name, key in FLAGS.items() if values[name] is not None}
     found |= {key: tuple(values[name]) for name, key in LISTS.items() if values[name]}
     found |= _timeouts(values["timeout"] or [])

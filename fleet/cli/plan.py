@@ -41,8 +41,7 @@ def plan(
     optimizer_sharding: Annotated[
         str, option_of(PLAN, "optimizer_sharding", "As Fleet keeps the state: none (whole), zero1, fsdp; auto: by --zero, in any system.")
     ],
-    gradient_sync: Annotated[str, option_of(PLAN, "gradient_sync", "With fsdp: step, or shard (gradients leave in the backward).")],
-    parameter_copies: Annotated[int, option_of(PLAN, "optimizer_copies", "With zero1 and fsdp: other ranks that keep each part.")],
+    optimizer_copies: Annotated[int, option_of(PLAN, "optimizer_copies", "With zero1 and fsdp: other ranks that keep each part.")],
     replica_size: Annotated[int, option_of(PLAN, "replica_size", "With fsdp: ranks of a group that is a replica; 1: no groups.")],
     recovery: Annotated[str, option_of(PLAN, "recovery", "in-place, or restart of all ranks.")],
     risk: Annotated[float, option_of(PLAN, "risk", "Accepted share of time with more nodes down than spares.")],
@@ -61,8 +60,8 @@ def plan(
     from fleet.planning.inputs import PlanInput, parse_pairs
 
     named: dict[str, Any] = {"gpus": gpus, "model": model, "hardware": hardware, "fabric": fabric, "tp": tp, "pp": pp, "dp": dp,
-             "zero": zero, "recovery": recovery, "risk": risk, "optimizer_sharding": optimizer_sharding, "gradient_sync": gradient_sync,
-             "optimizer_copies": parameter_copies, "replica_size": replica_size}  # fmt: skip
+             "zero": zero, "recovery": recovery, "risk": risk, "optimizer_sharding": optimizer_sharding,
+             "optimizer_copies": optimizer_copies, "replica_size": replica_size}  # fmt: skip
     given = parse_pairs(set_ or [])
     known, said = _measured(measured, hardware, int(given.get("gpus", gpus))) if measured else ({}, [])
     asked = PlanInput(**(known | named | given))

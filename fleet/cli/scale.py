@@ -31,7 +31,7 @@ def scale(
     steps: Annotated[int | None, option("steps")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="key=value for run.options; repeatable.")] = None,
     config: Annotated[list[str] | None, typer.Option(help="File of settings, or key=value; repeatable. See fleet config.")] = None,
-    storage: Annotated[str | None, option("storage", "--storage", "--store")] = None,
+    storage: Annotated[str | None, option("storage")] = None,
     json_: Annotated[str, typer.Option("--json", help="Write all of it to this file, which fleet plan --measured takes.")] = "scale.json",
 ) -> None:
     """Train SCRIPT with some worlds for a while each, predict another one and measure it, and say where adding ranks stops paying."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fleet.errors import ConfigError
-from fleet.laws.law import AtLeastOne, NonNegative, Positive, law, maximum, minimum, where
+from fleet.laws.law import AtLeastOne, NonNegative, Positive, law, minimum, where
 
 ZERO = "Rajbhandari et al. 2020 (ZeRO), arXiv 1910.02054, sec. 3 and 5"
 ACTIVATIONS = "Korthikanti et al. 2022, arXiv 2205.05198, table 2"
@@ -51,13 +51,6 @@ def _kept(ranks: float, copies: float) -> float:
     return (1.0 + minimum(copies, ranks - 1.0)) / ranks
 
 
-def _kept_with_parity(ranks: float, parity: int) -> float:
-    """The same where one rank of a family of ``parity + 1`` may be lost."""
-    if parity < 0:
-        raise ConfigError("parity", parity, "so many ranks share one part", "Choose 1 or more, or 0 for copies.")
-    return (1.0 + 1.0 / minimum(parity, maximum(ranks - 1.0, 1.0))) / ranks
-
-
 @law(CHUNKS, parameter_bytes=28e9, ranks=8, copies=1, moments=2, spread=True)
 def replicated_state(parameter_bytes: Positive, ranks: AtLeastOne, copies: int = 1, moments: int = 2, spread: bool = False) -> RankMemory:
     """Bytes of one rank of Fleet's that has the parameters whole, at one shard a rank: P weights, 3 P gradients, moments x P.
@@ -70,7 +63,7 @@ def replicated_state(parameter_bytes: Positive, ranks: AtLeastOne, copies: int =
     return RankMemory(parameter_bytes, 3.0 * parameter_bytes, moments * share * parameter_bytes, 0.0)
 
 
-@law(CHUNKS, parameter_bytes=28e9, ranks=8, copies=1, moments=2, gathered_bytes=0.9e9, leaving_bytes=0.45e9, leave=True)
+@law(CHUNKS, parameter_bytes=28e9, ranks=8, copies=1, moments=2, gathered_bytes=0.9e9, leaving_bytes=0.45e9)
 def chunked_state(
     parameter_bytes: Positive,
     ranks: AtLeastOne,
@@ -78,21 +71,15 @@ def chunked_state(
     moments: int = 2,
     gathered_bytes: NonNegative = 0.0,
     leaving_bytes: NonNegative = 0.0,
-    leave: bool = False,
-    parity: int = 0,
 ) -> RankMemory:
     """Bytes of one rank of Fleet's fsdp, at one shard a rank: (1 + copies)/N of P weights and of moments x P, and units gathered.
 
-    With parity it is (1 + 1/parity)/N in the place of that, the second part in host memory; of the gradients, too, if they leave.
-
-    Gradients: 3 P at most, as for :func:`replicated_state`; if they leave in the backward, (1 + copies)/N of P and one unit, and 1/N of P
-    for each shard that has come ahead of those that it is added to, which is not counted. There are
-    as many moments a parameter as the optimizer keeps, in the type of the parameters: 2 for AdamW. No more copies than other ranks.
-    In groups there are as many copies as there are other groups, at least.
+    Gradients leave in the backward: (1 + copies)/N of P and one unit, and 1/N of P for each shard that has come ahead of those that it is
+    added to, which is not counted. There are as many moments a parameter as the optimizer keeps, in the type of the parameters: 2 for
+    AdamW. No more copies than other ranks. In groups there are as many copies as there are other groups, at least.
     """
-    kept = (_kept_with_parity(ranks, parity) if parity else _kept(ranks, copies)) * parameter_bytes
-    gradients = kept + leaving_bytes if leave else 3.0 * parameter_bytes
-    return RankMemory(kept, gradients, moments * kept, 0.0, gathered_bytes)
+    kept = _kept(ranks, copies) * parameter_bytes
+    return RankMemory(kept, kept + leaving_bytes, moments * kept, 0.0, gathered_bytes)
 
 
 @law(ACTIVATIONS, sequence=8192, width=8192, heads=64, tensor=8, recompute="selective")

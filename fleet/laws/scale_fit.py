@@ -12,7 +12,6 @@ shape where nobody has measured.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -197,12 +196,14 @@ def _regression(name: str, visits: Sequence[Visit], shards: int) -> _Term:
 
 def _weighted(name: str, visits: Sequence[Visit], shapes: Mapping[str, Shape], part: float, shards: int) -> tuple[float, _Term]:
     """(log-likelihood, regression) where deviations are in proportion to the term and to that part of the step."""
+    from scipy.optimize import nnls
+
     means = {world: np.mean([(v.terms[name], v.step_s) for v in visits if v.world == world], axis=0) for world in {v.world for v in visits}}
     weights = np.array([1.0 / math.hypot(means[v.world][0], part * means[v.world][1]) for v in visits])
     rows = np.array([[shape(visit.world, shards) for shape in shapes.values()] for visit in visits]) * weights[:, None]
     tells = rows.any(axis=1)
     seen = np.array([visit.terms[name] for visit in visits]) * weights * tells
-    coefficients = _least(rows, seen)
+    coefficients = np.asarray(nnls(rows, seen)[0], dtype=np.float64)
     pseudo, residuals = np.asarray(np.linalg.pinv(rows), dtype=np.float64), seen - rows @ coefficients
     left = np.diag(tells.astype(np.float64)) - rows @ pseudo
     mean_square = max(float(residuals @ residuals) / float(tells.sum()), 1e-30)
@@ -220,16 +221,3 @@ def _told_apart(shapes: Mapping[str, Shape], visits: Sequence[Visit], shards: in
         if len(tried) < telling and np.linalg.matrix_rank(rows) == len(tried):
             kept = tried
     return kept
-
-
-def _least(rows: Array, seen: Array) -> Array:
-    """Least squares with no coefficient below 0: of few columns, so that all choices of those that are not 0 are tried."""
-    columns, best, least = rows.shape[1], np.zeros(rows.shape[1]), float(seen @ seen)
-    for count in range(1, columns + 1):
-        for chosen in itertools.combinations(range(columns), count):
-            found = np.asarray(np.linalg.lstsq(rows[:, chosen], seen, rcond=None)[0], dtype=np.float64)
-            rest = seen - rows[:, chosen] @ found
-            if (found >= 0).all() and float(rest @ rest) < least:
-                best, least = np.zeros(columns), float(rest @ rest)
-                best[list(chosen)] = found
-    return best

@@ -69,8 +69,7 @@ class Terms:
 
     @classmethod
     def said(cls, config: Mapping[str, Any], world: int, spares: int) -> Terms:
-        """As a run wrote them down when it started. What an older one has not written, or any text in its place, is taken as it is by
-        default."""
+        """As a run wrote them down when it started. What it has not written, or any text in its place, is taken as it is by default."""
         run = section(config, "settings")
         own, verify = RunSettings(), _numbers(section(run, "verify"))
         return cls(

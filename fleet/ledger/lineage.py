@@ -70,7 +70,6 @@ class DataHistory:
         self._begun: list[tuple[int, int]] = [(0, 0)]
         self._committed: dict[int, int] = {}
         self._reads: dict[int, list[DataRead]] = {}
-        self._old: list[DataRead] = []
 
     def apply_all(self, records: Iterable[Record]) -> DataHistory:
         """All of a journal, or what came since."""
@@ -88,8 +87,6 @@ class DataHistory:
                 self._begun = [begun for begun in self._begun if begun[0] != lineage] + [(lineage, start.step)]
             case Committed(state=state):
                 self._committed[state.lineage] = max(state.step, self._committed.get(state.lineage, 0))
-            case DataRead(lineage=-1):
-                self._old.append(record)
             case DataRead(lineage=lineage):
                 known = self._reads.setdefault(lineage, [])
                 known[:] = [read for read in known if read.step < record.step]
@@ -114,7 +111,7 @@ class DataHistory:
     def _within(self, lineage: int, first: int, end: int, counts: bool) -> list[Stretch]:
         """Steps ``first`` to ``end``, cut where they begin to be read otherwise."""
         found: list[Stretch] = []
-        reads = self._of(lineage)
+        reads = self._reads.get(lineage, [])
         begins = [first, *(read.step for read in reads if first < read.step < end), end]
         for begin, stop in pairwise(begins):
             if begin < stop:
@@ -122,12 +119,8 @@ class DataHistory:
                 found.append(Stretch(lineage, begin, stop, read, counts))
         return found
 
-    def _of(self, lineage: int) -> list[DataRead]:
-        """What was read in it. An older journal does not say when: there it is known only if all was read alike."""
-        return self._reads.get(lineage) or (self._old if len(self._old) == 1 else [])
-
     @property
     def reads(self) -> list[DataRead]:
         """All that was said of what is read, each data set once."""
-        every = [*self._old, *(read for reads in self._reads.values() for read in reads)]
+        every = [read for reads in self._reads.values() for read in reads]
         return list({(read.samples, read.batch_size, read.data_sha256): read for read in every}.values())

@@ -58,16 +58,15 @@ class Story:
     at_s: float
     head: str
     moments: tuple[Moment, ...]
-    note: str = ""
 
     def __str__(self) -> str:
-        lines = [self.head, "", *map(str, self.moments), *(["", self.note] if self.note else [])]
+        lines = [self.head, "", *map(str, self.moments)]
         return "\n".join(lines) + "\n"
 
     def plain(self) -> dict[str, Any]:
         """For JSON."""
         moments = [{"after_s": each.after_s, "event": each.event, "who": each.who, "text": each.text} for each in self.moments]
-        return {"rank": str(self.loss.member), "at_s": self.at_s, "cause": str(self.loss.cause), "moments": moments, "note": self.note}
+        return {"rank": str(self.loss.member), "at_s": self.at_s, "cause": str(self.loss.cause), "moments": moments}
 
 
 @dataclass
@@ -102,9 +101,7 @@ def why(records: Iterable[Record], name: str) -> Story:
                 known.views[view.generation] = view
     loss, started_s = known.loss, known.started.at_s if known.started is not None else 0.0
     moments = sorted(_moments(known), key=lambda moment: moment.after_s)
-    heard = any(isinstance(record, Heard) for record in told)
-    note = "" if heard else "This journal is of version 1: it does not say what each rank did."
-    return Story(loss, loss.at_s - started_s, _head(known, started_s), tuple(moments), note)
+    return Story(loss, loss.at_s - started_s, _head(known, started_s), tuple(moments))
 
 
 def _place(records: Sequence[Record], name: str) -> int:

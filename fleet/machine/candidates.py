@@ -69,7 +69,7 @@ def _since_s(machine: MachineState, ranks: Sequence[Rank]) -> float:
 def _least(machine: MachineState, seated: Collection[Member]) -> int:
     """How many ranks of a view that is to be smaller have to stay in it at first: the others have copies of what those that go hold."""
     settings = machine.settings
-    return len(seated) - settings.spared if machine.resized and settings.optimizer_sharding != "none" else 0
+    return len(seated) - settings.optimizer_copies if machine.resized and settings.optimizer_sharding != "none" else 0
 
 
 def room(machine: MachineState, going: int) -> int:

@@ -120,8 +120,6 @@ def _why_back(machine: MachineState) -> str:
     spread = SPREAD.get(machine.settings.optimizer_sharding)
     if spread is None or all(rank.state is None for rank in machine.roster.by_slot.values()):
         return "no rank holds a clean state"
-    if machine.settings.parity:
-        return f"some of the {spread} was lost: of one family more than one rank, and parity makes up for one"
     copies = machine.settings.optimizer_copies
     return f"some of the {spread} was lost with all who kept it, its owner and its {copies} cop{'y' if copies == 1 else 'ies'}"
 

@@ -18,7 +18,7 @@ from fleet.settings.run import RecoverySettings
 
 RECOVERIES = ("in-place", "restart")
 AUTO, FSDP = "auto", "fsdp"
-SHARDINGS, SYNCS = (AUTO, "none", "zero1", FSDP), ("step", "shard")
+SHARDINGS = (AUTO, "none", "zero1", FSDP)
 MOST_COPIES = 3
 DEFAULT_BATCH_TOKENS = 16_777_216.0
 
@@ -36,7 +36,6 @@ class PlanInput:
     dp: Annotated[CountOrZero, "data-parallel replicas; 0: gpus / (tp x pp)"] = 0
     zero: Annotated[CountOrZero, "ZeRO stage, 0 to 3"] = 1
     optimizer_sharding: Annotated[str, "as ranks of Fleet's keep the state: none (whole), zero1, fsdp; auto: by zero, in any system"] = AUTO
-    gradient_sync: Annotated[str, "with fsdp: step (whole on each rank until it is summed) or shard (leaves in the backward)"] = "step"
     optimizer_copies: Annotated[CountOrZero, "with zero1 and fsdp: other ranks that keep each part"] = 1
     replica_size: Annotated[Count, "with fsdp: ranks of a group that is a replica; 1: no groups"] = 1
     parameter_bytes: Annotated[Positive, "with optimizer_sharding: of a parameter as it is kept, of its gradient, and of each moment"] = 4.0
@@ -76,7 +75,7 @@ class PlanInput:
     def __post_init__(self) -> None:
         for name, domain in _domains().items():
             domain.check(name, getattr(self, name))
-        choices = {"recovery": RECOVERIES, "recompute": ("auto", *RECOMPUTE), "optimizer_sharding": SHARDINGS, "gradient_sync": SYNCS}
+        choices = {"recovery": RECOVERIES, "recompute": ("auto", *RECOMPUTE), "optimizer_sharding": SHARDINGS}
         for name, known in choices.items():
             find(name, getattr(self, name), {each: each for each in known})
         self._check_keeping()
@@ -95,9 +94,6 @@ class PlanInput:
     def _check_keeping(self) -> None:
         """What Fleet refuses of a run's settings, too."""
         chosen = self.optimizer_sharding
-        if self.gradient_sync == "shard" and chosen != FSDP:
-            reason = f"gradients leave a rank to the owners of its chunks, and optimizer_sharding is {chosen}"
-            raise ConfigError("gradient_sync", "shard", reason, "Set optimizer_sharding=fsdp, or gradient_sync=step.")
         if chosen != AUTO and self.optimizer_copies > MOST_COPIES:
             raise ConfigError("optimizer_copies", self.optimizer_copies, "each copy is memory of a rank", "Choose 0 to 3.")
         if self.replica_size > 1 and chosen != FSDP:

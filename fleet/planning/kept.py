@@ -59,8 +59,6 @@ def in_words(plan: PlanInput, ranks: int) -> str:
     parts = [plan.optimizer_sharding, f"{copies} {'copy' if copies == 1 else 'copies'} of each part"]
     if plan.replica_size > 1:
         parts.insert(1, f"groups of {plan.replica_size}")
-    if plan.gradient_sync == "shard":
-        parts.append("gradients leave in the backward")
     return ", ".join(parts)
 
 
@@ -84,7 +82,7 @@ def state_of(plan: PlanInput, ranks: int) -> RankMemory:
     units = units_of(plan)
     leaving = max(units.layer, units.around) * plan.parameter_bytes
     gathered = units.at_once * plan.compute_bytes
-    return chunked_state(whole, ranks, copies, plan.moments, gathered, leaving, leave=plan.gradient_sync == "shard")
+    return chunked_state(whole, ranks, copies, plan.moments, gathered, leaving)
 
 
 def exchange_of(plan: PlanInput, ranks: int, shards: int, backward_s: float) -> Exposed:
@@ -104,7 +102,7 @@ def exchange_of(plan: PlanInput, ranks: int, shards: int, backward_s: float) -> 
 def _of_chunks(plan: PlanInput, ranks: int, shards: int, backward_s: float) -> Exposed:
     """Gathers are within a group, and on its link, where there are groups."""
     units, copies = units_of(plan), copies_of(plan, ranks)
-    leave, blocks = plan.gradient_sync == "shard", units.layer * units.layers
+    blocks = units.layer * units.layers
     near, far = _link(plan, plan.replica_size if plan.replica_size > 1 else ranks), _link(plan, ranks)
     forward = gathered_bytes((blocks + units.around) * plan.compute_bytes, ranks, copies, shards)
     backward = gathered_bytes(blocks * plan.compute_bytes, ranks, copies, shards)
@@ -112,13 +110,13 @@ def _of_chunks(plan: PlanInput, ranks: int, shards: int, backward_s: float) -> E
     sums = exposed_exchange(
         forward_bytes=0.0,
         backward_bytes=0.0,
-        sum_bytes=summed_bytes(plan.what.parameters * plan.parameter_bytes, ranks, copies, shards if leave else 1),
+        sum_bytes=summed_bytes(plan.what.parameters * plan.parameter_bytes, ranks, copies, shards),
         bytes_per_s=far[0],
         latency_s=far[1],
         backward_s=backward_s,
         units=units.layers * shards,
         last_bytes=summed_bytes(units.around * plan.parameter_bytes, ranks, copies),
-        leave=leave,
+        leave=True,
     )
     return Exposed(gathers.gathers_s, sums.sums_s, sums.hidden_s)
 

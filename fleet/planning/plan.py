@@ -147,7 +147,6 @@ LEVERS: tuple[tuple[str, Change], ...] = (
     ("Twice the bandwidth to local disks", _scaled(2.0, "local_bytes_per_s")),
     ("Twice the bandwidth from GPU to host", _scaled(2.0, "snapshot_bytes_per_s")),
     ("A faster fabric", _faster_fabric),
-    ("Gradients that leave in the backward", lambda asked: {"gradient_sync": "shard"} if asked.optimizer_sharding == FSDP else {}),
     ("An exchange that is twice as fast", _scaled(2.0, "exchange_bytes_per_s")),
     ("Hiding all of the gradient exchange", lambda asked: {"overlap": 1.0}),
     ("Ranks that are all equally fast", lambda asked: {"slowest_speed": 1.0}),

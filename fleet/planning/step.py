@@ -127,12 +127,10 @@ def _spread_further(plan: PlanInput) -> list[dict[str, Any]]:
     """What leaves less of the state on each rank, the nearest first."""
     if not plan.whole:
         return [{"zero": zero} for zero in range(plan.zero + 1, 4)]
-    leaves, grouped = plan.gradient_sync == "shard", plan.replica_size > 1
     ways: list[tuple[bool, dict[str, Any]]] = [
         (plan.optimizer_sharding == "none", {"optimizer_sharding": "zero1"}),
         (plan.optimizer_sharding != FSDP, {"optimizer_sharding": FSDP}),
-        (not leaves, {"optimizer_sharding": FSDP, "gradient_sync": "shard"}),
-        (grouped, {"gradient_sync": "shard", "replica_size": 1}),
+        (plan.replica_size > 1, {"replica_size": 1}),
     ]
     return [way for further, way in ways if further]
 

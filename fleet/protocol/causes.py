@@ -151,20 +151,12 @@ class Evicted(Fact):
 
 
 @dataclass(frozen=True, slots=True)
-class Told(Fact):
-    """What an old journal says in words that mean nothing to this Fleet. ``incident`` is what it was counted as."""
-
-    text: str
-    incident: IncidentKind = ""
-
-
-@dataclass(frozen=True, slots=True)
 class TakenAway(Fact):
     """Its node was taken away, as was announced, and it had left the view before."""
 
 
 NodeCause = AgentHungUp | AgentSilent
-Cause = ProcessEnded | TrainRaised | ClusterEnded | NotHeardOf | AgentHungUp | AgentSilent | Evicted | TakenAway | Told
+Cause = ProcessEnded | TrainRaised | ClusterEnded | NotHeardOf | AgentHungUp | AgentSilent | Evicted | TakenAway
 """Why a process is lost."""
 
 INCIDENTS: dict[type[Fact], IncidentKind] = {
@@ -176,8 +168,6 @@ INCIDENTS: dict[type[Fact], IncidentKind] = {
 def incident(cause: Cause) -> IncidentKind:
     """What kind of incident of its node a loss is."""
     match cause:
-        case Told(incident=kind):
-            return kind
         case Evicted(why=why):
             return INCIDENTS.get(type(why), "")
     return INCIDENTS.get(type(cause), "")
@@ -272,7 +262,7 @@ class EndWhy(StrEnum):
     REFUSED = "refused"
     """What is to be resumed is not what ran: no step was taken."""
     OTHER = "other"
-    """What an old journal says in words that mean nothing to this Fleet."""
+    """None of these."""
 
 
 # ---- words -------------------------------------------------------------------------------------------------------------------------------
@@ -297,8 +287,6 @@ def sentence(fact: Fact) -> str:
             return "its node was taken away, as announced"
         case Evicted(why=why):
             return f"evicted: {sentence(why)}"
-        case Told(text=text):
-            return text
     return _of_rule(fact)
 
 

@@ -207,44 +207,6 @@ def chunks_of(found: Sequence[Run]) -> tuple[Chunk, ...]:
     return tuple((run.size, run.first + run.step * number) for run in found for number in range(run.total))
 
 
-class Kin(NamedTuple):
-    """What a member says of the parity that it keeps for its family, see :mod:`fleet.protocol.parity`.
-
-    Attributes:
-        generation: of the view whose chunks are in it.
-        size: how many ranks that view had.
-        members: the family's ranks in that view; ``place`` is this member's among them.
-        step: of the state whose bits are in it.
-        taken: of so many flat buffers, the first ones, it has the bits of the step after that.
-    """
-
-    generation: int
-    size: int
-    members: tuple[int, ...]
-    place: int
-    step: int
-    taken: int = 0
-
-
-KIN_MOST = 3
-"""So many parities a member tells of: that of its view, and those of the last views that did not come about."""
-FAMILY_MOST = 16
-KIN_NUMBERS = 6 + FAMILY_MOST
-"""So many numbers tell one."""
-
-
-def kin_numbers(kin: Kin) -> list[int]:
-    """As numbers, for where only these travel."""
-    told = [kin.generation, kin.size, kin.place, kin.step, kin.taken, len(kin.members), *kin.members]
-    return told + [0] * (KIN_NUMBERS - len(told))
-
-
-def kin_of(numbers: Sequence[int]) -> Kin:
-    """What :func:`kin_numbers` has told."""
-    generation, size, place, step, taken, count, *members = numbers
-    return Kin(generation, size, tuple(members[:count]), place, step, taken)
-
-
 @dataclass(frozen=True, slots=True)
 class Claim:
     """What one member says when a view begins.
@@ -256,7 +218,6 @@ class Claim:
         complete: what all keep whole, the parameters, is of ``state`` everywhere, not in its chunks alone.
         node: a number of the place where it is: see :func:`fleet.protocol.domains.number`.
         chunks: what it holds, its own and copies, at the cuts of any earlier view.
-        kin: the parities that it keeps, each beside its own chunk of that view.
     """
 
     state: StateId | None
@@ -265,7 +226,6 @@ class Claim:
     complete: bool = False
     node: int = 0
     chunks: tuple[Chunk, ...] = ()
-    kin: tuple[Kin, ...] = ()
 
 
 def follows(claim: Claim, target: StateId) -> bool:

@@ -20,8 +20,7 @@ from typing import IO, Any
 from fleet.cluster.clock import Clock, MonotonicClock
 from fleet.cluster.linux import hold_room
 from fleet.errors import JournalError, ProtocolError
-from fleet.protocol.old_journals import upgraded
-from fleet.protocol.records import COMMIT, OLDEST, RECORDS, VERSION, Record, RunStarted, Spans
+from fleet.protocol.records import COMMIT, RECORDS, VERSION, Record, RunStarted, Spans
 from fleet.protocol.types import Member
 
 logger = logging.getLogger("fleet.protocol.journal")
@@ -94,10 +93,10 @@ def _spelled_out(codes: str, durations_us: list[int]) -> tuple[str, list[int]]:
 
 def _checked(value: list[Any]) -> Record:
     """The version is looked at before the fields: records of another version may have other fields."""
-    if value[0] == "RunStarted" and value[1:2] not in ([version] for version in range(OLDEST, VERSION + 1)):
-        known = f"versions {OLDEST} to {VERSION}"
-        raise ProtocolError(f"the journal is of version {value[1:2]}, this Fleet reads {known}: read it with the Fleet that wrote it")
-    record: Record = RECORDS.from_json(upgraded(value))
+    if value[0] == "RunStarted" and value[1:2] != [VERSION]:
+        told = f"the journal is of version {value[1:2]}, this Fleet reads version {VERSION}"
+        raise ProtocolError(f"{told}: read it with the Fleet that wrote it")
+    record: Record = RECORDS.from_json(value)
     return record
 
 
@@ -106,7 +105,7 @@ def _decode_at(path: Path, number: int, line: bytes) -> Record:
         return decode_line(line)
     except (ProtocolError, ValueError, TypeError, IndexError, AttributeError) as error:
         raise JournalError(
-            f"{path}:{number}: not a record of a journal of version {OLDEST} to {VERSION}: {error} (line begins {line[:60]!r})"
+            f"{path}:{number}: not a record of a journal of version {VERSION}: {error} (line begins {line[:60]!r})"
         ) from error
 
 

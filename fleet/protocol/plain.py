@@ -23,7 +23,7 @@ from typing import Any
 from fleet.errors import FleetError, ProtocolError
 
 MARK = "plain1 "
-"""How a text begins. Neither base 64 nor base 85 has a space, which is how older versions wrote."""
+"""How a text begins."""
 _LARGE_INT = 1 << 2048
 _DOUBLE = struct.Struct(">d")
 _FACTORIES: dict[str, Any] = {

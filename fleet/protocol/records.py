@@ -18,8 +18,8 @@ from fleet.protocol.decisions import Action, AnyPayload, figures
 from fleet.protocol.levels import STORE
 from fleet.protocol.types import Build, DataFile, Fault, FaultPhase, Member, Process, StateId, View
 
-VERSION, OLDEST = 2, 1
-"""Of the format that is written, and the oldest that is read: see ``fleet.protocol.old_journals``."""
+VERSION = 2
+"""Of the format that is written and read."""
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}")
 """What a run may be called: it is a folder, and a part of addresses."""
 
@@ -277,7 +277,7 @@ class Usage:
 
     In ``exchanges`` of them it was measured how much hid behind the rank's own shards: of ``received_bytes`` those of ``ahead_bytes`` were
     there when it was done computing, which spared it ``hidden_us``. ``fetched_bytes`` of checkpoints were read from the durable store. Its
-    GPU has taken ``energy_j`` in ``metered_s`` seconds. All are 0 in older journals, and where it cannot be measured.
+    GPU has taken ``energy_j`` in ``metered_s`` seconds. All are 0 where it cannot be measured.
     """
 
     member: Member
@@ -300,9 +300,9 @@ class DataRead:
     """What the loop body takes its batches from: a data set of so many samples (0: streams), ``batch_size`` of them a step.
 
     ``data_sha256`` tells it from others: of files the digest of names and sizes, else of type, length, and first, middle and last sample,
-    or of the first samples of streams. Empty where that cannot be told, and in older journals. ``total_steps``: how many steps the
-    loop has, 0 in older journals. Step ``step`` of history ``lineage`` is the first that was read so, -1 in older journals. ``order``:
-    ``permuted``, ``windows`` or ``streams``, see ``docs/data.md``; empty where nobody knows.
+    or of the first samples of streams. Empty where that cannot be told. ``total_steps``: how many steps the loop has. Step ``step`` of
+    history ``lineage`` is the first that was read so. ``order``: ``permuted``, ``windows`` or ``streams``, see ``docs/data.md``; empty
+    where nobody knows.
     """
 
     samples: int
@@ -310,8 +310,8 @@ class DataRead:
     at_s: float
     data_sha256: str = ""
     total_steps: int = 0
-    lineage: int = -1
-    step: int = -1
+    lineage: int = 0
+    step: int = 0
     order: str = ""
     event: int = field(default=0, compare=False)
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fleet.errors import ConfigError
-from fleet.protocol.chunks import FAMILY_MOST
 from fleet.protocol.domains import HOST, check_levels
 from fleet.settings.cost import CostSettings
 from fleet.settings.fields import setting
@@ -227,19 +226,13 @@ class RunSettings:
     optimizer_copies: int = setting(
         1, "With zero1 and fsdp: so many other ranks keep each part, up to 3; 0: any loss goes back to a checkpoint."
     )
-    parity: int = setting(
-        0, "With fsdp, in the place of copies: so many parts share one more that makes up for any of them, up to 15; 0: copies."
-    )
-    gradient_sync: str = setting(
-        "step", "With fsdp: step (summed when all shards are computed; whole on each rank) or shard (each shard's leave in its backward)."
-    )
     overlap: bool = setting(True, "Without fsdp: gradients travel while a rank's last backward of a step runs: docs/decisions/0051.")
     overlap_cores: float = setting(
         2.0,
         "With overlap, ranks that share one machine: cores that each must have, or gradients travel behind the backward; 0: none.",
     )
     two_level_sums: bool = setting(
-        False, "Ranks of one host (domains: the narrowest) add up gradients before they cross to another one: docs/decisions/0056."
+        False, "Without fsdp: ranks of one host (domains: the narrowest) add up gradients before they cross: docs/decisions/0056."
     )
     threads_per_rank: int = setting(1, "Threads that a rank computes with.")
     form_delay_s: float = setting(0.0, "Put in before survivors go on; see fleet rehearse.")
@@ -328,50 +321,14 @@ class RunSettings:
         if chosen != "none" and self.reduction == "native":
             reason = "the ranks' chunks are those of the fixed-order reduction, and reduction is native"
             raise ConfigError("optimizer_sharding", chosen, reason, "Set reduction to tree.")
-        self._check_gradient_sync()
-        self._check_parity()
+        if chosen == "fsdp" and self.verify.compute:
+            reason = 'with optimizer_sharding "fsdp" gradients leave a rank in the backward, and are not there to be compared'
+            raise ConfigError("verify.compute", self.verify.compute, reason, "Set it to 0, or optimizer_sharding to none or zero1.")
         if not 0 <= self.optimizer_copies <= 3:
             reason = "each chunk of the optimizer's state is kept by its owner and by up to 3 other ranks"
             raise ConfigError(
                 "optimizer_copies", self.optimizer_copies, reason, "Choose 0 to 3; with 0 any loss goes back to a checkpoint."
             )
-
-    def _check_parity(self) -> None:
-        """0 is off. Copies that somebody has asked for beside it are as many as there are by default."""
-        if not 0 <= self.parity <= FAMILY_MOST - 1:
-            raise ConfigError("parity", self.parity, "so many parts share one", f"Choose 1 to {FAMILY_MOST - 1}, or 0 for copies.")
-        if not self.parity:
-            return
-        if self.optimizer_sharding != "fsdp":
-            reason = f'it is of the parts of a model, and optimizer_sharding is "{self.optimizer_sharding}"'
-            raise ConfigError("parity", self.parity, reason, 'Set optimizer_sharding to "fsdp", or parity to 0.')
-        if self.replica_size > 1:
-            reason = "groups of ranks are each other's copies, as replica_size is " + str(self.replica_size)
-            raise ConfigError("parity", self.parity, reason, "Set replica_size to 1, or parity to 0.")
-        if self.optimizer_copies != 1:
-            reason = f"it takes the place of copies, and optimizer_copies is {self.optimizer_copies}"
-            raise ConfigError("parity", self.parity, reason, "Leave optimizer_copies (--parameter-copies) out, or parity.")
-
-    @property
-    def guards(self) -> int:
-        """So many other ranks keep a copy of each part, at least; with parity none."""
-        return 0 if self.parity else self.optimizer_copies
-
-    @property
-    def spared(self) -> int:
-        """So many ranks can leave a view together, whichever they are, and what they hold is still there."""
-        return 1 if self.parity else self.optimizer_copies
-
-    def _check_gradient_sync(self) -> None:
-        chosen = self.gradient_sync
-        if chosen not in ("step", "shard"):
-            raise ConfigError("gradient_sync", chosen, "unknown", "Choose step or shard; see docs/parameter-sharding.md.")
-        if chosen == "shard" and self.optimizer_sharding != "fsdp":
-            reason = f'gradients leave a rank to the owners of its chunks, and optimizer_sharding is "{self.optimizer_sharding}"'
-            raise ConfigError("gradient_sync", chosen, reason, 'Set optimizer_sharding to "fsdp", or leave gradient_sync at "step".')
-        if chosen == "shard" and self.verify.compute:
-            reason = "a shard that is computed again is compared with gradients that have left the rank"
-            raise ConfigError("gradient_sync", chosen, reason, 'Set verify.compute to 0, or gradient_sync to "step".')
 
     def _at_least(self, name: str, least: int) -> None:
         if getattr(self, name) < least:

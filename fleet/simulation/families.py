@@ -117,20 +117,6 @@ def gathers_plan(seed: int, *, sharded: bool = True) -> Plan:
     return with_troubles(plan, (*plan.troubles, *ill))
 
 
-def parity_plan(seed: int, *, sharded: bool = True) -> Plan:
-    """As :func:`gathers_plan`, with parity in the place of copies, and losses while a step is told to the family, or a chunk is made."""
-    rng, plan = stream(seed, "parity plan"), gathers_plan(seed)
-    settings = replace(plan.settings, optimizer_copies=1, replica_size=1, parity=rng.choice((1, 1, 2, 3)))
-    ill = []
-    for _ in range(rng.choice((0, 1, 1, 2))):
-        point, step = rng.choice(("telling", "telling", "noted", "reviving", "placing", "decided")), rng.randrange(plan.steps)
-        slot = rng.choice((None, rng.randrange(settings.slots)))
-        ill.append(
-            Trouble(kind=rng.choice(("kill", "kill", "freeze")), point=point, step=step, slot=slot, duration_s=rng.uniform(0.01, 3.0))
-        )
-    return with_troubles(replace(plan, settings=settings), (*plan.troubles, *ill))
-
-
 def _in_groups(plan: Plan, rng: random.Random) -> Plan:
     """Two or three groups of ranks that are replicas of each other; a world that does not divide by them is refused."""
     world, size = rng.choice(((4, 2), (4, 2), (6, 2), (6, 3)))

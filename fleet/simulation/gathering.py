@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -93,6 +93,10 @@ class GatheringRank(ShardedRank):
         self.guarded, self._place, self.missed = guarded, view.rank_of(self.member), ""
         self._lenders = [self._told[member] for member in view.members]
         self._settle()
+
+    def _brought_of(self, shards: Collection[int]) -> list[int]:
+        """None: their gradients have left this rank, for the owners of an earlier view's chunks."""
+        return []
 
     # ---- a step --------------------------------------------------------------------------------------------------------------------------
 

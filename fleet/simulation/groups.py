@@ -86,13 +86,11 @@ class Group:
         self._completed(view, values)
         self.complete_s = self.clock.now_s
 
-    def exchange(self, member: Member, what: Any, value: Any, among: Sequence[Member] = ()) -> Future:
-        """As :meth:`reduce`, for what is no step: ``what`` names it. ``among``: these members alone; (): all."""
-        return self._meet(member, what, value, lambda view, values: None, among)
+    def exchange(self, member: Member, what: Any, value: Any) -> Future:
+        """As :meth:`reduce`, for what is no step: ``what`` names it."""
+        return self._meet(member, what, value, lambda view, values: None)
 
-    def _meet(
-        self, member: Member, what: Any, value: Any, completed: Callable[[View, dict[Member, Any]], None], among: Sequence[Member] = ()
-    ) -> Future:
+    def _meet(self, member: Member, what: Any, value: Any, completed: Callable[[View, dict[Member, Any]], None]) -> Future:
         end = self.ends[member]
         future = self._pend(end)
         if any(other.left for other in self.ends.values()):
@@ -100,8 +98,8 @@ class Group:
             return future  # its chunks cannot be summed any more, whatever the others sent before it left
         values, results = self._values.setdefault(what, {}), self._results.setdefault(what, {})
         values[member], results[member] = value, future
-        if len(values) == len(among or self.view.members):
-            ordered = {each: values[each] for each in among or self.view.members}
+        if len(values) == len(self.view.members):
+            ordered = {each: values[each] for each in self.view.members}
             completed(self.view, ordered)
             for each, waiting in results.items():
                 self._resolve_after(each, waiting, self.rng.uniform(0.002, 0.03), ordered)

@@ -8,7 +8,6 @@ from fleet.protocol.chunks import Chunk
 from fleet.protocol.types import StateId, View
 from fleet.simulation.checker import Checker
 from fleet.simulation.gathering import GatheringRank, Loaned
-from fleet.simulation.parity import ParityRank
 from fleet.simulation.ranks import SimRank
 from fleet.simulation.sharded import ShardedRank
 
@@ -92,9 +91,6 @@ class Copies(Checker):
         size = len(members)
         if len(there) < size:
             return  # somebody is lost already, or called away: the next view is about to form
-        if self.world.settings.parity:
-            self._look_at_parity(state, [one for one in there if isinstance(one, ParityRank)])
-            return
         copies, groups = min(self.world.settings.optimizer_copies, size - 1), self.world.settings.replica_ranks
         full = size // groups if groups > 1 else 0
         near = (state, StateId(state.lineage, state.step - 1))
@@ -105,16 +101,3 @@ class Copies(Checker):
             self.require(len(keep) >= due, few)
             lack = set(range(full)) - {place // groups for place in keep}
             self.require(not lack, f"group {lack} of generation {view.generation} lacks chunk {owner} of {size}")
-
-    def _look_at_parity(self, state: StateId, members: Sequence[ParityRank]) -> None:
-        """Of each rank any part can be made: its family keeps parity of it, of this step or of the one before, which some still take."""
-        for one in members:
-            kept, lag = one.kept, state.step - (one.at_state or state).step
-            there = kept is not None and kept.kin.generation == one.protocol.generation
-            self.require(there, f"{one} keeps no parity of generation {one.protocol.generation} at {state}")
-            assert kept is not None
-            family = {other.member for other in members if other.kept is not None and other.kept.kin.members == kept.kin.members}
-            self.require(family == set(kept.family), f"{one} has {kept.family} for a family, of which {sorted(family)} know")
-            self.require(len(kept.family) > 1 or len(members) == 1, f"{one} is alone in its family of {len(members)} ranks")
-            late = abs(kept.kin.step - state.step) > 1 or lag not in (-1, 0, 1)
-            self.require(not late, f"{one} keeps parity of step {kept.kin.step} at {state}")

@@ -15,13 +15,12 @@ from fleet.simulation.clockwork import Stoppable
 from fleet.simulation.gathering import GatheringRank
 from fleet.simulation.links import AGAIN_S, HEAD
 from fleet.simulation.memory import SimMemory
-from fleet.simulation.parity import ParityRank
 from fleet.simulation.ranks import SimRank
 from fleet.simulation.sharded import ShardedRank
 from fleet.simulation.stage import Stage
 from fleet.simulation.steps import SteppingRank
 
-KINDS = {"none": SteppingRank, "zero1": ShardedRank, "fsdp": GatheringRank, "parity": ParityRank}
+KINDS = {"none": SteppingRank, "zero1": ShardedRank, "fsdp": GatheringRank}
 """Of ranks, by how their state is spread."""
 BEAT_S = 0.2
 KEPT_LOST = 64
@@ -270,7 +269,7 @@ class SimTrain:
             return
         node = min(nodes, key=lambda node: (self._used(node), node.index))
         self._numbers += 1
-        kind = KINDS["parity" if self.world.settings.parity else self.world.settings.optimizer_sharding]
+        kind = KINDS[self.world.settings.optimizer_sharding]
         rank = kind(self.world, slot, node, self._numbers, self.world.stream("rank", self._numbers))
         self.current[slot] = rank
         self.processes.append(rank)

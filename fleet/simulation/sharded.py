@@ -8,7 +8,6 @@ from typing import Any
 from fleet.protocol import moves
 from fleet.protocol.chunks import BLOCK, WHOLE, Chunk, Claim, follows, guards, kept, lost, route, settled
 from fleet.protocol.domains import Place, number, numbered, place_of
-from fleet.protocol.parity import Revival, with_revived
 from fleet.protocol.types import StateId, View
 from fleet.simulation.clockwork import Future, Steps
 from fleet.simulation.groups import Broken, Group
@@ -67,23 +66,13 @@ class ShardedRank(SteppingRank):
             if self.at("advancing"):
                 yield self._pause()
             yield from self.carry(self.choreography.take_step(moves.Advance()))
-        made = self._revivals(claims, target)
-        there = with_revived(settled(claims, target), made)
+        there = settled(claims, target)
         self._check_lost(view, there)
-        yield from self._revive(group, made)
         yield from self._complete(group, there)
         yield from self._rest(group, there, target)
         yield from self._move(group, there, target)
         self.world.note("moved", self, view.generation, target)
         return target
-
-    def _revivals(self, claims: Sequence[Claim], target: StateId) -> Sequence[Revival]:
-        """Stripes that are lost and can be made of the parity that is left."""
-        return ()
-
-    def _revive(self, group: Group, made: Sequence[Revival]) -> Steps:
-        """Make it."""
-        yield from ()
 
     def _check_lost(self, view: View, there: Sequence[Claim]) -> None:
         if not lost([claim.chunks for claim in there], LENGTH):
@@ -141,7 +130,7 @@ class ShardedRank(SteppingRank):
         view = group.view
         rank = view.rank_of(self.member)
         places = [numbered(claim.node, self._depth) for claim in there]
-        guarded = guards(places, self.world.settings.guards, self.world.settings.replica_ranks)
+        guarded = guards(places, self.world.settings.optimizer_copies, self.world.settings.replica_ranks)
         told = yield group.exchange(self.member, "pieces", self.value)
         wanted = kept(guarded, rank)
         values = [told[member] for member in view.members]
@@ -149,7 +138,6 @@ class ShardedRank(SteppingRank):
         if self.at("placing"):
             yield self._pause()
         yield self.rng.uniform(0.01, 0.1)
-        yield from self._prepare(group, places, value, target)
         try:
             yield group.exchange(self.member, "placed", None)
         except Broken:
@@ -160,10 +148,6 @@ class ShardedRank(SteppingRank):
         self._adopt(view, guarded, value, target)
         if self.at("placed"):
             yield self._pause()
-
-    def _prepare(self, group: Group, places: Sequence[Place], value: int, target: StateId) -> Steps:
-        """What this rank will hold in the view is here, and nobody has dropped what it had."""
-        yield from ()
 
     def _keep_beside(self, wanted: tuple[Chunk, ...]) -> None:
         self.beside_chunks = tuple(chunk for chunk in dict.fromkeys(self.beside_chunks + wanted) if chunk not in self.chunks)
@@ -177,7 +161,6 @@ class ShardedRank(SteppingRank):
 
     def _reduce(self, move: moves.Reduce) -> Steps:
         reduced: Sum = yield from super()._reduce(move)
-        yield from self._before_ready(reduced)
         self.log = reduced.merged
         if self.at("ready"):
             yield self._pause()
@@ -185,10 +168,6 @@ class ShardedRank(SteppingRank):
         if self.at("decided"):
             yield self._pause()
         return reduced
-
-    def _before_ready(self, reduced: Sum) -> Steps:
-        """The sums are here, and nobody knows."""
-        yield from ()
 
     def _apply(self, move: moves.Apply) -> Steps:
         assert isinstance(move.reduced, Sum)

@@ -213,7 +213,11 @@ class SteppingRank(SimRank):
             self.transfer = None
 
     def _promise(self, move: moves.Promise) -> None:
-        self.groups[move.view.generation][0].tell(self.member, sorted(move.shards))
+        self.groups[move.view.generation][0].tell(self.member, self._brought_of(move.shards))
+
+    def _brought_of(self, shards: Collection[int]) -> list[int]:
+        """Of shards that this rank has, or goes on with, those that count in a view that begins within their step."""
+        return sorted(shards)
 
     def _share(self, move: moves.Share) -> Steps:
         """What each has or has promised of the step at hand counts, the rest is dealt anew. Nobody waits for a receiver: it has nothing."""
@@ -225,7 +229,7 @@ class SteppingRank(SimRank):
         self.stepping, self.progress_s, self.duties.at = True, self.world.clock.now_s, here
         self.replica_check.seat(view.generation, here, receives)
         if not receives:
-            group.tell(self.member, sorted(self.held))  # between steps the newcomers ask, and members know that nothing has begun
+            group.tell(self.member, self._brought_of(self.held))  # between steps the newcomers ask, and members know that nothing has begun
         givers = [member for rank, member in enumerate(view.members) if rank not in view.receivers and move.begun]
         told: dict[Member, Any] = (yield group.told(self.member, givers)) if givers else {}
         brought = [told.get(member, ()) for member in view.members]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fleet.protocol.chunks import lost, settled
-from fleet.protocol.parity import revivals, with_revived
 from fleet.protocol.records import Committed, Record, ViewPublished
 from fleet.protocol.types import StateId, View
 from fleet.simulation.checker import Checker
@@ -28,7 +27,7 @@ class TwoPhase(Checker):
         self.require(state == target, f"{rank} begins generation {view.generation} at {state}, another at {target}")
         right = self.world.chain.weights(state.step)
         self.require(value == right, f"{rank} has chunks of another state than {state} in generation {view.generation}")
-        copies = min(self.world.settings.guards, len(view.members) - 1)
+        copies = min(self.world.settings.optimizer_copies, len(view.members) - 1)
         for owner, guards in enumerate(guarded):
             few = len(set(guards) - {owner}) < copies
             self.require(not few, f"rank {owner} of generation {view.generation} has {guards} for guards, {copies} are due")
@@ -46,8 +45,7 @@ class TwoPhase(Checker):
             return
         if target.step <= view.state.step:
             return  # nothing is given up: the new history begins where this one is
-        there = with_revived(settled(claims, target), revivals(claims, target, [LENGTH]))
-        gone = lost([claim.chunks for claim in there], LENGTH)
+        gone = lost([claim.chunks for claim in settled(claims, target)], LENGTH)
         self.require(
             bool(gone), f"generation {view.generation} gives up {target}, of which its members {[str(rank) for rank in members]} hold all"
         )

@@ -1,7 +1,7 @@
 """The names under which a training state's tensors and values are found, as ``torch.distributed.checkpoint.state_dict`` gives them.
 
-What ranks hand over is a skeleton: the tracked objects' state dicts as text, with a number in place of each tensor. Earlier versions
-pickled them; nothing is imported that such a text names: an object of a class that is not plain data stands for itself, and is left out.
+What ranks hand over is a skeleton: the tracked objects' state dicts as text, with a number in place of each tensor. Devices, and arrays of
+numpy, are no plain data to whoever has neither: they are left out.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fleet.errors import ProtocolError
-from fleet.protocol.old_skeletons import read_old
-from fleet.protocol.plain import MARK, Format, Kind
+from fleet.protocol.plain import Format, Kind
 from storage.checkpoint.layout import Entry
 
 PLAIN = (str, int, float, bool, bytes, complex, type(None))
@@ -26,32 +25,11 @@ class TensorRef:
     index: int
 
 
+@dataclass(frozen=True, slots=True)
 class Opaque:
-    """Stands for an object whose class is not plain data. ``kind`` is the name of its class."""
+    """Stands for a value that is not plain data. ``kind`` is the name of its class."""
 
-    kind = ""
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Opaque:
-        return object.__new__(cls)
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Whatever it is made from is not kept."""
-
-    def __setstate__(self, state: Any) -> None:
-        """Its state is not kept."""
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        """Its items are not kept."""
-
-    def append(self, item: Any) -> None:
-        """Its items are not kept."""
-
-    def extend(self, items: Any) -> None:
-        """Its items are not kept."""
-
-
-def _opaque(kind: str) -> type[Opaque]:
-    return type(kind.rpartition(".")[2], (Opaque,), {"kind": kind})
+    kind: str
 
 
 def _of_torch(name: str) -> Any:
@@ -62,13 +40,8 @@ def _of_torch(name: str) -> Any:
     return found if found is torch.Size or isinstance(found, torch.dtype) else None
 
 
-def _find_old(module: str, name: str) -> Any:
-    found = _of_torch(name) if module == "torch" else None
-    return found if found is not None else _opaque(f"{module}.{name}")
-
-
 def _stands_for(kind: str) -> Callable[..., Opaque]:
-    return lambda *_: _opaque(kind)()
+    return lambda *_: Opaque(kind)
 
 
 _READ = Format(
@@ -84,12 +57,12 @@ _READ = Format(
 
 
 def read_skeleton(meta: str) -> dict[str, Any] | None:
-    """{tracked name: state dict with TensorRefs}, or None when ``meta`` is no skeleton, of this version or of an earlier one.
+    """{tracked name: state dict with TensorRefs}, or None when ``meta`` is no skeleton.
 
     A name that begins with a zero character is Fleet's own (``actors.rank.state.tracked.MARKS``), and is left out.
     """
     try:
-        state = _READ.read(meta, TensorRef) if meta.startswith(MARK) else read_old(meta, _find_old, TensorRef)
+        state = _READ.read(meta, TensorRef)
     except ProtocolError:
         return None
     if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):

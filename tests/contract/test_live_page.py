@@ -13,7 +13,7 @@ from fleet.app import follow
 from fleet.ledger.categories import MEANINGS
 from fleet.ledger.report import report_of
 from fleet.protocol import records as r
-from fleet.protocol.causes import Told
+from fleet.protocol.causes import TrainRaised
 from fleet.protocol.types import Fault, Member, Process
 from tests.golden.journals import Story, one_loss
 from tests.support.browser import NARROW, WAIT_MS, WIDE, opened, text
@@ -47,7 +47,7 @@ def test_a_fault_tells_its_story_to_mouse_and_keyboard(browser: Browser, served:
         mark = page.get_by_role("button", name="f1 executed: kill_rank (gpu), at 2.1 s")
         mark.click()
         text(page, "#story", "f1: kill_rank (gpu), 1.5 s of rank time")
-        text(page, "#story", "rank 1.0 is lost: signal 9")
+        text(page, "#story", "rank 1.0 is lost: killed by SIGKILL")
         expect(page.locator("#marks button").first).to_have_attribute("aria-pressed", "true")
         page.reload()
         text(page, "#status", "completed")
@@ -142,7 +142,7 @@ def test_text_of_the_journal_stays_text(browser: Browser, served: Watched) -> No
     story.records[0] = r.RunStarted(r.VERSION, EVIL, 0.0, 1.7e9, 2, 0, 16, EVIL)
     story.view(1, [(0, 0), (1, 0)], 100)
     story.records.append(r.FaultRecord(Fault(EVIL, 0.2, EVIL, EVIL, slot=0), "executed", 0.2, (Member(0, 0),), EVIL))
-    story.lost(0, 0, 300, cause=Told(EVIL), fault=EVIL)
+    story.lost(0, 0, 300, cause=TrainRaised(EVIL), fault=EVIL)
     story.records.append(r.DecisionMade("interval", EVIL, EVIL, None, 0.4))
     story.records.append(r.Measurement(r.StateId(0, 1), EVIL, 1.0, 0.4))
     story.records.append(r.RunEnded("failed", EVIL, 0.5, EVIL, EVIL))

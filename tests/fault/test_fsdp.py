@@ -31,15 +31,9 @@ def whole(undisturbed: Undisturbed) -> str:
     return undisturbed(lambda folder: cut(folder, world=2, optimizer_sharding="none"))
 
 
-@pytest.fixture(params=["step", "shard"])
-def sync(request: pytest.FixtureRequest) -> str:
-    """When gradients leave a rank."""
-    return str(request.param)
-
-
-@pytest.mark.parametrize(("world", "sync"), [(1, "step"), (2, "step"), (3, "step"), (5, "step"), (1, "shard"), (3, "shard"), (5, "shard")])
-def test_no_world_size_changes_a_bit(world: int, sync: str, tmp_path: Path, whole: str) -> None:
-    outcome, records, digest = train_through(trains.plain, cut(tmp_path, world=world, gradient_sync=sync), tmp_path)
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+def test_no_world_size_changes_a_bit(world: int, tmp_path: Path, whole: str) -> None:
+    outcome, records, digest = train_through(trains.plain, cut(tmp_path, world=world), tmp_path)
     survived(outcome, records, digest, whole)
 
 
@@ -51,9 +45,9 @@ def test_the_native_reduction_of_fsdp2_is_not_bit_identical(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_storm_changes_no_bit(seed: int, sync: str, tmp_path: Path, whole: str) -> None:
+def test_a_storm_changes_no_bit(seed: int, tmp_path: Path, whole: str) -> None:
     kills = storm(seed, 4)
-    outcome, records, digest = train_through(trains.plain, cut(tmp_path, gradient_sync=sync), tmp_path, lambda fleet: strike(fleet, kills))
+    outcome, records, digest = train_through(trains.plain, cut(tmp_path), tmp_path, lambda fleet: strike(fleet, kills))
     survived(outcome, records, digest, whole)
     assert len(of(ViewPublished, records)) >= 2, "no kill changed the view"
     guard_too = any(other != slot and later - step <= 1 for (step, slot), (later, other) in itertools.pairwise(kills))
@@ -61,9 +55,9 @@ def test_a_storm_changes_no_bit(seed: int, sync: str, tmp_path: Path, whole: str
 
 
 @pytest.mark.parametrize("train", [trains.dies_in_forward, trains.dies_in_backward, trains.dies_between_sums_and_commit])
-def test_a_rank_lost_at_a_moment_of_the_step(train: Callable[[Any], None], sync: str, tmp_path: Path, whole: str) -> None:
+def test_a_rank_lost_at_a_moment_of_the_step(train: Callable[[Any], None], tmp_path: Path, whole: str) -> None:
     """Its peers gather from its guard, or take the step that it has taken: nothing is lost."""
-    outcome, records, digest = train_through(train, cut(tmp_path, world=3, gradient_sync=sync), tmp_path)
+    outcome, records, digest = train_through(train, cut(tmp_path, world=3), tmp_path)
     survived(outcome, records, digest, whole)
     assert len(of(ViewPublished, records)) >= 2
     assert not of(LineageBegun, records)
@@ -90,10 +84,10 @@ def test_with_two_copies_two_may_be_lost_at_once(tmp_path: Path, whole: str) -> 
 def test_a_second_backward_of_a_shard_is_not_lost(tmp_path: Path) -> None:
     """What has left at the first one is half of it: the step is computed anew, and gradients wait for the end of a shard."""
     digests = []
-    for sync in ("step", "shard"):
-        folder = tmp_path / sync
+    for sharding in ("none", "fsdp"):
+        folder = tmp_path / sharding
         folder.mkdir()
-        outcome, records, digest = train_through(trains.in_halves, cut(folder, world=3, gradient_sync=sync), folder)
+        outcome, records, digest = train_through(trains.in_halves, cut(folder, world=3, optimizer_sharding=sharding), folder)
         assert outcome.status == "completed", outcome.reason
         digests.append(digest)
     assert digests[0] == digests[1] != ""

@@ -83,17 +83,12 @@ def gives(run: Any) -> None:
             Path(run.options["flags"], f"given-{run.slot}").write_text(json.dumps(found))
 
 
-@pytest.mark.parametrize(
-    ("world", "copies", "sync", "shards", "group"),
-    [(2, 0, "step", 2, 1), (2, 0, "shard", 2, 1), (3, 1, "step", 3, 1), (3, 1, "shard", 6, 1), (4, 1, "shard", 4, 2)],
-)
-def test_ranks_of_a_sharded_model_give_what_the_laws_say(
-    world: int, copies: int, sync: str, shards: int, group: int, tmp_path: Path
-) -> None:
-    found = given(tmp_path, world, shards, optimizer_sharding="fsdp", optimizer_copies=copies, gradient_sync=sync, replica_size=group)
+@pytest.mark.parametrize(("world", "copies", "shards", "group"), [(2, 0, 2, 1), (3, 1, 3, 1), (3, 1, 6, 1), (4, 1, 4, 2)])
+def test_ranks_of_a_sharded_model_give_what_the_laws_say(world: int, copies: int, shards: int, group: int, tmp_path: Path) -> None:
+    found = given(tmp_path, world, shards, optimizer_sharding="fsdp", optimizer_copies=copies, replica_size=group)
     each = shards // world
     gathers = gathered_bytes(BLOCKS_BYTES, world, copies, 2 * each) + gathered_bytes(AROUND_BYTES, world, copies, each)
-    sums = summed_bytes(BLOCKS_BYTES + AROUND_BYTES, world, copies, each if sync == "shard" else 1)
+    sums = summed_bytes(BLOCKS_BYTES + AROUND_BYTES, world, copies, each)
     assert found == {"gathered": round(world * gathers), "summed": round(world * sums)}
 
 

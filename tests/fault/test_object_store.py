@@ -47,7 +47,7 @@ def kill_all_ranks(kept: list[Record]) -> None:
 def test_the_example_resumes_from_s3_after_all_ranks_are_lost(s3: SeaweedServer, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     command = calling("fleet.cli.main", "main", "run", str(ROOT / "examples/gpt.py"), *OPTIONS)
-    command += ["--store", s3.url("example"), "--json", str(report)]
+    command += ["--storage", s3.url("example"), "--json", str(report)]
     environment = os.environ | s3.environment | {"PYTHONPATH": str(ROOT)}
     process = begin(command, tmp_path, environment)
     until(lambda: process.poll() is not None or bool(durable(run_so_far(tmp_path))), "a checkpoint is durable", LIMIT_S)
@@ -65,7 +65,7 @@ def test_the_example_resumes_from_s3_after_all_ranks_are_lost(s3: SeaweedServer,
 
 def test_a_bucket_that_is_not_there_ends_the_command_before_a_run_begins(s3: SeaweedServer, tmp_path: Path) -> None:
     command = calling("fleet.cli.main", "main", "run", str(ROOT / "examples/gpt.py"), "--world", "1", "--nodes", "1")
-    command += ["--store", f"s3://{s3.key}:{s3.secret}@no-such-bucket/runs"]
+    command += ["--storage", f"s3://{s3.key}:{s3.secret}@no-such-bucket/runs"]
     environment = os.environ | {"FLEET_S3_ENDPOINT": s3.endpoint, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 2, done.stderr

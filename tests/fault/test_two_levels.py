@@ -48,16 +48,6 @@ def test_two_levels_are_used_and_end_with_the_bits_of_one(kind: type[PlainFleet]
         assert (tmp_path / name / "flags/levels").exists() == asked
 
 
-def test_a_model_in_chunks_ends_with_the_bits_of_one(tmp_path: Path) -> None:
-    cut = {"width": "1021", "units": "yes", "steps": "12", "dies_in": "_combined"}
-    chosen = settings(tmp_path / "two", world=4, options=cut, two_level_sums=True, optimizer_sharding="fsdp")
-    outcome, records, digest = train(chosen, tmp_path / "two")
-    alone = settings(tmp_path / "one", world=1, nodes=1, options=cut, optimizer_sharding="fsdp", optimizer_copies=0)
-    survived(outcome, records, digest, train(alone, tmp_path / "one")[2], other_ratio=0.05)
-    assert (tmp_path / "two/flags/_combined").exists()
-    assert len(of(ProcessLost, records)) == 1
-
-
 @pytest.mark.parametrize("dies_in", ["_combined", "leaves", "pass_on"])
 @pytest.mark.parametrize("chosen", [{}, {"optimizer_sharding": "zero1"}, {"overlap": True}], ids=["whole", "zero1", "overlap"])
 def test_death_at_either_level_of_a_sum(dies_in: str, chosen: dict[str, Any], tmp_path: Path, truth: str) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fleet.protocol import records as r
-from fleet.protocol.causes import Cause, EndWhy, Told
+from fleet.protocol.causes import Cause, EndWhy, ProcessEnded
 from fleet.protocol.types import Fault, FaultPhase, Member, StateId, View
 
-SIGNAL = Told("signal 9")
-"""As in the journal that version 1 has written once."""
+KILLED = ProcessEnded(-9)
 
 
 class Story:
@@ -46,7 +45,7 @@ class Story:
         view = View(generation, seated, ranges, 0, (), StateId(lineage, step), "127.0.0.1:1")
         self.records.append(r.ViewPublished(view, at / 1e3, "because", graceful, causes))
 
-    def lost(self, slot: int, incarnation: int, at: float, *, generation: int = 1, fault: str | None = None, cause: Cause = SIGNAL) -> None:
+    def lost(self, slot: int, incarnation: int, at: float, *, generation: int = 1, fault: str | None = None, cause: Cause = KILLED) -> None:
         self.records.append(r.ProcessLost(Member(slot, incarnation), cause, at / 1e3, fault, generation, -1, -1, ""))
 
     def fault(self, name: str, kind: str, phase: FaultPhase, at: float, slot: int = 0) -> None:

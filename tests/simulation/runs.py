@@ -12,7 +12,6 @@ from fleet.simulation.families import (
     gathers_plan,
     links_plan,
     notices_plan,
-    parity_plan,
     resizes_plan,
     stops_plan,
     stores_plan,
@@ -45,9 +44,8 @@ FAMILIES: dict[str, Callable[[int], Plan]] = {
     "stops": _odd_sharded(stops_plan),
     "cold": _odd_sharded(cold_plan),
     "gathers": gathers_plan,
-    "parity": parity_plan,
 }
-"""Families of runs by seed, each with troubles of its own; in ``gathers`` and ``parity`` parameters are spread over ranks, too."""
+"""Families of runs by seed, each with troubles of its own; in ``gathers`` parameters are spread over ranks, too."""
 
 
 class Placement:

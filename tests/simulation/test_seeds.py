@@ -21,7 +21,7 @@ SEEDS = int(os.environ.get("FLEET_SEEDS", "1000"))
 """Runs of all families together."""
 A_DAY = 100_000
 FIRST = int(time.time() // 86400) * A_DAY
-SHARES = {"random": 6, "sharded": 2, "cuts": 2, "gathers": 2, "parity": 2}
+SHARES = {"random": 6, "sharded": 2, "cuts": 2, "gathers": 2}
 """How many runs a family has, beside the others that have one."""
 PART = 50
 

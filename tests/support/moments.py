@@ -40,12 +40,6 @@ def tagged(tag: int) -> Callable[..., bool]:
     return lambda group, out, inp, under=0: under == tag
 
 
-def sums(group: Any, *arguments: Any, **named: Any) -> bool:
-    """Of messages, those with gradients."""
-    tag = arguments[2] if len(arguments) > 2 else named.get("tag", 0)
-    return int(tag) >= Tag.BUCKETS
-
-
 def for_loop(engine: Any, offer: Any, *, early: bool = False) -> bool:
     return not early
 
@@ -61,7 +55,9 @@ MOMENTS = {
     "in-a-backward": Moment("a unit is gathered for its backward", f"{FSDP}.gathered:Gathered._before_backward", behind=True),
     "a-shard-is-done": Moment("all gradients of a shard are there", f"{FSDP}.engine:FsdpEngine.end_shard", behind=True),
     "before-the-sum": Moment("all its gradients are done", f"{FSDP}.engine:FsdpEngine.reduce", when=for_loop),
-    "in-the-sum": Moment("the first gradients are on their way", f"{GROUP}.start", True, sums),
+    "a-gradient-leaves": Moment("a unit's gradient is about to leave it", f"{FSDP}.engine:FsdpEngine._send"),
+    "a-gradient-has-come": Moment("a peer's gradient is taken in, and that peer does not know", f"{FSDP}.engine:FsdpEngine.take", True),
+    "means-travel": Moment("all gradients are with their owners, and means are on their way", f"{FSDP}.engine:FsdpEngine._means"),
     "before-ready": Moment("it has its sums, and tells nobody", f"{GROUP}.all_gather", False, tagged(Tag.READY)),
     "behind-ready": Moment("all know that all have their sums", f"{GROUP}.all_gather", True, tagged(Tag.READY)),
     "before-apply": Moment("the step is decided and not taken", f"{FSDP}.engine:FsdpEngine.apply"),
@@ -78,47 +74,9 @@ MOMENTS = {
 }  # fmt: skip
 
 
-KEPT = f"{FSDP}.kept:Kept"
-
-
-def in_a_step(kept: Any, *arguments: Any) -> bool:
-    """And not where the parity of a new view is made."""
-    return bool(kept.before)
-
-
-def of_the_second(kept: Any, group: Any, flat: int) -> bool:
-    """Of flat buffers."""
-    return flat == kept.flats[1]
-
-
-PARITY_MOMENTS = {
-    "notes-means": Moment("means are about to go to who keeps the parity", f"{KEPT}.note_means"),
-    "noted-means": Moment("they are there, and nobody knows", f"{KEPT}.note_means", True),
-    "stepped-no-part": Moment("the step is decided, and this rank is about to take it", f"{KEPT}.take_step"),
-    "between-two-parts": Moment("one flat buffer is stepped and told, another one is stepped", f"{KEPT}._tell", when=of_the_second),
-    "while-changes-travel": Moment("some have what has changed, and not all", f"{KEPT}._swap", True, in_a_step),
-    "took-changes-in": Moment("it has taken in what came, and has told nobody", f"{KEPT}._take", True, in_a_step),
-    "told-all": Moment("it has told what one flat buffer's step has changed", f"{KEPT}._tell", True),
-    "behind-the-step": Moment("all is told", f"{KEPT}.take_step", True),
-    "stripes-are-made": Moment("a lost rank's stripes are being made", f"{FSDP}.parity:ParityResharding._revive", second=True),
-    "stripes-were-made": Moment("a lost rank's stripes are made", f"{FSDP}.parity:ParityResharding._revive", True, second=True),
-    "makes-new-parity": Moment("chunks have come, and new parity is made", f"{KEPT}.begin", second=True),
-    "made-new-parity": Moment("new parity is there, and old chunks too", f"{KEPT}.begin", True, second=True),
-    "placed": MOMENTS["placed"],
-    "chunks-moved": MOMENTS["chunks-moved"],
-    "claims": MOMENTS["claims"],
-}  # fmt: skip
-IN_THE_FAMILY = {
-    "gives-to-the-keeper": Moment("it gives its part of a lost rank's stripe", f"{FSDP}.parity:ParityResharding._give", second=True),
-    "makes-a-stripe": Moment("it makes a lost rank's stripe", f"{FSDP}.parity:ParityResharding._revive", second=True),
-}  # fmt: skip
-"""Only who is of one family with the lost rank comes there."""
-MOMENTS_OF_ALL = MOMENTS | PARITY_MOMENTS | IN_THE_FAMILY
-
-
 def dies_at(run: Any) -> None:
     """Slot 1 dies at the moment that the option ``moment`` names, once; of some moments slot 2 has died before, in the same step."""
-    moment = MOMENTS_OF_ALL[run.options["moment"]]
+    moment = MOMENTS[run.options["moment"]]
     if moment.second:
         _strike(run, "first", 2, MOMENTS["in-a-forward"], lambda: True)
         first = Path(run.options["flags"]) / "first"

@@ -29,9 +29,6 @@ DISTRIBUTIONS = {
 }  # fmt: skip
 """Imported name -> distribution, where they differ."""
 
-OLD_JOURNALS = "fleet/protocol/old_journals.py"
-"""It alone reads sentences: those of journals that said no more."""
-
 FOR_US = {"dev", "bench"}
 """Extras that no user installs."""
 
@@ -92,9 +89,7 @@ def test_no_handler_hides_an_error() -> None:
 
 def test_no_code_reads_the_text_of_a_reason() -> None:
     places = (*rules.SHIPPED, "benchmarks", "examples")
-    code = {path: text for path, text in PYTHON.items() if path.split("/", maxsplit=1)[0] in places and path != OLD_JOURNALS}
-    _check(rules.reason_faults, code)
-    assert rules.reason_faults(OLD_JOURNALS, PYTHON[OLD_JOURNALS])
+    _check(rules.reason_faults, {path: text for path, text in PYTHON.items() if path.split("/", maxsplit=1)[0] in places})
 
 
 def test_no_test_is_skipped_without_a_listed_reason() -> None:

@@ -23,7 +23,7 @@ CAUSES: dict[type[c.Fact], c.Fact] = {
     type(fact): fact
     for fact in (
         c.ProcessEnded(-9), c.TrainRaised("ValueError"), c.ClusterEnded(), c.NotHeardOf(), c.AgentHungUp(), c.AgentSilent(12.0),
-        c.Evicted(c.DidNotLeave()), c.TakenAway(), c.Told("signal 9"),
+        c.Evicted(c.DidNotLeave()), c.TakenAway(),
     )
 }  # fmt: skip
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -27,17 +28,16 @@ from storage.checkpoint.export import export_weights
 from storage.checkpoint.manifest import checkpoint_id
 from storage.checkpoint.restore import Room
 from storage.checkpoint.store import CheckpointStore, write_part
-from tests.support.old_skeletons import pickled
 from tests.support.seaweed import SeaweedServer
 
 SECRET = "wJalrXUtnFEMI-K7MDENG"
 
 
 class Wrapped:
-    """A state that holds what no weights-only load would take: no rank writes it any more, and earlier versions did."""
+    """A state that holds what no weights-only load would take."""
 
     def state_dict(self) -> dict[str, object]:
-        return {"epoch": 3, "schedule": StateId(1, 2), "betas": (0.9, 0.99), "names": ["a", "b"]}
+        return {"epoch": 3, "schedule": np.arange(2), "betas": (0.9, 0.99), "names": ["a", "b"]}
 
     def load_state_dict(self, state: dict[str, object]) -> None:
         raise AssertionError("nobody loads here")
@@ -54,7 +54,7 @@ def trained() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
 
 def save(url: str, step: int) -> str:
     model, optimizer = trained()
-    skeleton, tensors = pickled(model=model, optimizer=optimizer, extra=Wrapped())
+    skeleton, tensors = TrackedState(model=model, optimizer=optimizer, extra=Wrapped()).flatten()
     name = checkpoint_id(StateId(0, step), 1)
     part = write_part(url, name, 0, 1, list(enumerate(tensors)))
     CheckpointStore(url, run="some-run").commit(CommitCheckpoint(name, StateId(0, step), (part,), skeleton, 0.0, 0.0))
@@ -124,7 +124,7 @@ def test_verify(fleet: Callable[..., Done], store: str) -> None:
 def test_an_export_is_loaded_by_plain_torch(fleet: Callable[..., Done], store: str, tmp_path: Path) -> None:
     done = fleet("export", store, "--output", "state.pt")
     assert done.code == 0
-    assert "left out: objects of class fleet.protocol.types.StateId" in done.out
+    assert "left out: objects of class numpy.ndarray" in done.out
     state = torch.load(tmp_path / "state.pt", weights_only=True)
     assert state["extra"] == {"epoch": 3, "betas": (0.9, 0.99), "names": ["a", "b"]}
     model, optimizer = torch.nn.Linear(3, 4), None

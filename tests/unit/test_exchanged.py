@@ -10,9 +10,6 @@ from actors.rank.step.landed import MARK, MOST, Landing
 from actors.rank.step.reduction import Reducer
 from actors.rank.telemetry.exchanged import Before, Exchanged, hidden_us
 from actors.rank.telemetry.usage import RECEIVED
-from fleet.protocol.journal import decode_line, encode_line
-from fleet.protocol.records import Usage
-from fleet.protocol.types import Member
 from tests.support.waiting import until
 from tests.unit.test_reduction import SHARDS, Buffers, summed, with_groups
 
@@ -95,10 +92,3 @@ def test_two_that_swap_hide_nothing() -> None:
         return told
 
     assert with_groups(2, rank) == [(0, 0)] * 2
-
-
-def test_a_journal_from_before_says_nothing_of_it() -> None:
-    assert decode_line(b'["Usage",[0,1],500,0,12,4.5,7]') == Usage(Member(0, 1), 500, 0, 12, 4.5, event=7)
-    assert decode_line(b'["Usage",[0,1],500,0,12,4.5,3,120,900,60,7]') == Usage(Member(0, 1), 500, 0, 12, 4.5, 3, 120, 900, 60, event=7)
-    now = Usage(Member(0, 1), 500, 0, 12, 4.5, 3, 120, 900, 60, event=7)
-    assert decode_line(encode_line(now)) == now

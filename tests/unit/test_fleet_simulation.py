@@ -249,21 +249,19 @@ def test_a_trace_brings_the_same_run_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "where"),
     [
-        ("x,1,node,5", "trace.time = 'x': not a number ({}:3, column 1)"),
-        ("9,1,node,-5", "trace.duration = '-5': must be finite and at least 0 ({}:3, column 4)"),
-        ("9,100,node,5", "trace.node = 100: nodes are 0 to 99 ({}:3)"),
-        ("9,1.5,node,5", "trace.node = '1.5': must be a whole number ({}:3, column 2)"),
-        ("9,,node,5", "trace.node = '': node takes a node: which? ({}:3)"),
-        ("9,1,comet,5", "trace.component = 'comet': unknown ({}:3)"),
-        ("9,1,slow:0.5,5", "trace.component = 'slow:0.5': the severity must be at least 1, and finite ({}:3, column 3)"),
-        ("9,1,slow:2.0,", "trace.duration = '': a slow spell needs one ({}:3, column 4)"),
-        ("9,1,node", "trace = 3: 4 columns are needed: time, node, component, duration ({}:3)"),
+        ("x,1,node,5", "trace.at_s = 'x': not a number ({}:4, column 1)"),
+        ("9,1,node,-5", "trace.repair_s = '-5': must be finite and at least 0 ({}:4, column 4)"),
+        ("9,100,node,5", "trace.node = 100: nodes are 0 to 99 ({}:4)"),
+        ("9,1.5,node,5", "trace.node = '1.5': must be a whole number ({}:4, column 2)"),
+        ("9,,node,5", "trace.node = '': node takes a node: which? ({}:4)"),
+        ("9,1,comet,5", "trace.component = 'comet': unknown ({}:4)"),
+        ("9,1,node", "trace = 3: 4 columns are needed: at_s, node, component, repair_s ({}:4)"),
     ],
 )
 def test_a_malformed_trace_is_refused_by_line_and_column(tmp_path: Path, row: str, where: str) -> None:
     fault = FaultClass(name="node", rate_per_s=1e-5, nodes=1)
     model = FleetModel(nodes=100, duration_s=1e5, faults=(fault,))
-    (tmp_path / "t.csv").write_text(f"time,node,component,duration\n1,2,node,\n{row}\n")
+    (tmp_path / "t.csv").write_text(f"# nodes = 100\nat_s,node,component,repair_s\n1,2,node,\n{row}\n")
     with pytest.raises(ConfigError) as error:
         read_arrivals(model, tmp_path / "t.csv")
     assert where.format(tmp_path / "t.csv") in str(error.value)

@@ -146,7 +146,7 @@ def test_who_is_where(tmp_path: Path) -> None:
     story.view(3, [(2, 0)], 400)
     follower = Follower(write(tmp_path / "journal.jsonl", story)).read()
     assert [(seat.state, seat.shards) for seat in follower.seats()] == [(STANDS_BY, None), (LOST, None), (TRAINS, (0, 16))]
-    assert follower.seats()[1].cause == "signal 9"
+    assert follower.seats()[1].cause == "killed by SIGKILL"
     assert follower.seats()[2].pid == 102
 
 

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
 from actors.rank.fsdp.engine import FsdpEngine
-from actors.rank.fsdp.streamed import StreamedEngine
 from actors.rank.fsdp.taken import Unit, mesh_of_one, numbers, take_over
 from actors.rank.membership.process_group import Group
 from actors.rank.state.tracked import TrackedState
@@ -44,12 +43,11 @@ def tracked() -> tuple[TrackedState, tuple[Unit, ...]]:
 def make(
     sharding: str, size: int, ring: Path, build: Callable[[], tuple[TrackedState, tuple[Unit, ...]]] = tracked
 ) -> tuple[Engine, TrackedState]:
-    settings = RunSettings(world=size, shards=SHARDS, optimizer_sharding="fsdp" if sharding == "streamed" else sharding)
+    settings = RunSettings(world=size, shards=SHARDS, optimizer_sharding=sharding)
     state, units = build()
     if sharding == "none":
         return Engine(state, settings, Recorder(ring, 0), 0.5), state
-    kind = StreamedEngine if sharding == "streamed" else FsdpEngine
-    return kind(state, settings, Recorder(ring, 0), 0.5, units, "127.0.0.1"), state
+    return FsdpEngine(state, settings, Recorder(ring, 0), 0.5, units, "127.0.0.1"), state
 
 
 def trained(sharding: str, size: int, folder: Path) -> list[tuple[str, int]]:
@@ -73,24 +71,22 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, int]:
     return trained("none", 1, tmp_path_factory.mktemp("whole"))[0]
 
 
-@pytest.mark.parametrize("sharding", ["fsdp", "streamed"])
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_the_bits_are_those_of_whole_replicas(sharding: str, size: int, tmp_path: Path, whole: tuple[str, int]) -> None:
+def test_the_bits_are_those_of_whole_replicas(size: int, tmp_path: Path, whole: tuple[str, int]) -> None:
     """And the ranks together have each chunk of each unit twice, but for what is left free between parameters."""
     digest, whole_bytes = whole
-    found = trained(sharding, size, tmp_path)
+    found = trained("fsdp", size, tmp_path)
     assert {each for each, _ in found} == {digest}
     assert sum(parameter_bytes for _, parameter_bytes in found) <= min(size, 2) * whole_bytes * 1.02
 
 
-@pytest.mark.parametrize("sharding", ["fsdp", "streamed"])
-def test_what_is_frozen_behind_run_track_may_be_thawed(sharding: str, tmp_path: Path) -> None:
+def test_what_is_frozen_behind_run_track_may_be_thawed(tmp_path: Path) -> None:
     def build() -> tuple[TrackedState, tuple[Unit, ...]]:
         state, units = tracked()
         state.objects["model"][1].requires_grad_(False)
         return state, units
 
-    engine, state = make(sharding, 1, tmp_path / "ring", build)
+    engine, state = make("fsdp", 1, tmp_path / "ring", build)
     assert isinstance(engine, FsdpEngine)
     thawed = state.objects["model"][1].requires_grad_(True)[0].weight
     engine.rehearse()

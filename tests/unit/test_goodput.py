@@ -106,7 +106,7 @@ def test_a_loss_costs_what_it_took_to_notice_reform_replace_restore_and_repeat()
     assert loss.init_s == pytest.approx(0.8)
     assert loss.stall_s == pytest.approx(2.42 - 2.10 - 0.1)
     assert loss.excess_s == pytest.approx((6.32 - 2.10) - (50 - 10) * 0.1)
-    assert (loss.members, loss.causes) == (("1.0",), ("signal 9",))
+    assert (loss.members, loss.causes) == (("1.0",), ("killed by SIGKILL",))
     assert spent(summary.slots[1]) == {
         "init": 1800, "reform": 170, "compute": 2400, "exposed_comm": 1600, "rework": 50, "provision": 1000, "idle_spare": 100,
         "restore": 200, "finish": 20,

@@ -8,7 +8,7 @@ import pytest
 
 from fleet.ledger.happenings import PATIENCE_S, Teller
 from fleet.protocol import records as r
-from fleet.protocol.causes import Cause, Evicted, ProcessEnded, StartsAgain, Told
+from fleet.protocol.causes import Cause, Evicted, ProcessEnded, StartsAgain, TrainRaised
 from fleet.protocol.types import Fault, Member, StateId
 from tests.golden.journals import Story, one_loss
 
@@ -64,8 +64,8 @@ def test_who_was_ended_for_the_sake_of_a_fault_was_not_struck_by_it() -> None:
 
 
 def test_a_loss_without_a_fault_is_told_at_once_with_its_cause_in_one_line() -> None:
-    [line] = told(story(lost(Member(2, 1), None, Told("evicted: no heartbeat\nfor 7 s"))))
-    assert line == "    2.2 s  - rank 2.1 is lost in step 7: evicted: no heartbeat for 7 s"
+    [line] = told(story(lost(Member(2, 1), None, TrainRaised("ValueError: no\nheartbeat"))))
+    assert line == "    2.2 s  - rank 2.1 is lost in step 7: the train function raised ValueError: no heartbeat"
 
 
 def test_a_loss_is_told_with_how_its_process_ended_as_soon_as_that_is_known() -> None:

@@ -22,9 +22,19 @@ def find(state: StateId, flat: int, lo: int, hi: int) -> Lent | None:
     return Lent(VALUES[lo:hi], lambda: True) if (state, flat) == (HERE, 3) else None
 
 
+class Takes:
+    """Knows of no gift."""
+
+    def room(self, request: Request) -> torch.Tensor:
+        raise ConnectionError("of nothing that is here")
+
+    def take(self, request: Request, elements: torch.Tensor) -> bool:
+        return False
+
+
 @pytest.fixture
 def lender() -> Iterator[Lender]:
-    made = Lender("127.0.0.1", find)
+    made = Lender("127.0.0.1", find, Takes())
     yield made
     made.close()
 
@@ -83,7 +93,7 @@ def test_a_wait_ends_when_the_rank_is_called_away() -> None:
         go_on.wait(20)
         return Lent(VALUES[lo:hi], lambda: True)
 
-    lender, borrower = Lender("127.0.0.1", slow), Borrower(asked.is_set, 20.0)
+    lender, borrower = Lender("127.0.0.1", slow, Takes()), Borrower(asked.is_set, 20.0)
     first, second = wish(0, 10), wish(10, 20)
     assert borrower.fetch(HERE, [(lender.address, first)]) == [0]
     go_on.set()
@@ -96,7 +106,7 @@ def test_a_wait_ends_when_the_rank_is_called_away() -> None:
 
 def test_what_has_changed_on_its_way_does_not_count(borrower: Borrower) -> None:
     said = iter([False, True])
-    lender = Lender("127.0.0.1", lambda state, flat, lo, hi: Lent(VALUES[lo:hi], lambda: next(said)))
+    lender = Lender("127.0.0.1", lambda state, flat, lo, hi: Lent(VALUES[lo:hi], lambda: next(said)), Takes())
     assert borrower.fetch(HERE, [(lender.address, wish(0, 10)), (lender.address, wish(5, 9))]) == [0]
     lender.close()
 
@@ -121,7 +131,7 @@ def test_addresses_travel_as_bytes(lender: Lender) -> None:
 
 def test_a_lender_that_is_closed_leaves_no_thread() -> None:
     before = threading.active_count()
-    lender, borrower = Lender("127.0.0.1", find), Borrower(lambda: False, 20.0)
+    lender, borrower = Lender("127.0.0.1", find, Takes()), Borrower(lambda: False, 20.0)
     assert borrower.fetch(HERE, [(lender.address, wish(0, 10))]) == []
     borrower.close()
     lender.close()

@@ -237,16 +237,6 @@ def test_a_map_style_dataset_is_told_by_number_and_by_its_own_places(tmp_path: P
     feed.close()
 
 
-def test_what_an_older_journal_does_not_say_is_said() -> None:
-    old = [b'["RunStarted",2,"old",0.0,1.7e9,2,0,4,"{}"]', b'["DataRead",20,8,1.0,"aa",5,0]', b'["Committed",[0,5],2.0,0]']
-    read = r.DataRead(20, 8, 1.0, "aa", 5)
-    assert decode_line(old[1]) == read and decode_line(encode_line(read)) == read
-    answer = Lineage(DataHistory().apply_all(map(decode_line, old)))
-    assert len(answer.took(4, 3)[0].indices) == 2
-    two = Lineage(DataHistory().apply_all([*map(decode_line, old), r.DataRead(30, 8, 1.0, "bb", 5)]))
-    assert two.took(4, 3)[0].indices == () and "does not say" in two.took(4, 3)[0].unknown
-
-
 def test_digests_are_those_of_the_files_and_are_read_once(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     data, cache = numbers(tmp_path / "data"), tmp_path / "cache" / "digests"

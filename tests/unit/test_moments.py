@@ -6,11 +6,11 @@ from importlib import import_module
 
 import pytest
 
-from tests.support.moments import MOMENTS_OF_ALL
+from tests.support.moments import MOMENTS
 
 
-@pytest.mark.parametrize("name", MOMENTS_OF_ALL)
+@pytest.mark.parametrize("name", MOMENTS)
 def test_the_method_is_there(name: str) -> None:
-    module, _, path = MOMENTS_OF_ALL[name].method.partition(":")
+    module, _, path = MOMENTS[name].method.partition(":")
     kind, method = path.split(".")
     assert callable(getattr(getattr(import_module(module), kind), method))

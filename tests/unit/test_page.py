@@ -65,8 +65,8 @@ def check(page: str) -> str:
 
 def test_the_page_says_what_happened() -> None:
     text = check(render_html(build_report(golden_story().records)))
-    for phrase in ("68.12%", "gpu-1", "slot 1: provision for 1.0 s", "1.0 lost: signal 9", "view 2: 1 members", "every 10.0 s: the first",
-                   "The ledger closes", "kill_rank suppressed 1", "loss", "process lost"):  # fmt: skip
+    for phrase in ("68.12%", "gpu-1", "slot 1: provision for 1.0 s", "1.0 lost: killed by SIGKILL", "view 2: 1 members",
+                   "every 10.0 s: the first", "The ledger closes", "kill_rank suppressed 1", "loss", "process lost"):  # fmt: skip
         assert phrase in text
 
 
@@ -160,7 +160,7 @@ def test_the_page_of_a_large_stormy_run_stays_small() -> None:
         for incarnation in range(25):
             start = 400 * incarnation + slot
             story.spans(slot, incarnation, "i50 f20 " + "c30 x20 K " * 4 + "c30", generation=1, step=4 * incarnation, at=start)
-            story.lost(slot, incarnation, start + 300, cause="signal 9")
+            story.lost(slot, incarnation, start + 300)
     for step in range(5_000):
         story.records.append(r.Measurement(StateId(0, step), "loss", 1.0 / (1 + step), 0.002 * step))
     story.ended(11_000)

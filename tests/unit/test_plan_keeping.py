@@ -18,7 +18,7 @@ from fleet.planning.inputs import PlanInput
 from fleet.planning.kept import copies_of, units_of
 from fleet.planning.plan import make_plan, notes
 
-SHARDED = {"model": "llama3-8b", "gpus": 64, "optimizer_sharding": "fsdp", "gradient_sync": "shard"}
+SHARDED = {"model": "llama3-8b", "gpus": 64, "optimizer_sharding": "fsdp"}
 WHOLE_BYTES = model("llama3-8b").parameters * 4.0
 SMALL = {"model": "llama3-8b", "gpus": 64, "hardware": "mi325x"}
 
@@ -36,7 +36,7 @@ SMALL = {"model": "llama3-8b", "gpus": 64, "hardware": "mi325x"}
 def test_memory_of_chunks_is_the_laws(asked: dict[str, Any], copies: int) -> None:
     step = make_plan(PlanInput(**(SHARDED | asked)), levers=False).step
     units = units_of(PlanInput(**SHARDED))
-    law = chunked_state(WHOLE_BYTES, 64, copies, 2, units.at_once * 2.0, max(units.layer, units.around) * 4.0, leave=True)
+    law = chunked_state(WHOLE_BYTES, 64, copies, 2, units.at_once * 2.0, max(units.layer, units.around) * 4.0)
     assert (step.memory.weights, step.memory.gradients, step.memory.optimizer, step.memory.gathered) == pytest.approx(
         (law.weights, law.gradients, law.optimizer, law.gathered)
     )
@@ -90,21 +90,11 @@ def test_a_group_within_a_node_gathers_on_its_links() -> None:
     assert grouped.memory.weights == pytest.approx(spread.memory.weights * 4)  # an eighth, where it was two 64ths
 
 
-def test_gradients_that_leave_are_less_memory_and_less_waiting() -> None:
-    leaving, whole = (
-        make_plan(PlanInput(**(SHARDED | {"hardware": "mi325x", "gradient_sync": sync})), levers=False).step for sync in ("shard", "step")
-    )
-    assert leaving.memory.gradients < whole.memory.gradients / 5
-    assert whole.hidden_s == 0 < leaving.hidden_s
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"optimizer_sharding": "fsdq"}, ("optimizer_sharding", "nearest valid value is fsdp")),
-        ({"gradient_sync": "never"}, ("gradient_sync", "Known: step, shard")),
-        ({"optimizer_sharding": "zero1", "gradient_sync": "shard"}, ("gradient_sync", "zero1", "optimizer_sharding=fsdp")),
-        ({"optimizer_sharding": "zero1", "gradient_sync": "step", "replica_size": 8}, ("replica_size", "zero1")),
+        ({"optimizer_sharding": "zero1", "replica_size": 8}, ("replica_size", "zero1")),
         ({"replica_size": 24}, ("replica_size", "64 GPUs", "gpus = 48")),
         ({"optimizer_copies": 4}, ("optimizer_copies", "0 to 3")),
         ({"tp": 2}, ("tp", "fsdp", "nearest valid value is 1")),
@@ -122,8 +112,7 @@ def test_what_fleet_refuses_is_refused(changes: dict[str, Any], words: tuple[str
     [
         {"optimizer_sharding": "none", "model": "llama3-8b", "gpus": 64},
         {"optimizer_sharding": "zero1", "model": "llama3-8b", "gpus": 64},
-        {"optimizer_sharding": "fsdp", "model": "llama3-70b", "gpus": 512},
-        {"optimizer_sharding": "fsdp", "gradient_sync": "shard", "replica_size": 8, "model": "llama3-70b", "gpus": 512},
+        {"optimizer_sharding": "fsdp", "replica_size": 8, "model": "llama3-70b", "gpus": 512},
     ],
 )
 def test_what_does_not_fit_is_told_how_to_keep_it(asked: dict[str, Any]) -> None:
@@ -142,16 +131,16 @@ def test_without_a_copy_every_fault_needs_a_checkpoint() -> None:
 
 
 def test_the_command_says_how_the_state_is_kept(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    given = ["--model", "llama3-8b", "--gpus", "64", "--optimizer-sharding", "fsdp", "--gradient-sync", "shard", "--replica-size", "8"]
+    given = ["--model", "llama3-8b", "--gpus", "64", "--optimizer-sharding", "fsdp", "--replica-size", "8"]
     said = {}
     for output in ((), ("--json", "-")):
-        monkeypatch.setattr(sys, "argv", ["fleet", "plan", *given, "--parameter-copies", "2", *output])
+        monkeypatch.setattr(sys, "argv", ["fleet", "plan", *given, "--optimizer-copies", "2", *output])
         with pytest.raises(SystemExit) as ended:
             cli.main()
         assert not ended.value.code
         said[output] = capsys.readouterr().out
     words = " ".join(said[()].split())
-    assert "groups of 8" in words and "gradients leave in the backward" in words and "memory.chunked_state" in words
+    assert "groups of 8" in words and "memory.chunked_state" in words
     step = json.loads(said["--json", "-"])["step"]
     assert "test_fsdp_memory" in step["laws"]["memory.chunked_state"] and "0055" in step["laws"]["exchange.exposed_exchange"]
     assert step["memory"]["gathered"] > 0 and step["gather_s"] > 0

@@ -51,7 +51,7 @@ def test_a_changed_decision_is_shown_with_the_place(drawn: Path, tmp_path: Path,
     assert replay.compared(sides, tmp_path, "golden", "[]")
     assert not replay.compared(sides, tmp_path, "core", "[]", "--plans", str(drawn))
     said = capsys.readouterr().out
-    assert "golden: 24 transcripts, 0 differ" in said and f"core: {len(FAMILIES)} transcripts, " in said
+    assert "golden: 12 transcripts, 0 differ" in said and f"core: {len(FAMILIES)} transcripts, " in said
     assert "  - " in said and "ranks left," in said and "ranks are left," in said
 
 

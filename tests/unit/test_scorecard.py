@@ -10,7 +10,7 @@ from fleet.ledger.scorecard import AFTER_S, Score, Scorecard
 from fleet.protocol.decisions import Suspect
 from fleet.protocol.records import DecisionMade, FaultRecord, ProcessLost, Record
 from fleet.protocol.types import Fault, FaultPhase, Member
-from tests.golden.journals import SIGNAL, Story
+from tests.golden.journals import KILLED, Story
 
 
 def fault(phase: FaultPhase, at_s: float, name: str = "f", kind: str = "slow", slots: tuple[int, ...] = (1,)) -> FaultRecord:
@@ -50,7 +50,7 @@ def test_who_is_accused_shortly_after_was_found_late() -> None:
 
 def test_of_a_node_any_rank_is_right_and_it_is_over_when_the_last_is_gone() -> None:
     struck = fault("executed", 10.0, slots=(2, 3))
-    gone = [ProcessLost(Member(slot, 0), SIGNAL, at_s, None, 1, 0, 0, "") for slot, at_s in ((2, 11.0), (3, 12.0))]
+    gone = [ProcessLost(Member(slot, 0), KILLED, at_s, None, 1, 0, 0, "") for slot, at_s in ((2, 11.0), (3, 12.0))]
     assert score(struck, gone[0], accused(3, 25.0)).found == 1
     assert score(struck, *gone, accused(3, 23.0)).found == 0
 

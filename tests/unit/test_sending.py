@@ -24,10 +24,13 @@ class Kept:
     """Takes what comes, once :attr:`opened`."""
 
     def __init__(self, useful: bool = True) -> None:
-        self.useful, self.opened, self.came = useful, threading.Event(), list[tuple[Request, torch.Tensor]]()
+        self.known, self.useful, self.opened = True, useful, threading.Event()
+        self.came = list[tuple[Request, torch.Tensor]]()
         self.opened.set()
 
     def room(self, request: Request) -> torch.Tensor:
+        if not self.known:
+            raise ConnectionError("of nothing that is here")
         return torch.empty(request.hi - request.lo)
 
     def take(self, request: Request, elements: torch.Tensor) -> bool:
@@ -106,11 +109,11 @@ def test_a_backward_waits_when_too_much_is_under_way(kept: Kept, address: Addres
     assert sender.flush() == "" and len(kept.came) == 2
 
 
-def test_a_rank_to_which_nothing_can_be_brought_ends_the_connection(sender: Sender) -> None:
-    lender = Lender("127.0.0.1", lambda *asked: None)
-    sender.send(lender.address, request(hi=1 << 20), torch.zeros(1 << 20))
-    assert sender.flush() != ""
-    lender.close()
+def test_a_gift_of_what_is_not_known_here_ends_the_connection(kept: Kept, address: Address, sender: Sender) -> None:
+    """Its bytes would be taken for a request."""
+    kept.known = False
+    sender.send(address, request(hi=1 << 20), torch.zeros(1 << 20))
+    assert sender.flush() != "" and not kept.came
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -22,7 +22,7 @@ from fleet.cli import run as cli_run
 from fleet.cli.config import FLAGS
 from fleet.errors import ConfigError
 from fleet.settings.fields import from_text, keys, read, setting, shown, values_of
-from fleet.settings.run import CheckpointSettings, RunSettings
+from fleet.settings.run import CheckpointSettings, RunSettings, VerifySettings
 from policies.recovery import ReformPromoteRegrow
 from policies.straggler.mitigation import Mitigator
 
@@ -399,21 +399,18 @@ def test_code_of_somebody_else_is_not_run_where_a_run_only_waits(tmp_path: Path)
 def test_copies_of_parameters_have_one_setting_and_a_clear_name_on_the_command_line(tmp_path: Path) -> None:
     """What is given on the command line wins over a file, as for any other option."""
     (tmp_path / "good.py").write_text("def train(run): ...\n")
-    arguments = ["--world", "4", "--optimizer-sharding", "fsdp", "--config", "optimizer_copies=3", "--parameter-copies", "2"]
+    arguments = ["--world", "4", "--optimizer-sharding", "fsdp", "--config", "optimizer_copies=3", "--optimizer-copies", "2"]
     settings, given, _ = cli_run.checked("good.py", arguments, tmp_path)
-    assert settings.optimizer_copies == 2 and "parameter_copies" in given
-    with pytest.raises(ConfigError, match="Use --parameter-copies 1 or fewer"):
+    assert settings.optimizer_copies == 2 and "optimizer_copies" in given
+    with pytest.raises(ConfigError, match="Use --optimizer-copies 1 or fewer"):
         cli_run.checked("good.py", [*arguments, "--world", "2"], tmp_path)
 
 
-def test_parity_is_not_given_beside_copies(tmp_path: Path) -> None:
-    """As many as there are by default, too: who says so wants them."""
-    (tmp_path / "good.py").write_text("def train(run): ...\n")
-    arguments = ["--world", "4", "--optimizer-sharding", "fsdp", "--parity", "3"]
-    settings, given, _ = cli_run.checked("good.py", arguments, tmp_path)
-    assert settings.parity == 3 and settings.spared == 1 and "parity" in given
-    with pytest.raises(ConfigError, match="--parameter-copies is 1"):
-        cli_run.checked("good.py", [*arguments, "--parameter-copies", "1"], tmp_path)
+def test_gradients_that_leave_in_the_backward_are_not_computed_again() -> None:
+    RunSettings(optimizer_sharding="zero1", verify=VerifySettings(compute=0.1))
+    with pytest.raises(ConfigError, match="verify.compute") as refused:
+        RunSettings(optimizer_sharding="fsdp", verify=VerifySettings(compute=0.1))
+    assert "Set it to 0" in str(refused.value)
 
 
 def test_a_setting_of_a_kind_that_nobody_can_write_is_a_mistake_of_ours() -> None:

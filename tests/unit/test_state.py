@@ -20,7 +20,6 @@ from actors.rank.data.sampling import seed_step
 from actors.rank.membership.process_group import Forming, Group, GroupBroken, StoreServer
 from actors.rank.state.tracked import TrackedState, checksum, receive_state, send_state, slices
 from fleet.errors import ConfigError, ProtocolError
-from tests.support.old_skeletons import pickled
 
 BOUND_S = 30.0
 
@@ -204,23 +203,10 @@ def test_a_skeleton_that_is_written_again_is_what_it_would_be_anew() -> None:
         assert state.flatten()[0] == anew[0]
 
 
-def test_a_checkpoint_of_an_earlier_version_is_taken_over() -> None:
-    extra = Holder(table=np.arange(3.0), step=np.int64(4), kind=torch.float16, miles=collections.Counter({3: 1}), names={"a"})
-    donor = TrackedState(**build(0, 3).objects, extra=extra)
-    fresh = TrackedState(**build(1, 0).objects, extra=Holder())
-    skeleton, tensors = pickled(**donor.objects)
-    fresh.load(skeleton, [tensor.clone() for tensor in tensors])
-    assert digest(fresh) == digest(donor)
-
-
-def test_an_earlier_checkpoint_runs_nothing() -> None:
-    class Evil:
-        def __reduce__(self) -> tuple[Any, ...]:
-            return eval, ("1/0",)
-
-    skeleton, _ = pickled(extra=Holder(x=Evil()))
-    with pytest.raises(ProtocolError, match=r"builtins\.eval"):
-        TrackedState(extra=Holder()).load(skeleton, [])
+def test_what_no_rank_has_written_is_refused() -> None:
+    for text in ("gASVBQAAAAAAAAB9lC4=", "", '{"extra":{}}'):
+        with pytest.raises(ProtocolError, match="no text of plain values"):
+            TrackedState(extra=Holder()).load(text, [])
 
 
 @pytest.mark.parametrize("value", [collections.deque(["ab", "ab"]), {"x", "yy", "zzz"}, np.float64(1.5), [torch.Size([2]), torch.float32]])

@@ -51,16 +51,6 @@ def test_chunks_survive_where_guards_lie_elsewhere() -> None:
     assert "4 of 4 parts of the optimizer's state lie there alone" in " ".join(sentences(risk, sharded))
 
 
-def test_a_family_of_parity_survives_one_loss_and_is_spread_for_it() -> None:
-    """Two racks of two ranks: two families of a rank of each rack survive either, and one of all four survives a host."""
-    pairs = replace(RUN, optimizer_sharding="fsdp", parity=1)
-    assert [risk.chunks for risk in risks(RACKS, pairs)] == [0] * 6
-    found = by_domain(RACKS, replace(pairs, parity=3))
-    assert (found["rack-0"].chunks, found["rack-0/h0"].chunks) == (2, 0)
-    told = " ".join(sentences(found["rack-0"], replace(pairs, parity=3)))
-    assert "2 of 4 parts of the optimizer's state lie there with another one of their family" in told
-
-
 def test_groups_in_different_racks_are_each_others_copies() -> None:
     grouped = replace(RUN, optimizer_sharding="fsdp", optimizer_copies=0, replica_size=2)
     found = by_domain(RACKS, grouped)

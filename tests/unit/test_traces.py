@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from chaos.arrivals import load_trace
-from chaos.settings import ChaosSettings, parse_chaos
+from chaos.settings import parse_chaos
 from fleet.errors import ConfigError
 from fleet.planning.traces import dates
 from fleet.planning.traces.components import WORDS, component_of
@@ -281,18 +281,6 @@ def test_chaos_reads_what_the_simulator_wrote_at_places_of_its_run(tmp_path: Pat
         named = [place.field for place in KINDS[fault.kind].strikes if getattr(fault, place.field) is not None]
         assert len(named) == 1
     assert settings.carried().plan(seed=1, world=4, nodes=2) == planned
-
-
-def test_chaos_and_the_simulator_read_the_spelling_of_earlier_versions(tmp_path: Path) -> None:
-    old = "time,node,component,duration\n5,17,host_parts,600\n9,,software,\n12,,slow:2.0,30\n"
-    (tmp_path / "old.csv").write_text(old)
-    lost, ended, slow = ChaosSettings(trace=str(tmp_path / "old.csv")).plan(seed=0, world=4, nodes=2)
-    assert (lost.kind, lost.node, lost.at_s) == ("lose_node", 1, 5.0)
-    assert ended.kind == "kill_rank" and ended.slot in range(4)
-    assert (slow.kind, slow.severity, slow.duration_s) == ("slow", 2.0, 30.0)
-    model = FleetModel(nodes=20, duration_s=1e3, faults=(FaultClass(name="host_parts", rate_per_s=0.1, nodes=1), *MODEL.faults))
-    read = read_arrivals(model, tmp_path / "old.csv")
-    assert read.times_s.tolist() == [5.0, 9.0] and read.repairs_s[0] == 600.0 and read.slow_severity.tolist() == [2.0]
 
 
 def test_the_simulator_reads_the_trace_of_a_run_and_of_a_log(tmp_path: Path) -> None:

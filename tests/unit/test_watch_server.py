@@ -76,7 +76,7 @@ def test_the_state_is_the_ledgers(served: Watched) -> None:
     assert sum(row["share"] for row in seen["waterfall"][1:]) == pytest.approx(1.0, abs=1e-6)
     [fault] = seen["faults"]
     assert fault["cost_s"] == pytest.approx(1.54)
-    assert [line["text"] for line in fault["story"]][1:] == ["rank 1.0 is lost: signal 9", "view 2 is formed: 1 ranks, because"]
+    assert [line["text"] for line in fault["story"]][1:] == ["rank 1.0 is lost: killed by SIGKILL", "view 2 is formed: 1 ranks, because"]
     assert get(served, "/api/runs").json()["runs"][0]["name"] == "good"
     assert get(served, "/api/runs/good/journal").content.startswith(b'["RunStarted",')
 

@@ -130,14 +130,6 @@ class ChunkedModel(ChunkedOptimizer):
         assert found is not None, "a view of what is not here"
         return found
 
-    def span(self, flat: int, chunk: Chunk) -> tuple[int, int]:
-        """Where a chunk lies in a flat buffer."""
-        return bounds(self.extents[flat], chunk)
-
-    def kind(self, flat: int) -> torch.dtype:
-        """Of the elements of a flat buffer."""
-        return self._kinds[flat].dtype
-
     def number_of(self, value: Any) -> int | None:
         return self._numbers.get(id(value))
 

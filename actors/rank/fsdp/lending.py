@@ -126,10 +126,10 @@ class Lender:
     Args:
         host: the address of this rank's node.
         find: (state, flat buffer, from, to) to what is lent; None: it is not here. It may wait a while.
-        keep: what is done with a gift: room for its elements, and what takes them; None: they are of no use.
+        keep: what is done with a gift.
     """
 
-    def __init__(self, host: str, find: Callable[[StateId, int, int, int], Lent | None], keep: Keep | None = None) -> None:
+    def __init__(self, host: str, find: Callable[[StateId, int, int, int], Lent | None], keep: Keep) -> None:
         self._find, self._keep, self._token = find, keep, secrets.token_bytes(TOKEN_BYTES)
         self._listener = socket.create_server((host, 0), backlog=128)
         self.address = Address(host, self._listener.getsockname()[1], self._token)
@@ -179,8 +179,6 @@ class Lender:
         connection.sendall(YES if found.unchanged() else NO)
 
     def _accept_gift(self, connection: socket.socket, request: Request) -> None:
-        if self._keep is None:
-            raise ConnectionError("nothing can be brought to this rank")  # its bytes would be taken for a request
         room = self._keep.room(request)
         if not _receive(connection, bytes_of(room)):
             raise ConnectionError("the connection ended within a gift")

@@ -544,10 +544,6 @@ class Engine:
         with contextlib.suppress(GroupBroken):  # then something has, and whoever needs the group is told
             self._gradients.expect(self._reducer)
 
-    def _take_step(self) -> None:
-        """The optimizer's part of a step. It raises nothing that has to do with other ranks: the step is decided."""
-        self._optimizer.step()
-
     def apply(self) -> None:
         """Clip, step optimizer, scaler and schedulers, give buffers their new values. The state is dirty meanwhile."""
         self.state.let_go()
@@ -562,7 +558,7 @@ class Engine:
             scaler.step(self._optimizer)
             scaler.update()
         elif self._scaler is None:
-            self._take_step()
+            self._optimizer.step()
         for scheduler in self._schedulers:
             scheduler.step()
         assert self._state is not None

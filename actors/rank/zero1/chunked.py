@@ -6,11 +6,10 @@ Element-wise optimizers give each element the same bits in a stretch as in the w
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -36,7 +35,6 @@ WAY_OUT = "Use one of " + ", ".join(kind.__name__ for kind in ELEMENTWISE) + '; 
 
 
 class _Slice(NamedTuple):
-    group: int
     parameter: int
     lo: int
     hi: int
@@ -228,7 +226,7 @@ class ChunkedOptimizer:
         state: dict[torch.Tensor, Any] = defaultdict(dict)
         for number, whole in enumerate(self.wholes):
             numbers = {self._numbers[id(parameter)] for parameter in whole if id(parameter) in self._numbers}
-            mine = [_Slice(number, *part, self.view(*part)) for part in self._parts_of(chunks) if part[0] in numbers]
+            mine = [_Slice(*part, self.view(*part)) for part in self._parts_of(chunks) if part[0] in numbers]
             for one in mine:
                 if values := _of_optimizer(joined(by_parameter[one.parameter], one.lo, one.hi)):
                     state[one.tensor] = values
@@ -275,48 +273,6 @@ class ChunkedOptimizer:
             probe.grad = torch.full_like(probe, math.inf if skipped else 0.0)
         return [one.tensor.grad for one in self._slices if one.tensor.grad is not None]
 
-    def narrow(self, flats: Collection[int], *, probes: bool) -> list[torch.Tensor]:
-        """Let the optimizer step the stretches of these flat buffers alone, and the probes or not. Returns the stretches."""
-        chosen = [one for one in self._slices if self.places[one.parameter][0] in flats]
-        for number, (group, probe) in enumerate(zip(self.optimizer.param_groups, self._probes, strict=True)):
-            group["params"] = [*(one.tensor for one in chosen if one.group == number), *([probe] if probes else [])]
-        return [one.tensor for one in chosen]
-
-    def widen(self) -> None:
-        """All that is here is stepped together again."""
-        self.narrow(range(len(self.extents)), probes=True)
-
-    def options(self) -> list[dict[str, Any]]:
-        """Copies of what the groups have beside their parameters: schedulers change them behind a step."""
-        return [{key: copy.deepcopy(value) for key, value in group.items() if key != "params"} for group in self.optimizer.param_groups]
-
-    def step_apart(
-        self, pieces: Sequence[Piece], gradients: Sequence[torch.Tensor], present: int, options: Sequence[Mapping[str, Any]]
-    ) -> list[Piece]:
-        """The pieces behind a step that their owner has not taken, with these ``options`` of the groups. Nothing else changes.
-
-        ``present``: see :meth:`point`.
-        """
-        optimizer, kept = self.optimizer, [dict(group) for group in self.optimizer.param_groups]
-        groups = {self._numbers[id(one)]: number for number, whole in enumerate(self.wholes) for one in whole if id(one) in self._numbers}
-        before, stretches = optimizer.state, [piece.values[PARAMETER].detach() for piece in pieces]
-        for piece, stretch, gradient in zip(pieces, stretches, gradients, strict=True):
-            stretch.grad = gradient if present >> piece.parameter & 1 else None
-        for number, (group, was) in enumerate(zip(optimizer.param_groups, options, strict=True)):
-            group.update(was, params=[one for piece, one in zip(pieces, stretches, strict=True) if groups[piece.parameter] == number])
-        states = {one: values for piece, one in zip(pieces, stretches, strict=True) if (values := _of_optimizer(piece.values))}
-        optimizer.state = defaultdict(dict, states)
-        try:
-            optimizer.step()
-            found = [dict(optimizer.state.get(one, {})) for one in stretches]
-        finally:
-            optimizer.state = before
-            for group, was in zip(optimizer.param_groups, kept, strict=True):
-                group.update(was)
-        return [
-            piece._replace(values={PARAMETER: one.detach(), **values}) for piece, one, values in zip(pieces, stretches, found, strict=True)
-        ]
-
     def forget_gradients(self) -> None:
         """What :meth:`point` has pointed at is needed no more: as a view each would keep memory of the mean until the next step."""
         for one in self._slices:
@@ -326,14 +282,6 @@ class ChunkedOptimizer:
         """The state of the elements ``lo..hi`` of a flat buffer, as views. Raises ProtocolError when this rank does not hold it."""
         have = self._held()
         return [piece for number, start, stop in self.parts(flat, lo, hi) for piece in _stretch(have.get(number, ()), start, stop)]
-
-    def alike(self, flat: int, lo: int, hi: int, pieces: Iterable[Piece] | None = None) -> list[Piece]:
-        """As :meth:`cut`, of ``pieces`` where they are given, in memory of their own: the same on whoever holds them, however they came."""
-        held: dict[int, list[Piece]] = defaultdict(list)
-        for piece in self.cut(flat, lo, hi) if pieces is None else pieces:
-            held[piece.parameter].append(piece)
-        joint = [(number, start, stop, joined(held[number], start, stop)) for number, start, stop in self.parts(flat, lo, hi)]
-        return [Piece(*part) for part in joint]
 
     def _held(self) -> Mapping[int, Sequence[Piece]]:
         """By parameter, all pieces that are here, as views."""

@@ -14,8 +14,6 @@ from actors.rank.zero1.chunked import MOST_RUNS
 from actors.rank.zero1.pieces import Piece, exchange_pieces
 from actors.rank.zero1.sharded import Routes, ShardedEngine
 from fleet.protocol.chunks import (
-    KIN_MOST,
-    KIN_NUMBERS,
     RUN_NUMBERS,
     WHOLE,
     Chunk,
@@ -25,8 +23,6 @@ from fleet.protocol.chunks import (
     follows,
     guards,
     kept,
-    kin_numbers,
-    kin_of,
     lenders,
     lost,
     route,
@@ -35,7 +31,6 @@ from fleet.protocol.chunks import (
 )
 from fleet.protocol.domains import VARIABLE, Place, number, numbered, place_of
 from fleet.protocol.member import MemberProtocol
-from fleet.protocol.parity import Revival, with_revived
 from fleet.protocol.types import StateId, View
 
 
@@ -43,10 +38,9 @@ def exchange_claims(group: Group, mine: Claim) -> list[Claim]:
     """Every member's claim, by view rank. Raises GroupBroken."""
     lineage, step = (mine.state.lineage, mine.state.step) if mine.state is not None else (-1, -1)
     told = runs(mine.chunks)
-    flags = [lineage, step, mine.ready, mine.factor, mine.complete, mine.node, len(told), len(mine.kin)]
-    row = torch.zeros(len(flags) + RUN_NUMBERS * MOST_RUNS + KIN_NUMBERS * KIN_MOST, dtype=torch.float64, device="cpu")
-    said = [*(number for run in told for number in run), *(number for kin in mine.kin for number in kin_numbers(kin))]
-    numbers = [*map(float, flags), *map(float, said)]
+    flags = [lineage, step, mine.ready, mine.factor, mine.complete, mine.node, len(told)]
+    row = torch.zeros(len(flags) + RUN_NUMBERS * MOST_RUNS, dtype=torch.float64, device="cpu")
+    numbers = [*map(float, flags), *(float(number) for run in told for number in run)]
     row[: len(numbers)] = torch.tensor(numbers, dtype=torch.float64, device="cpu")
     rows = torch.empty(group.size, len(row), dtype=torch.float64, device="cpu")
     group.all_gather(rows, row, Tag.CLAIM)
@@ -54,13 +48,11 @@ def exchange_claims(group: Group, mine: Claim) -> list[Claim]:
 
 
 def _claim(row: list[float]) -> Claim:
-    lineage, step, ready, factor, complete, node, count, kept = row[:8]
-    numbers, behind = list(map(int, row[8:])), RUN_NUMBERS * int(count)
-    told = [Run(*numbers[start : start + RUN_NUMBERS]) for start in range(0, behind, RUN_NUMBERS)]
-    starts = range(behind, behind + KIN_NUMBERS * int(kept), KIN_NUMBERS)
-    kin = tuple(kin_of(numbers[start : start + KIN_NUMBERS]) for start in starts)
+    lineage, step, ready, factor, complete, node, count = row[:7]
+    numbers = list(map(int, row[7:]))
+    told = [Run(*numbers[start : start + RUN_NUMBERS]) for start in range(0, RUN_NUMBERS * int(count), RUN_NUMBERS)]
     state = StateId(int(lineage), int(step)) if step >= 0 else None
-    return Claim(state, bool(ready), factor, bool(complete), int(node), chunks_of(told), kin)
+    return Claim(state, bool(ready), factor, bool(complete), int(node), chunks_of(told))
 
 
 class Resharding:
@@ -107,48 +99,25 @@ class Resharding:
         there = settled(claims, target)
         reads = engine.reads(target)
         if not reads:
-            made = self._revivals(claims, target)
-            there = with_revived(there, made)
-            self._check_lost(group, there, self._why_lost(claims, target))  # first: whoever makes something would not hear of it in time
-            self._revive(group, made)
+            self._check_lost(group, there)
         self._complete(group, there)
         self._give_the_rest(group, view, there)
         places = [numbered(claim.node, self._depth) for claim in claims]
         guarded = guards(places, self._copies, self._replica_size)
         engine.introduce(group)  # before chunks move: whoever has moved his is placed
         if reads:
-            pieces = engine.chunks.first(kept(guarded, me))
-            self._prepare(group, target, places, pieces)
-            engine.chunks.adopt(kept(guarded, me), pieces)
-            self._adopted()
+            engine.chunks.adopt(kept(guarded, me), engine.chunks.first(kept(guarded, me)))
         else:
-            self._move(group, there, target, guarded, places)
+            self._move(group, there, guarded, places)
         engine.place(target, guarded, [lenders(guarded, owner, me, places, self._replica_size) for owner in range(group.size)])
         return target
 
-    def _revivals(self, claims: Sequence[Claim], target: StateId) -> Sequence[Revival]:
-        """Stripes that are lost and can be made of the parity that is left."""
-        return ()
-
-    def _revive(self, group: Group, made: Sequence[Revival]) -> None:
-        """Make it. Raises GroupBroken."""
-
-    def _why_lost(self, claims: Sequence[Claim], target: StateId) -> str:
-        """Why it could not be made."""
-        return ""
-
-    def _prepare(self, group: Group, target: StateId, places: Sequence[Place], pieces: Sequence[Piece]) -> None:
-        """This rank's chunks of the view are ``pieces``, and nobody has dropped what it had. Raises GroupBroken."""
-
-    def _adopted(self) -> None:
-        """They are here, and what was here before is gone."""
-
-    def _check_lost(self, group: Group, there: Sequence[Claim], why: str = "") -> None:
+    def _check_lost(self, group: Group, there: Sequence[Claim]) -> None:
         gone = [span for extent in self._engine.chunks.extents for span in lost([claim.chunks for claim in there], extent)]
         if gone:
             self._protocol.incomplete()
             lo, hi = gone[0]
-            raise GroupBroken(f"no member of the view holds elements {lo} to {hi} of the optimizer's state{why}", group.generation)
+            raise GroupBroken(f"no member of the view holds elements {lo} to {hi} of the optimizer's state", group.generation)
 
     def _complete(self, group: Group, there: Sequence[Claim]) -> None:
         """Parameters that were on their way when a view broke. Newcomers get them with all the rest."""
@@ -175,15 +144,12 @@ class Resharding:
             self._engine.lose()
             receive_state(group, view.donor, self._engine.state)
 
-    def _move(
-        self, group: Group, there: Sequence[Claim], target: StateId, guarded: Sequence[Sequence[int]], places: Sequence[Place]
-    ) -> None:  # fmt: skip
+    def _move(self, group: Group, there: Sequence[Claim], guarded: Sequence[Sequence[int]], places: Sequence[Place]) -> None:
         """Each chunk to its owner and its guards. The old ones are dropped once all have the new."""
         me, wanted = group.rank, [kept(guarded, rank) for rank in range(group.size)]
-        if self._stay(there, wanted):
+        if all(claim.chunks == chunks for claim, chunks in zip(there, wanted, strict=True)):
             return
         pieces = self._fetch(group, there, wanted, places)
-        self._prepare(group, target, places, pieces)
         try:
             said = torch.zeros(1, dtype=torch.float32, device="cpu")
             group.all_gather(said.new_empty(group.size, 1), said, Tag.PIECES)
@@ -192,11 +158,6 @@ class Resharding:
             raise
         if there[me].chunks != wanted[me]:  # else all of it is in its place
             self._engine.chunks.adopt(wanted[me], pieces)
-        self._adopted()
-
-    def _stay(self, there: Sequence[Claim], wanted: Sequence[tuple[Chunk, ...]]) -> bool:
-        """Whether all have all that they will have."""
-        return all(claim.chunks == chunks for claim, chunks in zip(there, wanted, strict=True))
 
     def _fetch(
         self, group: Group, there: Sequence[Claim], wanted: Sequence[tuple[Chunk, ...]], places: Sequence[Place]

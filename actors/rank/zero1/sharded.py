@@ -232,7 +232,6 @@ class ShardedEngine(Engine):
         norms = self._clip_norms
         finite = all(bool(torch.isfinite(part).all()) for part in [*mine, *rest])
         row = torch.cat([torch.tensor([finite], dtype=torch.float64, device="cpu"), norms.take(flats, group.rank, self._unscaling)])
-        self._before_ready()
         self.ready = True
         rows = torch.empty(group.size, len(row), dtype=torch.float64, device="cpu")
         group.all_gather(rows, row, Tag.READY)
@@ -245,9 +244,6 @@ class ShardedEngine(Engine):
             else:
                 self.factor = clip_factor(norms.in_order(rows[:, 1:]), self._clip_norm)
         return self.ready
-
-    def _before_ready(self) -> None:
-        """The sums are here, and nobody knows. Raises GroupBroken: then nobody will."""
 
     @property
     def _unscaling(self) -> float:

@@ -1,8 +1,7 @@
 """The one format of traces: what struck, and when, as CSV. A run's chaos and the simulator read it, and ``fleet traces import`` writes it.
 
 A trace *of a run* names the slots and nodes of that run. A trace *of a fleet* begins with lines ``# name = value``, of which ``nodes``
-says how many nodes it has; its rows name nodes of the fleet, or none, and may say how long a node was away. The spelling of earlier
-versions, ``time,node,component,duration``, is read on: it is of a fleet, and its durations are those of repairs.
+says how many nodes it has; its rows name nodes of the fleet, or none, and may say how long a node was away.
 """
 
 from __future__ import annotations
@@ -21,9 +20,7 @@ from fleet.protocol.types import Fault
 
 COLUMNS = ("id", "at_s", "component", "kind", "slot", "node", "duration_s", "severity", "loss", "delay_s", "bytes_per_s", "jitter_s")
 OF_A_FLEET = (*COLUMNS, "repair_s", "name", "said")
-OLD_COLUMNS = ("time", "node", "component", "duration")
 SLOW = "slow"
-_OLD_NAMES = {"at_s": "time", "repair_s": "duration"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +73,7 @@ def text_of(path: Path | str, setting: str = "trace") -> str:
 def is_trace(text: str) -> bool:
     """Whether a text is a trace of Fleet's own form, and no log of another."""
     first = next((line for line in text.splitlines() if not line.startswith("#")), "")
-    columns = set(first.split(","))
-    return {"at_s", "component", "kind"} <= columns or tuple(first.split(",")) == OLD_COLUMNS
+    return {"at_s", "component", "kind"} <= set(first.split(","))
 
 
 def read_trace(path: Path | str, setting: str = "trace") -> Trace:
@@ -95,14 +91,13 @@ def read_trace(path: Path | str, setting: str = "trace") -> Trace:
     head = {name.strip(): value.strip() for name, _, value in (line[1:].partition("=") for line in lines[:marks])}
     reader = csv.reader(lines[marks:])
     columns = tuple(next(reader, []))
-    old = columns == OLD_COLUMNS
-    if not old and not {"at_s", "component"} <= set(columns):
+    if not {"at_s", "component"} <= set(columns):
         reason = f"the columns of {named} are {', '.join(columns) or 'missing'}"
         raise ConfigError(setting, str(path)[:200], reason, f"A trace has at_s, component and more of {', '.join(COLUMNS)}. "
                           "A log of another form becomes one with fleet traces import.")  # fmt: skip
-    of_fleet = old or "nodes" in head
+    of_fleet = "nodes" in head
     rows = (_Cells(setting, f"{named}:{marks + reader.line_num}", marks + reader.line_num, columns, cells) for cells in reader if cells)
-    return Trace(tuple(cells.row(of_fleet, old) for cells in rows), head, of_fleet)
+    return Trace(tuple(cells.row(of_fleet) for cells in rows), head, of_fleet)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,16 +110,14 @@ class _Cells:
     columns: tuple[str, ...]
     cells: list[str]
 
-    def row(self, of_fleet: bool, old: bool) -> Row:
+    def row(self, of_fleet: bool) -> Row:
         if of_fleet and len(self.cells) != len(self.columns):
             reason = f"{len(self.columns)} columns are needed: {', '.join(self.columns)} ({self.where})"
             raise ConfigError(self.setting, len(self.cells), reason)
-        component, spell = self.text("component"), self.text("component").partition(":")
-        if spell[0] == SLOW and spell[1]:
-            return self._spell(spell[2], old)
+        component = self.text("component")
         kind = self.text("kind") or KIND_OF_COMPONENT.get(component, "")
         slot, node = self.whole("slot"), self.whole("node")
-        given = {} if old else self._numbers(kind)
+        given = self._numbers(kind)
         if given.get(SEVERITY.name, 1.0) < 1:
             raise self.wrong("severity", "1 is full speed, 2 half of it")
         fault = Fault(self._id(), self.number("at_s"), component or kind, kind, slot, node, **given)
@@ -136,26 +129,12 @@ class _Cells:
         usual = {each.name: each.default for each in kind_of(kind).parameters} | {DURATION.name: 0.0, SEVERITY.name: 1.0}
         return {name: self.number(name, default) for name, default in usual.items()}
 
-    def _spell(self, severity: str, old: bool) -> Row:
-        """A row of the component ``slow:2.0``, as earlier versions wrote them."""
-        try:
-            slower = float(severity)
-        except ValueError as error:
-            raise self.wrong("component", "the severity is not a number") from error
-        if not 1 <= slower < math.inf:
-            raise self.wrong("component", "the severity must be at least 1, and finite")
-        if not self.text("repair_s" if old else "duration_s"):
-            raise self.wrong("repair_s" if old else "duration_s", "a slow spell needs one")
-        lasts_s = self.number("repair_s" if old else "duration_s")
-        return Row(Fault(self._id(), self.number("at_s"), SLOW, SLOW, duration_s=lasts_s, severity=slower), where=self.where)
-
     def _id(self) -> str:
         return self.text("id") or f"trace-{self.line:04d}"
 
     def _place(self, name: str) -> int:
-        """The column's index, or -1. Looked up by the name of the format, and by that of earlier versions."""
-        found = name if name in self.columns else _OLD_NAMES.get(name, "")
-        return self.columns.index(found) if found in self.columns else -1
+        """The column's index, or -1."""
+        return self.columns.index(name) if name in self.columns else -1
 
     def text(self, name: str) -> str:
         place = self._place(name)
