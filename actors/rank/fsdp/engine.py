@@ -381,7 +381,7 @@ class FsdpEngine(ShardedEngine):
     def room(self, request: Request) -> torch.Tensor:
         if request.flat not in self._gradients.leaving or not 0 <= request.lo < request.hi <= self.chunks.extents[request.flat]:
             raise ConnectionError(f"a gift of elements {request.lo} to {request.hi} of flat buffer {request.flat}, which is none here")
-        return torch.empty(request.hi - request.lo, dtype=self._gradients.layout[request.flat].dtype)
+        return torch.empty(request.hi - request.lo, dtype=self._gradients.layout[request.flat].dtype, device="cpu")
 
     def take(self, request: Request, elements: torch.Tensor) -> bool:
         stretch = (request.flat, request.lo, request.hi)
