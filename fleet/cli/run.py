@@ -123,9 +123,8 @@ def run(
     _leave_if_ended(resume, script, found.run.storage, root, given_steps)
     plan = _repeated(repeat, script, root, changed_code) if repeat and not resume else _plan(script, found, name, resume, root, given_steps)
     _check_plan(plan, twin_world, address, allow_chaos)
-    if detach:
-        raise typer.Exit(_leave_to_the_cluster(plan, address, working_dir))
-    raise typer.Exit(_execute(plan, twin, twin_world, Show(json_, html, port, verbose), expected, address, working_dir))
+    shown = Show(json_, html, port, verbose), expected, address, working_dir
+    raise typer.Exit(_leave_to_the_cluster(plan, address, working_dir) if detach else _execute(plan, twin, twin_world, *shown))
 
 
 def resume(
