@@ -122,9 +122,8 @@ def run(
     name, resume, given_steps = _either(resume_or_start, name, resume, repeat, found.run.storage, root, steps or 0)
     plan = _planned(context.params, found, name, resume, root, given_steps)
     _check_plan(plan, twin_world, address, allow_chaos)
-    if detach:
-        raise typer.Exit(_leave_to_the_cluster(plan, address, working_dir))
-    raise typer.Exit(_execute(plan, twin, twin_world, Show(json_, html, port, verbose), expected, address, working_dir))
+    shown = Show(json_, html, port, verbose), expected, address, working_dir
+    raise typer.Exit(_leave_to_the_cluster(plan, address, working_dir) if detach else _execute(plan, twin, twin_world, *shown))
 
 
 def resume(

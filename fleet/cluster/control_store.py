@@ -8,8 +8,8 @@ ASK_S = 2.0
 """Between two questions, and for each answer."""
 LOST_S = 30.0
 """A control store that has not answered for so long is lost. One that keeps its tables elsewhere has been started again by then."""
-END_S = 15.0
-"""For the run to end in order then."""
+END_S = 20.0
+"""For the run to end in order then: by the usual grace it has, 15 s after it is told to."""
 RAY_ENDS_S = 60.0
 """``gcs_rpc_server_reconnect_timeout_s`` of Ray: processes that have not reached it for so long end themselves."""
 

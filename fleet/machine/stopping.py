@@ -121,7 +121,7 @@ def _keep(machine: MachineState, told: Stop, now_s: float) -> None:
     state, members = _next_keepers(machine, told)
     if state is None or store.holds(state) or told.tries == TRIES:
         if state is not None and not store.holds(state):
-            probe("a run stops, and the state that its ranks hold is not kept")
+            probe("a run stops and the state that its ranks hold is not kept")
         end(machine, told.why, told.reason, "", now_s)
         return
     machine.generation += 1

@@ -28,7 +28,8 @@ logger = logging.getLogger("fleet.protocol.journal")
 FLUSH_INTERVAL_S = 0.05
 FLUSH_BYTES = 256 * 1024
 ROOM_BYTES = 1 << 20
-"""So much of the disk is held behind the last line, at least: a run whose disk is full still writes how it ends."""
+"""So much of the disk is held behind the last line, at least: a run whose disk is full still writes how it ends. What is held above that
+lets it go on while a disk is full for a while."""
 _SPANS_PREFIX = b'["Spans",'
 _SPANS_FIELDS = 8
 _BLOCK_BYTES = 64 * 1024
@@ -246,14 +247,15 @@ class JournalWriter:
 
     def _hold_room(self) -> None:
         """Where the filesystem cannot hold room, a full disk is not known before a record is lost."""
-        if self._held_bytes - self._bytes >= ROOM_BYTES:
+        left_bytes = self._held_bytes - self._bytes
+        if left_bytes >= 2 * ROOM_BYTES:
             return
         try:
-            held = hold_room(self._file.fileno(), self._bytes, 2 * ROOM_BYTES)
+            held = hold_room(self._file.fileno(), self._bytes, 3 * ROOM_BYTES)
         except OSError as error:
-            self._full = error
+            self._full = error if left_bytes < ROOM_BYTES else None
         else:
-            self._full, self._held_bytes = None, self._bytes + 2 * ROOM_BYTES if held else math.inf
+            self._full, self._held_bytes = None, self._bytes + 3 * ROOM_BYTES if held else math.inf
 
     @property
     def trouble(self) -> str:

@@ -116,7 +116,7 @@ def commands_of(text: str) -> list[list[str]]:
     """Each ``fleet run`` and ``fleet attach`` of a text in which commands may be arguments of others."""
     lines = text.replace("\\\n", " ").splitlines()
     parts = [part for line in lines for part in (line, *_words(line)) if "fleet " in part]
-    found = [_words(part[part.index("fleet ") :]) for part in parts]
+    found = [_words(part[part.index("fleet ") :].removesuffix(" &")) for part in parts]
     return [words for words in found if words[:2] in (["fleet", "run"], ["fleet", "attach"])]
 
 

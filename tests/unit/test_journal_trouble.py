@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from fleet.cluster import linux
 from fleet.cluster.driver import LOOK_S, Driver
 from fleet.machine import stopping
-from fleet.protocol import journal
 from fleet.protocol.causes import Departure, EndWhy, ProcessEnded
 from fleet.protocol.events import CheckpointDurable, Heartbeat, Lost, Parked, StopRequested, Tick
 from fleet.protocol.instructions import Conclude, EndRun, Halt, Instruction, Keep, Propose, Publish, Release
@@ -24,6 +24,7 @@ from fleet.protocol.types import Pulse, StateId
 from tests.unit.test_machine import STEP_3, Bench, member
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+HOLD_ROOM = "fleet.protocol.journal.hold_room"
 FIRST = RunStarted(1, "run", 0.0, 1.0e9, 2, 0, 16, "{}")
 
 
@@ -176,20 +177,19 @@ def test_a_disk_that_gives_no_more_room_is_told_before_anything_is_lost(writer: 
         raise FULL
 
     assert not writer.trouble
-    right = journal.hold_room
-    monkeypatch.setattr(journal, "hold_room", full)
+    monkeypatch.setattr(HOLD_ROOM, full)
     steps(writer, 0, 60_000)
     assert writer.trouble == f"{writer.path} cannot grow: [Errno 28] No space left on device"
     writer.append(RunEnded("failed", "full", 1.0, "", ""))
     writer.flush()
     assert isinstance(list(read_journal(writer.path))[-1], RunEnded)
-    monkeypatch.setattr(journal, "hold_room", right)
+    monkeypatch.setattr(HOLD_ROOM, linux.hold_room)
     writer.flush()
     assert not writer.trouble, "room was made"
 
 
 def test_a_filesystem_that_cannot_hold_room_is_written_as_any(writer: JournalWriter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal, "hold_room", lambda descriptor, start, size_bytes: False)
+    monkeypatch.setattr(HOLD_ROOM, lambda descriptor, start, size_bytes: False)
     steps(writer, 0, 60_000)
     assert not writer.trouble
 

@@ -186,9 +186,9 @@ class Seat:
                 thread.start()
             case Drop(generation, parting):
                 self._drop(generation, parting)
-            case KeepBeside(asked):
-                what = asked, self._served, self._parts, self._client
-                threading.Thread(target=keep, args=what, name=f"fleet-keep-{asked.request}", daemon=True).start()
+            case KeepBeside(kept):
+                what = kept, self._served, self._parts, self._client
+                threading.Thread(target=keep, args=what, name=f"fleet-keep-{kept.request}", daemon=True).start()
             case Wake(generation):
                 self._hurry()
                 self._groups[generation].interrupt("told to leave by the coordinator")
