@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,10 @@ from fleet.settings.fields import read, values_of
 from fleet.settings.run import RunSettings
 from policies.lemons import Lemons
 
-FREE = ("storage", "steps")
-"""A storage may have credentials now; of steps a resume says by itself why they cannot be others."""
+FREE = ("storage",)
+"""It may have credentials now."""
+BEYOND = (*FREE, "steps")
+"""What a run that goes on beyond another one's end may have of its own."""
 OPTIONS, ABSENT = "options", "not set"
 
 
@@ -38,11 +40,11 @@ def check(folder: Path, found: Configuration, script: str = "") -> None:
     check_returns(folder, script)
 
 
-def check_given(folder: Path, found: Configuration) -> None:
-    """Raises ConfigError when a setting is given that is not the one that the run in ``folder`` began with."""
+def check_given(folder: Path, found: Configuration, free: Collection[str] = FREE) -> None:
+    """Raises ConfigError when a setting is given, and is not ``free``, that is not the one that the run in ``folder`` began with."""
     run, content = plans.recorded(folder)
     was, now = _values(recorded_settings(content)), _values(found)
-    for name in found.given:
+    for name in (each for each in found.given if each not in free):
         for field, old, new in _differences(name, was.get(name), now.get(name)):
             reason = f"run {run} is resumed with the settings that it began with, where it is {old}"
             way_out = "Leave it out. For another one begin a new run: run.track(weights=...) takes the model of this one."
@@ -64,7 +66,7 @@ def _differences(name: str, was: Any, now: Any) -> list[tuple[str, Any, Any]]:
     """(what the user calls it, what it was, what it would be), of one setting; of ``--set`` each that differs."""
     if name == OPTIONS:
         return [("--set", _option(key, was), f"{key}={text}") for key, text in now.items() if (was or {}).get(key) != text]
-    return [(name, was, now)] if name not in FREE and was != now else []
+    return [(name, was, now)] if was != now else []
 
 
 def _option(key: str, was: Mapping[str, str] | None) -> str:

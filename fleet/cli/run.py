@@ -281,7 +281,7 @@ def _plan(asked: Executed, found: Configuration, name: str, resume: str, root: P
     if resume:
         folder = plans.find_run(resume, root)
         if plans.is_completed(folder):
-            resuming.check_given(folder, found)
+            resuming.check_given(folder, found, resuming.BEYOND)
             return plans.continued_plan(folder, asked.script, name, steps, settings.storage, **asked.more)
         if steps:
             reason = f"run {resume} has not come to its end: it is resumed with the number of steps that it began with"
@@ -530,7 +530,7 @@ def _sum_up(data: dict[str, Any], plan: RunPlan, report: Report, verbose: bool) 
     elsewhere = str(plan.folder.parent) if plan.folder.parent != Path(RUNS).resolve() else ""
     again = plans.again(plan) if plan.plain is not None else ""
     saved_at = _saved_by_script(data) if again else redact(plans.store_url(plan))
-    returns = resuming.returns_of(plan.journal)
+    returns = resuming.returns_of(plan.journal) if data["status"] == "failed" else 0
     context = ending.Context(plan.name, saved_at, _first_fault_s(plan), elsewhere, again, returns)
     out = cli_print.Terminal()
     width = out.width if out.is_terminal else None

@@ -145,7 +145,7 @@ class CheckpointSettings:
     peer_interval_s: float | None = setting(
         None, "From one copy in the memory of other nodes to the next; none: it follows from cost and rate, whatever the policy."
     )
-    keep: int = setting(3, "How many durable checkpoints are kept.")
+    keep: int = setting(3, "How many durable checkpoints are kept, beside the last one that a resume led on from.")
     on_store_failure: str = setting("go-on", "When checkpoints fail for timeouts.store_s: go-on, or stop (in order).")
     settings: Mapping[str, Any] = field(default_factory=dict, metadata={"meaning": OWN})
 

@@ -361,6 +361,12 @@ def test_retain_keeps_the_newest_and_sweeps_what_was_left_unfinished(url: str, s
         store.retain(0)
 
 
+def test_retain_leaves_what_is_guarded(url: str, store: CheckpointStore) -> None:
+    ids = [save(url, step) for step in (10, 20, 30, 40)]
+    assert store.retain(1, guarded=(ids[1],)) == (ids[2], ids[0])
+    assert store.list() == (ids[1], ids[3])
+
+
 def test_deleted_is_gone_and_may_be_deleted_again(url: str, store: CheckpointStore) -> None:
     checkpoint = save(url, 1)
     store.delete(checkpoint)

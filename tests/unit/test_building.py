@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+import torch
 
+from actors.rank.data.feeds import Feed
+from actors.rank.data.fingerprint import fingerprint
+from actors.rank.rehearsing import build_of
+from actors.rank.state.tracked import TrackedState
 from fleet.machine.core import FleetMachine
 from fleet.protocol.causes import EndWhy
 from fleet.protocol.events import Built, Ready
@@ -96,6 +102,24 @@ def test_samples_that_are_others_in_each_process_tell_nothing_from_then_on() -> 
     again = resumed(bench.of(RunBuilt)[-1].build)
     again.tell(Built(member(0), replace(SGD, data_sha256="ef" * 32)))
     assert not again.of(RunEnded)
+
+
+def test_a_rank_says_what_it_has_built() -> None:
+    """Of a schedule that others are within, such as SequentialLR, nobody knows when it ends."""
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=60)
+    inner = [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 9), torch.optim.lr_scheduler.ConstantLR(optimizer)]
+    both = torch.optim.lr_scheduler.SequentialLR(optimizer, inner, milestones=[5])
+    state = TrackedState(model=model, optimizer=optimizer, cycle=cycle, both=both)
+    data = [torch.ones(4)] * 12
+    feed = Feed(data, 0, 4, 8)
+    loop = SimpleNamespace(total=50, rehearsed=(feed, 8))
+    schedules = (("OneCycleLR.total_steps", 60),)
+    assert build_of(state, loop) == Build(("AdamW",), "list", 12, 8, fingerprint(data), schedules, 50)  # type: ignore[arg-type]
+    loop.rehearsed = None
+    assert build_of(state, loop) == Build(("AdamW",), schedules=schedules, total_steps=50)  # type: ignore[arg-type]
+    feed.close()
 
 
 def test_a_coordinator_that_restarts_knows_what_the_run_was_built_of() -> None:

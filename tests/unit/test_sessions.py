@@ -197,10 +197,12 @@ def test_settings_of_a_resume_are_those_of_the_run_or_refused_by_name(tmp_path: 
     same = configured({"options": {"lr": "1e-2"}, "world": 1, "storage": "elsewhere", "checkpoint": {"interval_s": 2.0}})
     resuming.check(folder, same)
     resuming.check(folder, configured())
+    resuming.check_given(folder, configured({"steps": 600}), resuming.BEYOND)
     for given, named in (
         ({"options": {"lr": "1e-3"}}, "--set = 'lr=1e-3': .* where it is lr=1e-2"),
         ({"options": {"steps": "600"}}, "--set = 'steps=600': .* where it is not set"),
         ({"world": 3}, "world = 3: .* where it is 1"),
+        ({"steps": 600}, "steps = 600: .* where it is 0"),
         ({"checkpoint": {"policy": "fixed", "interval_s": 9.0}}, "checkpoint.interval_s = 9.0"),
         ({"chaos": "mtbf=15s"}, "chaos.mtbf_s = 15.0"),
     ):
