@@ -127,6 +127,22 @@ def test_what_is_another_in_each_process_is_found_by_processes(tmp_path: Path) -
     assert "os.getpid()" in {call.what for call in first.calls}
 
 
+TOP_LEVEL = """
+import sys
+import torch
+import fleet
+torch.set_default_dtype(torch.float64)
+TOP = [fleet.is_main(), fleet.current_run().is_twin, *sys.argv[1:]]
+"""
+
+
+def test_a_trial_executes_the_script_as_a_rank_does(tmp_path: Path) -> None:
+    body = "raise ValueError([*TOP, str(model[0].weight.dtype), run.is_main])"
+    script = found_script(written(tmp_path, "top_level", planted.loop(top=TOP_LEVEL, body=body)), ("--lr", "3"))
+    with pytest.raises(FleetError, match=r"ValueError: \[True, True, '--lr', '3', 'torch.float64', True\]"):
+        InProcesses(script, SETTINGS)(Asked())
+
+
 def test_what_a_script_raises_is_told_and_what_cannot_be_loaded_refused(tmp_path: Path) -> None:
     with pytest.raises(FleetError, match=r"the script raised ZeroDivisionError"):
         InProcesses(found_script(written(tmp_path, "raises", "def train(run):\n    1 / 0\n")), SETTINGS)(Asked())
@@ -177,6 +193,8 @@ def test_a_clean_script_ends_with_0(tmp_path: Path) -> None:
     [
         (["--determinism", "a.py", "--shards", "a.py"], "contradicts --determinism"),
         (["--cluster", "--determinism", "a.py"], "contradicts --cluster"),
+        (["--", "a.py"], "ARGUMENTS = ['a.py']: it is about a script"),
+        (["-m"], "--module = True: it is about a script"),
         (["--set", "a=1"], "it is about a script, and none is given"),
         (["--determinism", "a.py", "--set", "steps"], "it has no ="),
         (["--determinism", "a.py", "--spares", "1"], "tries one rank"),
