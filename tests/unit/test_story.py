@@ -107,12 +107,6 @@ def test_a_rank_that_was_not_lost_is_refused_with_those_that_were(name: str, rea
         why([record for record in journal() if not isinstance(record, ProcessLost)], name)
 
 
-def test_an_old_journal_says_what_it_does_not_know() -> None:
-    story = why([record for record in journal() if not isinstance(record, Heard)], "3")
-    assert story.note and "does not say what each rank did" in str(story)
-    assert [moment.text for moment in story.moments if "training goes on" in moment.text]
-
-
 def test_the_command_tells_it_as_text_and_as_json_and_refuses_others(tmp_path: Path) -> None:
     writer = JournalWriter(tmp_path / "demo" / "journal.jsonl")
     for record in journal():
