@@ -91,7 +91,7 @@ def test_an_impossible_setting_is_refused_by_name(
     [
         ("x = 1\n", ("no function train",)),
         ("def train():\n    pass\n", ("cannot be called with the run alone",)),
-        ("raise ValueError('a bug on import')\n", ("it raises when it is imported", "a bug on import", "line 1")),
+        ("raise ValueError('a bug on import')\n", ("it raises when it is executed", "a bug on import", "line 1")),
         ("import nowhere_to_be_found\n", ("ModuleNotFoundError", "nowhere_to_be_found")),
     ],
 )

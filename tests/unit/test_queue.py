@@ -381,7 +381,7 @@ def test_the_wait_is_in_the_journal_and_in_the_report(tmp_path: Path, monkeypatc
     script.write_text(SCRIPT)
     monkeypatch.setenv(SUBMITTED, repr(cli_run.unix_time_s() - 90.0))
     found = configured("world=2")
-    made: RunPlan = cli_run._plan(str(script), found, "named", "", tmp_path, 0)
+    made: RunPlan = cli_run._plan(cli_run.Executed(str(script)), found, "named", "", tmp_path, 0)
     assert made.name == "named" and made.queued_s >= 90
     first, *rest = one_loss().records
     assert isinstance(first, RunStarted)

@@ -29,6 +29,8 @@ from fleet.ledger.sameness import Kept
 
 MOST, DEEPEST = 20_000, 6
 """Values that are looked at, and how many steps from a variable."""
+LARGEST_BYTES = 1 << 28
+"""Of larger tensors and arrays the shape counts alone, as of those that are files: they are data."""
 OF_MODULES = frozenset(vars(nn.Module()))
 LIBRARIES = ("site-packages", "dist-packages", "<")
 
@@ -162,8 +164,10 @@ def _plainly(value: Any, depth: int, above: set[int]) -> Any:
     if depth > DEEPEST or id(value) in above:
         return "..."
     inner = functools.partial(_plainly, depth=depth + 1, above=above | {id(value)})
-    if value is None or (isinstance(value, torch.Tensor) and value.device.type == "meta"):
+    if value is None:
         return repr(value)
+    if isinstance(value, torch.Tensor | np.ndarray) and (_is_no_memory(value) or value.nbytes > LARGEST_BYTES):
+        return [type(value).__qualname__, list(value.shape)]
     if isinstance(value, (torch.Tensor, bool, int, float, str, bytes)):
         return value
     if isinstance(value, np.ndarray):
@@ -181,6 +185,10 @@ def _plainly(value: Any, depth: int, above: set[int]) -> Any:
     if dataclasses.is_dataclass(value) or isinstance(getattr(value, "__dict__", None), dict):
         return [type(value).__qualname__, inner({} if _is_ours(type(value)) else dict(_own(vars(value))))]
     return type(value).__qualname__ if " at 0x" in (told := repr(value)) else told
+
+
+def _is_no_memory(value: torch.Tensor | np.ndarray[Any, Any]) -> bool:
+    return isinstance(value, np.memmap) or (isinstance(value, torch.Tensor) and value.device.type == "meta")
 
 
 def _position(value: Any) -> Any:
