@@ -37,7 +37,7 @@ def build_of(state: TrackedState, loop: Loop) -> Build:
     if loop.rehearsed is None:
         return Build(optimizers, schedules=schedules, total_steps=loop.total)
     feed, batch_size = loop.rehearsed
-    return Build(optimizers, feed.kind, feed.samples, batch_size, feed.data_sha256, schedules, loop.total)
+    return Build(optimizers, feed.kind, feed.samples, batch_size, feed.samples_sha256, schedules, loop.total)
 
 
 def _optimizer(tracked: Any) -> torch.optim.Optimizer | None:

@@ -26,8 +26,6 @@ from fleet.protocol.records import (
 )
 from fleet.protocol.types import StateId
 
-BLAMED = (EndWhy.TRAIN_RAISED, EndWhy.LOOP_WRONG, EndWhy.CRASH_LOOP)
-"""Ends that may be the checkpoint's fault. Who stops a run, or whose store fails, has nothing to do with it."""
 MOST = 2
 """After so many returns the run is not resumed as it is."""
 
@@ -84,13 +82,17 @@ class Sessions:
                 self._come(state.step)
             case Heard(what="Raised", step=step):  # the last commits before it may stand in no record
                 self._come(step)
-            case RunEnded(why=why, reason=reason) if why in BLAMED and self._began_from and not self._beyond:
-                self.returns.append(Return(self._began_from, self._reached, reason))
+            case RunEnded(why=EndWhy.TRAIN_RAISED | EndWhy.LOOP_WRONG | EndWhy.CRASH_LOOP):  # others are not the checkpoint's fault
+                self._fail(record)
 
     def _begin(self, script: str) -> None:
         self._origin, self._began_from, self._beyond = None, "", False
         if script and script != self._script:
             self.returns, self._script = [], script
+
+    def _fail(self, ended: RunEnded) -> None:
+        if self._began_from and not self._beyond:
+            self.returns.append(Return(self._began_from, self._reached, ended.reason))
 
     def _come(self, step: int) -> None:
         """So many steps are committed."""

@@ -192,7 +192,7 @@ class Build:
     Attributes:
         optimizers: their classes, by the names that they are tracked by.
         data: class of the data set that the step was read from; empty where it was read from none.
-        samples, batch_size, data_sha256: see ``DataRead``.
+        samples, batch_size, data_sha256: see ``DataRead``; of the digest the class is no part.
         schedules: where a scheduler says when it ends: what says so (``CosineAnnealingLR.T_max``), and the step.
         total_steps: of the loop.
     """

@@ -100,6 +100,7 @@ ZONES = (
     Zone("fleet/app/machines.py", SHIPPED, (), ("torch", "ray")),
     Zone("fleet/app/plans.py", SHIPPED, ANY, ("torch", "ray")),
     Zone("fleet/app/policy_choice.py", SHIPPED, ANY, ("torch", "ray")),
+    Zone("fleet/app/resuming.py", SHIPPED, ANY, ("torch", "ray")),
     Zone("fleet/app/configuration.py", SHIPPED, ANY, ("torch", "ray")),
     Zone("fleet/app/tracking.py", SHIPPED, ANY, ("torch", "ray")),
     Zone("fleet/app/launching.py", SHIPPED, ANY, ("torch",)),

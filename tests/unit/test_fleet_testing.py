@@ -126,15 +126,15 @@ def test_a_slow_rank_is_found_in_times_that_were_made_up_and_nobody_where_all_ar
 
 
 def test_a_policy_is_shown_what_a_run_has_measured(tmp_path: Path) -> None:
-    """Two ranks, three steps; the second rank has not finished the last one."""
+    """Two ranks, four steps, of which the first of each process tells nothing; the second rank has not finished the last one."""
     members = (Member(0, 0), Member(1, 0))
-    view = View(4, members, ((0, 1), (1, 3)), 0, (), StateId(0, 7), "")
+    view = View(4, members, ((0, 1), (1, 3)), 0, (), StateId(0, 6), "")
     us, step = (100, 1000, 300, 50, 0), "dcxcK"
     records: list[Record] = [
         RunStarted(VERSION, "run", 0.0, 0.0, 2, 0, 3, ""),
         ViewPublished(view, 2.0, "", False, ()),
-        Spans(members[0], 4, 0, 7, 0, us * 3, step * 3),
-        Spans(members[1], 4, 0, 7, 0, (200, 4000, 200, 4000, 300, 60, 0) * 2, "dcdcxcK" * 2),
+        Spans(members[0], 4, 0, 6, 0, us * 4, step * 4),
+        Spans(members[1], 4, 0, 6, 0, (200, 4000, 200, 4000, 300, 60, 0) * 3, "dcdcxcK" * 3),
     ]
     writer = JournalWriter(tmp_path / "journal")
     for record in records:
@@ -146,5 +146,5 @@ def test_a_policy_is_shown_what_a_run_has_measured(tmp_path: Path) -> None:
     assert first is not None and second is not None
     assert (first.shards, first.data_s, first.compute_s, first.network_s, first.fixed_s) == (1, 100e-6, 1000e-6, 300e-6, 50e-6)
     assert (second.shards, second.compute_s) == (2, 8000e-6)
-    assert shown.circumstances.view == view and shown.now_s == pytest.approx(2.0 + 2 * second.own_s)
+    assert shown.circumstances.view == view and shown.now_s == pytest.approx(2.0 + 3 * second.own_s)
     assert [moment.timings for moment in recorded(records, batch=1) if moment.timings and moment.timings.steps == (8,)]

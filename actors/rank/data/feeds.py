@@ -382,6 +382,11 @@ class Feed:
         return self._dataset.data_sha256() if isinstance(self._dataset, Ordered) else fingerprint(self._dataset)
 
     @property
+    def samples_sha256(self) -> str:
+        """The same of the samples alone, whatever the data set's class is called and wherever it is defined."""
+        return self.data_sha256 if isinstance(self._dataset, Ordered) else fingerprint(self._dataset, named=False)
+
+    @property
     def kind(self) -> str:
         """Class of the data set."""
         return type(self._dataset).__qualname__

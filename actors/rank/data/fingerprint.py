@@ -19,16 +19,17 @@ if TYPE_CHECKING:
 log = logging.getLogger("fleet.data")
 
 
-def fingerprint(dataset: Any) -> str:
+def fingerprint(dataset: Any, *, named: bool = True) -> str:
     """SHA-256 over type, length, and first, middle and last sample of a map-style dataset; empty when one cannot be read or digested.
 
-    A Hugging Face dataset has a fingerprint of its own, over all that it was made by, which is part of it.
+    A Hugging Face dataset has a fingerprint of its own, over all that it was made by, which is part of it. Without ``named`` neither that
+    nor the type counts: the samples of a script are the same under another name of its file.
 
     Never raises, as a record is worth no training. Random generators are as before, whatever the samples draw.
     """
     try:
         with generators_at(0):
-            return _fingerprint(dataset)
+            return _fingerprint(dataset, named)
     except Exception as error:  # noqa: BLE001 - whatever a user's data set raises, the step that needs the sample will raise it
         log.info("the data set has no fingerprint: %r", error)
         return ""
@@ -43,11 +44,11 @@ def digest_of(value: Any) -> str:
         return ""
 
 
-def _fingerprint(dataset: Any) -> str:
+def _fingerprint(dataset: Any, named: bool) -> str:
     found, length = hashlib.sha256(), len(dataset)
-    _head(found, f"{type(dataset).__module__}.{type(dataset).__qualname__}", length)
+    _head(found, f"{type(dataset).__module__}.{type(dataset).__qualname__}" if named else "samples", length)
     own = getattr(dataset, "_fingerprint", None)
-    if isinstance(own, str):
+    if named and isinstance(own, str):
         _add(found, own)
     for index in sorted({0, length // 2, length - 1}):
         _add(found, dataset[index])
