@@ -227,6 +227,7 @@ def test_output_leaves_the_last_of_a_disk_to_others(tmp_path: Path, monkeypatch:
         print(line)
     printed.close()
     assert LOOK_BYTES // 2 <= path.stat().st_size <= LOOK_BYTES * 3 // 2
+    assert "bytes were dropped here: little of the disk is left" in path.read_text().splitlines()[-1]
     assert "little of the disk is left" in told[-1][1]
 
 

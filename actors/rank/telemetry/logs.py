@@ -83,12 +83,16 @@ class RankLog:
             if not has_room(descriptor):
                 return self._drop(data, "little of the disk is left, and that is for the run's records and checkpoints")
         try:
-            if self._unsaid_bytes:
-                os.write(descriptor, f"[fleet] {self._unsaid_bytes:,} bytes were dropped here: {self._why}\n".encode())
-                self._unsaid_bytes = 0
+            self._mark(descriptor)
             return os.write(descriptor, data)
         except OSError as error:
             return self._drop(data, f"[Errno {error.errno}] {error.strerror}: {self._path}")
+
+    def _mark(self, descriptor: int) -> None:
+        """Where something was dropped, one line of the file says so. Raises OSError."""
+        if self._unsaid_bytes:
+            os.write(descriptor, f"[fleet] {self._unsaid_bytes:,} bytes were dropped here: {self._why}\n".encode())
+            self._unsaid_bytes = 0
 
     def _drop(self, data: bytes, why: str) -> int:
         self._dropped_bytes += len(data)
@@ -132,6 +136,10 @@ class RankLog:
 
     def _restore(self) -> None:
         flush()
+        try:
+            self._mark(self._file)
+        except OSError as error:
+            log.warning("%d bytes of what this rank has printed are not in its file: %s", self._unsaid_bytes, error)
         for stream, saved in zip(STREAMS, self._saved, strict=True):
             os.dup2(saved, stream)
             os.close(saved)
