@@ -17,9 +17,12 @@ from torch import nn
 
 import actors.rank.state.tracked as state_module
 from actors.rank.data.sampling import seed_step
+from actors.rank.device import rank_device
 from actors.rank.membership.process_group import Forming, Group, GroupBroken, StoreServer
 from actors.rank.state.tracked import TrackedState, checksum, receive_state, send_state, slices
+from actors.rank.state.tracking import tracked
 from fleet.errors import ConfigError, ProtocolError
+from fleet.settings.run import RunSettings
 
 BOUND_S = 30.0
 
@@ -305,3 +308,15 @@ def test_a_broken_transfer_leaves_the_old_state(monkeypatch: pytest.MonkeyPatch)
     ends = between_two(give_up_midway, lambda group: receive_state(group, 0, fresh))
     assert isinstance(ends[1], GroupBroken)
     assert digest(fresh) == before
+
+
+def test_what_a_commit_has_nothing_to_step_with_is_refused_by_name() -> None:
+    """It was stepped in the first commit, and PyTorch spoke of an argument that no line of the script gives."""
+    model = nn.Linear(4, 1)
+    usual = torch.optim.SGD(model.parameters(), lr=0.1)
+    plateau, cosine = torch.optim.lr_scheduler.ReduceLROnPlateau(usual), torch.optim.lr_scheduler.CosineAnnealingLR(usual, 5)
+    with pytest.raises(ConfigError, match="rates.*ReduceLROnPlateau.*needs metrics.*set the rate by hand"):
+        tracked({"model": model, "optimizer": usual, "rates": plateau}, (), None, RunSettings(), lambda: rank_device(0.0))
+    with pytest.raises(ConfigError, match="optimizer.*LBFGS.*needs closure.*Take another optimizer"):
+        tracked({"model": model, "optimizer": torch.optim.LBFGS(model.parameters())}, (), None, RunSettings(), lambda: rank_device(0.0))
+    assert tracked({"model": model, "optimizer": usual, "rates": cosine}, (), None, RunSettings(), lambda: rank_device(0.0)).optimizers

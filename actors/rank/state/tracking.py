@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from actors.rank.fsdp.taken import Unit, numbers
 from actors.rank.state.tracked import TrackedState
 from actors.rank.state.weights import Weights, bring
 from actors.rank.zero1.sharded import check_tracked
+from fleet.errors import ConfigError
 from fleet.settings.run import RunSettings
 
 
@@ -33,6 +35,7 @@ def tracked(
     Raises:
         ConfigError: see :meth:`actors.rank.loop.Run.track`.
     """
+    _check_stepped(objects)
     chunked = settings.optimizer_sharding == "fsdp"
     modules = {name: one for name, one in objects.items() if isinstance(one, torch.nn.Module)}
     device = device_of() if weights is not None or (units and chunked) else torch.device("cpu")
@@ -49,3 +52,15 @@ def tracked(
     if chunked:
         check_copies(state)
     return state
+
+
+def _check_stepped(objects: Mapping[str, Any]) -> None:
+    """Raises ConfigError where ``step.commit()`` cannot step one of them: it has nothing to give to a step."""
+    for name, one in objects.items():
+        if isinstance(one, torch.optim.Optimizer | torch.optim.lr_scheduler.LRScheduler):
+            given = list(inspect.signature(type(one).step).parameters.values())[1:]
+            needs = [each.name for each in given if each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+            if needs:
+                reason = f"step.commit() steps it, and its step needs {needs[0]}, which only the loop has"
+                way_out = "Take another optimizer." if isinstance(one, torch.optim.Optimizer) else "Do not track it: set the rate by hand."
+                raise ConfigError(name, type(one).__name__, reason, way_out)

@@ -33,6 +33,7 @@ SAMPLE_BYTES, SAMPLED = 16 << 20, 4
 OURS = str(Path(__file__).parents[2])
 ONLY_COMMIT = "step.commit() does that, once on every rank. Remove the line."
 CHANGES = "What is tracked changes in step.commit() only. Give this change to step.on_commit(fn), or do not track what it changes."
+GROUPS = "A rank that joins later would lack the group. Make all groups before run.track, and freeze what is not to train yet."
 CLEARED = "Gradients are collected when the loop asks for its next batch, and Fleet clears them then. Remove the line."
 
 T = TypeVar("T")
@@ -74,6 +75,7 @@ class Body:
         self._alone: dict[tuple[int, str], int] | None = None
         optimizer.register_step_pre_hook(lambda *_: self._refuse("optimizer.step()"))
         _before(optimizer, "zero_grad", self._on_zero_grad)
+        _before(optimizer, "add_param_group", self._on_add_param_group)
         for scheduler in schedulers:
             _override(scheduler, "scheduler", ["step"], self._refuse)
         if scaler is not None:
@@ -214,6 +216,9 @@ class Body:
     def _on_zero_grad(self) -> None:
         if self._inside and self._gradient is not None:
             raise LoopError(f"optimizer.zero_grad() was called after step.backward(loss), at {users_line()}. {CLEARED}")
+
+    def _on_add_param_group(self) -> None:
+        raise LoopError(f"optimizer.add_param_group() was called behind run.steps, at {users_line()}: {GROUPS}")
 
 
 def users_line() -> str:
