@@ -254,8 +254,8 @@ class Reads:
     batch_size: int
     data_sha256: str = ""
     total_steps: int = 0
-    lineage: int = -1
-    step: int = -1
+    lineage: int = 0
+    step: int = 0
     order: str = ""
 
 

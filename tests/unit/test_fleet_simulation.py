@@ -285,7 +285,7 @@ def quiet(**change) -> FleetModel:
 
 
 def struck(model: FleetModel, tmp_path: Path, rows: str, recovery=IN_PLACE, **rest) -> Outcome:
-    (tmp_path / "t.csv").write_text("time,node,component,duration\n" + rows)
+    (tmp_path / "t.csv").write_text("# nodes = 100\nat_s,node,component,repair_s\n" + rows)
     return FleetRun(model, read_arrivals(model, tmp_path / "t.csv"), recovery, (EXACT, EXACT), **rest).run()
 
 
