@@ -188,6 +188,18 @@ def test_what_cannot_be_sent_or_called_is_refused() -> None:
             ship(odd)  # type: ignore[arg-type]
 
 
+def test_a_function_that_sets_torchs_backends_goes_by_value() -> None:
+    import torch
+
+    def train(run: Any) -> None:
+        torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark
+        run.append(torch.backends.cuda.matmul.allow_tf32)
+
+    told: list[bool] = []
+    ship(train)(told)
+    assert told == [torch.backends.cuda.matmul.allow_tf32]
+
+
 def test_current_run_is_refused_where_there_is_none() -> None:
     with pytest.raises(LoopError, match="outside of a train function"):
         fleet.current_run()
