@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import copy
 import itertools
-import pickle
 import subprocess
 import sys
 import uuid
@@ -36,7 +34,16 @@ from storage.checkpoint.store import CheckpointStore, checkpoint_files, write_pa
 from storage.peers.memory import PeerMemory
 from tests.support.seaweed import SeaweedServer
 
-META = base64.b85encode(pickle.dumps({"cursor": {"epoch": 3}})).decode()
+
+class Cursor:
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": 3}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        raise NotImplementedError
+
+
+META = TrackedState(cursor=Cursor()).flatten()[0]
 """A skeleton with a value, so that there is a file for it."""
 
 PLACES = ["file", "path", "memory", "s3", "peers"]
