@@ -287,6 +287,7 @@ def _plan(asked: Executed, found: Configuration, name: str, resume: str, root: P
             reason = f"run {resume} has not come to its end: it is resumed with the number of steps that it began with"
             raise ConfigError("--steps", steps, reason, "Resume it without --steps; go on beyond its end afterwards.")
         resuming.check(folder, found, asked.path)
+        _tell(folder, plans.changed_since(folder, asked.path).code)
         return plans.resumed_plan(folder, asked.script, settings.storage, **asked.more)
     if not asked.script:
         raise ConfigError("SCRIPT", "", "missing", "Name a Python file with a function train(run), or use --resume RUN.")
@@ -347,16 +348,21 @@ def _has_ended(run: str, script: str, storage: str, root: Path, steps: int) -> b
 
 def _repeated(run: str, asked: Executed, root: Path, changed_code: bool) -> RunPlan:
     """The plan of ``run`` once more. What has changed since is told; other code is refused unless the user has said so."""
-    from fleet.app import plans, scripts
+    from fleet.app import plans
 
     folder = plans.find_run(run, root)
     plans.check_fleets(folder, "--repeat")
-    changes = plans.changed_since(folder, scripts.found(asked.script, module=True).file if asked.module else asked.script)
+    changes = plans.changed_since(folder, asked.path)
     if not changed_code:
         plans.check_same_code(folder, changes)
-    for change in (*changes.code, *changes.around):
-        console.print(f"not as in {folder.name}: {change}", style="yellow", markup=False)
+    _tell(folder, (*changes.code, *changes.around))
     return plans.repeated_plan(folder, asked.script, root, **asked.more)
+
+
+def _tell(folder: Path, changes: Sequence[str]) -> None:
+    """What is not as it was when the run in ``folder`` began."""
+    for change in changes:
+        console.print(f"not as in {folder.name}: {change}", style="yellow", markup=False)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import subprocess
@@ -89,7 +90,12 @@ def test_type_length_and_each_of_three_samples_count() -> None:
 def test_three_samples_are_read_whatever_the_length(length: int, read: list[int]) -> None:
     source = Source(length=length)
     assert fingerprint(source)
-    assert source.read == read
+    assert source.read == [*read, *read], "twice, to see whether they are the same again"
+
+
+def test_samples_that_are_others_each_time_have_none() -> None:
+    count = itertools.count()
+    assert fingerprint(Source(lambda i: i + next(count))) == ""
 
 
 def test_it_is_the_same_in_every_process() -> None:
@@ -191,7 +197,7 @@ def test_rank_0_tells_once_on_what_it_trains() -> None:
     for number in range(3):
         assert list(Step(run, engine, number).batches(source, 8)) == []
     assert said == [Reads(MEMBER, 8, 8, fingerprint(Source(length=8)), 3, 0, 0, PERMUTED)]
-    assert source.read == [0, 4, 7]
+    assert source.read == [0, 4, 7, 0, 4, 7]
     feed.close()
 
 

@@ -60,12 +60,12 @@ def test_a_run_is_repeated_from_its_record(tmp_path: Path) -> None:
     assert faults[0] == faults[1]
 
 
-def repeat(root: Path, name: str, *more: str) -> tuple[list[str], str]:
+def repeat(root: Path, name: str, *more: str, how: str = "--repeat") -> tuple[list[str], str]:
     """Scripts of the runs that the command would have made, and what it said."""
     made: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cli_run, "_execute", lambda plan, *rest: made.append(plan.script) or 0)
-        done = CliRunner().invoke(cli.app, ["run", "--repeat", name, "--storage", str(root), *more])
+        done = CliRunner().invoke(cli.app, ["run", how, name, "--storage", str(root), *more])
     return made, " ".join(f"{done.output} {done.exception}".split())
 
 
@@ -125,6 +125,15 @@ def test_other_code_is_repeated_when_the_user_says_so(tmp_path: Path) -> None:
     made, said = repeat(tmp_path, "first", "--changed-code")
     assert made == [plan.script]
     assert "not as in first: the script was" in said
+
+
+def test_a_resume_tells_that_the_script_is_another_one(tmp_path: Path) -> None:
+    plan = recorded(planned(tmp_path, "first"), "stopped")
+    made, said = repeat(tmp_path, "first", how="--resume")
+    assert made == [plan.script] and "not as in" not in said
+    (tmp_path / "job.py").write_text(GOOD + "# changed\n")
+    made, said = repeat(tmp_path, "first", how="--resume")
+    assert made == [plan.script] and "not as in first: the script was" in said
 
 
 def test_other_versions_and_folders_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
