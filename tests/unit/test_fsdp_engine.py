@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from actors.rank.fsdp.engine import FsdpEngine
 from actors.rank.fsdp.taken import Unit, mesh_of_one, numbers, take_over
@@ -94,6 +94,27 @@ def test_what_is_frozen_behind_run_track_may_be_thawed(tmp_path: Path) -> None:
     state.objects["model"](torch.ones(4, 16)).sum().backward()
     engine.end_shard(0, 1.0)
     assert any(one is thawed for one in engine.parameters)
+    assert engine._gradients.present + 1 == 1 << len(engine.parameters), "each has a gradient"
+    engine.close()
+
+
+def test_parameters_that_are_cast_have_the_gradients_of_what_stands_in_for_them(tmp_path: Path) -> None:
+    def build() -> tuple[TrackedState, tuple[Unit, ...]]:
+        model = nn.Sequential(nn.Linear(16, 251), nn.Tanh(), nn.Linear(251, 1))
+        for each in (model[0], model):
+            fully_shard(each, mesh=mesh_of_one(CPU), mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
+        optimizer = torch.optim.AdamW(model.parameters())
+        units = take_over({"model": model}, {"optimizer": optimizer})
+        state = TrackedState(model=model, optimizer=optimizer)
+        state.units = numbers(units)
+        return state, units
+
+    engine, state = make("fsdp", 1, tmp_path / "ring", build)
+    assert isinstance(engine, FsdpEngine)
+    engine.rehearse()
+    engine.begin_shard(0)
+    state.objects["model"](torch.ones(4, 16)).float().sum().backward()
+    engine.end_shard(0, 1.0)
     assert engine._gradients.present + 1 == 1 << len(engine.parameters), "each has a gradient"
     engine.close()
 

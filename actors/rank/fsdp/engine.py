@@ -352,8 +352,8 @@ class FsdpEngine(ShardedEngine):
     def _send(self, unit: Gathered) -> None:
         self._gone.add(id(unit))
         self._change(unit.gradients)
-        made = {id(parameter) for parameter in unit.parameters if parameter.grad is not None}
-        self._gradients.note(self._shard, [id(parameter) in made for parameter in self._gradients.parameters])
+        given = set(map(id, unit.given))
+        self._gradients.note(self._shard, [id(parameter) in given for parameter in self._gradients.parameters])
         packed = unit.pack()
         if (times := self.shard_weights.unit) != 1.0 and self._shards > 1:
             for whole in packed.values():

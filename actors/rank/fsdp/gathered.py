@@ -154,9 +154,14 @@ class Gathered:
         return list(self._flats)
 
     @property
+    def given(self) -> list[nn.Parameter]:
+        """Of the unit's parameters, and not of what stands in for them, those that have a gradient."""
+        return [parameter for parameter, *_ in self._places if parameter.grad is not None]
+
+    @property
     def gradients(self) -> list[torch.Tensor]:
         """Those that are there."""
-        return [parameter.grad for parameter, *_ in self._places if parameter.grad is not None]
+        return [parameter.grad for parameter in self.given if parameter.grad is not None]
 
     def pack(self) -> dict[int, torch.Tensor]:
         """By flat buffer, its gradients, in memory of their own; the parameters have none any more. Where there is none it is zero."""
