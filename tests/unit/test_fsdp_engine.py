@@ -100,7 +100,8 @@ def test_what_is_frozen_behind_run_track_may_be_thawed(tmp_path: Path) -> None:
 
 def test_parameters_that_are_cast_have_the_gradients_of_what_stands_in_for_them(tmp_path: Path) -> None:
     def build() -> tuple[TrackedState, tuple[Unit, ...]]:
-        model = nn.Sequential(nn.Linear(16, 251), nn.Tanh(), nn.Linear(251, 1))
+        with torch.random.fork_rng():
+            model = nn.Sequential(nn.Linear(16, 251), nn.Tanh(), nn.Linear(251, 1))
         for each in (model[0], model):
             fully_shard(each, mesh=mesh_of_one(CPU), mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
         optimizer = torch.optim.AdamW(model.parameters())
