@@ -66,6 +66,8 @@ NIGHTLY: dict[str, dict[str, str]] = {
         "tests/fault/test_resharded_checkpoints.py::test_plain_fsdp_reads_it_at_another_world_size_and_mesh": "products of meshes",
         "tests/fault/test_sharded_optimizer.py::test_a_storm_changes_no_bit": "eleven more storms beside one of each change",
         "tests/fault/test_two_levels.py::test_death_at_either_level_of_a_sum": "three modes times three moments",
+        "tests/fault/test_scripts_executed.py::test_each_rank_executes_the_script_and_so_does_who_replaces_it[module]":
+            "a run on a cluster for each way to name a script; each change has that of a file",
         "tests/fault/test_stop_in_order.py::test_a_state_that_is_spread_is_written_by_all_who_hold_a_part":
             "each way to spread a state; who writes what is a unit test",
         "tests/zoo/test_zoo.py::test_a_compiled_loop_changes_no_bit_either_where_it_is_compiled_to_machine_code":

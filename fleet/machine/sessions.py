@@ -32,11 +32,12 @@ MOST = 2
 
 @dataclass(frozen=True, slots=True)
 class Return:
-    """A session that came to nothing: the checkpoint that it began from, the step that it came to, and why it ended."""
+    """A session that came to nothing: the checkpoint that it began from, the step that it came to, why it ended, and what state that was."""
 
     checkpoint: str
     step: int
     reason: str
+    state: StateId | None
 
 
 class Sessions:
@@ -53,13 +54,15 @@ class Sessions:
         self._origin: StateId | None = None
         self._before: StateId | None = None
         self._began_from = ""
+        self._began_at: StateId | None = None
         self._furthest = self._reached = 0
         self._beyond, self._script = True, ""
 
     @property
     def guarded(self) -> Collection[StateId]:
         """Checkpoints that newer ones must not push out: what comes after them has yet to show that it leads on."""
-        return {state for state in (self.led_on, self._origin) if state is not None}
+        began = [each.state for each in self.returns] + [self._began_at]
+        return {state for state in (self.led_on, self._origin, *began) if state is not None}
 
     def note_all(self, records: Iterable[Record]) -> Sessions:
         """All of a journal, or what came since."""
@@ -76,8 +79,9 @@ class Sessions:
             case LineageBegun(from_state=state):
                 self._before = state
             case ViewPublished(view=view) if view.checkpoint is not None and "/" not in view.checkpoint:
-                self._origin, self._began_from = self._before, self._began_from or view.checkpoint
-                self._reached = view.state.step
+                if not self._began_from:
+                    self._began_from, self._began_at = view.checkpoint, self._before
+                self._origin, self._reached = self._before, view.state.step
             case Committed(state=state) | CheckpointRecord(phase="durable", state=state):
                 self._come(state.step)
             case Heard(what="Raised", step=step):  # the last commits before it may stand in no record
@@ -86,13 +90,13 @@ class Sessions:
                 self._fail(record)
 
     def _begin(self, script: str) -> None:
-        self._origin, self._began_from, self._beyond = None, "", False
+        self._origin, self._began_at, self._began_from, self._beyond = None, None, "", False
         if script and script != self._script:
             self.returns, self._script = [], script
 
     def _fail(self, ended: RunEnded) -> None:
         if self._began_from and not self._beyond:
-            self.returns.append(Return(self._began_from, self._reached, ended.reason))
+            self.returns.append(Return(self._began_from, self._reached, ended.reason, self._began_at))
 
     def _come(self, step: int) -> None:
         """So many steps are committed."""

@@ -102,6 +102,18 @@ def test_the_last_checkpoint_that_led_on_is_guarded_until_another_one_has() -> N
     assert journal.sessions.led_on is not None and journal.sessions.led_on.step == 50
 
 
+def test_what_a_session_began_from_is_guarded_while_it_goes_back_to_newer_ones() -> None:
+    """It was pushed out by those of attempts within the session, and the end named a checkpoint that was gone."""
+    journal = Journal().session(0, 104).session(103, 104).session(101, 104)
+    ended = journal.records.pop()
+    journal.records.append(LineageBegun(9, StateId(journal.lineage, 102), 0.0, "its rank raised"))
+    journal.records.append(ViewPublished(View(9, (member(0, 9),), ((0, 16),), 0, (), StateId(9, 102), "s", "c102"), 0.0, "", False, ()))
+    assert {state.step for state in journal.sessions.guarded} == {103, 101, 102}
+    journal.records.append(ended)
+    assert [each.checkpoint for each in journal.sessions.returns] == ["c103", "c101"]
+    assert {state.step for state in journal.sessions.guarded} == {103, 101, 102}
+
+
 # ---- where a resumed run begins ----------------------------------------------------------------------------------------------------------
 
 
