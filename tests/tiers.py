@@ -49,7 +49,7 @@ NIGHTLY: dict[str, dict[str, str]] = {
             "every event of a step in turn takes minutes; each change tries every twelfth",
     },
     "products": {
-        "tests/fault/test_fsdp.py::test_a_second_backward_of_a_shard_is_not_lost": "two runs",
+        "tests/fault/test_fsdp.py::test_a_second_backward_of_a_shard_is_not_lost": "two runs, one for each way",
         "tests/fault/test_hsdp.py::test_one_of_each_group_may_be_lost_unless_they_are_at_one_place": "pairs of places of two groups",
         "tests/fault/test_bit_identity.py::test_faults_and_world_size_change_no_bit": "eighteen more storms beside two of each change",
         "tests/fault/test_fsdp.py::test_a_storm_changes_no_bit": "eleven more storms beside one of each change",

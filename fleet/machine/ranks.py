@@ -21,7 +21,8 @@ def joined(machine: MachineState, event: Joined, now_s: float) -> None:
     known = roster.by_slot.get(slot)
     if known is not None and known.token == event.token:
         known.heard, known.beat_s, known.store = True, now_s, event.store
-        machine.say(Welcome(slot, event.token, known.member.incarnation))
+        if event.incarnation != known.member.incarnation:  # who knows its own says hello for as long as it waits, and needs no answer
+            machine.say(Welcome(slot, event.token, known.member.incarnation))
         return
     overtaken = event.incarnation is not None and event.incarnation <= roster.incarnations.get(slot, -1)
     if event.token in roster.dead_tokens or overtaken:

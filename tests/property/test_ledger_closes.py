@@ -321,14 +321,15 @@ def test_at_every_record_it_closes_and_no_counter_falls(run: RandomRun) -> None:
 @given(runs, st.data())
 def test_one_span_that_overlaps_the_next_is_refused(run: RandomRun, data: st.DataObject) -> None:
     journal = run.journal
-    ends_us = {proc.member: until or run.end_us for proc, until in run.all}
+    lost_us = {record.member: round(record.at_s * 1e6) for record in journal if isinstance(record, r.ProcessLost)}
+    ends_us = {proc.member: min(until or run.end_us, lost_us.get(proc.member, run.end_us)) for proc, until in run.all}
     following: dict[Member, int] = {}  # when the member's next record starts
     candidates: list[int] = []
     for index in reversed(range(len(journal))):
         record = journal[index]
         if isinstance(record, r.Spans):
             end_us = ends_us[record.member]
-            checked = following.get(record.member, end_us) < end_us  # what comes after the run has ended or stopped is cut off unread
+            checked = following.get(record.member, end_us) < end_us  # what comes after the run or the member has ended is cut off unread
             if checked and any(code not in "KAH" for code in record.codes):
                 candidates.append(index)
             following[record.member] = record.start_us

@@ -19,7 +19,7 @@ from fleet.machine.state import MachineState
 from fleet.protocol import shards as shards_module
 from fleet.protocol.choreography import Choreography, Moves
 from fleet.protocol.decisions import Decision
-from fleet.protocol.events import Event, Tick
+from fleet.protocol.events import Event, PartWritten, Tick
 from fleet.protocol.instructions import Fence, Instruction, OnceAnswer, Publish, Write
 from fleet.protocol.lease import Lease
 from fleet.protocol.member import MemberProtocol, Offer
@@ -173,7 +173,13 @@ def checkpoint_is_written_by_whoever_was_asked(patch: Patch) -> None:
 
 def checkpoint_is_committed_with_the_first_part(patch: Patch) -> None:
     right = Checkpoints.part
-    patch.setattr(Checkpoints, "part", lambda self, event, view: right(self, event, dataclasses.replace(view, members=(event.member,))))
+
+    def wrong(self: Checkpoints, event: PartWritten, view: View) -> list[Instruction]:
+        if self._request is not None:
+            self._request.members = (event.member,)
+        return right(self, event, view)
+
+    patch.setattr(Checkpoints, "part", wrong)
 
 
 def crash_loops_are_seen_everywhere(patch: Patch) -> None:

@@ -19,13 +19,13 @@ from fleet.protocol.causes import Departure, EndWhy, ProcessEnded
 from fleet.protocol.events import CheckpointDurable, Heartbeat, Lost, Parked, StopRequested, Tick
 from fleet.protocol.instructions import Conclude, EndRun, Halt, Instruction, Keep, Propose, Publish, Release
 from fleet.protocol.journal import ROOM_BYTES, JournalWriter, read_journal
-from fleet.protocol.records import Committed, Record, RunEnded, RunStarted
+from fleet.protocol.records import VERSION, Committed, Record, RunEnded, RunStarted
 from fleet.protocol.types import Pulse, StateId
 from tests.unit.test_machine import STEP_3, Bench, member
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 HOLD_ROOM = "fleet.protocol.journal.hold_room"
-FIRST = RunStarted(1, "run", 0.0, 1.0e9, 2, 0, 16, "{}")
+FIRST = RunStarted(VERSION, "run", 0.0, 1.0e9, 2, 0, 16, "{}")
 
 
 class Clock:
@@ -178,7 +178,7 @@ def test_a_disk_that_gives_no_more_room_is_told_before_anything_is_lost(writer: 
 
     assert not writer.trouble
     monkeypatch.setattr(HOLD_ROOM, full)
-    steps(writer, 0, 60_000)
+    steps(writer, 0, 120_000)
     assert writer.trouble == f"{writer.path} cannot grow: [Errno 28] No space left on device"
     writer.append(RunEnded("failed", "full", 1.0, "", ""))
     writer.flush()
@@ -190,7 +190,7 @@ def test_a_disk_that_gives_no_more_room_is_told_before_anything_is_lost(writer: 
 
 def test_a_filesystem_that_cannot_hold_room_is_written_as_any(writer: JournalWriter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HOLD_ROOM, lambda descriptor, start, size_bytes: False)
-    steps(writer, 0, 60_000)
+    steps(writer, 0, 120_000)
     assert not writer.trouble
 
 

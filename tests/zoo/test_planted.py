@@ -64,15 +64,15 @@ def doubled_update(patch: Patch) -> None:
     taken: list[None] = []
 
     def make(right: Any) -> Any:
-        def take_step(self: Any) -> None:
+        def apply(self: Any) -> None:
             taken.append(None)
-            right(self)
             if len(taken) == STEP:
-                right(self)
+                self._optimizer.step()
+            right(self)
 
-        return take_step
+        return apply
 
-    instead(patch, Engine, "_take_step", make)
+    instead(patch, Engine, "apply", make)
 
 
 def weighed(patch: Patch, weight_of: Callable[[Step, float], float | None]) -> None:
