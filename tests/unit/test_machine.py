@@ -174,6 +174,7 @@ def test_the_first_view_does_not_wait_for_ever() -> None:
 def test_a_doubled_hello_is_welcomed_with_the_same_incarnation() -> None:
     bench = Bench()
     assert bench.join(0) == bench.join(0) == [Welcome(0, "token-0", 0)]
+    assert bench.join(0, incarnation=0) == [], "it knows, and says so for as long as it waits"
 
 
 def test_a_newer_process_supersedes_and_the_older_is_fenced() -> None:
