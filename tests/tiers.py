@@ -17,6 +17,8 @@ TIERS: dict[str, tuple[str, ...]] = {
     "test": (
         "tests/unit", "tests/property", "tests/simulation", "tests/tidy", "tests/contract/test_checkpoint_store.py",
         "tests/contract/test_choreography.py", "tests/contract/test_peer_memory.py", "tests/zoo",
+        "tests/contract/test_checkpoint_store.py::test_plain_pytorch_loads_it_in_a_process_that_cannot_import_fleet[1-file]",
+        "tests/contract/test_checkpoint_store.py::test_plain_pytorch_loads_it_in_a_process_that_cannot_import_fleet[3-s3]",
     ),
     "processes": (
         "tests/contract", "tests/fault",
@@ -134,6 +136,11 @@ NIGHTLY: dict[str, dict[str, str]] = {
             "a queue that waits for grace and turns",
         "tests/fault/test_up.py::test_fleet_up_serves_all_runs_with_a_prometheus_and_leaves_nothing": "a Prometheus that has to be scraped",
         "tests/fault/test_wheel.py::test_the_source_archive_builds_the_same_wheel": "a second build, a minute long",
+        "tests/unit/test_determinism.py::test_an_example_is_clean[gpt]": "the longest example; each change has the two others",
+        "tests/unit/test_cli_init.py::test_the_plain_script_trains_and_goes_on_from_its_own_checkpoint":
+            "two runs of a script that is written, and changes seldom",
+        "tests/contract/test_checkpoint_store.py::test_plain_pytorch_loads_it_in_a_process_that_cannot_import_fleet":
+            "a process for each store and number of parts, of which each change has two",
         "tests/contract/test_listeners.py::test_broken_frames_and_slow_peers_cost_nothing": "slow peers are waited for, for each listener",
         "tests/contract/test_s3_urls.py::test_the_journal_is_copied_and_comes_back": "a store that goes away and comes back",
     },
