@@ -184,7 +184,7 @@ def _next(data: Mapping[str, Any], context: Context) -> list[tuple[str, str]]:
 
 
 def _resume(run: str, returns: int) -> str:
-    """What has failed twice is not advised once more."""
+    """A command that has failed twice is not advised again."""
     if returns >= MOST:
         return f"change what fails in the script: it came to the same step from two checkpoints; where it failed: fleet diagnose {run}"
     return f"fleet run --resume {run}" + (", which begins from an older checkpoint: it came to the same step twice" if returns else "")

@@ -1,4 +1,4 @@
-"""What is looked at before a run is resumed, and before any process of it starts."""
+"""Checks of a run that is to be resumed, before any of its processes starts."""
 
 from __future__ import annotations
 

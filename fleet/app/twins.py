@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Sameness(StrEnum):
-    """What is known of the bits of a run and its twin. The last two say nothing about them."""
+    """The verdict on the bits of a run and its twin. The last two say nothing about them."""
 
     EQUAL = "equal"
     """Both are completed, with the same bits."""

@@ -360,7 +360,7 @@ def _repeated(run: str, asked: Executed, root: Path, changed_code: bool) -> RunP
 
 
 def _tell(folder: Path, changes: Sequence[str]) -> None:
-    """What is not as it was when the run in ``folder`` began."""
+    """Print the changes since the run in ``folder`` began."""
     for change in changes:
         console.print(f"not as in {folder.name}: {change}", style="yellow", markup=False)
 

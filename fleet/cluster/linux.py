@@ -1,4 +1,4 @@
-"""What is asked of Linux about processes, threads, cores, memory and room on disks: one function for each call, and no call elsewhere.
+"""Calls of Linux about processes, threads, cores, memory and room on disks, one function each; no other module makes them.
 
 :mod:`fleet.cluster.scheduling` and :mod:`fleet.cluster.cores` say when, and what for.
 """
@@ -115,7 +115,7 @@ def use_one_arena() -> None:
 
 
 def hold_room(descriptor: int, start: int, size_bytes: int) -> bool:
-    """Hold so much of the disk for what the open file will have from ``start`` on; its size stays as it is. What is held already stays so.
+    """Hold so much of the disk for what the open file will have from ``start`` on; its size stays as it is. Held room stays held.
 
     False where the filesystem cannot do that. Raises OSError when there is not so much room.
     """

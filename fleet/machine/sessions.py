@@ -1,7 +1,7 @@
 """Sessions of a run, from one resume to the next: which of them came back to the step at which the run had failed before.
 
 A checkpoint may be whole and bad: what it holds fails again, each time. A session that began from one, failed, and committed no step
-beyond all earlier ones is a *return*. What is resumed after the first return begins from an older checkpoint. After the second it is not
+beyond all earlier ones is a *return*. The resume after the first return begins from an older checkpoint. After the second it is not
 resumed, until its script is another one.
 """
 

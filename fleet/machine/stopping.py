@@ -133,7 +133,7 @@ def _keep(machine: MachineState, told: Stop, now_s: float) -> None:
 
 
 def _next_keepers(machine: MachineState, told: Stop) -> tuple[StateId | None, tuple[Member, ...]]:
-    """Whoever was asked, and could not, is not asked again."""
+    """A rank that was asked, and could not, is not asked again."""
     failed = machine.checkpoints.store.failed_by
     if told.asked and all(machine.current(member) is not None for member in told.asked):
         told.tries += 1

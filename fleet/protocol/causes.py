@@ -260,7 +260,7 @@ class EndWhy(StrEnum):
     """The ranks hold different states at the end."""
     LATE_BEHIND = "late behind the loop"
     REFUSED = "refused"
-    """What is to be resumed is not what ran: no step was taken."""
+    """The data, or the optimizer, are not those that ran before the resume: no step was taken."""
     OTHER = "other"
     """None of these."""
 

@@ -259,7 +259,7 @@ class JournalWriter:
 
     @property
     def trouble(self) -> str:
-        """What is wrong with the file, in a clause that names it; empty while all is well. A full disk still takes what ends a run."""
+        """The trouble with the file, in a clause that names it; empty while all is well. A full disk still takes what ends a run."""
         if self._full is not None:
             return f"{self.path} cannot grow: [Errno {self._full.errno}] {self._full.strerror}"
         here = os.fstat(self._file.fileno())

@@ -62,7 +62,7 @@ class InOrder(Checker):
         return min(states) if len(states) == len(members) > 0 else None
 
     def _can_be_written(self) -> bool:
-        """Whoever holds it can be reached, and could for a while; of a state that is spread all are needed. The store has taken all."""
+        """A rank that holds it can be reached, and could for a while; of a state that is spread all are needed. The store has taken all."""
         since_s, store = self.world.faults.asked_s, self.world.store
         ill = max(store.failing_until_s, store.refusing_until_s, store.slow_until_s) >= since_s
         members = self._view.members if self._view is not None else ()
@@ -79,7 +79,7 @@ class InOrder(Checker):
         )
 
     def _answers(self, rank: SimRank) -> bool:
-        """Nobody answers for a loop that hangs within its commit, where the train function may change what is tracked."""
+        """No other rank answers for a loop that hangs within its commit, where the train function may change what is tracked."""
         still = rank.frozen_s < 0 and rank.thawed_s < self.world.faults.asked_s and (rank.protocol.aside or not rank.hung)
         return still and rank.node.alive and rank.node.reachable and not self.world.links.was_cut(rank.end, HEAD, within_s=LATELY_S)
 

@@ -122,7 +122,7 @@ def test_a_checkpoint_that_leads_nowhere_is_left_for_an_older_one(tmp_path: Path
 
 
 def test_a_first_step_that_takes_long_is_start_up_and_no_fault(tmp_path: Path) -> None:
-    """Nobody could form a view while a rank was at its first step: it was evicted for that, and so was each that came in its place."""
+    """No view could form while a rank was at its first step: it was evicted for that, and so was each that came in its place."""
     settings = RunSettings(
         world=2, shards=4, nodes=1, peer_copies=0, timeouts=HASTY, options={"cold_s": str(COLD_S), "steps": "300"}
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The first step of a process may take long: it loads and compiles. Nobody waits for it in a view, and it is no fault."""
+"""The first step of a process may take long: it loads and compiles. No rank waits for it in a view, and it is no fault."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from tests.zoo.harness import all_of, alone, differences, plain
 
 Patch = pytest.MonkeyPatch
 STEP, SHARD = 7, 3
-"""What is struck once is struck in this step, and in this shard of it."""
+"""A fault that strikes once strikes in this step, and in this shard of it."""
 
 
 def instead(patch: Patch, owner: type, method: str, make: Callable[[Any], Callable[..., Any]]) -> None:

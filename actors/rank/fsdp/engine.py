@@ -12,7 +12,8 @@ Gradients leave the rank in the backward. As soon as a unit's backward is over, 
 goes to the owner of that chunk, who adds up all shards' in the order of the tree. The owner brings the mean to the guards of the chunk. So
 no rank ever has a whole gradient: of a shard it has one unit's at a time, and of the sum its own chunks' and those that it guards.
 
-What has left a rank cannot be cut anew for other ranks. So a step during which the view changes is computed anew from its first shard.
+Gradients that have left a rank cannot be cut anew for other ranks. So a step is computed anew from its first shard when the view changes
+during it.
 Which gift belongs to which attempt, says its :class:`fleet.protocol.chunks.Turn`.
 """
 
@@ -130,7 +131,7 @@ class FsdpEngine(ShardedEngine):
 
     @property
     def _brings(self) -> frozenset[int]:
-        """What has left this rank was for the ranks of an earlier view."""
+        """Gradients that have left this rank were for the ranks of an earlier view."""
         return frozenset()
 
     def promise(self, group: Group, shards: tuple[int, ...]) -> None:
@@ -343,7 +344,7 @@ class FsdpEngine(ShardedEngine):
         return all(flat in self._gradients.leaving for flat in unit.flats)
 
     def _came_again(self, unit: Gathered) -> None:
-        """A second backward of one shard. What has left is half of it, so this attempt at the step is given up."""
+        """A second backward of one shard. Half of its gradient has left already, so this attempt at the step is given up."""
         if self._early:
             log.warning("unit %s has a second gradient in one shard: gradients leave this rank at the end of each shard now", unit.name)
         self._early = False

@@ -23,7 +23,7 @@ log = logging.getLogger("fleet.rank")
 
 
 class ChangedMeanwhile(RuntimeError):
-    """What is in place is not what was committed."""
+    """The tensors in place are not those that were committed."""
 
 
 def keep(order: Keep, engine: Engine, parts: PartsPort, client: Client) -> None:

@@ -1,4 +1,4 @@
-"""``torch.compile`` around a model. What is tracked is the compiled one, as in most scripts. The option ``backend`` says by what."""
+"""``torch.compile`` around a model. The tracked model is the compiled one, as in most scripts. The option ``backend`` says by what."""
 
 from __future__ import annotations
 
