@@ -103,7 +103,7 @@ class Halt:
 class Keep:
     """The run stops, and its ranks did not come to one step in time: write ``state``, which these members hold, whatever their loops do.
 
-    Each writes one part of as many as there are members, under ``generation``, which is that of no view. If it cannot, it reports ``PartFailed``.
+    Each writes one part of as many as there are members, under ``generation``, that of no view. If it cannot, it reports ``PartFailed``.
     """
 
     members: tuple[Member, ...]
