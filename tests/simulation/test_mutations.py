@@ -345,7 +345,6 @@ def early_sum_outlives_its_view(patch: Patch) -> None:
 
 MUTATIONS: tuple[tuple[Callable[[Patch], None], tuple[str, ...]], ...] = (
     (donor_with_the_smallest_state, ("donor", "exactly once")),
-    (rank_sits_in_any_view, ("stale",)),
     (words_of_the_dead_count, ("stale",)),
     (fences_are_ignored, ("ends",)),
     (state_is_received_without_a_donor, ("donor",)),
@@ -420,6 +419,15 @@ def test_numbers_that_a_journal_lost_and_that_come_again_are_caught(monkeypatch:
     assert not any(simulate(plan).broken for plan in kept)
     forgotten_numbers_are_used_again(monkeypatch)
     caught, met = first_broken(range(len(kept)), ("persisted",), lambda number: simulate(kept[number]))
+    assert caught, met
+
+
+def test_a_rank_that_sits_in_any_view_is_caught(monkeypatch: Patch) -> None:
+    """Few runs come to that by chance: a view that is over is published to a rank that is in none."""
+    kept = [plans.read(plans.KEPT / f"random-{seed}.json").plan for seed in (1022, 1591)]
+    assert not any(simulate(plan).broken for plan in kept)
+    rank_sits_in_any_view(monkeypatch)
+    caught, met = first_broken(range(len(kept)), ("stale",), lambda number: simulate(kept[number]))
     assert caught, met
 
 

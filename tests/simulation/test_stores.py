@@ -93,10 +93,10 @@ def test_saves_alone_is_broken_by_a_machine_that_gives_up_who_cannot_save(monkey
 
 
 def test_the_run_ends_where_ranks_end_that_cannot_read_their_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As live ranks did, and seeds 137 and 138 showed: two of them at start-up are taken for a train function that cannot work."""
+    """As live ranks did, and seeds 106 and 137 show: two of them at start-up are taken for a train function that cannot work."""
 
     class Nothing(Exception):
         pass
 
     monkeypatch.setattr(steps_module, "StoreFails", Nothing)
-    assert {simulate(stores_plan(seed, sharded=seed % 2 == 1)).broken for seed in (137, 138)} == {"ends"}
+    assert {simulate(stores_plan(seed, sharded=seed % 2 == 1)).broken for seed in (106, 137)} == {"ends"}
