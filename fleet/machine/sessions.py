@@ -32,7 +32,7 @@ MOST = 2
 
 @dataclass(frozen=True, slots=True)
 class Return:
-    """A session that came to nothing: the checkpoint that it began from, the step that it came to, why it ended, and its state."""
+    """A session that came to nothing: the checkpoint that it began from, the step that it came to, why it ended, and where it began."""
 
     checkpoint: str
     step: int

@@ -153,7 +153,7 @@ class CheckpointStore:
     def retain(self, keep: int, guarded: Collection[str] = ()) -> tuple[str, ...]:
         """Keep the newest ``keep`` checkpoints; delete older ones that are not ``guarded``, and what older attempts left unfinished.
 
-        Returns the ids deleted. What is newer than the newest committed checkpoint is left alone: it may be one that is being written.
+        Returns the ids deleted. Files newer than the newest committed checkpoint stay: they may be those of one that is being written.
         """
         if keep < 1:
             raise ValueError(f"keep = {keep}: at least one checkpoint must stay")

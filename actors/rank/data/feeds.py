@@ -24,7 +24,7 @@ from fsspec.core import url_to_fs
 from torch.utils.data import default_collate
 
 from actors.rank.data.catalogue import Catalogue, Place, catalogue_of
-from actors.rank.data.fingerprint import fingerprint
+from actors.rank.data.fingerprint import fingerprint, samples_fingerprint
 from actors.rank.data.groups import Groups, Span
 from actors.rank.data.readers import File, Grouped, Reader, Records, shown
 from actors.rank.data.sampling import Ordered, read_many, sample_indices, samples_of, seed_data, shard_size
@@ -384,7 +384,7 @@ class Feed:
     @property
     def samples_sha256(self) -> str:
         """The same of the samples alone, whatever the data set's class is called and wherever it is defined."""
-        return self.data_sha256 if isinstance(self._dataset, Ordered) else fingerprint(self._dataset, named=False)
+        return self.data_sha256 if isinstance(self._dataset, Ordered) else samples_fingerprint(self._dataset)
 
     @property
     def kind(self) -> str:

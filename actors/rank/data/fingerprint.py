@@ -20,8 +20,7 @@ log = logging.getLogger("fleet.data")
 
 
 def fingerprint(dataset: Any, *, named: bool = True) -> str:
-    """SHA-256 over type, length, and first, middle and last sample of a map-style dataset; empty when one cannot be read or digested,
-    or is another one when it is read again.
+    """SHA-256 over type, length, and first, middle and last sample of a map-style dataset; empty when one cannot be read or digested.
 
     A Hugging Face dataset has a fingerprint of its own, over all that it was made by, which is part of it. Without ``named`` neither that
     nor the type counts: the samples of a script are the same under another name of its file.
@@ -29,11 +28,17 @@ def fingerprint(dataset: Any, *, named: bool = True) -> str:
     Never raises, as a record is worth no training. Random generators are as before, whatever the samples draw.
     """
     try:
-        first, again = (_at_one_seed(dataset, named) for _ in range(2))
-        return first if first == again else ""
+        with generators_at(0):
+            return _fingerprint(dataset, named)
     except Exception as error:  # noqa: BLE001 - whatever a user's data set raises, the step that needs the sample will raise it
         log.info("the data set has no fingerprint: %r", error)
         return ""
+
+
+def samples_fingerprint(dataset: Any) -> str:
+    """That of the samples alone, to be compared with another process's; empty also where they are others when they are read again."""
+    first, again = (fingerprint(dataset, named=False) for _ in range(2))
+    return first if first == again else ""
 
 
 def digest_of(value: Any) -> str:
@@ -43,11 +48,6 @@ def digest_of(value: Any) -> str:
     except Exception as error:  # noqa: BLE001 - pickling runs the user's code, and a sample need not be made for it
         log.info("a sample cannot be digested: %r", error)
         return ""
-
-
-def _at_one_seed(dataset: Any, named: bool) -> str:
-    with generators_at(0):
-        return _fingerprint(dataset, named)
 
 
 def _fingerprint(dataset: Any, named: bool) -> str:
