@@ -382,8 +382,9 @@ class AgentHost:
         return self._agent.socket_path
 
     async def close(self) -> None:
-        """The run is over: nothing of it stays on this node. Ranks that are still there end with what forked them."""
+        """The run is over: nothing of it stays on this node, and no rank when this has returned."""
         if self._begun.is_set():
+            await self._agent.end_ranks(RAYS_OWN_S)
             await self._agent.stop()
         self._forks.close()
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)

@@ -92,7 +92,8 @@ START_S = 60.0
 STOP_S = 20.0
 NOTICES_S = 1.0
 LEAVE_S = 2.0
-"""Ranks of a run that was stopped, or has failed, may take so long to end by themselves: a loop that computes does not hear of it."""
+"""Ranks of a run that was stopped, or has failed, may take so long to end by themselves: a loop that computes does not hear of it. Then
+agents end them, and may take as long where what they leave is tidied up by others, too."""
 LEFT_S = 5.0
 """For threads that ask a cluster which is lost: no thread may be in Ray when this process leaves it, else Ray ends the process."""
 
@@ -457,8 +458,10 @@ class LiveRun:
         if self._forsaken.is_set():  # they end with the cluster; nobody there could be told to
             shutil.rmtree(self.shm, ignore_errors=True)
             return
-        if not self.cluster.shares_folders:  # nobody else tidies up there
-            ray.wait([agent.close.remote() for agent in self.agents.values()], num_returns=len(self.agents), timeout=STOP_S)
+        alive = self.cluster.alive()  # the agent of a node that is lost waits for it to come back
+        closing = [agent.close.remote() for index, agent in self.agents.items() if index in alive]
+        if closing:
+            ray.wait(closing, num_returns=len(closing), timeout=LEAVE_S if self.cluster.shares_folders else STOP_S)
         for actor in [*self.agents.values(), self.coordinator]:
             ray.kill(actor, no_restart=True)
         shutil.rmtree(self.shm, ignore_errors=True)

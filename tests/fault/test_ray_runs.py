@@ -79,11 +79,11 @@ def under_chaos(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory)
     node = next(iter(cluster.alive()))
     faults = (
         Fault("f1", 1.0, "gpu", "kill_rank", slot=1),
-        Fault("f2", 3.0, "host_parts", "lose_node", node=node),
-        Fault("f3", 5.0, "gpu", "kill_rank", slot=0),
+        Fault("f2", 8.0, "host_parts", "lose_node", node=node),
+        Fault("f3", 16.0, "gpu", "kill_rank", slot=0),
     )
     save_trace(faults, folder / "trace.csv")
-    chosen = plan(folder, chaos=ChaosSettings(trace=str(folder / "trace.csv"), repair_s=2.0))
+    chosen = plan(folder, chaos=ChaosSettings(trace=str(folder / "trace.csv"), repair_s=2.0, lose_all=True))
     lasts = chosen.settings.options | {"pause_s": "0.7", "tokens": "8"}  # drift is known after half a minute
     priced = CostSettings(usd_per_rank_hour=2.0, usd_per_gb_month=0.02, watts_per_rank=700.0, g_co2_per_kwh=300.0, budget_usd=500.0)
     chosen = dataclasses.replace(chosen, settings=dataclasses.replace(chosen.settings, options=lasts, cost=priced))
