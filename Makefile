@@ -5,7 +5,6 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 RUN_READY := $(VENV)/.ready-run
 BENCH_READY := $(VENV)/.ready-bench
-LEFT_OUT := $(VENV)/left-out.txt
 PYTHON ?= $(firstword $(foreach name,python3 python3.13 python3.12 python3.11,$(shell $(name) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $(name))))
 USED := $(or $(PYTHON),python3)
 
@@ -27,6 +26,7 @@ PYTEST = $(BIN)/python -m pytest --durations=12 --durations-min=20 --tier
 SPREAD := -n logical --maxprocesses 8
 BY_FILE := -n logical --maxprocesses 2 --dist loadfile
 TOOK := $(VENV)/took.txt
+LEFT_OUT = $(VENV)/left-out-$(1).txt
 suite = @: >$(LEFT_OUT); export FLEET_LEFT_OUT=$(abspath $(LEFT_OUT)); began=$$(date +%s); set -x; $(2); rc=$$?; set +x; \
 	echo "$(1): $$(($$(date +%s) - began)) s" | tee -a $(TOOK); $(BIN)/python -m tests.support.programs $(LEFT_OUT); exit $$rc
 
@@ -34,12 +34,15 @@ suite = @: >$(LEFT_OUT); export FLEET_LEFT_OUT=$(abspath $(LEFT_OUT)); began=$$(
 PARTS := seeds products shown benchmarks hosts pace
 PASSED := runs/nightly/$(shell git describe --always --abbrev=40 --exclude='*' --dirty=-$$(date +%s) 2>/dev/null)
 
-.PHONY: tools demo test processes hosts stress replay experiments lint docs bench pace nightly device versions clean $(PARTS:%=night-%)
+.PHONY: ready tools demo test processes hosts stress replay experiments lint docs bench pace nightly device versions clean $(PARTS:%=night-%)
 .DEFAULT_GOAL := test
 
 # Sets up what a run needs, and no more.
 demo: $(RUN_READY)
 	$(BIN)/python examples/demo.py $(DEMO)
+
+# What tests need of Python; `make tools` is what they need beside it.
+ready: $(READY)
 
 # What to run before each change: no cluster is started. Some ten minutes on two cores.
 test: lint tools

@@ -491,7 +491,7 @@ class NodeAgent:
         where, at_us = rank.ring.position(), now_us()
         state = StateId(where.lineage, where.step)
         ages = (at_us - where.beat_us) / 1e6, (at_us - where.progress_us) / 1e6
-        return Pulse(member, where.generation, state, *ages, where.stepping)
+        return Pulse(member, where.generation, state, *ages, where.stepping, where.between)
 
     def _spans(self) -> list[SpanBatch]:
         spans: list[Spans] = []

@@ -49,6 +49,13 @@ NIGHTLY: dict[str, dict[str, str]] = {
     "seeds": {
         "tests/simulation/test_gathers.py::test_one_rank_lost_behind_any_event_of_a_step_costs_no_state[1-1]":
             "every event of a step in turn takes minutes; each change tries every twelfth",
+        "tests/simulation/test_daemons.py::test_in_these_seeds_coordinators_and_agents_stand_still_and_are_killed":
+            "whether a family has what it is for changes with its generator alone; each change tries seeds of the day",
+        "tests/simulation/test_resizes.py::test_in_these_seeds_worlds_shrink_and_grow": "the same of another family",
+        "tests/simulation/test_stops.py::test_in_these_seeds_runs_stop_in_time_and_through_other_troubles": "the same of another family",
+        "tests/simulation/test_stores.py::test_in_these_seeds_checkpoints_fail_and_histories_begin_from_the_store":
+            "the same of another family",
+        "tests/simulation/test_stragglers.py::test_in_these_seeds_something_is_done_about_slow_ranks": "the same of another family",
     },
     "products": {
         "tests/fault/test_fsdp.py::test_a_second_backward_of_a_shard_is_not_lost": "two runs, one for each way",
@@ -94,6 +101,21 @@ NIGHTLY: dict[str, dict[str, str]] = {
         "tests/fault/test_bad_luck.py::test_a_store_that_is_gone_for_a_while_stops_nothing": "it waits for time-outs",
         "tests/fault/test_doc_blocks.py::test_what_was_there_before_runs_too": "the plain half of each diff, which PyTorch decides",
         "tests/fault/test_drain.py": "five ways of a notice, a minute each; the simulator has them all with each change",
+        "tests/fault/test_ended_runs.py::test_steps_go_on_beyond_the_end_as_a_new_run":
+            "two runs, one after the other; what a resume may change is in tests/fault/test_resumes.py with each change",
+        "tests/fault/test_launch.py::test_ctrl_c_stops_a_script_in_order_and_leaves_nothing_behind":
+            "a run of its own; each change interrupts that of a command",
+        "tests/fault/test_ray_runs.py::test_every_panel_of_every_dashboard_has_an_answer_while_chaos_strikes":
+            "a Prometheus for a minute; tests/contract/test_boards.py has the panels with each change",
+        "tests/fault/test_shield.py::test_what_hangs_and_is_not_killed_by_others": "it waits for time-outs",
+        "tests/unit/test_determinism.py::test_a_clean_script_ends_with_0": "four processes of a script; each change has what it finds",
+        "tests/unit/test_replay.py::test_a_run_is_the_same_in_every_process": "a tool for refactorings, of which each change has one test",
+        "tests/unit/test_replay.py::test_what_was_renamed_on_purpose_is_no_difference": "of the same tool",
+        "tests/unit/test_shard_prices.py::test_the_command_measures_each_number_of_shards": "three worlds are measured for seconds each",
+        "tests/unit/test_storage_crash.py::test_a_crash_at_each_point_on_an_object_store":
+            "each point on a real store; each change has them on a disk, and processes that are killed while they upload",
+        "tests/unit/test_storage_outage.py::test_a_server_that_hangs_is_a_time_out_and_all_is_well_when_it_goes_on":
+            "it waits for four time-outs",
         "tests/fault/test_drivers.py::test_a_driver_that_stands_still_while_a_rank_is_killed_holds_nobody_up": "it waits for time-outs",
         "tests/fault/test_drivers.py::test_a_run_whose_control_store_is_killed_ends_in_order_and_is_resumed": "it waits for time-outs",
         "tests/fault/test_experiments.py::test_a_fleet_that_is_broken_is_found_out": "broken fleets, each an experiment of its own",
@@ -175,7 +197,10 @@ def files(name: str, paths: Iterable[str]) -> list[str]:
     return sorted(own, key=lambda path: order.get(path, len(order)))
 
 
-SLOWEST = ("bad_luck", "trainer", "ray_runs", "drivers", "up", "wheel", "shield", "object_store", "benchmarks", "alerts")
+SLOWEST = (
+    "bad_luck", "drivers", "launch", "plain", "ray_runs", "ended_runs", "shield", "scripts_executed", "trainer", "stop_in_order",
+    "nobody_in", "stragglers", "corruption", "fsdp_moments", "up", "wheel", "object_store", "benchmarks", "alerts",
+)  # fmt: skip
 """Files that begin first, so that no process waits for one of them at the end."""
 
 

@@ -201,6 +201,7 @@ class Run:
                 case Compute(number):
                     step = self._step = Step(self._loop, self._engine, number)
                     yield step
+                    self._recorder.between(False)
                     if not step.closed:
                         raise LoopError(f"step {step.number}: the loop body ended without step.commit()")
         if not self._concluded:
@@ -478,6 +479,7 @@ class Run:
         """Reduce and apply one step. None when the loop body has to run again first: for shards of a lost rank, or from another state."""
         self._attempted, self._outcome = step, None
         self._go_on()
+        self._recorder.between(self._loop.committed)
         return self._outcome or self._trained.outcome_of(step.number)
 
     def _hold(self, move: moves.Hold) -> None:

@@ -122,7 +122,8 @@ def end_hang(machine: MachineState, rank: Rank, why: Rule, now_s: float) -> None
 
 def heard(machine: MachineState, event: Heartbeat, now_s: float) -> None:
     """Note what a node's agent sees. A rank whose node was only silent for a while must not live beside its replacement."""
-    for ghost in machine.roster.hear(event, machine.view.generation if machine.view is not None else -1, now_s):
+    generation = machine.view.generation if machine.view is not None else -1
+    for ghost in machine.roster.hear(event, generation, machine.progress.ceiling_s, now_s):
         probe("a rank that was given up lives on")
         machine.say(Evict(ghost.member, ghost.process, GivenUp()))
 

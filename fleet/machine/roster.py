@@ -145,11 +145,11 @@ class Roster:
 
     # ---- time ----------------------------------------------------------------------------------------------------------------------------
 
-    def hear(self, event: Heartbeat, generation: int, now_s: float) -> list[Rank]:
+    def hear(self, event: Heartbeat, generation: int, between_s: float, now_s: float) -> list[Rank]:
         """Note what a node's agent sees. Returns ranks that were given up and yet live.
 
         ``generation`` is that of the present view: what its seated ranks hold comes from here. When one of them is in a long call, the
-        others wait for it in their reduction, and are not hung either.
+        others wait for it in their reduction, and are not hung either. So for ``between_s`` behind a commit, where a loop may do anything.
         """
         self.nodes[event.node] = now_s
         self.silent.pop(event.node, None)
@@ -164,12 +164,13 @@ class Roster:
                 continue
             rank.heard = True
             rank.beat_s = now_s - pulse.beat_age_s
+            steps = pulse.stepping and not (pulse.between and pulse.progress_age_s < between_s)
             # what it waited for in a view before this one was answered by this one
-            rank.progress_s = max(rank.running_s, now_s - pulse.progress_age_s) if pulse.stepping else now_s
+            rank.progress_s = max(rank.running_s, now_s - pulse.progress_age_s) if steps else now_s
             if rank.generation == generation == pulse.generation and rank.phase is seated:
                 rank.state = pulse.state
                 rank.stepped = rank.stepped or (rank.formed is not None and pulse.state != rank.formed[1])
-                if not pulse.stepping:
+                if not steps:
                     self.long_call_s = now_s
         return ghosts
 

@@ -208,7 +208,10 @@ class Build:
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
-    """What a node agent sees of one rank: where it is, and how long ago it last moved or beat, in seconds."""
+    """What a node agent sees of one rank: where it is, and how long ago it last moved or beat, in seconds.
+
+    ``stepping`` is False in a call of Fleet's that may take long; ``between``: it is behind a commit, in what the loop body does there.
+    """
 
     member: Member
     generation: int
@@ -216,6 +219,7 @@ class Pulse:
     beat_age_s: float
     progress_age_s: float
     stepping: bool = True
+    between: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,9 @@ class Timeouts:
     node_s: float = setting(4.0, "A node whose agent is not heard for so long is lost.")
     park_s: float = setting(5.0, "How long ranks may take to come out of a step when their view breaks.")
     form_s: float = setting(10.0, "How long a view may take to form.")
-    progress_s: float = setting(60.0, "The longest a rank may take without a step; the time-out follows the steps below that.", live=True)
+    progress_s: float = setting(
+        300.0, "The longest a rank may take without a step; a time-out that follows the steps is below it.", live=True
+    )
     collective_s: float = setting(
         600.0, "Bounds a wait inside a process group that nobody ends earlier: no sign of a hang, as all wait there."
     )

@@ -92,6 +92,8 @@ class Plan:
     """``capacity`` is ranks per node; ``delay_s`` the network's, ``restart_s`` Ray Train's, ``build_s`` a rank's, as (least, most), and
     ``rehearse_s`` what its first step takes, in which it loads and compiles.
 
+    ``between_s``: (a number of steps, seconds); behind each so many commits the loop body does something of its own for so long.
+
     ``jitter`` are the least and the most that computing takes, as a share of ``shard_s`` for each shard.
 
     So many nodes as ``rack`` says, one after the other, are in one failure domain; 0: it is not known what fails together.
@@ -114,6 +116,7 @@ class Plan:
     restart_s: tuple[float, float] = (0.3, 2.5)
     build_s: tuple[float, float] = (0.1, 1.0)
     rehearse_s: tuple[float, float] = (0.0, 0.0)
+    between_s: tuple[int, float] = (0, 0.0)
     save_every_s: float = 1.5
     copy_every_s: float | None = None
     troubles: tuple[Trouble, ...] = ()

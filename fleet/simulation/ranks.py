@@ -45,7 +45,7 @@ class SimRank:
         self.weights = POISON
         self.corrupt = False
         self.where = (-1, -1)
-        self.stepping = False
+        self.stepping = self.between = False
         self.hung = False
         self.progress_s = world.clock.now_s
         self.started_s = world.clock.now_s
@@ -118,7 +118,7 @@ class SimRank:
         now_s, protocol = self.world.clock.now_s, self.protocol
         beat_age_s = now_s - self.frozen_s if self.frozen_s >= 0 else 0.0
         state = protocol.state or StateId(0, 0)
-        return Pulse(self.member, protocol.generation, state, beat_age_s, now_s - self.progress_s, self.stepping)
+        return Pulse(self.member, protocol.generation, state, beat_age_s, now_s - self.progress_s, self.stepping, self.between)
 
     def take_times(self) -> RankTimes:
         """What it measured since it was asked last; nothing but whole steps of one view."""

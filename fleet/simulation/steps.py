@@ -61,6 +61,7 @@ class SteppingRank(SimRank):
         self.transfer: Future | None = None
         self._number = 0
         self._own: list[float] = []
+        self._rested = StateId(0, 0)
         self._first = True
         self._carriers: dict[type[Move], Callable[[Any], Any]] = {
             moves.Rehearse: self._rehearse,
@@ -78,7 +79,7 @@ class SteppingRank(SimRank):
             moves.Share: self._share,
             moves.Seated: self._seated,
             moves.Compute: self._compute,
-            moves.Attempted: self._nothing,
+            moves.Attempted: self._between,
             moves.Reduce: self._reduce,
             moves.Apply: self._apply,
             moves.Committed: self._committed,
@@ -226,7 +227,7 @@ class SteppingRank(SimRank):
         here = arriving.state if arriving is not None else self.choreography.here
         if here != self.duties.at or receives:
             self.held = {}
-        self.stepping, self.progress_s, self.duties.at = True, self.world.clock.now_s, here
+        self.stepping, self.between, self.progress_s, self.duties.at = True, False, self.world.clock.now_s, here
         self.replica_check.seat(view.generation, here, receives)
         if not receives:
             group.tell(self.member, self._brought_of(self.held))  # between steps the newcomers ask, and members know that nothing has begun
@@ -333,6 +334,20 @@ class SteppingRank(SimRank):
         self.world.watch.commit(self, self.choreography.here)
         if self.at("committed"):
             yield self._pause()
+
+    def _between(self, move: moves.Attempted) -> Steps:
+        """What a loop body does of its own behind a commit."""
+        every, lasts_s = self.world.plan.between_s
+        here = self.protocol.state
+        if every and here is not None and here.step % every == 0 and here != self._rested:
+            self._rested = here
+            self.between, self.progress_s = True, self.world.clock.now_s
+            half_s = self.rng.uniform(0.4, 0.6) * lasts_s
+            yield half_s
+            if self.at("between"):
+                yield self._pause()
+            yield half_s
+            self.between = False
 
     def _note_times(self, step: int, apply_s: float) -> None:
         """As the agent of a live rank has it: of whole steps alone."""

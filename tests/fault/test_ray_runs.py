@@ -6,11 +6,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import shutil
 import signal
 import threading
-from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -36,7 +33,7 @@ from tests.support import trains
 from tests.support.disks import block_disk, small_disk
 from tests.support.journals import durable, records, wait_for_checkpoint
 from tests.support.programs import program
-from tests.support.prometheus import Server, filled, scraping
+from tests.support.prometheus import filled, scraping
 from tests.support.undisturbed import Undisturbed
 from tests.support.waiting import until
 from tests.support.watching import watched
@@ -59,23 +56,8 @@ def plan(folder: Path, name: str = "run", **changes: object) -> RunPlan:
     return RunPlan(name=name, folder=folder / name, settings=chosen, train=trains.plain, **changes)  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True)
-class Watched:
-    """A run under chaos, which a real Prometheus scraped where there is one; ``unanswered`` are queries of dashboards without an answer."""
-
-    folder: Path
-    result: RunResult
-    unanswered: list[str]
-
-
-def _unanswered(prometheus: Server, run: str, begun_s: float) -> list[str]:
-    asked = {f"{board.title}, {panel.title}: {expr}": filled(expr, run) for board, panel in panels() for expr, _ in panel.queries}
-    return [name for name, expr in asked.items() if not prometheus.history(expr, begun_s, unix_time_s())]
-
-
-@pytest.fixture(scope="module")
-def under_chaos(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Watched:
-    folder = tmp_path_factory.mktemp("chaos")
+def under_chaos(cluster: LocalCluster, folder: Path, **options: str) -> RunPlan:
+    """A rank is killed, then a node is lost, then another rank."""
     node = next(iter(cluster.alive()))
     faults = (
         Fault("f1", 1.0, "gpu", "kill_rank", slot=1),
@@ -84,17 +66,7 @@ def under_chaos(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory)
     )
     save_trace(faults, folder / "trace.csv")
     chosen = plan(folder, chaos=ChaosSettings(trace=str(folder / "trace.csv"), repair_s=2.0, lose_all=True))
-    lasts = chosen.settings.options | {"pause_s": "0.7", "tokens": "8"}  # drift is known after half a minute
-    priced = CostSettings(usd_per_rank_hour=2.0, usd_per_gb_month=0.02, watts_per_rank=700.0, g_co2_per_kwh=300.0, budget_usd=500.0)
-    chosen = dataclasses.replace(chosen, settings=dataclasses.replace(chosen.settings, options=lasts, cost=priced))
-    begun_s = unix_time_s()
-    with watched(folder) as served:
-        target = served.url.removeprefix("http://")
-        scraped = scraping(folder / "prometheus", [target], rules(0.01)) if shutil.which("prometheus") else nullcontext()
-        with scraped as prometheus:
-            result = LiveRun(chosen, cluster).execute()
-            unanswered = [] if prometheus is None else _unanswered(prometheus, chosen.name, begun_s)
-    return Watched(chosen.folder, result, unanswered)
+    return dataclasses.replace(chosen, settings=dataclasses.replace(chosen.settings, options={**chosen.settings.options, **options}))
 
 
 def test_a_barrier_of_ray_train_is_refused_at_its_line(cluster: LocalCluster, tmp_path: Path) -> None:
@@ -104,18 +76,26 @@ def test_a_barrier_of_ray_train_is_refused_at_its_line(cluster: LocalCluster, tm
     assert "run.evaluate" in result.reason
 
 
-def test_a_run_through_kills_and_a_lost_node_is_bit_identical(under_chaos: Watched, truth: str) -> None:
-    assert under_chaos.result.status == "completed", under_chaos.result
-    assert final_digest(under_chaos.folder) == truth
-    report = build_report(records(under_chaos.folder)).to_dict()
+def test_a_run_through_kills_and_a_lost_node_is_bit_identical(cluster: LocalCluster, tmp_path: Path, truth: str) -> None:
+    chosen = under_chaos(cluster, tmp_path, pause_s="0.4")
+    assert LiveRun(chosen, cluster).execute().status == "completed"
+    assert final_digest(chosen.folder) == truth
+    report = build_report(records(chosen.folder)).to_dict()
     assert report["closes"]
-    executed = {r.fault.kind for r in records(under_chaos.folder) if isinstance(r, FaultRecord) and r.phase == "executed"}
+    executed = {r.fault.kind for r in records(chosen.folder) if isinstance(r, FaultRecord) and r.phase == "executed"}
     assert executed == {"kill_rank", "lose_node"}
 
 
-def test_every_panel_of_every_dashboard_has_an_answer_while_chaos_strikes(under_chaos: Watched) -> None:
+def test_every_panel_of_every_dashboard_has_an_answer_while_chaos_strikes(cluster: LocalCluster, tmp_path: Path) -> None:
     program("prometheus")
-    assert not under_chaos.unanswered
+    priced = CostSettings(usd_per_rank_hour=2.0, usd_per_gb_month=0.02, watts_per_rank=700.0, g_co2_per_kwh=300.0, budget_usd=500.0)
+    chosen = under_chaos(cluster, tmp_path, pause_s="0.7", tokens="8")  # drift is known after half a minute
+    chosen, begun_s = dataclasses.replace(chosen, settings=dataclasses.replace(chosen.settings, cost=priced)), unix_time_s()
+    with watched(tmp_path) as served, scraping(tmp_path / "prometheus", [served.url.removeprefix("http://")], rules(0.01)) as prometheus:
+        assert LiveRun(chosen, cluster).execute().status == "completed"
+        asked = [(board.title, panel.title, expr) for board, panel in panels() for expr, _ in panel.queries]
+        ends_s = unix_time_s()
+        assert not [each for each in asked if not prometheus.history(filled(each[2], chosen.name), begun_s, ends_s)]
 
 
 def test_a_flipped_bit_in_one_ranks_weights_is_outvoted_and_changes_no_bit_of_the_result(

@@ -15,6 +15,8 @@ from typing import Any
 from fleet.simulation.plan import Plan
 
 KEPT = Path(__file__).with_name("plans")
+SHOW = Path(__file__).with_name("mutations")
+"""Plans whose runs show a mutation of ``test_mutations.py``, by its name."""
 
 
 @dataclass(frozen=True)

@@ -21,17 +21,17 @@ SEEDS = int(os.environ.get("FLEET_SEEDS", "1000"))
 """Runs of all families together."""
 A_DAY = 100_000
 FIRST = int(time.time() // 86400) * A_DAY
-SHARES = {"random": 6, "sharded": 2, "cuts": 2, "gathers": 2}
-"""How many runs a family has, beside the others that have one."""
+SHARES = {"random": 6.0, "sharded": 2.0, "cuts": 2.0, "gathers": 2.0, "slow": 0.4}
+"""How many runs a family has, beside the others that have one. A slow rank takes many steps to be found."""
 PART = 50
 
 
 def parts() -> list[tuple[str, int, int]]:
     """(family, first seed, seeds), of at most ``PART`` each, so that processes share the work."""
-    whole = sum(SHARES.get(family, 1) for family in FAMILIES)
+    whole = sum(SHARES.get(family, 1.0) for family in FAMILIES)
     found = []
     for family in FAMILIES:
-        seeds = max(1, SEEDS * SHARES.get(family, 1) // whole)
+        seeds = max(1, int(SEEDS * SHARES.get(family, 1.0) / whole))
         found += [(family, first, min(PART, seeds - first)) for first in range(0, seeds, PART)]
     return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 
-from tests.tidy.rules import imports
+from tests.tidy.rules import imports, nodes, parsed
 
 OTHERS = {"_foreach_add_", "_foreach_copy_", "_foreach_mul_", "_buffers", "_version", "_replace"}
 """Names of torch and of named tuples that begin with an underscore and are used from outside all the same."""
@@ -21,7 +21,7 @@ def graph(sources: Mapping[str, str]) -> dict[str, set[str]]:
     names = {module_name(path) for path in sources}
     found: dict[str, set[str]] = {name: set() for name in names}
     for path, source in sources.items():
-        for _, imported in imports(path, ast.parse(source)):
+        for _, imported in imports(path, parsed(source)):
             target = imported if imported in names else imported.rpartition(".")[0]
             if target in names and target != module_name(path):
                 found[module_name(path)].add(target)
@@ -49,7 +49,7 @@ def circles(sources: Mapping[str, str]) -> set[frozenset[str]]:
 def _own(tree: ast.AST) -> set[str]:
     """The names that a module defines, as functions, classes, variables or attributes of its own objects."""
     found: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         match node:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
                 found.add(name)
@@ -64,12 +64,12 @@ def _private(name: str) -> bool:
 
 def private_faults(sources: Mapping[str, str]) -> list[str]:
     """Private names of one module of ``sources`` that another one uses. Those of libraries do not count here."""
-    trees = {path: ast.parse(source) for path, source in sources.items()}
+    trees = {path: parsed(source) for path, source in sources.items()}
     owned = {path: _own(tree) for path, tree in trees.items()}
     faults: list[str] = []
     for path, tree in trees.items():
         theirs = set[str]().union(*(names for other, names in owned.items() if other != path)) - owned[path]
-        for node in ast.walk(tree):
+        for node in nodes(tree):
             match node:
                 case ast.Attribute(value=value, attr=name, lineno=line) if _private(name) and name in theirs:
                     if not (isinstance(value, ast.Name) and value.id in ("self", "cls")):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -171,6 +172,18 @@ SKIPS = {"skip", "skipif", "xfail", "importorskip", "skipIf", "skipUnless", "ski
 MACHINE_PATHS = re.compile(r"(?<![\w.~:/-])/(?:{}|{})(?:/|\b)".format("work", "root"))
 
 
+@functools.cache
+def parsed(source: str) -> ast.Module:
+    """Parsed once, whatever number of rules look at it."""
+    return ast.parse(source)
+
+
+@functools.cache
+def nodes(tree: ast.AST) -> Sequence[ast.AST]:
+    """Each node of a tree that is parsed once."""
+    return list(ast.walk(tree))
+
+
 def within(name: str, prefixes: Iterable[str]) -> int:
     """Length of the longest of the dotted ``prefixes`` that ``name`` lies under, 0 when there is none."""
     return max((len(prefix) for prefix in prefixes if name == prefix or name.startswith(prefix + ".")), default=0)
@@ -178,7 +191,7 @@ def within(name: str, prefixes: Iterable[str]) -> int:
 
 def imports(path: str, tree: ast.AST) -> Iterator[tuple[int, str]]:
     """(line, dotted name) of every import at any depth; ``from a import b`` is ``a.b``."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -203,7 +216,7 @@ def import_faults(path: str, source: str) -> list[str]:
         return [f"{path}: lies in no zone of tests/tidy/rules.py"]
     return [
         f"{path}:{line}: {zone.prefix} may not import {name}"
-        for line, name in imports(path, ast.parse(source))
+        for line, name in imports(path, parsed(source))
         if not allowed(zone, name)
     ]  # fmt: skip
 
@@ -212,7 +225,7 @@ def rays_internals(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """(line, dotted name) of each use of what Ray keeps to itself: imported, or reached from ``ray``."""
     known, seen = _names(tree), set[int]()
     yield from ((line, name) for line, name in imports("", tree) if within(name, RAYS_OWN))
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         name = _dotted(node, known) if id(node) not in seen else ""
         if name.startswith("ray.") and within(name, RAYS_OWN):
             seen |= {id(inner) for inner in ast.walk(node)}
@@ -223,8 +236,8 @@ def ray_faults(path: str, source: str) -> list[str]:
     """Use of Ray's internals outside the wall, by import, by attribute or by a module's name in a string."""
     if path in RAY_WALL:
         return []
-    tree = ast.parse(source)
-    texts = ((node.lineno, node.value) for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str))
+    tree = parsed(source)
+    texts = ((node.lineno, node.value) for node in nodes(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str))
     named = ((line, text) for line, text in texts if text.isascii() and " " not in text and within(text, RAYS_OWN))
     return [f"{path}:{line}: {name} is Ray's own: use it in {RAY_WALL[0]}, with a fact" for line, name in (*rays_internals(tree), *named)]
 
@@ -233,9 +246,9 @@ def kernel_faults(path: str, source: str) -> list[str]:
     """Calls of the kernel about threads and cores outside the one module that has them."""
     if path == KERNEL_WALL:
         return []
-    tree = ast.parse(source)
+    tree = parsed(source)
     known = _names(tree)
-    found = ((getattr(node, "lineno", 0), _dotted(node, known)) for node in ast.walk(tree))
+    found = ((getattr(node, "lineno", 0), _dotted(node, known)) for node in nodes(tree))
     return [f"{path}:{line}: {name}: give it a function in {KERNEL_WALL}" for line, name in found if _is_kernel_call(name)]
 
 
@@ -245,14 +258,14 @@ def _is_kernel_call(name: str) -> bool:
 
 def third_party(path: str, source: str) -> set[str]:
     """Top-level names that come from neither this project nor the standard library."""
-    return {name.split(".")[0] for _, name in imports(path, ast.parse(source))} - set(OURS) - set(sys.stdlib_module_names)
+    return {name.split(".")[0] for _, name in imports(path, parsed(source))} - set(OURS) - set(sys.stdlib_module_names)
 
 
 def function_lengths(source: str) -> list[tuple[int, int, str]]:
     """(lines, first line, name) of every function, its docstring included."""
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
-    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, kinds)]
-    return [((node.end_lineno or node.lineno) - node.lineno + 1, node.lineno, node.name) for node in nodes]
+    functions = [node for node in nodes(parsed(source)) if isinstance(node, kinds)]
+    return [((node.end_lineno or node.lineno) - node.lineno + 1, node.lineno, node.name) for node in functions]
 
 
 def length_faults(path: str, source: str, file_lines: int = 600, function_lines: int = 70) -> list[str]:
@@ -268,7 +281,7 @@ def length_faults(path: str, source: str, file_lines: int = 600, function_lines:
 def _names(tree: ast.AST) -> dict[str, str]:
     """Local name -> what it was imported as."""
     known: dict[str, str] = {}
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
             whole = [(alias.asname, alias.name) if alias.asname else (alias.name.split(".")[0],) * 2 for alias in node.names]
             known |= dict(whole)
@@ -292,10 +305,10 @@ def is_pure(path: str) -> bool:
 
 def clock_and_chance_faults(path: str, source: str) -> list[str]:
     """Reads of a clock or of unseeded randomness, called or passed on."""
-    tree = ast.parse(source)
+    tree = parsed(source)
     known, faults = _names(tree), []
-    unseeded = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call) and not node.args and not node.keywords}
-    for node in ast.walk(tree):
+    unseeded = {id(node.func) for node in nodes(tree) if isinstance(node, ast.Call) and not node.args and not node.keywords}
+    for node in nodes(tree):
         name = _dotted(node, known)
         bad = name in BANNED or (name.startswith(BANNED_MODULES) and (name not in SEEDED or id(node) in unseeded))
         if bad and within(name, SEEDED) in (0, len(name)):
@@ -306,7 +319,7 @@ def clock_and_chance_faults(path: str, source: str) -> list[str]:
 def handler_faults(path: str, source: str) -> list[str]:
     """``except:`` without a type, and handlers that do nothing at all."""
     faults = []
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(parsed(source)):
         if isinstance(node, ast.ExceptHandler):
             idle = [isinstance(s, ast.Pass) or (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant)) for s in node.body]
             faults += [f"{path}:{node.lineno}: a handler that hides the error"] if all(idle) else []
@@ -316,14 +329,14 @@ def handler_faults(path: str, source: str) -> list[str]:
 
 def skip_faults(path: str, source: str, reasons: Collection[str] = ()) -> list[str]:
     """Tests that are skipped or expected to fail, but for those whose ``path`` is in the allow-list."""
-    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute) and node.attr in SKIPS]
-    named = [node for node in nodes if isinstance(node.value, (ast.Name, ast.Attribute))]
+    skips = [node for node in nodes(parsed(source)) if isinstance(node, ast.Attribute) and node.attr in SKIPS]
+    named = [node for node in skips if isinstance(node.value, (ast.Name, ast.Attribute))]
     return [] if path in reasons else [f"{path}:{node.lineno}: {node.attr} without a reason in SKIPPED" for node in named]
 
 
 def docstring_faults(path: str, source: str) -> list[str]:
     """Public modules, classes and functions that say nothing about themselves. ``__all__`` narrows what is public."""
-    tree = ast.parse(source)
+    tree = parsed(source)
     faults = [] if ast.get_docstring(tree) or not tree.body else [f"{path}: the module has no docstring"]
     listed = [node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"]
     public = set(ast.literal_eval(listed[0])) if listed else None
@@ -349,7 +362,7 @@ PATTERNS = {"match", "fullmatch", "search", "findall", "finditer", "sub"}
 
 def reason_faults(path: str, source: str) -> list[str]:
     """Code that reads the text of a reason, or a key of a decision's figures: what it needs to know is data."""
-    found = [(node, what) for node in ast.walk(ast.parse(source)) for what in _read_of_text(node)]
+    found = [(node, what) for node in nodes(parsed(source)) for what in _read_of_text(node)]
     return [f"{path}:{getattr(node, 'lineno', 0)}: {what}: what code reads is data, see fleet/protocol/causes.py" for node, what in found]
 
 

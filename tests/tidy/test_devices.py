@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 
+from tests.tidy.rules import nodes, parsed
 from tests.tidy.test_tidy import PYTHON
 
 MAKERS = {"arange", "empty", "empty_strided", "eye", "full", "linspace", "ones", "tensor", "zeros"}
@@ -14,7 +15,7 @@ A_SCRIPT = "actors/rank/rehearsed.py"
 
 def without_device(path: str, text: str) -> list[str]:
     """``path:line`` of calls that make a tensor where the script's default device says."""
-    calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+    calls = [node for node in nodes(parsed(text)) if isinstance(node, ast.Call)]
     return [f"{path}:{call.lineno}" for call in calls if _makes(call.func) and not any(each.arg == "device" for each in call.keywords)]
 
 

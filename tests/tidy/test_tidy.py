@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -36,12 +37,12 @@ FOR_US = {"dev", "bench"}
 def _files(*suffixes: str) -> dict[str, str]:
     """Relative path -> text of the project's files, the environment and what runs leave behind aside."""
     found = {}
-    for path in sorted(ROOT.rglob("*")):
-        parts = path.relative_to(ROOT).parts
-        hidden = any(part.startswith(".") for part in parts[:-1] if part != ".ci")
-        if path.suffix in suffixes and path.is_file() and not hidden and not GENERATED & set(parts):
-            found["/".join(parts)] = path.read_text(encoding="utf-8")
-    return found
+    for folder, folders, names in os.walk(ROOT):
+        folders[:] = [name for name in folders if (not name.startswith(".") or name == ".ci") and name not in GENERATED]
+        for path in (Path(folder, name) for name in names):
+            if path.suffix in suffixes and path.is_file():
+                found[path.relative_to(ROOT).as_posix()] = path.read_text(encoding="utf-8")
+    return dict(sorted(found.items()))
 
 
 PYTHON = _files(".py")

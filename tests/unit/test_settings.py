@@ -211,7 +211,7 @@ WRONG = {
     "straggler.settings.window = 0": ("straggler.settings.window = 0", "at least 1"),
     'chaos.kinds = "hang"\nchaos.mtbf_s = 9': ("chaos.kinds = 'hang'", "a list of texts"),
     "options.n = true": ("options.n = True", "it takes text", "in quotes"),
-    "timeouts.form_s = 90": ("timeouts.progress_s = 60.0", "must be greater than timeouts.form_s = 90"),
+    "timeouts.form_s = 400": ("timeouts.progress_s = 300.0", "must be greater than timeouts.form_s = 400"),
     "chaos.mtbf_s = 9\nchaos.compression = 2": ("chaos.compression = 2.0", "contradicts mtbf_s"),
     'chaos.kinds = ["hang"]': ("chaos.kinds", "nothing says how many"),
     "checkpoint.interval_s = 30": ("checkpoint.interval_s = 30.0", "exact computes the interval itself", "policy fixed"),

@@ -23,7 +23,7 @@ OWN = "g"
 ROW = struct.Struct("<qqiic7x")
 HEADER_BYTES = 128
 CAPACITY = 1 << 15
-WRITTEN, READ, BEAT, PROGRESS, GENERATION, LINEAGE, STEP, SHARD, STEPPING, DROPPED, TOTAL = range(11)
+WRITTEN, READ, BEAT, PROGRESS, GENERATION, LINEAGE, STEP, SHARD, STEPPING, DROPPED, TOTAL, BETWEEN = range(12)
 """Words of the header, of 8 bytes. They are read and written as one: ``struct`` zeroes a word before it fills it byte by byte, and a reader
 in another process that comes in between takes the rank for one that never beat."""
 
@@ -37,7 +37,8 @@ class Row(NamedTuple):
 
 
 class Position(NamedTuple):
-    """Where a rank is, as its ring's header says. ``shard`` is -1 outside shards; ``stepping`` is False while a long call is expected."""
+    """Where a rank is, as its ring's header says. ``shard`` is -1 outside shards; ``stepping`` is False while a long call is expected,
+    ``between`` is True from a commit on, until the loop comes for its next step: what its body does meanwhile is the user's own."""
 
     beat_us: int
     progress_us: int
@@ -46,6 +47,7 @@ class Position(NamedTuple):
     step: int
     shard: int
     stepping: bool
+    between: bool
 
 
 def header_words(ring: mmap.mmap) -> memoryview:
@@ -55,7 +57,8 @@ def header_words(ring: mmap.mmap) -> memoryview:
 
 def read_position(header: memoryview) -> Position:
     beat_us, progress_us, generation = header[BEAT], header[PROGRESS], header[GENERATION]
-    return Position(beat_us, progress_us, generation, header[LINEAGE], header[STEP], header[SHARD], bool(header[STEPPING]))
+    where = header[LINEAGE], header[STEP], header[SHARD]
+    return Position(beat_us, progress_us, generation, *where, bool(header[STEPPING]), bool(header[BETWEEN]))
 
 
 class Recorder:
@@ -74,7 +77,7 @@ class Recorder:
         self.paused = False
         self._written = 0
         self._last_us = start_us
-        for word, value in ((GENERATION, -1), (LINEAGE, -1), (STEP, -1), (SHARD, -1), (STEPPING, 1), (PROGRESS, start_us)):
+        for word, value in ((GENERATION, -1), (LINEAGE, -1), (STEP, -1), (SHARD, -1), (STEPPING, 1), (BETWEEN, 0), (PROGRESS, start_us)):
             self._words[word] = value
         self.beat()
         self._append(start_us, INIT)
@@ -135,6 +138,10 @@ class Recorder:
         """False while a call of the user's may take longer than any step. Returns what it was."""
         was, self._words[STEPPING] = bool(self._words[STEPPING]), int(yes)
         return was
+
+    def between(self, yes: bool) -> None:
+        """Whether the loop is behind a commit, and has not come for its next step."""
+        self._words[BETWEEN] = int(yes)
 
     def beat(self) -> None:
         self._words[BEAT] = self._clock()
