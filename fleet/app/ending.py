@@ -126,8 +126,8 @@ def _checks(data: Mapping[str, Any]) -> str:
     """Those that do not hold, with the reason; else how many do, where a fault struck."""
     checks = data["checks"]
     wrong = [f"; VIOLATED {one['check']}: {one['reason']}" for one in violated(checks)]
-    unknown = sum(one["verdict"] == UNKNOWN for one in checks)
-    count = f"; {len(checks) - unknown} checks ok" + (f", {unknown} unknown" if unknown else "")
+    unknown = [f"{one['check']} ({one['reason']})" for one in checks if one["verdict"] == UNKNOWN]
+    count = f"; {len(checks) - len(unknown)} checks ok" + (f"; not known: {', '.join(unknown)}" if unknown else "")
     return "".join(wrong) or (count if data["counts"]["executed"] else "")
 
 

@@ -42,7 +42,8 @@ def test_a_run_that_completed_ends_with_eight_lines_at_most_and_how_to_load_its_
     assert told["run"].startswith("completed; 60 steps in 7.3 s")
     assert told["goodput"].endswith("% of 2 ranks' time")
     assert told["lost"].startswith("init 1")
-    assert told["faults"] == "1 struck (1 kill_rank); 1 rank lost while training; 5 checks ok, 2 unknown"
+    unknown = "goes_on (no fault has stopped or slowed the run), bits (no bit was flipped, and no twin has run to compare with)"
+    assert told["faults"] == f"1 struck (1 kill_rank); 1 rank lost while training; 5 checks ok; not known: {unknown}"
     assert told["saved"] == "step 60, in file:///runs/story"
     assert told["twin"] == "equal, bit for bit, without faults, world 2: sha256 ab"
     load = 'torch.load("model.pt", weights_only=True)["model"]'
