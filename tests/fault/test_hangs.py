@@ -14,6 +14,7 @@ from fleet.protocol.records import EvidenceKept, ProcessLost
 from tests.fault.test_bad_luck import FAST, after, fault_free, of, settings, survived, train_through
 from tests.support import trains
 from tests.support.plain import PlainFleet
+from tests.support.waiting import until
 
 __all__ = ["fault_free"]
 
@@ -39,6 +40,33 @@ def test_a_loop_that_hangs_leaves_everyones_stacks(tmp_path: Path, fault_free: s
     assert "this_is_where_it_hangs" in text
     assert "reduction of step 10, not ended" in text
     assert "hang-1" in render_table(build_report(records))
+
+
+def validates_in_slot_1(run: Any) -> None:
+    """Something of the user's own, behind the commit of step 10, until the test has seen it."""
+
+    def validate(run: Any, step: Any, committed: bool) -> None:
+        if committed and run.slot == 1 and step.number == 10:
+            flags = Path(run.options["flags"])
+            (flags / "validates").touch()
+            until((flags / "seen").exists, "the test has seen it", 60.0)
+
+    trains._loop(run, tail=validate)
+
+
+def test_what_a_loop_does_of_its_own_behind_a_commit_is_a_long_call(tmp_path: Path, fault_free: str) -> None:
+    """Else it would be a hang once it takes ten times as long as a step. The others wait for it in their reduction."""
+    chosen, flags = settings(tmp_path), tmp_path / "flags"
+    with PlainFleet(validates_in_slot_1, chosen, tmp_path) as fleet:
+        until((flags / "validates").exists, "it validates", 60.0)
+        began_s, roster = fleet.coordinator.machine.state.ticked_s, fleet.coordinator.machine.state.roster
+        until(lambda: roster.long_call_s > began_s + 1.0, "the coordinator knows that it is behind a commit", 20.0)
+        (flags / "seen").touch()
+        assert fleet.wait().status == "completed"
+        ended = fleet.coordinator.machine.state.ended
+        assert ended is not None and ended.digest == fault_free
+        assert not of(ProcessLost, fleet.records())
+        assert roster.long_call_s < fleet.coordinator.machine.state.ticked_s, "and that it steps again"
 
 
 def holds_the_interpreter_in_slot_1(run: Any) -> None:
