@@ -64,10 +64,9 @@ def test_the_oldest_and_the_newest_torch_that_is_promised_are_tested() -> None:
 
 
 def test_ci_is_the_tiers_of_every_change_with_nothing_left_out_and_no_second_try() -> None:
-    called = [line.split() for line in RUN.splitlines() if line.startswith("make ")]
-    assert [words[1] for words in called[1:]] == ["hosts", "test", "processes"] and set(tiers.TIERS) == {"hosts", "test", "processes"}
-    assert RUN.count("|| failed=1") == len(tiers.TIERS) and RUN.endswith('exit "$failed"\n'), "each can fail it"
-    assert "\nexport CI=true" in RUN
+    lines = [line for line in RUN.splitlines() if line and not line.startswith("#")]
+    assert lines[-1] == f"make --keep-going {' '.join(tiers.TIERS)} </dev/null"
+    assert any(line.startswith("export CI=true") for line in lines)
     assert not re.search(r"AGAIN|last-failed|reruns", RUN + MAKEFILE)
 
 
