@@ -55,8 +55,9 @@ class Watched:
 
     def host_of(self, records: list[Record], member: Member) -> Host:
         """Where a process of the run lives, or has lived."""
-        self._nodes |= {node["NodeID"]: node["NodeManagerAddress"] for node in self.shell.cluster.head.nodes()}
         node = next(each.process.node for each in records if isinstance(each, ProcessUp) and each.member == member)
+        if node not in self._nodes:  # Ray is asked by a process of its own, which imports it
+            self._nodes |= {each["NodeID"]: each["NodeManagerAddress"] for each in self.shell.cluster.head.nodes()}
         return next(worker for worker in self.shell.cluster.workers if worker.address == self._nodes[node])
 
     def donors_host(self) -> Host:

@@ -170,8 +170,9 @@ class RayHosts:
     def restore(self) -> None:
         """End cuts and limits, and start what is down again; returns when Ray knows every node once, and no other as alive."""
         self.hosts.mend()
+        alive = self.head.alive()  # a process that imports Ray
         for worker in self.workers:
-            if not runs_raylet(worker) or worker.address not in self.head.alive():
+            if not runs_raylet(worker) or worker.address not in alive:
                 self.replace(worker)
         everyone = sorted(host.address for host in (self.head.host, *self.workers))
         until(lambda: self.head.alive() == everyone, "each host is one node of Ray", tick_s=1.0)
