@@ -24,7 +24,7 @@ TOOLS := chromium prometheus fonts-dejavu-core iproute2 util-linux mount procps 
 OF = $$($(BIN)/python -m tests.tiers $(1))
 PYTEST = $(BIN)/python -m pytest --durations=12 --durations-min=20 --tier
 SPREAD := -n logical --maxprocesses 8
-BY_FILE := -n logical --maxprocesses 2 --dist loadfile
+BY_FILE := -n logical --maxprocesses 2 --dist loadfile --no-loadscope-reorder
 TOOK := $(VENV)/took.txt
 LEFT_OUT = $(VENV)/left-out-$(1).txt
 suite = @: >$(LEFT_OUT); export FLEET_LEFT_OUT=$(abspath $(LEFT_OUT)); began=$$(date +%s); set -x; $(2); rc=$$?; set +x; \
