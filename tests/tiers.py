@@ -204,8 +204,9 @@ def files(name: str, paths: Iterable[str]) -> list[str]:
 
 
 SLOWEST = (
-    "bad_luck", "drivers", "ray_runs", "launch", "ended_runs", "zoo", "scripts_executed", "trainer", "stop_in_order", "shield", "fsdp_moments",
-    "live_page", "nobody_in", "plain", "trackers", "corruption", "fsdp", "wheel", "up", "object_store", "benchmarks", "alerts",
+    "bad_luck", "drivers", "ray_runs", "launch", "ended_runs", "zoo", "scripts_executed", "trainer", "stop_in_order", "shield",
+    "fsdp_moments", "live_page", "nobody_in", "plain", "trackers", "corruption", "fsdp", "wheel", "up", "object_store", "benchmarks",
+    "alerts",
 )  # fmt: skip
 """Files that begin first, so that no process waits for one of them at the end."""
 
