@@ -278,7 +278,7 @@ def running(root: Path) -> dict[str, Any] | None:
 
 def submit(
     context: typer.Context,
-    script: Annotated[str, typer.Argument(help="Python file with a function train(run); after --, options of fleet run, and after another -- its own words.")],
+    script: Annotated[str, typer.Argument(help="Python file with train(run); behind --: options of fleet run, -- and its own.")],
     priority: Annotated[int, typer.Option(help="From -100 to 100; the greatest starts first.")] = 0,
     team: Annotated[str, typer.Option(help="Whose quota it counts for; empty: that of your token.")] = "",
     storage: Storage = RUNS,
