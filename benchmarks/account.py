@@ -55,7 +55,7 @@ def forecasts(form: Form, folder: Path) -> Part:
     simulated = form.of(400, 400, 20)
     made = Made(folder, each=form.of(13, 1, 1), quiet=form.of(2, 0, 0), steps=form.of(90, 60, 90), limit_s=form.of(600.0, 150.0, 600.0))
 
-    def told(found: dict[str, Any]) -> dict[str, Any]:
+    def reported(found: dict[str, Any]) -> dict[str, Any]:
         result = figures_of(made, found)
         unknown = [name for name, value in result["figures"].items() if math.isnan(value)]
         figures = {name: value for name, value in result["figures"].items() if name not in unknown}
@@ -65,7 +65,7 @@ def forecasts(form: Form, folder: Path) -> Part:
         settings = {**result["settings"], "simulated_runs": simulated}
         return {"settings": settings, "figures": figures, "samples": samples, "notes": notes}
 
-    return Part(made.work() | simulations(simulated), told)
+    return Part(made.work() | simulations(simulated), reported)
 
 
 def overheads(form: Form) -> dict[str, Any]:

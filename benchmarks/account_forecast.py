@@ -115,16 +115,16 @@ def _train(made: Made, folder: Path, sort: Sort, seed: int) -> None:
 
 def _kill_from_outside(folder: Path, child: subprocess.Popen[bytes], every_s: float, draw: random.Random, end_s: float) -> None:
     """SIGKILL to a process of the run that lives, again and again, since it has begun to train and until ``end_s``."""
-    tick, strike_s = threading.Event(), 0.0
+    tick, inject_s = threading.Event(), 0.0
     while child.poll() is None and time.monotonic() < end_s:
         tick.wait(LOOK_S)
         seen = list(_known(folder))
         if not any(isinstance(record, Committed) for record in seen):
             continue
-        if strike_s and time.monotonic() >= strike_s:
-            _strike(seen, draw)
-        if not strike_s or time.monotonic() >= strike_s:
-            strike_s = time.monotonic() + draw.expovariate(1.0 / every_s)
+        if inject_s and time.monotonic() >= inject_s:
+            _inject(seen, draw)
+        if not inject_s or time.monotonic() >= inject_s:
+            inject_s = time.monotonic() + draw.expovariate(1.0 / every_s)
 
 
 def _known(folder: Path) -> Iterator[Record]:
@@ -133,16 +133,16 @@ def _known(folder: Path) -> Iterator[Record]:
             yield from read_journal(path, spans=False)
 
 
-def _strike(seen: Sequence[Record], draw: random.Random) -> None:
+def _inject(seen: Sequence[Record], draw: random.Random) -> None:
     alive = {record.member: record.process for record in seen if isinstance(record, ProcessUp)}
     for record in seen:
         if isinstance(record, ProcessLost):
             alive.pop(record.member, None)
     if alive and not isinstance(seen[-1], RunEnded):
-        struck = draw.choice(sorted(alive.values(), key=lambda process: process.pid))
+        target = draw.choice(sorted(alive.values(), key=lambda process: process.pid))
         with contextlib.suppress(ProcessLookupError, FileNotFoundError):  # it has gone by itself
-            if start_ticks(struck.pid) == struck.start_ticks:
-                os.kill(struck.pid, signal.SIGKILL)
+            if start_ticks(target.pid) == target.start_ticks:
+                os.kill(target.pid, signal.SIGKILL)
 
 
 def summary_of(journal: Path) -> LedgerSummary:

@@ -236,8 +236,8 @@ def main() -> None:
     if sys.argv[1] in LONELY:
         print(json.dumps(lonely(blocking=sys.argv[1] == "lonely")), flush=True)
     else:
-        for told in rounds(int(sys.argv[1])):
-            print(json.dumps(told), flush=True)
+        for answer in rounds(int(sys.argv[1])):
+            print(json.dumps(answer), flush=True)
     os._exit(0)
 
 

@@ -128,20 +128,20 @@ def train(run: Any) -> None:
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False
-    told, folder = run.options, Path(run.options["folder"])
-    device = torch.device(told["device"])
-    model = Transformer(int(told["width"]), int(told["layers"])).to(device)
-    for part in (*(one for one in model.modules() if isinstance(one, Block)), model) if told["cut"] else ():
+    options, folder = run.options, Path(run.options["folder"])
+    device = torch.device(options["device"])
+    model = Transformer(int(options["width"]), int(options["layers"])).to(device)
+    for part in (*(one for one in model.modules() if isinstance(one, Block)), model) if options["cut"] else ():
         fully_shard(part, mesh=mesh_of_one(device))
     state = run.track(model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-3))
     log, calm = EventLog(folder / "events", run.slot), folder / "calm"
-    walls = Walls(folder, run.slot, device, timed=told["pause_s"] == "0")
-    for step in run.steps(state, total=int(told["steps"]), clip_norm=1.0):
+    walls = Walls(folder, run.slot, device, timed=options["pause_s"] == "0")
+    for step in run.steps(state, total=int(options["steps"]), clip_norm=1.0):
         for text in step.batches(Text(), batch_size=BATCH):
             with walls.shard():
                 step.backward(model.train()(text.to(device)))
-        if told["pause_s"] != "0" and not calm.exists():
-            time.sleep(float(told["pause_s"]))
+        if options["pause_s"] != "0" and not calm.exists():
+            time.sleep(float(options["pause_s"]))
         committed = step.commit()
         walls.step(step.number, committed)
         if committed:
@@ -160,28 +160,28 @@ class Fleet(PlainFleet):
         machine = self.coordinator.machine
         handle = machine.handle
 
-        def overheard(event: Any, now_s: float) -> Any:
+        def observed(event: Any, now_s: float) -> Any:
             if isinstance(event, StepsTimed):
                 self._note(event)
             return handle(event, now_s)
 
-        machine.handle = overheard  # type: ignore[method-assign]
+        machine.handle = observed  # type: ignore[method-assign]
         return listening
 
-    def _note(self, told: StepsTimed) -> None:
-        for rank in told.ranks:
+    def _note(self, report: StepsTimed) -> None:
+        for rank in report.ranks:
             for step, us in zip(rank.steps, rank.compute_us, strict=True):
                 self.timed_ms[rank.member.slot, step] = us / 1e3
 
     def seated(self) -> dict[int, int]:
         """Slot -> pid of the ranks that train."""
-        return {member.slot: process.pid for member, process, seated in self.census() if seated}
+        return {member.slot: process.pid for member, process, joined in self.census() if joined}
 
     def whole(self, without: set[int]) -> bool:
         """Whether as many train as are to, none by a process of ``without``, and all spares are ready."""
-        seated = self.seated().values()
+        joined = self.seated().values()
         ready = [rank for rank in self.coordinator.machine.state.roster.in_order() if rank.phase is not RankPhase.STARTING]
-        return len(seated) == self.settings.world and not without & set(seated) and len(ready) == self.settings.slots
+        return len(joined) == self.settings.world and not without & set(joined) and len(ready) == self.settings.slots
 
 
 @dataclass
@@ -200,11 +200,11 @@ class Ran:
 def settings_of(sizes: Sizes, world: int, kills: int, device: str, folder: Path) -> RunSettings:
     """Of a run on ``world`` ranks. Kills come from outside and are unknown to the run, so that its budgets have to leave room for them."""
     pause = str(sizes.pause_s) if kills else "0"
-    told = {"device": device, "folder": str(folder), "steps": str(sizes.steps), "pause_s": pause}
+    given = {"device": device, "folder": str(folder), "steps": str(sizes.steps), "pause_s": pause}
     shape = {"width": str(sizes.width), "layers": str(sizes.layers), "cut": "yes" if sizes.cut else ""}
     copies = CheckpointSettings(policy="fixed", interval_s=STORE_S, peer_interval_s=PEERS_S)
     return RunSettings(
-        world=world, nodes=2, shards=SHARDS, seed=SEED, options=told | shape, budgets=generous(), checkpoint=copies, timeouts=Timeouts(),
+        world=world, nodes=2, shards=SHARDS, seed=SEED, options=given | shape, budgets=generous(), checkpoint=copies, timeouts=Timeouts(),
         optimizer_sharding="fsdp" if sizes.cut and kills else "none",
     )  # fmt: skip
 
@@ -311,33 +311,33 @@ def events_against_walls(alone: Ran, samples: Samples) -> dict[str, float]:
 
 def measure_cut(sizes: Sizes, device: str, folder: Path) -> dict[str, Any]:
     """A model in chunks, through kills, beside a single rank that has the whole."""
-    struck, whole = run(sizes, sizes.world, sizes.kills, device, folder / "struck"), run(sizes, 1, 0, device, folder / "whole")
-    commits = struck.timeline.commits()
-    samples = {name.replace("fleet_", "fleet_cut_"): values for name, values in recoveries(commits, struck.kills, sizes.world).items()}
+    injected, whole = run(sizes, sizes.world, sizes.kills, device, folder / "struck"), run(sizes, 1, 0, device, folder / "whole")
+    commits = injected.timeline.commits()
+    samples = {name.replace("fleet_", "fleet_cut_"): values for name, values in recoveries(commits, injected.kills, sizes.world).items()}
     stalls = samples["fleet_cut_stall_s"]
-    told = f"cut: {struck.status} with {struck.digest[:16]}, whole on one rank: {whole.status} with {whole.digest[:16]}"
+    note = f"cut: {injected.status} with {injected.digest[:16]}, whole on one rank: {whole.status} with {whole.digest[:16]}"
     return {
         "figures": {
-            "fleet_cut_kills": len(struck.kills),
-            "fleet_cut_bit_identical": float(struck.status == "completed" and struck.digest == whole.digest != ""),
+            "fleet_cut_kills": len(injected.kills),
+            "fleet_cut_bit_identical": float(injected.status == "completed" and injected.digest == whole.digest != ""),
             "fleet_cut_stall_s_median": statistics.median(stalls) if stalls else float("nan"),
-            "fleet_cut_samples_lost_total": samples_lost(commits, struck.timeline.lost_lines, 0.0, float("inf")),
+            "fleet_cut_samples_lost_total": samples_lost(commits, injected.timeline.lost_lines, 0.0, float("inf")),
         },
         "samples": samples,
-        "notes": [told],
+        "notes": [note],
     }
 
 
 def measure(sizes: Sizes, device: str, folder: Path) -> dict[str, Any]:
     """The run through kills, its twin of the same world, and one of a single rank: figures, samples, notes."""
-    struck = run(sizes, sizes.world, sizes.kills, device, folder / "struck")
+    injected = run(sizes, sizes.world, sizes.kills, device, folder / "struck")
     twins = {"twin": run(sizes, sizes.world, 0, device, folder / "twin"), "alone": run(sizes, 1, 0, device, folder / "alone")}
-    commits = struck.timeline.commits()
-    samples = recoveries(commits, struck.kills, sizes.world) | {"fleet_noticed_s": noticed_s(struck.records, struck.kills)}
-    found = figures(struck, twins, commits, samples)
+    commits = injected.timeline.commits()
+    samples = recoveries(commits, injected.kills, sizes.world) | {"fleet_noticed_s": noticed_s(injected.records, injected.kills)}
+    found = figures(injected, twins, commits, samples)
     if device == "cuda":
         found |= events_against_walls(twins["alone"], samples)
     parameters = sum(one.numel() for one in Transformer(sizes.width, sizes.layers).parameters())
-    ends = ", ".join(f"{name} {one.status} with {one.digest[:16]}" for name, one in {"struck": struck, **twins}.items())
-    told = f"{sizes.world} processes on one {device} device, {sizes.steps} steps of a transformer of {parameters:,} parameters: {ends}"
-    return {"figures": found, "samples": samples, "notes": [told]}
+    ends = ", ".join(f"{name} {one.status} with {one.digest[:16]}" for name, one in {"struck": injected, **twins}.items())
+    note = f"{sizes.world} processes on one {device} device, {sizes.steps} steps of a transformer of {parameters:,} parameters: {ends}"
+    return {"figures": found, "samples": samples, "notes": [note]}

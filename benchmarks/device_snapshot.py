@@ -204,9 +204,9 @@ def measure(blocks: int, rounds: int) -> dict[str, Any]:
     skipped = fleet.snapshots.skipped
     fleet.snapshots.close()
     dist.destroy_process_group()
-    told = ", ".join(f"{name} {', '.join(f'{value:.4g}' for value in values)}" for name, values in first.items() if name in FIRST_TIME)
+    words = ", ".join(f"{name} {', '.join(f'{value:.4g}' for value in values)}" for name, values in first.items() if name in FIRST_TIME)
     state = f"{training.bytes:,} bytes in {len(training.tensors)} tensors, {skipped} skipped"
-    note = f"snapshot: {state}; the two rounds before those that count, in which memory is taken and pinned: {told}"
+    note = f"snapshot: {state}; the two rounds before those that count, in which memory is taken and pinned: {words}"
     failed = [left_out(f"dcp_{name}_snapshot", why) for name, why in saves.failed.items()]
     samples = {name: values for name, values in samples.items() if values}
     return {"figures": _figures(samples, training.bytes, exact), "samples": samples, "notes": [note, *failed]}

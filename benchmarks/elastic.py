@@ -205,7 +205,7 @@ def heads(form: Form, folder: Path) -> Part:
     head, kills = _Head(folder, form.of(240, 40, 60), 1, LIMITS_S[form]), form.of(10, 2, 1)
     what = f"a run whose head is lost {kills} times"
 
-    def told(found: dict[str, Any]) -> dict[str, Any]:
+    def reported(found: dict[str, Any]) -> dict[str, Any]:
         back, lost, ended = found[what]
         figures = {
             "fleet_resume_after_head_s_median": statistics.median(back),
@@ -216,7 +216,7 @@ def heads(form: Form, folder: Path) -> Part:
         samples = {"resume_after_head_s": back, "head_lost_s": lost}
         return {"settings": {"save_s": SAVE_S}, "figures": figures, "samples": samples, "notes": []}
 
-    return Part({what: lambda: head.killed(kills), "its twin": head.twin}, told)
+    return Part({what: lambda: head.killed(kills), "its twin": head.twin}, reported)
 
 
 def measure(form: Form) -> dict[str, Any]:

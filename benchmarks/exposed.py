@@ -55,8 +55,8 @@ class Case:
     wait_s: float
 
     def settings(self, folder: Path, steps: int) -> RunSettings:
-        told = settings_of(self.shape, self.world, folder, steps=steps, wait_s=self.wait_s)
-        return replace(told, optimizer_copies=self.copies, nodes=self.world)
+        given = settings_of(self.shape, self.world, folder, steps=steps, wait_s=self.wait_s)
+        return replace(given, optimizer_copies=self.copies, nodes=self.world)
 
 
 SMALL, LARGE, SMALLEST = Shape(128, 5, 1), Shape(192, 6, 1), Shape(64, 2, 1)
@@ -177,8 +177,8 @@ def measured(case: Case, steps: int, folder: Path) -> dict[str, Any]:
         f"fleet_{case.name}_backward_s": run["backward_s"],
         f"link_{case.name}_bytes_per_s": run["link"]["rates"],
     }
-    told = f"{case.name}: {sum(units_of(case.shape)):,} bytes of parameters, {case.rate}, {run['gathered_bytes']} bytes gathered a step"
-    return {"settings": {}, "figures": figures, "samples": samples, "notes": [told]}
+    note = f"{case.name}: {sum(units_of(case.shape)):,} bytes of parameters, {case.rate}, {run['gathered_bytes']} bytes gathered a step"
+    return {"settings": {}, "figures": figures, "samples": samples, "notes": [note]}
 
 
 def with_error(found: dict[str, Any]) -> dict[str, Any]:

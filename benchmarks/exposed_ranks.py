@@ -41,7 +41,7 @@ class Filled:
 
     def fetch(self, state: Any, wishes: Any) -> list[int]:
         missing = self._fetch(state, wishes)
-        self.bytes += sum(wish.into.nbytes for number, (_, wish) in enumerate(wishes) if number not in missing)
+        self.bytes += sum(request.into.nbytes for number, (_, request) in enumerate(wishes) if number not in missing)
         return missing
 
 
@@ -74,12 +74,12 @@ def computing(model: Transformer, wait_s: float) -> Transformer:
 
 def gathers(run: Any) -> None:
     """What a user would write, but for what is noted."""
-    told = run.options
-    model, optimizer = cut(told, run.mesh)
-    computing(model, float(told["wait_s"]))
-    data, batch = Text(), run.shards * int(told["samples"])
-    notes, filled = (Path(told["folder"]) / f"steps-{run.slot}").open("a", buffering=1), None
-    for step in run.steps(run.track(model=model, optimizer=optimizer), total=int(told["steps"])):
+    options = run.options
+    model, optimizer = cut(options, run.mesh)
+    computing(model, float(options["wait_s"]))
+    data, batch = Text(), run.shards * int(options["samples"])
+    notes, filled = (Path(options["folder"]) / f"steps-{run.slot}").open("a", buffering=1), None
+    for step in run.steps(run.track(model=model, optimizer=optimizer), total=int(options["steps"])):
         filled = filled or Filled(cast(FsdpEngine, run._engine))
         before_bytes, backward_s = filled.bytes, 0.0
         for text in step.batches(data, batch_size=batch):

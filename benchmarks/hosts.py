@@ -98,14 +98,16 @@ def measure(form: Form) -> dict[str, Any]:
     sizes = form.of(FULL, QUICK, SMOKE)
     settings = workload(form)
     plans = {(name, number): plan(name, settings, sizes, number, form) for number in range(sizes.rounds) for name in names}
-    faults = [f"{name}, {SAID[kind]} after {strike.steps} steps" for (name, _), struck in plans.items() for strike, kind in struck]
+    faults = [
+        f"{name}, {SAID[kind]} after {injection.steps} steps" for (name, _), injections in plans.items() for injection, kind in injections
+    ]
     way = on_the_way("hosts", ["hosts boot", *faults, *(f"steps on one host, pair {number + 1}" for number in range(sizes.pairs))])
     if names:
         next(way)
         with tempfile.TemporaryDirectory(prefix="bench-hosts-", ignore_cleanup_errors=True) as outputs, Site(CPUS) as site:
             bench = Bench(site, settings, Path(outputs), LIMITS[form], way, samples, notes)
-            for (name, _), struck in plans.items():
-                bench.strike(name, struck)
+            for (name, _), injections in plans.items():
+                bench.strike(name, injections)
             if sizes.pairs:
                 bench.pairs(sizes)
         why = "two more runs for each pair, and one more host, are for the full form"
@@ -142,13 +144,13 @@ def note_of_load() -> list[str]:
 def plan(name: str, settings: Settings, sizes: Sizes, number: int, form: Form) -> list[tuple[Strike, str]]:
     """The faults of one round, kinds mixed; each so many steps after the world is full. The same for both systems, kind by kind."""
     longest = form.of(30, 10, 1)
-    struck: list[tuple[Strike, str]] = []
+    injections: list[tuple[Strike, str]] = []
     for index in range(max(sizes.kills, sizes.hosts, sizes.cuts)):
         for kind in FAULTS[name]:
             if index < sizes.of(kind) and index % sizes.rounds == number:
                 rng = stream(settings.seed, "hosts", kind, index)
-                struck.append((Strike(SETTLE_STEPS + rng.randrange(longest), rng.random(), rng.randrange(settings.world)), kind))
-    return struck
+                injections.append((Strike(SETTLE_STEPS + rng.randrange(longest), rng.random(), rng.randrange(settings.world)), kind))
+    return injections
 
 
 @dataclass
@@ -237,13 +239,13 @@ def strike_run(
     when the world is never full at first."""
     kills: list[Kill] = []
     since_s, limit_s, whole = 0.0, limits.start_s, True
-    for strike, kind in faults:
+    for injection, kind in faults:
         if kills:
             next(way)
-        if not (whole := full(run, settings, since_s, strike.steps, limit_s)):
+        if not (whole := full(run, settings, since_s, injection.steps, limit_s)):
             break
-        time.sleep(strike.phase * median_step_s(run.commits()))
-        kill = run.inject(kind, victim(run, kind, strike.rank))
+        time.sleep(injection.phase * median_step_s(run.commits()))
+        kill = run.inject(kind, victim(run, kind, injection.rank))
         kills.append(kill)
         since_s, limit_s = kill.t_s, limits.full_again_s
         if kind != "kill":

@@ -54,12 +54,12 @@ def parameters_of(shape: Shape) -> tuple[int, int]:
     return bytes_of[0], bytes_of[1]
 
 
-def settings_of(shape: Shape, world: int, folder: Path, spares: int = 0, replica_size: int = 1, **told: object) -> RunSettings:
+def settings_of(shape: Shape, world: int, folder: Path, spares: int = 0, replica_size: int = 1, **given: object) -> RunSettings:
     """Nothing is written to the store, or copied, beside the steps; and nobody is called slow because this machine is.
 
     A rank, or a group, is on a node of its own.
     """
-    options = {**shape.told(), "folder": str(folder), **{name: str(value) for name, value in told.items()}}
+    options = {**shape.told(), "folder": str(folder), **{name: str(value) for name, value in given.items()}}
     return RunSettings(
         world=world, spares=spares, nodes=world // replica_size if replica_size > 1 else world + spares, shards=world, seed=SEED,
         replica_size=replica_size, optimizer_sharding="fsdp", options=options, budgets=generous(),
@@ -86,7 +86,7 @@ def steps(form: Form, folder: Path) -> Part:
     worlds = {f"steps of {world} ranks": world for world in (2, 4)}
     work = {what: partial(in_turns, shape, world, pairs, block, folder / f"steps-{world}") for what, world in worlds.items()}
 
-    def told(found: dict[str, dict[str, Side]]) -> dict[str, Any]:
+    def reported(found: dict[str, dict[str, Side]]) -> dict[str, Any]:
         figures, samples, notes = dict[str, float](), dict[str, list[float]](), list[str]()
         for what, world in worlds.items():
             fleet, native, named = found[what]["fleet"], found[what]["native"], f"{world}_ranks"
@@ -99,7 +99,7 @@ def steps(form: Form, folder: Path) -> Part:
         size = f"steps are of {parameters_of(shape)[0]:,} bytes of parameters, {shape.samples} samples a rank, {block} steps a block"
         return {"settings": {"pairs": pairs}, "figures": figures, "samples": samples, "notes": [size, *notes]}
 
-    return Part(work, told)
+    return Part(work, reported)
 
 
 def memory(form: Form, folder: Path) -> Part:
@@ -107,10 +107,10 @@ def memory(form: Form, folder: Path) -> Part:
     shape, world = form.of(KILLED["10m"], KILLED["10m"], SMALLEST), 4
     what = f"memory of {world} ranks"
 
-    def told(found: dict[str, dict[str, Side]]) -> dict[str, Any]:
+    def reported(found: dict[str, dict[str, Side]]) -> dict[str, Any]:
         return _held(shape, world, found[what])
 
-    return Part({what: partial(in_turns, shape, world, 1, 2, folder / "memory")}, told)
+    return Part({what: partial(in_turns, shape, world, 1, 2, folder / "memory")}, reported)
 
 
 def _held(shape: Shape, world: int, sides: Mapping[str, Side]) -> dict[str, Any]:
@@ -130,8 +130,8 @@ def _held(shape: Shape, world: int, sides: Mapping[str, Side]) -> dict[str, Any]
     bound = (whole + 2 * whole) * 2 / world + block  # AdamW has two numbers beside each parameter; there is one copy
     figures |= {f"{name}_max": max(values) for name, values in samples.items()}
     figures["fleet_fsdp_held_over_bound_ratio"] = max(samples["fleet_fsdp_held_bytes"]) / bound
-    told = f"memory is of {world} ranks with {whole:,} bytes of parameters, of which {block:,} are a block's; (1 + 1) / {world} is held"
-    return {"settings": {}, "figures": figures, "samples": samples, "notes": [told]}
+    note = f"memory is of {world} ranks with {whole:,} bytes of parameters, of which {block:,} are a block's; (1 + 1) / {world} is held"
+    return {"settings": {}, "figures": figures, "samples": samples, "notes": [note]}
 
 
 # ---- through kills -----------------------------------------------------------------------------------------------------------------------
@@ -156,12 +156,12 @@ def kills(form: Form, folder: Path) -> Part:
     count = form.of({"1m": 6, "10m": 24, "50m": 4}, {"10m": 4}, {"10m": 1})
     pause_s, each = form.of(0.25, 0.25, 0.1), form.of(12, 10, 60)
     total = {name: each * (count[name] + 1) for name in shapes}
-    struck = {f"{count[name]} kills at {name} parameters": name for name in shapes}
-    work = {what: partial(trained, shapes[name], total[name], count[name], pause_s, folder / name) for what, name in struck.items()}
+    pieces = {f"{count[name]} kills at {name} parameters": name for name in shapes}
+    work = {what: partial(trained, shapes[name], total[name], count[name], pause_s, folder / name) for what, name in pieces.items()}
     work["their twin at 10m parameters"] = partial(trained, shapes["10m"], total["10m"], 0, pause_s, folder / "twin")
 
-    def told(found: dict[str, Ran]) -> dict[str, Any]:
-        runs, twin = {name: found[what] for what, name in struck.items()}, found["their twin at 10m parameters"]
+    def reported(found: dict[str, Ran]) -> dict[str, Any]:
+        runs, twin = {name: found[what] for what, name in pieces.items()}, found["their twin at 10m parameters"]
         samples: dict[str, list[float]] = {}
         for name, run in runs.items():
             times = recoveries(run.timeline.commits(), run.kills, WORLD)
@@ -180,7 +180,7 @@ def kills(form: Form, folder: Path) -> Part:
         missing = [left_out(f"_{name}_", f"not a size of the {form} form") for name in KILLED if name not in shapes]
         return {"settings": {"kills": count}, "figures": figures, "samples": samples, "notes": [size, *missing]}
 
-    return Part(work, told)
+    return Part(work, reported)
 
 
 def groups(form: Form, folder: Path) -> Part:
@@ -189,7 +189,7 @@ def groups(form: Form, folder: Path) -> Part:
     pause_s, each = form.of(0.25, 0.25, 0.1), form.of(12, 10, 60)
     total = each * (count + 1)
 
-    def told(found: dict[str, Any]) -> dict[str, Any]:
+    def reported(found: dict[str, Any]) -> dict[str, Any]:
         run, twin, torchft = found.values()
         commits = run.timeline.commits()
         times = recoveries(commits, run.kills, GROUPED)
@@ -211,7 +211,7 @@ def groups(form: Form, folder: Path) -> Part:
         "their twin": partial(trained, shape, total, 0, pause_s, folder / "groups-twin", GROUPED),
         f"{theirs} kills of torchft": partial(torchft_hsdp.measure, shape.told(), theirs, pause_s, folder / torchft_hsdp.NAME),
     }
-    return Part(work, told)
+    return Part(work, reported)
 
 
 def _ended(run: Ran, twin: Ran) -> str:

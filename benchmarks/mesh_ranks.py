@@ -88,10 +88,10 @@ def _status_bytes(name: str) -> int:
 
 def paired(run: Any) -> None:
     """Fleet's side."""
-    told, last = run.options, int(run.options["steps"]) - 1
-    memory, turns = Memory(told, "fleet", run.slot), Turns(told, "fleet", run.slot)
-    model, optimizer = cut(told, run.mesh)
-    data, batch = Text(), run.shards * int(told["samples"])
+    options, last = run.options, int(run.options["steps"]) - 1
+    memory, turns = Memory(options, "fleet", run.slot), Turns(options, "fleet", run.slot)
+    model, optimizer = cut(options, run.mesh)
+    data, batch = Text(), run.shards * int(options["samples"])
     for step in run.steps(run.track(model=model, optimizer=optimizer), total=last + 1):
         if step.number == last:
             engine = cast(FsdpEngine, run._engine)
@@ -136,11 +136,11 @@ def struck(run: Any) -> None:
 
     It waits between steps, as in one it would wait again in each attempt at it, which no work does.
     """
-    told, folder = run.options, Path(run.options["folder"])
-    model, optimizer = cut(told, run.mesh)
-    log, calm, pause_s = EventLog(folder / "events", run.slot), folder / "calm", float(told["pause_s"])
-    data, batch = Text(), run.shards * int(told["samples"])
-    for step in run.steps(run.track(model=model, optimizer=optimizer), total=int(told["steps"]), clip_norm=1.0):
+    options, folder = run.options, Path(run.options["folder"])
+    model, optimizer = cut(options, run.mesh)
+    log, calm, pause_s = EventLog(folder / "events", run.slot), folder / "calm", float(options["pause_s"])
+    data, batch = Text(), run.shards * int(options["samples"])
+    for step in run.steps(run.track(model=model, optimizer=optimizer), total=int(options["steps"]), clip_norm=1.0):
         for text in step.batches(data, batch_size=batch):
             step.backward(model.train()(text))
         if step.commit():

@@ -242,8 +242,8 @@ def compare(base: Path, commit: str, sizes: Sizes, only: Sequence[str], target: 
         launch(base, settings, sizes, number, only, samples, way)
         found = figures(samples)
         notes = [f"slower: {', '.join(slower(found)) or 'none'} (the whole 95% interval is more than {WORSE:.0%} on the slower side of 1)"]
-        told = {"base": commit, **vars(settings), **vars(sizes), "launches_done": number + 1}
-        result = complete("pace", {"settings": told, "figures": found, "samples": {**samples}, "notes": notes})
+        given = {"base": commit, **vars(settings), **vars(sizes), "launches_done": number + 1}
+        result = complete("pace", {"settings": given, "figures": found, "samples": {**samples}, "notes": notes})
         if target is not None:
             target.write_text(json.dumps(result, indent=1) + "\n")
     return result, slower(result["figures"])

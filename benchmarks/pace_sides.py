@@ -36,14 +36,14 @@ def checkout(commit: str, folder: Path) -> Path:
 
     It runs with the libraries of this environment, so that the code alone is compared.
     """
-    told = _run(["git", "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}"], REPOSITORY)
-    if told.returncode != 0:
+    answer = _run(["git", "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}"], REPOSITORY)
+    if answer.returncode != 0:
         raise NoSuchCommit(f"BASE = {commit}: git knows no such commit. Name one that `git log` shows, or fetch it.")
-    place = (folder / told.stdout.strip()[:12]).resolve()
+    place = (folder / answer.stdout.strip()[:12]).resolve()
     if not (place / BUILT).exists():
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)
-        packed = subprocess.run(["git", "archive", told.stdout.strip()], cwd=REPOSITORY, capture_output=True, check=True)
+        packed = subprocess.run(["git", "archive", answer.stdout.strip()], cwd=REPOSITORY, capture_output=True, check=True)
         with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as files:
             files.extractall(place, filter="data")
         entry_point(place, commit)
@@ -159,7 +159,7 @@ class Side:
             "seed": settings.seed,
             "storage": workdir / "runs",
         }
-        told = {
+        given = {
             "gate": workdir / "gate",
             "events": workdir / "events",
             "shards": settings.shards,
@@ -170,7 +170,7 @@ class Side:
         # A rank that stands at the gate takes no step: that is no hang for as long as the others may take their turns.
         limits = {"form_s": 30, "progress_s": 300}
         command += [word for key, value in options.items() for word in (f"--{key}", str(value))]
-        command += [word for key, value in told.items() for word in ("--set", f"{key}={value}")]
+        command += [word for key, value in given.items() for word in ("--set", f"{key}={value}")]
         command += [word for key, value in limits.items() for word in ("--timeout", f"{key}={value}")]
         self.begun_s = time.monotonic()
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": str(place)}

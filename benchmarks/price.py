@@ -42,9 +42,9 @@ SMALLEST = Shape(64, 2, 1)
 SHARDS, RATE = 16, "1gbit"
 
 
-def settings_of(shape: Shape, shards: int, folder: Path, **told: object) -> RunSettings:
+def settings_of(shape: Shape, shards: int, folder: Path, **given: object) -> RunSettings:
     """Nothing is written to the store, or copied, beside the steps; and nobody is called slow because this machine is."""
-    options = {**shape.told(), "folder": str(folder), **{name: str(value) for name, value in told.items()}}
+    options = {**shape.told(), "folder": str(folder), **{name: str(value) for name, value in given.items()}}
     return RunSettings(
         world=WORLD, nodes=WORLD, shards=shards, seed=SEED, options=options, budgets=generous(),
         checkpoint=CheckpointSettings(policy="fixed", interval_s=FAR_S, peer_interval_s=FAR_S), straggler=StragglerSettings(enabled=False),
@@ -88,13 +88,13 @@ def steps(form: Form, folder: Path) -> Part:
         f"{SHARDS} shards": partial(in_turns, fine, SHARDS, fewer, block, folder / "fine"),
     }
 
-    def told(found: dict[str, dict[str, Side]]) -> dict[str, Any]:
+    def reported(found: dict[str, dict[str, Side]]) -> dict[str, Any]:
         own, by_many = found.values()
         size = f"steps are of {parameters_of(shape)[0]:,} bytes of parameters, {shape.samples} samples a rank, {block} steps a block"
         alike = {"settings": {"pairs": pairs}, "figures": {}, "samples": {}, "notes": [size]}
         return together([alike, compared("", own), compared(f"_{SHARDS}_shards", by_many)])
 
-    return Part(work, told)
+    return Part(work, reported)
 
 
 def link(form: Form, folder: Path) -> Part:
@@ -117,8 +117,8 @@ def levels(form: Form, folder: Path) -> Part:
         return nothing(missing)
     pairs, block = form.of((24, 12), (8, 4), (1, 1))
     (folder / "levels").mkdir()
-    told = settings_of(price_levels.SHAPES[form], WORLD, folder / "levels", block=block, steps=steps_of(pairs, block))
-    return one_piece("sums in two levels", partial(price_levels.levels, form, folder / "levels", told, pairs, block))
+    given = settings_of(price_levels.SHAPES[form], WORLD, folder / "levels", block=block, steps=steps_of(pairs, block))
+    return one_piece("sums in two levels", partial(price_levels.levels, form, folder / "levels", given, pairs, block))
 
 
 def memory(form: Form, folder: Path) -> Part:

@@ -109,11 +109,11 @@ def build(told: Mapping[str, str]) -> tuple[Transformer, torch.optim.Optimizer]:
 
 def paired(run: Any) -> None:
     """Fleet's side: what a user would write, but for the turns."""
-    told, last = run.options, int(run.options["steps"]) - 1
-    side = told.get("side", "fleet")
-    memory, turns = Memory(told, side, run.slot), Turns(told, side, run.slot)
-    model, optimizer = build(told)
-    data, batch = Text(), run.config.world * int(told["samples"])
+    options, last = run.options, int(run.options["steps"]) - 1
+    side = options.get("side", "fleet")
+    memory, turns = Memory(options, side, run.slot), Turns(options, side, run.slot)
+    model, optimizer = build(options)
+    data, batch = Text(), run.config.world * int(options["samples"])
     for step in run.steps(run.track(model=model, optimizer=optimizer), total=last + 1, clip_norm=CLIP_NORM):
         if step.number == last:
             memory.write()

@@ -81,7 +81,7 @@ def measure(form: Form) -> dict[str, Any]:
     sizes = form.of(FULL, QUICK, SMOKE)
     turns = form.of(by_kinds, in_one_run, in_one_run)(systems, settings, sizes)
     samples: Samples = defaultdict(list)
-    said = [f"{turn.system.name}, {kind} after {strike.steps} steps" for turn in turns for strike, kind in turn.faults]
+    said = [f"{turn.system.name}, {kind} after {injection.steps} steps" for turn in turns for injection, kind in turn.faults]
     way = on_the_way("recovery", said)
     for turn in turns:
         _collect(samples, turn.system, strike_all(turn, sizes, notes, way))
@@ -94,12 +94,12 @@ def measure(form: Form) -> dict[str, Any]:
 def by_kinds(systems: Sequence[System], settings: Settings, sizes: Sizes) -> list[Turn]:
     """Systems take turns with kills; the other faults come in runs of their own."""
     plan = strikes(settings.seed, sizes.kills, settings.world, settings.checkpoint_steps)
-    rounds = [[(strike, "kill") for strike in plan[number :: sizes.rounds]] for number in range(sizes.rounds)]
+    rounds = [[(injection, "kill") for injection in plan[number :: sizes.rounds]] for number in range(sizes.rounds)]
     turns = [Turn(system, settings, faults) for faults in rounds for system in systems]
     for system in systems:
         for kind in system.extra_faults:
             chosen = settings.replace(nodes=NODES_TO_LOSE) if kind == "node" else settings
-            turns.append(Turn(system, chosen, [(strike, kind) for strike in plan[: sizes.extra_faults]]))
+            turns.append(Turn(system, chosen, [(injection, kind) for injection in plan[: sizes.extra_faults]]))
     return turns
 
 
@@ -134,8 +134,8 @@ def strike_all(turn: Turn, sizes: Sizes, notes: list[str], way: Iterator[str]) -
         commits = run.commits()
         kinds = [kill.kind for kill in kills]
         reports += zip(kinds, report(commits, run.lost_lines(), kills, settings.world), strict=True)
-        struck = ", ".join(f"{count} {kind} faults" for kind, count in Counter(kinds).items())
-        notes.append(f"{system.name}: median step {median_step_s(commits):.4f} s over {len(commits)} steps, {struck}")
+        injected = ", ".join(f"{count} {kind} faults" for kind, count in Counter(kinds).items())
+        notes.append(f"{system.name}: median step {median_step_s(commits):.4f} s over {len(commits)} steps, {injected}")
     return reports
 
 
@@ -152,15 +152,15 @@ def strike_run(run: Run, settings: Settings, faults: Sequence[tuple[Strike, str]
     """Strike one run at the planned points, as far as its world becomes full again. ``way`` goes a step further from the second on. Raises
     RuntimeError when the world is never full at first."""
     kills: list[Kill] = []
-    for strike, kind in faults:
+    for injection, kind in faults:
         if kills:
             next(way)
         since_s, limit_s = (kills[-1].t_s, sizes.full_again_limit_s) if kills else (0.0, sizes.start_limit_s)
-        if not full(run, since_s, settings, strike.steps, limit_s):
+        if not full(run, since_s, settings, injection.steps, limit_s):
             break
-        time.sleep(strike.phase * median_step_s(run.commits()))
+        time.sleep(injection.phase * median_step_s(run.commits()))
         slots = sorted(run.ranks())
-        kills.append(run.inject(kind, slots[strike.rank % len(slots)]))
+        kills.append(run.inject(kind, slots[injection.rank % len(slots)]))
     if not kills:
         raise RuntimeError(f"the world was not full for {faults[0][0].steps} steps within {sizes.start_limit_s:.0f} s: {_state(run)}")
     return kills

@@ -116,11 +116,11 @@ def plan(
     for component in chosen:
         times = _arrivals(component, fleet, nodes, law, shape, horizon_s, stream(seed, "chaos", component.name))
         aim = _Aim(component, seed, world, nodes, factor, mean_duration_s, severity)
-        struck = [aim.fault(number, quiet_start_s + at_s / factor) for number, at_s in enumerate(times)]
+        injected = [aim.fault(number, quiet_start_s + at_s / factor) for number, at_s in enumerate(times)]
         if burst and Cost.NODE in kind_of(component.kind).may_cost:
             draw = stream(seed, "chaos", component.name, "burst")
-            struck += [other for fault in struck for other in _burst(fault, nodes, draw, burst, burst_s, rack_nodes)]
-        faults += [fault for fault in struck if fault.at_s < duration_s]
+            injected += [other for fault in injected for other in _burst(fault, nodes, draw, burst, burst_s, rack_nodes)]
+        faults += [fault for fault in injected if fault.at_s < duration_s]
     return in_order(faults)
 
 

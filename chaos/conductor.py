@@ -147,9 +147,9 @@ class Conductor:
         self._settle(world)
         over = [opened for opened in self._open.values() if opened.until_s <= now_s or (self._heal_now and _can_be_healed(opened.fault))]
         actions, self._heal_now = [self._heal(opened, now_s, world) for opened in over], False
-        actions += [self._carry_out(told, now_s, world) for told in list(self._announced.values()) if told.until_s <= now_s]
+        actions += [self._carry_out(announced, now_s, world) for announced in list(self._announced.values()) if announced.until_s <= now_s]
         while self._ahead and self._ahead[-1].at_s <= now_s:
-            actions.append(self._strike(self._ahead.pop(), now_s, world))
+            actions.append(self._inject(self._ahead.pop(), now_s, world))
         return actions
 
     def end(self, now_s: float, world: ChaosView) -> list[Action]:
@@ -164,7 +164,7 @@ class Conductor:
     def _heal_all(self, now_s: float, world: ChaosView, why: str, *, over: bool) -> list[Action]:
         self._settle(world)
         actions = [self._heal(opened, now_s, world, over=over) for opened in list(self._open.values())]
-        actions += [self._withdraw(told, now_s, why, over) for told in list(self._announced.values())]
+        actions += [self._withdraw(announced, now_s, why, over) for announced in list(self._announced.values())]
         while self._ahead:
             actions.append(_suppressed(self._ahead.pop(), now_s, why))
         return actions
@@ -186,13 +186,13 @@ class Conductor:
 
     # ---- strike ------------------------------------------------------------------------------------------------------------------------
 
-    def _strike(self, fault: Fault, now_s: float, world: ChaosView) -> Action:
+    def _inject(self, fault: Fault, now_s: float, world: ChaosView) -> Action:
         kind = drawn(fault)
         why = self._common_refusal(fault, kind, world)
         if why is None and kind.strikes[0] in ONE_OF:
-            return self._strike_the_one(fault, kind, now_s, world)
+            return self._inject_only(fault, kind, now_s, world)
         if why is None and kind.unit is Place.NODE:
-            return self._strike_node(fault, kind, now_s, world)
+            return self._inject_node(fault, kind, now_s, world)
         targets = self._targets(fault, kind, world)
         why = why or self._rank_refusal(fault, kind, targets, world)
         if why is not None:
@@ -201,7 +201,7 @@ class Conductor:
         self._opened(fault, members, now_s)
         return Action(FaultReported(fault, "executed", now_s, members), _to_ranks(fault, kind, START, targets, world))
 
-    def _strike_the_one(self, fault: Fault, kind: FaultKind, now_s: float, world: ChaosView) -> Action:
+    def _inject_only(self, fault: Fault, kind: FaultKind, now_s: float, world: ChaosView) -> Action:
         """What a run has one of: every node is kept from it."""
         hit = ONE_OF[kind.strikes[0]]
         orders = _orders(fault, kind, START, (hit,), world)
@@ -242,7 +242,7 @@ class Conductor:
             return f"fewer than {WITNESSES} ranks train: there would be no majority to say which one is wrong"
         return self._too_few(targets, world) if kind.takes_ranks else None
 
-    def _strike_node(self, fault: Fault, kind: FaultKind, now_s: float, world: ChaosView) -> Action:
+    def _inject_node(self, fault: Fault, kind: FaultKind, now_s: float, world: ChaosView) -> Action:
         index = self._node(fault.node, world)
         if index is None:
             return _suppressed(fault, now_s, f"node {fault.node} is not there")
@@ -263,20 +263,20 @@ class Conductor:
         self._opened(fault, members, now_s, hit)
         return Action(FaultReported(fault, "executed", now_s, members), _orders(fault, kind, START, hit, world))
 
-    def _carry_out(self, told: _Open, now_s: float, world: ChaosView) -> Action:
+    def _carry_out(self, announced: _Open, now_s: float, world: ChaosView) -> Action:
         """What was announced strikes now, if it may still."""
-        action = self._strike(told.fault, now_s, world)
-        del self._announced[told.fault.id]
-        return action if action.operations else self._taken_back(told, action.report)
+        action = self._inject(announced.fault, now_s, world)
+        del self._announced[announced.fault.id]
+        return action if action.operations else self._taken_back(announced, action.report)
 
-    def _withdraw(self, told: _Open, now_s: float, why: str, over: bool) -> Action:
-        del self._announced[told.fault.id]
-        report = FaultReported(told.fault, "suppressed", now_s, (), why)
-        return Action(report) if over else self._taken_back(told, report)
+    def _withdraw(self, announced: _Open, now_s: float, why: str, over: bool) -> Action:
+        del self._announced[announced.fault.id]
+        report = FaultReported(announced.fault, "suppressed", now_s, (), why)
+        return Action(report) if over else self._taken_back(announced, report)
 
-    def _taken_back(self, told: _Open, report: FaultReported) -> Action:
+    def _taken_back(self, announced: _Open, report: FaultReported) -> Action:
         """The run is told that it does not come after all."""
-        return Action(report, tuple(operation(told.fault, WITHDRAW, node=node) for node in told.nodes))
+        return Action(report, tuple(operation(announced.fault, WITHDRAW, node=node) for node in announced.nodes))
 
     def _no_room(self, fault: Fault, hit: tuple[int, ...], world: ChaosView) -> str | None:
         """Nodes of one burst count as one, as those of a rack do."""

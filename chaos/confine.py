@@ -103,8 +103,8 @@ def sweep(parent: Path, prefix: str = PREFIX) -> None:
 
 def main(pidfd: str, pid: str, lasts_s: str) -> None:
     """As the command line says. SIGTERM only wakes it: it may come while the group is being removed already, and must not end that."""
-    told, tell = os.pipe2(os.O_NONBLOCK)
-    signal.set_wakeup_fd(tell)
+    reader, writer = os.pipe2(os.O_NONBLOCK)
+    signal.set_wakeup_fd(writer)
     signal.signal(signal.SIGTERM, lambda *_: None)
     try:
         group = Group(memory_group(Path(f"/proc/{pid}/cgroup").read_text()), LIMIT_BYTES)
@@ -114,7 +114,7 @@ def main(pidfd: str, pid: str, lasts_s: str) -> None:
     try:
         group.take(int(pid))
         print("ready", flush=True)
-        select.select([int(pidfd), sys.stdin, told], [], [], float(lasts_s))
+        select.select([int(pidfd), sys.stdin, reader], [], [], float(lasts_s))
     finally:
         group.close()
 

@@ -186,7 +186,7 @@ def _controller() -> psutil.Process:
     raise LookupError("Ray Train's controller of this run is not on this host")
 
 
-def _blow(find: Finder, what: str) -> Callable[[Daemons, Operation], str | None]:
+def _injection(find: Finder, what: str) -> Callable[[Daemons, Operation], str | None]:
     return lambda daemons, order: daemons.strike(order, find, what)
 
 
@@ -195,10 +195,10 @@ def _heal(daemons: Daemons, order: Operation) -> None:
 
 
 AGENT_ACTS: Acts = {
-    ("kill_agent", START): _blow(_this, "KILL"),
-    ("stop_agent", START): _blow(_this, "STOP"),
+    ("kill_agent", START): _injection(_this, "KILL"),
+    ("stop_agent", START): _injection(_this, "STOP"),
     ("stop_agent", HEAL): _heal,
-    ("stop_raylet", START): _blow(_ray_daemon, "STOP"),
+    ("stop_raylet", START): _injection(_ray_daemon, "STOP"),
     ("stop_raylet", HEAL): _heal,
     ("busy_cores", START): lambda daemons, order: daemons.occupy(order),
     ("busy_cores", HEAL): _heal,
@@ -209,14 +209,14 @@ AGENT_ACTS: Acts = {
 CONFINE_ACTS: Acts = {("out_of_memory", START): lambda daemons, order: daemons.confine(order)}
 """What the agent does before the rank's process takes memory."""
 COORDINATOR_ACTS: Acts = {
-    ("kill_coordinator", START): _blow(_this, "KILL"),
-    ("stop_coordinator", START): _blow(_this, "STOP"),
+    ("kill_coordinator", START): _injection(_this, "KILL"),
+    ("stop_coordinator", START): _injection(_this, "STOP"),
     ("stop_coordinator", HEAL): _heal,
-    ("stop_gcs", START): _blow(_gcs, "STOP"),
+    ("stop_gcs", START): _injection(_gcs, "STOP"),
     ("stop_gcs", HEAL): _heal,
     ("kill_gcs", START): lambda daemons, order: daemons.end_cluster(order),
-    ("kill_controller", START): _blow(_controller, "KILL"),
-    ("stop_controller", START): _blow(_controller, "STOP"),
+    ("kill_controller", START): _injection(_controller, "KILL"),
+    ("stop_controller", START): _injection(_controller, "STOP"),
     ("stop_controller", HEAL): _heal,
     ("store_full", START): lambda daemons, order: daemons.fill_store(order),
     ("store_full", HEAL): _heal,

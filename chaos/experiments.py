@@ -57,11 +57,11 @@ def train(
     if faults and chaos:
         raise ConfigError("faults", len(faults), "are given, and chaos too", "Give one of them.")
     _check_limits(faults, chaos, limits or {})
-    told: str | dict[str, Any] = f"{chaos},floor={floor}" if chaos and floor is not None else chaos or "off"
+    given: str | dict[str, Any] = f"{chaos},floor={floor}" if chaos and floor is not None else chaos or "off"
     if faults:
-        told = {"trace": _trace(faults), "floor": floor}
+        given = {"trace": _trace(faults), "floor": floor}
     result = launching.launch(
-        scripts.load_train(script), chaos=told, address=address or None, allow_chaos=allow_chaos, twin=twin, name=name, check=False,
+        scripts.load_train(script), chaos=given, address=address or None, allow_chaos=allow_chaos, twin=twin, name=name, check=False,
         **settings,
     )  # fmt: skip
     _runs.append(result)

@@ -386,10 +386,10 @@ class _Cut:
             counted = self._table.counted()
         except (OSError, subprocess.SubprocessError) as error:
             return f"not measured: {error}"
-        seen, struck = sum(counted[::2]), sum(counted[1::2])
+        seen, affected = sum(counted[::2]), sum(counted[1::2])
         if self._relay is not None and self._relay.ended:
             return "the relay has ended before its time: packets went as before"
-        return f"{struck} of {seen} packets" + (f" ({struck / seen:.2%})" if seen else "")
+        return f"{affected} of {seen} packets" + (f" ({affected / seen:.2%})" if seen else "")
 
 
 def _is_ipv4(host: str) -> bool:

@@ -61,13 +61,13 @@ class LiveChaos:
         self, conductor: Conductor, controls: ChaosControls, world: ChaosWorld, storm: Callable[[], tuple[Fault, ...]],
         floor: Floor | None = None,
     ) -> None:  # fmt: skip
-        self._conductor, self._controls, self._world, self._storm = conductor, controls, world, storm
+        self._injector, self._controls, self._world, self._storm = conductor, controls, world, storm
         self._floor, self._looked_s = floor, 0.0
         self._origin_s = 0.0
 
     def run(self, clock: Clock, pause: Pause) -> None:
         """Until the run is over. The plan's time counts from when the run first trains."""
-        planned = self._conductor.planned(0.0)
+        planned = self._injector.planned(0.0)
         if not (planned or self._ordered(pause)) or not self._trains(pause):
             return
         self._origin_s = clock.now_s()
@@ -75,12 +75,12 @@ class LiveChaos:
             self._report(event)
         while not pause(POLL_S):
             now_s = clock.now_s() - self._origin_s
-            for event in obey(self._controls.take(), self._conductor, now_s, self._storm):
+            for event in obey(self._controls.take(), self._injector, now_s, self._storm):
                 self._report(event)
             self._mind_the_floor(now_s, clock)
-            if now_s >= self._conductor.next_s():
-                self._carry_out(self._conductor.due(now_s, self._world.see()), clock)
-        self._carry_out(self._conductor.end(clock.now_s() - self._origin_s, self._world.see()), clock)
+            if now_s >= self._injector.next_s():
+                self._carry_out(self._injector.due(now_s, self._world.see()), clock)
+        self._carry_out(self._injector.end(clock.now_s() - self._origin_s, self._world.see()), clock)
 
     def _mind_the_floor(self, now_s: float, clock: Clock) -> None:
         """Once a second: is enough left of the pace? If not, heal everything, once and for all."""
@@ -95,7 +95,7 @@ class LiveChaos:
         if self._floor.broken(now_s):
             broken, self._floor = self._floor, None
             self._world.report_floor(FloorReached(broken.kept(now_s) or 0.0, broken.share))
-            self._carry_out(self._conductor.call_off(now_s, self._world.see(), "too little was left of the run's pace"), clock)
+            self._carry_out(self._injector.call_off(now_s, self._world.see(), "too little was left of the run's pace"), clock)
 
     def _ordered(self, pause: Pause) -> bool:
         """Without a plan, whether an operator orders something before the run ends."""
@@ -116,7 +116,7 @@ class LiveChaos:
             if action.operations:
                 self._report(dataclasses.replace(action.report, phase="aimed"))
             refusals = [self._world.operate(order) for order in action.operations]
-            outcome = self._conductor.outcome(action, refusals, clock.now_s() - self._origin_s)
+            outcome = self._injector.outcome(action, refusals, clock.now_s() - self._origin_s)
             if learned := self._world.learned(outcome.fault.id):
                 outcome = dataclasses.replace(outcome, detail=f"{outcome.detail}; {learned}".lstrip("; "))
             if self._floor is not None and outcome.phase == "executed":
@@ -131,6 +131,6 @@ def live_chaos(settings: RunSettings, chaos: ChaosSettings, controls: ChaosContr
     """The chaos of a run with these settings, as it is planned; what an operator starts when nothing is planned any more is a storm."""
     plan = functools.partial(ChaosSettings.plan, seed=settings.seed, world=settings.slots, nodes=settings.nodes)
     sharded = settings.optimizer_sharding != "none"
-    conductor = Conductor(plan(chaos), min_ranks=settings.min_ranks, repair_s=chaos.repair_s, lose_all=chaos.lose_all, sharded=sharded)
+    injector = Conductor(plan(chaos), min_ranks=settings.min_ranks, repair_s=chaos.repair_s, lose_all=chaos.lose_all, sharded=sharded)
     floor = Floor(chaos.floor) if chaos.floor is not None else None
-    return LiveChaos(conductor, controls, world, lambda: plan(parse_chaos("storm")), floor)
+    return LiveChaos(injector, controls, world, lambda: plan(parse_chaos("storm")), floor)

@@ -51,9 +51,9 @@ class Access:
 
     def right(self, authorization: str) -> str:
         """``write``, ``queue``, ``read`` or ``nobody``, for the value of an ``Authorization`` header."""
-        who = self.identity(authorization)
-        if who is not None:
-            return WRITE if who.operator else QUEUE
+        identity = self.identity(authorization)
+        if identity is not None:
+            return WRITE if identity.operator else QUEUE
         if self.read_token is None or hmac.compare_digest(_shown(authorization), self.read_token.encode()):
             return READ
         return NOBODY

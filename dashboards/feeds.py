@@ -51,8 +51,10 @@ class Feed:
         started = follower.started
         if started is None:
             return {"run": follower.journal.parent.name, "status": "damaged", "damage": follower.damage} if follower.damage else None
-        silent, seats, struck = follower.silent(), follower.seats(), follower.struck()
-        return follower.look(lambda report: run_state(report, seats, started.config, silent=silent, damage=follower.damage, struck=struck))
+        silent, members, injected = follower.silent(), follower.seats(), follower.struck()
+        return follower.look(
+            lambda report: run_state(report, members, started.config, silent=silent, damage=follower.damage, struck=injected)
+        )
 
     def summary(self) -> LedgerSummary | None:
         """The ledger now, ``silent`` where a run that has no end is written by nobody any more; None before the run's first record."""
@@ -128,12 +130,12 @@ class Feeds:
                 if path is None:
                     return None
                 feed = self._open[name] = Feed(Follower(path))
-                self._let_go()
+                self._release()
                 self._wanted.set()
             feed.asked_unix_s = unix_time_s()
             return feed
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         """A feed that is let go is read no more, so never one that a page still holds, or that the next scrape would open again."""
         spare = sorted((feed.asked_unix_s, name) for name, feed in self._open.items() if not feed.needed())
         for _, name in spare[: max(0, len(self._open) - MAX_OPEN)]:

@@ -390,12 +390,12 @@ class WatchServer:
     def _right(self, request: web.Request) -> str:
         return self._access.right(request.headers.get("Authorization", ""))
 
-    def _who(self, request: web.Request) -> Identity | None:
+    def _identity(self, request: web.Request) -> Identity | None:
         return self._access.identity(request.headers.get("Authorization", ""))
 
     def _noted(self, request: web.Request, action: str, asked: Mapping[str, Any], outcome: str, name: str = "") -> None:
-        who, run = self._who(request), name or request.match_info.get("run", "")
-        mine = (who.name, who.team) if who is not None else ("", "")
+        identity, run = self._identity(request), name or request.match_info.get("run", "")
+        mine = (identity.name, identity.team) if identity is not None else ("", "")
         self._audit.write(request.remote or "", self._right(request), action, run, asked, outcome, *mine)
 
     def _note_refusal(self, request: web.Request, refusal: web.HTTPException) -> None:
@@ -405,8 +405,8 @@ class WatchServer:
 
     def _refused(self, request: web.Request, action: str, asked: Mapping[str, Any], error: ConfigError) -> web.Response:
         self._noted(request, action, asked, f"refused: {error}")
-        told = {name: str(getattr(error, name)) for name in ("value", "reason", "way_out")}
-        return problem(400, str(error), field=error.field, **told)
+        facts = {name: str(getattr(error, name)) for name in ("value", "reason", "way_out")}
+        return problem(400, str(error), field=error.field, **facts)
 
     # ---- the queue ---------------------------------------------------------------------------------------------------------------------
 
@@ -416,17 +416,17 @@ class WatchServer:
         return self.queue
 
     def _known(self, request: web.Request) -> Identity:
-        who = self._who(request)
-        assert who is not None, "who may change something has a name"
-        return who
+        identity = self._identity(request)
+        assert identity is not None, "who may change something has a name"
+        return identity
 
     async def _queue_listing(self, request: web.Request) -> web.StreamResponse:
         return web.json_response(await asyncio.to_thread(self._queue().listing))  # it waits while runs are being started
 
     async def _queue_submit(self, request: web.Request) -> web.StreamResponse:
-        queue, asked, who = self._queue(), await _json_body(request), self._known(request)
+        queue, asked, identity = self._queue(), await _json_body(request), self._known(request)
         try:
-            job = await asyncio.to_thread(queue.submit, asked, who)
+            job = await asyncio.to_thread(queue.submit, asked, identity)
         except ConfigError as error:
             return self._refused(request, "submit", asked, error)
         except RunFailed as error:

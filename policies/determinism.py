@@ -97,9 +97,9 @@ def examine(run: Run) -> list[Finding]:
     if again is not None:
         return [_judged(again, AGAIN, first, run)]
     singly = {one: sameness.first_difference(first, run(Asked(frozenset({one})))) for one in VARIED if one in AT_ONCE}
-    told = [_judged(difference, one, first, run) for one, difference in singly.items() if difference is not None]
+    findings = [_judged(difference, one, first, run) for one, difference in singly.items() if difference is not None]
     late = [] if singly[ORDER] is not None else _when_late(first, run)  # what shards leave behind, steps leave, too
-    return [*told, *late] or [_judged(found, TOGETHER, first, run)]
+    return [*findings, *late] or [_judged(found, TOGETHER, first, run)]
 
 
 def _when_late(first: Trial, run: Run) -> list[Finding]:

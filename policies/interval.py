@@ -96,11 +96,11 @@ class CheckpointInterval:
         interval_s, why = self._interval(blocked_s, latency_s, rate_per_s)
         if events:
             why = f"{why}; {events} of them in {exposure_s:.0f} s"
-        told = Interval(interval_s, blocked_s, latency_s, rate_per_s, float(events), exposure_s)
+        facts = Interval(interval_s, blocked_s, latency_s, rate_per_s, float(events), exposure_s)
         # The reason names no moment, so that it changes only when the interval does.
         reason = f"every {interval_s:.1f} s: {why}"
         due_s = last_s + interval_s
-        return Decision("save", reason, told) if now_s >= due_s else Decision("wait", reason, told, due_s)
+        return Decision("save", reason, facts) if now_s >= due_s else Decision("wait", reason, facts, due_s)
 
     def _interval(self, blocked_s: float, latency_s: float, rate_per_s: float) -> tuple[float, str]:
         if self.interval_s is not None:

@@ -54,13 +54,13 @@ class Lemons:
         rate = (self.prior_faults + faults) / (self.prior_faults / self.fleet_rate_per_h + hours)
         runs = float(len({incident.run for incident in history.incidents}))
         lemon = Lemon(faults, hours, certain, rate / self.fleet_rate_per_h, self.factor, self.certainty, runs)
-        told = f"{faults:.2g} faults in {hours:.4g} h: a lemon with probability {certain:.3f}"
+        words = f"{faults:.2g} faults in {hours:.4g} h: a lemon with probability {certain:.3f}"
         if faults < self.least:
-            return Decision("admit", f"{told}; fewer than {self.least:g} faults are bad luck", lemon)
+            return Decision("admit", f"{words}; fewer than {self.least:g} faults are bad luck", lemon)
         if certain < self.certainty:
-            return Decision("admit", f"{told}, below {self.certainty:g}", lemon)
+            return Decision("admit", f"{words}, below {self.certainty:g}", lemon)
         return Decision(
-            "keep_out", f"{told}, at least {self.certainty:g}: it fails {rate / self.fleet_rate_per_h:.3g} times as often", lemon
+            "keep_out", f"{words}, at least {self.certainty:g}: it fails {rate / self.fleet_rate_per_h:.3g} times as often", lemon
         )
 
     def probability(self, faults: float, hours: float) -> float:

@@ -168,7 +168,7 @@ def admit(node: str, links: Sequence[Link], places: Mapping[str, Place] | None =
     mine = [link for link in links if node in link.ends]
     broken = [link for link in mine if link.error]
     named = [outlier.reason for outlier in judge(links, places) if outlier.nodes == (node,)]
-    told = Checked(float(len(mine)), float(len(broken) + len(named)))
+    checked = Checked(float(len(mine)), float(len(broken) + len(named)))
     if mine and len(broken) == len(mine):
-        return Decision("keep_out", f"node {node} reaches none of the {len(mine)} nodes that it was tried with: {broken[0].error}", told)
-    return Decision("keep_out", "; ".join(named), told) if named else Decision("admit", "it is not slow to all others", told)
+        return Decision("keep_out", f"node {node} reaches none of the {len(mine)} nodes that it was tried with: {broken[0].error}", checked)
+    return Decision("keep_out", "; ".join(named), checked) if named else Decision("admit", "it is not slow to all others", checked)

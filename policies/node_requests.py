@@ -86,9 +86,9 @@ class NodeRequests:
     def look(self, nodes: Sequence[NodeSeen], unplaced: int, now_s: float) -> Wish:
         """What is to be asked for when the nodes are like this and ``unplaced`` ranks have none."""
         places, short = to_ask(nodes, unplaced), lacking(nodes, unplaced)
-        told = self._news(nodes, short, now_s)
+        news = self._news(nodes, short, now_s)
         avoid = tuple(sorted(node.name for node in nodes if node.goes)) if places else ()
-        return Wish(places, avoid, self._idle(nodes, short, now_s), told)
+        return Wish(places, avoid, self._idle(nodes, short, now_s), news)
 
     def _news(self, nodes: Sequence[NodeSeen], short: int, now_s: float) -> tuple[Told, ...]:
         if self.since_s is None:
@@ -102,9 +102,9 @@ class NodeRequests:
         if short or self.since_s is None:
             return ()
         new = any(node.name not in self.known and not node.goes for node in nodes)
-        told = Told("came" if new else "withdraw", self.ranks, now_s - self.since_s)
+        reported = Told("came" if new else "withdraw", self.ranks, now_s - self.since_s)
         self.since_s, self.ranks = None, 0
-        return (told,)
+        return (reported,)
 
     def _idle(self, nodes: Sequence[NodeSeen], short: int, now_s: float) -> tuple[str, ...]:
         """None while ranks look for a place, or none has one yet: they may find it there."""

@@ -55,8 +55,8 @@ def admit(checks: Iterable[Check]) -> Decision:
     """Action ``admit`` or ``keep_out``: a node with a failed check joins no view; a warning is only told."""
     checks = list(checks)
     failed = [check for check in checks if check.verdict == FAIL]
-    told = Checked(float(len(checks)), float(len(failed)))
+    checked = Checked(float(len(checks)), float(len(failed)))
     if not failed:
-        return Decision("admit", "no check failed", told)
+        return Decision("admit", "no check failed", checked)
     what = "; ".join(f"{check.measured.name} on {check.measured.where}: {check.reason}" for check in failed)
-    return Decision("keep_out", what, told)
+    return Decision("keep_out", what, checked)

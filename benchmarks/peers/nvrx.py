@@ -70,6 +70,6 @@ def accusations(made: list[Made], thresholds: Mapping[str, float], individual: b
         for kind, threshold in thresholds.items():
             named = report_.identify_stragglers(section_rel_threshold=threshold, section_indiv_threshold=threshold)
             sections = named[f"straggler_sections_{'individual' if individual else 'relative'}"]
-            now |= {(members[who.rank], kind) for who in sections.get(kind, ())}
+            now |= {(members[rank.rank], kind) for rank in sections.get(kind, ())}
         yield from ((member, kind, last) for member, kind in sorted(now - before))
         before = now

@@ -82,7 +82,7 @@ class Supervisor:
     """Keeps all groups going."""
 
     def __init__(self, workdir: Path, told: Mapping[str, str], lighthouse: str) -> None:
-        self._workdir, self._told, self._lighthouse = workdir, dict(told), lighthouse
+        self._workdir, self._options, self._lighthouse = workdir, dict(told), lighthouse
         self._forked = get_context("forkserver")
         self._forked.set_forkserver_preload([__name__, "torchft", "torch._dynamo"])
         self._stores: list[dist.TCPStore] = []
@@ -100,7 +100,7 @@ class Supervisor:
     def _start(self, group: int) -> None:
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._stores.append(store)  # others may still meet at an earlier one
-        given = (str(self._workdir), self._told, self._lighthouse, store.port, group)
+        given = (str(self._workdir), self._options, self._lighthouse, store.port, group)
         self._groups[group] = [self._forked.Process(target=train_rank, args=(*given, rank), daemon=True) for rank in range(GROUP)]
         for one in self._groups[group]:
             one.start()
@@ -217,11 +217,11 @@ def measure(told: Mapping[str, str], count: int, pause_s: float, folder: Path) -
     command = [sys.executable, "-c", CALL, str(folder), json.dumps({**told, "pause_s": str(pause_s)})]
     run = LoggedRun(folder, Settings(world=WORLD), command, rank_environment())
     try:
-        kills = _strike(run, count, pause_s)
+        kills = _inject(run, count, pause_s)
         _full(run, kills)
     finally:
         run.stop()
-    return _told(run.commits(), run.lost_lines(), kills, WORLD * int(told["samples"]), errors(folder))
+    return _reported(run.commits(), run.lost_lines(), kills, WORLD * int(told["samples"]), errors(folder))
 
 
 def _full(run: LoggedRun, kills: Sequence[Kill]) -> bool:
@@ -230,7 +230,7 @@ def _full(run: LoggedRun, kills: Sequence[Kill]) -> bool:
     return wait_until(lambda: steady_steps(run, since_s, WORLD) >= SETTLED_STEPS, run, FULL_S)
 
 
-def _strike(run: LoggedRun, count: int, pause_s: float) -> list[Kill]:
+def _inject(run: LoggedRun, count: int, pause_s: float) -> list[Kill]:
     """As Fleet's ranks are killed, at random moments. Raises RuntimeError when not all train at first."""
     draw, kills = stream(SEED, "device kills"), list[Kill]()
     while len(kills) < count and _full(run, kills):
@@ -262,7 +262,7 @@ def errors(folder: Path) -> list[str]:
     return [f"{times} times {line}" for line, times in Counter(raised).items()]
 
 
-def _told(commits: Sequence[Commit], beside: Sequence[Line], kills: Sequence[Kill], batch: int, seen: Sequence[str]) -> dict[str, Any]:
+def _reported(commits: Sequence[Commit], beside: Sequence[Line], kills: Sequence[Kill], batch: int, seen: Sequence[str]) -> dict[str, Any]:
     found = recoveries(commits, kills, WORLD)
     samples = {key.replace("fleet", f"{NAME}_kill"): values for key, values in found.items() if values}
     figures = {

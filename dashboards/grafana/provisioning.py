@@ -37,8 +37,8 @@ def _compose(folder: Path, ray_targets: str | None) -> dict[str, Any]:
     Ray's targets are there when they were asked for: Docker would make a folder of root's where there is none yet.
     """
     grafana = ["./grafana/provisioning:/etc/grafana/provisioning:ro", "./grafana/dashboards:/var/lib/grafana/dashboards:ro"]
-    told = [Path(ray_targets).absolute().parent] if ray_targets else []
-    prometheus = [f"{path}:{path}:ro" for path in (folder / "prometheus", *told)]
+    given = [Path(ray_targets).absolute().parent] if ray_targets else []
+    prometheus = [f"{path}:{path}:ro" for path in (folder / "prometheus", *given)]
     return {
         "services": {
             "prometheus": {

@@ -144,9 +144,9 @@ def _save(grafana: GrafanaFace, model: dict[str, Any], version: int) -> None:
 
 def push_faults(grafana: GrafanaFace, summary: LedgerSummary) -> int:
     """An annotation for each fault that struck, with its id and its cost; returns how many are new. Raises RunFailed as ``push`` does."""
-    struck = [item for item in summary.incidents if not item.phases or any(phase == "executed" for phase, _, _ in item.phases)]
+    incidents = [item for item in summary.incidents if not item.phases or any(phase == "executed" for phase, _, _ in item.phases)]
     known = _asked("annotations", lambda: _known(grafana, summary.run))
-    new = [item for item in struck[-MAX_FAULTS:] if item.id not in known]
+    new = [item for item in incidents[-MAX_FAULTS:] if item.id not in known]
     for item in new:
         at_ms = round(1000 * summary.unix_s(item.at_s))
         text = f"{item.id}: {item.kind} ({item.component}), {item.cost_s:.2f} rank-seconds"

@@ -27,16 +27,16 @@ def curves(report: Report, floor: float | None = None) -> list[dict[str, Any]]:
     Times are seconds since the run started. The other of time and step is what is shown beside a value. ``floor`` is the share of the pace
     below which chaos stops, where it has one.
     """
-    told = report.history["measurements"].items()
-    measured = [_measurement(report, name, points) for name, points in told if name not in STEADY]
+    reported = report.history["measurements"].items()
+    measured = [_measurement(report, name, points) for name, points in reported if name not in STEADY]
     against = [] if floor is None else [_against_floor(report, floor)]
     return [each for each in (*measured, _goodput(report), *against, _speed(report)) if each["points"]]
 
 
 def fault_marks(report: Report) -> list[dict[str, Any]]:
     """Where what struck lies on the curves, by time and by step; the newest, oldest first."""
-    struck = [item for item in report.summary.incidents if not item.phases or any(phase == "executed" for phase, _, _ in item.phases)]
-    marks = sorted(((_struck_s(item), item) for item in struck), key=lambda mark: mark[0])[-MAX_FAULT_MARKS:]
+    incidents = [item for item in report.summary.incidents if not item.phases or any(phase == "executed" for phase, _, _ in item.phases)]
+    marks = sorted(((_onset_s(item), item) for item in incidents), key=lambda mark: mark[0])[-MAX_FAULT_MARKS:]
     steps = _steps_at(report, [at_s for at_s, _ in marks])
     started_s = report.summary.started_s
     return [
@@ -45,7 +45,7 @@ def fault_marks(report: Report) -> list[dict[str, Any]]:
     ]
 
 
-def _struck_s(item: Incident) -> float:
+def _onset_s(item: Incident) -> float:
     return min((at_s for phase, at_s, _ in item.phases if phase == "executed"), default=item.at_s)
 
 

@@ -72,7 +72,7 @@ def render_html(report: Report) -> str:
     )
     environment.filters |= {"duration": duration, "rank_time": rank_time}
     summary, marks = report.summary, fault_marks(report)
-    struck = [item for item in summary.incidents if not item.phases or item.phases[-1][0] not in ("planned", "aimed")]
+    incidents = [item for item in summary.incidents if not item.phases or item.phases[-1][0] not in ("planned", "aimed")]
     rows = _rows(summary, report.timeline)
     shown = {bar.colour for row in rows for bar in row.bars}
     return environment.get_template("page.html").render(
@@ -86,8 +86,8 @@ def render_html(report: Report) -> str:
         ticks=_ticks(summary),
         legend=[(name, colour) for name, colour in COLOURS.items() if colour in shown],
         layout={"width": WIDTH, "left": LEFT, "row": ROW, "height": max(ROW, ROW * len(rows))},
-        incidents=sorted(struck, key=lambda item: -item.cost_s)[:MAX_INCIDENTS],
-        incident_count=len(struck),
+        incidents=sorted(incidents, key=lambda item: -item.cost_s)[:MAX_INCIDENTS],
+        incident_count=len(incidents),
         cost_names=COST_NAMES,
         curves=[_drawn(curve, marks) for curve in curves(report)],
         meanings=MEANINGS,
@@ -104,7 +104,7 @@ def _headline(report: Report) -> list[tuple[str, str, str]]:
         (f"{s.goodput:.2%}", "goodput", "committed, never rolled back steps, of the rank-seconds of the world"),
         (f"{s.scheduling_goodput:.2%}", "scheduling goodput", "the same, of all that was allocated, spares included"),
         (f"{s.ettr:.2%}", "ETTR", "wall time of committed steps, of all wall time"),
-        *_foretold(report),
+        *_predicted(report),
         (f"{s.steps:,}", "steps", f"committed; {s.rolled_back_total:,} were rolled back"),
         (duration(s.held_s), "wall time", f"{s.world} ranks, spares: {s.spares}{_down(s)}"),
         (f"{s.in_view_losses}", "ranks lost in training", f"{s.losses_total} processes lost in all, {s.views_total} views"),
@@ -115,7 +115,7 @@ def _down(s: LedgerSummary) -> str:
     return f"; stopped for {duration(s.down_s)} beside it" if s.down_s else ""
 
 
-def _foretold(report: Report) -> list[tuple[str, str, str]]:
+def _predicted(report: Report) -> list[tuple[str, str, str]]:
     s = report.summary
     if not s.training_s:
         return []
@@ -226,7 +226,7 @@ def _drawn(curve: Mapping[str, Any], marks: Sequence[Mapping[str, Any]]) -> dict
     columns = [at for at in _nice(first, last) if first <= at <= last]
     label = "step {:,.0f}".format if over_steps else duration
     pointed = thinned(points, MAX_POINTED)
-    struck = [(mark[curve["x"]], mark["text"]) for mark in marks if mark[curve["x"]] is not None]
+    marked = [(mark[curve["x"]], mark["text"]) for mark in marks if mark[curve["x"]] is not None]
     return {
         "name": curve["name"],
         "unit": curve["unit"],
@@ -237,7 +237,7 @@ def _drawn(curve: Mapping[str, Any], marks: Sequence[Mapping[str, Any]]) -> dict
         "rows": [(y(value), f"{value:.6g}") for value in rows],
         "columns": [(x(at), label(at)) for at in columns],
         "pointed": [(x(before[0]), round(x(after[0]) - x(before[0]), 1), _said(curve, after)) for before, after in pairwise(pointed)],
-        "marks": [(x(at), text) for at, text in struck if first <= at <= last],
+        "marks": [(x(at), text) for at, text in marked if first <= at <= last],
     }
 
 

@@ -62,7 +62,7 @@ def run_state(
         "checkpoints": _checkpoints(s),
         "curves": curves(report, section(said, "chaos").get("floor")),
         "curve_marks": fault_marks(report),
-        "seats": [_seat(seat) for seat in seats[:MAX_SEATS]],
+        "seats": [_member(member) for member in seats[:MAX_SEATS]],
         "seats_left_out": max(0, len(seats) - MAX_SEATS),
         "hosts": _hosts(seats),
         "struck": list(struck),
@@ -200,8 +200,8 @@ def _until_now(s: LedgerSummary, bars: list[list[Any]]) -> list[list[Any]]:
 
 def _faults(s: LedgerSummary, costs: Mapping[str, FaultCost], history: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Newest first: what struck, or was kept from it; what is only planned is a secret of the page's owner."""
-    struck = [item for item in s.incidents if not item.phases or item.phases[-1][0] not in ("planned", "aimed")]
-    return [_fault(s, item, costs[item.id].charged_s, history) for item in sorted(struck, key=_when_s, reverse=True)[:MAX_FAULTS]]
+    incidents = [item for item in s.incidents if not item.phases or item.phases[-1][0] not in ("planned", "aimed")]
+    return [_fault(s, item, costs[item.id].charged_s, history) for item in sorted(incidents, key=_when_s, reverse=True)[:MAX_FAULTS]]
 
 
 def _when_s(item: Incident) -> float:
@@ -261,24 +261,26 @@ def _checkpoints(s: LedgerSummary) -> dict[str, Any]:
     }
 
 
-def _hosts(seats: Sequence[Seat]) -> list[dict[str, Any]]:
+def _hosts(members: Sequence[Seat]) -> list[dict[str, Any]]:
     """Nodes by name, their slots, and what chaos does to them now: what strikes all of their ranks is the node's."""
     by_node: dict[str, list[Seat]] = {}
-    for seat in seats:
-        if seat.node and seat.state != LOST:
-            by_node.setdefault(seat.node, []).append(seat)
+    for member in members:
+        if member.node and member.state != LOST:
+            by_node.setdefault(member.node, []).append(member)
     return [_host(node, there) for node, there in sorted(by_node.items())[:MAX_SEATS]]
 
 
-def _host(node: str, seats: Sequence[Seat]) -> dict[str, Any]:
-    common = set[str].intersection(*(set(seat.struck) for seat in seats))
-    ranks = [{"slot": seat.slot, "state": seat.state, "struck": [kind for kind in seat.struck if kind not in common]} for seat in seats]
+def _host(node: str, members: Sequence[Seat]) -> dict[str, Any]:
+    common = set[str].intersection(*(set(member.struck) for member in members))
+    ranks = [
+        {"slot": member.slot, "state": member.state, "struck": [kind for kind in member.struck if kind not in common]} for member in members
+    ]
     return {"node": node[:12], "struck": sorted(common), "ranks": ranks}
 
 
-def _seat(seat: Seat) -> dict[str, Any]:
-    shards = f"{seat.shards[0]}-{seat.shards[1] - 1}" if seat.shards and seat.shards[1] > seat.shards[0] else ""
+def _member(member: Seat) -> dict[str, Any]:
+    shards = f"{member.shards[0]}-{member.shards[1] - 1}" if member.shards and member.shards[1] > member.shards[0] else ""
     return {
-        "slot": seat.slot, "incarnation": seat.incarnation, "state": seat.state, "node": seat.node[:12], "pid": seat.pid,
-        "shards": shards, "cause": seat.cause,
+        "slot": member.slot, "incarnation": member.incarnation, "state": member.state, "node": member.node[:12], "pid": member.pid,
+        "shards": shards, "cause": member.cause,
     }  # fmt: skip

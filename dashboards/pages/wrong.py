@@ -30,7 +30,7 @@ def wrong(s: LedgerSummary, seats: Sequence[Seat], *, silent: bool = False, stru
     elif silent:
         found = ["It has no end, and nobody writes its journal any more: its driver is gone."]
     else:
-        found = [*_progress(s), *_world(s), *_struck(seats, struck), *_checkpoint(s)]
+        found = [*_progress(s), *_world(s), *_injected(seats, struck), *_checkpoint(s)]
     return [*found, *_money(s), *_results(s)]
 
 
@@ -51,12 +51,12 @@ def _world(s: LedgerSummary) -> list[str]:
     return found
 
 
-def _struck(seats: Sequence[Seat], struck: Sequence[str]) -> list[str]:
+def _injected(members: Sequence[Seat], kinds: Sequence[str]) -> list[str]:
     """Faults that last, by kind, with the slots that they strike."""
-    slots: dict[str, list[int]] = {kind: [] for kind in struck}
-    for seat in seats:
-        for kind in seat.struck:
-            slots.setdefault(kind, []).append(seat.slot)
+    slots: dict[str, list[int]] = {kind: [] for kind in kinds}
+    for member in members:
+        for kind in member.struck:
+            slots.setdefault(kind, []).append(member.slot)
     if not slots:
         return []
     return [f"Struck now: {', '.join(kind + _where(places) for kind, places in sorted(slots.items()))}."]

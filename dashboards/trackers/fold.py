@@ -44,8 +44,8 @@ def values_of(summary: LedgerSummary) -> dict[str, float]:
     Series of single ranks are left out, and counts of what has not happened yet; so is what the training program reports, which is tracked
     at its own steps.
     """
-    told = [spec for spec in METRICS if not spec.per_rank and spec.name != ITS_OWN]
-    read = ((spec, labels, float(value)) for spec in told for labels, value in spec.read(summary))
+    specs = [spec for spec in METRICS if not spec.per_rank and spec.name != ITS_OWN]
+    read = ((spec, labels, float(value)) for spec in specs for labels, value in spec.read(summary))
     return {"/".join((spec.name, *labels)): value for spec, labels, value in read if value or not _counts(spec)}
 
 

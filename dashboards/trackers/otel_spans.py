@@ -58,11 +58,11 @@ class OtelSpans:
         own, root = self._context(span), self._context_of(spans.RUN)
         attributes = {f"fleet.{name}": value for name, value in span.attributes.items()}
         status = Status(StatusCode.ERROR, span.failed) if span.failed else Status(StatusCode.UNSET)
-        told = ReadableSpan(
+        readable = ReadableSpan(
             span.name, context=own, parent=root if span.name != spans.RUN else None, resource=self._resource, attributes=attributes,
             status=status, start_time=round(span.start_s * 1e9), end_time=round(span.end_s * 1e9), instrumentation_scope=self._scope,
         )  # fmt: skip
-        self._waiting.append(told)
+        self._waiting.append(readable)
 
     def artefact(self, path: Path) -> None:
         """A trace has no files."""

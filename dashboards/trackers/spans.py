@@ -37,9 +37,9 @@ class _Open:
 def _of_view(record: ViewPublished) -> Attributes:
     view = record.view
     members, causes = ",".join(map(str, view.members)), ",".join(record.causes)
-    told: Attributes = {"generation": view.generation, "size": len(view.members), "members": members}
+    facts: Attributes = {"generation": view.generation, "size": len(view.members), "members": members}
     more: Attributes = {"lineage": view.state.lineage, "step": view.state.step, "causes": causes, "reason": record.reason}
-    return {**told, **more, "graceful": record.graceful}
+    return {**facts, **more, "graceful": record.graceful}
 
 
 class SpanFold:
@@ -66,7 +66,7 @@ class SpanFold:
                 self._reform()
                 self._open[VIEW] = _Open(VIEW, at_s, _of_view(record), lasts=True)
             case FaultRecord() | ProcessLost():
-                yield from self._struck(record)
+                yield from self._incident(record)
             case Committed(at_s=at_s):
                 for key in [key for key, each in self._open.items() if each.reformed and not each.lasts]:
                     yield from self._close(key, at_s)
@@ -79,29 +79,29 @@ class SpanFold:
         yield from self._close_all(ended.at_s, "the run ended")
         if self._started is not None:
             start = self._started
-            told: Attributes = {"run": start.run, "status": ended.status, "reason": ended.reason, "world": start.world}
+            facts: Attributes = {"run": start.run, "status": ended.status, "reason": ended.reason, "world": start.world}
             failed = ended.reason if ended.status == "failed" else ""
-            yield Span(RUN, RUN, self._unix_s(start.at_s), self._unix_s(ended.at_s), told, failed)
+            yield Span(RUN, RUN, self._unix_s(start.at_s), self._unix_s(ended.at_s), facts, failed)
 
-    def _struck(self, record: FaultRecord | ProcessLost) -> Iterator[Span]:
+    def _incident(self, record: FaultRecord | ProcessLost) -> Iterator[Span]:
         match record:
             case FaultRecord(fault=fault, phase="executed", at_s=at_s):
-                told: Attributes = {"fault": fault.id, "kind": fault.kind, "component": fault.component, "detail": record.detail}
+                facts: Attributes = {"fault": fault.id, "kind": fault.kind, "component": fault.component, "detail": record.detail}
                 more: Attributes = {"members": ",".join(map(str, record.members))}
                 key = f"fault-{fault.id}"
-                self._open[key] = _Open(FAULT, at_s, {**told, **more}, lasts=kind_of(fault.kind).lasts)
+                self._open[key] = _Open(FAULT, at_s, {**facts, **more}, lasts=kind_of(fault.kind).lasts)
             case FaultRecord(fault=fault, phase="healed", at_s=at_s):
                 yield from self._close(f"fault-{fault.id}", at_s)
             case ProcessLost(member=member, fault=None, at_s=at_s):
-                told = {"member": str(member), "cause": str(record.cause), "generation": record.generation, "step": record.step}
+                facts = {"member": str(member), "cause": str(record.cause), "generation": record.generation, "step": record.step}
                 key = f"loss-{member}"
-                self._open[key] = _Open(LOSS, at_s, told)
+                self._open[key] = _Open(LOSS, at_s, facts)
 
     def _checkpoint(self, record: CheckpointRecord) -> Iterator[Span]:
         key = f"checkpoint-{record.level}-{record.checkpoint}"
         if record.phase == "requested":
-            told: Attributes = {"checkpoint": record.checkpoint, "level": record.level, "step": record.state.step}
-            self._open[key] = _Open(CHECKPOINT, record.at_s, told, lasts=True)
+            facts: Attributes = {"checkpoint": record.checkpoint, "level": record.level, "step": record.state.step}
+            self._open[key] = _Open(CHECKPOINT, record.at_s, facts, lasts=True)
         elif record.phase != "withdrawn":
             more: Attributes = {"phase": record.phase, "bytes": record.bytes, "blocked_s": record.blocked_s, "detail": record.detail}
             yield from self._close(key, record.at_s, more, "" if record.phase == "durable" else record.detail or record.phase)
@@ -117,9 +117,9 @@ class SpanFold:
     def _close(self, key: str, at_s: float, more: Attributes | None = None, failed: str = "") -> Iterator[Span]:
         each = self._open.pop(key, None)
         if each is not None:
-            told = {**each.attributes, **(more or {})}
+            facts = {**each.attributes, **(more or {})}
             name = f"{VIEW}-{each.attributes['generation']}" if key == VIEW else key
-            yield Span(name, each.name, self._unix_s(each.start_s), self._unix_s(max(at_s, each.start_s)), told, failed)
+            yield Span(name, each.name, self._unix_s(each.start_s), self._unix_s(max(at_s, each.start_s)), facts, failed)
 
     def _unix_s(self, at_s: float) -> float:
         assert self._started is not None

@@ -61,7 +61,7 @@ def export_weights(store: CheckpointStore, checkpoint: str, folder: Path, module
     meta, tensors = store.load(checkpoint, lambda meta: {ref.index for ref in weights_of(meta, module).values()})
     weights = {name: tensors[ref.index] for name, ref in weights_of(meta, module).items()}
     folder.mkdir(parents=True, exist_ok=True)
-    files = _dealt(weights, file_bytes)
+    files = _assigned(weights, file_bytes)
     for name, names in files.items():
         with _whole(folder / name) as beside:
             _write_safetensors(beside, {key: weights[key] for key in names})
@@ -70,7 +70,7 @@ def export_weights(store: CheckpointStore, checkpoint: str, folder: Path, module
     return [folder / name for name in files]
 
 
-def _dealt(weights: Mapping[str, Tensor], file_bytes: int) -> dict[str, list[str]]:
+def _assigned(weights: Mapping[str, Tensor], file_bytes: int) -> dict[str, list[str]]:
     """The names of tensors by file, in order."""
     groups: list[list[str]] = [[]]
     filled = 0

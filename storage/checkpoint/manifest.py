@@ -70,8 +70,8 @@ def parse_checkpoint_id(checkpoint: str) -> tuple[StateId, int]:
     match = _ID.fullmatch(checkpoint)
     if match is None:
         raise ValueError(f"{checkpoint!r} is not a checkpoint id (lineage-step-gGENERATION)")
-    lineage, step, generation = map(int, match.groups())
-    return StateId(lineage, step), generation
+    history, step, generation = map(int, match.groups())
+    return StateId(history, step), generation
 
 
 def safe_name(name: str) -> str:
