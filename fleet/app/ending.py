@@ -90,9 +90,9 @@ def _lost(data: Mapping[str, Any]) -> str:
     allocated = sum(data["categories"].values()) + data["pending_s"]
     named = {name: value for name, value in data["categories"].items() if name not in STEP_NAMES and value > 0}
     largest = sorted(named, key=lambda name: -named[name])
-    told = [f"{name.replace('_', ' ')} {named[name] / allocated:.1%}" for name in largest[:MOST_LOSSES]]
+    words = [f"{name.replace('_', ' ')} {named[name] / allocated:.1%}" for name in largest[:MOST_LOSSES]]
     rest = sum(named[name] for name in largest[MOST_LOSSES:])
-    return ", ".join(told + ([f"the rest {rest / allocated:.1%}"] if rest else [])) or "nothing"
+    return ", ".join(words + ([f"the rest {rest / allocated:.1%}"] if rest else [])) or "nothing"
 
 
 def _faults(data: Mapping[str, Any], context: Context) -> str:
@@ -134,8 +134,8 @@ def _checks(data: Mapping[str, Any]) -> str:
 def _cost(data: Mapping[str, Any]) -> str:
     """In all, and what of it went into faults."""
     found = data["bill"]
-    struck = for_faults(found)
-    faults = f"; of it for faults {in_units(struck)}: {_dearest(found)}" if any(struck.values()) else ""
+    fault_cost = for_faults(found)
+    faults = f"; of it for faults {in_units(fault_cost)}: {_dearest(found)}" if any(fault_cost.values()) else ""
     store = found["store"]
     stored = stored_words(store) if store and store["usd"] >= WORTH_A_WORD * found["total"]["usd"] else ""
     return f"{in_units(found['total'])} ({rests_on(found['basis'])}){stored}{faults}"

@@ -78,29 +78,29 @@ class Census:
 
     def now(self) -> tuple[Seat, ...]:
         """The seats by slot, with what strikes each."""
-        return tuple(dataclasses.replace(seat, struck=self._kinds(seat)) for _, seat in sorted(self.seats.items()))
+        return tuple(dataclasses.replace(rank, struck=self._kinds(rank)) for _, rank in sorted(self.seats.items()))
 
-    def _kinds(self, seat: Seat) -> tuple[str, ...]:
-        mine = Member(seat.slot, seat.incarnation)
+    def _kinds(self, rank: Seat) -> tuple[str, ...]:
+        mine = Member(rank.slot, rank.incarnation)
         return tuple(record.fault.kind for record in self._open.values() if mine in record.members)
 
     def add(self, record: Record) -> None:
         match record:
             case Spans(member=member, codes=codes):
-                seat = self.seats.get(member.slot)
-                if codes.endswith(STANDBY) and seat is not None and seat.state == STARTS and seat.incarnation == member.incarnation:
-                    self.seats[member.slot] = dataclasses.replace(seat, state=STANDS_BY)
+                rank = self.seats.get(member.slot)
+                if codes.endswith(STANDBY) and rank is not None and rank.state == STARTS and rank.incarnation == member.incarnation:
+                    self.seats[member.slot] = dataclasses.replace(rank, state=STANDS_BY)
             case ProcessUp(member=member, process=process):
                 self.seats[member.slot] = Seat(member.slot, member.incarnation, STARTS, process.node, process.pid)
             case ProcessLost(member=member, cause=cause):
-                seat = self.seats.get(member.slot)
-                if seat is None or seat.incarnation <= member.incarnation:
-                    node, pid = (seat.node, seat.pid) if seat is not None else ("", 0)
+                rank = self.seats.get(member.slot)
+                if rank is None or rank.incarnation <= member.incarnation:
+                    node, pid = (rank.node, rank.pid) if rank is not None else ("", 0)
                     self.seats[member.slot] = Seat(member.slot, member.incarnation, LOST, node, pid, None, str(cause))
             case LossExplained(member=member, cause=cause):
-                seat = self.seats.get(member.slot)
-                if seat is not None and (seat.incarnation, seat.state) == (member.incarnation, LOST):
-                    self.seats[member.slot] = dataclasses.replace(seat, cause=str(cause))
+                rank = self.seats.get(member.slot)
+                if rank is not None and (rank.incarnation, rank.state) == (member.incarnation, LOST):
+                    self.seats[member.slot] = dataclasses.replace(rank, cause=str(cause))
             case FaultRecord(fault=fault, phase="executed") if kind_of(fault.kind).lasts:
                 self._open[fault.id] = record
             case Resumed(gap=True):
@@ -108,20 +108,20 @@ class Census:
             case FaultRecord(fault=fault, phase="healed"):
                 self._open.pop(fault.id, None)
             case ViewPublished(view=view):
-                self._seat(view)
+                self._join(view)
 
-    def _seat(self, view: View) -> None:
+    def _join(self, view: View) -> None:
         ranges = dict(zip(view.members, view.ranges, strict=True))
         for member in view.members:
-            seat = self.seats.get(member.slot)
-            if seat is None or seat.incarnation < member.incarnation:
+            rank = self.seats.get(member.slot)
+            if rank is None or rank.incarnation < member.incarnation:
                 self.seats[member.slot] = Seat(member.slot, member.incarnation, STARTS)
-        for slot, seat in self.seats.items():
-            shards = ranges.get(Member(slot, seat.incarnation))
+        for slot, rank in self.seats.items():
+            shards = ranges.get(Member(slot, rank.incarnation))
             if shards is not None:
-                self.seats[slot] = dataclasses.replace(seat, state=TRAINS, shards=shards)
-            elif seat.state == TRAINS:
-                self.seats[slot] = dataclasses.replace(seat, state=STANDS_BY, shards=None)
+                self.seats[slot] = dataclasses.replace(rank, state=TRAINS, shards=shards)
+            elif rank.state == TRAINS:
+                self.seats[slot] = dataclasses.replace(rank, state=STANDS_BY, shards=None)
 
 
 def is_over(journal: Path) -> bool:

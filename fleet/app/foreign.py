@@ -57,7 +57,7 @@ class Caretaker:
         self._asker = NodeAsker(run, cluster) if asks else None
         self._prints: dict[int, Copies] = {}
         self._folder = folder / FOLDER
-        self._looks_without_room, self._told = 0, 0
+        self._looks_without_room, self._reported = 0, 0
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._tend_forever, name="fleet-caretaker", daemon=True)
         self._thread.start()
@@ -123,8 +123,8 @@ class Caretaker:
         """Ranks without a place are told once that they wait for more than a moment, and once that they have one."""
         lacking = ray_internals.unplaced()
         self._looks_without_room = self._looks_without_room + 1 if lacking else 0
-        if lacking != self._told and (not lacking or self._looks_without_room >= PATIENCE):
-            self._told = lacking
+        if lacking != self._reported and (not lacking or self._looks_without_room >= PATIENCE):
+            self._reported = lacking
             there = in_words(self._cluster.slot, self._cluster.selector)
             detail = f"{lacking} ranks have no place: {there}" if lacking else "all ranks have a place again"
             ray.get(self._run.coordinator.report.remote(RoomMissing(lacking, detail)), timeout=CALL_S)

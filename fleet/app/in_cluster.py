@@ -60,8 +60,8 @@ def _drive(address: str, folder: Path, resume: bool) -> dict[str, str]:
     choice.check(plan.settings.track, os.environ)
     if plan.chaos.on:
         chaos_token.check(plan.chaos_token, Path.home())
-    takes, told = plan.settings.per_rank, _for_ray(plan, address, folder)
-    with JoinedCluster(address, takes.takes, takes.selector, code=environment, told=told) as cluster:
+    takes, metadata = plan.settings.per_rank, _for_ray(plan, address, folder)
+    with JoinedCluster(address, takes.takes, takes.selector, code=environment, told=metadata) as cluster:
         begun = (folder / "journal.jsonl").exists()
         if not begun and plan.resume:
             _fetch(plan, folder)
@@ -78,7 +78,7 @@ def _drive(address: str, folder: Path, resume: bool) -> dict[str, str]:
         if held is not None:
             held.ask(0)  # agents keep the nodes until ranks are placed
         with stopped_by_signals(lambda signal: live.stop("stopped by its user"), log.info):
-            return _told(live.execute())
+            return _outcome(live.execute())
 
 
 def _ask_for_nodes(plan: RunPlan, cluster: JoinedCluster, resume: bool) -> nodes_asked.Group | None:
@@ -94,9 +94,9 @@ def _ask_for_nodes(plan: RunPlan, cluster: JoinedCluster, resume: bool) -> nodes
 
 def _for_ray(plan: RunPlan, address: str, folder: Path) -> dict[str, str]:
     """What Ray's Jobs API says of the run. ``job_name`` is what Ray's list of jobs can be filtered by."""
-    told = {"job_name": plan.name, "fleet_run": plan.name, "fleet_folder": str(folder)}
-    told["fleet_attach"] = f"fleet attach {plan.name} --address {address}"
-    return told | ({"fleet_page": plan.page} if plan.page else {})
+    metadata = {"job_name": plan.name, "fleet_run": plan.name, "fleet_folder": str(folder)}
+    metadata["fleet_attach"] = f"fleet attach {plan.name} --address {address}"
+    return metadata | ({"fleet_page": plan.page} if plan.page else {})
 
 
 def _fetch(plan: RunPlan, folder: Path) -> None:
@@ -105,7 +105,7 @@ def _fetch(plan: RunPlan, folder: Path) -> None:
     fetch_journal(store_url(plan), folder / "journal.jsonl")
 
 
-def _told(result: RunResult) -> dict[str, str]:
+def _outcome(result: RunResult) -> dict[str, str]:
     return {"status": result.status, "reason": result.reason, "detail": result.detail}
 
 

@@ -38,13 +38,13 @@ class NodeAsker:
     def look(self) -> None:
         """Raises RayError, TimeoutError, OSError: the cluster does not answer, and is asked again with the next look."""
         unplaced, seen = ray_internals.unplaced(), self._nodes()
-        wish = self._requests.look(seen, unplaced, self._clock.now_s())
-        self._group.ask(wish.places, wish.avoid)
-        for name in wish.let_go:
+        wanted = self._requests.look(seen, unplaced, self._clock.now_s())
+        self._group.ask(wanted.places, wanted.avoid)
+        for name in wanted.let_go:
             if (index := self._cluster.index_of(name)) is not None:
                 self._run.let_go(index)
-        for told in wish.told:
-            event = NodesWanted(told.action, told.ranks, self._in_words(told), told.waited_s)
+        for message in wanted.told:
+            event = NodesWanted(message.action, message.ranks, self._in_words(message), message.waited_s)
             ray.get(self._run.coordinator.report.remote(event), timeout=CALL_S)
 
     def kept(self) -> set[str]:
@@ -67,10 +67,10 @@ class NodeAsker:
             found.append(NodeSeen(name, held[name], kept[name], room(free.get(name, {}), self._cluster.slot), goes, agent))
         return found
 
-    def _in_words(self, told: Told) -> str:
-        if told.action == "ask":
+    def _in_words(self, message: Told) -> str:
+        if message.action == "ask":
             takes = ", ".join(f"{amount:g} {name}" for name, amount in self._cluster.slot.items())
             where = "".join(f", where {key}={condition}" for key, condition in self._cluster.selector.items())
-            return f"nodes are asked for: {told.ranks} ranks lack a place; each takes {takes}{where}"
-        ends = "nodes came" if told.action == "came" else "no node is needed any more"
-        return f"{ends} for {told.ranks} ranks, {told.waited_s:.1f} s after they were asked for"
+            return f"nodes are asked for: {message.ranks} ranks lack a place; each takes {takes}{where}"
+        ends = "nodes came" if message.action == "came" else "no node is needed any more"
+        return f"{ends} for {message.ranks} ranks, {message.waited_s:.1f} s after they were asked for"

@@ -61,7 +61,7 @@ class PlainRun:
         world, now_s = plan.settings.world, self.clock.now_s()
         self.write([RunStarted(VERSION, plan.name, now_s, unix_time_s(), world, 0, world, describe(plan, code))])
         self._crew = Crew(world, plan.script, plan.plain or (), logs_of(plan.folder))
-        chaos = threading.Thread(target=self._conduct, name="fleet-chaos", daemon=True)
+        chaos = threading.Thread(target=self._inject, name="fleet-chaos", daemon=True)
         chaos.start()
         try:
             self._watch()
@@ -147,7 +147,7 @@ class PlainRun:
         log = logs_of(self.plan.folder) / "launcher.log"
         return EndWhy.DRIVER_FAILED, f"the launcher ended with status {self._crew.status}: see {log}", ""
 
-    def _conduct(self) -> None:
+    def _inject(self) -> None:
         """Strike as planned, and as an operator orders, until the run is over."""
         world = _World(self)
         try:

@@ -283,11 +283,12 @@ def changed_since(folder: Path, script: str) -> Changes:
     was = content.get("made_of", {})
     script = script or script_in(content)
     now = provenance(script, code_of(script, was.get("untracked")))
-    told = [name for name in CODE if name in was and (name != "diff_sha256" or "patch" in was)]  # without a patch: of tracked files alone
+    # without a patch the digest is of tracked files alone
+    compared = [name for name in CODE if name in was and (name != "diff_sha256" or "patch" in was)]
     versions = {**was.get("versions", {}), **now["versions"]} if "versions" in was else {}
     around = [_change(name, was["versions"].get(name, ""), now["versions"].get(name, "")) for name in versions]
     around += [_change(f"the {name}", str(was[name]), str(now[name])) for name in ("machine", "directory") if name in was]
-    code = [_change(CODE[name], was[name][:12], now[name][:12]) for name in told if was[name] != now[name]]
+    code = [_change(CODE[name], was[name][:12], now[name][:12]) for name in compared if was[name] != now[name]]
     return Changes(tuple(code), tuple(filter(None, around)))
 
 

@@ -68,7 +68,7 @@ class LiveView:
         self._stop.set()
         self._thread.join(5.0)
         while records := self._follower.poll():
-            self._tell(records)
+            self._report(records)
             self._follower.keep(EVERY_BYTES)
         self._say(self._teller.rest())
         self._pass_on(last=True)
@@ -77,13 +77,13 @@ class LiveView:
 
     def _follow(self) -> None:
         while not self._stop.wait(POLL_S):
-            self._tell(self._follower.poll())
+            self._report(self._follower.poll())
             self._follower.keep(EVERY_BYTES)
             self._say(self._teller.due(self._clock()))
             self._pass_on()
             self._show()
 
-    def _tell(self, records: Iterable[Record]) -> None:
+    def _report(self, records: Iterable[Record]) -> None:
         for record in records:
             if self._beginning is not None:
                 self._beginning.take(record)

@@ -64,9 +64,9 @@ def telling(journal: Path, tell: Callable[[Progress], object] | None) -> Iterato
 class _Calls:
     """What the thread does."""
 
-    def __init__(self, follower: Follower, tell: Callable[[Progress], object]) -> None:
+    def __init__(self, follower: Follower, report: Callable[[Progress], object]) -> None:
         self.stop = threading.Event()
-        self._follower, self._tell = follower, tell
+        self._follower, self._report = follower, report
         self._teller, self._event, self._raised = Teller(), "", False
         self._loss: float | None = None
 
@@ -98,7 +98,7 @@ class _Calls:
 
     def _call(self, found: Progress) -> None:
         try:
-            self._tell(found)
+            self._report(found)
         except Exception:  # the run is not to end for it
             if not self._raised:
                 log.exception("progress= raised an error, which is told once; the run goes on.")

@@ -261,15 +261,16 @@ def _result(found: Result, folders: ReportedFolders) -> TrainerResult:
     """As Ray Train has it. Raises TrainingFailed."""
     import pandas as pd  # type: ignore[import-untyped]
 
-    told = [each.told for each in _reports(found.folder)]
-    kept = dict(told[-1]["kept"]) if told and "kept" in told[-1] else None
-    there = [each for each in told if each["checkpoint"] and (kept is None or each["checkpoint"] in kept)]
+    reported = [each.told for each in _reports(found.folder)]
+    kept = dict(reported[-1]["kept"]) if reported and "kept" in reported[-1] else None
+    there = [each for each in reported if each["checkpoint"] and (kept is None or each["checkpoint"] in kept)]
     _tidy(folders, {each["checkpoint"] for each in there})
     best = [(checkpoint_of(folders, each["checkpoint"]), each["metrics"]) for each in there]
     error = TrainingFailed(found.reason) if found.status == "failed" else None
     result = TrainerResult(
-        metrics=told[-1]["metrics"] if told else None, checkpoint=best[-1][0] if best else None, error=error, path=str(found.folder),
-        best_checkpoints=best, metrics_dataframe=pd.DataFrame([each["metrics"] for each in told]) if told else None, fleet=found,
+        metrics=reported[-1]["metrics"] if reported else None, checkpoint=best[-1][0] if best else None, error=error,
+        path=str(found.folder), best_checkpoints=best,
+        metrics_dataframe=pd.DataFrame([each["metrics"] for each in reported]) if reported else None, fleet=found,
     )  # fmt: skip
     if error is not None:
         error.result = result

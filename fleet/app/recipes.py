@@ -254,8 +254,8 @@ class LiveRun:
     def cut_off(self, order: Operation) -> None:
         """Chaos keeps a node, or all of them, from being heard for a while, or has its agent start again."""
         kind = kind_of(order.kind)
-        unheard = order.struck or kind.performer is Performer.HOST or Cost.WAIT in kind.may_cost
-        if unheard and order.phase == START and order.node is not None:
+        unreachable = order.struck or kind.performer is Performer.HOST or Cost.WAIT in kind.may_cost
+        if unreachable and order.phase == START and order.node is not None:
             self._cut_until_s[self.name_of(order.node)] = self._clock.now_s() + order.duration_s + BACK_S
 
     def comes_back(self, index: int) -> None:
@@ -284,9 +284,9 @@ class LiveRun:
             return self._train()
 
     def _train(self) -> RunResult:
-        chaos = threading.Thread(target=self._conduct, name="fleet-chaos", daemon=True)
+        chaos = threading.Thread(target=self._inject, name="fleet-chaos", daemon=True)
         watch = threading.Thread(target=self._watch, name="fleet-watch", daemon=True)
-        notices = threading.Thread(target=self._tell_notices, name="fleet-notices", daemon=True)
+        notices = threading.Thread(target=self._report_notices, name="fleet-notices", daemon=True)
         chaos.start()
         watch.start()
         notices.start()
@@ -430,7 +430,7 @@ class LiveRun:
                 self._done.set()
                 return
 
-    def _tell_notices(self) -> None:
+    def _report_notices(self) -> None:
         """Of nodes that Ray will take away."""
         notices = Notices()
         while not self._stop.wait(NOTICES_S):
@@ -466,7 +466,7 @@ class LiveRun:
             ray.kill(actor, no_restart=True)
         shutil.rmtree(self.shm, ignore_errors=True)
 
-    def _conduct(self) -> None:
+    def _inject(self) -> None:
         """Strike as planned, and as an operator orders, until the run is over."""
         live = live_chaos(self.plan.settings, self.plan.chaos, self.controls, _World(self))
         live.run(MonotonicClock(), lambda seconds: self._stop.wait(seconds) or self._done.is_set())
@@ -481,7 +481,7 @@ class _World:
     def see(self) -> ChaosView:
         run = self._run
         phase, ranks, restorable = ray.get(run.coordinator.census.remote(), timeout=ANSWER_S)
-        slots = {member.slot: Occupant(member, process, seated) for member, process, seated in ranks}
+        slots = {member.slot: Occupant(member, process, joined) for member, process, joined in ranks}
         nodes: dict[int, list[int]] = {index: [] for index in run.cluster.alive()}
         by_name = {run.name_of(index): index for index in nodes}
         for slot, occupant in slots.items():

@@ -192,13 +192,13 @@ def _supervisor(name: str, root: str, inside: str, runtime_env: dict[str, Any]) 
 
 def result_of(plan: RunPlan, standing: Standing) -> RunResult:
     """Raises ConfigError, as the driver has."""
-    told = standing.outcome or {}
-    if "refused" in told:
-        raise ConfigError(*told["refused"])
-    if not told:
+    outcome = standing.outcome or {}
+    if "refused" in outcome:
+        raise ConfigError(*outcome["refused"])
+    if not outcome:
         reason = f"the process that drives the run ended with {standing.code}, {standing.restarts} restarts included"
         return RunResult(plan=plan, status="failed", reason=reason, detail=_said(plan.folder))
-    return RunResult(plan=plan, status=told["status"], reason=told["reason"], detail=told["detail"])
+    return RunResult(plan=plan, status=outcome["status"], reason=outcome["reason"], detail=outcome["detail"])
 
 
 def find(name: str, root: Path) -> RemoteRun:
@@ -229,8 +229,8 @@ def in_words(run: RemoteRun) -> str:
     restarts = f", its driver was started again {standing.restarts} time(s)" if standing.restarts else ""
     if standing.code is None:
         return f"goes on, driven by process {standing.pid} of the head{restarts}"
-    told = standing.outcome or {}
-    return f"{told.get('status', 'ended')}: {told.get('reason', f'its driver ended with {standing.code}')}{restarts}"
+    outcome = standing.outcome or {}
+    return f"{outcome.get('status', 'ended')}: {outcome.get('reason', f'its driver ended with {standing.code}')}{restarts}"
 
 
 def plan_of(run: RemoteRun) -> RunPlan | None:

@@ -146,10 +146,10 @@ def _usage(s: LedgerSummary) -> str:
 def _samples(s: LedgerSummary) -> str:
     if s.samples is None:
         return ""
-    told = s.samples
-    back = f"; {told.taken_back:,} more in steps that were taken back" if told.taken_back else ""
-    epochs = f", {told.epochs:.3g} epochs" if told.epochs else ""
-    return f"  {told.seen:,} samples{epochs}: {told.skipped:,} skipped, {told.repeated:,} repeated{back}\n"
+    samples = s.samples
+    back = f"; {samples.taken_back:,} more in steps that were taken back" if samples.taken_back else ""
+    epochs = f", {samples.epochs:.3g} epochs" if samples.epochs else ""
+    return f"  {samples.seen:,} samples{epochs}: {samples.skipped:,} skipped, {samples.repeated:,} repeated{back}\n"
 
 
 def _faults(s: LedgerSummary, paint: _Paint) -> str:
@@ -167,16 +167,16 @@ def _faults(s: LedgerSummary, paint: _Paint) -> str:
     return "\n".join([*lines, ""])
 
 
-def _slow_ranks(told: Mapping[str, Any], score: Score, started_s: float, paint: _Paint) -> str:
+def _slow_ranks(found: Mapping[str, Any], score: Score, started_s: float, paint: _Paint) -> str:
     """Who was found slow and why; what was done, what else could have been, and what it saved against doing nothing."""
-    lines = [paint(DIM, "  slow ranks")] if told["verdicts"] or told["actions"] else []
-    for case in told["verdicts"][:MAX_ROWS]:
+    lines = [paint(DIM, "  slow ranks")] if found["verdicts"] or found["actions"] else []
+    for case in found["verdicts"][:MAX_ROWS]:
         sure = (
             f"; confidence {case['confidence']:.1%}, from step {case['since_step']:.0f}, seen at {case['step']:.0f}" if case["rank"] else ""
         )
         until = f"; until {duration(case['cleared_s'] - started_s)}" if case["cleared_s"] is not None else ""
         lines += _wrapped(f"{duration(case['at_s'] - started_s)}  {case['reason']}{sure}{until}")
-    for action in told["actions"][:MAX_ROWS]:
+    for action in found["actions"][:MAX_ROWS]:
         costs = ", ".join(f"{name} {rank_time(cost)}" for name, cost in sorted(action["costs_rank_s"].items(), key=lambda item: item[1]))
         saved = ""
         if action["saved_rank_s"] is not None:
@@ -207,12 +207,12 @@ def _verdicts(report: Report, paint: _Paint) -> str:
     lines: list[str] = []
     judged = [decision for decision in report.history["decisions"] if decision["policy"] == "corruption"]
     lines += [f"  {duration(one['at_s'] - started_s):>9}  {one['action']}: {one['reason']}" for one in judged]
-    told: dict[str, list[str]] = {}
+    by_incident: dict[str, list[str]] = {}
     for kept in report.history["evidence"]:  # of one incident, from the agent of each node
         head = f"  {duration(kept['at_s'] - started_s):>9}  {kept['incident']}: {kept['reason']}; stacks in {kept['path']}"
         rows = textwrap.wrap(kept["detail"], width=114, initial_indent=INDENT, subsequent_indent=INDENT)
-        told.setdefault(kept["incident"], [head]).extend(rows)
-    lines += itertools.chain.from_iterable(told.values())
+        by_incident.setdefault(kept["incident"], [head]).extend(rows)
+    lines += itertools.chain.from_iterable(by_incident.values())
     return "\n".join([paint(DIM, "  verdicts and evidence"), *lines, ""]) if lines else ""
 
 

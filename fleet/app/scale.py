@@ -132,14 +132,14 @@ class _Stages:
 
     def __init__(
         self, asked: Scale, settings: RunSettings, train: Callable[[Any], None], cluster: Cluster, quotas: Quotas | None, clock: Clock,
-        tell: Told,
+        report: Told,
     ) -> None:  # fmt: skip
         self._asked, self._settings, self._train, self._cluster = asked, settings, train, cluster
-        self._quotas, self._clock, self._tell = quotas, clock, tell
+        self._quotas, self._clock, self._report = quotas, clock, report
         self._seen: list[Seen] = []
         from fleet.planning.scale import FORMAT, VERSION
 
-        self._told: dict[str, Any] = {
+        self._answer: dict[str, Any] = {
             "format": FORMAT, "version": VERSION, "script": asked.script, "device": settings.cost.device, "cores": cores_of_host(),
             "cpu_quota": asked.cpu_quota, "threads_per_rank": settings.threads_per_rank, "shards": settings.shards,
             "seconds": asked.seconds, "rounds": asked.rounds, "hold_out": asked.hold_out, "visits": [],
@@ -162,15 +162,15 @@ class _Stages:
         self._note(measured=judged(prediction, held) | {"terms": means(held)})
         law = fit([seen.visit for seen in self._seen], shards)
         self._note(law=fit_plain(law), larger=self._larger(law), plan=self._for_a_plan(law))
-        return self._told
+        return self._answer
 
     def _note(self, **said: Any) -> None:
         """Write it down, and tell it."""
-        self._told |= said
+        self._answer |= said
         self._asked.file.parent.mkdir(parents=True, exist_ok=True)
-        self._asked.file.write_text(json.dumps(self._told, indent=1) + "\n")
+        self._asked.file.write_text(json.dumps(self._answer, indent=1) + "\n")
         for name in said:
-            self._tell(name, self._told)
+            self._report(name, self._answer)
 
     # ---- visits
 
@@ -179,7 +179,7 @@ class _Stages:
         for _ in range(self._asked.rounds):
             for world in worlds:
                 self._seen.append(seen := self._train_with(world))
-                self._note(visits=[*self._told["visits"], seen.plain()])
+                self._note(visits=[*self._answer["visits"], seen.plain()])
 
     def _train_with(self, world: int) -> Seen:
         from fleet.app.recipes import LiveRun

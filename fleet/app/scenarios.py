@@ -118,7 +118,7 @@ def prepare(scenario: Scenario, catalogue: Catalogue | None = None) -> Prepared:
     asked, lemons = scenario.plan, scenario.lemons
     catalogue = catalogue or (fitted(scenario.faults) if scenario.faults else load_catalogue())
     faults = fault_classes(scenario, catalogue)
-    plan = make_plan(_struck_by(asked, faults), levers=False)
+    plan = make_plan(_with_faults(asked, faults), levers=False)
     replica = max(1, plan.step.mapping.tensor * plan.step.mapping.pipeline // asked.chip.per_node)
     model = FleetModel(
         nodes=asked.nodes,
@@ -153,7 +153,7 @@ def asked_with(asked: PlanInput, faults: FittedFaults, given: Collection[str] = 
         if name in RATES:
             raise ConfigError(f"--set {name}", getattr(asked, name), f"--faults says it, from {faults.source}", "Leave one of them out.")
     repaired = repaired_with(asked, faults, given)
-    return _struck_by(repaired, fault_classes(Scenario(plan=repaired, faults=faults), fitted(faults)))
+    return _with_faults(repaired, fault_classes(Scenario(plan=repaired, faults=faults), fitted(faults)))
 
 
 def repaired_with(asked: PlanInput, faults: FittedFaults, given: Collection[str] = ()) -> PlanInput:
@@ -162,7 +162,7 @@ def repaired_with(asked: PlanInput, faults: FittedFaults, given: Collection[str]
     return asked if hours is None else replace(asked, repair_hours=hours)
 
 
-def _struck_by(asked: PlanInput, faults: Sequence[FaultClass]) -> PlanInput:
+def _with_faults(asked: PlanInput, faults: Sequence[FaultClass]) -> PlanInput:
     """The question to the closed form, about the very faults that are simulated: their rate, and what they need."""
     rate = sum(fault.rate_per_s for fault in faults)
     in_place = sum(fault.rate_per_s for fault in faults if fault.need == HELD) / rate

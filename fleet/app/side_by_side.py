@@ -41,8 +41,8 @@ def _losses(runs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
     """A line for each category that took something: its share of all rank-seconds."""
     shares = [_shares(run) for run in runs]
     names = sorted({name for each in shares for name in each}, key=lambda name: -max(each.get(name, 0.0) for each in shares))
-    told = [name for name in names if max(each.get(name, 0.0) for each in shares) >= LEAST]
-    return [(f"- {name.replace('_', ' ')}", [f"{each.get(name, 0.0):.1%}" for each in shares]) for name in told]
+    shown = [name for name in names if max(each.get(name, 0.0) for each in shares) >= LEAST]
+    return [(f"- {name.replace('_', ' ')}", [f"{each.get(name, 0.0):.1%}" for each in shares]) for name in shown]
 
 
 def _shares(run: Mapping[str, Any]) -> dict[str, float]:

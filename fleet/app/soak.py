@@ -121,8 +121,8 @@ def _keep(asked: Soak, number: int, folder: Path, trace: str, wrong: str) -> Pat
     """The run's folder (journal, prints, stacks), its faults, and how it can be had again."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "faults.csv").write_text(trace)
-    told = {"round": number, "wrong": wrong, "run": folder.name, **asdict(asked)}
-    (folder / "soak.json").write_text(json.dumps(told, indent=1, default=str) + "\n")
+    facts = {"round": number, "wrong": wrong, "run": folder.name, **asdict(asked)}
+    (folder / "soak.json").write_text(json.dumps(facts, indent=1, default=str) + "\n")
     asked.folder.mkdir(parents=True, exist_ok=True)
     path = asked.folder / f"soak-{asked.seed}-{number}.tar.gz"
     with tarfile.open(path, "w:gz") as archive:

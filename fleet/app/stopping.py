@@ -35,7 +35,7 @@ def stopped_by_signals(stop: Callable[[str], None], say: Callable[[str], None]) 
 
     def listen() -> None:
         first = True
-        while data := os.read(heard, 64):
+        while data := os.read(read_fd, 64):
             for number in (each for each in data if each in SIGNALS):
                 if first:
                     first = False
@@ -46,11 +46,11 @@ def stopped_by_signals(stop: Callable[[str], None], say: Callable[[str], None]) 
                         os._exit(KILLED + number)
                     os.kill(os.getpid(), number)
 
-    heard, told = os.pipe()
-    os.set_blocking(told, False)
+    read_fd, write_fd = os.pipe()
+    os.set_blocking(write_fd, False)
     thread = threading.Thread(target=listen, name="fleet-signals", daemon=True)
     before = {each: signal.signal(each, on_signal) for each in SIGNALS}
-    waking = signal.set_wakeup_fd(told, warn_on_full_buffer=False)
+    waking = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
     thread.start()
     try:
         yield
@@ -58,6 +58,6 @@ def stopped_by_signals(stop: Callable[[str], None], say: Callable[[str], None]) 
         signal.set_wakeup_fd(waking)
         for each, handler in before.items():
             signal.signal(each, handler)
-        os.close(told)
+        os.close(write_fd)
         thread.join()
-        os.close(heard)
+        os.close(read_fd)

@@ -45,10 +45,10 @@ def write(
     from fleet.planning.deploy.files import files
     from fleet.planning.deploy.spec import load
 
-    told = load(_toml(spec), target)
-    _check_run(told, spec.parent)
+    given = load(_toml(spec), target)
+    _check_run(given, spec.parent)
     _check_free(folder)
-    texts = files(told, target, str(folder), ".".join(map(str, sys.version_info[:2])))
+    texts = files(given, target, str(folder), ".".join(map(str, sys.version_info[:2])))
     _check_written(texts, core=checks.has_core())
     _write_all(texts, folder)
     cli_print.write(*(f"written to {folder / name}" for name in texts))

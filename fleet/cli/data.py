@@ -45,11 +45,11 @@ def data(
     history = _history(find_run(run, Path(storage)))
     answer = _lineage(history, data_)
     if step >= 0:
-        _tell_step(answer, history, step, shard, json_)
+        _report_step(answer, history, step, shard, json_)
     elif file:
-        _tell_file(answer, file, json_)
+        _report_file(answer, file, json_)
     else:
-        _tell_all(history, json_)
+        _report_all(history, json_)
 
 
 def _history(folder: Path) -> DataHistory:
@@ -81,7 +81,7 @@ def _lineage(history: DataHistory, data_: str) -> Lineage:
 # ---- a step ------------------------------------------------------------------------------------------------------------------------------
 
 
-def _tell_step(answer: Lineage, history: DataHistory, step: int, shard: int, json_: bool) -> None:
+def _report_step(answer: Lineage, history: DataHistory, step: int, shard: int, json_: bool) -> None:
     shards = range(history.shards) if shard < 0 else (shard,)
     found = [took for one in shards for took in answer.took(step, one)]
     if json_:
@@ -94,8 +94,8 @@ def _tell_step(answer: Lineage, history: DataHistory, step: int, shard: int, jso
 def _plain_took(took: Took) -> dict[str, Any]:
     places = [asdict(place) if place is not None else None for place in took.places]
     samples = [{"index": index, "place": place} for index, place in zip(took.indices, places, strict=True)]
-    told = {"step": took.step, "shard": took.shard, "lineage": took.stretch.lineage, "counts": took.stretch.counts}
-    return {**told, "data_sha256": _sha(took.stretch), "samples": samples, "unknown": took.unknown}
+    facts = {"step": took.step, "shard": took.shard, "lineage": took.stretch.lineage, "counts": took.stretch.counts}
+    return {**facts, "data_sha256": _sha(took.stretch), "samples": samples, "unknown": took.unknown}
 
 
 def _took_lines(took: Took) -> Iterator[str]:
@@ -121,12 +121,12 @@ def _named(stretch: Stretch) -> str:
 # ---- a file ------------------------------------------------------------------------------------------------------------------------------
 
 
-def _tell_file(answer: Lineage, file: str, json_: bool) -> None:
+def _report_file(answer: Lineage, file: str, json_: bool) -> None:
     uses = answer.uses(file)
     blank = [f"steps {one.first} to {one.end - 1} of history {one.lineage}" for one in answer.unanswerable()]
     if json_:
-        told = [{"lineage": use.lineage, "step": use.step, "counts": use.counts, "samples_by_shard": dict(use.shards)} for use in uses]
-        cli_print.write(json.dumps({"uses": told, "unknown": blank}, indent=1))
+        rows = [{"lineage": use.lineage, "step": use.step, "counts": use.counts, "samples_by_shard": dict(use.shards)} for use in uses]
+        cli_print.write(json.dumps({"uses": rows, "unknown": blank}, indent=1))
         return
     cells: list[tuple[str, ...]] = []
     steps = samples = 0
@@ -152,7 +152,7 @@ def _more(count: int, of: str) -> Iterator[str]:
 # ---- all that is known -------------------------------------------------------------------------------------------------------------------
 
 
-def _tell_all(history: DataHistory, json_: bool) -> None:
+def _report_all(history: DataHistory, json_: bool) -> None:
     if json_:
         cli_print.write(json.dumps(_plain(history), indent=1))
         return

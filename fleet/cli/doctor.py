@@ -61,8 +61,8 @@ def doctor(
     checks = judge(measure(FATAL_XIDS, gather=gather))
     decision = admit(checks)
     if json_:
-        told = {"verdict": decision.action, "reason": decision.reason, "checks": [_plain(check) for check in checks]}
-        print(json.dumps(told, indent=2))
+        answer = {"verdict": decision.action, "reason": decision.reason, "checks": [_plain(check) for check in checks]}
+        print(json.dumps(answer, indent=2))
     else:
         _table(checks, decision.action, decision.reason)
     raise typer.Exit(0 if decision.action == "admit" else 1)

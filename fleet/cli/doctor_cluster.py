@@ -91,8 +91,8 @@ def _look(settings: RunSettings, given: bool, measure: bool, say: Callable[[str]
         raise ConfigError("--address", "the cluster", "no node has a slot for a rank", "Give its nodes GPUs or CPUs.")
     run = settings if given else _filling(settings, sum(site.slots for site in sites))
     outliers, lacks = links.judge(measured, places), survival.lacks(sites, run)
-    told = in_words(lacks) if lacks != Lacking() and (asked(run.domains) or run.replica_size > 1) else ""
-    return Found(nodes, run, survival.risks(sites, run), survival.shortage(sites, run), told, measured, every, outliers)
+    words = in_words(lacks) if lacks != Lacking() and (asked(run.domains) or run.replica_size > 1) else ""
+    return Found(nodes, run, survival.risks(sites, run), survival.shortage(sites, run), words, measured, every, outliers)
 
 
 def _filling(settings: RunSettings, slots: int) -> RunSettings:
@@ -145,7 +145,7 @@ def tell(found: Found) -> None:
         style = "" if risk.survives else "yellow"
         console.print("- " + " ".join(sentences(risk, found.settings)), style=style, markup=False)
     if found.links:
-        _tell_links(console, found)
+        _report_links(console, found)
 
 
 def draw(nodes: Sequence[NodeSeen]) -> Tree:
@@ -163,7 +163,7 @@ def draw(nodes: Sequence[NodeSeen]) -> Tree:
     return root
 
 
-def _tell_links(console: cli_print.Terminal, found: Found) -> None:
+def _report_links(console: cli_print.Terminal, found: Found) -> None:
     whole = [link for link in found.links if not link.error]
     console.print(Text(f"\n{len(found.links)} of {found.pairs} links were measured:", style="bold"))
     rows = [

@@ -70,7 +70,7 @@ def examine_determinism(script: str, values: Mapping[str, Any], as_json: bool) -
             json.dumps({"script": script, "clean": not found, "trials": len(tried), "findings": list(map(_plain, found))}, indent=2)
         )
     else:
-        cli_print.write("\n\n".join(_told(script, one) for one in found) if found else _clean(script, steps, settings.shards, len(tried)))
+        cli_print.write("\n\n".join(_report(script, one) for one in found) if found else _clean(script, steps, settings.shards, len(tried)))
     return Exit.FAILED if found else Exit.DONE
 
 
@@ -95,7 +95,7 @@ def _plain(found: Finding) -> dict[str, Any]:
     return dataclasses.asdict(found)
 
 
-def _told(script: str, found: Finding) -> str:
+def _report(script: str, found: Finding) -> str:
     """In the form of a ConfigError: the field, its value, the reason and the way out."""
     error = ConfigError(f"{script}: {found.place}", found.what, f"it differs {_when(found.varied)}: {found.reason}", found.way_out)
     lines = [str(error)]
@@ -148,14 +148,14 @@ def examine_shards(script: str, values: Mapping[str, Any], as_json: bool) -> int
         raise ConfigError("--world", world, "a run has at least one rank", "The nearest valid value is 1.")
     batch_size, found = measured(found_script(script, values["arguments"] or (), values["module"]), settings, world)
     if as_json:
-        told = {
+        answer = {
             "script": script,
             "world": world,
             "batch_size": batch_size,
             "rounds": ROUNDS,
             "prices": [dataclasses.asdict(one) for one in found],
         }
-        cli_print.write(json.dumps(told, indent=2))
+        cli_print.write(json.dumps(answer, indent=2))
     else:
         _table(found, world, batch_size)
     return Exit.DONE

@@ -45,8 +45,8 @@ def show(outcome: Outcome) -> None:
     """A line for each probe, and one for the whole."""
     for one in outcome.verdicts:
         value = f"{one.value:.6g}" if isinstance(one.value, float) else str(one.value)
-        told = f"{value}, tolerated: {one.tolerance}" if not one.reason else one.reason
-        console.print(Text.assemble((f"{one.verdict:>17}", STYLES[one.verdict]), f"  {one.probe}: {told}"))
+        words = f"{value}, tolerated: {one.tolerance}" if not one.reason else one.reason
+        console.print(Text.assemble((f"{one.verdict:>17}", STYLES[one.verdict]), f"  {one.probe}: {words}"))
     if outcome.failed:
         console.print(Text(f"the method came to no end: {outcome.failed}", style="red"))
     if outcome.floor:
@@ -78,16 +78,16 @@ def soak(
     )
     clock = MonotonicClock()
     until_s = clock.now_s() + 3600.0 * hours
-    rounds = carry_out(asked, lambda: clock.now_s() < until_s, _tell)
-    struck = any(one.executed for one in rounds)
-    if not struck:
+    rounds = carry_out(asked, lambda: clock.now_s() < until_s, _report)
+    injected = any(one.executed for one in rounds)
+    if not injected:
         console.print(Text("no fault has struck: this has shown nothing", style="red"))
-    raise typer.Exit(int(not struck or any(one.wrong for one in rounds)))
+    raise typer.Exit(int(not injected or any(one.wrong for one in rounds)))
 
 
-def _tell(one: Round) -> None:
-    told = f"round {one.number}: {one.executed} faults struck, goodput {one.goodput:.1%}"
-    console.print(Text(told if not one.wrong else f"{told}: {one.wrong}. All about it: {one.kept}", style="red" if one.wrong else ""))
+def _report(one: Round) -> None:
+    line = f"round {one.number}: {one.executed} faults struck, goodput {one.goodput:.1%}"
+    console.print(Text(line if not one.wrong else f"{line}: {one.wrong}. All about it: {one.kept}", style="red" if one.wrong else ""))
 
 
 def register(app: typer.Typer) -> None:

@@ -41,7 +41,7 @@ def logs(
         raise ConfigError("RUN", run, f"no log of {of} in {logs_of(folder)}", "A rank that has joined writes there.")
     for member, path in there.items():
         if older(path).exists():
-            _tell(prefix(member) + line for line in map(shown, older(path).read_bytes().splitlines()))
+            _report_lines(prefix(member) + line for line in map(shown, older(path).read_bytes().splitlines()))
     _read(folder, slot, follow)
 
 
@@ -52,14 +52,14 @@ def _read(folder: Path, slot: int | None, follow: bool) -> None:
     over = not follow
     while not over:
         over = is_over(folder / "journal.jsonl")
-        _tell(lines.poll(None))
+        _report_lines(lines.poll(None))
         if not over:
             time.sleep(LOOK_S)
-    _tell(lines.poll(None, last=True))
+    _report_lines(lines.poll(None, last=True))
     lines.close()
 
 
-def _tell(lines: Iterable[str]) -> None:
+def _report_lines(lines: Iterable[str]) -> None:
     """Ends the command when nobody reads any more."""
     for some in _batched(lines, AT_ONCE):
         if not cli_print.write(*some):

@@ -69,7 +69,7 @@ cli_config.register(app)
 cli_cluster.register(app)
 
 
-def _tell_version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if wanted:
         print(f"fleet {__version__}")
         raise typer.Exit
@@ -77,7 +77,7 @@ def _tell_version(wanted: bool) -> None:
 
 @app.callback()
 def about(
-    version: Annotated[bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version.")] = False,
+    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")] = False,
 ) -> None:
     """Train through failure, inject failure on purpose, account for every rank-second."""
 

@@ -99,8 +99,8 @@ def _answer(asked: PlanInput, json_: str, html: str, said: list[str]) -> None:
     from fleet.planning.plan import make_plan
 
     answer = make_plan(asked)
-    told = answer.to_dict()
-    write_json(told | {"notes": [*said, *told["notes"]]}, json_)
+    data = answer.to_dict()
+    write_json(data | {"notes": [*said, *data["notes"]]}, json_)
     if json_ != "-":
         _show(answer)
     if html:
@@ -155,15 +155,15 @@ def _sweep(asked: PlanInput, text: str, json_: str, html: str) -> None:
 
     what = parse_sweep(text)
     points: list[Point] = []
-    aside = Terminal(stderr=True)
-    _forewarn(aside, asked, what)
+    terminal = Terminal(stderr=True)
+    _forewarn(terminal, asked, what)
     started_s = time.perf_counter()
     try:
         for point in run_sweep(asked, what):
             points.append(point)
-            _progress(aside, len(points), len(what.values), time.perf_counter() - started_s)
+            _progress(terminal, len(points), len(what.values), time.perf_counter() - started_s)
     except KeyboardInterrupt:
-        aside.print(f"interrupted: {len(points)} of {len(what.values)} points are kept")
+        terminal.print(f"interrupted: {len(points)} of {len(what.values)} points are kept")
     rows = [{"value": point.value, "plan": point.plan.to_dict() if point.plan else None, "refusal": point.refusal} for point in points]
     write_json({"field": what.field, "complete": len(points) == len(what.values), "points": rows}, json_)
     if json_ != "-":
@@ -177,7 +177,7 @@ def _sweep(asked: PlanInput, text: str, json_: str, html: str) -> None:
         raise typer.Exit(130)
 
 
-def _forewarn(aside: Console, asked: PlanInput, what: Sweep) -> None:
+def _forewarn(terminal: Console, asked: PlanInput, what: Sweep) -> None:
     """One point in the middle is timed before a sweep that may be long, so that whoever waits knows for how long."""
     from fleet.planning.sweep import Sweep, run_sweep
 
@@ -187,14 +187,14 @@ def _forewarn(aside: Console, asked: PlanInput, what: Sweep) -> None:
     list(run_sweep(asked, Sweep(what.field, what.values[len(what.values) // 2 :][:1])))
     whole_s = (time.perf_counter() - began_s) * len(what.values)
     if whole_s > SLOW_S:
-        aside.print(f"{len(what.values)} points will take about {whole_s:.0f} s; Ctrl-C keeps what there is")
+        terminal.print(f"{len(what.values)} points will take about {whole_s:.0f} s; Ctrl-C keeps what there is")
 
 
-def _progress(aside: Console, done: int, points: int, elapsed_s: float) -> None:
+def _progress(terminal: Console, done: int, points: int, elapsed_s: float) -> None:
     """How long it will still take, every tenth of the way, where that is worth saying."""
     left_s = elapsed_s / done * (points - done)
     if elapsed_s + left_s > SLOW_S and done % max(1, points // 10) == 0:
-        aside.print(f"{done} of {points} points, about {left_s:.0f} s left; Ctrl-C keeps what there is")
+        terminal.print(f"{done} of {points} points, about {left_s:.0f} s left; Ctrl-C keeps what there is")
 
 
 def _show_sweep(field: str, points: list[Point]) -> None:

@@ -173,8 +173,8 @@ class Submissions:
         has = Counter[str]()
         for job in jobs:
             has[job.team] += job.slots if job.phase == RUNNING else 0
-        told = {"jobs": [job.plain() for job in jobs], "teams": self._teams(has), "trouble": self._queue.trouble}
-        return self._room(jobs) | told
+        answer = {"jobs": [job.plain() for job in jobs], "teams": self._teams(has), "trouble": self._queue.trouble}
+        return self._room(jobs) | answer
 
     def _room(self, jobs: Sequence[Job]) -> dict[str, Any]:
         from fleet.settings.per_rank import room
@@ -209,15 +209,15 @@ def _fields(asked: Mapping[str, Any]) -> dict[str, Any]:
     return known
 
 
-def _team(asked: str, who: Identity) -> str:
+def _team(asked: str, identity: Identity) -> str:
     """Whose quota a run counts for. Raises ConfigError: another team's than that of the token."""
     from dashboards.identities import NAME
 
     if asked and not NAME.fullmatch(asked):
         raise ConfigError("team", asked[:80], "must be a name: letters, digits and . _ @ -")
-    if not who.operator and asked not in ("", who.team):
-        raise ConfigError("team", asked, f"your token is of team {who.team}", "Leave it out.")
-    return asked or who.team
+    if not identity.operator and asked not in ("", identity.team):
+        raise ConfigError("team", asked, f"your token is of team {identity.team}", "Leave it out.")
+    return asked or identity.team
 
 
 def _checked(script: str, arguments: Sequence[str], directory: str, address: str) -> tuple[RunSettings, str]:
@@ -298,15 +298,15 @@ def queue(
 ) -> None:
     """The runs that wait, and those that go on; what teams have, and may have."""
     if audit:
-        _tell_audit(Path(storage).absolute() / PRIVATE / AUDIT)
+        _report_audit(Path(storage).absolute() / PRIVATE / AUDIT)
         return
-    told = _ask(Path(storage), "GET", "/api/queue")
-    rows = [_row(job) for job in told["jobs"] if job["phase"] in (WAITING, RUNNING)]
+    answer = _ask(Path(storage), "GET", "/api/queue")
+    rows = [_row(job) for job in answer["jobs"] if job["phase"] in (WAITING, RUNNING)]
     lines = cli_print.table(("run", "phase", "slots", "priority", "waited", "owner", "team", "starts"), rows) if rows else []
-    teams = [(each["name"], str(each["slots"]), "no limit" if each["quota"] is None else str(each["quota"])) for each in told["teams"]]
+    teams = [(each["name"], str(each["slots"]), "no limit" if each["quota"] is None else str(each["quota"])) for each in answer["teams"]]
     quotas = cli_print.table(("team", "slots", "quota"), teams) if teams else []
-    trouble = [f"nothing can be started: {told['trouble']}"] if told["trouble"] else []
-    cli_print.write(f"{told['free']} of {told['slots']} slots are free", *trouble, *lines, *quotas)
+    trouble = [f"nothing can be started: {answer['trouble']}"] if answer["trouble"] else []
+    cli_print.write(f"{answer['free']} of {answer['slots']} slots are free", *trouble, *lines, *quotas)
 
 
 def _row(job: Mapping[str, Any]) -> tuple[str, ...]:
@@ -316,7 +316,7 @@ def _row(job: Mapping[str, Any]) -> tuple[str, ...]:
     return job["name"], phase, str(job["slots"]), str(job["priority"]), f"{waited_s:.0f} s", job["owner"], job["team"], str(job["starts"])
 
 
-def _tell_audit(path: Path) -> None:
+def _report_audit(path: Path) -> None:
     """Each line of the log; what cannot be read is shown as it is."""
     if not path.exists():
         raise ConfigError("--storage", str(path.parents[1]), "there is no audit log: nobody has asked for anything yet")
@@ -331,8 +331,8 @@ def _audited(line: str) -> tuple[str, ...]:
         when = datetime.fromtimestamp(facts["unix_s"], UTC).strftime("%Y-%m-%d %H:%M:%SZ")
     except (ValueError, TypeError, KeyError):  # a crash cut it short
         return "?", "", "", "", "", line[:200]
-    who = facts.get("who") or facts.get("right", "")
-    return when, who, facts.get("team", ""), facts.get("action", ""), facts.get("run", ""), str(facts.get("outcome", ""))
+    identity = facts.get("who") or facts.get("right", "")
+    return when, identity, facts.get("team", ""), facts.get("action", ""), facts.get("run", ""), str(facts.get("outcome", ""))
 
 
 def cancel(name: Annotated[str, typer.Argument(metavar="RUN", help="Its name.")], storage: Storage = RUNS) -> None:
@@ -354,9 +354,9 @@ def _ask(folder: Path, method: str, path: str, body: Mapping[str, Any] | None = 
             found: dict[str, Any] = json.load(answer)
             return found
     except urllib.error.HTTPError as refusal:
-        told = json.load(refusal)
+        facts = json.load(refusal)
         raise ConfigError(
-            told.get("field", path), told.get("value", ""), told.get("reason", told["detail"]), told.get("way_out", "")
+            facts.get("field", path), facts.get("value", ""), facts.get("reason", facts["detail"]), facts.get("way_out", "")
         ) from None
     except OSError as error:
         raise RunFailed(f"the service at {note['url']} does not answer", str(error)) from error

@@ -287,7 +287,7 @@ def _plan(asked: Executed, found: Configuration, name: str, resume: str, root: P
             reason = f"run {resume} has not come to its end: it is resumed with the number of steps that it began with"
             raise ConfigError("--steps", steps, reason, "Resume it without --steps; go on beyond its end afterwards.")
         resuming.check(folder, found, asked.path)
-        _tell(folder, plans.changed_since(folder, asked.path).code)
+        _report_changes(folder, plans.changed_since(folder, asked.path).code)
         return plans.resumed_plan(folder, asked.script, settings.storage, **asked.more)
     if not asked.script:
         raise ConfigError("SCRIPT", "", "missing", "Name a Python file with a function train(run), or use --resume RUN.")
@@ -355,11 +355,11 @@ def _repeated(run: str, asked: Executed, root: Path, changed_code: bool) -> RunP
     changes = plans.changed_since(folder, asked.path)
     if not changed_code:
         plans.check_same_code(folder, changes)
-    _tell(folder, (*changes.code, *changes.around))
+    _report_changes(folder, (*changes.code, *changes.around))
     return plans.repeated_plan(folder, asked.script, root, **asked.more)
 
 
-def _tell(folder: Path, changes: Sequence[str]) -> None:
+def _report_changes(folder: Path, changes: Sequence[str]) -> None:
     """Print the changes since the run in ``folder`` began."""
     for change in changes:
         console.print(f"not as in {folder.name}: {change}", style="yellow", markup=False)

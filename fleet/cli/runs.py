@@ -42,8 +42,13 @@ def record_of(folder: Path) -> dict[str, Any]:
     outcome = {name: named.get(name, getattr(summary, name, None)) for name in OUTCOME}
     made = {"run": started.run, "started_unix_s": started.unix_time_s, **configuration(started.config)}
     made |= {"data": {name: getattr(follower.data, name) for name in DATA}} if follower.data is not None else {}
-    told = {"outcome": outcome, "measured": measured, "decisions": follower.decided(), "artefacts": artefacts_of(folder, started, follower)}
-    return made | told | ({"damage": follower.damage} if follower.damage else {})
+    facts = {
+        "outcome": outcome,
+        "measured": measured,
+        "decisions": follower.decided(),
+        "artefacts": artefacts_of(folder, started, follower),
+    }
+    return made | facts | ({"damage": follower.damage} if follower.damage else {})
 
 
 def artefacts_of(folder: Path, started: RunStarted, follower: Follower) -> dict[str, str | list[str]]:

@@ -45,7 +45,7 @@ def scale(
         settings=settings | {name: value for name, value in (("steps", steps), ("storage", storage)) if value is not None},
     )  # fmt: skip
     try:
-        carry_out(asked, MonotonicClock(), _tell)
+        carry_out(asked, MonotonicClock(), _report)
     except KeyboardInterrupt:
         console.print(f"interrupted: what was measured so far is in {json_}")
         raise typer.Exit(Exit.STOPPED) from None
@@ -59,22 +59,22 @@ def _worlds(text: str) -> tuple[int, ...]:
         raise ConfigError("--worlds", text, "not of the form 1,2,4,8", "Join whole numbers of ranks by commas.") from None
 
 
-def _tell(stage: str, told: dict[str, Any]) -> None:
+def _report(stage: str, answer: dict[str, Any]) -> None:
     """What a stage has brought, as it comes."""
     from fleet.planning import scale_words as words
 
     match stage:
         case "visits":
-            console.print(words.visit_line(told["visits"][-1]))
+            console.print(words.visit_line(answer["visits"][-1]))
         case "prediction":
-            cli_print.write(words.prediction_line(told["prediction"]))
+            cli_print.write(words.prediction_line(answer["prediction"]))
         case "measured":
-            cli_print.write(words.measured_line(told["hold_out"], told["measured"]))
+            cli_print.write(words.measured_line(answer["hold_out"], answer["measured"]))
         case "law":
-            cli_print.write("", *words.law_lines(told["law"]))
+            cli_print.write("", *words.law_lines(answer["law"]))
         case "larger":
-            heads, rows = words.larger_table(told["larger"])
-            cli_print.write("", *cli_print.table(heads, rows), "", *words.larger_lines(told["larger"]), *words.limits(told))
+            heads, rows = words.larger_table(answer["larger"])
+            cli_print.write("", *cli_print.table(heads, rows), "", *words.larger_lines(answer["larger"]), *words.limits(answer))
 
 
 def register(app: typer.Typer) -> None:

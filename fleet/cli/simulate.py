@@ -130,7 +130,7 @@ def compare(
                     _scenario(gpus, model, comparisons.recovery_of(name), -1, set_, days=days, mttf_hours=mttf_hours,
                               interval=comparisons.interval_of(name)) for name in (names[0], other)
                 ]  # fmt: skip
-                found[other] = comparisons.of_simulated(made[0], made[1], pairs, seed, each, least, _Pairs(pairs).tell, partial)
+                found[other] = comparisons.of_simulated(made[0], made[1], pairs, seed, each, least, _Pairs(pairs).report, partial)
     complete = bool(recorded) or comparisons.complete(found, names[1:], pairs)
     answer = {
         "first": names[0], "against": {name: asdict(verdict) for name, verdict in found.items()}, "alpha": alpha, "alpha_each": each,
@@ -141,7 +141,7 @@ def compare(
         for name, verdict in found.items():
             print(comparisons.sentence(names[0], name, verdict, each))
     if not complete:
-        _aside().print("interrupted: what was compared is kept")
+        _terminal().print("interrupted: what was compared is kept")
         raise typer.Exit(130)
 
 
@@ -237,7 +237,7 @@ def _events(prepared: Prepared, runs: int, seed: int, trace: Path | None, partia
         if partial.stop and outcomes:
             break
         outcomes.append(prepared.run(prepared.arrivals(seed + number, trace), partial))
-        progress.tell(number + 1)
+        progress.report(number + 1)
     return summed_up(outcomes, runs, prepared.model.duration_s)
 
 
@@ -248,11 +248,11 @@ def _vectorised(prepared: Prepared, runs: int, seed: int, partial: Partial) -> d
     _forewarn(prepared, runs, together, lambda it: monte_carlo(it.model, it.recovery, it.intervals, runs=together, seed=seed))
     progress = _Progress(runs)
 
-    def told(done: int) -> bool:
-        progress.tell(done)
+    def goes_on(done: int) -> bool:
+        progress.report(done)
         return not partial.stop
 
-    sample = monte_carlo(prepared.model, prepared.recovery, prepared.intervals, runs=runs, seed=seed, progress=told)
+    sample = monte_carlo(prepared.model, prepared.recovery, prepared.intervals, runs=runs, seed=seed, progress=goes_on)
     shares = {name: sample.interval(name) for name in sample.shares}
     return {
         "runs": len(sample.faults), "complete": len(sample.faults) == runs, "faults": float(sample.faults.mean()),
@@ -269,38 +269,38 @@ def _forewarn(prepared: Prepared, runs: int, together: int, run: Callable[[Prepa
     run(replace(prepared, model=replace(model, duration_s=PILOT_SHARE * model.duration_s)))
     whole_s = (time.perf_counter() - began_s) / PILOT_SHARE * runs / together
     if whole_s > SLOW_S:
-        _aside().print(f"{runs} run{'s' if runs > 1 else ''} will take about {whole_s:.0f} s; Ctrl-C keeps what there is")
+        _terminal().print(f"{runs} run{'s' if runs > 1 else ''} will take about {whole_s:.0f} s; Ctrl-C keeps what there is")
 
 
 class _Progress:
     """How long it will take, once that is known and worth saying, and then every tenth of the way."""
 
     def __init__(self, total: int) -> None:
-        self._total, self._began_s, self._told = total, time.perf_counter(), 0
+        self._total, self._began_s, self._reported = total, time.perf_counter(), 0
 
-    def tell(self, done: int) -> None:
+    def report(self, done: int) -> None:
         left_s = (time.perf_counter() - self._began_s) / done * (self._total - done)
         tenth = 10 * done // self._total
-        if left_s > SLOW_S and (self._told == 0 or tenth > self._told):
-            self._told = max(1, tenth)
-            _aside().print(f"{done} of {self._total} runs, about {left_s:.0f} s left; Ctrl-C keeps what there is")
+        if left_s > SLOW_S and (self._reported == 0 or tenth > self._reported):
+            self._reported = max(1, tenth)
+            _terminal().print(f"{done} of {self._total} runs, about {left_s:.0f} s left; Ctrl-C keeps what there is")
 
 
 class _Pairs:
     """How far a comparison is. It stops as soon as it is decided, so nobody knows how long it will take."""
 
     def __init__(self, most: int) -> None:
-        self._most, self._told_s = most, time.perf_counter()
+        self._most, self._reported_s = most, time.perf_counter()
 
-    def tell(self, done: int) -> None:
+    def report(self, done: int) -> None:
         now_s = time.perf_counter()
-        if now_s - self._told_s > SLOW_S:
-            self._told_s = now_s
+        if now_s - self._reported_s > SLOW_S:
+            self._reported_s = now_s
             pairs = f"{done} pair{'s' if done > 1 else ''}"
-            _aside().print(f"not decided yet after {pairs}; it goes on to at most {self._most}; Ctrl-C keeps what there is")
+            _terminal().print(f"not decided yet after {pairs}; it goes on to at most {self._most}; Ctrl-C keeps what there is")
 
 
-def _aside() -> Terminal:
+def _terminal() -> Terminal:
     from fleet.cli.prints import Terminal
 
     return Terminal(stderr=True)

@@ -98,7 +98,7 @@ def up(
             process.kill()
             raise RunFailed("fleet up did not come up", log.read_text(errors="replace")[-2000:])
         time.sleep(0.05)
-    _tell(root)
+    _report_status(root)
 
 
 def serve() -> None:
@@ -188,7 +188,7 @@ def _prometheus(stack: ExitStack, root: Path, url: str, settings: dict[str, Any]
         return None
 
 
-def _tell(root: Path) -> None:
+def _report_status(root: Path) -> None:
     note = running(root)
     if note is None:
         raise ConfigError("--storage", str(root), "nothing is up for this folder", "Start it with fleet up.")
@@ -209,7 +209,7 @@ def status(
     if address:
         cli_attach.tell_runs(address)
     else:
-        _tell(Path(storage).absolute())
+        _report_status(Path(storage).absolute())
 
 
 def down(storage: Storage = RUNS) -> None:

@@ -77,8 +77,8 @@ def serve() -> None:
         _say(out, {"refused": [error.field, str(error.value), error.reason, error.way_out]})
 
 
-def _say(out: TextIO, told: Look) -> None:
-    out.write(json.dumps(told) + "\n")
+def _say(out: TextIO, answer: Look) -> None:
+    out.write(json.dumps(answer) + "\n")
     out.flush()
 
 
@@ -147,13 +147,13 @@ class ClusterRoom:
             calling("fleet.cluster.cluster_room", "serve", self._address), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         try:
-            told = _line(self._process, JOIN_S)
+            answer = _line(self._process, JOIN_S)
         except (OSError, ValueError) as error:
             self._leave()
             raise ConfigError("--address", self._address, f"the cluster could not be joined: {error}") from error
-        if "refused" in told:
+        if "refused" in answer:
             self._leave()
-            raise ConfigError(*told["refused"])
+            raise ConfigError(*answer["refused"])
 
     def _leave(self) -> None:
         process, self._process = self._process, None

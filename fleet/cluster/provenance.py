@@ -45,9 +45,9 @@ class Code:
         differs = self.patch + "\n".join(self.left_out).encode()
         size = len(self.patch)
         kept = PATCH if 0 < size <= PATCH_BYTES else f"not kept: {size} bytes, at most {PATCH_BYTES}" if size else ""
-        told: dict[str, Any] = {"commit": self.commit, "diff_sha256": _digest(differs) if differs else "", "patch": kept}
-        told |= {"untracked": list(self.untracked)} if len(self.untracked) <= UNTRACKED_FILES else {}
-        return told | ({"untracked_left_out": ", ".join(self.left_out)[:1_000]} if self.left_out else {})
+        facts: dict[str, Any] = {"commit": self.commit, "diff_sha256": _digest(differs) if differs else "", "patch": kept}
+        facts |= {"untracked": list(self.untracked)} if len(self.untracked) <= UNTRACKED_FILES else {}
+        return facts | ({"untracked_left_out": ", ".join(self.left_out)[:1_000]} if self.left_out else {})
 
     def keep(self, folder: Path) -> None:
         """Write the patch into a run's folder, if anything differs, and by no more than ``PATCH_BYTES``."""

@@ -154,11 +154,11 @@ def take_sigterm(heard: Callable[[], object]) -> None:
     """
     from ray._private import worker
 
-    def told(message: str, exit_code: int = 0) -> None:
+    def on_sigterm(message: str, exit_code: int = 0) -> None:
         log.debug("%s", message)
         heard()
 
-    worker.raise_sys_exit_with_custom_error_message = told
+    worker.raise_sys_exit_with_custom_error_message = on_sigterm
 
 
 def ignored_in(folder: Path, excluded: Sequence[str]) -> Callable[[Path], bool]:
