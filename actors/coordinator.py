@@ -173,7 +173,7 @@ class Coordinator:
         self._nodes_away_s: dict[str, float | None] = {}
         self._dismissed: set[str] = set()
         self._ticker: asyncio.Task[None] | None = None
-        self._telling: asyncio.Task[None] | None = None
+        self._reporting: asyncio.Task[None] | None = None
         self.on_failure: Callable[[], None] = lambda: sys.exit(1)
 
     @property
@@ -185,7 +185,7 @@ class Coordinator:
         self._server = await asyncio.start_server(self._connections.serving(self._serve), host, port)
         self._ticker = asyncio.create_task(self._driver.tick_forever())
         self._ticker.add_done_callback(self._complain)
-        self._telling = asyncio.create_task(self._tell_refusals())
+        self._reporting = asyncio.create_task(self._report_refusals())
         return int(self._server.sockets[0].getsockname()[1])
 
     def _complain(self, task: asyncio.Task[None]) -> None:
@@ -194,7 +194,7 @@ class Coordinator:
             log.critical("the coordinator's loop failed", exc_info=task.exception())
             self.on_failure()
 
-    async def _tell_refusals(self) -> None:
+    async def _report_refusals(self) -> None:
         """What this process has refused goes into the journal, too."""
         while True:
             await asyncio.sleep(TELL_S)
@@ -202,8 +202,8 @@ class Coordinator:
                 self._driver.submit(event)
 
     async def stop(self) -> None:
-        if self._telling is not None:
-            self._telling.cancel()
+        if self._reporting is not None:
+            self._reporting.cancel()
         if self._ticker is not None:
             self._ticker.cancel()
         if self._server is not None:
@@ -384,8 +384,8 @@ class Coordinator:
     def census(self) -> list[tuple[Member, Process, bool]]:
         """The live ranks, their processes, and whether they are in the view."""
         view = self.machine.state.view
-        seated = set(view.members) if view is not None else set()
-        return [(rank.member, rank.process, rank.member in seated) for rank in self.machine.state.roster.in_order()]
+        joined = set(view.members) if view is not None else set()
+        return [(rank.member, rank.process, rank.member in joined) for rank in self.machine.state.roster.in_order()]
 
     def lost_nodes(self) -> dict[str, float]:
         """Nodes that the run has lost, and for how many seconds they have been away when it was asked."""

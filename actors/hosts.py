@@ -93,9 +93,9 @@ class CoordinatorSpec:
     answers: Callable[[str, float], bool] = lambda address, limit_s: True
 
 
-def _port_before(told: Path) -> int:
+def _port_before(address_file: Path) -> int:
     """Where the coordinator that this one follows has listened, and agents look for it; 0: there was none."""
-    return int(told.read_text().rpartition(":")[2]) if told.exists() else 0
+    return int(address_file.read_text().rpartition(":")[2]) if address_file.exists() else 0
 
 
 def _history(path: Path) -> tuple[list[Record], dict[Member, SpanEnd]]:
@@ -138,14 +138,14 @@ class CoordinatorHost:
         )
         self._coordinator.on_failure = lambda: os._exit(1)  # an exception would end Ray's loop in here, and leave the process
         self._spec, self._begun, self._daemons, self._clock = spec, asyncio.Event(), spec.daemons(), clock
-        self._told, self._address = spec.journal.parent / ADDRESS_FILE, ""
+        self._address_file, self._address = spec.journal.parent / ADDRESS_FILE, ""
         self._copy = spec.mirror() if spec.mirror is not None else None
         self._journal = spec.journal
         if restarted:
             await self._go_on()
         else:
             secret.forget(spec.journal.parent)  # what is there is that of a run that has ended
-            self._told.unlink(missing_ok=True)
+            self._address_file.unlink(missing_ok=True)
         self._mirroring = asyncio.create_task(self._mirror_forever())
         self._guarding = asyncio.create_task(self._end_before_ray_does())
         self._preparing = asyncio.create_task(self._prepare())
@@ -178,9 +178,9 @@ class CoordinatorHost:
         if not self._begun.is_set():
             self._begun.set()
             host = self._spec.host
-            port = await self._coordinator.start(host, _port_before(self._told) or free_port(host))
+            port = await self._coordinator.start(host, _port_before(self._address_file) or free_port(host))
             self._address = f"{host}:{port}"
-            self._told.write_text(self._address)
+            self._address_file.write_text(self._address)
 
     async def _mirror_forever(self) -> None:
         while self._copy is not None:
@@ -280,7 +280,7 @@ class CoordinatorHost:
         self._daemons.close()
         self._mirroring.cancel()
         self._guarding.cancel()
-        self._told.unlink(missing_ok=True)
+        self._address_file.unlink(missing_ok=True)
         secret.forget(self._journal.parent)
         await self._coordinator.stop()
         await self._mirror()
@@ -295,7 +295,7 @@ Listen = Callable[[Callable[[], object]], None]
 """Has what it is given called when this process gets SIGTERM, which ends it no more."""
 
 
-def _deaf(heard: Callable[[], object]) -> None:
+def _deaf(end: Callable[[], object]) -> None:
     """For agents that SIGTERM ends as any process of Ray's."""
 
 
@@ -330,7 +330,7 @@ class AgentHost:
 
         self._make = agent
         self._notice_s, self._going = notice_s, list[asyncio.Task[None]]()
-        on_sigterm(functools.partial(asyncio.get_running_loop().call_soon_threadsafe, self._told_to_end))
+        on_sigterm(functools.partial(asyncio.get_running_loop().call_soon_threadsafe, self._on_sigterm))
         try:
             await self.begin(secret.read(folder), (folder / COORDINATOR_FILE).read_text())  # of an agent that is started again
         except FileNotFoundError:
@@ -356,7 +356,7 @@ class AgentHost:
         await self.close()
         os._exit(0)
 
-    def _told_to_end(self) -> None:
+    def _on_sigterm(self) -> None:
         """By SIGTERM: a cloud, a scheduler or an operator takes away what is here. Said twice it says nothing new."""
         if not self._going:
             self._going.append(asyncio.create_task(self._leave_in_time()))

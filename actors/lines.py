@@ -59,7 +59,7 @@ class Reception:
         self._waiting[writer] = None
         try:
             async with asyncio.timeout(self._unproven_s):
-                await self._hear(serving, reader, writer)
+                await self._receive(serving, reader, writer)
         except LineRefused as error:
             self._turn_away(serving, writer, error.reason, error.detail)
         except TimeoutError:
@@ -70,7 +70,7 @@ class Reception:
             self._waiting.pop(writer, None)
         return serving.purpose if serving.proven else None
 
-    async def _hear(self, serving: Serving, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _receive(self, serving: Serving, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while serving.missing:
             data = await reader.read(serving.missing)
             if not data:

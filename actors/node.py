@@ -143,7 +143,7 @@ class NodeAgent:
         self.node, self.index, self.folder, self.coordinator = node, index, folder, coordinator
         self.unfit, self._report_s = unfit, report_s
         self._processes, self._memory = processes, memory
-        self._told: tuple[Copy, ...] | None = None
+        self._sent_copies: tuple[Copy, ...] | None = None
         self._ranks: dict[str, LocalRank] = {}
         self._up = Uplink()
         self._views: dict[int, View] = {}
@@ -266,8 +266,8 @@ class NodeAgent:
         if status is None:
             self._kills.forget(pid)
             return
-        struck = status == -signal.SIGKILL and self._kills.struck(pid)
-        self._up.send(Explained(member, ProcessEnded(status, struck)))
+        injected = status == -signal.SIGKILL and self._kills.struck(pid)
+        self._up.send(Explained(member, ProcessEnded(status, injected)))
 
     def _run_s(self, at_us: int) -> float:
         return (at_us + self._offset_us) / 1e6
@@ -316,8 +316,8 @@ class NodeAgent:
         self._up.writer = writer  # not before: what is not acknowledged yet goes first, or it counts as never told
         for message in [*self._up.unacked, *self._up.lost.values(), *self._notice()]:
             self._up.send(message)
-        self._told = None
-        self._tell_copies()
+        self._sent_copies = None
+        self._send_copies()
         for rank in self._ranks.values():
             self._hang_up_on(rank)  # it says hello again at once, with its last status: the coordinator may be a new one
         while not self.dismissed.is_set():
@@ -387,10 +387,10 @@ class NodeAgent:
             case Welcome(token=token, slot=slot, incarnation=incarnation):
                 if token in self._ranks:
                     self._name(self._ranks[token], Member(slot, incarnation))
-                    self._tell(self._ranks[token], message)
+                    self._send(self._ranks[token], message)
             case Fence(token=token):
                 if token in self._ranks:
-                    self._tell(self._ranks[token], message)
+                    self._send(self._ranks[token], message)
             case Evict():
                 self._evict_after_inspection(message)
             case Inspect():
@@ -406,15 +406,15 @@ class NodeAgent:
         wanted = set(members)
         for rank in self._ranks.values():
             if rank.member in wanted:
-                self._tell(rank, message)
+                self._send(rank, message)
 
-    def _tell(self, rank: LocalRank, message: Instruction) -> None:
+    def _send(self, rank: LocalRank, message: Instruction) -> None:
         if rank.writer is not None and not rank.writer.is_closing():
             rank.writer.write(frame(INSTRUCTIONS.encode(message)))
 
     def _inspect(self, order: Inspect) -> None:
         """Of all ranks here. Those who are told to leave, or are evicted, go when this is done: soon, whatever state they are in."""
-        asked = evidence.begin(list(self._ranks.values()), self.folder, lambda rank: self._tell(rank, order))
+        asked = evidence.begin(list(self._ranks.values()), self.folder, lambda rank: self._send(rank, order))
         self._inspection = asyncio.create_task(evidence.gather(self.node, order, asked, self.folder))
         self._inspection.add_done_callback(lambda task: None if task.cancelled() else self._up.send(task.result()))
 
@@ -448,7 +448,7 @@ class NodeAgent:
         rank = self._rank_of(order.process) if order.process is not None else None
         if rank is None or rank.writer is None:
             return f"{order.kind}: {order.place} is not connected to the agent of {self.node}"
-        self._tell(rank, order)
+        self._send(rank, order)
         return None
 
     # ---- regular words -------------------------------------------------------------------------------------------------------------------
@@ -460,7 +460,7 @@ class NodeAgent:
             slept_s += time.monotonic()
             self._mind_the_coordinator()
             self._up.send(*self._heartbeat(slept_s), *self._spans(), *self._times(), *told(self.node))
-            self._tell_copies()
+            self._send_copies()
 
     def _mind_the_coordinator(self) -> None:
         """Whoever cannot reach its host any more has to leave the view; looked at before anything more is sent."""
@@ -479,11 +479,11 @@ class NodeAgent:
             return []
         return [Heartbeat(self.node, tuple(self._pulse(rank, rank.member) for rank in self._ranks.values() if rank.member is not None))]
 
-    def _tell_copies(self) -> None:
+    def _send_copies(self) -> None:
         """What the memory holds, when the coordinator may not know it."""
         held = self._memory.held() if self._memory is not None else None
-        if self._memory is not None and held is not None and held != self._told and self._up.writer is not None:
-            self._told = held
+        if self._memory is not None and held is not None and held != self._sent_copies and self._up.writer is not None:
+            self._sent_copies = held
             self._up.send(CopiesHeld(self.node, self._memory.address, os.environ.get(domains.VARIABLE, ""), held))
 
     @staticmethod
@@ -512,11 +512,11 @@ class NodeAgent:
             done = rank.timer.take()
             for generation in dict.fromkeys(own.generation for own in done):
                 found.setdefault(generation, []).append((rank, [own for own in done if own.generation == generation]))
-        told: list[StepsTimed] = []
+        reports: list[StepsTimed] = []
         for generation, timed in sorted(found.items()):
             ranks = tuple(summary(rank.member, thinned(steps)) for rank, steps in timed if rank.member is not None)
-            told.append(StepsTimed(self.node, generation, max(rank.ring.total() for rank, _ in timed), ranks))
-        return told
+            reports.append(StepsTimed(self.node, generation, max(rank.ring.total() for rank, _ in timed), ranks))
+        return reports
 
     def _batch(self, spans: list[Spans]) -> list[SpanBatch]:
         """Kept until it is acknowledged."""

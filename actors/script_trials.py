@@ -126,7 +126,7 @@ class Stepping:
     def __init__(self, script: Script, settings: RunSettings, world: int, shards: int) -> None:
         self._stack = contextlib.ExitStack()
         self.shards = shards
-        self._parent = self._stack.enter_context(_child("1", _step_when_told, script, alone(settings, shards // world), world))
+        self._parent = self._stack.enter_context(_child("1", _step_on_request, script, alone(settings, shards // world), world))
 
     def step(self) -> Taken:
         """One step more. Raises as :class:`InProcesses` does."""
@@ -139,7 +139,7 @@ class Stepping:
         self._stack.close()
 
 
-def _step_when_told(end: Connection, script: Script, settings: RunSettings, world: int) -> None:
+def _step_on_request(end: Connection, script: Script, settings: RunSettings, world: int) -> None:
     before = [0]
 
     def wanted(number: int) -> bool:

@@ -79,7 +79,7 @@ class ShieldedWorkerGroup(ray_internals.SeamedWorkerGroup):
         late = sorted(self.unanswered(live, PING_S))
         return f"rank {candidate} waits for ranks {late} to answer or to be lost" if late else ""
 
-    def _tell(self, reason: str) -> None:
+    def _report_obstacle(self, reason: str) -> None:
         """Log once why a failed rank is not replaced yet."""
         if reason and reason != self._reason:
             log.warning("Replacement: %s.", reason)
@@ -91,7 +91,7 @@ class ShieldedWorkerGroup(ray_internals.SeamedWorkerGroup):
             return
         shown = verdict.candidate
         obstacle = self._obstacle(shown, conditions) if shown is not None else verdict.reason
-        self._tell(obstacle)
+        self._report_obstacle(obstacle)
         if obstacle:
             shown = None
         for rank, status in statuses.items():

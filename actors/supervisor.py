@@ -111,13 +111,13 @@ class RunSupervisor:
 
     async def standing(self) -> Standing:
         outcome, process = self.folder / OUTCOME, self._process
-        told = json.loads(outcome.read_text()) if outcome.exists() else None
+        result = json.loads(outcome.read_text()) if outcome.exists() else None
         code = process.returncode if process is not None else None
         if code is not None and self._goes_on(code):
             code = None
-        if code is not None and told is None and self._stopping and not self._has_journal:
-            told = STOPPED  # it was too early for the signal to be anything but the driver's end
-        return Standing(str(self.folder), process.pid if process is not None else 0, self._restarts, code, told)
+        if code is not None and result is None and self._stopping and not self._has_journal:
+            result = STOPPED  # it was too early for the signal to be anything but the driver's end
+        return Standing(str(self.folder), process.pid if process is not None else 0, self._restarts, code, result)
 
     def _goes_on(self, code: int) -> bool:
         """Whether another driver follows one that has ended like this."""

@@ -111,7 +111,7 @@ class Session:
     """One rank's side. Its methods stand in the place of Ray Train's own."""
 
     def __init__(self, run: Run, told: TrainLoop) -> None:
-        self._run, self._told = run, told
+        self._run, self._train_loop = run, told
         self._held: list[tuple[int, Reported]] = []
         self._context = Context(run, told.name, ray_internals.own_context())
 
@@ -156,14 +156,14 @@ class Session:
 
     def get_checkpoint(self) -> ray.train.Checkpoint | None:
         """What was reported last when the run began: None, unless it goes on. The same on all ranks, for the whole run."""
-        return checkpoint_of(self._told.folders, self._told.begins_with) if self._told.begins_with else None
+        return checkpoint_of(self._train_loop.folders, self._train_loop.begins_with) if self._train_loop.begins_with else None
 
     def get_all_reported_checkpoints(self, *args: Any, **kwargs: Any) -> list[Any]:
         raise _refusal("get_all_reported_checkpoints()", "no rank knows them", "trainer.fit().best_checkpoints has them.")
 
     def get_dataset_shard(self, dataset_info: Any) -> Any:
         """The dataset that the trainer was given, for ``step.batches``: each batch shard gets its samples there. None for no such name."""
-        return self._told.datasets.get(dataset_info.dataset_name)
+        return self._train_loop.datasets.get(dataset_info.dataset_name)
 
     def get_context(self) -> Context:
         return self._context
@@ -189,7 +189,7 @@ class Session:
 
     def _keep(self, reported: Reported, before: dict[str, Any] | None) -> dict[str, Any]:
         """On one rank: what the journal gets of the report, once its checkpoint is kept."""
-        folders, retention = self._told.folders, self._told.retention
+        folders, retention = self._train_loop.folders, self._train_loop.retention
         for old in (before or {}).get("drop", ()):  # that is on record: what they were replaced by is there
             folders.remove(old)
         there = [(one, score) for one, score in (before or {}).get("kept", ())]
@@ -198,11 +198,11 @@ class Session:
         for figure, value in reported.metrics.items():
             if isinstance(value, int | float) and figure not in OURS:
                 self._run.measure(figure, float(value))
-        told = {"metrics": reported.metrics, "checkpoint": name}
+        record = {"metrics": reported.metrics, "checkpoint": name}
         if retention.most is None:
-            return told
+            return record
         stay = retention.chosen(there)
-        return {**told, "kept": stay, "drop": [one for one, _ in there if one not in dict(stay)]}
+        return {**record, "kept": stay, "drop": [one for one, _ in there if one not in dict(stay)]}
 
 
 class Reported:

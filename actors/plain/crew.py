@@ -109,19 +109,19 @@ class Crew:
         self._selector.register(self._launcher_fd, selectors.EVENT_READ)
 
     def _start(self, words: list[str], logs: Path) -> subprocess.Popen[bytes]:
-        told = {worker.SOCKET: str(self._folder / "line"), worker.LOGS: str(logs.resolve()), CLUSTER_VARIABLE: self._mark}
+        given = {worker.SOCKET: str(self._folder / "line"), worker.LOGS: str(logs.resolve()), CLUSTER_VARIABLE: self._mark}
         with (logs / "launcher.log").open("ab") as file:
             return subprocess.Popen(
                 [sys.executable, launcher.__file__, *words], stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True,
-                env={**launcher.OWN_STORE, **os.environ, **told},
+                env={**launcher.OWN_STORE, **os.environ, **given},
             )  # fmt: skip
 
     def turn(self, limit_s: float) -> Iterator[Event]:
         """What has happened, oldest first: waits for so long at most. The words of a process come before its end, and that before the
         words of those that are started afterwards."""
         ready = {key.fd for key, _ in self._selector.select(limit_s)}
-        told = [Told(member, word) for member, rank in self._ranks.items() for word in rank.words()]
-        yield from sorted(told, key=lambda each: each.word.at_us)
+        received = [Told(member, word) for member, rank in self._ranks.items() for word in rank.words()]
+        yield from sorted(received, key=lambda each: each.word.at_us)
         for member, rank in list(self._ranks.items()):
             if rank.pidfd in ready:
                 yield from (Told(member, word) for word in rank.words())

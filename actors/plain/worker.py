@@ -93,7 +93,7 @@ class Watch:
 
     def _saving(self, save: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(save)
-        def told(obj: Any, f: Any, *arguments: Any, **options: Any) -> Any:
+        def reported(obj: Any, f: Any, *arguments: Any, **options: Any) -> Any:
             path, steps, blocking = path_of(f), self._steps, threading.current_thread() is threading.main_thread()
             self._line.say("save", path=path, steps=steps, blocking=blocking)
             try:
@@ -104,13 +104,13 @@ class Watch:
             self._line.say("saved", path=path, steps=steps, bytes=_size(path), blocking=blocking)
             return result
 
-        return told
+        return reported
 
     def _loading(self, load: Callable[..., Any]) -> Callable[..., Any]:
         """What is loaded once the model trains are data."""
 
         @functools.wraps(load)
-        def told(f: Any, *arguments: Any, **options: Any) -> Any:
+        def reported(f: Any, *arguments: Any, **options: Any) -> Any:
             if self._trains or threading.current_thread() is not threading.main_thread():
                 return load(f, *arguments, **options)
             self._line.say("load")
@@ -122,20 +122,20 @@ class Watch:
                 self._line.say("loaded", path=path)
             return result
 
-        return told
+        return reported
 
     def _naming(self, what: str, act: Callable[..., Any]) -> Callable[..., Any]:
         """``os.replace(a, b)`` within ``shutil`` counts once."""
 
         @functools.wraps(act)
-        def told(source: Any, target: Any, *arguments: Any, **options: Any) -> Any:
+        def reported(source: Any, target: Any, *arguments: Any, **options: Any) -> Any:
             before = path_of(source)
             result = act(source, target, *arguments, **options)
             if before and (after := path_of(target)):
                 self._line.say(what, path=before, to=after)
             return result
 
-        return told
+        return reported
 
 
 def path_of(f: Any) -> str:

@@ -92,15 +92,15 @@ class Run:
         self.folder, self.is_twin = home.folder, home.is_twin
         self._home, self._parts = home, parts
         self._saver = Saver(client, recorder, parts, places(settings))
-        self._seat = Seat(client, recorder, parts, host, settings.timeouts)
-        self._seat.carriers |= self._carriers()
-        self._choreography = self._seat.choreography
+        self._membership = Seat(client, recorder, parts, host, settings.timeouts)
+        self._membership.carriers |= self._carriers()
+        self._choreography = self._membership.choreography
         self._steps: Moves = self._choreography.run()
         self._engine: Engine | None = None
         self._host, self._units = host, tuple[Unit, ...]()
-        self._one = OneOfAll(self._seat, recorder)
+        self._one = OneOfAll(self._membership, recorder)
         self._owed: list[tuple[int, Callable[[], object]]] = []
-        self._seated: tuple[View, int] | None = None
+        self._joined: tuple[View, int] | None = None
         self._measured_us = self._used_us = 0
         feeds = Feeds(self.seed, self.shards, recorder)
         self._loop = Loop(self.seed, client, recorder, self._choreography, feeds, self._attempt)
@@ -211,7 +211,7 @@ class Run:
         """Carry out what is the rank's own, up to the next move that is the train function's. None: there is no further one."""
         lost: GroupLost | None = None
         while True:
-            ended, move = self._seat.resume(self._steps, value, lost)
+            ended, move = self._membership.resume(self._steps, value, lost)
             if ended:
                 self._concluded = move
                 return None
@@ -219,19 +219,19 @@ class Run:
                 return move
             value = lost = None
             try:
-                value = self._seat.carriers[type(move)](move)
+                value = self._membership.carriers[type(move)](move)
             except GroupLost as error:
                 lost = error
 
     def _make_engine(self, state: TrackedState, clip_norm: float | None) -> Engine:
         if self._settings.optimizer_sharding == "none":
             engine = Engine(state, self._settings, self._recorder, clip_norm)
-            self._seat.serve(state, engine, self._loop.total)
+            self._membership.serve(state, engine, self._loop.total)
             return engine
         sharded = self._make_sharded(state, clip_norm)
         copies, levels = self._settings.optimizer_copies, len(self._settings.domains)
         resharding = Resharding(sharded, self._client.protocol, copies, self._advance, levels, self._settings.replica_ranks)
-        self._seat.serve(state, sharded, self._loop.total, resharding)
+        self._membership.serve(state, sharded, self._loop.total, resharding)
         return sharded
 
     def _make_sharded(self, state: TrackedState, clip_norm: float | None) -> ShardedEngine:
@@ -257,9 +257,9 @@ class Run:
 
         Behind ``commit`` those count that took the step: not who comes at that moment.
         """
-        if self._seated is None:
+        if self._joined is None:
             return self.slot
-        view, began = self._seated
+        view, began = self._joined
         return rank_of_those_behind(view, began, self._here().step, self._loop.rank) if self._loop.committed else self._loop.rank
 
     @property
@@ -442,7 +442,7 @@ class Run:
         protocol = self._client.protocol
         if not protocol.concluded and protocol.released is None:
             raise LoopError(self._unfinished())
-        self._seat.carry(self._choreography.close())
+        self._membership.carry(self._choreography.close())
 
     def _unfinished(self) -> str:
         use = "Iterate `for step in run.steps(state, total=...)` to its end: it ends by itself after the last step."
@@ -487,11 +487,11 @@ class Run:
         self._trained.hold()
 
     def _share(self, move: moves.Share) -> None:
-        self._seat.joined()
+        self._membership.joined()
         view, arriving = move.view, self._choreography.arriving
         here = arriving.state if arriving is not None else self._here()
-        self._seated, self._loop.rank = (view, here.step), view.rank_of(self._client.protocol.member)
-        self._trained.seat(self._seat.group, view, self._loop.rank, here, move.begun)
+        self._joined, self._loop.rank = (view, here.step), view.rank_of(self._client.protocol.member)
+        self._trained.seat(self._membership.group, view, self._loop.rank, here, move.begun)
         if arriving is None:
             self._recorder.switch(COMPUTE)
         self._recorder.place(view.generation, here.lineage, here.step)
@@ -520,8 +520,8 @@ class Run:
         if self._loop.rank == 0:
             owner = self._choreography.view.members[reduced.owner] if reduced.owner >= 0 else None
             shard = -1 if reduced.culprit is None else reduced.culprit
-            told = Implausible(self._client.protocol.member, self._here(), shard, owner, reduced.why, accepted=reduced.culprit is None)
-            self._client.say(told)
+            event = Implausible(self._client.protocol.member, self._here(), shard, owner, reduced.why, accepted=reduced.culprit is None)
+            self._client.say(event)
 
     def _apply(self, move: moves.Apply) -> None:
         assert isinstance(move.reduced, Outcome)
@@ -542,7 +542,7 @@ class Run:
         apply()
 
     def _note_commit(self) -> None:
-        self._seat.settled()
+        self._membership.settled()
         self._recorder.commit(max(self._mutated_us, now_us()))
         self._loop.committed = True
 
@@ -557,7 +557,7 @@ class Run:
         step, engine = self._attempted, self._engine
         assert step is not None and isinstance(engine, ShardedEngine)
         before = self._recorder.code
-        self._seat.carry(self._choreography.take_step(Advance(factor)))
+        self._membership.carry(self._choreography.take_step(Advance(factor)))
         self._note_commit()
         engine.afterwards(lambda: self._tell(step, engine.loss))
         self._recorder.switch(before)
@@ -567,7 +567,7 @@ class Run:
             with self._trained.unread():
                 fn()
         last = step.number + 1 == self._loop.total
-        self._tell_used(last)
+        self._report_used(last)
         if self._loop.rank == 0 and (last or now_us() - self._measured_us > MEASURE_EVERY_US):
             self._measured_us = now_us()
             counted = self._loop.flops.figures(self.shards, self._trained.device, last)
@@ -575,7 +575,7 @@ class Run:
         if (log := self._trained.log).some and (last or log.due):
             self._client.say(Logged(self._client.protocol.member, self._here(), *log.told))
 
-    def _tell_used(self, last: bool) -> None:
+    def _report_used(self, last: bool) -> None:
         if last or now_us() - self._used_us > usage.every_us(self._settings.world):
             self._used_us = now_us()
             self._client.say(Used(self._client.protocol.member, *usage.used(), *EXCHANGED.told, usage.FETCHED.total, *metered()))

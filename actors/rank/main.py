@@ -103,8 +103,8 @@ def _report(client: Client, recorder: Recorder, error: BaseException) -> None:
         _leave(f"fleet: slot {protocol.slot} could not join: {error!r}")
     where = recorder.where()
     mistake = isinstance(error, LoopError)
-    told = str(error) if mistake else f"{type(error).__name__}: {error}"
-    client.say(Raised(protocol.member, where.step, where.shard, told, user_traceback(error), mistake))
+    message = str(error) if mistake else f"{type(error).__name__}: {error}"
+    client.say(Raised(protocol.member, where.step, where.shard, message, user_traceback(error), mistake))
     try:
         client.wait(lambda: protocol.released, LAST_WORDS_S)
     except Fenced:

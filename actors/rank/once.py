@@ -27,7 +27,7 @@ class OneOfAll:
     """One rank's side of what is done once: what it is called, and who runs it. ``seat`` carries out what :class:`Lease` says."""
 
     def __init__(self, seat: Seat, recorder: Recorder) -> None:
-        self._seat, self._recorder = seat, recorder
+        self._membership, self._recorder = seat, recorder
         self._lease = Lease(seat.choreography, ASK_AGAIN_S)
         seat.carriers[CarryOut] = self._carry_out
         self._fn: Callable[[Any], Any] = lambda before: None
@@ -46,7 +46,7 @@ class OneOfAll:
         code, stepping = self._recorder.code, self._recorder.stepping(False)
         self._fn = fn
         try:
-            return json.loads(self._seat.carry(self._lease.do(key)))
+            return json.loads(self._membership.carry(self._lease.do(key)))
         finally:
             self._recorder.stepping(stepping)
             self._recorder.switch(code)

@@ -116,7 +116,7 @@ def _flip(tensors: Sequence[torch.Tensor], draw: random.Random) -> None:
     element[place] = one.view(element.dtype)[0]
 
 
-def _hold_interpreter(saboteur: Saboteur, order: Operation) -> None:
+def _hold_interpreter(injector: Saboteur, order: Operation) -> None:
     """Sleep with the interpreter's lock held, as a C extension may that forgets to give it up: no thread of this process runs."""
     ctypes.PyDLL(None).usleep(ctypes.c_uint(min(int(order.duration_s * 1e6), 2**32 - 1)))
 

@@ -254,24 +254,24 @@ class Teller:
     def _run(self) -> None:
         give_way()
         try:
-            self._tell()
+            self._report()
         except OSError as error:
             log.info("the digests of the data's files end here: %s", error)
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         found = list(pieces(self._catalogue))
         for first, files in found:
             self._say(first, files)
         digests, left = Digests(self._cache), DIGEST_BYTES
         for first, files in found:
-            told = []
+            hashed = []
             for number, file in enumerate(files, first):
                 digest, read = self._digest(file, self._opened[number], digests, left)
                 left -= read
-                told.append(replace(file, digest=digest))
+                hashed.append(replace(file, digest=digest))
                 if self._closing.is_set():
                     return
-            self._say(first, tuple(told))
+            self._say(first, tuple(hashed))
 
     def _digest(self, file: DataFile, opened: File, digests: Digests, left: int) -> tuple[str, int]:
         """(digest, bytes that were read for it). Nothing is fetched from a store for it."""

@@ -233,6 +233,6 @@ def _check_same(history: DataHistory, dataset: Any) -> None:
             "--data", f"{len(dataset)} samples", f"the run was trained on {', '.join(map(str, sorted(known)))}", "Give the same data set."
         )
     own = getattr(dataset, "data_sha256", None)
-    told = {read.data_sha256 for read in history.reads}
-    if own is not None and "" not in told and (sha256 := own()) and sha256 not in told:
-        raise ConfigError("--data", sha256[:12], f"the run was trained on {', '.join(one[:12] for one in told)}", "Give the same files.")
+    digests = {read.data_sha256 for read in history.reads}
+    if own is not None and "" not in digests and (sha256 := own()) and sha256 not in digests:
+        raise ConfigError("--data", sha256[:12], f"the run was trained on {', '.join(one[:12] for one in digests)}", "Give the same files.")

@@ -26,7 +26,7 @@ class Told:
         self._cache = cache or default_cache(os.environ)
         self._last: tuple[Feed, int] | None = None
         self._sizes = (0, 0, -1)
-        self._lineage, self._count = -1, 0
+        self._history, self._count = -1, 0
         self.tellers: dict[str, Teller] = {}
 
     def is_news(self, feed: Feed, batch_size: int, lineage: int) -> bool:
@@ -34,7 +34,7 @@ class Told:
         before, self._sizes = self._sizes, (feed.samples, batch_size, lineage)
         if self._last == (feed, lineage) or (self._count >= MOST and before == self._sizes):
             return False
-        self._last, self._lineage = (feed, lineage), lineage
+        self._last, self._history = (feed, lineage), lineage
         self._count += 1
         return True
 
@@ -42,7 +42,7 @@ class Told:
         """That ``step`` and those behind it are read from ``feed``; of its files and their digests beside the steps, in a thread."""
         member, sha256 = client.protocol.member, feed.data_sha256
         samples, batch_size, _ = self._sizes
-        client.say(Reads(member, samples, batch_size, sha256, total_steps, self._lineage, step, feed.order))
+        client.say(Reads(member, samples, batch_size, sha256, total_steps, self._history, step, feed.order))
         if sha256 in self.tellers or (catalogue := feed.catalogue) is None:
             return
 

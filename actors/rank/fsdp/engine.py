@@ -84,14 +84,14 @@ class FsdpEngine(ShardedEngine):
         self._met: list[Address] = []
         self._loop = threading.get_ident()
         self._turn = self._met_in = NOWHERE
-        self._seat = self._met_as = 0
+        self._joined_as = self._met_as = 0
         self._owned, self._copied = list[Stretch](), list[Stretch]()
         self._shard, self._gone, self._early = -1, set[int](), True
         patience_s = min(SILENT_S, settings.timeouts.collective_s)
         self._sums, self._sender = Sums(settings.shards, self._reducer.mean), Sender(called_away, patience_s)
-        self._lender, self._borrower = Lender(host, self._lend, self), Borrower(lambda: self._in_shard and called_away(), patience_s)
+        self._server, self._borrower = Lender(host, self._lend, self), Borrower(lambda: self._in_shard and called_away(), patience_s)
         state.apart = self.body.apart = frozenset(map(id, self._gradients.parameters))
-        state.bring, state.let_go = self.chunks.bring, self._let_go
+        state.bring, state.let_go = self.chunks.bring, self._free
         self._gathered = [self._gathering(unit) for unit in self._with_rest(units)]
         cast = [unit for unit in units if unit.precision.parameters is not None]
         self._uncast = [self._gathering(dataclasses.replace(unit, modules=(), precision=Precision())) for unit in cast]
@@ -115,7 +115,7 @@ class FsdpEngine(ShardedEngine):
 
     def close(self) -> None:
         """Nothing is lent, borrowed or brought any more."""
-        self._lender.close()
+        self._server.close()
         self._borrower.close()
         self._sender.close()
 
@@ -157,7 +157,7 @@ class FsdpEngine(ShardedEngine):
 
     def introduce(self, group: Group) -> None:
         rows = torch.zeros(group.size, ADDRESS_BYTES, dtype=torch.uint8, device="cpu")
-        mine = self._lender.address.packed().ljust(ADDRESS_BYTES, b"\0")
+        mine = self._server.address.packed().ljust(ADDRESS_BYTES, b"\0")
         group.all_gather(rows, torch.frombuffer(bytearray(mine), dtype=torch.uint8), Tag.CLAIM)
         self._met = [Address.unpacked(row.numpy().tobytes()) for row in rows]
         self._met_in, self._met_as = Turn(group.generation, 0), group.rank
@@ -166,10 +166,10 @@ class FsdpEngine(ShardedEngine):
         super().place(state, guarded, asked)
         self._addresses, self._asked, self._missed = self._met, asked, ""
         self._sender.begin()
-        self._turn, self._seat = self._met_in, self._met_as
+        self._turn, self._joined_as = self._met_in, self._met_as
         chunks = [self._stretches(owner) for owner in range(len(guarded))]
-        self._owned = chunks[self._seat]
-        self._copied = [one for owner, stretches in enumerate(chunks) if self._seat in guarded[owner] for one in stretches]
+        self._owned = chunks[self._joined_as]
+        self._copied = [one for owner, stretches in enumerate(chunks) if self._joined_as in guarded[owner] for one in stretches]
         self._begin_step()
 
     def _stretches(self, owner: int) -> list[Stretch]:
@@ -207,7 +207,7 @@ class FsdpEngine(ShardedEngine):
     # ---- a shard -----------------------------------------------------------------------------------------------------------------------
 
     def begin_shard(self, shard: int) -> None:
-        self._let_go()  # what something beside the steps has gathered may be of an earlier state
+        self._free()  # what something beside the steps has gathered may be of an earlier state
         super().begin_shard(shard)
         self._missed, self._in_shard = "", True
         for each in self._gathered:
@@ -221,7 +221,7 @@ class FsdpEngine(ShardedEngine):
                 self._send(unit)
             elif unit.gradients:
                 self._came_again(unit)
-        self._let_go()
+        self._free()
         if math.isnan(loss) and not self.broken:
             self._check_used()
         if not self.broken:
@@ -236,14 +236,14 @@ class FsdpEngine(ShardedEngine):
                 raise ConfigError("fully_shard", unit.name, reason, way_out)
 
     def reset(self) -> None:
-        self._let_go()
+        self._free()
         super().reset()
 
     def hold(self) -> None:
-        self._let_go()
+        self._free()
         super().hold()
 
-    def _let_go(self) -> None:
+    def _free(self) -> None:
         self._in_shard = False
         for each in self._gathered:
             each.let_go()
@@ -309,24 +309,24 @@ class FsdpEngine(ShardedEngine):
                 memory[lo:hi].copy_(mine)
             elif lo < hi:
                 wanted.append((self._asked[owner], Wish(flat, lo, hi, host[lo:hi])))
-        self._borrow(wanted)
-        for _, wish in wanted if host is not memory else ():
-            memory[wish.lo : wish.hi].copy_(wish.into)
+        self._fetch(wanted)
+        for _, request in wanted if host is not memory else ():
+            memory[request.lo : request.hi].copy_(request.into)
 
-    def _borrow(self, wanted: Sequence[tuple[tuple[int, ...], Wish]]) -> None:
+    def _fetch(self, wanted: Sequence[tuple[tuple[int, ...], Wish]]) -> None:
         """Each stretch from the first lender that has it. Zeros when nobody has: what is computed with them is of no use."""
         while wanted and not self._missed:
             assert self._state is not None, "before its first view a rank has all parameters"
-            wishes = [(self._addresses[keepers[0]], wish) for keepers, wish in wanted]
-            wanted = [(wanted[number][0][1:], wanted[number][1]) for number in self._borrower.fetch(self._state, wishes)]
+            requests = [(self._addresses[keepers[0]], request) for keepers, request in wanted]
+            wanted = [(wanted[number][0][1:], wanted[number][1]) for number in self._borrower.fetch(self._state, requests)]
             if any(not keepers for keepers, _ in wanted):
                 self._miss(wanted)
-        for _, wish in wanted:
-            wish.into.zero_()
+        for _, request in wanted:
+            request.into.zero_()
 
     def _miss(self, wanted: Sequence[tuple[tuple[int, ...], Wish]]) -> None:
-        _, wish = next((keepers, wish) for keepers, wish in wanted if not keepers)
-        reason = f"no rank of the view gives elements {wish.lo} to {wish.hi} of flat buffer {wish.flat} of the parameters"
+        _, request = next((keepers, request) for keepers, request in wanted if not keepers)
+        reason = f"no rank of the view gives elements {request.lo} to {request.hi} of flat buffer {request.flat} of the parameters"
         if not self._in_shard:
             raise FleetError(f"{reason}, which something outside of a step needs")
         self._missed = reason
@@ -367,11 +367,11 @@ class FsdpEngine(ShardedEngine):
             for owner in range(size):
                 lo, hi = bounds(self.chunks.extents[flat], (size, owner))
                 if lo < hi:
-                    self._bring(owner, (flat, lo, hi), host[lo:hi])
+                    self._contribute(owner, (flat, lo, hi), host[lo:hi])
 
-    def _bring(self, owner: int, stretch: Stretch, elements: torch.Tensor) -> None:
-        if owner != self._seat:
-            self._sender.send(self._addresses[owner], self._gift(stretch, self._shard), elements)
+    def _contribute(self, owner: int, stretch: Stretch, elements: torch.Tensor) -> None:
+        if owner != self._joined_as:
+            self._sender.send(self._addresses[owner], self._contribution(stretch, self._shard), elements)
             return
         with self._moved:
             self._count(stretch, self._shard, elements.clone())  # a part of the whole would keep all its memory
@@ -402,10 +402,10 @@ class FsdpEngine(ShardedEngine):
         if shard == SUM:
             self._sums.know(stretch, elements)
         elif (mean := self._sums.add(stretch, shard, elements)) is not None:
-            for guard in self._guarded[self._seat]:  # without a wait: whoever waits here takes nothing in
-                self._sender.send(self._addresses[guard], self._gift(stretch, SUM), mean, waits=False)
+            for guard in self._guarded[self._joined_as]:  # without a wait: whoever waits here takes nothing in
+                self._sender.send(self._addresses[guard], self._contribution(stretch, SUM), mean, waits=False)
 
-    def _gift(self, stretch: Stretch, shard: int) -> Request:
+    def _contribution(self, stretch: Stretch, shard: int) -> Request:
         assert self._state is not None
         return Request(self._state, *stretch, gift=True, turn=self._turn, shard=shard)
 

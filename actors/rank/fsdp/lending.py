@@ -82,8 +82,8 @@ class Request(NamedTuple):
     @classmethod
     def unpacked(cls, data: bytes | bytearray) -> tuple[bytes, Request]:
         """(token, request)."""
-        token, kind, gift, lineage, step, flat, lo, hi, generation, attempt, shard = WIRE.unpack(data)
-        return token, cls(StateId(lineage, step), flat, lo, hi, kind, gift, Turn(generation, attempt), shard)
+        token, kind, contributes, history, step, flat, lo, hi, generation, attempt, shard = WIRE.unpack(data)
+        return token, cls(StateId(history, step), flat, lo, hi, kind, contributes, Turn(generation, attempt), shard)
 
 
 WIRE = struct.Struct(">16sB?8q")
@@ -162,12 +162,12 @@ class Lender:
                 if not secrets.compare_digest(token, self._token) or request.kind >= len(TYPES):
                     return
                 if request.gift:
-                    self._accept_gift(connection, request)
+                    self._accept_contribution(connection, request)
                 else:
-                    self._lend(connection, request)
+                    self._send(connection, request)
         self._connections.discard(connection)
 
-    def _lend(self, connection: socket.socket, request: Request) -> None:
+    def _send(self, connection: socket.socket, request: Request) -> None:
         found = self._find(request.state, request.flat, request.lo, request.hi)
         if found is None:
             connection.sendall(NO)
@@ -178,7 +178,7 @@ class Lender:
         connection.sendall(bytes_of(elements))
         connection.sendall(YES if found.unchanged() else NO)
 
-    def _accept_gift(self, connection: socket.socket, request: Request) -> None:
+    def _accept_contribution(self, connection: socket.socket, request: Request) -> None:
         room = self._keep.room(request)
         if not _receive(connection, bytes_of(room)):
             raise ConnectionError("the connection ended within a gift")
@@ -211,17 +211,17 @@ class Borrower:
 
     def fetch(self, state: StateId, wishes: Sequence[tuple[Address, Wish]]) -> list[int]:
         """Fill each wish from its lender, all lenders at once; returns the numbers of those that were not to be had there."""
-        asked = [self._ask(state, address, wish) for address, wish in wishes]
-        return [number for number, (address, wish) in enumerate(wishes) if not self._take(address, asked[number], wish)]
+        asked = [self._ask(state, address, wanted) for address, wanted in wishes]
+        return [number for number, (address, wanted) in enumerate(wishes) if not self._take(address, asked[number], wanted)]
 
     def close(self) -> None:
         for address in list(self._connections):
             self._drop(address)
 
-    def _ask(self, state: StateId, address: Address, wish: Wish) -> socket.socket | None:
+    def _ask(self, state: StateId, address: Address, wanted: Wish) -> socket.socket | None:
         try:
             connection = self._connections.get(address) or self._connect(address)
-            connection.sendall(Request(state, wish.flat, wish.lo, wish.hi, TYPES.index(wish.into.dtype)).packed(address.token))
+            connection.sendall(Request(state, wanted.flat, wanted.lo, wanted.hi, TYPES.index(wanted.into.dtype)).packed(address.token))
         except OSError as error:
             log.info("no stretch of the parameters from %s:%d: %s", address.host, address.port, error)
             self._drop(address)
@@ -244,7 +244,7 @@ class Borrower:
                 if self._called_away() or time.monotonic() > end_s:
                     raise
 
-    def _take(self, address: Address, connection: socket.socket | None, wish: Wish) -> bool:
+    def _take(self, address: Address, connection: socket.socket | None, wanted: Wish) -> bool:
         if connection is None or self._connections.get(address) is not connection:  # another wish of the same lender has failed
             return False
         answer = bytearray(1)
@@ -252,13 +252,13 @@ class Borrower:
             self._fill(connection, memoryview(answer))
             if bytes(answer) == NO:
                 return False
-            self._fill(connection, bytes_of(wish.into))
+            self._fill(connection, bytes_of(wanted.into))
             self._fill(connection, memoryview(answer))
         except OSError as error:
             log.info("no stretch of the parameters from %s:%d: %s", address.host, address.port, error)
             self._drop(address)  # what is still to come on it belongs to nobody
             return False
-        RECEIVED.count(wish.into.nbytes)
+        RECEIVED.count(wanted.into.nbytes)
         return bytes(answer) == YES
 
     def _fill(self, connection: socket.socket, into: memoryview) -> None:

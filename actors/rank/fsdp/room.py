@@ -19,8 +19,8 @@ def free_bytes(device: torch.device, proc: Path = Path("/proc"), groups: Path = 
     """What this process can still take on ``device``: of the GPU's memory; or of the host's, and of its control groups' (cgroup v2)."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    told = dict(line.split(":", 1) for line in (proc / "meminfo").read_text().splitlines())
-    host = int(told["MemAvailable"].split()[0]) * 1024
+    meminfo = dict(line.split(":", 1) for line in (proc / "meminfo").read_text().splitlines())
+    host = int(meminfo["MemAvailable"].split()[0]) * 1024
     return min([host, *_left_in(proc, groups)])
 
 

@@ -32,7 +32,7 @@ Stretch = tuple[int, int, int]
 """(flat buffer, from, to)."""
 
 
-class _Gift(NamedTuple):
+class _Contribution(NamedTuple):
     request: Request
     elements: torch.Tensor
 
@@ -69,7 +69,7 @@ class Sender:
             if address not in self._peers:
                 self._peers[address] = _Peer(address, self._patience_s, self._ended)
             self._under_way, self._bytes = self._under_way + 1, self._bytes + elements.nbytes
-            self._peers[address].bring(_Gift(request, elements))
+            self._peers[address].contribute(_Contribution(request, elements))
 
     def flush(self) -> str:
         """Wait until all has arrived. Returns why not, if not."""
@@ -100,11 +100,11 @@ class Sender:
                 if end_s is not None and time.monotonic() > end_s:
                     return
 
-    def _ended(self, peer: _Peer, gift: _Gift, error: str) -> None:
+    def _ended(self, peer: _Peer, contribution: _Contribution, error: str) -> None:
         with self._changed:
             if self._peers.get(peer.address) is not peer:  # of an earlier view
                 return
-            self._under_way, self._bytes = self._under_way - 1, self._bytes - gift.elements.nbytes
+            self._under_way, self._bytes = self._under_way - 1, self._bytes - contribution.elements.nbytes
             self.failed = self.failed or error
             self._changed.notify_all()
 
@@ -112,23 +112,23 @@ class Sender:
 class _Peer:
     """One receiver, with a thread that brings it one gift after the other."""
 
-    def __init__(self, address: Address, patience_s: float, ended: Callable[[_Peer, _Gift, str], None]) -> None:
+    def __init__(self, address: Address, patience_s: float, ended: Callable[[_Peer, _Contribution, str], None]) -> None:
         self.address, self._patience_s, self._ended = address, patience_s, ended
-        self._gifts: deque[_Gift] = deque()
+        self._contributions: deque[_Contribution] = deque()
         self._changed = threading.Condition()
         self._connection: socket.socket | None = None
         self._over = False
         threading.Thread(target=self._run, name="fleet-brings", daemon=True).start()
 
-    def bring(self, gift: _Gift) -> None:
+    def contribute(self, contribution: _Contribution) -> None:
         with self._changed:
-            self._gifts.append(gift)
+            self._contributions.append(contribution)
             self._changed.notify()
 
     def end(self) -> None:
         with self._changed:
             self._over = True
-            self._gifts.clear()
+            self._contributions.clear()
             if self._connection is not None:
                 _shut(self._connection)
             self._changed.notify()
@@ -136,27 +136,27 @@ class _Peer:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._over or self._gifts)
+                self._changed.wait_for(lambda: self._over or self._contributions)
                 if self._over:
                     break
-                gift = self._gifts.popleft()
-            self._ended(self, gift, self._carry(gift))
+                contribution = self._contributions.popleft()
+            self._ended(self, contribution, self._carry(contribution))
         if self._connection is not None:
             self._connection.close()
 
-    def _carry(self, gift: _Gift) -> str:
+    def _carry(self, contribution: _Contribution) -> str:
         """Empty when it has arrived, and is of use."""
-        flat, lo, hi = gift.request.flat, gift.request.lo, gift.request.hi
-        told = f"elements {lo} to {hi} of flat buffer {flat} of the gradient, for {self.address.host}:{self.address.port}"
+        flat, lo, hi = contribution.request.flat, contribution.request.lo, contribution.request.hi
+        what = f"elements {lo} to {hi} of flat buffer {flat} of the gradient, for {self.address.host}:{self.address.port}"
         try:
             connection = self._connection or self._connect()
-            connection.sendall(gift.request.packed(self.address.token))
-            connection.sendall(bytes_of(gift.elements))
+            connection.sendall(contribution.request.packed(self.address.token))
+            connection.sendall(bytes_of(contribution.elements))
             answer = connection.recv(1)
         except OSError as error:
-            return f"{told}: {error}"
-        SENT.count(gift.elements.nbytes)
-        return "" if answer == YES else f"{told}: {'it is at another step' if answer else 'the connection has ended'}"
+            return f"{what}: {error}"
+        SENT.count(contribution.elements.nbytes)
+        return "" if answer == YES else f"{what}: {'it is at another step' if answer else 'the connection has ended'}"
 
     def _connect(self) -> socket.socket:
         connection = socket.create_connection((self.address.host, self.address.port), min(REACH_S, self._patience_s))

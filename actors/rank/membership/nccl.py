@@ -48,12 +48,12 @@ class Making:
 
     def __init__(self, store: Any, rank: int, size: int, device: torch.device, timeout_s: float, name: str) -> None:
         self._asked = (store, rank, size, device, timeout_s)
-        self._lock, self._told, self._found = threading.Lock(), threading.Event(), list[Communicator | Exception]()
+        self._lock, self._reported, self._found = threading.Lock(), threading.Event(), list[Communicator | Exception]()
         threading.Thread(target=self._make, name=name, daemon=True).start()
 
     def wait(self, timeout_s: float) -> Communicator:
         """The communicator, once. Raises why it was given up, what went wrong, and TimeoutError."""
-        if not self._told.wait(timeout_s):
+        if not self._reported.wait(timeout_s):
             self.give_up(TimeoutError(f"NCCL was not there within {timeout_s:g} s"))
         found = self._found.pop()
         try:
@@ -65,25 +65,25 @@ class Making:
 
     def give_up(self, reason: Exception) -> None:
         """From any thread: the communicator is not wanted any more. One that is there already belongs to who waited for it."""
-        self._tell(reason)
+        self._report(reason)
 
     def _make(self) -> None:
         _, _, _, device, limit_s = self._asked
         try:
             made = Communicator(wires(*self._asked), device, limit_s)
         except (RuntimeError, OSError) as error:
-            self._tell(error)
+            self._report(error)
             return
-        if not self._tell(made):
+        if not self._report(made):
             made.abort()
 
-    def _tell(self, found: Communicator | Exception) -> bool:
+    def _report(self, found: Communicator | Exception) -> bool:
         """The first one decides."""
         with self._lock:
-            if self._told.is_set():
+            if self._reported.is_set():
                 return False
             self._found.append(found)
-            self._told.set()
+            self._reported.set()
             return True
 
 

@@ -120,7 +120,7 @@ class Group:
         self._waits: set[Signal] = set()
         self._errands = Errands(f"fleet-group-{generation}")
         self._turn = threading.Lock()  # of what runs aside: held but for its waits
-        self._aside = 0  # the thread that does
+        self._detached_thread = 0  # the thread that does
         self._gathered: Work | None = None
         if nccl is not None:
             self.carry_by(nccl)
@@ -234,7 +234,7 @@ class Group:
         """
         if not operations:
             return _nothing
-        if self._aside == threading.get_ident():
+        if self._detached_thread == threading.get_ident():
             return functools.partial(self._await, operations)
         return self._errand(functools.partial(self._complete, operations))
 
@@ -257,13 +257,13 @@ class Group:
         """Begin what :meth:`aside` does: what to call to block until it is done. One at a time, and where the group :attr:`works_aside`."""
 
         def run() -> None:
-            self._aside = threading.get_ident()
+            self._detached_thread = threading.get_ident()
             try:
                 with self._turn:
                     self._go_on()
                     call()
             finally:
-                self._aside = 0
+                self._detached_thread = 0
 
         ended = self._errand(run)
 
@@ -548,7 +548,7 @@ class Forming:
         """NCCL carries what is on the devices if every rank has made its communicator, and else gloo does; all ranks find the same."""
         making = self._begin_making(client)
         has = dict[int, bool]()
-        heard = group._errand(functools.partial(self._hear, group, making, has))
+        received = group._errand(functools.partial(self._receive, group, making, has))
         mine, why = None, ""
         try:
             mine = making.wait(self._timeout_s * MAKING_SHARE)
@@ -557,7 +557,7 @@ class Forming:
         self._go_on()
         said = torch.tensor([float(mine is not None)], dtype=torch.float32, device="cpu")
         sent = group.start([(said, peer) for peer in group.peers], [])
-        heard()
+        received()
         sent.wait()
         if mine is not None and all(has.values()):
             group.carry_by(mine)
@@ -566,7 +566,7 @@ class Forming:
             group._errands.run(mine.abort, Signal())
         log.warning("generation %d exchanges by gloo: NCCL is not there: %s", self._generation, why or "not on all ranks")
 
-    def _hear(self, group: Group, making: _nccl.Making, has: dict[int, bool]) -> None:
+    def _receive(self, group: Group, making: _nccl.Making, has: dict[int, bool]) -> None:
         """In a thread of its own, told by each peer whether it has a communicator. NCCL would wait for one that has none, so who still
         makes its own gives up then. Each rank asks its next ones first, so that whoever waits hears of it from one that waits no more."""
         said = torch.zeros(1, dtype=torch.float32, device="cpu")

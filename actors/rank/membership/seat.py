@@ -88,7 +88,7 @@ class Seat:
             moves.HoldStill: self._hold_still,
             moves.Promise: self._promise,
         }
-        client.on_messages = self._hear
+        client.on_messages = self._receive_instructions
 
     def serve(self, state: TrackedState, engine: Engine, total: int, resharding: Resharding | None = None) -> None:
         """What is given to newcomers, and taken from donors; ``resharding`` of what is spread over all."""
@@ -163,7 +163,7 @@ class Seat:
             finally:
                 self._obey()
 
-    def _hear(self, messages: Sequence[Instruction]) -> None:
+    def _receive_instructions(self, messages: Sequence[Instruction]) -> None:
         """From the listening thread."""
         with self._client.lock:
             self.choreography.hear(*messages)
@@ -180,9 +180,9 @@ class Seat:
         match order:
             case Form(view):
                 self._groups[view.generation] = self._form(view)
-            case Settle(sitting):
-                name = f"fleet-settle-{sitting.view.generation}"
-                self._settling[sitting.view.generation] = thread = threading.Thread(target=self._settle, args=(sitting,), name=name)
+            case Settle(joining):
+                name = f"fleet-settle-{joining.view.generation}"
+                self._settling[joining.view.generation] = thread = threading.Thread(target=self._settle, args=(joining,), name=name)
                 thread.start()
             case Drop(generation, parting):
                 self._drop(generation, parting)
@@ -207,9 +207,9 @@ class Seat:
             cores=self._cores,
         )
 
-    def _settle(self, sitting: Sitting) -> None:
+    def _settle(self, joining: Sitting) -> None:
         """In a thread of its own."""
-        steps = self.choreography.settle(sitting)
+        steps = self.choreography.settle(joining)
         try:
             self.carry(steps)
         finally:
@@ -332,7 +332,7 @@ class Seat:
         engine.reset()
         numbers = torch.empty(3, dtype=torch.int64, device="cpu")
         group.recv(numbers, donor)
-        lineage, step, trained = numbers.tolist()
+        history, step, trained = numbers.tolist()
 
         def dirty() -> None:
             with self._client.lock:  # whoever has left has said what it holds
@@ -341,11 +341,11 @@ class Seat:
         def take() -> None:
             receive_state(group, donor, state, dirty)
             with self._client.lock:
-                self.choreography.received(view, StateId(lineage, step))
+                self.choreography.received(view, StateId(history, step))
             self._client.say()
 
         self._receives, self._transfer = True, Transfer(take, "fleet-take")
-        return Arriving(StateId(lineage, step), trained == engine.trained)
+        return Arriving(StateId(history, step), trained == engine.trained)
 
     def _load(self, move: moves.Load) -> tuple[str, list[torch.Tensor]]:
         """A memory may go while it is read, and a store may be away for a while: the coordinator will say from what to begin instead, or

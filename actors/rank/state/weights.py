@@ -98,7 +98,7 @@ def bring(modules: Mapping[str, nn.Module], weights: Weights | None, device: tor
     Raises:
         ConfigError: the weights are those of another model, or something on ``meta`` is in no file. It is named.
     """
-    readers = _brought(modules, weights, device, chunked) if weights is not None else {}
+    readers = _load(modules, weights, device, chunked) if weights is not None else {}
     for root, module in modules.items():
         for name, tensor in (*module.named_parameters(root), *module.named_buffers(root)):
             if tensor.is_meta and id(tensor) not in readers:
@@ -106,7 +106,7 @@ def bring(modules: Mapping[str, nn.Module], weights: Weights | None, device: tor
     return readers
 
 
-def _brought(modules: Mapping[str, nn.Module], weights: Weights, device: torch.device, chunked: bool) -> dict[int, Read]:
+def _load(modules: Mapping[str, nn.Module], weights: Weights, device: torch.device, chunked: bool) -> dict[int, Read]:
     readers: dict[int, Read] = {}
     for name, tensor in _matched(modules, weights).items():
         if chunked and isinstance(tensor, nn.Parameter) and tensor.requires_grad:

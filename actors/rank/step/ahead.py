@@ -42,7 +42,7 @@ class Ahead:
         self.into, self.coming, self.out, self.early = into, coming, out, early
         self._parameters, self._order, self._joined, self._collect = parameters, order, joined, collect
         self._countdown = Countdown(order, expected)
-        self._lends = not joined and all(left is not into for left, _ in coming.pairs)
+        self._shared = not joined and all(left is not into for left, _ in coming.pairs)
         self._given = 0
         self._marks: dict[int, tuple[torch.Tensor | None, int]] = {}
         self._written = [flat._version for flat in into.flats]
@@ -64,7 +64,7 @@ class Ahead:
     def _give(self) -> None:
         """The next bucket."""
         parameters, spans = self._order.portions[self._given]
-        if self._lends and self._written != [flat._version for flat in self.into.flats]:
+        if self._shared and self._written != [flat._version for flat in self.into.flats]:
             self._changed = True
             return
         with torch.no_grad():
@@ -80,13 +80,13 @@ class Ahead:
 
     def _mark(self, number: int, place: torch.Tensor) -> None:
         gradient = self._parameters[number].grad
-        if gradient is not None and self._lends:
+        if gradient is not None and self._shared:
             self._parameters[number].grad = gradient = place
-        self._marks[number] = gradient, 0 if gradient is None or self._lends else gradient._version
+        self._marks[number] = gradient, 0 if gradient is None or self._shared else gradient._version
 
     def _as_given(self) -> bool:
         """Whether all gradients are as they were when they were collected."""
-        if self._lends and self._written != [flat._version for flat in self.into.flats]:
+        if self._shared and self._written != [flat._version for flat in self.into.flats]:
             return False
         now = ((self._parameters[number].grad, mark) for number, mark in self._marks.items())
-        return all(found is gradient and (found is None or self._lends or found._version == version) for found, (gradient, version) in now)
+        return all(found is gradient and (found is None or self._shared or found._version == version) for found, (gradient, version) in now)

@@ -90,13 +90,13 @@ class Engine:
         self._before: tuple[float, float] | None = None
         self._side: SideChannel | None = None
         self._shares = self._whole = Shares((), ())
-        self._brought: list[list[int]] = []
+        self._contributed: list[list[int]] = []
         self.duties = Duties(settings.shards)
         self._rank = 0
-        self._lineage = -1  # of the view at hand
+        self._history = -1  # of the view at hand
         self._counted, self._divisor = [True] * settings.shards, 1.0  # of the step at hand: by shard, whether it has a weight
         self._early_us = 0  # when the last exchange began that did so beside a shard
-        self._told: list[tuple[Work, torch.Tensor]] = []  # memory of what is on its way to the peers
+        self._sent: list[tuple[Work, torch.Tensor]] = []  # memory of what is on its way to the peers
         self._promise: tuple[Group, tuple[int, ...]] | None = None
         self.losses: dict[int, float] = {}
         self.shard_weights = Weights(settings.shards)
@@ -201,9 +201,9 @@ class Engine:
         Without, this rank knows that it comes between steps.
         """
         self._group, self._view, self._rank = group, view, rank
-        if here.lineage != self._lineage:
+        if here.lineage != self._history:
             self._jumps.begin()
-        self._lineage = here.lineage
+        self._history = here.lineage
         if here != self._state or rank in view.receivers:
             self.reset()
         self._state = here
@@ -211,8 +211,8 @@ class Engine:
         self.log.begin_view()
         self._replicas.seat(view.generation, here, rank in view.receivers)
         self._whole = share([()] * group.size, view.ranges, self._shards)
-        brought, idle = self._brought_by_all(begun), view.idle if self.spares_newcomers else ()
-        self._share(share(brought, view.ranges, self._shards, idle, view.giver) if idle or any(brought) else self._whole)
+        contributed, idle = self._contributed_by_all(begun), view.idle if self.spares_newcomers else ()
+        self._share(share(contributed, view.ranges, self._shards, idle, view.giver) if idle or any(contributed) else self._whole)
         self._recheck.seat(view.generation, rank, here, rank in view.receivers, view.ranges, whole=self._shares is self._whole)
 
     @property
@@ -244,14 +244,14 @@ class Engine:
         From the thread that takes the seat while the loop computes. So whoever is done goes on with what was lost, and waits for nobody.
         """
         self._promise = group, shards
-        self._tell(group, group.peers, shards)
+        self._send_held(group, group.peers, shards)
 
-    def _tell(self, group: Group, peers: Sequence[int], shards: Collection[int]) -> None:
+    def _send_held(self, group: Group, peers: Sequence[int], shards: Collection[int]) -> None:
         mask = torch.zeros(self._shards, dtype=torch.uint8, device="cpu")
         mask[sorted(shards)] = 1
-        self._told = [*self._told[-1:], (group.start([(mask, peer) for peer in peers], [], Tag.HELD), mask)]
+        self._sent = [*self._sent[-1:], (group.start([(mask, peer) for peer in peers], [], Tag.HELD), mask)]
 
-    def _brought_by_all(self, begun: bool) -> list[frozenset[int]]:
+    def _contributed_by_all(self, begun: bool) -> list[frozenset[int]]:
         """By view rank, what it has or has promised of the step at hand. Receivers of the state have nothing, and nobody waits for them."""
         group, receivers = self._group, self._view.receivers
         promise, self._promise = self._promise, None
@@ -260,12 +260,12 @@ class Engine:
         else:
             mine = self._brings
             asking = group.peers if begun else [peer for peer in group.peers if peer in receivers]
-            self._tell(group, [] if self._rank in receivers else asking, mine)
+            self._send_held(group, [] if self._rank in receivers else asking, mine)
         masks = torch.zeros(group.size, self._shards, dtype=torch.uint8, device="cpu")
         givers = [peer for peer in group.peers if peer not in receivers] if begun else []
         group.start([], [(masks[peer], peer) for peer in givers], Tag.HELD).wait()
-        told = [frozenset(mask.nonzero().flatten().tolist()) for mask in masks]
-        return [frozenset(mine) if rank == self._rank else shards for rank, shards in enumerate(told)]
+        received = [frozenset(mask.nonzero().flatten().tolist()) for mask in masks]
+        return [frozenset(mine) if rank == self._rank else shards for rank, shards in enumerate(received)]
 
     @property
     def _brings(self) -> frozenset[int]:
@@ -284,8 +284,8 @@ class Engine:
         self._shares = shares
         self._reducer.bind(self._group, shares.leaves(self._shards))
         self._gradients.watch(self._reducer.beside)
-        self._brought = shares.brought(self._shards)
-        self.duties.deal(self._view.members, self._brought, self._rank)
+        self._contributed = shares.brought(self._shards)
+        self.duties.deal(self._view.members, self._contributed, self._rank)
         self._side, self._split_of = SideChannel(self._group), ()
 
     def begin(self, state: StateId) -> None:
@@ -315,9 +315,9 @@ class Engine:
         self._gradients.begin_step()
         self.shard_weights.begin()
         self._gradients.begin_shard()
-        due = self.due
-        if len(due) == 1 and not self._recheck.verifies and not self._to_change:
-            self._gradients.overlap(self._reducer, due[0])
+        assigned = self.due
+        if len(assigned) == 1 and not self._recheck.verifies and not self._to_change:
+            self._gradients.overlap(self._reducer, assigned[0])
             self._early_us = self._recorder.now_us()
 
     @property
@@ -391,10 +391,10 @@ class Engine:
         said = self._replicas.abstain() + self._recheck.look() if early else self._look(self._state)
         said += self._jumps.limits() + self.body.said()
         arrived_us = self._recorder.switch(STRAGGLER)
-        brings, most = self._brought[self._rank], max(map(len, self._brought))
-        losses, ahead = [self.losses[shard] for shard in brings], None if early else self._ahead()
+        contributed, most = self._contributed[self._rank], max(map(len, self._contributed))
+        losses, ahead = [self.losses[shard] for shard in contributed], None if early else self._ahead()
         said += [float(bool(self.log)), *bits.numbers_of(self._gradients.present, len(self.parameters))]
-        weighed = [*losses, *[0.0] * (most - len(losses)), *self.shard_weights.of(brings)]
+        weighed = [*losses, *[0.0] * (most - len(losses)), *self.shard_weights.of(contributed)]
         early_us = arrived_us if early or self._gradients.ahead is None else self._early_us
         first = self._head + 1 + bits.width(len(self.parameters))
         width = first + 2 * most
@@ -425,7 +425,7 @@ class Engine:
 
     def _by_shard(self, numbers: Sequence[Sequence[float]], first: int, most: int) -> tuple[list[float], tuple[float, ...]]:
         """(losses, weights) of all shards. Raises LoopError where some have a weight and others have none."""
-        where = [(shard, row, first + i) for row, shards in zip(numbers, self._brought, strict=True) for i, shard in enumerate(shards)]
+        where = [(shard, row, first + i) for row, shards in zip(numbers, self._contributed, strict=True) for i, shard in enumerate(shards)]
         losses, weights = {shard: row[at] for shard, row, at in where}, {shard: row[at + most] for shard, row, at in where}
         shards = range(self._shards)
         return [losses[shard] for shard in shards], agreed([weights[shard] for shard in shards])
@@ -440,8 +440,8 @@ class Engine:
 
     def _ahead(self) -> Before | None:
         """What is here of the others' gradients as this rank is done with its own."""
-        told = self._gradients.ahead or self._reducer.ahead()
-        return None if told is None else Before(*told, RECEIVED.total)
+        here = self._gradients.ahead or self._reducer.ahead()
+        return None if here is None else Before(*here, RECEIVED.total)
 
     def _exchanged(self, before: Before | None, early_us: int, arrived_us: int, arrivals_us: Sequence[int]) -> None:
         """The sum is here, and what is not hidden of its exchange began when the last rank was done with its shards."""
@@ -488,7 +488,7 @@ class Engine:
         return f"the largest loss of a shard is {self._largest:.4g} again, and the gradient's norm {self._norm:.4g}"
 
     def _owner(self, shard: int | None) -> int:
-        return next((rank for rank, shards in enumerate(self._brought) if shard in shards), -1)
+        return next((rank for rank, shards in enumerate(self._contributed) if shard in shards), -1)
 
     @property
     def testimony(self) -> Finding | None:

@@ -153,7 +153,7 @@ class GradientBuffers:
         own = weakref.ref(self)
 
         def hook_of(number: int) -> Callable[[torch.Tensor], None]:
-            return lambda _: _tell(own(), number)
+            return lambda _: _report(own(), number)
 
         watched = [(number, one) for number, one in enumerate(self.parameters) if one.requires_grad] if self._watched else []
         self._hooks = [one.register_post_accumulate_grad_hook(hook_of(number)) for number, one in watched]
@@ -566,6 +566,6 @@ class GradientBuffers:
                 )
 
 
-def _tell(gradients: GradientBuffers | None, number: int) -> None:
+def _report(gradients: GradientBuffers | None, number: int) -> None:
     if gradients is not None:
         gradients._came(number)

@@ -81,10 +81,10 @@ class Levels:
         self._mine = [part for part in parts if part.combiner == rank]
         self._theirs = [part for part in parts if part.combiner != rank]
         self._afar = {other: plan.parts(other, rank) for other in range(len(plan.hosts)) if other != host}
-        self._brought, (self._joins, self._joined) = plan.brought(host), plan.combined(host)
+        self._contributed, (self._joins, self._joined) = plan.brought(host), plan.combined(host)
         self._owned = plan.owned(host)
         self.additions, _ = join([leaf.block for leaf in self._owned], plan.shards)
-        arriving = sum(leaf.rank != rank for leaf in self._brought)
+        arriving = sum(leaf.rank != rank for leaf in self._contributed)
         self.count = sum(leaf.rank != rank for leaf in self._owned) + len(self._mine) * arriving
 
     def room_bytes(self, bucket: Chunked, flats: Flats) -> int:
@@ -100,8 +100,8 @@ class Levels:
 
     def give(self, group: Group, number: int, bucket: Chunked, local: Sequence[Flats]) -> None:
         """Send the peers on this host what they combine of this rank's own sums."""
-        gifts = [(piece(bucket.chunk(flats, part.owner), part), part.combiner) for part in self._theirs for flats in local]
-        bucket.leveled.given = group.start(gifts, [], bucket_gathered(number))
+        contributions = [(piece(bucket.chunk(flats, part.owner), part), part.combiner) for part in self._theirs for flats in local]
+        bucket.leveled.given = group.start(contributions, [], bucket_gathered(number))
 
     def make_room(self, bucket: Chunked, like: Flats, rooms: Iterator[torch.Tensor]) -> list[Transfer]:
         """Of ``rooms`` one for each partial sum that comes. Gives what is to be received of this rank's own chunk."""
@@ -115,7 +115,7 @@ class Levels:
         more.gathered, more.asked = [], []
         for part in self._mine:
             wanted = piece(bucket.chunk(like, part.owner), part)
-            arriving = [(_like(next(rooms), wanted), leaf.rank) for leaf in self._brought if leaf.rank != self._rank]
+            arriving = [(_like(next(rooms), wanted), leaf.rank) for leaf in self._contributed if leaf.rank != self._rank]
             more.gathered.append([buffer for buffer, _ in arriving])
             more.asked += arriving
         return receives
@@ -141,8 +141,8 @@ class Levels:
         for part, gathered in zip(self._mine, bucket.leveled.gathered, strict=True):
             coming = iter(gathered)
             own = [piece(bucket.chunk(flats, part.owner), part) for flats in local]
-            arrived = [leaf.rank != self._rank for leaf in self._brought]
-            leaves = [next(coming) if one else own[leaf.number] for one, leaf in zip(arrived, self._brought, strict=True)]
+            arrived = [leaf.rank != self._rank for leaf in self._contributed]
+            leaves = [next(coming) if one else own[leaf.number] for one, leaf in zip(arrived, self._contributed, strict=True)]
             add_in_place(leaves, arrived, self._joins)
             crossing += [(leaves[index], part.owner) for index in self._joined]
         return crossing
@@ -178,8 +178,8 @@ class Levels:
             group.complete([more.crossing])
             return []
         more.returning.arrived()
-        gifts = [(piece(bucket.chunk(out, part.owner), part), peer) for part in self._mine for peer in self._near]
-        return [more.crossing, group.start(gifts, [], bucket_back(number))]
+        transfers = [(piece(bucket.chunk(out, part.owner), part), peer) for part in self._mine for peer in self._near]
+        return [more.crossing, group.start(transfers, [], bucket_back(number))]
 
 
 def _like(room: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

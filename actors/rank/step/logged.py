@@ -29,7 +29,7 @@ class ShardLog:
         self._every_us = max(EVERY_US, world * 1_000_000 // RANKS_A_SECOND)
         self._now: dict[int, dict[str, SupportsFloat]] = {}
         self._before: tuple[Mapping[int, float], Mapping[int, Mapping[str, SupportsFloat]]] = {}, {}
-        self._told_us: float | None = None
+        self._reported_us: float | None = None
         self.some = self.due = False
 
     def __bool__(self) -> bool:
@@ -47,13 +47,13 @@ class ShardLog:
 
     def begin_view(self) -> None:
         """Its first step is told: so its ranks go on alike."""
-        self._told_us = None
+        self._reported_us = None
 
     def look(self, first_us: float, *, some: bool) -> None:
         """A step was summed; the first rank came to it at ``first_us``. ``some``: a rank has logged something. All ranks find alike."""
-        self.some, self.due = some, self._told_us is None or first_us - self._told_us >= self._every_us
+        self.some, self.due = some, self._reported_us is None or first_us - self._reported_us >= self._every_us
         if self.due:
-            self._told_us = first_us
+            self._reported_us = first_us
 
     def take(self, weights: Mapping[int, float]) -> None:
         """The step is taken. ``weights``: of the shards that this rank has computed of it."""

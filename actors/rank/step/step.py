@@ -111,7 +111,7 @@ class Step:
         if loop.rehearsing:
             loop.rehearsed = feed, batch_size
         elif loop.rank == 0:
-            self._tell_data(feed, batch_size)
+            self._report_data(feed, batch_size)
         now = [(self.number, shard) for shard in self.shards + self._engine.checks]
         feed.expect(now + [(self.number + 1, shard) for shard in self._engine.next_due])
         while pending := self._pending():
@@ -133,11 +133,11 @@ class Step:
 
     def _pending(self) -> tuple[int, ...]:
         """What this attempt has yet to compute. When a rank is lost meanwhile, some of its shards may come to it."""
-        due = self._engine.due
-        self.shards += tuple(shard for shard in due if shard not in self.shards)
-        return due
+        assigned = self._engine.due
+        self.shards += tuple(shard for shard in assigned if shard not in self.shards)
+        return assigned
 
-    def _tell_data(self, feed: Feed, batch_size: int) -> None:
+    def _report_data(self, feed: Feed, batch_size: int) -> None:
         """Once for each data set in each history, not in every step: up to three samples are read for it."""
         here = self._loop.client.protocol.state
         if not self._loop.told.is_news(feed, batch_size, here.lineage if here is not None else -1):
@@ -182,10 +182,10 @@ class Step:
         """
         if self.shard < 0:
             raise LoopError("step.backward() belongs inside `for batch in step.batches(...)`")
-        told = None if weight is None else float(weight)
-        begin = self._engine.scaled(loss, told)
+        given = None if weight is None else float(weight)
+        begin = self._engine.scaled(loss, given)
         value = float(loss.detach()) if begin is not None else 0.0
-        share = 1.0 if told is None else told / self._engine.shard_weights.unit
+        share = 1.0 if given is None else given / self._engine.shard_weights.unit
         self.losses[self.shard] = self.losses.get(self.shard, 0.0) + value * share
         if begin is not None:
             begin.backward()

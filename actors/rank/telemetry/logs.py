@@ -42,7 +42,7 @@ class RankLog:
     def __init__(self, path: Path, most_bytes: int = MOST_BYTES) -> None:
         self._path, self._most_bytes = path, most_bytes
         self.on_dropped: Callable[[int, str], object] = lambda dropped_bytes, reason: None
-        self._dropped_bytes = self._told_bytes = self._unsaid_bytes = 0
+        self._dropped_bytes = self._reported_bytes = self._unsaid_bytes = 0
         self._why, self._since_look = "", LOOK_BYTES
         self._before = sys.stdout, sys.stderr
         self._saved: list[int] = []
@@ -100,15 +100,15 @@ class RankLog:
         self._why = why
         return len(data)
 
-    def _tell(self) -> None:
-        if self._dropped_bytes > self._told_bytes:
-            self._told_bytes = self._dropped_bytes
+    def _report(self) -> None:
+        if self._dropped_bytes > self._reported_bytes:
+            self._reported_bytes = self._dropped_bytes
             self.on_dropped(self._dropped_bytes, self._why)
 
     def limit(self) -> None:
         """Begin a new file when this one has grown too long; the one before the last is dropped, and the new one says so. Cheap."""
-        if not self._told_bytes:
-            self._tell()
+        if not self._reported_bytes:
+            self._report()
         with self._lock:
             if self._saved and os.fstat(self._file).st_size >= self._most_bytes:
                 try:
@@ -129,7 +129,7 @@ class RankLog:
 
     def close(self) -> None:
         """The streams and ``logging`` lead to where they led before."""
-        self._tell()
+        self._report()
         with self._lock:
             if self._saved:
                 self._restore()

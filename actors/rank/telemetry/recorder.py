@@ -176,8 +176,8 @@ class RingReader:
         return rows
 
     def _row(self, index: int) -> Row:
-        at_us, step, generation, lineage, code = ROW.unpack_from(self._map, HEADER_BYTES + (index % CAPACITY) * ROW.size)
-        return Row(at_us, step, generation, lineage, code.decode())
+        at_us, step, generation, history, code = ROW.unpack_from(self._map, HEADER_BYTES + (index % CAPACITY) * ROW.size)
+        return Row(at_us, step, generation, history, code.decode())
 
     def last(self, but: str = "") -> Row | None:
         """The newest row that says what the rank does, and is not ``but``; drained or not: of the last few, as others are marks."""

@@ -62,13 +62,13 @@ class SpanBuilder:
 
 class _Draft:
     def __init__(self, first: Row) -> None:
-        self.generation, self.lineage, self.step, self.start_us = first.generation, first.lineage, first.step, first.at_us
+        self.generation, self.history, self.step, self.start_us = first.generation, first.lineage, first.step, first.at_us
         self.next_step = first.step
         self.durations: list[int] = []
         self.codes: list[str] = []
 
     def takes(self, row: Row) -> bool:
-        return (row.generation, row.lineage, row.step) == (self.generation, self.lineage, self.next_step)
+        return (row.generation, row.lineage, row.step) == (self.generation, self.history, self.next_step)
 
     def span(self, code: str, duration_us: int) -> None:
         self.codes.append(code)
@@ -80,4 +80,4 @@ class _Draft:
         self.next_step += code == COMMIT
 
     def record(self, member: Member) -> Spans:
-        return Spans(member, self.generation, self.lineage, self.step, self.start_us, tuple(self.durations), "".join(self.codes))
+        return Spans(member, self.generation, self.history, self.step, self.start_us, tuple(self.durations), "".join(self.codes))

@@ -184,7 +184,7 @@ def _plainly(value: Any, depth: int, above: set[int]) -> Any:
         return inner(state)
     if dataclasses.is_dataclass(value) or isinstance(getattr(value, "__dict__", None), dict):
         return [type(value).__qualname__, inner({} if _is_ours(type(value)) else dict(_own(vars(value))))]
-    return type(value).__qualname__ if " at 0x" in (told := repr(value)) else told
+    return type(value).__qualname__ if " at 0x" in (text := repr(value)) else text
 
 
 def _is_no_memory(value: torch.Tensor | np.ndarray[Any, Any]) -> bool:

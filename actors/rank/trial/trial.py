@@ -59,8 +59,8 @@ class TrialEngine(Engine):
     @property
     def due(self) -> tuple[int, ...]:
         """See :class:`Engine`."""
-        due = super().due
-        return due[::-1] if self.backwards else due
+        assigned = super().due
+        return assigned[::-1] if self.backwards else assigned
 
     def begin_shard(self, shard: int) -> None:
         """See :class:`Engine`."""

@@ -94,13 +94,13 @@ class Replicas:
         """All ranks' numbers, in order. Raises StatesDiffer; the step must not be applied then."""
         if not self.width or len(rows) < 2:
             return
-        told = [row for row in rows if row[1]]
-        self._again = len(told) < len(rows)  # the next step is the first for some, and all look at the same then
-        comparable = len({row[1] for row in told}) == 1  # else they do not speak of the same part, for one step
-        if comparable and self._replica_check.differ([row[2] for row in told]):
+        reported = [row for row in rows if row[1]]
+        self._again = len(reported) < len(rows)  # the next step is the first for some, and all look at the same then
+        comparable = len({row[1] for row in reported}) == 1  # else they do not speak of the same part, for one step
+        if comparable and self._replica_check.differ([row[2] for row in reported]):
             raise StatesDiffer("the ranks do not hold the same weights", self._replica_check.generation)
         self._replica_check.open = None
-        parts = int(max(max(row[0], row[1]) for row in told))
+        parts = int(max(max(row[0], row[1]) for row in reported))
         if parts != self._replica_check.parts:
             self._replica_check.cut(parts)
 
@@ -120,10 +120,10 @@ class Replicas:
         if len(self._steps_s) < SAMPLES or len(self._costs_s) < SAMPLES:
             return self._replica_check.parts
         needed = statistics.median(self._costs_s) / (self._budget * statistics.median(self._steps_s))
-        wish = self._replica_check.parts
-        while wish < needed and wish < MOST_PARTS:
-            wish *= 2
-        return wish
+        wanted = self._replica_check.parts
+        while wanted < needed and wanted < MOST_PARTS:
+            wanted *= 2
+        return wanted
 
     def _refresh(self, step: int) -> None:
         found = xxhash.xxh3_64()

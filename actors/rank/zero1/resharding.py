@@ -36,11 +36,11 @@ from fleet.protocol.types import StateId, View
 
 def exchange_claims(group: Group, mine: Claim) -> list[Claim]:
     """Every member's claim, by view rank. Raises GroupBroken."""
-    lineage, step = (mine.state.lineage, mine.state.step) if mine.state is not None else (-1, -1)
-    told = runs(mine.chunks)
-    flags = [lineage, step, mine.ready, mine.factor, mine.complete, mine.node, len(told)]
+    history, step = (mine.state.lineage, mine.state.step) if mine.state is not None else (-1, -1)
+    claimed = runs(mine.chunks)
+    flags = [history, step, mine.ready, mine.factor, mine.complete, mine.node, len(claimed)]
     row = torch.zeros(len(flags) + RUN_NUMBERS * MOST_RUNS, dtype=torch.float64, device="cpu")
-    numbers = [*map(float, flags), *(float(number) for run in told for number in run)]
+    numbers = [*map(float, flags), *(float(number) for run in claimed for number in run)]
     row[: len(numbers)] = torch.tensor(numbers, dtype=torch.float64, device="cpu")
     rows = torch.empty(group.size, len(row), dtype=torch.float64, device="cpu")
     group.all_gather(rows, row, Tag.CLAIM)
@@ -48,11 +48,11 @@ def exchange_claims(group: Group, mine: Claim) -> list[Claim]:
 
 
 def _claim(row: list[float]) -> Claim:
-    lineage, step, ready, factor, complete, node, count = row[:7]
+    history, step, ready, factor, complete, node, count = row[:7]
     numbers = list(map(int, row[7:]))
-    told = [Run(*numbers[start : start + RUN_NUMBERS]) for start in range(0, RUN_NUMBERS * int(count), RUN_NUMBERS)]
-    state = StateId(int(lineage), int(step)) if step >= 0 else None
-    return Claim(state, bool(ready), factor, bool(complete), int(node), chunks_of(told))
+    claimed = [Run(*numbers[start : start + RUN_NUMBERS]) for start in range(0, RUN_NUMBERS * int(count), RUN_NUMBERS)]
+    state = StateId(int(history), int(step)) if step >= 0 else None
+    return Claim(state, bool(ready), factor, bool(complete), int(node), chunks_of(claimed))
 
 
 class Resharding:

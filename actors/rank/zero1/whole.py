@@ -46,9 +46,9 @@ class ShardedTensors(WholeTensors):
         whole = {**modules, self._name: {"param_groups": packed_groups(chunks), "state": stand_ins}}
         skeleton, tensors, volatile = self.state.flat(whole)
         held = [index for index, tensor in enumerate(tensors) if not tensor.is_meta]
-        dealt = slices([tensors[index] for index in held], self.count)[self.index]
-        self._places = [(held[number], offsets, shape) for number, _, offsets, shape in dealt]
-        parts = [part for _, part, _, _ in dealt]
+        assigned = slices([tensors[index] for index in held], self.count)[self.index]
+        self._places = [(held[number], offsets, shape) for number, _, offsets, shape in assigned]
+        parts = [part for _, part, _, _ in assigned]
         names = list(self._absent(modules, stand_ins).values())
         for index, (number, name) in zip([index for index, tensor in enumerate(tensors) if tensor.is_meta], names, strict=True):
             for offsets, part in _own(chunks, number, name, (self.count, self.index)):
