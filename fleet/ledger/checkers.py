@@ -355,8 +355,8 @@ class CommitsExact(Checker):
         match record:
             case Spans():
                 self._spans(record)
-            case LineageBegun(lineage=lineage, from_state=start):
-                self._base[lineage] = self._newest[lineage] = start.step
+            case LineageBegun(lineage=history, from_state=start):
+                self._base[history] = self._newest[history] = start.step
             case Committed(state=state):
                 if state.step <= self._newest.get(state.lineage, -1) and state.step != self._base.get(state.lineage):
                     self._say(f"step {state.step} of lineage {state.lineage} was committed twice")

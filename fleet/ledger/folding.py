@@ -95,8 +95,8 @@ class _Reading:
                     self.samples.append((state, to_us(at_s), dict(self.points)))
             case ViewPublished(view=view, graceful=False):
                 self.views.append((view.generation, view.state.step))
-            case LineageBegun(lineage=lineage, from_state=start):
-                self.histories.append((lineage, start.step))
+            case LineageBegun(lineage=history, from_state=start):
+                self.histories.append((history, start.step))
             case CheckpointRecord(phase="durable", level=level, state=state) if level == STORE:
                 self.durable.append(state.step)
             case Measurement(name=name):

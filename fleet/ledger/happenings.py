@@ -172,7 +172,7 @@ class Teller:
                 yield from self._of_fault(record)
             case ProcessLost():
                 yield "-", self._of_loss(record), BAD
-            case LineageBegun(lineage=lineage, from_state=start, reason=reason) if lineage > 0:
+            case LineageBegun(lineage=history, from_state=start, reason=reason) if history > 0:
                 back = f", {self._step - start.step} are rolled back" if self._step > start.step else ""
                 self._step = start.step
                 yield "<", f"goes on from step {start.step}{back}: {reason}", BAD

@@ -83,12 +83,12 @@ class DataHistory:
                 said = configuration(config)
                 self.run, self.shards, self.origin = run, shards, str(said.get("origin", ""))
                 self.seed, self.is_plain = int(section(said, "settings").get("seed", 0)), PLAIN in said
-            case LineageBegun(lineage=lineage, from_state=start):
-                self._begun = [begun for begun in self._begun if begun[0] != lineage] + [(lineage, start.step)]
+            case LineageBegun(lineage=history, from_state=start):
+                self._begun = [begun for begun in self._begun if begun[0] != history] + [(history, start.step)]
             case Committed(state=state):
                 self._committed[state.lineage] = max(state.step, self._committed.get(state.lineage, 0))
-            case DataRead(lineage=lineage):
-                known = self._reads.setdefault(lineage, [])
+            case DataRead(lineage=history):
+                known = self._reads.setdefault(history, [])
                 known[:] = [read for read in known if read.step < record.step]
                 known.append(record)
             case DataFiles():
